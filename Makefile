@@ -1,0 +1,90 @@
+# Every target sets up what it needs in $(VENV); a machine needs only Python 3 and GNU make.
+
+PYTHON ?= python3
+# What to give pip when the environment has no torch yet. A torch that is there stays.
+TORCH ?= torch
+VENV ?= .venv
+EXTRAS ?= dev
+ARGS ?=
+
+# The oldest Python and torch there is support for.
+FLOOR_PYTHON ?= python3.8
+FLOOR_TORCH ?= torch==2.0.1
+
+PEERS := spikingjelly==2.0.0 loguru snntorch==1.0.0
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
+
+# An editable install knows the packages there were, so the stamp is named after them.
+empty :=
+packages := $(notdir $(patsubst %/__init__.py,%,$(wildcard backends/*/__init__.py)))
+INSTALLED := $(VENV)/.installed-$(subst $(empty) $(empty),+,$(strip $(EXTRAS) $(packages)))
+PEERS_INSTALLED := $(VENV)/.peers-installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check test-peers test-floor clean distclean
+
+help:
+	@echo 'make demo         train a spiking network on handwritten digits   ARGS="--backend torch"'
+	@echo 'make test         the tests that need no GPU and no other library ARGS="tests/unit -k lif"'
+	@echo 'make check        lint, format and types'
+	@echo 'make test-peers   compare with other libraries, which it installs'
+	@echo 'make test-floor   the tests on Python 3.8 and torch 2.0.1, the oldest supported'
+	@echo 'make setup        only set up $(VENV)'
+	@echo 'make clean        remove caches and build output (distclean: the environments too)'
+	@echo
+	@echo 'PYTHON=$(PYTHON)     the Python that $(VENV) is made from'
+	@echo 'TORCH=$(TORCH)        what pip installs where there is no torch yet, e.g. TORCH=torch==2.13.0'
+
+setup: $(INSTALLED)
+
+demo: $(INSTALLED)
+	@$(BIN)/python examples/digits.py $(ARGS)
+
+test: $(INSTALLED)
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(INSTALLED)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+test-peers: $(PEERS_INSTALLED)
+	@$(BIN)/python -m pytest -m peers tests/peers $(ARGS)
+
+test-floor:
+	@$(MAKE) --no-print-directory test VENV=.venv-floor EXTRAS=testing,train \
+	    PYTHON='$(FLOOR_PYTHON)' TORCH='$(FLOOR_TORCH)' ARGS='$(ARGS)'
+
+clean:
+	rm -rf build dist *.egg-info backends/*.egg-info .mypy_cache .pytest_cache .ruff_cache
+	find . -name '.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf .venv .venv-floor
+
+# ensurepip puts pip there last, so an environment without it was never finished.
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 8))' || \
+	    { echo '$(PYTHON) must be Python 3.8 or newer; name another: make PYTHON=python3.11'; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	    { echo '$(PYTHON) cannot make environments; on Debian and Ubuntu: apt install python3-venv'; exit 1; }
+	@echo 'Making $(VENV) from $(PYTHON)'
+	@$(PYTHON) -m venv --clear $(VENV)
+
+# torch goes first, and the rest may not change it: a second torch costs gigabytes.
+$(INSTALLED): pyproject.toml | $(BIN)/pip
+	@$(BIN)/python -c 'from importlib.metadata import version; version("torch")' 2>/dev/null || \
+	    { echo 'Installing $(TORCH) (some minutes the first time)'; $(PIP) install '$(TORCH)'; }
+	@$(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' > $(VENV)/torch.txt
+	@echo 'Installing spikecore[$(EXTRAS)]'
+	@$(PIP) install --constraint $(VENV)/torch.txt --editable '.[$(EXTRAS)]'
+	@rm -f $(VENV)/.installed-*
+	@touch $@
+
+# Without their dependencies, which would bring packages these comparisons never use.
+$(PEERS_INSTALLED): Makefile $(INSTALLED)
+	@echo 'Installing $(PEERS)'
+	@$(PIP) install --no-deps $(PEERS)
+	@touch $@
