@@ -1,0 +1,191 @@
+"""What ``dynamics`` sees: values that record.
+
+An :class:`Expr` is a node with Python's operators. What Python cannot record raises :class:`TraceError`, with the line
+of the definition that did it and what to write instead.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from numbers import Real
+from types import FrameType
+from typing import Any, Callable, NoReturn, Optional
+
+import numpy as np
+import torch
+
+from spikecore.lang.node import CHOICE, LOGIC, Attribute, Node, const
+
+
+class TraceError(TypeError):
+    """A definition uses something the language does not have, or misses something it needs."""
+
+
+#: Frames of these are never the user's: the language itself, the shell that calls it, torch and NumPy.
+_NOT_USER = (
+    *(os.path.dirname(os.path.abspath(path)) + os.sep for path in (__file__, torch.__file__, np.__file__)),
+    os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "neuron.py"),
+)
+
+
+def here() -> str:
+    """`` at file.py:12 (`source line`)``: the line of the definition that is being traced, or nothing if unknown."""
+    frame: Optional[FrameType] = sys._getframe(1)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not path.startswith(_NOT_USER):
+            line = linecache.getline(path, frame.f_lineno).strip()
+            return f" at {os.path.basename(path)}:{frame.f_lineno}" + (f" (`{line}`)" if line else "")
+        frame = frame.f_back
+    return ""
+
+
+def make(op: str, *args: Node, attr: Attribute = None) -> Node:
+    """A node of an operation; raises :class:`TraceError` where a truth value stands for a number, or the reverse."""
+    wants_bool = (True, False, False) if op == CHOICE else (op in LOGIC,) * len(args)
+    for arg, wanted in zip(args, wants_bool):
+        if arg.is_bool != wanted:
+            got, way_out = (
+                ("a comparison", "turn it into a number with sc.ops.where(comparison, 1.0, 0.0)")
+                if arg.is_bool
+                else ("a number", "compare it with something first, as in v > 0")
+            )
+            raise TraceError(f"{op} got {got} ({arg!r}){here()}; {way_out}")
+    return Node(op, args, attr)
+
+
+def lift(value: Any, role: str = "value") -> Node:
+    """The node of a traced value or a Python number; anything else raises :class:`TraceError`."""
+    if isinstance(value, Expr):
+        return value.node
+    if type(value) is not bool and isinstance(value, Real):
+        return const(float(value))
+    kind = type(value).__name__
+    way_out = (
+        "declare it as a parameter of the neuron"
+        if kind in ("Tensor", "Parameter", "ndarray")
+        else "use traced values and Python numbers only"
+    )
+    raise TraceError(f"a {kind} is not part of the language as {role}{here()}; {way_out}")
+
+
+def _binary(op: str, swap: bool = False) -> Callable[[Expr, Any], Expr]:
+    def method(self: Expr, other: Any) -> Expr:
+        left, right = self.node, lift(other, f"operand of {op}")
+        return Expr(make(op, right, left) if swap else make(op, left, right))
+
+    return method
+
+
+def _refuse(what: str, way_out: str) -> Callable[..., NoReturn]:
+    def method(self: Expr, *_: Any, **__: Any) -> NoReturn:
+        raise TraceError(f"{what} is not part of the language{here()}; {way_out}")
+
+    return method
+
+
+_SEE_OPS = "see sc.ops for what there is"
+
+#: NumPy's name of an operator -> ours.
+_UFUNCS = {
+    "add": "add",
+    "subtract": "sub",
+    "multiply": "mul",
+    "divide": "div",
+    "true_divide": "div",
+    "power": "power",
+    "greater_equal": "ge",
+    "greater": "gt",
+    "less_equal": "le",
+    "less": "lt",
+    "equal": "eq",
+    "not_equal": "ne",
+}
+
+
+class Expr:
+    """A traced value: a node with Python's operators. Its value is not known while a definition is traced."""
+
+    __slots__ = ("node",)
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def __repr__(self) -> str:
+        return f"Expr({self.node!r})"
+
+    __add__, __radd__ = _binary("add"), _binary("add", swap=True)
+    __sub__, __rsub__ = _binary("sub"), _binary("sub", swap=True)
+    __mul__, __rmul__ = _binary("mul"), _binary("mul", swap=True)
+    __truediv__, __rtruediv__ = _binary("div"), _binary("div", swap=True)
+    __pow__, __rpow__ = _binary("power"), _binary("power", swap=True)
+    __ge__, __gt__, __le__, __lt__ = _binary("ge"), _binary("gt"), _binary("le"), _binary("lt")
+    __eq__, __ne__ = _binary("eq"), _binary("ne")  # type: ignore[assignment]  # comparisons are values here
+    __and__, __rand__ = _binary("and"), _binary("and", swap=True)
+    __or__, __ror__ = _binary("or"), _binary("or", swap=True)
+    __hash__ = object.__hash__
+
+    def __neg__(self) -> Expr:
+        return Expr(make("neg", self.node))
+
+    def __pos__(self) -> Expr:
+        return self
+
+    def __invert__(self) -> Expr:
+        return Expr(make("not", self.node))
+
+    def __abs__(self) -> Expr:
+        return Expr(make("abs", self.node))
+
+    def __round__(self, digits: Optional[int] = None) -> Expr:
+        if digits is not None:
+            raise TraceError(f"round to {digits} digits is not part of the language{here()}; round to a whole number")
+        return Expr(make("round", self.node))
+
+    __bool__ = _refuse(
+        "a Python decision (`if`, `and`, `or`, `not`, `min`, `max`) on a traced value",
+        "its value is not known here: choose with sc.ops.where(condition, a, b), combine with & | ~, "
+        "or use sc.ops.minimum and sc.ops.maximum",
+    )
+    __float__ = __int__ = __index__ = __complex__ = _refuse(
+        "turning a traced value into a Python number (`float`, `int`, `math.*`)",
+        "its value is not known here: use the functions of sc.ops",
+    )
+    __iter__ = __len__ = __getitem__ = __contains__ = _refuse(
+        "indexing or iterating a traced value", "it stands for one number per neuron"
+    )
+    __mod__ = __rmod__ = _refuse("the operator %", _SEE_OPS)
+    __floordiv__ = __rfloordiv__ = _refuse("the operator //", "write sc.ops.floor(a / b)")
+    __matmul__ = __rmatmul__ = _refuse("the operator @", "put a layer before the neuron")
+    __xor__ = __rxor__ = _refuse("the operator ^", "write (a & ~b) | (~a & b)")
+    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _refuse("a shift operator", _SEE_OPS)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise TraceError(f"the method .{name} is not part of the language{here()}; {_SEE_OPS}")
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        # NumPy takes over when its scalar stands on the left, as in np.sqrt(2.0) * x
+        operator = _UFUNCS.get(ufunc.__name__)
+        if operator is None or method != "__call__" or kwargs:
+            raise TraceError(f"numpy.{ufunc.__name__} is not part of the language{here()}; {_SEE_OPS}")
+        left, right = (lift(value, f"operand of {operator}") for value in inputs)
+        return Expr(make(operator, left, right))
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        from spikecore.lang import ops
+
+        name = getattr(func, "__name__", str(func))
+        for arg in args:
+            if not isinstance(arg, Expr) and hasattr(arg, "__torch_function__"):
+                lift(arg, f"argument of torch.{name}")
+        # a dunder is the operator; a trailing underscore alone would promise to work in place
+        function = ops.FROM_TORCH.get(name[2:-2] if name.startswith("__") else name)
+        if function is None or kwargs:
+            extra = f" with {', '.join(kwargs)}" if kwargs else ""
+            raise TraceError(f"torch.{name}{extra} is not part of the language{here()}; {_SEE_OPS}")
+        return function(*args)

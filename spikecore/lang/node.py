@@ -1,0 +1,171 @@
+"""The nodes of the expression language.
+
+Rules of this module:
+
+- A :class:`Node` is immutable and *is* its content: two nodes with the same operation, arguments and attribute are
+  equal and have the same key, so a graph shares equal subexpressions by construction.
+- Nothing is simplified, reordered or folded. The graph says what was written.
+- A value is a number or a truth value; one never stands for the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Dict, Iterable, NoReturn, Set, Tuple, Union
+
+#: Leaves: op name -> what its attribute is.
+LEAVES = {
+    "const": "value",
+    "input": "name of an input",
+    "state": "name of a state, its value at the start of the step",
+    "param": "name of a parameter",
+    "argument": "the potential minus threshold that a surrogate derivative is written in",
+    "out_grad": "index of an output whose cotangent this is",
+    "next_grad": "name of a state whose cotangent at the end of the step this is",
+}
+
+#: Operations on numbers that give a number: op name -> number of arguments.
+ARITHMETIC = {
+    "add": 2,
+    "sub": 2,
+    "mul": 2,
+    "div": 2,
+    "neg": 1,
+    "exp": 1,
+    "log": 1,
+    "sqrt": 1,
+    "sin": 1,
+    "cos": 1,
+    "tanh": 1,
+    "sigmoid": 1,
+    "atan": 1,
+    "abs": 1,
+    "sign": 1,
+    "floor": 1,
+    "round": 1,
+    "power": 2,
+    "minimum": 2,
+    "maximum": 2,
+    "clamp": 3,
+    "select": 3,
+    "detach": 1,
+    "spike": 1,
+}
+#: Comparisons: two numbers give a truth value.
+COMPARISONS = ("ge", "gt", "le", "lt", "eq", "ne")
+#: Truth values in, truth value out.
+LOGIC = {"and": 2, "or": 2, "not": 1}
+#: The choice by a truth value.
+CHOICE = "where"
+
+#: Every operation that is not a leaf.
+OPERATIONS = (*ARITHMETIC, *COMPARISONS, *LOGIC, CHOICE)
+
+_BOOLEAN = frozenset(COMPARISONS) | frozenset(LOGIC)
+
+
+class SpikeRule:
+    """How a spike node fires and what stands for its derivative.
+
+    ``strict`` fires on ``u > 0`` instead of ``u >= 0``; ``derivative`` is an expression in the leaf ``argument``.
+    The label is for people only and no part of the rule's identity.
+    """
+
+    __slots__ = ("derivative", "label", "strict")
+
+    def __init__(self, strict: bool, derivative: Node, label: str) -> None:
+        self.strict = strict
+        self.derivative = derivative
+        self.label = label
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return (SpikeRule, (self.strict, self.derivative, self.label))
+
+
+Attribute = Union[None, float, int, str, SpikeRule]
+
+
+def _attribute_bytes(attr: Attribute) -> bytes:
+    if isinstance(attr, SpikeRule):
+        return b"spike" + bytes([attr.strict]) + attr.derivative.key
+    if isinstance(attr, float):
+        # hex keeps the sign of zero apart and never rounds
+        return b"float" + attr.hex().encode()
+    return repr(attr).encode()
+
+
+class Node:
+    """One operation of a graph. Equality and hash are those of the whole expression below it."""
+
+    __slots__ = ("args", "attr", "key", "op")
+
+    op: str
+    args: Tuple[Node, ...]
+    attr: Attribute
+    key: bytes
+
+    def __init__(self, op: str, args: Tuple[Node, ...] = (), attr: Attribute = None) -> None:
+        digest = hashlib.blake2b(op.encode(), digest_size=16)
+        digest.update(b"(" + _attribute_bytes(attr))
+        for arg in args:
+            digest.update(arg.key)
+        for name, value in zip(("op", "args", "attr", "key"), (op, args, attr, digest.digest())):
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"a node never changes; {name!r} cannot be set")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Node) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return (Node, (self.op, self.args, self.attr))
+
+    def __repr__(self) -> str:
+        from spikecore.lang.render import TextPrinter
+
+        return TextPrinter().expression(self)
+
+    @property
+    def is_bool(self) -> bool:
+        """Whether the node is a truth value."""
+        return self.op in _BOOLEAN
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether the node has no arguments by nature."""
+        return self.op in LEAVES
+
+
+def const(value: Union[int, float]) -> Node:
+    """The node of a number."""
+    return Node("const", (), float(value))
+
+
+def topological(roots: Iterable[Node], known: Iterable[Node] = ()) -> Tuple[Node, ...]:
+    """Every node the roots need, arguments before users, in order of first need; ``known`` ones left out."""
+    order: Dict[Node, None] = {}
+    seen: Set[Node] = set(known)
+    for root in roots:
+        stack = [(root, False)]
+        while stack:
+            node, ready = stack.pop()
+            if ready:
+                order[node] = None
+            elif node not in seen:
+                seen.add(node)
+                stack.append((node, True))
+                stack.extend((arg, False) for arg in reversed(node.args))
+    return tuple(order)
+
+
+def substitute(root: Node, replace: Dict[Node, Node]) -> Node:
+    """The expression with every occurrence of the given nodes replaced."""
+    new = dict(replace)
+    for node in topological([root], known=replace):
+        args = tuple(new[arg] for arg in node.args)
+        new[node] = node if args == node.args else Node(node.op, args, node.attr)
+    return new[root]

@@ -1,0 +1,186 @@
+"""The functions of the language: ``sc.ops``.
+
+Each takes traced values, torch tensors or numbers. With a traced value among its arguments it records; with a tensor it
+computes, so that a definition can be called by hand; with numbers only it returns a number.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, Dict
+
+import torch
+
+from spikecore.lang import eager
+from spikecore.lang.expr import Expr, TraceError, here, lift, make
+from spikecore.lang.node import Node, SpikeRule
+
+if TYPE_CHECKING:
+    from spikecore.surrogate import Surrogate
+
+Value = Any
+
+
+def _apply(op: str, *args: Value) -> Value:
+    if any(isinstance(arg, Expr) for arg in args):
+        return Expr(make(op, *(lift(arg, f"argument of sc.ops.{op}") for arg in args)))
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    if not tensors:
+        values = [torch.as_tensor(arg, dtype=None if isinstance(arg, bool) else torch.float64) for arg in args]
+        return eager.TORCH[op](*values).item()
+    # numbers take the dtype of the floating-point tensors, or the default one beside a mask alone
+    floating = [arg for arg in tensors if arg.is_floating_point()]
+    dtype = floating[0].dtype if floating else torch.get_default_dtype()
+    full = tensors[0].new_tensor
+    return eager.TORCH[op](*(arg if isinstance(arg, torch.Tensor) else full(arg, dtype=dtype) for arg in args))
+
+
+def exp(x: Value) -> Value:
+    """e to the power ``x``."""
+    return _apply("exp", x)
+
+
+def log(x: Value) -> Value:
+    """Natural logarithm."""
+    return _apply("log", x)
+
+
+def sqrt(x: Value) -> Value:
+    """Square root; in float32 correctly rounded on every backend."""
+    return _apply("sqrt", x)
+
+
+def sin(x: Value) -> Value:
+    """Sine of ``x`` in radians."""
+    return _apply("sin", x)
+
+
+def cos(x: Value) -> Value:
+    """Cosine of ``x`` in radians."""
+    return _apply("cos", x)
+
+
+def tanh(x: Value) -> Value:
+    """Hyperbolic tangent."""
+    return _apply("tanh", x)
+
+
+def sigmoid(x: Value) -> Value:
+    """``1 / (1 + exp(-x))``."""
+    return _apply("sigmoid", x)
+
+
+def atan(x: Value) -> Value:
+    """Arc tangent, in radians."""
+    return _apply("atan", x)
+
+
+def abs(x: Value) -> Value:
+    """Absolute value; derivative 0 at 0."""
+    return _apply("abs", x)
+
+
+def sign(x: Value) -> Value:
+    """-1, 0 or 1; derivative 0."""
+    return _apply("sign", x)
+
+
+def floor(x: Value) -> Value:
+    """Largest whole number not above ``x``; derivative 0."""
+    return _apply("floor", x)
+
+
+def round(x: Value) -> Value:
+    """Nearest whole number, ties to even; derivative 0."""
+    return _apply("round", x)
+
+
+def power(x: Value, exponent: Value) -> Value:
+    """``x ** exponent``. For a square, ``x * x`` is exact on every backend and ``power`` is not."""
+    return _apply("power", x, exponent)
+
+
+def minimum(a: Value, b: Value) -> Value:
+    """The smaller one; a tie gives half the gradient to each. NaN if one is NaN."""
+    return _apply("minimum", a, b)
+
+
+def maximum(a: Value, b: Value) -> Value:
+    """The larger one; a tie gives half the gradient to each. NaN if one is NaN."""
+    return _apply("maximum", a, b)
+
+
+def clamp(x: Value, low: Value = float("-inf"), high: Value = float("inf")) -> Value:
+    """``min(max(x, low), high)``; derivative 1 within and at the bounds, 0 outside."""
+    return _apply("clamp", x, low, high)
+
+
+def where(condition: Value, a: Value, b: Value) -> Value:
+    """``a`` where the comparison holds, else ``b``; gradient to ``a`` and ``b`` only."""
+    return _apply("where", condition, a, b)
+
+
+def select(z: Value, a: Value, b: Value) -> Value:
+    """``a`` where the 0/1 spike ``z`` is 1, else ``b``, exactly; the gradient is that of ``z*a + (1-z)*b``."""
+    return _apply("select", z, a, b)
+
+
+def detach(x: Value) -> Value:
+    """The same value, through which no gradient flows."""
+    return _apply("detach", x)
+
+
+def spike(u: Value, surrogate: Surrogate, strict: bool = False) -> Value:
+    """1 where ``u >= 0`` (``u > 0`` if ``strict``), else 0; ``surrogate.derivative(u)`` is its derivative."""
+    derivative = lift(surrogate.derivative(Expr(Node("argument", (), "u"))), "surrogate derivative")
+    if derivative.is_bool:
+        raise TraceError(f"{surrogate!r}.derivative gives a comparison{here()}; return sc.ops.where(comparison, a, b)")
+    if not isinstance(u, (Expr, torch.Tensor)):
+        return float(u > 0 if strict else u >= 0)
+    rule = SpikeRule(strict, derivative, repr(surrogate))
+    return Expr(make("spike", u.node, attr=rule)) if isinstance(u, Expr) else eager.SpikeFunction(rule)(u)
+
+
+#: What ``torch.<name>(...)`` on a traced value records: torch's name -> our function.
+FROM_TORCH: Dict[str, Callable[..., Value]] = {
+    "exp": exp,
+    "log": log,
+    "sqrt": sqrt,
+    "sin": sin,
+    "cos": cos,
+    "tanh": tanh,
+    "sigmoid": sigmoid,
+    "atan": atan,
+    "arctan": atan,
+    "abs": abs,
+    "absolute": abs,
+    "sign": sign,
+    "floor": floor,
+    "round": round,
+    "pow": power,
+    "minimum": minimum,
+    "maximum": maximum,
+    "clamp": clamp,
+    "clip": clamp,
+    "where": where,
+    "detach": detach,
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "multiply": lambda a, b: a * b,
+    "div": lambda a, b: a / b,
+    "divide": lambda a, b: a / b,
+    "true_divide": lambda a, b: a / b,
+    "neg": lambda a: -a,
+    "negative": lambda a: -a,
+    "square": lambda a: a * a,
+    "reciprocal": lambda a: 1.0 / a,
+    "ge": lambda a, b: a >= b,
+    "gt": lambda a, b: a > b,
+    "le": lambda a, b: a <= b,
+    "lt": lambda a, b: a < b,
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+    "logical_and": lambda a, b: a & b,
+    "logical_or": lambda a, b: a | b,
+    "logical_not": lambda a: ~a,
+}

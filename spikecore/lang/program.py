@@ -1,0 +1,142 @@
+"""A traced neuron: the only thing a backend compiles.
+
+A :class:`Program` is a value. It is hashable by content (names of intermediate values do not count), pickles, prints as
+the equations it was traced from, and never changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Dict, Mapping, NamedTuple, Sequence, Tuple
+
+from spikecore.lang.node import Node, topological
+
+
+class Adjoint(NamedTuple):
+    """One step run backwards, as expressions in the step's leaves and its cotangents.
+
+    Leaves beside those of the program: ``out_grad`` (by output index) and ``next_grad`` (by state name). The backward
+    pass through time evaluates this from the last step to the first: ``states`` of one step is ``next_grad`` of the
+    step before, ``params`` is summed over steps.
+    """
+
+    #: Cotangent of each input at this step.
+    inputs: Tuple[Node, ...]
+    #: Cotangent of each state at the start of this step.
+    states: Tuple[Node, ...]
+    #: What this step adds to the cotangent of each wanted parameter.
+    params: Tuple[Node, ...]
+
+
+class Program:
+    """One step of a neuron, with what it starts from.
+
+    Attributes
+    ----------
+    name: the neuron's name, for people.
+    inputs, states, params: names, in the order in which a runner gets their values. ``params`` has those that are used.
+    outputs: one expression per output.
+    next: one expression per state, its value after the step.
+    rest: one per state, its initial value: a ``const`` or a ``param`` node.
+    labels: names that the definition gave to intermediate values.
+    """
+
+    __slots__ = ("inputs", "key", "labels", "name", "next", "outputs", "params", "rest", "states")
+
+    name: str
+    inputs: Tuple[str, ...]
+    states: Tuple[str, ...]
+    params: Tuple[str, ...]
+    outputs: Tuple[Node, ...]
+    next: Tuple[Node, ...]
+    rest: Tuple[Node, ...]
+    labels: Mapping[Node, str]
+    key: str
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        inputs: Sequence[str],
+        states: Sequence[str],
+        outputs: Sequence[Node],
+        next: Sequence[Node],
+        rest: Sequence[Node],
+        params: Sequence[str] = (),
+        labels: Mapping[Node, str] = {},  # never written to
+    ) -> None:
+        used = {node.attr for node in topological([*outputs, *next, *rest]) if node.op == "param"}
+        values: Dict[str, Any] = {
+            "name": name,
+            "inputs": tuple(inputs),
+            "states": tuple(states),
+            "params": tuple(p for p in params if p in used),
+            "outputs": tuple(outputs),
+            "next": tuple(next),
+            "rest": tuple(rest),
+            "labels": dict(labels),
+        }
+        digest = hashlib.blake2b(digest_size=16)
+        for names in (values["inputs"], values["states"], values["params"]):
+            digest.update(repr(names).encode())
+        for nodes in (values["outputs"], values["next"], values["rest"]):
+            digest.update(b"|")
+            for node in nodes:
+                digest.update(node.key)
+        for attribute, value in {**values, "key": digest.hexdigest()}.items():
+            object.__setattr__(self, attribute, value)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a program never changes; {name!r} cannot be set")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Program) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return (_restore, ({name: getattr(self, name) for name in self.__slots__ if name != "key"},))
+
+    def __repr__(self) -> str:
+        return f"<Program {self.name} {self.key[:8]}>"
+
+    def __str__(self) -> str:
+        from spikecore.lang.render import TextPrinter
+
+        return TextPrinter().program(self)
+
+    @property
+    def leaves(self) -> Tuple[Node, ...]:
+        """Input, state and parameter nodes, in the order of ``inputs + states + params``."""
+        return (
+            *(Node("input", (), name) for name in self.inputs),
+            *(Node("state", (), name) for name in self.states),
+            *(Node("param", (), name) for name in self.params),
+        )
+
+    @property
+    def nodes(self) -> Tuple[Node, ...]:
+        """Every node that the outputs and next states need, arguments first. Nothing else is ever computed."""
+        return topological([*self.outputs, *self.next])
+
+    def adjoint(self, learn: Sequence[str] = ()) -> Adjoint:
+        """The adjoint of one step, with the cotangents of the named parameters."""
+        from spikecore.lang.grad import adjoint
+
+        return adjoint(self, tuple(learn))
+
+
+def _restore(values: Dict[str, Any]) -> Program:
+    return Program(values.pop("name"), **values)
+
+
+def once(nodes: Sequence[Node]) -> Tuple[Node, ...]:
+    """Of these nodes (arguments first), the operations on parameters and constants alone: the same at every step."""
+    fixed = {node for node in nodes if node.op in ("param", "const")}
+    found = []
+    for node in nodes:
+        if node.args and all(arg in fixed for arg in node.args):
+            fixed.add(node)
+            found.append(node)
+    return tuple(found)

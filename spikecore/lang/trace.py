@@ -1,0 +1,163 @@
+"""From a definition to a :class:`~spikecore.lang.program.Program`: call ``dynamics`` once with values that record.
+
+The definition runs as plain Python, so an ``if`` on a configuration attribute picks a program. Everything that can be
+wrong with what it returns is said here, by name.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import namedtuple
+from types import CodeType, FrameType
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+
+from spikecore.lang.expr import Expr, TraceError, lift
+from spikecore.lang.node import Node, const, substitute, topological
+from spikecore.lang.program import Program
+
+
+class Names:
+    """Values by attribute: ``s.v``, ``p.tau``. An unknown name is an error that lists the known ones."""
+
+    def __init__(self, owner: str, kind: str, values: Mapping[str, Any]) -> None:
+        self._owner, self._kind, self._values = owner, kind, dict(values)
+
+    def __getattr__(self, name: str) -> Any:
+        values = self.__dict__.get("_values", {})
+        if name in values:
+            return values[name]
+        if name.startswith("__"):
+            raise AttributeError(name)
+        known = ", ".join(values) or "none"
+        raise TraceError(f"{self._owner} has no {self._kind} {name!r}; its {self._kind}s are: {known}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __repr__(self) -> str:
+        return f"{self._kind}s({', '.join(self._values)})"
+
+
+def input_values(names: Sequence[str], values: Sequence[Any]) -> Any:
+    """What ``dynamics`` gets as its input: the value itself, or a named tuple of several."""
+    if len(names) == 1:
+        return values[0]
+    return namedtuple("Inputs", names)(*values)
+
+
+def trace(
+    dynamics: Callable[..., Any],
+    *,
+    name: str,
+    inputs: Sequence[str],
+    states: Mapping[str, Union[float, str]],
+    params: Sequence[str],
+    detached: Sequence[str] = (),
+) -> Program:
+    """Record ``dynamics(x, s, p) -> (outputs, next_states)``.
+
+    ``states`` maps a name to its initial value, a number or the name of a parameter. In the next values of the states
+    named by ``detached``, spikes carry no gradient.
+    """
+    rest = [_rest(name, state, value, params) for state, value in states.items()]
+    leaves = [Node("input", (), i) for i in inputs]
+    x = input_values(inputs, [Expr(leaf) for leaf in leaves])
+    s = Names(name, "state", {state: Expr(Node("state", (), state)) for state in states})
+    p = Names(name, "parameter", {param: Expr(Node("param", (), param)) for param in params})
+    returned, local = _call_and_watch(dynamics, (x, s, p))
+    outputs, following = _outputs(name, returned), _next(name, returned, states)
+    following = [_detach_spikes(node) if state in detached else node for state, node in zip(states, following)]
+    return Program(
+        name,
+        inputs=inputs,
+        states=tuple(states),
+        params=params,
+        outputs=outputs,
+        next=following,
+        rest=rest,
+        labels=_labels(local, reserved={*inputs, *states, *params}),
+    )
+
+
+def _rest(owner: str, state: str, value: Union[float, str], params: Sequence[str]) -> Node:
+    if not isinstance(value, str):
+        return const(value)
+    if value not in params:
+        raise TraceError(
+            f"{owner}: the initial value of state {state!r} is {value!r}, which is no parameter; "
+            f"its parameters are: {', '.join(params) or 'none'}"
+        )
+    return Node("param", (), value)
+
+
+def _shape_of_return(owner: str) -> str:
+    return f"{owner}.dynamics must return (output, next states as a dict), or ((output, output, ...), dict)"
+
+
+def _outputs(owner: str, returned: Any) -> List[Node]:
+    if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)):
+        raise TraceError(f"{_shape_of_return(owner)}; it returned {returned!r}")
+    outputs = returned[0] if isinstance(returned[0], tuple) else (returned[0],)
+    if not outputs:
+        raise TraceError(f"{_shape_of_return(owner)}; it returned no output")
+    return [_number(owner, f"output {i}", value) for i, value in enumerate(outputs)]
+
+
+def _next(owner: str, returned: Any, states: Mapping[str, Any]) -> List[Node]:
+    following: Dict[str, Any] = returned[1]
+    missing = [state for state in states if state not in following]
+    if missing:
+        raise TraceError(
+            f"{owner}.dynamics returns no next value for state {', '.join(map(repr, missing))}; "
+            f"return one for each of: {', '.join(states)}"
+        )
+    unknown = [state for state in following if state not in states]
+    if unknown:
+        raise TraceError(
+            f"{owner}.dynamics returns a next value for {', '.join(map(repr, unknown))}, which is no state; "
+            f"its states are: {', '.join(states) or 'none'}"
+        )
+    return [_number(owner, f"the next {state}", following[state]) for state in states]
+
+
+def _number(owner: str, what: str, value: Any) -> Node:
+    node = lift(value, f"{what} of {owner}")
+    if node.is_bool:
+        raise TraceError(f"{what} of {owner} is a comparison ({node!r}); use sc.ops.where(comparison, 1.0, 0.0)")
+    return node
+
+
+def _detach_spikes(root: Node) -> Node:
+    spikes = [node for node in topological([root]) if node.op == "spike"]
+    return substitute(root, {spike: Node("detach", (spike,)) for spike in spikes})
+
+
+def _call_and_watch(function: Callable[..., Any], args: Tuple[Any, ...]) -> Tuple[Any, Mapping[str, Any]]:
+    """Call the function; also give back its local variables, whose names make generated code readable.
+
+    Names never change what is computed, so where a profiler is already running the call goes without them.
+    """
+    code: Optional[CodeType] = getattr(function, "__code__", None)
+    if code is None or sys.getprofile() is not None:
+        return function(*args), {}
+    local: Dict[str, Any] = {}
+
+    def watch(frame: FrameType, event: str, arg: Any) -> None:
+        if event == "return" and frame.f_code is code:
+            local.update(frame.f_locals)
+
+    sys.setprofile(watch)
+    try:
+        returned = function(*args)
+    finally:
+        sys.setprofile(None)
+    return returned, local
+
+
+def _labels(local: Mapping[str, Any], reserved: Any) -> Dict[Node, str]:
+    labels: Dict[Node, str] = {}
+    for name, value in local.items():
+        if isinstance(value, Expr) and value.node.args and value.node not in labels:
+            # a local that is called like the state it will become
+            labels[value.node] = f"{name}_next" if name in reserved else name
+    return labels

@@ -1,0 +1,239 @@
+"""The adjoint of one step, run backwards through time, is the gradient that autograd finds step by step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import spikecore as sc
+from spikecore.lang import Node, topological
+from spikecore.lang.eager import evaluate
+from spikecore.lang.node import const
+
+T, SHAPE = 6, (4, 3)
+
+
+class Gated(sc.Neuron):
+    """Two inputs, two outputs, three states; rules of every kind."""
+
+    inputs = ("x", "gate")
+    states = {"v": "start", "w": 0.25, "peak": 0.0}
+    params = {"tau": 2.0, "a": 0.5, "start": 0.1, "unused": 1.0}
+
+    def dynamics(self, inputs, s, p):
+        x, gate = inputs
+        open_ = sc.ops.sigmoid(gate * p.a)
+        h = s.v + (x - sc.ops.minimum(s.v, p.a * s.w)) / p.tau
+        z = self.spike(h - 1.0)
+        late = self.spike(h - s.peak, strict=True)
+        peak = sc.ops.maximum(s.peak, sc.ops.detach(h)) * 0.9
+        w = sc.ops.where((gate > 0.0) & (h < 2.0), s.w * open_, sc.ops.tanh(s.w - z) + sc.ops.clamp(x, -0.5, p.a))
+        return (z, open_ * h - late), {"v": sc.ops.select(z, p.start * s.w, h), "w": w, "peak": peak}
+
+
+class Memory(sc.Neuron):
+    """The output carries no gradient; what is left is a state that adds up."""
+
+    states = {"v": 0.0}
+    params = {"k": 0.5}
+
+    def dynamics(self, x, s, p):
+        v = s.v * 0.5 + x
+        return sc.ops.detach(v * p.k), {"v": v}
+
+
+RESETS = ("hard", "soft", "none")
+NEURONS = {
+    **{f"IF {r}": lambda r=r, **o: sc.IF(reset=r, v_reset=-0.2, **o) for r in RESETS},
+    **{f"LIF {r}": lambda r=r, **o: sc.LIF(2.5, reset=r, v_reset=-0.2, **o) for r in RESETS},
+    "LIF undecayed": lambda **o: sc.LIF(2.5, decay_input=False, **o),
+    "LIF detached": lambda **o: sc.LIF(2.5, detach_reset=True, **o),
+    "LIF detached soft": lambda **o: sc.LIF(2.5, detach_reset=True, reset="soft", **o),
+    "PLIF": lambda **o: sc.PLIF(2.5, **o),
+    "PLIF undecayed": lambda **o: sc.PLIF(2.5, decay_input=False, reset="soft", **o),
+    "KLIF": lambda **o: sc.KLIF(2.5, k=1.3, **o),
+    "KLIF scaled": lambda **o: sc.KLIF(2.5, k=1.3, scale_reset=True, reset="soft", **o),
+    **{f"Leaky {r}": lambda r=r, **o: sc.Leaky(0.8, reset=r, **o) for r in RESETS},
+    **{f"Leaky {r} at once": lambda r=r, **o: sc.Leaky(0.8, reset=r, reset_delay=False, **o) for r in RESETS},
+    "Synaptic": lambda **o: sc.Synaptic(0.6, 0.8, **o),
+    "Synaptic detached": lambda **o: sc.Synaptic(0.6, 0.8, reset="soft", detach_reset=True, **o),
+    "ALIF": lambda **o: sc.ALIF(2.5, **o),
+    "ALIF soft": lambda **o: sc.ALIF(2.5, reset="soft", detach_reset=True, **o),
+    "LI": lambda **o: sc.LI(2.5, v_rest=0.1, **o),
+    "LI undecayed": lambda **o: sc.LI(2.5, decay_input=False, **o),
+    "QIF": lambda **o: sc.QIF(2.5, **o),
+    "EIF": lambda **o: sc.EIF(2.5, **o),
+    "Izhikevich": lambda **o: sc.Izhikevich(2.5, a=0.3, b=0.2, **o),
+    "Gated": Gated,
+    "Gated exponential": lambda **o: Gated(surrogate=sc.surrogate.PiecewiseExp(2.0), **o),
+    "Memory": Memory,
+}
+#: Those that do not fire.
+SILENT = ("LI", "LI undecayed", "Memory")
+every_neuron = pytest.mark.parametrize("make", NEURONS.values(), ids=NEURONS)
+
+
+def random(*shape, seed):
+    """Normal numbers around 0.4, which make these neurons fire now and then."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.4
+
+
+def by_adjoint(program, learn, inputs, state, params, out_grads, next_grads):
+    """Outputs, final state, and the gradients of inputs, initial state and parameters by :meth:`Program.adjoint`."""
+    like = inputs[0]
+    fixed = dict(zip(program.leaves[len(program.inputs) + len(program.states) :], params))
+    now, steps, outputs = list(state), [], []
+    for xs in zip(*inputs):
+        steps.append({**dict(zip(program.leaves, [*xs, *now])), **fixed})
+        results = evaluate([*program.outputs, *program.next], steps[-1], like)
+        outputs.append(results[: len(program.outputs)])
+        now = [value.expand(SHAPE) for value in results[len(program.outputs) :]]
+    adjoint = program.adjoint(learn)
+    assert (len(adjoint.inputs), len(adjoint.states)) == (len(inputs), len(state))
+    carried = list(next_grads)
+    to_inputs, to_params = [], [torch.zeros_like(params[program.params.index(name)]) for name in learn]
+    for t in reversed(range(T)):
+        values = dict(steps[t])
+        values.update({Node("out_grad", (), i): grad[t] for i, grad in enumerate(out_grads)})
+        values.update({Node("next_grad", (), name): grad for name, grad in zip(program.states, carried)})
+        found = evaluate([*adjoint.inputs, *adjoint.states, *adjoint.params], values, like)
+        found = [value.expand(SHAPE) for value in found]
+        to_inputs.append(found[: len(inputs)])
+        carried = found[len(inputs) : len(inputs) + len(state)]
+        to_params = [total + value.sum() for total, value in zip(to_params, found[len(inputs) + len(state) :])]
+    to_inputs = [torch.stack(steps[::-1]) for steps in zip(*to_inputs)]
+    return [torch.stack(o) for o in zip(*outputs)], now, to_inputs, carried, to_params
+
+
+def assert_close(expected, actual):
+    """Equal to 1e-12 of the largest gradient, tensor by tensor."""
+    for e, a in zip(expected, actual):
+        e = torch.zeros_like(a) if e is None else e
+        torch.testing.assert_close(a, e, rtol=1e-12, atol=1e-12 * max(1.0, e.abs().max().item()))
+
+
+class TestThroughTime:
+    @every_neuron
+    @pytest.mark.parametrize("final", [False, True], ids=["outputs", "outputs and final state"])
+    def test_equals_autograd(self, make, final):
+        """Gradients of inputs, initial state and every parameter are those of the torch backend."""
+        names = tuple(make().program.params)
+        neuron = make(learn=names, backend="torch").double()
+        program = neuron.program
+        inputs = [random(T, *SHAPE, seed=i).requires_grad_() for i in range(len(program.inputs))]
+        state = [random(*SHAPE, seed=10 + i).requires_grad_() for i in range(len(program.states))]
+        params = [getattr(neuron, name) for name in names]
+
+        out, end = neuron.run(*inputs, state=dict(zip(program.states, state)))
+        outs = out if isinstance(out, tuple) else (out,)
+        out_grads = [random(T, *SHAPE, seed=20 + i) for i in range(len(outs))]
+        next_grads = [random(*SHAPE, seed=30 + i) * final for i in range(len(state))]
+        pairs = zip([*outs, *end.values()], [*out_grads, *next_grads])
+        kept = [(root, cotangent) for root, cotangent in pairs if root.requires_grad]
+        roots, cotangents = zip(*kept)
+        expected = torch.autograd.grad(roots, [*inputs, *state, *params], cotangents, allow_unused=True)
+
+        with torch.no_grad():
+            outputs, now, *gradients = by_adjoint(program, names, inputs, state, params, out_grads, next_grads)
+        assert all(torch.equal(e, a) for e, a in zip([*outs, *end.values()], [*outputs, *now]))
+        actual = [value for part in gradients for value in part]
+        assert len(expected) == len(actual)
+        assert_close(expected, actual)
+
+    @pytest.mark.parametrize("make", [make for name, make in NEURONS.items() if name not in SILENT])
+    def test_the_case_is_a_real_one(self, make):
+        """The inputs of the test above make spikes, and not everywhere."""
+        neuron = make(backend="torch").double()
+        program = neuron.program
+        inputs = [random(T, *SHAPE, seed=i) for i in range(len(program.inputs))]
+        state = {name: random(*SHAPE, seed=10 + i) for i, name in enumerate(program.states)}
+        out, _ = neuron.run(*inputs, state=state)
+        spikes = out[0] if isinstance(out, tuple) else out
+        assert 0 < spikes.sum() < spikes.numel()
+
+    def test_a_parameter_sets_the_state_at_rest(self):
+        """At rest, what reaches the initial state goes on to the parameter that it is."""
+        neuron = sc.LIF(2.5, v_reset=-0.2, learn=("v_reset",), backend="torch").double()
+        program = neuron.program
+        x = random(T, *SHAPE, seed=1)
+        weight = random(T, *SHAPE, seed=2)
+        (expected,) = torch.autograd.grad(neuron.run(x)[0], [neuron.v_reset], weight)
+        params = [torch.as_tensor(getattr(neuron, name)).detach().double() for name in program.params]
+        rest = [params[program.params.index(node.attr)].expand(SHAPE) for node in program.rest]
+        _, _, _, (to_v,), (to_param,) = by_adjoint(
+            program, ("v_reset",), [x], rest, params, [weight], [torch.zeros(SHAPE).double()]
+        )
+        assert_close([expected], [to_param + to_v.sum()])
+
+
+class TestByHand:
+    def test_lif(self):
+        """One step of LIF has the derivatives of the paper."""
+        program = sc.LIF(surrogate=sc.surrogate.StraightThrough()).program
+        adjoint = program.adjoint(("tau",))
+        x, v, tau, threshold, v_reset, g_out, g_v = 0.5, 0.25, 2.0, 0.3, -1.0, 3.0, 5.0
+        h = v + (x - (v - v_reset)) / tau
+        to_h = g_out + g_v * ((v_reset - h) + (1.0 if h < threshold else 0.0))
+        expected = (to_h / tau, to_h * (1 - 1 / tau), -to_h * (x - (v - v_reset)) / tau**2)
+        leaves = [*program.leaves, Node("out_grad", (), 0), Node("next_grad", (), "v")]
+        numbers = (x, v, tau, threshold, v_reset, g_out, g_v)
+        values = {leaf: torch.tensor(number).double() for leaf, number in zip(leaves, numbers)}
+        actual = evaluate([*adjoint.inputs, *adjoint.states, *adjoint.params], values, values[leaves[0]])
+        assert pytest.approx(expected, rel=1e-12) == [value.item() for value in actual]
+
+    @pytest.mark.parametrize("reset", ["hard", "soft"])
+    def test_detached_reset(self, reset):
+        """With detach_reset the spike is a constant in the reset: the gradient is that of a hand-written loop."""
+        neuron = sc.IF(
+            reset=reset, detach_reset=True, surrogate=sc.surrogate.StraightThrough(), backend="torch"
+        ).double()
+        x = random(T, *SHAPE, seed=3).requires_grad_()
+        weight = random(T, *SHAPE, seed=4)
+        v, spikes = torch.zeros(SHAPE).double(), []
+        for now in x:
+            h = v + now
+            fired = (h.detach() >= 1.0).double()
+            spikes.append(fired + (h - h.detach()))
+            v = h * (1.0 - fired) if reset == "hard" else h - fired
+        (expected,) = torch.autograd.grad(torch.stack(spikes), [x], weight)
+        program = neuron.program
+        params = [torch.as_tensor(getattr(neuron, name)).detach().double() for name in program.params]
+        zero = torch.zeros(SHAPE).double()
+        _, _, (actual,), _, _ = by_adjoint(program, (), [x.detach()], [zero], params, [weight], [zero])
+        assert_close([expected], [actual])
+
+
+class TestStructure:
+    def test_nothing_flows_through_detach(self):
+        """Where the output is detached, its cotangent is in no expression, and its parameter's gradient is 0."""
+        adjoint = Memory().program.adjoint(("k",))
+        assert (const(0.0),) == adjoint.params
+        needed = topological([*adjoint.inputs, *adjoint.states])
+        assert "out_grad" not in {node.op for node in needed}
+        assert {"next_grad"} == {node.op for node in needed if node.is_leaf and node.op != "const"}
+
+    def test_only_wanted_parameters(self):
+        """The adjoint has one cotangent per wanted parameter, in the order asked for."""
+        program = sc.LIF().program
+        assert program.adjoint().params == ()
+        both, turned = program.adjoint(("tau", "threshold")), program.adjoint(["threshold", "tau"])
+        assert both.params == turned.params[::-1]
+        assert both.inputs == turned.inputs
+
+    def test_shares_the_values_of_the_step(self):
+        """What the step computes and the adjoint needs is the same node."""
+        program = sc.LIF().program
+        h = next(node for node, label in program.labels.items() if label == "h")
+        adjoint = program.adjoint(("tau",))
+        assert h in topological([*adjoint.inputs, *adjoint.states, *adjoint.params])
+
+    def test_is_derived_once(self):
+        """Equal programs share one adjoint."""
+        assert sc.LIF().program.adjoint(("tau",)) is sc.LIF(3.0).program.adjoint(("tau",))
+
+    @pytest.mark.parametrize("learn", [("beta",), ("tau", "beta"), ("v",)])
+    def test_unknown_parameter(self, learn):
+        """A name that is no parameter is an error that names it and lists what there is."""
+        message = rf"{learn[-1]} is no parameter of <Program LIF \w+>: \('tau', 'threshold', 'v_reset'\)"
+        with pytest.raises(ValueError, match=message):
+            sc.LIF().program.adjoint(learn)
