@@ -1,0 +1,242 @@
+"""The contract between spikecore and a backend.
+
+Rules of this module:
+
+- A backend compiles a :class:`~spikecore.lang.program.Program` and a :class:`Spec` to a *runner*; nothing else crosses
+  the border. The host checks arguments, places parameters and caches runners, so a runner sees only good input.
+- What a backend cannot do it does not declare in :class:`Capabilities`; asking for it raises :class:`Unsupported`
+  before anything runs. Nothing falls back.
+- A module that describes a backend (its ``spikecore_backends`` hook) is cheap to import; the backend itself is named by
+  a string and imported on first use.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Optional, Sequence, Tuple, Union
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from spikecore.lang.program import Program
+
+#: Version of this contract. A plugin states the one it was written for in ``BackendInfo.api``.
+BACKEND_API = 1
+#: Contract versions this spikecore can work with.
+SUPPORTED_API = (1, 1)
+
+#: Step counts up to this one are a compile-time constant of a runner; longer runs share one runner.
+MAX_STATIC_STEPS = 16
+
+#: A device entry that stands for every device PyTorch has.
+ANY_DEVICE = "*"
+
+ParamValue = Union[float, "Tensor"]
+Tensors = Tuple["Tensor", ...]
+#: ``runner(inputs, state, params, record) -> (outputs, state, trace)``, see :meth:`Backend.compile`.
+Runner = Callable[
+    [Tensors, Optional[Tensors], Tuple[ParamValue, ...], Tuple[str, ...]],
+    Tuple[Tensors, Optional[Tensors], Tensors],
+]
+
+
+class BackendError(RuntimeError):
+    """Something is wrong with the backend that was asked for; the message says what and the way out."""
+
+
+class UnknownBackend(BackendError):
+    """No backend has this name."""
+
+
+class BackendUnavailable(BackendError):
+    """The backend exists but cannot be used here, for example because there is no such device."""
+
+
+class BackendLoadError(BackendError):
+    """The backend is installed but broken: import error, wrong API version, name conflict. See ``__cause__``."""
+
+
+class Unsupported(BackendError, NotImplementedError):
+    """The backend works here but does not do what this call needs."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend does. All are off until declared; dispatch, the conformance suite and the docs read this object.
+
+    The four dtypes are those of the inputs; state and arithmetic are float32, or float64 for float64 inputs.
+    """
+
+    float16: bool = False
+    bfloat16: bool = False
+    float32: bool = False
+    float64: bool = False
+    #: Backward pass to the inputs.
+    gradients: bool = False
+    #: Backward pass to learnable parameters.
+    parameter_gradients: bool = False
+    #: Backward pass to the initial state and from the final one.
+    state_gradients: bool = False
+    #: Second derivatives.
+    double_backward: bool = False
+    #: Parameters with one value per channel.
+    channel_parameters: bool = False
+    #: Parameters with one value per neuron.
+    full_parameters: bool = False
+    #: ``run(record=...)``.
+    record: bool = False
+    #: Programs with more than one input, or more than one output.
+    several_inputs: bool = False
+    several_outputs: bool = False
+    #: ``torch.compile(fullgraph=True)``.
+    torch_compile: bool = False
+
+    def names(self) -> Tuple[str, ...]:
+        """The declared capabilities, in the order of this class."""
+        return tuple(f.name for f in fields(self) if getattr(self, f.name))
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a runner is compiled for, beside the program. Sizes other than the step count are never part of it."""
+
+    #: dtype of the inputs and outputs.
+    dtype: torch.dtype
+    #: Number of time steps up to :data:`MAX_STATIC_STEPS`, ``None`` for any larger number.
+    steps: Optional[int]
+    #: One per program parameter: ``"number"`` (a Python float), ``"scalar"`` (0-d tensor), ``"channel"``, ``"full"``.
+    params: Tuple[str, ...]
+    #: Names of the parameters whose gradient is wanted.
+    learn: Tuple[str, ...] = ()
+    #: False when nobody reads the final state; the runner may then return ``None`` for it.
+    final: bool = True
+
+    @property
+    def compute(self) -> torch.dtype:
+        """dtype of state and arithmetic."""
+        return compute_dtype(self.dtype)
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float64 for float64, float32 for every other floating-point dtype."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@dataclass(frozen=True)
+class BackendInfo:
+    """What a plugin says about its backend. Cheap: no heavy import, no device access."""
+
+    #: The backend's name: lower-case identifier, equal to the entry point's name.
+    name: str
+    #: ``"package.module:Class"``, imported on first use; called without arguments.
+    factory: str
+    #: torch device types whose tensors it takes, or ``("*",)`` for all.
+    devices: Tuple[str, ...]
+    capabilities: Capabilities
+    #: None when usable here, else the reason in words. May touch the driver; must not raise.
+    probe: Callable[[], Optional[str]]
+    #: Version of this contract that the plugin was written for.
+    api: int = BACKEND_API
+    #: How to get what ``probe`` misses, for example ``"pip install 'spikecore[cuda12]'"``.
+    install_hint: str = ""
+
+    def takes(self, device_type: str) -> bool:
+        """Whether tensors of this device type can be given to the backend."""
+        return device_type in self.devices or ANY_DEVICE in self.devices
+
+
+class Backend:
+    """Base class of every backend. A subclass sets ``name`` and ``capabilities`` and writes :meth:`compile`."""
+
+    name: str = ""
+    capabilities: Capabilities = Capabilities()
+
+    def __init__(self) -> None:
+        self._runners: Dict[Tuple[Program, Spec], Runner] = {}
+        self._lock = threading.Lock()
+
+    def compile(self, program: Program, spec: Spec) -> Runner:
+        """Turn a program into a runner.
+
+        A runner is called as ``runner(inputs, state, params, record)`` with
+
+        - ``inputs``: one tensor ``[T, *N]`` per program input, all of ``spec.dtype``, one shape and one device, of any
+          strides;
+        - ``state``: ``None`` for a start at rest (the initial values are in the program), or one tensor ``[*N]`` of
+          ``spec.compute`` per state;
+        - ``params``: one float or tensor per program parameter; a tensor has any floating dtype and broadcasts against
+          ``[*N]``;
+        - ``record``: names of the states to return for every step;
+
+        and returns ``(outputs, state, trace)``: outputs ``[T, *N]`` in ``spec.dtype``, final state ``[*N]`` and
+        recorded states ``[T, *N]`` in ``spec.compute``. The result is differentiable in inputs, state and parameters,
+        by the derivatives of the program. Called once per program and spec; the host keeps the runner.
+
+        Raises :class:`Unsupported` for a program that cannot be lowered, naming what stands in the way.
+        """
+        raise Unsupported(f"backend {self.name!r} does not implement compile()")
+
+    def runner(self, program: Program, spec: Spec) -> Runner:
+        """The compiled runner for this program and spec, from the cache or made now."""
+        key = (program, spec)
+        runner = self._runners.get(key)
+        if runner is None:
+            with self._lock:
+                runner = self._runners.get(key)
+                if runner is None:
+                    runner = self._runners[key] = self.compile(program, spec)
+        return runner
+
+    def training_model(self, net: nn.Module, loss: Callable[..., Tensor], optimizer: Any, options: Any) -> Any:
+        """A callable ``step(inputs, targets) -> (outputs, loss)``: forward, loss, backward, update.
+
+        The default runs eagerly, for any backend that runs inside PyTorch.
+        """
+        from spikecore.training import EagerTraining
+
+        return EagerTraining(net, loss, optimizer, options)
+
+    def inference_model(self, net: nn.Module, options: Any) -> Any:
+        """A callable ``predict(inputs) -> outputs`` without gradients."""
+        from spikecore.training import EagerInference
+
+        return EagerInference(net, options)
+
+    def data_loader(self, dataset: Any, options: Any, **kwargs: Any) -> Iterable[Any]:
+        """Batches of a dataset, shaped as :meth:`training_model` of this backend wants them."""
+        return torch.utils.data.DataLoader(dataset, **kwargs)
+
+
+_DTYPE_CAPABILITY = {
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+    torch.float64: "float64",
+}
+
+
+def lacking(
+    capabilities: Capabilities,
+    program: Program,
+    spec: Spec,
+    *,
+    gradients: bool = False,
+    state_gradients: bool = False,
+    record: bool = False,
+) -> Tuple[str, ...]:
+    """Names of the capabilities that running ``program`` under ``spec`` takes and these do not have."""
+    wanted: Sequence[Tuple[str, bool]] = (
+        (_DTYPE_CAPABILITY[spec.dtype], True),
+        ("gradients", gradients),
+        ("parameter_gradients", bool(spec.learn)),
+        ("state_gradients", state_gradients),
+        ("channel_parameters", "channel" in spec.params),
+        ("full_parameters", "full" in spec.params),
+        ("record", record),
+        ("several_inputs", len(program.inputs) > 1),
+        ("several_outputs", len(program.outputs) > 1),
+    )
+    return tuple(name for name, wants in wanted if wants and not getattr(capabilities, name))

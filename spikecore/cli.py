@@ -1,0 +1,78 @@
+"""The ``spikecore`` command.
+
+Rules of this module:
+
+- Typer and Rich are imported here and nowhere else.
+- Options are default values: before Python 3.10 Typer sees no ``Annotated`` behind postponed annotations.
+- A command calls the library and shows the result; ``--json`` prints the same facts for programs, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import List
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import spikecore
+from spikecore.registry import BackendStatus
+from spikecore.selection import backends as list_backends
+
+app = typer.Typer(name="spikecore", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+_COLOURS = {"ready": "green", "unavailable": "yellow", "failed": "red", "blocked": "dim", "shadowed": "yellow"}
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"spikecore {spikecore.__version__}")
+        raise typer.Exit
+
+
+# with a callback Typer keeps a lone command a subcommand
+@app.callback()
+def root(
+    version: bool = typer.Option(
+        False, "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+    ),
+) -> None:
+    """Spiking neurons, written once as equations, run on every accelerator."""
+
+
+@app.command()
+def backends(
+    as_json: bool = typer.Option(False, "--json", help="Print JSON: a list with one object per backend."),
+    probe: bool = typer.Option(False, "--probe", help="Load each backend and try whether it works here."),
+) -> None:
+    """List the installed backends. Imports none of them, unless --probe."""
+    rows = list_backends(probe)
+    if as_json:
+        typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
+    else:
+        Console().print(_table(rows))
+
+
+def _table(rows: List[BackendStatus]) -> Table:
+    table = Table()
+    for heading in ("name", "state", "provided by", "devices", "capabilities", "detail"):
+        table.add_column(heading, no_wrap=heading in ("name", "state"), overflow="fold")
+    for row in rows:
+        table.add_row(
+            # Text, because Rich would read the brackets of "spikecore[cuda12]" as markup
+            Text(row.name),
+            Text(row.state, style=_COLOURS.get(row.state, "")),
+            Text(f"{row.distribution} {row.version}".strip()),
+            Text(", ".join(row.devices)),
+            Text(", ".join(row.capabilities)),
+            Text(row.detail),
+        )
+    return table
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()

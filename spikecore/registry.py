@@ -1,0 +1,299 @@
+"""Which backends there are, what is known of them, and one object per name.
+
+Rules of this module:
+
+- Importing it reads no metadata; listing reads metadata only; a plugin's module is imported when its name is asked for.
+- A broken plugin harms itself alone: its error is kept, logged once, and is the ``__cause__`` when it is asked for.
+- Names are exact. A built-in's name cannot be taken, and a name that two distributions provide belongs to neither.
+- ``SPIKECORE_BLOCK`` (backend or distribution names, separated by commas) and ``SPIKECORE_NO_PLUGINS=1`` are read at
+  time of use and act before any import.
+- What was found and what failed is remembered until :meth:`Registry.refresh`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import logging
+import os
+import re
+import threading
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Hashable, Iterable, List, Mapping, Optional, Set, Tuple, TypeVar
+
+from spikecore.backend import Backend, BackendError, BackendInfo, BackendLoadError, BackendUnavailable, UnknownBackend
+from spikecore.loading import (
+    Candidate,
+    builtin_candidates,
+    checked_reason,
+    entry_point_candidate,
+    installed_candidates,
+    load_info,
+    make_backend,
+)
+
+#: The one table of built-in backends: name -> module with the hook. Strings, so that nothing is imported for them.
+BUILTINS: Mapping[str, str] = {"torch": "spikecore_torch"}
+#: The value that asks for automatic choice, and therefore no backend's name.
+AUTO_NAME = "auto"
+
+_NAME = re.compile(r"[a-z_][a-z0-9_]*")
+_log = logging.getLogger("spikecore")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class BackendStatus:
+    """One line of the list of backends. A field is empty (``api``: None) while nobody knows it."""
+
+    name: str
+    #: ``ready``, ``unavailable``, ``failed``, ``blocked``, ``shadowed``, or ``installed``: nobody has tried it yet.
+    state: str
+    distribution: str
+    version: str
+    api: Optional[int]
+    devices: Tuple[str, ...]
+    #: Names of the declared capabilities.
+    capabilities: Tuple[str, ...]
+    #: Why it is in this state, and the way out.
+    detail: str
+
+
+@dataclass
+class _Known:
+    """What loading a candidate has shown so far."""
+
+    info: Optional[BackendInfo] = None
+    failure: Optional[BackendLoadError] = None
+    probed: bool = False
+    reason: Optional[str] = None
+    probe_error: Optional[Exception] = None
+    backend: Optional[Backend] = None
+
+    def unusable(self) -> str:
+        """The probe's reason with the hint how to get what is missing."""
+        hint = self.info.install_hint if self.info else ""
+        return f"{self.reason} ({hint})" if hint else str(self.reason)
+
+    def state(self) -> Tuple[str, str]:
+        if self.failure:
+            return "failed", str(self.failure)
+        if not self.probed:
+            return "installed", ""
+        return ("unavailable", self.unusable()) if self.reason else ("ready", "")
+
+
+class Registry:
+    """The backends of one table of built-ins and one set of entry points. Safe to use from any thread.
+
+    ``entry_points`` are objects with ``name``, ``value``, ``load()`` and, where known, ``dist``; ``None`` means those
+    installed in the group ``spikecore.backends``, read when first needed. ``environ=None`` means ``os.environ``.
+    """
+
+    def __init__(
+        self,
+        builtins: Mapping[str, str],
+        *,
+        entry_points: Optional[Iterable[Any]] = None,
+        environ: Optional[Mapping[str, str]] = None,
+    ) -> None:
+        self.builtins: Mapping[str, str] = dict(builtins)
+        self._entry_points = None if entry_points is None else tuple(entry_points)
+        self._environ = environ
+        self._lock = threading.RLock()
+        self._found: Optional[Tuple[Candidate, ...]] = None
+        self._table: Dict[Candidate, _Known] = {}
+        self._said: Set[Hashable] = set()
+
+    def names(self) -> List[str]:
+        """Names that can be asked for, sorted: not the blocked, shadowed, ill-named or doubly provided ones."""
+        return sorted({candidate.name for candidate in self._candidates() if not self._verdict(candidate)[0]})
+
+    def status(self, probe: bool = False) -> List[BackendStatus]:
+        """Every backend of every distribution. Imports nothing, unless ``probe`` asks to load and try all it may."""
+        found = sorted(self._candidates(), key=lambda c: (c.name, not c.builtin, c.distribution))
+        return [self._row(candidate, probe) for candidate in found]
+
+    def info(self, name: str, source: str) -> BackendInfo:
+        """What the backend says about itself. ``source`` is who asks, in the words that errors use.
+
+        Raises :class:`UnknownBackend`, :class:`BackendLoadError`, or :class:`BackendUnavailable` for a blocked name.
+        """
+        return self._info(self._pick(name, source))
+
+    def probe(self, name: str, source: str) -> Optional[str]:
+        """None when the backend is usable here, else the reason in words. Raises as :meth:`info` does."""
+        return self._probed(self._pick(name, source)).reason
+
+    def get(self, name: str, source: str) -> Backend:
+        """The backend, ready to use; the same object every time.
+
+        Raises as :meth:`info` does, and :class:`BackendUnavailable` when it is not usable here.
+        """
+        candidate = self._pick(name, source)
+        known = self._probed(candidate)
+        if known.reason:
+            tail = "" if source == AUTO_NAME else "; no other backend was tried because the choice was explicit"
+            message = f"backend {name!r} (from {source}) is not usable here: {known.unusable()}{tail}"
+            raise BackendUnavailable(message) from known.probe_error
+        return self._backend(candidate)
+
+    def refresh(self) -> None:
+        """Look again: forget what was found, what failed and what was said once. Backends in use are kept."""
+        importlib.invalidate_caches()
+        with self._lock:
+            self._found = None
+            self._table = {candidate: known for candidate, known in self._table.items() if known.backend}
+            self._said.clear()
+
+    def first(self, key: Hashable) -> bool:
+        """True the first time it is asked for this key: for what is said only once."""
+        with self._lock:
+            new = key not in self._said
+            self._said.add(key)
+            return new
+
+    # what there is: metadata and environment, nothing imported
+
+    def _candidates(self) -> Tuple[Candidate, ...]:
+        with self._lock:
+            if self._found is None:
+                given = self._entry_points
+                plugins = installed_candidates() if given is None else map(entry_point_candidate, given)
+                self._found = (*builtin_candidates(self.builtins), *plugins)
+            return self._found
+
+    def _verdict(self, candidate: Candidate) -> Tuple[str, str]:
+        """State and detail of a candidate that must not be loaded, else two empty strings."""
+        blocked = self._blocked(candidate)
+        if blocked:
+            return "blocked", blocked
+        name, provider = candidate.name, candidate.provider
+        if candidate.builtin:
+            return "", ""
+        if not _NAME.fullmatch(name) or name == AUTO_NAME:
+            rule = "is reserved" if name == AUTO_NAME else "is not a lower-case identifier"
+            return "failed", f"backend name {name!r} ({provider}) {rule}; {provider} must choose another"
+        if name in self.builtins:
+            return "shadowed", f"{name!r} is a built-in backend and stays so; {provider} must choose another name"
+        rivals = [c for c in self._candidates() if c.name == name and not self._blocked(c)]
+        if len(rivals) > 1:
+            rivals.sort(key=lambda c: c.provider)
+            providers = " and ".join(c.provider for c in rivals)
+            way_out = f"uninstall one, or set SPIKECORE_BLOCK={rivals[-1].distribution}"
+            return "failed", f"backend name {name!r} is provided by {providers}; {way_out}"
+        return "", ""
+
+    def _blocked(self, candidate: Candidate) -> str:
+        for word in filter(None, (word.strip() for word in self._env("SPIKECORE_BLOCK").split(","))):
+            if candidate.answers_to(word):
+                return f"blocked by SPIKECORE_BLOCK; take {word!r} out of it to use this backend"
+        if not candidate.builtin and self._env("SPIKECORE_NO_PLUGINS") not in ("", "0"):
+            return "blocked by SPIKECORE_NO_PLUGINS; unset it to use this backend"
+        return ""
+
+    def _env(self, key: str) -> str:
+        return (os.environ if self._environ is None else self._environ).get(key, "").strip()
+
+    def _pick(self, name: str, source: str) -> Candidate:
+        """The one candidate that provides this name."""
+        details: Dict[str, str] = {}
+        for candidate in self._candidates():
+            if candidate.name == name:
+                state, detail = self._verdict(candidate)
+                if not state:
+                    return candidate
+                details[state] = detail
+        if "failed" in details:
+            raise BackendLoadError(details["failed"])
+        if "blocked" in details:
+            raise BackendUnavailable(f"backend {name!r} (from {source}) is {details['blocked']}")
+        raise UnknownBackend(self._unknown(name, source))
+
+    def _unknown(self, name: str, source: str) -> str:
+        known = self.names()
+        meant: Dict[str, str] = {}
+        for builtin in (n for n in known if n in self.builtins):
+            try:  # whoever asks for 'cuda' means the built-in that computes there
+                meant.update(dict.fromkeys(self.info(builtin, source).devices, builtin))
+            except BackendError:
+                continue
+        meant.update((n, n) for n in known)
+        close = difflib.get_close_matches(name.lower(), meant, n=1, cutoff=0.7)
+        guess = f"did you mean {meant[close[0]]!r}? " if close else ""
+        return f"unknown backend {name!r} (from {source}); {guess}Known: {', '.join(known)}"
+
+    def _row(self, candidate: Candidate, probe: bool) -> BackendStatus:
+        state, detail = self._verdict(candidate)
+        if probe and not state:
+            try:
+                if not self._probed(candidate).reason:
+                    self._backend(candidate)
+            except BackendLoadError:
+                pass  # kept in the table, and shown from there
+        known = self._table.get(candidate) or _Known()
+        if not state:
+            state, detail = known.state()
+        return BackendStatus(
+            name=candidate.name,
+            state=state,
+            distribution=candidate.distribution,
+            version=candidate.version,
+            api=known.info.api if known.info else None,
+            devices=known.info.devices if known.info else (),
+            capabilities=known.info.capabilities.names() if known.info else (),
+            detail=detail,
+        )
+
+    # loading, step by step; each step is done once, and its failure kept
+
+    def _attempt(self, candidate: Candidate, step: Callable[[_Known], _T]) -> _T:
+        with self._lock:
+            known = self._table.setdefault(candidate, _Known())
+            if known.failure is None:
+                try:
+                    return step(known)
+                except BackendLoadError as error:
+                    known.failure = error
+                    _log.warning("%s", error)
+            # a new exception each time: raising the kept one again would make its traceback grow
+            raise BackendLoadError(str(known.failure)) from known.failure.__cause__
+
+    def _info(self, candidate: Candidate) -> BackendInfo:
+        def step(known: _Known) -> BackendInfo:
+            known.info = known.info or load_info(candidate)
+            return known.info
+
+        return self._attempt(candidate, step)
+
+    def _probed(self, candidate: Candidate) -> _Known:
+        info = self._info(candidate)
+
+        def step(known: _Known) -> _Known:
+            if not known.probed:
+                try:
+                    known.reason = checked_reason(info.probe())
+                except Exception as error:
+                    known.reason, known.probe_error = f"its probe raised {type(error).__name__}: {error}", error
+                known.probed = True
+            return known
+
+        return self._attempt(candidate, step)
+
+    def _backend(self, candidate: Candidate) -> Backend:
+        info = self._info(candidate)
+
+        def step(known: _Known) -> Backend:
+            if known.backend is None:
+                known.backend = make_backend(candidate, info)
+            return known.backend
+
+        return self._attempt(candidate, step)
+
+
+_default = Registry(BUILTINS)
+
+
+def default_registry() -> Registry:
+    """The registry of this process: the built-ins and the installed plugins."""
+    return _default

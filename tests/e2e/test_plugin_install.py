@@ -1,0 +1,284 @@
+"""Third-party backends as a third party ships them: built and installed by pip, seen from a new process.
+
+All plugins, good and bad, are installed side by side in one folder, as they could be on a user's machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+
+import spikecore
+
+PYPROJECT = """
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "{distribution}"
+version = "{version}"
+
+[project.entry-points."spikecore.backends"]
+{name} = "{module}"
+
+[tool.setuptools]
+py-modules = ["{module}"]
+"""
+
+# it says on standard output that it was imported: the proof that blocking and listing come before
+PLUGIN = """
+print("imported {module}")
+import spikecore.hookspecs
+from spikecore.backend import Backend, BackendInfo, Capabilities
+
+CAN = Capabilities(float32=True)
+
+
+class Fake(Backend):
+    name = "{name}"
+    capabilities = CAN
+
+
+@spikecore.hookspecs.hookimpl
+def spikecore_backends():
+    return [BackendInfo("{name}", "{module}:Fake", ("cpu",), CAN, lambda: None, api={api})]
+"""
+
+
+def project(folder: Path, name: str, distribution: str, version: str, api: int = 1, first_line: str = "") -> Path:
+    """A plugin's source tree: one module and a pyproject.toml."""
+    module = distribution.replace("-", "_")
+    tree = folder / distribution
+    tree.mkdir()
+    words: Dict[str, Any] = {
+        "name": name,
+        "distribution": distribution,
+        "version": version,
+        "module": module,
+        "api": api,
+    }
+    (tree / "pyproject.toml").write_text(PYPROJECT.format(**words))
+    (tree / f"{module}.py").write_text(first_line + PLUGIN.format(**words))
+    return tree
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all plugins installed."""
+    source = tmp_path_factory.mktemp("source")
+    target = tmp_path_factory.mktemp("site")
+    trees = [
+        project(source, "good", "spikecore-good", "0.3.1"),
+        project(source, "loud", "spikecore-loud", "1.0"),
+        project(source, "broken", "spikecore-broken", "0.1", first_line="import no_such_library\n"),
+        project(source, "twice", "spikecore-a", "1.0"),
+        project(source, "twice", "spikecore-b", "2.1"),
+        project(source, "torch", "spikecore-shadow", "6.6"),
+        project(source, "old", "spikecore-old", "0.0.1", api=0),
+    ]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index"]
+    options = ["--no-deps", "--no-build-isolation", "--target", str(target)]
+    done = subprocess.run([*pip, *options, *map(str, trees)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return target
+
+
+class Process:
+    """Runs Python with the plugins on its path."""
+
+    def __init__(self, site: Path) -> None:
+        root = Path(spikecore.__file__).parents[1]
+        inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        path = os.pathsep.join(filter(None, (str(site), str(root), str(root / "backends"), *inherited)))
+        ours = {key: value for key, value in os.environ.items() if not key.startswith("SPIKECORE_")}
+        self.environ = {**ours, "PYTHONPATH": path}
+
+    def run(self, *arguments: str, **environ: str) -> str:
+        """Standard output of ``python arguments``, which must succeed."""
+        command = [sys.executable, *arguments]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env={**self.environ, **environ}, cwd=os.sep
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def code(self, *lines: str, **environ: str) -> List[str]:
+        """What these lines print; ``attempt(function)`` prints the outcome of a call, errors with their causes."""
+        return self.run("-c", "\n".join((PRELUDE, *lines)), **environ).splitlines()
+
+
+def rows_of(output: str) -> List[Dict[str, Any]]:
+    """The JSON of ``spikecore backends --json``, after what imported plugins printed."""
+    rows: List[Dict[str, Any]] = json.loads(output[output.index("[\n") :])
+    return rows
+
+
+PRELUDE = """
+from spikecore.registry import default_registry
+from spikecore.selection import capture, resolve, use_backend
+
+def attempt(function):
+    try:
+        chosen = function()
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}")
+        print(f"because of {error.__cause__!r}")
+    else:
+        print(f"{chosen.backend.name} from {type(chosen.backend).__module__}, {chosen.reason}")
+"""
+
+
+@pytest.fixture(scope="module")
+def process(site: Path) -> Process:
+    """A process that sees the installed plugins."""
+    return Process(site)
+
+
+def test_installed_plugins_are_listed_without_import(process: Process) -> None:
+    """The command lists every plugin with distribution, version and state, and imports none of them."""
+    output = process.run("-m", "spikecore", "backends", "--json")
+    assert "imported" not in output
+    rows = {(row["name"], row["distribution"]): row for row in rows_of(output)}
+    states = {key: row["state"] for key, row in rows.items() if key[1] != "spikecore"}
+    assert states == {
+        ("good", "spikecore-good"): "installed",
+        ("loud", "spikecore-loud"): "installed",
+        ("broken", "spikecore-broken"): "installed",
+        ("twice", "spikecore-a"): "failed",
+        ("twice", "spikecore-b"): "failed",
+        ("torch", "spikecore-shadow"): "shadowed",
+        ("old", "spikecore-old"): "installed",
+    }
+    assert rows["good", "spikecore-good"]["version"] == "0.3.1"
+    assert rows["torch", "spikecore"]["state"] == "installed"
+
+
+def test_table_is_for_people(process: Process) -> None:
+    """Without ``--json`` the command draws a table with the same names."""
+    output = process.run("-m", "spikecore", "backends", COLUMNS="200")
+    assert all(name in output for name in ("good", "spikecore-good 0.3.1", "shadowed", "provided by"))
+
+
+def test_probing_tries_each_and_survives_the_broken(process: Process) -> None:
+    """With ``--probe`` the good are ready with their capabilities, the bad failed, the doubtful never imported."""
+    output = process.run("-m", "spikecore", "backends", "--json", "--probe")
+    rows = {row["name"]: row for row in rows_of(output) if row["distribution"] != "spikecore"}
+    good, broken = rows["good"], rows["broken"]
+    assert (good["state"], good["api"], good["devices"], good["capabilities"]) == ("ready", 1, ["cpu"], ["float32"])
+    assert "ModuleNotFoundError: No module named 'no_such_library'" in broken["detail"]
+    assert (broken["state"], rows["old"]["state"], rows["loud"]["state"]) == ("failed", "failed", "ready")
+    imported = {word for word in output.split() if word.startswith("spikecore_")}
+    assert {"spikecore_good", "spikecore_loud"} <= imported
+    assert not imported & {"spikecore_shadow", "spikecore_a", "spikecore_b"}
+
+
+def test_chosen_by_argument_context_and_environment(process: Process) -> None:
+    """Each of the three ways gets a plugin, the earlier ones win, and only what is chosen is imported."""
+    lines = process.code(
+        'attempt(lambda: resolve(capture("good"), "cpu"))',
+        'with use_backend("good"): attempt(lambda: resolve(capture(None), "cpu"))',
+        'attempt(lambda: resolve(capture(None), "cpu"))',
+        SPIKECORE_BACKEND="loud",
+    )
+    assert lines == [
+        "imported spikecore_good",
+        "good from spikecore_good, asked for by argument",
+        "good from spikecore_good, asked for by use_backend()",
+        "imported spikecore_loud",
+        "loud from spikecore_loud, asked for by SPIKECORE_BACKEND",
+    ]
+
+
+@pytest.mark.parametrize(
+    "environ", [{"SPIKECORE_BLOCK": "loud"}, {"SPIKECORE_BLOCK": "spikecore-loud"}, {"SPIKECORE_NO_PLUGINS": "1"}]
+)
+def test_blocked_before_import(process: Process, environ: Dict[str, str]) -> None:
+    """Neither asking by name nor probing runs a line of a blocked plugin, and the error names the variable."""
+    lines = process.code(
+        'attempt(lambda: resolve(capture("loud"), "cpu"))',
+        'print(*(row.state for row in default_registry().status(probe=True) if row.name == "loud"))',
+        **environ,
+    )
+    (variable,) = environ
+    assert lines[0].startswith(f"BackendUnavailable: backend 'loud' (from argument) is blocked by {variable}; ")
+    assert lines[1] == "because of None"
+    assert lines[-1] == "blocked"
+    # that it would have been seen is shown by the tests above
+    assert "imported spikecore_loud" not in lines
+
+
+def test_broken_plugin_harms_only_itself(process: Process) -> None:
+    """Asked for by name it fails with its ImportError chained; another plugin works in the same process."""
+    lines = process.code(
+        'attempt(lambda: resolve(capture("broken"), "cpu"))',
+        'attempt(lambda: resolve(capture("good"), "cpu"))',
+    )
+    assert lines == [
+        "BackendLoadError: backend 'broken' (spikecore-broken 0.1) failed to load: "
+        "ModuleNotFoundError: No module named 'no_such_library'; SPIKECORE_BLOCK=broken skips it",
+        "because of ModuleNotFoundError(\"No module named 'no_such_library'\")",
+        "imported spikecore_good",
+        "good from spikecore_good, asked for by argument",
+    ]
+
+
+def test_duplicate_name_is_an_error_with_a_way_out(process: Process) -> None:
+    """Two distributions of one name are both named, none is imported, and blocking one leaves the other."""
+    asking = 'attempt(lambda: resolve(capture("twice"), "cpu"))'
+    assert process.code(asking)[0] == (
+        "BackendLoadError: backend name 'twice' is provided by spikecore-a 1.0 and spikecore-b 2.1; "
+        "uninstall one, or set SPIKECORE_BLOCK=spikecore-b"
+    )
+    assert process.code(asking, SPIKECORE_BLOCK="spikecore-b") == [
+        "imported spikecore_a",
+        "twice from spikecore_a, asked for by argument",
+    ]
+
+
+def test_built_in_is_not_shadowed(process: Process) -> None:
+    """Asked for by name and chosen by auto, 'torch' is the built-in; the plugin of that name is not imported."""
+    asked, chosen = process.code(
+        'attempt(lambda: resolve(capture("torch"), "cpu"))', 'attempt(lambda: resolve(capture(None), "cpu"))'
+    )
+    assert asked.startswith("torch from spikecore_torch")
+    assert asked.endswith(", asked for by argument")
+    assert chosen.startswith("torch from spikecore_torch")
+    assert chosen.endswith(", auto: the built-in for cpu tensors")
+
+
+def test_too_old_plugin_is_told_to_upgrade(process: Process) -> None:
+    """A plugin for API 0 is refused with both versions and the distribution to upgrade."""
+    assert process.code('attempt(lambda: resolve(capture("old"), "cpu"))')[1] == (
+        "BackendLoadError: backend 'old' (spikecore-old 0.0.1) speaks backend API 0; this spikecore speaks 1; "
+        "upgrade spikecore-old"
+    )
+
+
+def test_unknown_name_has_a_close_match(process: Process) -> None:
+    """A misspelt environment variable names what was meant and what is known, plugins included, importing none."""
+    error, _ = process.code('attempt(lambda: resolve(capture(None), "cpu"))', SPIKECORE_BACKEND="godo")
+    start, known = error.split("Known: ")
+    assert start == "UnknownBackend: unknown backend 'godo' (from SPIKECORE_BACKEND); did you mean 'good'? "
+    assert {"broken", "good", "loud", "old", "torch"} <= set(known.split(", "))
+    assert "twice" not in known
+
+
+def test_importing_spikecore_imports_no_heavy_library(process: Process) -> None:
+    """Beyond what torch brings, ``import spikecore`` loads no accelerator or command-line library and no backend."""
+    lines = (
+        "import sys, torch",
+        "before = set(sys.modules)",
+        "import spikecore, spikecore.registry, spikecore.selection",
+        "print(*{name.partition('.')[0] for name in set(sys.modules) - before})",
+    )
+    new = set(process.run("-c", "\n".join(lines)).split())
+    assert "spikecore" in new
+    assert not new & {"cupy", "poptorch", "triton", "numba", "typer", "rich", "matplotlib", "tensorboard", "tqdm"}
+    assert not {name for name in new if name.startswith("spikecore_")}

@@ -1,0 +1,105 @@
+"""The ``spikecore`` command, in process: what it prints of a list of backends."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import List
+
+import pytest
+from typer.testing import CliRunner
+
+import spikecore
+from spikecore import cli
+from spikecore.registry import BackendStatus
+
+ROWS = [
+    BackendStatus("torch", "ready", "spikecore", "0.1.0", 1, ("*",), ("float32", "gradients"), ""),
+    BackendStatus("cupy", "unavailable", "spikecore", "0.1.0", 1, ("cuda",), (), "no cupy (pip 'spikecore[x]')"),
+    BackendStatus("foo", "installed", "spikecore-foo", "0.3.1", None, (), (), ""),
+]
+
+
+@pytest.fixture
+def probes(monkeypatch: pytest.MonkeyPatch) -> List[bool]:
+    """The command lists ROWS; what it asked the library for is kept here."""
+    asked: List[bool] = []
+
+    def listed(probe: bool) -> List[BackendStatus]:
+        asked.append(probe)
+        return ROWS
+
+    monkeypatch.setattr(cli, "list_backends", listed)
+    monkeypatch.setenv("COLUMNS", "200")
+    return asked
+
+
+def invoke(*arguments: str) -> str:
+    """What the command prints; it must succeed."""
+    result = CliRunner().invoke(cli.app, list(arguments))
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_table_has_a_line_per_backend(probes: List[bool]) -> None:
+    """A line has name, state, provider, devices, capabilities and detail, brackets unharmed; nothing is probed."""
+    lines = invoke("backends").splitlines()
+    heading = next(line for line in lines if "name" in line)
+    words = ("name", "state", "provided by", "devices", "capabilities", "detail")
+    assert [heading.index(word) for word in words] == sorted(heading.index(word) for word in words)
+    torch, cupy, foo = (next(line for line in lines if f" {row.name} " in line) for row in ROWS)
+    assert all(word in torch for word in ("ready", "spikecore 0.1.0", "*", "float32, gradients"))
+    assert all(word in cupy for word in ("unavailable", "cuda", "no cupy (pip 'spikecore[x]')"))
+    assert all(word in foo for word in ("installed", "spikecore-foo 0.3.1"))
+    assert probes == [False]
+
+
+def test_narrow_screen_cuts_no_name_and_no_state(probes: List[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On eighty columns names and states are whole, and details go on in the next line."""
+    monkeypatch.setenv("COLUMNS", "80")
+    output = invoke("backends")
+    assert all(row.name in output and row.state in output for row in ROWS)
+    assert "…" not in output
+
+
+def test_json_has_every_field(probes: List[bool]) -> None:
+    """``--json`` prints a list of objects with all fields of BackendStatus, and nothing else."""
+    expected = json.loads(json.dumps([asdict(row) for row in ROWS]))
+    assert json.loads(invoke("backends", "--json")) == expected
+    assert set(expected[0]) == {
+        "name",
+        "state",
+        "distribution",
+        "version",
+        "api",
+        "devices",
+        "capabilities",
+        "detail",
+    }
+
+
+def test_probe_is_passed_on(probes: List[bool]) -> None:
+    """``--probe`` asks the library to load and try."""
+    invoke("backends", "--probe")
+    invoke("backends", "--json", "--probe")
+    assert probes == [True, True]
+
+
+def test_version_is_the_packages() -> None:
+    """``--version`` prints name and version."""
+    assert invoke("--version") == f"spikecore {spikecore.__version__}\n"
+
+
+def test_help_names_the_command() -> None:
+    """A lone command stays a subcommand."""
+    assert "backends" in invoke("--help")
+
+
+def test_main_runs_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The console script's function reads the command line."""
+    monkeypatch.setattr(sys, "argv", ["spikecore", "--version"])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"spikecore {spikecore.__version__}\n"

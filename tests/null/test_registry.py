@@ -1,0 +1,593 @@
+"""Discovery and loading: what is listed, what is imported when, and how a broken plugin is contained."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import sys
+import threading
+import types
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterable, List, Optional
+
+import pytest
+
+import spikecore
+from spikecore.backend import (
+    BACKEND_API,
+    Backend,
+    BackendInfo,
+    BackendLoadError,
+    BackendUnavailable,
+    Capabilities,
+    UnknownBackend,
+)
+from spikecore.hookspecs import hookimpl
+from spikecore.registry import BUILTINS, Registry, default_registry
+
+CAN = Capabilities(float32=True, gradients=True)
+
+
+class Distribution:
+    def __init__(self, name: str, version: str) -> None:
+        self.metadata = {"Name": name}
+        self.version = version
+
+
+class Point:
+    """An entry point that counts how often it was loaded; loading raises what it was given if that is an error."""
+
+    def __init__(self, name: str, plugin: object, distribution: str = "", version: str = "1.0") -> None:
+        self.name = name
+        self.value = f"plugin_{name}"
+        self.dist = Distribution(distribution or f"spikecore-{name}", version)
+        self.plugin = plugin
+        self.loads = 0
+
+    def load(self) -> object:
+        """The plugin."""
+        self.loads += 1
+        if isinstance(self.plugin, Exception):
+            raise self.plugin
+        return self.plugin
+
+
+class World:
+    """Makes plugins and built-ins whose factories can be imported, and registries of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.monkeypatch = monkeypatch
+        self.made: List[str] = []
+        self.environ: Dict[str, str] = {}
+
+    def info(self, name: str, **changes: Any) -> BackendInfo:
+        """A good description of a good backend, with changes."""
+
+        def build(backend: type) -> None:
+            self.made.append(name)
+            Backend.__init__(backend)  # type: ignore[arg-type]
+
+        members = {"name": name, "capabilities": CAN, "__init__": build}
+        module = types.ModuleType(f"fake_{name}")
+        vars(module).update(Fake=type("Fake", (Backend,), members), NotABackend=dict, Renamed=Backend, fails=fails)
+        self.monkeypatch.setitem(sys.modules, module.__name__, module)
+        return replace(BackendInfo(name, f"fake_{name}:Fake", ("cpu",), CAN, lambda: None), **changes)
+
+    def plugin(self, name: str, **changes: Any) -> types.ModuleType:
+        """A plugin module that describes one good backend, with changes."""
+        info = self.info(name, **changes)
+        return hooked(lambda: [info])
+
+    def registry(self, *points: Point, **builtins: Any) -> Registry:
+        """A registry of these entry points, of the built-in 'torch', and of other built-ins given as modules."""
+        modules = {"torch": self.plugin("torch", devices=("*",)), **builtins}
+        for name, module in modules.items():
+            self.monkeypatch.setitem(sys.modules, f"builtin_{name}", module)
+        return Registry({name: f"builtin_{name}" for name in modules}, entry_points=points, environ=self.environ)
+
+
+def fails() -> Backend:
+    """A factory that does."""
+    raise OSError("libpoptorch.so: undefined symbol")
+
+
+def hooked(function: Callable[[], object], name: str = "spikecore_backends") -> types.ModuleType:
+    """A plugin module with this hook implementation."""
+
+    def hook() -> object:
+        return function()
+
+    hook.__name__ = name
+    module = types.ModuleType("plugin")
+    setattr(module, name, hookimpl(hook))
+    return module
+
+
+def states(registry: Registry, probe: bool = False) -> Dict[str, str]:
+    """Name to state."""
+    return {row.name: row.state for row in registry.status(probe)}
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    """Each test has its own."""
+    return World(monkeypatch)
+
+
+class TestListing:
+    def test_importing_and_constructing_read_no_metadata(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The installed distributions are not looked at before somebody asks."""
+
+        def unread() -> Iterable[Any]:
+            raise AssertionError("metadata was read")
+
+        monkeypatch.setattr(importlib.metadata, "distributions", unread)
+        registry = Registry(BUILTINS)
+        with pytest.raises(AssertionError, match="metadata was read"):
+            registry.names()
+
+    def test_default_registry_is_one_object_with_the_built_ins(self) -> None:
+        """Everybody gets the same default registry, and it knows the table of built-ins."""
+        assert default_registry() is default_registry()
+        assert dict(default_registry().builtins) == dict(BUILTINS)
+
+    def test_listing_imports_nothing(self, world: World) -> None:
+        """Names and states come from metadata alone, with distribution and version."""
+        point = Point("foo", world.plugin("foo"), "spikecore-foo", "0.3.1")
+        registry = world.registry(point)
+        assert registry.names() == ["foo", "torch"]
+        foo, torch = registry.status()
+        assert (foo.name, foo.state, foo.distribution, foo.version) == ("foo", "installed", "spikecore-foo", "0.3.1")
+        assert (foo.api, foo.devices, foo.capabilities, foo.detail) == (None, (), (), "")
+        assert (torch.name, torch.distribution, torch.version) == ("torch", "spikecore", spikecore.__version__)
+        assert point.loads == 0
+        assert world.made == []
+
+    def test_listing_shows_what_is_known_of_a_loaded_backend(self, world: World) -> None:
+        """After a backend was got, the plain list has its API, devices and capabilities, and says ready."""
+        registry = world.registry(Point("foo", world.plugin("foo", devices=("cpu", "cuda"))))
+        registry.get("foo", "argument")
+        foo = registry.status()[0]
+        assert (foo.state, foo.api, foo.devices) == ("ready", BACKEND_API, ("cpu", "cuda"))
+        assert foo.capabilities == ("float32", "gradients")
+
+    def test_described_but_not_probed_is_installed(self, world: World) -> None:
+        """Reading a description does not make a backend ready."""
+        registry = world.registry(Point("foo", world.plugin("foo")))
+        registry.info("foo", "argument")
+        foo = registry.status()[0]
+        assert (foo.state, foo.devices) == ("installed", ("cpu",))
+
+    def test_probing_tries_every_backend_and_is_contained(self, world: World) -> None:
+        """One list shows good, unusable, broken, misbuilt and blocked backends beside each other."""
+        world.environ["SPIKECORE_BLOCK"] = "e"
+        blocked = Point("e", ImportError("never"))
+        registry = world.registry(
+            Point("a", world.plugin("a")),
+            Point("b", world.plugin("b", probe=lambda: "no device", install_hint="buy one")),
+            Point("c", ImportError("no libc")),
+            Point("d", world.plugin("d", factory="fake_d:fails")),
+            blocked,
+        )
+        rows = {row.name: row for row in registry.status(probe=True)}
+        assert {name: row.state for name, row in rows.items()} == {
+            "a": "ready",
+            "b": "unavailable",
+            "c": "failed",
+            "d": "failed",
+            "e": "blocked",
+            "torch": "ready",
+        }
+        assert rows["b"].detail == "no device (buy one)"
+        assert "ImportError: no libc" in rows["c"].detail
+        assert "OSError: libpoptorch.so" in rows["d"].detail
+        assert blocked.loads == 0
+
+    def test_first_is_true_once_until_refresh(self, world: World) -> None:
+        """What is said once can be said again after a refresh."""
+        registry = world.registry()
+        assert [registry.first("a"), registry.first("a"), registry.first("b")] == [True, False, True]
+        registry.refresh()
+        assert registry.first("a")
+
+
+class TestLoading:
+    def test_only_the_name_asked_for_is_loaded(self, world: World) -> None:
+        """Getting one plugin imports no other, and makes no other backend."""
+        foo, bar = Point("foo", world.plugin("foo")), Point("bar", world.plugin("bar"))
+        registry = world.registry(foo, bar)
+        assert registry.get("foo", "argument").name == "foo"
+        assert (foo.loads, bar.loads, world.made) == (1, 0, ["foo"])
+
+    def test_description_does_not_import_the_factory(self, world: World) -> None:
+        """``info`` and ``probe`` leave the backend itself alone."""
+        registry = world.registry(Point("foo", world.plugin("foo", factory="absent_module:Foo")))
+        assert registry.info("foo", "argument").devices == ("cpu",)
+        assert registry.probe("foo", "argument") is None
+
+    def test_threads_get_one_object(self, world: World) -> None:
+        """Sixteen threads that ask at once load once and share one backend."""
+        point = Point("foo", world.plugin("foo"))
+        registry = world.registry(point)
+        together = threading.Barrier(16)
+
+        def ask(_: int) -> Backend:
+            together.wait()
+            return registry.get("foo", "argument")
+
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)  # so that threads are in each other's way
+        try:
+            with ThreadPoolExecutor(16) as pool:
+                got = list(pool.map(ask, range(16)))
+        finally:
+            sys.setswitchinterval(interval)
+        assert len({id(backend) for backend in got}) == 1
+        assert (point.loads, world.made) == (1, ["foo"])
+
+    def test_one_module_may_provide_two_backends(self, world: World) -> None:
+        """Two entry points of one distribution can lead to one module that describes both."""
+        infos = [world.info("a"), world.info("b")]
+        module = hooked(lambda: infos)
+        registry = world.registry(Point("a", module, "spikecore-ab"), Point("b", module, "spikecore-ab"))
+        assert [registry.get(name, "argument").name for name in "ab"] == ["a", "b"]
+
+    def test_plugin_may_be_an_object_and_its_hook_a_generator(self, world: World) -> None:
+        """An entry point may lead to an instance with the hook as a method, and the hook may yield."""
+        info = world.info("foo")
+
+        class Plugin:
+            @hookimpl
+            def spikecore_backends(self) -> Iterable[BackendInfo]:
+                yield info
+
+        assert world.registry(Point("foo", Plugin())).get("foo", "argument").name == "foo"
+
+    def test_broken_import_harms_only_itself(self, world: World, caplog: pytest.LogCaptureFixture) -> None:
+        """The error is a sentence with the cause chained and one warning; other backends work; it is tried once."""
+        cause = OSError("libpoptorch.so: undefined symbol")
+        broken = Point("bad", cause, "spikecore-bad", "0.3.1")
+        registry = world.registry(broken, Point("foo", world.plugin("foo")))
+        errors = []
+        for _ in range(3):
+            with pytest.raises(BackendLoadError) as caught:
+                registry.get("bad", "argument")
+            errors.append(caught.value)
+        assert str(errors[0]) == (
+            "backend 'bad' (spikecore-bad 0.3.1) failed to load: OSError: libpoptorch.so: undefined symbol; "
+            "SPIKECORE_BLOCK=bad skips it"
+        )
+        assert all(error.__cause__ is cause for error in errors)
+        assert len({id(error) for error in errors}) == 3
+        assert [record.levelno for record in caplog.records] == [logging.WARNING]
+        assert broken.loads == 1
+        assert registry.get("foo", "argument").name == "foo"
+        assert states(registry)["bad"] == "failed"
+
+    @pytest.mark.parametrize(
+        ("make", "text"),
+        [
+            (lambda w: hooked(lambda: None), r"TypeError: spikecore_backends\(\) must return .* got None"),
+            (lambda w: hooked(lambda: "foo"), r"must return BackendInfo objects in a list or tuple, got 'foo'"),
+            (lambda w: hooked(lambda: w.info("foo")), r"in a list or tuple, got BackendInfo\(name='foo'"),
+            (lambda w: hooked(lambda: [1]), r"must return BackendInfo objects, got 1"),
+            (lambda w: hooked(list), r"must describe 'foo' once; it describes none"),
+            (lambda w: hooked(lambda: [w.info("bar")]), r"must describe 'foo' once; it describes 'bar'"),
+            (lambda w: hooked(lambda: [w.info("foo")] * 2), r"must describe 'foo' once; it describes 'foo', 'foo'"),
+            (lambda w: hooked(lambda: 1 / 0), r"ZeroDivisionError: division by zero"),
+            (lambda w: hooked(list, "spikecore_backend"), r"PluginValidationError: unknown hook 'spikecore_backend'"),
+            (lambda w: types.ModuleType("empty"), r"TypeError: plugin_foo implements no hook; mark spikecore_backends"),
+        ],
+    )
+    def test_garbage_from_a_hook_is_a_load_error(
+        self, world: World, make: Callable[[World], object], text: str
+    ) -> None:
+        """What is not one BackendInfo of the entry point's name is refused in words; others go on working."""
+        registry = world.registry(Point("foo", make(world)), Point("bar", world.plugin("bar")))
+        with pytest.raises(BackendLoadError, match=text) as caught:
+            registry.get("foo", "argument")
+        assert str(caught.value).startswith("backend 'foo' (spikecore-foo 1.0) failed to load: ")
+        assert caught.value.__cause__ is not None
+        assert registry.get("bar", "argument").name == "bar"
+
+    @pytest.mark.parametrize(
+        ("changes", "text"),
+        [
+            ({"factory": "fake_foo.Fake"}, "factory must be 'package.module:Class', got 'fake_foo.Fake'"),
+            ({"factory": None}, "factory must be 'package.module:Class', got None"),
+            ({"devices": "cuda"}, "devices must be a tuple of device types, got 'cuda'"),
+            ({"devices": ()}, r"devices must be a tuple of device types, got \(\)"),
+            ({"capabilities": {"float32": True}}, "capabilities must be a Capabilities, got {'float32': True}"),
+            ({"probe": None}, "probe must be callable, got None"),
+            ({"api": "1"}, "api must be an integer, got '1'"),
+        ],
+    )
+    def test_ill_typed_description_is_a_load_error(self, world: World, changes: Dict[str, Any], text: str) -> None:
+        """A field of BackendInfo that is not what it must be is named with its value."""
+        registry = world.registry(Point("foo", world.plugin("foo", **changes)))
+        with pytest.raises(BackendLoadError, match=text):
+            registry.info("foo", "argument")
+
+    @pytest.mark.parametrize(
+        ("changes", "text"),
+        [
+            ({"factory": "absent_module:Foo"}, "ModuleNotFoundError: No module named 'absent_module'"),
+            ({"factory": "fake_foo:Missing"}, "AttributeError: .*'Missing'"),
+            ({"factory": "fake_foo:fails"}, "OSError: libpoptorch.so: undefined symbol"),
+            ({"factory": "fake_foo:NotABackend"}, "TypeError: fake_foo:NotABackend made a dict, not a spikecore"),
+            ({"factory": "fake_foo:Renamed"}, "ValueError: fake_foo:Renamed made a backend named '', not 'foo'"),
+            ({"capabilities": Capabilities()}, "ValueError: fake_foo:Fake has other capabilities than its BackendInfo"),
+        ],
+    )
+    def test_misbuilt_backend_is_a_load_error(self, world: World, changes: Dict[str, Any], text: str) -> None:
+        """A factory that fails, or makes something else than was described, is refused in words, with the cause."""
+        registry = world.registry(Point("foo", world.plugin("foo", **changes)))
+        with pytest.raises(BackendLoadError, match=text) as caught:
+            registry.get("foo", "argument")
+        assert caught.value.__cause__ is not None
+        assert states(registry)["foo"] == "failed"
+
+    @pytest.mark.parametrize(("api", "upgrade"), [(BACKEND_API - 1, "spikecore-foo"), (BACKEND_API + 1, "spikecore")])
+    def test_version_skew_is_refused(self, world: World, api: int, upgrade: str) -> None:
+        """A plugin for another version of the contract is refused, and whichever is older is to be upgraded."""
+        # a newer contract may have another idea of a field; the version is what the message must be about
+        registry = world.registry(Point("foo", world.plugin("foo", api=api, devices="cuda"), version="0.1"))
+        with pytest.raises(BackendLoadError) as caught:
+            registry.get("foo", "argument")
+        assert str(caught.value) == (
+            f"backend 'foo' (spikecore-foo 0.1) speaks backend API {api}; this spikecore speaks 1; upgrade {upgrade}"
+        )
+
+
+class TestProbe:
+    def test_unusable_says_why_and_what_to_do(self, world: World) -> None:
+        """The message has who asked, the reason, the hint, and that nothing else was tried."""
+        probe = {"probe": lambda: "cupy is not installed", "install_hint": "pip install 'spikecore[cuda12]'"}
+        registry = world.registry(cupy=world.plugin("cupy", **probe))
+        with pytest.raises(BackendUnavailable) as caught:
+            registry.get("cupy", "argument")
+        assert str(caught.value) == (
+            "backend 'cupy' (from argument) is not usable here: cupy is not installed "
+            "(pip install 'spikecore[cuda12]'); no other backend was tried because the choice was explicit"
+        )
+        assert world.made == []
+        assert registry.probe("cupy", "argument") == "cupy is not installed"
+
+    def test_automatic_choice_is_not_called_explicit(self, world: World) -> None:
+        """When auto asked, the message does not say that the choice was explicit."""
+        registry = world.registry(cupy=world.plugin("cupy", probe=lambda: "no device"))
+        with pytest.raises(BackendUnavailable) as caught:
+            registry.get("cupy", "auto")
+        assert str(caught.value) == "backend 'cupy' (from auto) is not usable here: no device"
+
+    def test_raising_probe_is_contained(self, world: World) -> None:
+        """A probe that raises makes its backend unavailable, with the error chained."""
+        registry = world.registry(Point("foo", world.plugin("foo", probe=lambda: 1 / 0)))
+        with pytest.raises(BackendUnavailable, match="its probe raised ZeroDivisionError: division by zero") as caught:
+            registry.get("foo", "argument")
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+    @pytest.mark.parametrize("answer", [True, False, "", 0])
+    def test_probe_that_answers_no_reason_is_not_usable(self, world: World, answer: object) -> None:
+        """Only None means usable; a truth value is not taken for either answer."""
+        registry = world.registry(Point("foo", world.plugin("foo", probe=lambda: answer)))
+        with pytest.raises(BackendUnavailable, match="must return None or a reason in words, got"):
+            registry.get("foo", "argument")
+
+    def test_probe_runs_once_until_refresh(self, world: World) -> None:
+        """A driver is asked once; after ``refresh`` it is asked again, and the backend works when it is there."""
+        answers: List[Optional[str]] = ["no device", None]
+        asked: List[Optional[str]] = []
+
+        def probe() -> Optional[str]:
+            asked.append(answers.pop(0))
+            return asked[-1]
+
+        registry = world.registry(Point("foo", world.plugin("foo", probe=probe)))
+        for _ in range(2):
+            with pytest.raises(BackendUnavailable, match="no device"):
+                registry.get("foo", "argument")
+        assert asked == ["no device"]
+        registry.refresh()
+        assert registry.get("foo", "argument").name == "foo"
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        ("asked", "guess"),
+        [
+            ("cudda", "did you mean 'cupy'? "),
+            ("cuda", "did you mean 'cupy'? "),
+            ("cuppy", "did you mean 'cupy'? "),
+            ("Torch", "did you mean 'torch'? "),
+            ("pytorch", "did you mean 'torch'? "),
+            ("gpu", ""),
+            ("zebra", ""),
+        ],
+    )
+    def test_unknown_name_lists_the_known(self, world: World, asked: str, guess: str) -> None:
+        """The message has what was asked, by whom, a close match by name or built-in's device, and all names."""
+        ipu = world.plugin("ipu", devices=("cpu",))
+        registry = world.registry(cupy=world.plugin("cupy", devices=("cuda",)), ipu=ipu)
+        with pytest.raises(UnknownBackend) as caught:
+            registry.get(asked, "SPIKECORE_BACKEND")
+        expected = f"unknown backend {asked!r} (from SPIKECORE_BACKEND); {guess}Known: cupy, ipu, torch"
+        assert str(caught.value) == expected
+
+    def test_guessing_survives_a_broken_built_in(self, world: World) -> None:
+        """The list of known names comes even when a built-in fails to describe itself; plugins are not loaded."""
+        point = Point("foo", world.plugin("foo"))
+        registry = world.registry(point, cupy=hooked(lambda: 1 / 0))
+        with pytest.raises(UnknownBackend, match="did you mean 'foo'"):
+            registry.get("fooo", "argument")
+        assert point.loads == 0
+
+    @pytest.mark.parametrize("name", ["Foo", "foo-bar", "1foo", "", "föö"])
+    def test_ill_formed_name_is_reported(self, world: World, name: str) -> None:
+        """A name that is not a lower-case identifier is listed as failed, cannot be asked for, and is not imported."""
+        point = Point(name, world.plugin("foo"), "spikecore-foo")
+        registry = world.registry(point)
+        assert registry.names() == ["torch"]
+        assert states(registry, probe=True)[name] == "failed"
+        with pytest.raises(BackendLoadError) as caught:
+            registry.get(name, "argument")
+        assert str(caught.value) == (
+            f"backend name {name!r} (spikecore-foo 1.0) is not a lower-case identifier; "
+            "spikecore-foo 1.0 must choose another"
+        )
+        assert point.loads == 0
+
+    def test_auto_is_reserved(self, world: World) -> None:
+        """A plugin cannot take the word that asks for automatic choice."""
+        registry = world.registry(Point("auto", world.plugin("auto")))
+        assert "(spikecore-auto 1.0) is reserved" in registry.status()[0].detail
+        assert registry.names() == ["torch"]
+
+    def test_duplicate_is_an_error_for_that_name_only(self, world: World) -> None:
+        """Both distributions are named with their versions, neither is loaded, and other names work."""
+        a, b = Point("dup", world.plugin("dup"), "spikecore-a", "1.0"), Point("dup", None, "spikecore-b", "2.1")
+        registry = world.registry(b, a, Point("foo", world.plugin("foo")))
+        with pytest.raises(BackendLoadError) as caught:
+            registry.get("dup", "argument")
+        assert str(caught.value) == (
+            "backend name 'dup' is provided by spikecore-a 1.0 and spikecore-b 2.1; uninstall one, "
+            "or set SPIKECORE_BLOCK=spikecore-b"
+        )
+        rows = [row for row in registry.status(probe=True) if row.name == "dup"]
+        assert [(row.state, row.distribution) for row in rows] == [("failed", "spikecore-a"), ("failed", "spikecore-b")]
+        assert registry.names() == ["foo", "torch"]
+        assert registry.get("foo", "argument").name == "foo"
+        assert (a.loads, b.loads) == (0, 0)
+
+    def test_way_out_of_a_duplicate_works(self, world: World) -> None:
+        """Blocking the distribution that the message names leaves the other."""
+        registry = world.registry(
+            Point("dup", world.plugin("dup"), "spikecore-a"), Point("dup", ImportError("b"), "spikecore-b")
+        )
+        world.environ["SPIKECORE_BLOCK"] = "spikecore-b"
+        assert registry.get("dup", "argument").name == "dup"
+
+    def test_built_in_cannot_be_shadowed(self, world: World) -> None:
+        """A plugin named as a built-in is listed as shadowed, is never imported, and the built-in is what one gets."""
+        point = Point("torch", ImportError("never"), "spikecore-evil")
+        registry = world.registry(point)
+        detail = "'torch' is a built-in backend and stays so; spikecore-evil 1.0 must choose another name"
+        ours, theirs = registry.status(probe=True)
+        assert (ours.distribution, ours.state) == ("spikecore", "ready")
+        assert (theirs.distribution, theirs.state) == ("spikecore-evil", "shadowed")
+        assert theirs.detail == detail
+        assert type(registry.get("torch", "argument")).__name__ == "Fake"
+        assert point.loads == 0
+
+
+class TestBlocking:
+    @pytest.mark.parametrize("word", ["foo", "spikecore-foo", "Spikecore_Foo", " ipu , spikecore.foo,"])
+    def test_blocked_by_backend_or_distribution_name_before_import(self, world: World, word: str) -> None:
+        """Either name in any spelling of a distribution's name keeps the plugin from being imported."""
+        world.environ["SPIKECORE_BLOCK"] = word
+        point = Point("foo", world.plugin("foo"))
+        registry = world.registry(point)
+        assert states(registry, probe=True) == {"foo": "blocked", "torch": "ready"}
+        assert registry.names() == ["torch"]
+        with pytest.raises(BackendUnavailable, match=r"'foo' \(from argument\) is blocked by SPIKECORE_BLOCK; "):
+            registry.get("foo", "argument")
+        assert point.loads == 0
+
+    def test_blocked_name_says_how_to_unblock(self, world: World) -> None:
+        """The message quotes the word that blocks, as it was written."""
+        world.environ["SPIKECORE_BLOCK"] = "ipu,Spikecore_Foo"
+        with pytest.raises(BackendUnavailable) as caught:
+            world.registry(Point("foo", None)).info("foo", "use_backend()")
+        assert str(caught.value) == (
+            "backend 'foo' (from use_backend()) is blocked by SPIKECORE_BLOCK; "
+            "take 'Spikecore_Foo' out of it to use this backend"
+        )
+
+    def test_built_in_can_be_blocked(self, world: World) -> None:
+        """A built-in is blocked by its name as a plugin is."""
+        world.environ["SPIKECORE_BLOCK"] = "cupy"
+        registry = world.registry(cupy=hooked(lambda: 1 / 0))
+        assert states(registry, probe=True) == {"cupy": "blocked", "torch": "ready"}
+
+    def test_no_plugins_leaves_the_built_ins(self, world: World) -> None:
+        """SPIKECORE_NO_PLUGINS=1 blocks every plugin before import and says so; built-ins work."""
+        world.environ["SPIKECORE_NO_PLUGINS"] = "1"
+        point = Point("foo", world.plugin("foo"))
+        registry = world.registry(point)
+        assert states(registry, probe=True) == {"foo": "blocked", "torch": "ready"}
+        with pytest.raises(BackendUnavailable, match="blocked by SPIKECORE_NO_PLUGINS; unset it to use this backend"):
+            registry.get("foo", "argument")
+        assert point.loads == 0
+
+    @pytest.mark.parametrize("value", ["", "0"])
+    def test_no_plugins_can_be_off(self, world: World, value: str) -> None:
+        """An empty value and 0 mean that plugins are welcome."""
+        world.environ["SPIKECORE_NO_PLUGINS"] = value
+        assert world.registry(Point("foo", world.plugin("foo"))).names() == ["foo", "torch"]
+
+    def test_environment_is_read_at_time_of_use(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A change of the environment holds from the next call on, without a refresh."""
+        point = Point("foo", world.plugin("foo"))
+        registry = Registry({}, entry_points=[point])
+        monkeypatch.setenv("SPIKECORE_BLOCK", "foo")
+        assert registry.names() == []
+        monkeypatch.delenv("SPIKECORE_BLOCK")
+        monkeypatch.delenv("SPIKECORE_NO_PLUGINS", raising=False)
+        assert registry.names() == ["foo"]
+
+
+class TestInstalled:
+    """Against real metadata, in a folder on ``sys.path``."""
+
+    @staticmethod
+    def install(folder: Path, distribution: str, version: str, entry_points: str) -> None:
+        """Put the metadata of a distribution into a folder."""
+        info = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(entry_points)
+
+    def test_refresh_finds_what_was_installed_meanwhile(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: World
+    ) -> None:
+        """A distribution that arrives is seen after ``refresh``, with name and version, and can be loaded."""
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.setitem(sys.modules, "plugin_late", world.plugin("late"))
+        registry = Registry({}, environ={})
+        before = registry.names()
+        self.install(tmp_path, "spikecore-late", "0.2", "[spikecore.backends]\nlate = plugin_late\n")
+        assert registry.names() == before
+        registry.refresh()
+        assert registry.names() == sorted([*before, "late"])
+        row = next(row for row in registry.status() if row.name == "late")
+        assert (row.distribution, row.version, row.state) == ("spikecore-late", "0.2", "installed")
+        assert registry.get("late", "argument").name == "late"
+
+    def test_refresh_keeps_backends_in_use(self, world: World) -> None:
+        """A backend that works is the same object after a refresh: neurons are bound to it."""
+        registry = world.registry(Point("foo", world.plugin("foo")))
+        backend = registry.get("foo", "argument")
+        registry.refresh()
+        assert registry.get("foo", "argument") is backend
+
+    def test_one_distribution_twice_on_the_path_is_no_duplicate(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of two copies of one distribution the first on the path counts, as it does for import."""
+        for folder, distribution, version in (("old", "Spikecore_Foo", "1.0"), ("new", "spikecore-foo", "2.0")):
+            self.install(tmp_path / folder, distribution, version, "[spikecore.backends]\nfoo = plugin_foo\n")
+            monkeypatch.syspath_prepend(str(tmp_path / folder))
+        rows = [row for row in Registry({}, environ={}).status() if row.name == "foo"]
+        assert [(row.version, row.state) for row in rows] == [("2.0", "installed")]
+
+    def test_unreadable_metadata_of_others_is_passed_over(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A distribution whose metadata cannot be read hides nobody else's."""
+        self.install(tmp_path, "spikecore-foo", "1.0", "[spikecore.backends]\nfoo = plugin_foo\n")
+        self.install(tmp_path, "garbled", "1.0", "[spikecore.backends]\nbar = plugin_bar\n")
+        (tmp_path / "garbled-1.0.dist-info" / "entry_points.txt").write_bytes(b"\xff\xfe\x00")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        assert "foo" in Registry({}, environ={}).names()
