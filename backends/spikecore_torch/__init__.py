@@ -1,0 +1,42 @@
+"""The reference backend: programs walked with PyTorch operations, on any device, under autograd."""
+
+from __future__ import annotations
+
+from typing import List, Optional
+
+import spikecore
+from spikecore.backend import ANY_DEVICE, BackendInfo, Capabilities
+
+CAPABILITIES = Capabilities(
+    float16=True,
+    bfloat16=True,
+    float32=True,
+    float64=True,
+    gradients=True,
+    parameter_gradients=True,
+    state_gradients=True,
+    double_backward=True,
+    channel_parameters=True,
+    full_parameters=True,
+    record=True,
+    several_inputs=True,
+    several_outputs=True,
+)
+
+
+def _probe() -> Optional[str]:
+    return None  # spikecore itself needs torch, so it is here
+
+
+@spikecore.hookimpl
+def spikecore_backends() -> List[BackendInfo]:
+    """The one backend of this package."""
+    return [
+        BackendInfo(
+            name="torch",
+            factory="spikecore_torch.backend:TorchBackend",
+            devices=(ANY_DEVICE,),
+            capabilities=CAPABILITIES,
+            probe=_probe,
+        )
+    ]

@@ -1,0 +1,203 @@
+"""What a neuron checks about its declaration, its arguments and its calls, and the sentences it says.
+
+Every sentence names the argument, its value, and what would be right.
+"""
+
+from __future__ import annotations
+
+import difflib
+import keyword
+from typing import Any, Collection, Iterable, Mapping, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from spikecore.backend import BackendError, Tensors, compute_dtype
+from spikecore.registry import AUTO_NAME, default_registry
+from spikecore.selection import Resolved
+from spikecore.surrogate import Surrogate
+
+RESETS = ("hard", "soft", "none")
+#: Keywords of every neuron, beside its parameters.
+COMMON = ("surrogate", "detach_reset", "learn", "channel_dim", "step", "backend")
+
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def declaration(cls: Any, base: type) -> None:
+    """Check what a neuron class declares: names that can be attributes, and take nothing that is in use."""
+    for kind in ("states", "params", "inputs"):
+        declared = getattr(cls, kind)
+        if isinstance(declared, str):
+            raise TypeError(f"{cls.__name__}.{kind}={declared!r} must hold names; for one name write ({declared!r},)")
+        if kind != "inputs" and not isinstance(declared, Mapping):
+            what = "initial value" if kind == "states" else "default value"
+            raise TypeError(f"{cls.__name__}.{kind}={declared!r} must be a dict of name: {what}")
+        for name in declared:
+            if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
+                raise TypeError(f"{cls.__name__}.{kind} has {name!r}, which is no usable name; use a plain identifier")
+    for name, value in cls.states.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+            raise TypeError(
+                f"{cls.__name__}.states has {name!r} start at {value!r}; give a number or the name of a parameter"
+            )
+    reset = cls.reset_states
+    if isinstance(reset, str) or any(name not in cls.states for name in reset or ()):
+        raise TypeError(f"{cls.__name__}.reset_states={reset!r} must be a tuple of names of states, or None for all")
+    for name in cls.params:
+        if hasattr(base, name) or name in (*COMMON, "training"):
+            raise TypeError(f"{cls.__name__}.params has {name!r}, which every neuron uses already; choose another name")
+
+
+def known_keywords(owner: str, given: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuse a keyword that is no parameter."""
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, [*known, *COMMON], n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise TypeError(
+                f"{owner} has no parameter {name!r}; {hint}Parameters: {', '.join(known) or 'none'}; "
+                f"every neuron takes: {', '.join(COMMON)}"
+            )
+
+
+def surrogate(owner: str, value: Any) -> Surrogate:
+    """The surrogate, which must be an object, not a class, a name or a function."""
+    if isinstance(value, Surrogate):
+        return value
+    if isinstance(value, type) and issubclass(value, Surrogate):
+        raise TypeError(f"{owner}: surrogate={value.__name__} is the class; give an object, {value.__name__}()")
+    raise TypeError(
+        f"{owner}: surrogate={value!r} must be a spikecore.surrogate.Surrogate, such as ATan(alpha=2.0); "
+        "for one of your own subclass Surrogate and write derivative(self, u)"
+    )
+
+
+def flag(owner: str, name: str, value: Any) -> bool:
+    """A truth value."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{owner}: {name}={value!r} must be True or False")
+    return value
+
+
+def whole(owner: str, name: str, value: Any) -> int:
+    """A whole number."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{owner}: {name}={value!r} must be a whole number")
+    return value
+
+
+def choice(owner: str, name: str, value: Any, choices: Sequence[str]) -> str:
+    """One of some words."""
+    if value not in choices:
+        raise ValueError(f"{owner}: {name}={value!r} must be one of {', '.join(map(repr, choices))}")
+    return str(value)
+
+
+def recorded(owner: str, record: Any, states: Collection[str]) -> Tuple[str, ...]:
+    """The ``record`` argument as a tuple of state names."""
+    if isinstance(record, str):
+        raise TypeError(f"{owner}: record={record!r} must be a tuple of state names; write record=({record!r},)")
+    if not isinstance(record, Iterable):
+        raise TypeError(f"{owner}: record={record!r} must be a tuple of state names, () for none")
+    names = tuple(record)
+    for name in names:
+        if name not in states:
+            raise ValueError(
+                f"{owner}: record names {name!r}, which is no state; states: {', '.join(states) or 'none'}"
+            )
+    return names
+
+
+def inputs(owner: str, names: Sequence[str], values: Sequence[Any], step: str) -> Tensors:
+    """The inputs of a call as tensors of one shape, device and floating dtype."""
+    if len(values) != len(names):
+        raise TypeError(
+            f"{owner} takes {len(names)} input{'s' * (len(names) != 1)} ({', '.join(names)}), got {len(values)}; "
+            "a state is given as run(..., state=...)"
+        )
+    for name, value in zip(names, values):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{owner}: {name} is a {type(value).__name__}; give a tensor")
+        if value.dtype not in _FLOATS:
+            raise TypeError(f"{owner}: {name} has dtype {value.dtype}; give floating-point input, e.g. {name}.float()")
+        if value.ndim == 0:
+            raise ValueError(f"{owner}: {name} has no dimensions; a multi-step call takes [T, *N], T time steps first")
+    first = values[0]
+    if len(values) == 1:
+        return (first,)
+    dtype = first.dtype
+    for name, value in zip(names[1:], values[1:]):
+        if value.shape != first.shape:
+            raise ValueError(
+                f"{owner}: {name} has shape {list(value.shape)} and {names[0]} has {list(first.shape)}; "
+                "all inputs have one shape"
+            )
+        if value.device != first.device:
+            raise ValueError(
+                f"{owner}: {name} is on {value.device} and {names[0]} is on {first.device}; move one of them"
+            )
+        dtype = torch.promote_types(dtype, value.dtype)
+    return tuple(value.to(dtype) for value in values)
+
+
+def same_device(owner: str, device: torch.device, named: Sequence[Tuple[str, Any]]) -> None:
+    """Refuse a parameter that lives elsewhere than the input."""
+    for name, value in named:
+        if isinstance(value, Tensor) and value.device != device:
+            raise ValueError(
+                f"{owner}: {name} is on {value.device} and the input is on {device}; "
+                f"move the neuron with .to({str(device)!r})"
+            )
+
+
+def state(
+    owner: str, names: Collection[str], given: Optional[Mapping[str, Any]], x: Tensor, carried: bool
+) -> Optional[Tensors]:
+    """A state as tensors in the order of ``names``, in the dtype of arithmetic; None at rest."""
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"{owner}: state is a {type(given).__name__}; give a dict with {', '.join(names)}, or None for rest"
+        )
+    if set(given) != set(names):
+        raise ValueError(
+            f"{owner}: state has {sorted(given)}; give a value for each of {', '.join(names)} and no other"
+        )
+    wanted, dtype = x.shape[1:], compute_dtype(x.dtype)
+    what, way_out = (
+        ("the state carried from the last call", "call sc.reset(net) between sequences of different batches")
+        if carried
+        else ("state", "give it one time step's shape and the input's device")
+    )
+    for name in names:
+        value = given[name]
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            raise TypeError(f"{owner}: {what} has {name}={value!r}; give a floating-point tensor")
+        if value.shape != wanted:
+            raise ValueError(
+                f"{owner}: {what} has {name} of shape {list(value.shape)}, one time step of the input has "
+                f"{list(wanted)}; {way_out}"
+            )
+        if value.device != x.device:
+            raise ValueError(f"{owner}: {what} has {name} on {value.device}, the input is on {x.device}; {way_out}")
+    return tuple(given[name].to(dtype) for name in names)
+
+
+def unsupported(resolved: Resolved, owner: str, lacks: Sequence[str]) -> str:
+    """The sentence of an ``Unsupported``: what is missing, and which backends have it."""
+    able = [name for name in default_registry().names() if _offers(name, lacks)]
+    others = f"of those installed, {', '.join(able)} could" if able else "no installed backend does"
+    return (
+        f"backend {resolved.backend.name!r} (from {resolved.source}) does not support {', '.join(lacks)}, "
+        f"which this call of {owner} needs; {others}"
+    )
+
+
+def _offers(name: str, wanted: Sequence[str]) -> bool:
+    try:
+        capabilities = default_registry().info(name, AUTO_NAME).capabilities
+    except BackendError:
+        return False
+    return all(getattr(capabilities, capability) for capability in wanted)

@@ -1,0 +1,246 @@
+"""The neuron: a thin stateful shell over a pure function of input, state and parameters.
+
+The path of a tensor: ``forward -> _execute -> runner``. ``_execute`` checks the call, places the parameters, and hands
+everything to the runner that the bound backend compiled from the traced program. What a neuron *is* stands in its
+``dynamics``; what it holds between calls is in :mod:`spikecore.state`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+import torch
+from torch import Tensor, nn
+
+from spikecore import checks, parameters
+from spikecore.backend import MAX_STATIC_STEPS, Runner, Spec, Tensors, Unsupported, lacking
+from spikecore.lang import Program, TraceError, ops, trace
+from spikecore.selection import Request, Resolved, capture, resolve
+from spikecore.state import State, Stateful
+from spikecore.surrogate import ATan, Surrogate
+
+__all__ = ["Neuron", "Stateful"]
+
+
+class Neuron(Stateful):
+    """Base class of every neuron. A subclass declares states and parameters and writes one step as arithmetic::
+
+        class AdaptiveLIF(sc.Neuron):
+            states = {"v": 0.0, "a": 0.0}
+            params = {"tau": 2.0, "rho": 0.9, "beta": 0.2, "threshold": 1.0}
+
+            def dynamics(self, x, s, p):
+                h = s.v + (x - s.v) / p.tau
+                z = self.spike(h - (p.threshold + p.beta * s.a))
+                return z, {"v": sc.ops.select(z, 0.0, h), "a": p.rho * s.a + z}
+
+    Arguments of every neuron, beside its own parameters by name:
+
+    surrogate: what stands for the derivative of the spike, see :mod:`spikecore.surrogate`.
+    detach_reset: if true, spikes carry no gradient where they enter the next value of a state in ``reset_states``.
+    learn: names of the parameters to learn; they become ``nn.Parameter``.
+    channel_dim: dimension of one time step ``[B, C, ...]`` that parameters of shape ``[C]`` lie along.
+    step: ``"multi"``: a call takes ``[T, *N]`` and starts at rest. ``"single"``: a call takes ``[*N]`` and continues.
+    backend: name of the backend; ``None`` leaves it to context, environment and auto.
+
+    Arithmetic and state are float32, or float64 for float64 input; outputs have the dtype of the input.
+    """
+
+    #: name -> initial value: a number, or the name of a parameter.
+    states: Mapping[str, Union[float, str]] = {}
+    #: name -> default value.
+    params: Mapping[str, Any] = {}
+    #: Names of the inputs. With more than one, ``dynamics`` gets them as a named tuple.
+    inputs: Tuple[str, ...] = ("x",)
+    #: States whose next value counts as reset by the spike, for ``detach_reset``; None for all of them.
+    reset_states: ClassVar[Optional[Tuple[str, ...]]] = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        checks.declaration(cls, Neuron)
+
+    def __init__(
+        self,
+        *,
+        surrogate: Optional[Surrogate] = None,
+        detach_reset: bool = False,
+        learn: Sequence[str] = (),
+        channel_dim: int = 1,
+        step: str = "multi",
+        backend: Optional[str] = None,
+        **params: Any,
+    ) -> None:
+        super().__init__(step)
+        owner = type(self).__name__
+        checks.known_keywords(owner, params, self.params)
+        self.surrogate = checks.surrogate(owner, ATan() if surrogate is None else surrogate)
+        self.detach_reset = checks.flag(owner, "detach_reset", detach_reset)
+        self.channel_dim = checks.whole(owner, "channel_dim", channel_dim)
+        self.learn = parameters.names_to_learn(owner, learn, tuple(self.params))
+        for name, default in self.params.items():
+            parameters.declare(self, name, params.get(name, default), name in self.learn)
+        self._program: Optional[Program] = None
+        self._bound: Dict[str, Resolved] = {}
+        self._runners: Dict[Any, Runner] = {}
+        self._request: Request = capture(backend)
+
+    # -- definition
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
+        """One step: ``(x, states, parameters) -> (output or tuple of outputs, next states)``, in the language."""
+        raise NotImplementedError(f"{type(self).__name__} must define dynamics(self, x, s, p)")
+
+    def spike(self, u: Any, strict: bool = False) -> Any:
+        """1 where ``u >= 0`` (``u > 0`` if ``strict``), else 0; its derivative is this neuron's surrogate."""
+        return ops.spike(u, self.surrogate, strict)
+
+    @property
+    def program(self) -> Program:
+        """This neuron's dynamics as a program, as configured now."""
+        if self._program is None:
+            names = self.reset_states if self.reset_states is not None else tuple(self.states)
+            try:
+                self._program = trace(
+                    self.dynamics,
+                    name=type(self).__name__,
+                    inputs=self.inputs,
+                    states=self.states,
+                    params=tuple(self.params),
+                    detached=names if self.detach_reset else (),
+                )
+            except AttributeError as error:
+                # coming out of a property, nn.Module would take it for "no attribute 'program'"
+                raise TraceError(f"{type(self).__name__}.dynamics: {error}") from error
+        return self._program
+
+    # -- calls
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """Spikes (or whatever ``dynamics`` outputs) for ``[T, *N]``, or ``[*N]`` in single-step mode."""
+        if not self.continues:
+            outputs, _, _ = self._execute(inputs, None, (), final=False)
+        elif self.step == "single":
+            at_once = tuple(x.unsqueeze(0) if isinstance(x, Tensor) else x for x in inputs)
+            outputs, state, _ = self._execute(at_once, self._state, (), final=True)
+            self._keep(state)
+            outputs = tuple(out.squeeze(0) for out in outputs)
+        else:
+            outputs, state, _ = self._execute(inputs, self._state, (), final=True)
+            self._keep(state)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def run(self, *inputs: Tensor, state: Optional[Mapping[str, Tensor]] = None, record: Sequence[str] = ()) -> Any:
+        """The functional core: ``(output, state)`` for ``[T, *N]``, or ``(output, state, trace)`` with ``record``.
+
+        Pure: it neither reads nor writes what the neuron carries. ``state`` maps each state's name to a tensor ``[*N]``
+        (None starts at rest); the one returned is that after the last step. ``trace`` maps each recorded state's name
+        to its values after every step, ``[T, *N]``. All are differentiable.
+        """
+        names = checks.recorded(type(self).__name__, record, self.states)
+        outputs, final, trace_ = self._execute(inputs, state, names, final=True)
+        out = outputs[0] if len(outputs) == 1 else outputs
+        return (out, final, dict(zip(names, trace_))) if names else (out, final)
+
+    def _execute(
+        self, inputs: Sequence[Tensor], state: Optional[Mapping[str, Tensor]], record: Tuple[str, ...], final: bool
+    ) -> Tuple[Tensors, Optional[State], Tensors]:
+        owner = type(self).__name__
+        inputs = checks.inputs(owner, self.inputs, inputs, self.step)
+        x, program = inputs[0], self.program
+        named = [(name, getattr(self, name)) for name in program.params]
+        checks.same_device(owner, x.device, named)
+        values, kinds = parameters.place(owner, named, x.shape[1:], self.channel_dim)
+        start = checks.state(owner, self.states, state, x, carried=state is not None and state is self._state)
+        runner = self._runner(inputs, start, values, kinds, bool(record), final)
+        outputs, end, trace_ = runner(inputs, start, values, record)
+        return outputs, dict(zip(self.states, end)) if end is not None else None, trace_
+
+    def _runner(
+        self,
+        inputs: Tensors,
+        start: Optional[Tensors],
+        values: Tuple[parameters.Value, ...],
+        kinds: Tuple[str, ...],
+        record: bool,
+        final: bool,
+    ) -> Runner:
+        x = inputs[0]
+        steps = x.shape[0] if x.shape[0] <= MAX_STATIC_STEPS else None
+        grad = torch.is_grad_enabled()
+        wanted = tuple(grad and isinstance(value, Tensor) and value.requires_grad for value in values)
+        gradients = grad and any(value.requires_grad for value in inputs)
+        state_gradients = grad and start is not None and any(value.requires_grad for value in start)
+        key = (x.device.type, x.dtype, steps, kinds, wanted, gradients, state_gradients, record, final)
+        runner = self._runners.get(key)
+        if runner is None:
+            program, resolved = self.program, self._bind(x.device.type)
+            learn = tuple(name for name, wants in zip(program.params, wanted) if wants)
+            spec = Spec(dtype=x.dtype, steps=steps, params=kinds, learn=learn, final=final)
+            lacks = lacking(
+                resolved.backend.capabilities,
+                program,
+                spec,
+                gradients=gradients,
+                state_gradients=state_gradients,
+                record=record,
+            )
+            if lacks:
+                raise Unsupported(checks.unsupported(resolved, type(self).__name__, lacks))
+            runner = self._runners[key] = resolved.backend.runner(program, spec)
+        return runner
+
+    # -- backend
+
+    @property
+    def bound(self) -> Mapping[str, Resolved]:
+        """Device type -> the backend that computes there for this neuron, and why. Empty before the first call."""
+        return dict(self._bound)
+
+    def _ask(self, request: Request) -> None:
+        self._request = request
+        self._bound, self._runners = {}, {}
+
+    def _bind(self, device_type: str) -> Resolved:
+        if device_type not in self._bound:
+            self._bound[device_type] = resolve(self._request, device_type)
+        return self._bound[device_type]
+
+    # -- module
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.params and not isinstance(value, nn.Parameter):
+            value = parameters.checked(type(self).__name__, name, value)
+            if isinstance(value, Tensor) and name in self.__dict__:
+                del self.__dict__[name]  # a number before; as a buffer it moves with the neuron
+                self.register_buffer(name, value)
+                return
+        elif not name.startswith("_") and name != "training":
+            self.__dict__.update(_program=None, _runners={})  # the definition may read it
+        super().__setattr__(name, value)
+
+    def __getstate__(self) -> Dict[str, Any]:
+        return {**super().__getstate__(), "_program": None, "_bound": {}, "_runners": {}}
+
+    def extra_repr(self) -> str:
+        """Parameters, configuration, and which backend was asked for and bound."""
+        learnt = {name for name, _ in self.named_parameters(recurse=False)}
+        parts: List[str] = []
+        for name in self.params:
+            value = getattr(self, name)
+            text = f"{value:g}" if isinstance(value, float) else _tensor_text(value)
+            parts.append(f"{name}={text}" + (" (learnt)" if name in learnt else ""))
+        parts += [
+            f"{name}={getattr(self, name)!r}" for name in ("reset", "reset_delay", "decay_input") if name in vars(self)
+        ]
+        parts += [f"surrogate={self.surrogate!r}"]
+        parts += ["detach_reset=True"] if self.detach_reset else []
+        parts += [f"step={self.step!r}"] if self.step != "multi" else []
+        bound = ", ".join(f"{resolved.backend.name} on {device}" for device, resolved in self._bound.items())
+        asked = self._request.name or "auto"
+        return ", ".join(parts) + f", backend={asked}" + (f" ({bound})" if bound else "")
+
+
+def _tensor_text(value: Tensor) -> str:
+    if value.ndim == 0 and value.device.type == "cpu":
+        return f"{value.item():g}"
+    return f"tensor{list(value.shape)}"

@@ -1,0 +1,92 @@
+"""Neurons with a second variable: a synaptic current, an adaptive threshold; and a read-out that does not fire."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Tuple
+
+from spikecore import checks, parameters
+from spikecore.neuron import Neuron
+from spikecore.neurons.lif import LIF
+from spikecore.neurons.membrane import Membrane
+
+
+class Synaptic(Membrane):
+    """Current-based leaky integrate-and-fire: the input charges a current, the current charges the potential::
+
+        i' = alpha i + x
+        h  = beta v + i'
+        z  = [h >= threshold]
+
+    then reset of ``v``; the current is not reset. ``alpha`` and ``beta`` are the parts that remain after one step.
+    SpikingJelly's ``CUBALIFNode``. (snnTorch's ``Synaptic`` fires on ``>`` and resets one step later.)
+    """
+
+    states = {"i": 0.0, "v": "v_reset"}
+    params = {"alpha": 0.5, "beta": 0.75, **Membrane.params}
+    reset_states = ("v",)
+
+    def __init__(
+        self,
+        alpha: Any = 0.5,
+        beta: Any = 0.75,
+        *,
+        threshold: Any = 1.0,
+        reset: str = "hard",
+        v_reset: Any = 0.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(alpha=alpha, beta=beta, threshold=threshold, reset=reset, v_reset=v_reset, **options)
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
+        i = s.i * p.alpha + x
+        h = s.v * p.beta + i
+        z = self.spike(h - p.threshold)
+        return z, {"i": i, "v": self.after_spike(h, z, p)}
+
+
+class ALIF(LIF):
+    """LIF with an adaptive threshold (Bellec et al., 2018): each spike raises it by ``beta``, which decays by ``rho``::
+
+        z  = [h >= threshold + beta a]      h as in LIF
+        a' = rho a + z
+
+    A soft reset subtracts the raised threshold. ``detach_reset`` concerns ``v`` only.
+    """
+
+    states = {"v": "v_reset", "a": 0.0}
+    params = {"rho": 0.9, "beta": 0.2, **LIF.params}
+    reset_states = ("v",)
+
+    def __init__(self, tau: Any = 2.0, *, rho: Any = 0.9, beta: Any = 0.2, **options: Any) -> None:
+        super().__init__(tau, rho=rho, beta=beta, **options)
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
+        h = self.charge(x, s, p)
+        raised = p.threshold + p.beta * s.a
+        z = self.spike(h - raised)
+        return z, {"v": self.after_spike(h, z, p, raised), "a": p.rho * s.a + z}
+
+
+class LI(Neuron):
+    """Leaky integrator, a read-out that does not fire: its output is its potential::
+
+        v' = v + (x - (v - v_rest)) / tau      decay_input=True
+        v' = v - (v - v_rest) / tau + x        decay_input=False
+
+    ``v`` starts at ``v_rest``. SpikingJelly's ``NonSpikingLIFNode`` is the first form with ``v_rest = 0``.
+    """
+
+    states = {"v": "v_rest"}
+    params = {"tau": 2.0, "v_rest": 0.0}
+
+    def __init__(self, tau: Any = 2.0, *, decay_input: bool = True, v_rest: Any = 0.0, **options: Any) -> None:
+        parameters.require("LI", "above 0", lambda value: value > 0, tau=tau)
+        super().__init__(tau=tau, v_rest=v_rest, **options)
+        self.decay_input = checks.flag("LI", "decay_input", decay_input)
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
+        if self.decay_input:
+            v = s.v + (x - (s.v - p.v_rest)) / p.tau
+        else:
+            v = s.v - (s.v - p.v_rest) / p.tau + x
+        return v, {"v": v}

@@ -1,0 +1,136 @@
+"""Integrate-and-fire, its leaky form, and leaky forms that learn: SpikingJelly's IF, LIF, PLIF and KLIF."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, Tuple
+
+import torch
+
+from spikecore import checks, parameters
+from spikecore.lang import ops
+from spikecore.neurons.membrane import Membrane
+
+
+class IF(Membrane):
+    """Integrate-and-fire: ``h = v + x``, ``z = [h >= threshold]``, then reset (:class:`Membrane`).
+
+    SpikingJelly's ``IFNode``.
+    """
+
+    def __init__(self, *, threshold: Any = 1.0, reset: str = "hard", v_reset: Any = 0.0, **options: Any) -> None:
+        super().__init__(threshold=threshold, reset=reset, v_reset=v_reset, **options)
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
+        h = s.v + x
+        z = self.spike(h - p.threshold)
+        return z, {"v": self.after_spike(h, z, p)}
+
+
+class LIF(Membrane):
+    """Leaky integrate-and-fire with time constant ``tau`` (in time steps), which leaks towards ``v_reset``::
+
+        h = v + (x - (v - v_reset)) / tau      decay_input=True
+        h = v - (v - v_reset) / tau + x        decay_input=False
+        z = [h >= threshold]
+
+    then reset (:class:`Membrane`). SpikingJelly's ``LIFNode``.
+    """
+
+    params = {"tau": 2.0, **Membrane.params}
+
+    def __init__(
+        self,
+        tau: Any = 2.0,
+        *,
+        decay_input: bool = True,
+        threshold: Any = 1.0,
+        reset: str = "hard",
+        v_reset: Any = 0.0,
+        **options: Any,
+    ) -> None:
+        parameters.require(type(self).__name__, "above 0", lambda value: value > 0, tau=tau)
+        super().__init__(tau=tau, threshold=threshold, reset=reset, v_reset=v_reset, **options)
+        self.decay_input = checks.flag(type(self).__name__, "decay_input", decay_input)
+
+    def charge(self, x: Any, s: Any, p: Any) -> Any:
+        """The potential before it fires."""
+        if self.decay_input:
+            return s.v + (x - (s.v - p.v_reset)) / p.tau
+        return s.v - (s.v - p.v_reset) / p.tau + x
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
+        h = self.charge(x, s, p)
+        z = self.spike(h - p.threshold)
+        return z, {"v": self.after_spike(h, z, p)}
+
+
+class PLIF(Membrane):
+    """Leaky integrate-and-fire whose time constant is learnt through ``w``: ``1/tau = sigmoid(w)`` (Fang et al., 2021).
+
+    ::
+
+        h = v + (x - (v - v_reset)) sigmoid(w)      decay_input=True
+        h = v - (v - v_reset) sigmoid(w) + x        decay_input=False
+
+    ``tau`` (above 1) sets where ``w`` starts: ``w = -log(tau - 1)``. A tensor ``tau`` of shape ``[C]`` gives each
+    channel its own. SpikingJelly's ``ParametricLIFNode``.
+    """
+
+    params = {"w": 0.0, **Membrane.params}
+
+    def __init__(
+        self,
+        tau: Any = 2.0,
+        *,
+        decay_input: bool = True,
+        threshold: Any = 1.0,
+        reset: str = "hard",
+        v_reset: Any = 0.0,
+        learn: Any = ("w",),
+        **options: Any,
+    ) -> None:
+        parameters.require("PLIF", "above 1, since 1/tau = sigmoid(w)", lambda value: value > 1, tau=tau)
+        w = 0.0 - (torch.log(tau - 1.0) if isinstance(tau, torch.Tensor) else math.log(tau - 1.0))
+        super().__init__(w=w, threshold=threshold, reset=reset, v_reset=v_reset, learn=learn, **options)
+        self.decay_input = checks.flag("PLIF", "decay_input", decay_input)
+
+    @property
+    def tau(self) -> Any:
+        """The time constant that ``w`` stands for now, in time steps."""
+        w: Any = self.w
+        return 1.0 + (math.exp(-w) if isinstance(w, float) else torch.exp(-w))
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
+        r = ops.sigmoid(p.w)
+        if self.decay_input:
+            h = s.v + (x - (s.v - p.v_reset)) * r
+        else:
+            h = s.v - (s.v - p.v_reset) * r + x
+        z = self.spike(h - p.threshold)
+        return z, {"v": self.after_spike(h, z, p)}
+
+
+class KLIF(LIF):
+    """LIF with a learnt gain and a rectified potential: ``h = relu(k charge)`` (Jiang and Zhang, 2023).
+
+    With ``scale_reset`` the reset acts on ``h / k``, and a soft one subtracts ``threshold / k``. SpikingJelly's
+    ``KLIFNode``.
+    """
+
+    params = {"k": 1.0, **LIF.params}
+
+    def __init__(
+        self, tau: Any = 2.0, *, k: Any = 1.0, scale_reset: bool = False, learn: Any = ("k",), **options: Any
+    ) -> None:
+        super().__init__(tau, k=k, learn=learn, **options)
+        self.scale_reset = checks.flag("KLIF", "scale_reset", scale_reset)
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
+        gained = p.k * self.charge(x, s, p)
+        # the comparison this way round lets a NaN through, and the derivative at 0 is 0
+        h = ops.where(gained <= 0.0, 0.0, gained)
+        z = self.spike(h - p.threshold)
+        if self.scale_reset:
+            return z, {"v": self.after_spike(h / p.k, z, p, p.threshold / p.k)}
+        return z, {"v": self.after_spike(h, z, p)}

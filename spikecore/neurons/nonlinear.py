@@ -1,0 +1,145 @@
+"""Neurons with a nonlinear charge: quadratic, exponential, and Izhikevich's with a recovery current."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Tuple
+
+from spikecore import parameters
+from spikecore.lang import ops
+from spikecore.neurons.membrane import Membrane
+
+
+def _positive(value: Any) -> Any:
+    return value > 0
+
+
+class QIF(Membrane):
+    """Quadratic integrate-and-fire: ``h = v + (x + a0 (v - v_rest) (v - v_c)) / tau``, then fire and reset.
+
+    ``v_c`` is the critical potential above which ``v`` grows by itself. SpikingJelly's ``QIFNode``.
+    """
+
+    params = {"tau": 2.0, "v_c": 0.8, "a0": 1.0, "v_rest": 0.0, **Membrane.params}
+
+    def __init__(
+        self,
+        tau: Any = 2.0,
+        *,
+        v_c: Any = 0.8,
+        a0: Any = 1.0,
+        v_rest: Any = 0.0,
+        threshold: Any = 1.0,
+        reset: str = "hard",
+        v_reset: Any = -0.1,
+        **options: Any,
+    ) -> None:
+        parameters.require("QIF", "above 0", _positive, tau=tau, a0=a0)
+        super().__init__(
+            tau=tau, v_c=v_c, a0=a0, v_rest=v_rest, threshold=threshold, reset=reset, v_reset=v_reset, **options
+        )
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
+        h = s.v + (x + p.a0 * (s.v - p.v_rest) * (s.v - p.v_c)) / p.tau
+        z = self.spike(h - p.threshold)
+        return z, {"v": self.after_spike(h, z, p)}
+
+
+class EIF(Membrane):
+    """Exponential integrate-and-fire: ``h = v + (x + v_rest - v + delta_t exp((v - theta_rh) / delta_t)) / tau``.
+
+    ``theta_rh`` is the rheobase potential, ``delta_t`` the sharpness of the upstroke. SpikingJelly's ``EIFNode``.
+    """
+
+    params = {"tau": 2.0, "delta_t": 1.0, "theta_rh": 0.8, "v_rest": 0.0, **Membrane.params}
+
+    def __init__(
+        self,
+        tau: Any = 2.0,
+        *,
+        delta_t: Any = 1.0,
+        theta_rh: Any = 0.8,
+        v_rest: Any = 0.0,
+        threshold: Any = 1.0,
+        reset: str = "hard",
+        v_reset: Any = -0.1,
+        **options: Any,
+    ) -> None:
+        parameters.require("EIF", "above 0", _positive, tau=tau, delta_t=delta_t)
+        super().__init__(
+            tau=tau,
+            delta_t=delta_t,
+            theta_rh=theta_rh,
+            v_rest=v_rest,
+            threshold=threshold,
+            reset=reset,
+            v_reset=v_reset,
+            **options,
+        )
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
+        h = s.v + (x + p.v_rest - s.v + p.delta_t * ops.exp((s.v - p.theta_rh) / p.delta_t)) / p.tau
+        z = self.spike(h - p.threshold)
+        return z, {"v": self.after_spike(h, z, p)}
+
+
+class Izhikevich(Membrane):
+    """Quadratic charge with a recovery current ``w`` (Izhikevich, 2003)::
+
+        h  = v + (x + a0 (v - v_rest) (v - v_c) - w) / tau
+        w' = w + (a (h - v_rest) - w) / tau_w + b z
+
+    then reset of ``v``. ``detach_reset`` concerns ``v`` only: the spike's push on ``w`` keeps its gradient. ``w``
+    starts at ``w_rest``. SpikingJelly's ``IzhikevichNode``.
+    """
+
+    states = {"v": "v_reset", "w": "w_rest"}
+    params = {
+        "tau": 2.0,
+        "v_c": 0.8,
+        "a0": 1.0,
+        "v_rest": -0.1,
+        "w_rest": 0.0,
+        "tau_w": 2.0,
+        "a": 0.0,
+        "b": 0.0,
+        **Membrane.params,
+    }
+    reset_states = ("v",)
+
+    def __init__(
+        self,
+        tau: Any = 2.0,
+        *,
+        v_c: Any = 0.8,
+        a0: Any = 1.0,
+        v_rest: Any = -0.1,
+        w_rest: Any = 0.0,
+        tau_w: Any = 2.0,
+        a: Any = 0.0,
+        b: Any = 0.0,
+        threshold: Any = 1.0,
+        reset: str = "hard",
+        v_reset: Any = 0.0,
+        **options: Any,
+    ) -> None:
+        parameters.require("Izhikevich", "above 0", _positive, tau=tau, a0=a0, tau_w=tau_w)
+        super().__init__(
+            tau=tau,
+            v_c=v_c,
+            a0=a0,
+            v_rest=v_rest,
+            w_rest=w_rest,
+            tau_w=tau_w,
+            a=a,
+            b=b,
+            threshold=threshold,
+            reset=reset,
+            v_reset=v_reset,
+            **options,
+        )
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
+        h = s.v + (x + p.a0 * (s.v - p.v_rest) * (s.v - p.v_c) - s.w) / p.tau
+        z = self.spike(h - p.threshold)
+        w = s.w + (p.a * (h - p.v_rest) - s.w) / p.tau_w + p.b * z
+        return z, {"v": self.after_spike(h, z, p), "w": w}

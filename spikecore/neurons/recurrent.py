@@ -1,0 +1,88 @@
+"""Feedback around any neuron."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from spikecore import checks
+from spikecore.neuron import Neuron
+from spikecore.state import State, Stateful
+
+#: Name of the fed-back output in the state.
+FEEDBACK = "feedback"
+
+
+class Recurrent(Stateful):
+    """A neuron whose last output comes back through ``linear``: ``y[t] = neuron(x[t] + linear(y[t-1]))``, ``y[-1] =
+    0``.
+
+    ``linear`` is any module that keeps the shape of one time step: ``nn.Linear(C, C)``, a convolution, an elementwise
+    gain. Steps run one by one, since each needs the one before. The state is that of the neuron and ``"feedback"``, the
+    last output. ``step``, ``run``, ``record``, ``carry_state`` and ``reset`` work as for any neuron.
+    """
+
+    def __init__(self, neuron: Neuron, linear: nn.Module, *, step: str = "multi") -> None:
+        super().__init__(step)
+        if not isinstance(neuron, Neuron):
+            raise TypeError(f"Recurrent: neuron={neuron!r} must be a spikecore neuron")
+        if not isinstance(linear, nn.Module):
+            raise TypeError(f"Recurrent: linear={linear!r} must be a module, such as nn.Linear(C, C)")
+        if len(neuron.inputs) != 1 or len(neuron.program.outputs) != 1:
+            raise ValueError(f"Recurrent: {type(neuron).__name__} must have one input and one output to feed back")
+        if neuron.step != "multi":
+            raise ValueError("Recurrent: neuron has step='single'; give the step mode to Recurrent(step=...) instead")
+        self.neuron = neuron
+        self.linear = linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs for ``[T, *N]``, or ``[*N]`` in single-step mode."""
+        if not self.continues:
+            return self._steps(x, None, ())[0]
+        single = self.step == "single"
+        out, state, _ = self._steps(x.unsqueeze(0) if single and isinstance(x, Tensor) else x, self._state, ())
+        self._keep(state)
+        return out.squeeze(0) if single else out
+
+    def run(self, x: Tensor, *, state: Optional[Mapping[str, Tensor]] = None, record: Sequence[str] = ()) -> Any:
+        """As :meth:`Neuron.run`: ``(output, state)``, with ``record`` also the trace of states of the inner neuron."""
+        names = checks.recorded("Recurrent", record, self.neuron.states)
+        out, final, trace = self._steps(x, state, names)
+        return (out, final, trace) if names else (out, final)
+
+    def _steps(
+        self, x: Tensor, state: Optional[Mapping[str, Tensor]], record: Tuple[str, ...]
+    ) -> Tuple[Tensor, State, Dict[str, Tensor]]:
+        (x,) = checks.inputs("Recurrent", ("x",), (x,), self.step)
+        names = (*self.neuron.states, FEEDBACK)
+        given = checks.state("Recurrent", names, state, x, carried=state is not None and state is self._state)
+        if given is None:
+            inner: Optional[Dict[str, Tensor]] = None
+            fed = torch.zeros_like(x[0]) if len(x) else x.new_zeros(x.shape[1:])
+        else:
+            inner, fed = dict(zip(self.neuron.states, given)), given[-1].to(x.dtype)
+        outputs: List[Tensor] = []
+        traces: Dict[str, List[Tensor]] = {name: [] for name in record}
+        for now in x.unbind(0):
+            back = self.linear(fed)
+            if back.shape != now.shape:
+                raise ValueError(
+                    f"Recurrent: linear gives shape {list(back.shape)}, one time step of the input has "
+                    f"{list(now.shape)}; give a module that keeps the shape, such as nn.Linear(C, C)"
+                )
+            out, inner = self.neuron.run((now + back).unsqueeze(0), state=inner)
+            fed = out.squeeze(0)
+            outputs.append(fed)
+            for name in record:
+                traces[name].append(inner[name])
+        if inner is None or not outputs:
+            # no steps: what the neuron itself makes of them has the right shapes, dtypes and state
+            none, final, *trace = self.neuron.run(x, state=inner, record=record)
+            return none, {**final, FEEDBACK: fed}, trace[0] if trace else {}
+        return (
+            torch.stack(outputs),
+            {**inner, FEEDBACK: fed},
+            {name: torch.stack(seen) for name, seen in traces.items()},
+        )

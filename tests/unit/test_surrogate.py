@@ -1,0 +1,396 @@
+"""Surrogates: the formulas, their primitives, finite everywhere, values that compare and pickle, and a user's own."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from dataclasses import FrozenInstanceError, dataclass, fields, is_dataclass
+
+import numpy as np
+import pytest
+import torch
+
+import spikecore as sc
+from spikecore.lang import TraceError
+from spikecore.surrogate import Surrogate
+
+S = sc.surrogate
+
+NAMES = (
+    "ATan Sigmoid FastSigmoid SuperSpike PiecewiseQuadratic PiecewiseExp SoftSign Erf Rectangular Triangular "
+    "PiecewiseLeakyReLU NonzeroSignLogAbs SquarewaveFourier S2NN QPseudoSpike LeakyKReLU FakeNumericalGradient "
+    "LogTailedReLU StraightThrough"
+).split()
+
+
+def logistic(u):
+    """``1 / (1 + exp(-u))``."""
+    return 1 / (1 + np.exp(-u))
+
+
+def fourier(n, period):
+    """The first ``n - 1`` terms of a square wave, as a function."""
+    return lambda u: 4 / period * sum(np.cos((2 * i - 1) * 2 * np.pi * u / period) for i in range(1, n))
+
+
+#: Surrogate and its derivative, written in NumPy from the papers and peers.
+FORMULAS = [
+    (S.ATan(), lambda u: 1 / (1 + (np.pi * u) ** 2)),
+    (S.ATan(alpha=3.5), lambda u: 1.75 / (1 + (np.pi / 2 * 3.5 * u) ** 2)),
+    (S.Sigmoid(), lambda u: 4 * logistic(4 * u) * (1 - logistic(4 * u))),
+    (S.Sigmoid(alpha=0.7), lambda u: 0.7 * np.exp(-0.7 * u) / (1 + np.exp(-0.7 * u)) ** 2),
+    (S.FastSigmoid(), lambda u: (1 + 25 * np.abs(u)) ** -2.0),
+    (S.FastSigmoid(slope=0.5), lambda u: (1 + np.abs(u) / 2) ** -2.0),
+    (S.SuperSpike(), lambda u: (1 + np.abs(u)) ** -2.0),
+    (S.SuperSpike(alpha=4.0), lambda u: 4 * (1 + np.abs(u)) ** -2.0),
+    (S.PiecewiseQuadratic(), lambda u: np.maximum(0, 1 - np.abs(u))),
+    (S.PiecewiseQuadratic(alpha=0.4), lambda u: np.maximum(0, 0.4 - 0.16 * np.abs(u))),
+    (S.PiecewiseExp(), lambda u: np.exp(-np.abs(u)) / 2),
+    (S.PiecewiseExp(alpha=2.5), lambda u: 1.25 * np.exp(-2.5 * np.abs(u))),
+    (S.SoftSign(), lambda u: 1 / (4 * (0.5 + np.abs(u)) ** 2)),
+    (S.SoftSign(alpha=0.8), lambda u: 1 / (1.6 * (1.25 + np.abs(u)) ** 2)),
+    (S.Erf(), lambda u: 2 / np.sqrt(np.pi) * np.exp(-4 * u * u)),
+    (S.Erf(alpha=0.9), lambda u: 0.9 / np.sqrt(np.pi) * np.exp(-0.81 * u * u)),
+    (S.Rectangular(), lambda u: (np.abs(u) < 0.5) * 1.0),
+    (S.Rectangular(alpha=0.25), lambda u: (np.abs(u) < 2) * 0.25),
+    (S.Triangular(), lambda u: 0.3 * np.maximum(0, 1 - np.abs(u))),
+    (S.Triangular(gamma=1.5, width=2.0), lambda u: 1.5 * np.maximum(0, 1 - np.abs(u) / 2)),
+    (S.PiecewiseLeakyReLU(), lambda u: np.where(np.abs(u) < 1, 0.5, 0.01)),
+    (S.PiecewiseLeakyReLU(w=2.5, c=-0.2), lambda u: np.where(np.abs(u) < 2.5, 0.2, -0.2)),
+    (S.NonzeroSignLogAbs(), lambda u: 1 / (1 + np.abs(u))),
+    (S.NonzeroSignLogAbs(alpha=5.0), lambda u: 1 / (0.2 + np.abs(u))),
+    (S.SquarewaveFourier(), fourier(2, 8.0)),
+    (S.SquarewaveFourier(n=5, period=3.0), fourier(5, 3.0)),
+    (S.SquarewaveFourier(n=3, period=0.75), fourier(3, 0.75)),
+    (S.S2NN(), lambda u: np.where(u < 0, 4 * logistic(4 * u) * (1 - logistic(4 * u)), 1 / (np.abs(u) + 1))),
+    (
+        S.S2NN(alpha=2.0, beta=0.3),
+        lambda u: np.where(u < 0, 2 * logistic(2 * u) * logistic(-2 * u), 0.3 / (np.abs(u) + 1)),
+    ),
+    (S.QPseudoSpike(), lambda u: (1 + 2 * np.abs(u)) ** -2.0),
+    (S.QPseudoSpike(alpha=3.0), lambda u: (1 + np.abs(u)) ** -3.0),
+    (S.LeakyKReLU(), lambda u: (u >= 0) * 1.0),
+    (S.LeakyKReLU(leak=0.1, k=2.0), lambda u: np.where(u >= 0, 2.0, 0.1)),
+    (S.FakeNumericalGradient(), lambda u: np.where(np.abs(u) * 0.3 > 1, 1 / np.maximum(np.abs(u), 1), 0.3)),
+    (S.FakeNumericalGradient(alpha=2.0), lambda u: np.where(np.abs(u) > 0.5, 1 / np.maximum(np.abs(u), 0.5), 2.0)),
+    (S.LogTailedReLU(), lambda u: np.where(u <= 0, 0, np.where(u <= 1, 1, 1 / np.maximum(u, 1)))),
+    (S.LogTailedReLU(alpha=0.2), lambda u: np.where(u <= 0, 0.2, np.where(u <= 1, 1, 1 / np.maximum(u, 1)))),
+    (S.StraightThrough(), np.ones_like),
+]
+ALL = [surrogate for surrogate, _ in FORMULAS]
+WITH_PRIMITIVE = [surrogate for surrogate in ALL if not isinstance(surrogate, S.FakeNumericalGradient)]
+
+
+def slope(surrogate, u):
+    """The derivative at ``u``, found as a neuron finds it."""
+    u = u.clone().requires_grad_()
+    (grad,) = torch.autograd.grad(sc.ops.spike(u, surrogate).sum(), u)
+    return grad
+
+
+def points(count=400):
+    """Irregular points in -4..4, none on a kink, and none closer to one than a difference quotient reaches."""
+    return torch.rand(count, generator=torch.Generator().manual_seed(7), dtype=torch.float64) * 8 - 4
+
+
+class TestFormulas:
+    """Each derivative is the published one."""
+
+    def test_the_nineteen_are_here(self):
+        """The table above covers every surrogate of the design, at its defaults and at other parameters."""
+        public = {n for n, value in vars(S).items() if isinstance(value, type) and issubclass(value, Surrogate)}
+        assert public - {"Surrogate"} == set(NAMES)
+        assert {type(surrogate).__name__ for surrogate in ALL} == set(NAMES)
+        assert all(getattr(S, name)() in ALL for name in NAMES)
+
+    @pytest.mark.parametrize(("surrogate", "formula"), FORMULAS, ids=repr)
+    def test_derivative_is_the_formula(self, surrogate, formula):
+        """Autograd through a spike gives the formula, at irregular points, at the kinks and at zero of both signs."""
+        kinks = torch.tensor([0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 0.25, -0.25], dtype=torch.float64)
+        u = torch.cat([points(), kinks])
+        np.testing.assert_allclose(slope(surrogate, u).numpy(), formula(u.numpy()), rtol=1e-12, atol=1e-13)
+
+    @pytest.mark.parametrize(("surrogate", "formula"), FORMULAS, ids=repr)
+    def test_float32_is_near_the_formula(self, surrogate, formula):
+        """In float32 it is the formula to float32's precision."""
+        u = points().float()
+        expected = formula(u.double().numpy())
+        np.testing.assert_allclose(slope(surrogate, u).numpy(), expected, rtol=2e-5, atol=2e-5)
+
+    @pytest.mark.parametrize("surrogate", WITH_PRIMITIVE, ids=repr)
+    def test_derivative_is_the_slope_of_the_primitive(self, surrogate):
+        """The derivative equals the difference quotient of ``primitive``."""
+        u, h = points(), 1e-6
+        quotient = (surrogate.primitive(u + h) - surrogate.primitive(u - h)) / (2 * h)
+        torch.testing.assert_close(slope(surrogate, u), quotient, rtol=1e-6, atol=1e-8)
+
+    @pytest.mark.parametrize("surrogate", WITH_PRIMITIVE, ids=repr)
+    def test_primitive_has_no_jump(self, surrogate):
+        """``primitive`` is continuous: between two points it grows by the area under the derivative."""
+        ends = torch.linspace(-4, 4, 400_001, dtype=torch.float64)
+        middle = (ends[1:] + ends[:-1]) / 2
+        area = (slope(surrogate, middle) * (ends[1] - ends[0])).cumsum(0)
+        grown = surrogate.primitive(ends[1:]) - surrogate.primitive(ends[:1])
+        torch.testing.assert_close(grown, area, rtol=0, atol=2e-4)
+
+    def test_primitive_passes_where_it_should(self):
+        """Those that stand for a step pass 1/2 at the threshold, the others 0; those of area 1 rise from 0 to 1."""
+        zero = torch.zeros(1, dtype=torch.float64)
+        no_step = ("FastSigmoid", "SuperSpike", "NonzeroSignLogAbs", "LeakyKReLU", "LogTailedReLU", "StraightThrough")
+        for surrogate in WITH_PRIMITIVE:
+            name = type(surrogate).__name__
+            at_zero = surrogate.gamma * surrogate.width / 2 if name == "Triangular" else 0.5 * (name not in no_step)
+            assert surrogate.primitive(zero).item() == pytest.approx(at_zero)
+        far = torch.tensor([-1e9, 1e9], dtype=torch.float64)
+        for name in ("ATan", "Sigmoid", "PiecewiseQuadratic", "PiecewiseExp", "SoftSign", "Erf", "Rectangular"):
+            assert getattr(S, name)().primitive(far).tolist() == pytest.approx([0, 1], abs=1e-8)
+
+    def test_forward_is_the_step_whatever_the_surrogate(self):
+        """A spike is 1 from the threshold on (above it, if strict), for every surrogate."""
+        u = torch.tensor([-1.0, -1e-45, -0.0, 0.0, 1e-45, 1.0, math.inf, -math.inf, math.nan])
+        for surrogate in ALL:
+            assert sc.ops.spike(u, surrogate).tolist() == [0, 0, 1, 1, 1, 1, 1, 0, 0]
+            assert sc.ops.spike(u, surrogate, strict=True).tolist() == [0, 0, 0, 0, 1, 1, 1, 0, 0]
+
+
+def extremes(dtype):
+    """Zeros, subnormals, powers of ten and neighbours of ones, up to the largest, of both signs."""
+    info, bits = torch.finfo(dtype), torch.tensor([1, 2, 1000])
+    subnormal = bits.to(torch.int32).view(dtype) if dtype == torch.float32 else bits.view(dtype)
+    one = torch.tensor([0.25, 0.5, 1.0, 2.0, 4.0, 8.0], dtype=dtype)
+    near = torch.nextafter(one, torch.zeros_like(one)), torch.nextafter(one, one * 2)
+    tens = 10.0 ** torch.arange(math.log10(info.tiny) // 1, math.log10(info.max) // 1, dtype=torch.float64)
+    ends = torch.tensor([0.0, info.tiny, info.eps, info.max, info.max / 2], dtype=dtype)
+    positive = torch.cat([subnormal, one, *near, tens.to(dtype), ends])
+    return torch.cat([positive, -positive])
+
+
+class TestFinite:
+    """Finite for every finite input."""
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("surrogate", ALL, ids=repr)
+    def test_at_the_extremes(self, surrogate, dtype):
+        """No NaN and no infinity at zero, among subnormals, at the kinks, or at the largest numbers."""
+        u = extremes(dtype)
+        assert u.isfinite().all()
+        assert slope(surrogate, u).isfinite().all()
+
+    @pytest.mark.parametrize("surrogate", ALL, ids=repr)
+    def test_at_any_bit_pattern(self, surrogate):
+        """No NaN and no infinity at 50 000 float32 numbers spread over all exponents."""
+        bits = torch.randint(-(2**31), 2**31, (50_000,), generator=torch.Generator().manual_seed(1)).to(torch.int32)
+        u = bits.view(torch.float32)
+        assert slope(surrogate, u[u.isfinite()]).isfinite().all()
+
+    @pytest.mark.parametrize("surrogate", [getattr(S, name)() for name in NAMES], ids=repr)
+    def test_in_a_neuron(self, surrogate):
+        """A silent neuron, one exactly at threshold, and one driven hard have finite input gradients.
+
+        With ``detach_reset``, since otherwise a potential of 1e38 is itself a factor of the gradient.
+        """
+        x = torch.tensor([[0.0, -1.0, 1.0, 2.0, -1e38, 1e38]]).repeat(4, 1).requires_grad_()
+        sc.IF(surrogate=surrogate, detach_reset=True)(x).sum().backward()
+        assert x.grad.isfinite().all()
+
+
+class TestValue:
+    """A surrogate is a value."""
+
+    @pytest.mark.parametrize("surrogate", ALL, ids=repr)
+    def test_equal_parameters_make_equal_surrogates(self, surrogate):
+        """Equal, of one hash, and interchangeable after a copy, a pickle, and reading the repr back."""
+        again = type(surrogate)(**{f.name: getattr(surrogate, f.name) for f in fields(surrogate)})
+        for other in (again, copy.deepcopy(surrogate), pickle.loads(pickle.dumps(surrogate))):
+            assert surrogate == other
+            assert hash(surrogate) == hash(other)
+        assert eval(repr(surrogate), dict(vars(S))) == surrogate
+
+    def test_others_differ(self):
+        """Another parameter or another class makes another surrogate; a whole number counts as its float."""
+        assert len(set(ALL)) == len(ALL)
+        assert S.ATan(alpha=2) == S.ATan(alpha=2.0)
+        assert S.ATan(alpha=1.0) != S.Sigmoid(alpha=1.0)
+        assert S.PiecewiseExp(alpha=1.0) != S.PiecewiseQuadratic(alpha=1.0)
+
+    def test_never_changes(self):
+        """A parameter cannot be set afterwards: two neurons may share one surrogate."""
+        with pytest.raises(FrozenInstanceError, match="alpha"):
+            S.ATan().alpha = 3.0
+
+    def test_prints_its_parameters(self):
+        """The repr is the call that makes it."""
+        assert repr(S.Triangular(gamma=0.5)) == "Triangular(gamma=0.5, width=1.0)"
+
+
+POSITIVE = [(getattr(S, name), field) for name in NAMES for field in getattr(S, name).positive]
+
+
+class TestBadParameters:
+    """A wrong parameter is named."""
+
+    @pytest.mark.parametrize("value", [0, 0.0, -1.5])
+    @pytest.mark.parametrize(("cls", "field"), POSITIVE)
+    def test_not_above_zero(self, cls, field, value):
+        """A scale that is zero or negative."""
+        with pytest.raises(ValueError, match=f"^{cls.__name__}: {field}={value} must be above 0$"):
+            cls(**{field: value})
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "2", None, True, torch.tensor(2.0), [1.0]])
+    @pytest.mark.parametrize("cls", [getattr(S, name) for name in NAMES if fields(getattr(S, name))])
+    def test_no_finite_number(self, cls, value):
+        """Anything but a finite number."""
+        field = fields(cls)[0].name
+        with pytest.raises(TypeError, match=f"^{cls.__name__}: {field}=.* must be a finite number$"):
+            cls(**{field: value})
+
+    def test_pseudo_spike_exponent(self):
+        """A q-pseudo-spike with exponent 1 or less is none."""
+        with pytest.raises(ValueError, match=r"^QPseudoSpike: alpha=1\.0 must be above 1$"):
+            S.QPseudoSpike(alpha=1.0)
+
+    @pytest.mark.parametrize("n", [1, 0, -3, 2.5])
+    def test_number_of_terms(self, n):
+        """A Fourier series needs a whole number of terms, one at least."""
+        with pytest.raises(ValueError, match=f"^SquarewaveFourier: n={n} must be a whole number, 2 or more$"):
+            S.SquarewaveFourier(n=n)
+
+    def test_unknown_parameter(self):
+        """A parameter it does not have."""
+        with pytest.raises(TypeError, match="slope"):
+            S.ATan(slope=1.0)
+
+    def test_no_primitive(self):
+        """The one without a closed form says so."""
+        with pytest.raises(NotImplementedError, match="^FakeNumericalGradient has no primitive in closed form$"):
+            S.FakeNumericalGradient().primitive(torch.zeros(1))
+
+
+@dataclass(frozen=True)
+class Box(Surrogate):
+    """The box of the module's documentation."""
+
+    width: float = 1.0
+    positive = ("width",)
+
+    def derivative(self, u):
+        return sc.ops.where(abs(u) < self.width / 2, 1.0 / self.width, 0.0)
+
+
+class Bell(Surrogate):
+    """A plain class, written with torch's own functions."""
+
+    def __init__(self, sharpness):
+        self.sharpness = sharpness
+
+    def derivative(self, u):
+        return torch.exp(-self.sharpness * torch.square(u))
+
+
+class Constant(Surrogate):
+    """A derivative that is a number."""
+
+    def derivative(self, u):
+        return 0.25
+
+
+class TestOwn:
+    """A surrogate of one's own."""
+
+    u = torch.tensor([-3.0, -0.7, -0.2, 0.0, 0.3, 0.9])
+
+    @pytest.mark.parametrize(
+        ("surrogate", "formula"),
+        [
+            (Box(), lambda u: (u.abs() < 0.5) * 1.0),
+            (Box(width=2.0), lambda u: (u.abs() < 1) * 0.5),
+            (Bell(3.0), lambda u: torch.exp(-3 * u * u)),
+            (Constant(), lambda u: torch.full_like(u, 0.25)),
+        ],
+        ids=["dataclass", "dataclass with a parameter", "plain class", "number"],
+    )
+    def test_trains_a_neuron(self, surrogate, formula):
+        """The input gradient of a neuron is the user's formula, on fresh and on used, copied and pickled neurons."""
+        x = (self.u + 1.0).unsqueeze(0).requires_grad_()
+        lif = sc.IF(surrogate=surrogate)
+        for neuron in (lif, lif, copy.deepcopy(lif), pickle.loads(pickle.dumps(lif))):
+            (grad,) = torch.autograd.grad(neuron(x).sum(), x)
+            torch.testing.assert_close(grad[0], formula(x.detach()[0] - 1.0))
+
+    def test_dataclass_is_a_value(self):
+        """A frozen dataclass has equality, a name and its parameters checked, as those that come with spikecore."""
+        assert is_dataclass(Box)
+        assert Box(2.0) == Box(2.0)
+        assert repr(sc.IF(surrogate=Box(2.0))).count("surrogate=Box(width=2.0)") == 1
+        with pytest.raises(ValueError, match="^Box: width=-1 must be above 0$"):
+            Box(-1)
+
+    def test_subclass_of_one_that_exists(self):
+        """A subclass with its own derivative is asked, not its parent."""
+
+        class Half(S.ATan):
+            def derivative(self, u):
+                return super().derivative(u) / 2.0
+
+        torch.testing.assert_close(slope(Half(), self.u), slope(S.ATan(), self.u) / 2)
+
+    def test_without_derivative(self):
+        """A subclass that forgot the derivative is named when it is used."""
+
+        class Empty(Surrogate):
+            pass
+
+        with pytest.raises(NotImplementedError, match=r"^Empty must define derivative\(self, u\)$"):
+            sc.IF(surrogate=Empty())(torch.ones(1, 1))
+
+    def test_that_returns_a_comparison(self):
+        """A truth value is no derivative; the message says how to make it a number."""
+
+        class Window(Surrogate):
+            def derivative(self, u):
+                return abs(u) < 0.5
+
+        with pytest.raises(TraceError, match=r"derivative gives a comparison.*return sc.ops.where\(comparison, a, b\)"):
+            sc.IF(surrogate=Window())(torch.ones(1, 1))
+
+    def test_that_leaves_the_language(self):
+        """A Python function of numbers cannot be traced; the message points to sc.ops."""
+
+        class Mathematical(Surrogate):
+            def derivative(self, u):
+                return math.exp(-u)
+
+        with pytest.raises(TraceError, match=r"`return math\.exp\(-u\)`.*use the functions of sc\.ops"):
+            sc.IF(surrogate=Mathematical())(torch.ones(1, 1))
+
+    def test_that_returns_a_tensor(self):
+        """A tensor is not part of the language."""
+
+        class Learnt(Surrogate):
+            def derivative(self, u):
+                return torch.tensor(1.0)
+
+        with pytest.raises(TraceError, match="a Tensor is not part of the language as surrogate derivative"):
+            sc.IF(surrogate=Learnt())(torch.ones(1, 1))
+
+
+class TestRefused:
+    """What is no surrogate."""
+
+    def test_the_class(self):
+        """The class instead of an object: the message has the missing parentheses."""
+        with pytest.raises(TypeError, match=r"^IF: surrogate=Sigmoid is the class; give an object, Sigmoid\(\)$"):
+            sc.IF(surrogate=S.Sigmoid)
+
+    @pytest.mark.parametrize("value", ["atan", torch.sigmoid, lambda u: u, 1.0, int])
+    def test_something_else(self, value):
+        """A name, a function, a number: the message says what one is and how to write one's own."""
+        with pytest.raises(TypeError, match="^LIF: surrogate=.* must be a spikecore.surrogate.Surrogate, such as ATan"):
+            sc.LIF(surrogate=value)
+        with pytest.raises(TypeError, match=r"subclass Surrogate and write derivative\(self, u\)$"):
+            sc.LIF(surrogate=value)
+
+    def test_the_default(self):
+        """Without one, a neuron has ATan(alpha=2)."""
+        assert sc.LIF().surrogate == S.ATan(alpha=2.0)
