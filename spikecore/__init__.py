@@ -1,3 +1,70 @@
 """One definition of a spiking neuron, written as equations; every accelerator runs it, trains it, and agrees on it."""
 
+from spikecore import encode, functional, layers, losses, metrics, surrogate
+from spikecore.backend import (
+    Backend,
+    BackendError,
+    BackendInfo,
+    BackendLoadError,
+    BackendUnavailable,
+    Capabilities,
+    UnknownBackend,
+    Unsupported,
+)
+from spikecore.functional import carry_state, detach, reset, set_backend
+from spikecore.hookspecs import hookimpl
+from spikecore.lang import Program, TraceError, ops
+from spikecore.neuron import Neuron
+from spikecore.neurons import ALIF, EIF, IF, KLIF, LI, LIF, PLIF, QIF, Izhikevich, Leaky, Recurrent, Synaptic
+from spikecore.registry import BackendStatus
+from spikecore.selection import backends, use_backend
+from spikecore.surrogate import Surrogate
+from spikecore.training import DataLoader, TrainingOptions, inference_model, training_model
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "ALIF",
+    "EIF",
+    "IF",
+    "KLIF",
+    "LI",
+    "LIF",
+    "PLIF",
+    "QIF",
+    "Backend",
+    "BackendError",
+    "BackendInfo",
+    "BackendLoadError",
+    "BackendStatus",
+    "BackendUnavailable",
+    "Capabilities",
+    "DataLoader",
+    "Izhikevich",
+    "Leaky",
+    "Neuron",
+    "Program",
+    "Recurrent",
+    "Surrogate",
+    "Synaptic",
+    "TraceError",
+    "TrainingOptions",
+    "UnknownBackend",
+    "Unsupported",
+    "backends",
+    "carry_state",
+    "detach",
+    "encode",
+    "functional",
+    "hookimpl",
+    "inference_model",
+    "layers",
+    "losses",
+    "metrics",
+    "ops",
+    "reset",
+    "set_backend",
+    "surrogate",
+    "training_model",
+    "use_backend",
+]

@@ -1,0 +1,243 @@
+"""Encoders: from values to spike trains.
+
+Rules of this module:
+
+- An encoder is a module, ``encoder(x) -> [T, *x.shape]``, in the dtype and on the device of ``x``; ``Delta`` takes
+  values that have a time dimension already, ``[T, ...] -> [T, ...]``.
+- ``x`` is floating point, scaled to [0, 1] where a formula says so. Nothing reads a value on the host: out-of-range
+  values are clamped, never an error.
+- Every encoder takes ``generator``, so that one can take another's place; the deterministic ones draw nothing from it.
+- A generator travels with its encoder: a copied or unpickled encoder goes on with the same stream, independently.
+- Spikes come from comparisons and carry no gradient to ``x``; ``Constant`` is the encoder to train through.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from spikecore.backend import compute_dtype
+
+__all__ = ["Constant", "Delta", "Encoder", "Latency", "Poisson"]
+
+
+class Encoder(nn.Module):
+    """Base of the encoders: checks the input, keeps the generator. A subclass writes :meth:`encode`."""
+
+    #: Names of the attributes that ``repr`` shows.
+    settings: Tuple[str, ...] = ()
+
+    def __init__(self, *, generator: Optional[torch.Generator] = None) -> None:
+        super().__init__()
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise TypeError(f"generator must be a torch.Generator or None, got {type(generator).__name__}")
+        self.generator = generator
+
+    def encode(self, x: Tensor) -> Tensor:
+        """The spike train of a checked input."""
+        raise NotImplementedError(f"{type(self).__name__} must define encode(x)")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x -> [T, *x.shape]``. Raises TypeError if ``x`` is not a floating-point tensor."""
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x must be a tensor, got {type(x).__name__}")
+        if not x.is_floating_point():
+            raise TypeError(f"x must be floating point, got {x.dtype}; convert and scale it, as in x.float() / 255")
+        return self.encode(x)
+
+    def extra_repr(self) -> str:
+        """The settings, as keyword arguments."""
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.settings)
+
+    def __getstate__(self) -> Dict[str, Any]:
+        # A torch.Generator can be neither copied nor pickled in torch 2.0; its device and state can.
+        state = dict(self.__dict__)
+        if self.generator is not None:
+            state["generator"] = (str(self.generator.device), self.generator.get_state())
+        return state
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        state = dict(state)
+        if state["generator"] is not None:
+            device, stream = state["generator"]
+            state["generator"] = torch.Generator(device=device)
+            state["generator"].set_state(stream)
+        nn.Module.__setstate__(self, state)
+
+
+class Poisson(Encoder):
+    """Each step spikes with probability ``clamp(gain * x + offset, 0, 1)``, independently of all others.
+
+    ``x [*N] -> [steps, *N]``. ``generator`` None draws from torch's global stream of the device of ``x``. Uniform
+    numbers are drawn in float32 (float64 for float64) whatever the dtype of ``x``, so that probabilities are not
+    rounded to those of half precision; probability 0 never spikes, 1 always.
+
+    Raises TypeError or ValueError for ``steps`` not a positive integer or a factor that is not a finite number,
+    ValueError for a generator on another device than ``x``. Source: snnTorch's ``spikegen.rate``. Bernoulli in discrete
+    time is what the field calls Poisson coding.
+    """
+
+    settings = ("steps", "gain", "offset")
+
+    def __init__(
+        self, steps: int, *, gain: float = 1.0, offset: float = 0.0, generator: Optional[torch.Generator] = None
+    ) -> None:
+        super().__init__(generator=generator)
+        self.steps = _steps(steps)
+        self.gain = _number("gain", gain)
+        self.offset = _number("offset", offset)
+
+    def encode(self, x: Tensor) -> Tensor:
+        """``[*N] -> [steps, *N]``."""
+        if self.generator is not None and self.generator.device != x.device:
+            raise ValueError(
+                f"generator is on {self.generator.device} but x is on {x.device}; "
+                f"make it with torch.Generator(device={str(x.device)!r})"
+            )
+        probability = (x.to(compute_dtype(x.dtype)) * self.gain + self.offset).clamp(0.0, 1.0)
+        drawn = torch.rand((self.steps, *x.shape), generator=self.generator, device=x.device, dtype=probability.dtype)
+        return (drawn < probability).to(x.dtype)
+
+
+class Latency(Encoder):
+    r"""One spike per element, the earlier the larger the value.
+
+    ``x [*N] -> [steps, *N]``, x clamped to [0, 1]; a spike at step ``round(t)`` (halves to even) with
+
+    - ``t = tau * log(x' / (x' - threshold))``, ``x' = max(x, threshold + 1e-7)``: when a leaky integrator with constant
+      input x reaches the threshold; or
+    - ``linear=True``: ``t = min(tau * (1 - x), tau * (1 - threshold))``.
+
+    A value below the threshold has the latest time there is, or no spike at all with ``clip=True``. ``normalize=True``
+    fits the times into the steps: the logarithmic ones are scaled such that the latest one in ``x`` (the whole tensor,
+    batch included) is ``steps - 1``; the linear ones take ``tau = steps - 1``. A spike that is due after the last step
+    is left out.
+
+    Raises TypeError or ValueError for ``steps`` not a positive integer, ``threshold`` outside (0, 1) or ``tau`` not
+    positive. ``generator`` is not used. Source: snnTorch's ``spikegen.latency(..., bypass=True)``; without ``bypass``
+    it reads the times on the host to raise for late ones.
+    """
+
+    settings = ("steps", "threshold", "tau", "normalize", "linear", "clip")
+    #: Keeps the logarithm finite at the threshold.
+    epsilon = 1e-7
+
+    def __init__(
+        self,
+        steps: int,
+        *,
+        threshold: float = 0.01,
+        tau: float = 1.0,
+        normalize: bool = False,
+        linear: bool = False,
+        clip: bool = False,
+        generator: Optional[torch.Generator] = None,
+    ) -> None:
+        super().__init__(generator=generator)
+        self.steps = _steps(steps)
+        self.threshold = _number("threshold", threshold)
+        if not 0.0 < self.threshold < 1.0:
+            raise ValueError(f"threshold must be between 0 and 1, both excluded, got {threshold!r}")
+        self.tau = _positive("tau", tau)
+        self.normalize, self.linear, self.clip = normalize, linear, clip
+
+    def encode(self, x: Tensor) -> Tensor:
+        """``[*N] -> [steps, *N]``."""
+        value = x.to(compute_dtype(x.dtype)).clamp(0.0, 1.0)
+        due = self._linear(value) if self.linear else self._logarithmic(value)
+        step = torch.arange(self.steps, device=x.device, dtype=value.dtype).reshape(-1, *[1] * x.ndim)
+        spikes = due.round() == step
+        if self.clip:
+            spikes = spikes & (value >= self.threshold)
+        return spikes.to(x.dtype)
+
+    def _logarithmic(self, value: Tensor) -> Tensor:
+        value = value.clamp(min=self.threshold + self.epsilon)
+        due = self.tau * torch.log(value / (value - self.threshold))
+        if self.normalize and due.numel():
+            # The smallest number is for times that are all 0, where a threshold is lost beside the values.
+            due = due * (self.steps - 1) / due.amax().clamp(min=torch.finfo(due.dtype).tiny)
+        return due
+
+    def _linear(self, value: Tensor) -> Tensor:
+        tau = self.steps - 1 if self.normalize else self.tau
+        return (tau * (1.0 - value)).clamp(max=tau * (1.0 - self.threshold))
+
+
+class Delta(Encoder):
+    """A spike where the value rose by the threshold or more since the step before.
+
+    ``x [T, ...] -> [T, ...]``: 1 where ``x[t] - x[t-1] >= threshold`` and, with ``off_spikes=True``, -1 where ``x[t] -
+    x[t-1] <= -threshold``; 0 elsewhere. ``x[-1]`` is 0, or ``x[0]`` with ``padding=True``, so that the first step never
+    spikes. The difference is taken in the dtype of ``x``.
+
+    Raises TypeError or ValueError for a ``threshold`` not positive, ValueError for ``x`` without a time dimension.
+    ``generator`` is not used. Source: snnTorch's ``spikegen.delta``.
+    """
+
+    settings = ("threshold", "off_spikes", "padding")
+
+    def __init__(
+        self,
+        threshold: float = 0.1,
+        *,
+        off_spikes: bool = False,
+        padding: bool = False,
+        generator: Optional[torch.Generator] = None,
+    ) -> None:
+        super().__init__(generator=generator)
+        self.threshold = _positive("threshold", threshold)
+        self.off_spikes, self.padding = off_spikes, padding
+
+    def encode(self, x: Tensor) -> Tensor:
+        """``[T, ...] -> [T, ...]``."""
+        if x.ndim == 0:
+            raise ValueError("x must be [T, ...] with time first, got a 0-d tensor")
+        start = x[:1] if self.padding else torch.zeros_like(x[:1])
+        change = x - torch.cat((start, x[:-1]))
+        spikes = (change >= self.threshold).to(x.dtype)
+        return spikes - (change <= -self.threshold).to(x.dtype) if self.off_spikes else spikes
+
+
+class Constant(Encoder):
+    """The value itself at every step: direct, or current, coding; the first layer of neurons makes the spikes.
+
+    ``x [*N] -> [steps, *N]``, a view that repeats ``x`` without a copy and passes its gradient.
+
+    Raises TypeError or ValueError for ``steps`` not a positive integer. ``generator`` is not used.
+    """
+
+    settings = ("steps",)
+
+    def __init__(self, steps: int, *, generator: Optional[torch.Generator] = None) -> None:
+        super().__init__(generator=generator)
+        self.steps = _steps(steps)
+
+    def encode(self, x: Tensor) -> Tensor:
+        """``[*N] -> [steps, *N]``."""
+        return x.unsqueeze(0).expand(self.steps, *x.shape)
+
+
+def _steps(steps: int) -> int:
+    if isinstance(steps, bool) or not isinstance(steps, int):
+        raise TypeError(f"steps must be an int, the number of time steps, got {steps!r}")
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+    return steps
+
+
+def _number(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value!r}")
+    return float(value)
+
+
+def _positive(name: str, value: float) -> float:
+    if not _number(name, value) > 0.0:
+        raise ValueError(f"{name} must be greater than 0, got {value!r}")
+    return float(value)

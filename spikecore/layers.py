@@ -1,0 +1,60 @@
+"""Layers around neurons: ordinary, stateless modules applied to all time steps at once."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+__all__ = ["TimeBatched"]
+
+
+class TimeBatched(nn.Module):
+    """Applies stateless modules to ``[T, B, ...]`` in one call, with time folded into the batch.
+
+    ``y[t] = module(x[t])`` for every step, computed as ``module(x.flatten(0, 1))``; ``[T, B, ...] -> [T, B, ...]``, the
+    trailing dimensions being the module's affair. Several modules are applied in order:
+    ``TimeBatched(conv, norm, pool)``. Folding and unfolding are views where the strides allow it, so that channels-last
+    steps stay channels-last; x is copied only if time and batch do not follow each other in memory.
+
+    Batch normalisation sees T * B samples: in training its statistics are those over time and batch together, one
+    update of the running ones per call, not one set per step. Dropout draws a new mask for every step.
+
+    Raises TypeError for something that is not a module, no tensor in or no tensor out; ValueError without modules, for
+    one that contains a stateful neuron (a neuron needs the time dimension: place it outside), for ``x`` of fewer than
+    two dimensions, and for a module that changes the size of the leading dimension.
+    """
+
+    def __init__(self, *modules: nn.Module) -> None:
+        # Here, not above: neurons are built on layers, as in recurrent ones.
+        from spikecore.neuron import Stateful
+
+        super().__init__()
+        if not modules:
+            raise ValueError("TimeBatched needs at least one module, as in TimeBatched(nn.Conv2d(2, 8, 3))")
+        for position, module in enumerate(modules):
+            if not isinstance(module, nn.Module):
+                raise TypeError(f"module {position} of TimeBatched must be an nn.Module, got {type(module).__name__}")
+            for name, part in module.named_modules():
+                if isinstance(part, Stateful):
+                    where = f"module {position}" + (f", at {name!r}," if name else "")
+                    raise ValueError(
+                        f"{where} of TimeBatched is a stateful neuron, {type(part).__name__}, which needs the time "
+                        f"dimension; place it after, as in nn.Sequential(TimeBatched(conv), neuron)"
+                    )
+        self.module = modules[0] if len(modules) == 1 else nn.Sequential(*modules)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[T, B, ...] -> [T, B, ...]``."""
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x must be a tensor, got {type(x).__name__}")
+        if x.ndim < 2:
+            raise ValueError(f"x must be [T, B, ...] (time, batch), got shape {tuple(x.shape)}")
+        steps, batch = x.shape[:2]
+        y = self.module(x.flatten(0, 1))
+        if not isinstance(y, Tensor):
+            raise TypeError(f"the module of TimeBatched must return a tensor, got {type(y).__name__}")
+        if y.ndim == 0 or y.shape[0] != steps * batch:
+            raise ValueError(
+                f"the module of TimeBatched must keep the leading dimension, T * B = {steps * batch} for x of shape "
+                f"{tuple(x.shape)}, got an output of shape {tuple(y.shape)}"
+            )
+        return y.view(steps, batch, *y.shape[1:])

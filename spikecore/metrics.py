@@ -1,0 +1,46 @@
+"""Metrics of a spiking classifier. A metric stays on the device of the spikes; nothing reads a value on the host."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from spikecore.losses import check_readout, pool
+
+__all__ = ["accuracy"]
+
+
+def accuracy(spikes: Tensor, targets: Tensor, *, by: str = "count", num_classes: Optional[int] = None) -> Tensor:
+    """The fraction of samples whose predicted class is the target, a 0-d float32 tensor on the device of ``spikes``.
+
+    ``by="count"`` predicts the class with most spikes; ``by="first_spike"`` the class that spikes first, where a class
+    without a spike counts as time T, after all steps. Of equals the first index wins, so that an all-silent sample is
+    class 0.
+
+    ``spikes`` is ``[T, B, C]`` of any real dtype or bool, a spike being whatever is not 0; ``targets`` are class
+    indices ``[B]``. With ``num_classes=K`` the C neurons are K groups of neighbours: counts add up, and the first spike
+    of a group is that of its first neuron to spike. Raises TypeError for a wrong dtype, ValueError for a wrong shape,
+    ``num_classes`` or ``by``. Source: snnTorch's ``accuracy_rate`` and ``accuracy_temporal``, which read the result on
+    the host.
+    """
+    check_readout("spikes", spikes, targets, floating=False)
+    if by == "count":
+        # float32 counts are exact up to 2**24; those in the spikes' own half precision would tie where they differ.
+        dtype = torch.float64 if spikes.dtype == torch.float64 else torch.float32
+        predicted = pool(spikes.sum(0, dtype=dtype), num_classes).argmax(-1)
+    elif by == "first_spike":
+        # Pooled at each step, a group spikes when one of its neurons does.
+        fired = pool((spikes != 0).float(), num_classes) > 0
+        predicted = _first_step(fired).argmin(-1)
+    else:
+        raise ValueError(f"by must be 'count' or 'first_spike', got {by!r}")
+    return (predicted == targets).float().mean()
+
+
+def _first_step(fired: Tensor) -> Tensor:
+    """``[T, B, C] -> [B, C]``: the first step that is True, T where none is."""
+    steps = fired.shape[0]
+    time = torch.arange(steps, device=fired.device, dtype=torch.float32).reshape(steps, 1, 1)
+    return torch.where(fired, time, torch.full_like(time, float(steps))).amin(0)

@@ -1,0 +1,200 @@
+"""One training step, the same call on every backend: ``outputs, loss = step(inputs, targets)``.
+
+Rules of this module:
+
+- ``training_model``, ``inference_model`` and ``DataLoader`` ask the backend for theirs. What stands here is the eager
+  form, which serves every backend that runs inside PyTorch.
+- Batches go to the network's device, so that one script runs anywhere.
+- What a step returns is detached: nothing keeps its graph alive.
+- ``net.train()`` and ``net.eval()`` are the caller's; inference runs in eval mode and puts every module back as it was.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Callable, ContextManager, Iterable, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from spikecore.backend import Backend
+from spikecore.functional import set_backend, stateful_modules
+from spikecore.neuron import Neuron
+from spikecore.selection import backend_named, capture, resolve
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How an eager step trains.
+
+    clip_norm: if given, gradients are scaled down to this total 2-norm before the update.
+    autocast: if given, forward and loss run under ``torch.autocast`` with this dtype (float16 or bfloat16).
+    scaler: a gradient scaler (``torch.amp.GradScaler``) for float16; called around backward and update.
+    """
+
+    clip_norm: Optional[float] = None
+    autocast: Optional[torch.dtype] = None
+    scaler: Any = None
+
+    def __post_init__(self) -> None:
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ValueError(f"clip_norm={self.clip_norm!r} must be above 0, or None for no clipping")
+        if self.autocast not in (None, torch.float16, torch.bfloat16):
+            raise ValueError(f"autocast={self.autocast!r} must be torch.float16, torch.bfloat16 or None")
+        needed = ("scale", "unscale_", "step", "update")
+        if self.scaler is not None and not all(hasattr(self.scaler, name) for name in needed):
+            raise TypeError(
+                f"scaler={self.scaler!r} must have the methods of torch.amp.GradScaler: {', '.join(needed)}"
+            )
+
+
+def training_model(
+    net: nn.Module, loss: Loss, optimizer: Any, *, backend: Optional[str] = None, options: Any = None
+) -> Any:
+    """A callable ``step(inputs, targets) -> (outputs, loss)``: forward, loss, backward, update, on any backend.
+
+    ``inputs`` is a tensor, or a tuple of tensors for ``net(*inputs)``; ``loss(outputs, targets)`` gives one number.
+    ``backend`` asks for a backend in every neuron of ``net`` (see :func:`spikecore.set_backend`). ``options`` are those
+    of the backend: :class:`TrainingOptions` where it runs eagerly.
+    """
+    _check(net, loss)
+    return _backend_of(net, backend).training_model(net, loss, optimizer, options)
+
+
+def inference_model(net: nn.Module, *, backend: Optional[str] = None, options: Any = None) -> Any:
+    """A callable ``predict(inputs) -> outputs`` that runs ``net`` in eval mode and without gradients."""
+    _check(net, len)
+    return _backend_of(net, backend).inference_model(net, options)
+
+
+def DataLoader(  # noqa: N802  # stands where torch.utils.data.DataLoader would
+    dataset: Any, batch_size: int = 1, *, backend: Optional[str] = None, options: Any = None, **kwargs: Any
+) -> Iterable[Any]:
+    """Batches of ``dataset`` as :func:`training_model` of the backend wants them; ``kwargs`` as for torch's DataLoader.
+
+    The backend is that of the argument, the ``use_backend`` block, or ``SPIKECORE_BACKEND``; otherwise torch's own
+    loader.
+    """
+    return backend_named(capture(backend)).data_loader(dataset, options, batch_size=batch_size, **kwargs)
+
+
+def _check(net: Any, loss: Any) -> None:
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"net={net!r} is a {type(net).__name__}; give the network (an nn.Module)")
+    if not callable(loss):
+        raise TypeError(f"loss={loss!r} must be callable as loss(outputs, targets), such as spikecore.losses.ce_count")
+
+
+def _backend_of(net: nn.Module, backend: Optional[str]) -> Backend:
+    """The backend that trains ``net``: the one its neurons agree on."""
+    if backend is not None:
+        set_backend(net, backend)
+    device = next((p.device.type for p in net.parameters()), "cpu")
+    neurons = [module for module in stateful_modules(net) if isinstance(module, Neuron)]
+    chosen = [neuron._bind(device).backend for neuron in neurons] or [resolve(capture(backend), device).backend]
+    if len({type(one).training_model for one in chosen}) > 1:
+        names = ", ".join(sorted({one.name for one in chosen}))
+        raise ValueError(f"the neurons of this network ask for {names}, which train differently; give backend=")
+    return chosen[0]
+
+
+def _home(net: nn.Module) -> Optional[torch.device]:
+    return next((p.device for p in net.parameters()), None)
+
+
+def _sent(value: Any, device: Optional[torch.device]) -> Any:
+    if isinstance(value, Tensor):
+        return value if device is None else value.to(device, non_blocking=True)
+    if isinstance(value, (tuple, list)):
+        return type(value)(_sent(item, device) for item in value)
+    return value
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, (tuple, list)):
+        return type(value)(_detached(item) for item in value)
+    return value
+
+
+def _call(net: nn.Module, inputs: Any) -> Any:
+    return net(*inputs) if isinstance(inputs, (tuple, list)) else net(inputs)
+
+
+def _options(options: Any) -> TrainingOptions:
+    if options is None:
+        return TrainingOptions()
+    if not isinstance(options, TrainingOptions):
+        raise TypeError(
+            f"options={options!r} must be a spikecore.TrainingOptions on a backend that runs eagerly, or None"
+        )
+    return options
+
+
+def _casting(options: TrainingOptions, device: Optional[torch.device]) -> ContextManager[Any]:
+    if options.autocast is None:
+        return nullcontext()
+    return torch.autocast(device.type if device is not None else "cpu", dtype=options.autocast)
+
+
+class EagerTraining:
+    """``step(inputs, targets) -> (outputs, loss)`` in plain PyTorch."""
+
+    def __init__(self, net: nn.Module, loss: Loss, optimizer: Any, options: Any = None) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"optimizer={optimizer!r} must be a torch.optim.Optimizer of this network's parameters")
+        self.net = net
+        self.loss = loss
+        self.optimizer = optimizer
+        self.options = _options(options)
+
+    def __call__(self, inputs: Any, targets: Any) -> Tuple[Any, Tensor]:
+        """Train on one batch; the outputs and the loss, detached, are those from before the update."""
+        device, scaler = _home(self.net), self.options.scaler
+        inputs, targets = _sent(inputs, device), _sent(targets, device)
+        self.optimizer.zero_grad(set_to_none=True)
+        with _casting(self.options, device):
+            outputs = _call(self.net, inputs)
+            loss = self.loss(outputs, targets)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            raise ValueError(f"loss must give a tensor with one number, got {got}; reduce it with .mean() or .sum()")
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        self._update(scaler)
+        return _detached(outputs), loss.detach()
+
+    def _update(self, scaler: Any) -> None:
+        if self.options.clip_norm is not None:
+            if scaler is not None:
+                scaler.unscale_(self.optimizer)
+            held = [p for group in self.optimizer.param_groups for p in group["params"]]
+            torch.nn.utils.clip_grad_norm_(held, self.options.clip_norm)
+        if scaler is None:
+            self.optimizer.step()
+        else:
+            scaler.step(self.optimizer)
+            scaler.update()
+
+
+class EagerInference:
+    """``predict(inputs) -> outputs`` in plain PyTorch."""
+
+    def __init__(self, net: nn.Module, options: Any = None) -> None:
+        self.net = net
+        self.options = _options(options)
+
+    def __call__(self, inputs: Any) -> Any:
+        """Outputs in eval mode, without gradients."""
+        device = _home(self.net)
+        modes = [(module, module.training) for module in self.net.modules()]
+        self.net.eval()
+        try:
+            with torch.no_grad(), _casting(self.options, device):
+                return _call(self.net, _sent(inputs, device))
+        finally:
+            for module, mode in modes:
+                module.training = mode

@@ -1,0 +1,249 @@
+"""training_model, inference_model and DataLoader on backends that run eagerly."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import spikecore as sc
+
+
+def net(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 12), nn.Dropout(0.5), sc.LIF(), nn.Linear(12, 3), sc.LIF())
+
+
+def batch(seed: int = 1):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(5, 8, 6, generator=generator) * 3, torch.randint(0, 3, (8,), generator=generator)
+
+
+def by_hand(model, loss, optimizer, x, y, clip=None):
+    optimizer.zero_grad()
+    value = loss(model(x), y)
+    value.backward()
+    if clip is not None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+    optimizer.step()
+    return value.detach()
+
+
+@pytest.mark.parametrize("clip", [None, 0.01])
+def test_a_step_is_the_usual_loop(clip):
+    """Twenty steps leave the weights and losses of the loop that everybody writes, clipping included."""
+    x, y = batch()
+    ours, theirs = net(), net()
+    step = sc.training_model(
+        ours, sc.losses.ce_count, torch.optim.Adam(ours.parameters(), 0.01), options=sc.TrainingOptions(clip_norm=clip)
+    )
+    optimizer = torch.optim.Adam(theirs.parameters(), 0.01)
+    for i in range(20):
+        torch.manual_seed(i)
+        _, loss = step(x, y)
+        torch.manual_seed(i)
+        expected = by_hand(theirs, sc.losses.ce_count, optimizer, x, y, clip)
+        assert loss == expected
+    for a, b in zip(ours.parameters(), theirs.parameters()):
+        assert torch.equal(a, b)
+    assert not torch.equal(next(ours.parameters()), next(net().parameters()))
+
+
+def test_clipping_bounds_the_gradient():
+    """With clip_norm the gradient that the optimiser saw has that norm."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    sc.training_model(model, sc.losses.ce_count, optimizer, options=sc.TrainingOptions(clip_norm=1e-3))(*batch())
+    norm = torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in model.parameters()]))
+    assert norm == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_a_scheduler_moves_the_learning_rate():
+    """The optimiser is read at every step: a schedule at rate 0 freezes the weights."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: float(epoch == 0))
+    step = sc.training_model(model, sc.losses.ce_count, optimizer)
+    step(*batch())
+    schedule.step()
+    before = [p.clone() for p in model.parameters()]
+    step(*batch())
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_mixed_precision_reaches_the_layers(dtype):
+    """Under autocast the layers compute in the half type, the neurons return it, and training moves the weights."""
+    model = net()
+    seen = []
+    model[2].register_forward_hook(lambda module, args, out: seen.append((args[0].dtype, out.dtype)))
+    step = sc.training_model(
+        model,
+        sc.losses.ce_count,
+        torch.optim.SGD(model.parameters(), 0.1),
+        options=sc.TrainingOptions(autocast=dtype),
+    )
+    before = next(model.parameters()).clone()
+    outputs, loss = step(*batch())
+    assert seen == [(dtype, dtype)]
+    assert outputs.dtype == dtype
+    assert torch.isfinite(loss)
+    assert not torch.equal(before, next(model.parameters()))
+
+
+def test_a_gradient_scaler_is_used_around_backward_and_update():
+    """The scaler scales the loss, unscales before clipping, makes the step, and is updated, in this order."""
+    calls = []
+
+    class Scaler:
+        def scale(self, loss):
+            calls.append("scale")
+            return loss * 8
+
+        def unscale_(self, optimizer):
+            calls.append("unscale_")
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    p.grad /= 8
+
+        def step(self, optimizer):
+            calls.append("step")
+            optimizer.step()
+
+        def update(self):
+            calls.append("update")
+
+    ours, theirs = net(), net()
+    options = sc.TrainingOptions(clip_norm=0.01, scaler=Scaler())
+    step = sc.training_model(ours, sc.losses.ce_count, torch.optim.SGD(ours.parameters(), 0.1), options=options)
+    torch.manual_seed(0)
+    step(*batch())
+    torch.manual_seed(0)
+    by_hand(theirs, sc.losses.ce_count, torch.optim.SGD(theirs.parameters(), 0.1), *batch(), clip=0.01)
+    assert calls == ["scale", "unscale_", "step", "update"]
+    torch.testing.assert_close(next(ours.parameters()), next(theirs.parameters()))
+
+
+def test_nothing_keeps_the_graph_alive():
+    """What a step returns has no graph, and the inner activations are gone after it."""
+    model = net()
+    kept = []
+    model[0].register_forward_hook(lambda module, args, out: kept.append(weakref.ref(out)))
+    step = sc.training_model(model, sc.losses.ce_count, torch.optim.SGD(model.parameters(), 0.1))
+    outputs, loss = step(*batch())
+    gc.collect()
+    assert not outputs.requires_grad
+    assert not loss.requires_grad
+    assert kept[0]() is None
+
+
+def test_several_inputs_are_spread_over_forward():
+    """A tuple of inputs becomes the arguments of the network."""
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(6, 3)
+            self.lif = sc.LIF()
+
+        def forward(self, x, gain):
+            return self.lif(self.fc(x) * gain)
+
+    model = Two()
+    step = sc.training_model(model, sc.losses.ce_count, torch.optim.SGD(model.parameters(), 0.1))
+    x, y = batch()
+    outputs, _ = step((x, torch.ones(())), y)
+    assert outputs.shape == (5, 8, 3)
+
+
+def test_inference_is_in_eval_mode_and_restores_every_module():
+    """predict switches dropout off, records no graph, and leaves each module's own mode as it found it."""
+    model = net()
+    model[3].eval()
+    predict = sc.inference_model(model)
+    x, _ = batch()
+    assert torch.equal(predict(x), predict(x))
+    assert not predict(x).requires_grad
+    assert [m.training for m in model] == [True, True, True, False, True]
+    assert model.training
+
+
+def test_inference_restores_the_modes_after_an_error():
+    """A failing forward leaves the training modes as they were."""
+    model = net()
+    with pytest.raises(RuntimeError):
+        sc.inference_model(model)(torch.rand(5, 8, 7))
+    assert all(m.training for m in model.modules())
+
+
+def test_the_loader_yields_torch_batches():
+    """Without a backend of its own kind, DataLoader is torch's."""
+    x = torch.arange(10.0).view(10, 1)
+    batches = list(sc.DataLoader(TensorDataset(x, x), batch_size=4, drop_last=True))
+    assert [b[0].shape for b in batches] == [(4, 1), (4, 1)]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"net": "no"}, TypeError, "net='no' is a str; give the network"),
+        ({"loss": None}, TypeError, "loss=None must be callable as loss(outputs, targets)"),
+        ({"optimizer": "adam"}, TypeError, "optimizer='adam' must be a torch.optim.Optimizer"),
+        ({"options": 3}, TypeError, "options=3 must be a spikecore.TrainingOptions"),
+        ({"backend": "cudda"}, sc.UnknownBackend, "unknown backend 'cudda'"),
+    ],
+)
+def test_wrong_arguments_are_named(change, error, text):
+    """Each wrong argument gives a sentence with its name, its value and what would be right."""
+    model = net()
+    arguments = {
+        "net": model,
+        "loss": sc.losses.ce_count,
+        "optimizer": torch.optim.SGD(model.parameters(), 0.1),
+        "backend": None,
+        "options": None,
+        **change,
+    }
+    with pytest.raises(error) as caught:
+        sc.training_model(
+            arguments["net"],
+            arguments["loss"],
+            arguments["optimizer"],
+            backend=arguments["backend"],
+            options=arguments["options"],
+        )
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "text"),
+    [
+        ({"clip_norm": 0}, "clip_norm=0 must be above 0"),
+        ({"autocast": torch.float32}, "autocast=torch.float32 must be torch.float16, torch.bfloat16 or None"),
+        ({"scaler": 1}, "scaler=1 must have the methods of torch.amp.GradScaler"),
+    ],
+)
+def test_wrong_options_are_named(kwargs, text):
+    """Options are checked when they are made."""
+    with pytest.raises((TypeError, ValueError)) as caught:
+        sc.TrainingOptions(**kwargs)
+    assert text in str(caught.value)
+
+
+def test_a_loss_that_is_no_number_is_refused():
+    """A loss of many numbers says how to reduce it, instead of torch's message about scalars."""
+    model = net()
+    step = sc.training_model(model, lambda out, y: out.sum(0), torch.optim.SGD(model.parameters(), 0.1))
+    with pytest.raises(ValueError, match=r"loss must give a tensor with one number, got shape \[8, 3\]"):
+        step(*batch())
+
+
+def test_the_backend_argument_reaches_every_neuron():
+    """training_model(backend=...) asks for it in every neuron of the network."""
+    model = net()
+    sc.training_model(model, sc.losses.ce_count, torch.optim.SGD(model.parameters(), 0.1), backend="torch")
+    assert all("backend=torch" in repr(m) for m in model.modules() if isinstance(m, sc.Neuron))
