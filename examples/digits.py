@@ -1,0 +1,172 @@
+"""Train a small convolutional spiking network on scikit-learn's handwritten digits (1,797 real images of 8x8 pixels).
+
+    python examples/digits.py [--backend NAME] [--epochs N] [--seed S] [--out FOLDER]
+
+The network names no backend: ``--backend`` or ``SPIKECORE_BACKEND`` chooses one, otherwise it is chosen automatically.
+In the output folder: TensorBoard logs, ``learning-curve.png`` and ``spike-raster.png``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Dict, List, Tuple
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+import matplotlib.pyplot as plt
+import torch
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+import spikecore as sc
+
+STEPS = 8  # time steps per image
+CLASSES = 10
+
+
+def network() -> nn.Sequential:
+    """Images ``[B, 1, 8, 8]`` to output spikes ``[T, B, 10]``. The image drives the first layer at every time step."""
+    return nn.Sequential(
+        sc.encode.Constant(STEPS),
+        sc.layers.TimeBatched(nn.Conv2d(1, 24, 3, padding=1), nn.BatchNorm2d(24)),
+        sc.LIF(tau=2.0),
+        sc.layers.TimeBatched(nn.Conv2d(24, 48, 3, padding=1), nn.BatchNorm2d(48)),
+        sc.LIF(tau=2.0),
+        sc.layers.TimeBatched(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(48 * 4 * 4, CLASSES)),
+        sc.LIF(tau=2.0),
+    )
+
+
+def data(seed: int) -> Tuple[TensorDataset, TensorDataset]:
+    """Training and test images, split by a fixed seed, every digit equally often in both."""
+    images, labels = load_digits(return_X_y=True)
+    images = torch.tensor(images / 16.0, dtype=torch.float32).view(-1, 1, 8, 8)
+    parts = train_test_split(images, torch.tensor(labels), test_size=360, random_state=seed, stratify=labels)
+    return TensorDataset(parts[0], parts[2]), TensorDataset(parts[1], parts[3])
+
+
+def shifted(images: Tensor, generator: torch.Generator) -> Tensor:
+    """The batch moved by up to one pixel each way: a digit stays the same digit."""
+    down, right = torch.randint(-1, 2, (2,), generator=generator).tolist()
+    padded = nn.functional.pad(images, (1, 1, 1, 1))
+    return padded[:, :, 1 + down : 9 + down, 1 + right : 9 + right]
+
+
+def train(net: nn.Sequential, options: argparse.Namespace, log: SummaryWriter) -> Dict[str, List[float]]:
+    """Train and test once per epoch; returns the curves."""
+    training, test = data(seed=0)
+    order = torch.Generator().manual_seed(options.seed)
+    loader = sc.DataLoader(training, batch_size=64, shuffle=True, drop_last=True, generator=order)
+    images, labels = test.tensors
+    optimizer = torch.optim.Adam(net.parameters(), lr=2e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.epochs)
+    step = sc.training_model(net, sc.losses.ce_count, optimizer)
+    predict = sc.inference_model(net)
+
+    curves: Dict[str, List[float]] = {"loss": [], "training accuracy": [], "test accuracy": []}
+    bar = tqdm(range(options.epochs), desc="training", unit="epoch")
+    for epoch in bar:
+        seen = [train_on(step, shifted(batch, order), targets) for batch, targets in loader]
+        schedule.step()
+        loss, right = (torch.stack(values).mean().item() for values in zip(*seen))
+        score = sc.metrics.accuracy(predict(images), labels).item()
+        for name, value in zip(curves, (loss, right, score)):
+            curves[name].append(value)
+            log.add_scalar(name, value, epoch)
+        bar.set_postfix(loss=f"{loss:.3f}", test=f"{score:.1%}")
+    return curves
+
+
+def train_on(step: object, images: Tensor, targets: Tensor) -> Tuple[Tensor, Tensor]:
+    """One training step; its loss and accuracy."""
+    spikes, loss = step(images, targets)
+    return loss, sc.metrics.accuracy(spikes, targets)
+
+
+def draw_curves(curves: Dict[str, List[float]], path: Path) -> None:
+    """Loss and accuracies over epochs."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.5), constrained_layout=True)
+    epochs = range(1, len(curves["loss"]) + 1)
+    left.plot(epochs, curves["loss"])
+    left.set(xlabel="epoch", ylabel="training loss", ylim=(0, None))
+    for name in ("training accuracy", "test accuracy"):
+        right.plot(epochs, [100 * value for value in curves[name]], label=f"{name}, last {curves[name][-1]:.1%}")
+    right.set(xlabel="epoch", ylabel="accuracy (%)", ylim=(80, 100.5))
+    right.legend(loc="lower right")
+    figure.suptitle("Handwritten digits, convolutional spiking network")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def draw_raster(net: nn.Sequential, path: Path) -> None:
+    """One test image: the spikes of the 64 most active neurons of each hidden layer and of the ten outputs."""
+    images, labels = data(seed=0)[1].tensors
+    net.eval()
+    x, layers = images[:1].to(next(net.parameters()).device), []
+    with torch.no_grad():
+        for module in net:
+            x = module(x)
+            if isinstance(module, sc.Neuron):
+                layers.append(x[:, 0].flatten(1).cpu())
+    figure, axes = plt.subplots(
+        1, 4, figsize=(11, 3.6), gridspec_kw={"width_ratios": (1, 2, 2, 2)}, constrained_layout=True
+    )
+    axes[0].imshow(images[0, 0], cmap="gray_r")
+    axes[0].set(title=f"input, a {labels[0]}", xticks=[], yticks=[])
+    for axis, spikes, title in zip(axes[1:], layers, ("first layer", "second layer", "output")):
+        total = spikes.shape[1]
+        shown = spikes[:, spikes.sum(0).topk(min(total, 64)).indices.sort().values]
+        times, neurons = shown.nonzero(as_tuple=True)
+        axis.scatter(times + 1, neurons, s=900 / shown.shape[1], marker="|", linewidths=1.8)
+        part = f", most active of {total}" if shown.shape[1] < total else ""
+        axis.set(title=title + part, xlabel="time step", ylabel="neuron" if part else "digit")
+        axis.set(xlim=(0.5, STEPS + 0.5), ylim=(-0.5, shown.shape[1] - 0.5), xticks=range(1, STEPS + 1))
+        if not part:
+            axis.set_yticks(range(CLASSES))
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def which_backend(net: nn.Module) -> str:
+    """What ran, and why."""
+    neuron = next(module for module in net.modules() if isinstance(module, sc.Neuron))
+    return "; ".join(f"{used.backend.name} on {device} ({used.reason})" for device, used in neuron.bound.items())
+
+
+def main() -> None:
+    """Run the example."""
+    parser = argparse.ArgumentParser(description="Train a spiking network on handwritten digits.")
+    parser.add_argument("--backend", default=None, help="name of a backend; see `spikecore backends`")
+    parser.add_argument("--device", default="cpu", help="torch device, for example cuda")
+    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("runs/demo"))
+    options = parser.parse_args()
+
+    start = time.perf_counter()
+    torch.manual_seed(options.seed)
+    net = network().to(options.device)
+    sc.set_backend(net, options.backend)
+    options.out.mkdir(parents=True, exist_ok=True)
+    with SummaryWriter(str(options.out)) as log:
+        curves = train(net, options, log)
+    draw_curves(curves, options.out / "learning-curve.png")
+    draw_raster(net, options.out / "spike-raster.png")
+
+    print(f"test accuracy  {curves['test accuracy'][-1]:.2%} of 360 images never trained on")
+    print(f"backend        {which_backend(net)}")
+    print(f"time           {time.perf_counter() - start:.0f} s")
+    print(f"pictures       {options.out / 'learning-curve.png'}, {options.out / 'spike-raster.png'}")
+    print(f"TensorBoard    tensorboard --logdir {options.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""What the documentation shows works as shown."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def python_blocks(page: Path) -> str:
+    return "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL))
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if python_blocks(p)], ids=lambda page: page.name)
+def test_the_python_blocks_of_a_page_run_in_order(page: Path, tmp_path: Path) -> None:
+    """Copied into one file, the blocks run without an error or a warning."""
+    program = tmp_path / "page.py"
+    program.write_text(python_blocks(page), encoding="utf-8")
+    command = [sys.executable, "-W", "error", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    """Every relative link of a page names a file that exists."""
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
