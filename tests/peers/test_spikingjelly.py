@@ -1,0 +1,337 @@
+"""SpikingJelly 2.0 and spikecore compute the same spikes, potentials and gradients, neuron by neuron.
+
+SpikingJelly's nodes run as modules on the CPU, so that their own states and step modes count. Behind them is, in
+float64 and for most surrogates, its reference under autograd; in float32, for the seven surrogates that its kernels
+know, a registered operator with a backward pass written by hand. Both are compared.
+
+Defaults are not: SpikingJelly's surrogate is Sigmoid(4), ours ATan(2).
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import spikecore as sc
+from spikecore import surrogate
+
+pytestmark = pytest.mark.peers
+
+T, N = 12, 300
+#: dtype -> the largest difference that is allowed, in units of the scale that `error` names.
+TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
+DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: str(dtype)[6:])
+#: Seeds, and whether theirs runs step by step or the whole sequence at once.
+RUNS = ((0, "s"), (1, "m"), (2, "s"), (3, "m"))
+
+
+@pytest.fixture(scope="module")
+def jelly():
+    """SpikingJelly. Imported here, so that the tests are collected without it and fail when run without it."""
+    from spikingjelly.activation_based import neuron, surrogate
+
+    return SimpleNamespace(neuron=neuron, surrogate=surrogate)
+
+
+def error(got, want, scale=None):
+    """The largest difference, relative to ``scale``: by default the largest size of an element wanted."""
+    assert (got.shape, got.dtype) == (want.shape, want.dtype)
+    assert torch.isfinite(got).all()
+    if torch.equal(got, want):
+        return 0.0
+    return ((got - want).abs().max() / (want.abs().max() if scale is None else scale)).item()
+
+
+# -- neurons
+
+TAU = {"tau": 2.3}
+KEPT = {"tau": 2.3, "decay_input": False}
+QUADRATIC = {"tau": 2.3, "v_c": 1.4, "a0": 0.6, "v_rest": 0.05}
+RECOVERY = {"v_rest": 0.05, "w_rest": 0.1, "tau_w": 1.7, "a": 0.3, "b": 0.2}
+#: id -> (ours, its keywords, name of theirs, its keywords, lowest and highest input)
+NEURONS = {
+    "IF": (sc.IF, {}, "IFNode", {}, (-0.5, 1.2)),
+    "LIF": (sc.LIF, TAU, "LIFNode", TAU, (-1.0, 3.0)),
+    "LIF-input-kept": (sc.LIF, KEPT, "LIFNode", KEPT, (-0.5, 1.3)),
+    "PLIF": (sc.PLIF, TAU, "ParametricLIFNode", {"init_tau": 2.3}, (-1.0, 3.0)),
+    "PLIF-input-kept": (sc.PLIF, KEPT, "ParametricLIFNode", {"init_tau": 2.3, "decay_input": False}, (-0.5, 1.3)),
+    "KLIF": (sc.KLIF, TAU, "KLIFNode", TAU, (-1.0, 3.0)),
+    "KLIF-scaled": (sc.KLIF, {**TAU, "scale_reset": True}, "KLIFNode", {**TAU, "scale_reset": True}, (-1.0, 3.0)),
+    "KLIF-input-kept": (sc.KLIF, KEPT, "KLIFNode", KEPT, (-0.5, 1.3)),
+    "KLIF-input-kept-scaled": (
+        *(sc.KLIF, {**KEPT, "scale_reset": True}, "KLIFNode", {**KEPT, "scale_reset": True}, (-0.5, 1.3)),
+    ),
+    "QIF": (sc.QIF, QUADRATIC, "QIFNode", QUADRATIC, (-0.5, 3.0)),
+    "EIF": (
+        *(sc.EIF, {"tau": 2.3, "delta_t": 0.9, "theta_rh": 1.2, "v_rest": 0.05}),
+        *("EIFNode", {"tau": 2.3, "delta_T": 0.9, "theta_rh": 1.2, "v_rest": 0.05}),
+        (-1.0, 2.0),
+    ),
+    "Izhikevich": (
+        *(sc.Izhikevich, {**QUADRATIC, **RECOVERY}, "IzhikevichNode", {**QUADRATIC, **RECOVERY}),
+        (-0.5, 3.5),
+    ),
+    "Synaptic": (
+        *(sc.Synaptic, {"alpha": 0.45, "beta": 0.8}, "CUBALIFNode", {"c_decay": 0.45, "v_decay": 0.8}),
+        (-0.6, 0.9),
+    ),
+}
+#: id -> (our reset, our v_reset, theirs). Theirs calls a soft reset ``v_reset=None``, and then leaks towards 0.
+RESETS = {"hard": ("hard", 0.0, 0.0), "hard-below": ("hard", -0.15, -0.15), "soft": ("soft", 0.0, None)}
+THRESHOLD = 0.9
+#: Not 1, where a reset before the gain and one after it are the same.
+GAIN = 1.1
+#: Our name of a state -> theirs, where it differs.
+THEIR_STATE = {"i": "c"}
+
+
+def ours(case, reset, detach_reset=False, *, dtype=torch.float64, spike=None, **changes):
+    """Our neuron of a row of the table."""
+    build, keywords, *_ = NEURONS[case]
+    reset, v_reset, _ = RESETS.get(reset, (reset, 0.0, None))
+    settings = {"threshold": THRESHOLD, "reset": reset, "v_reset": v_reset, "detach_reset": detach_reset}
+    neuron = build(**{**keywords, **settings, **changes}, surrogate=spike or surrogate.ATan(2.0), backend="torch")
+    if isinstance(neuron, sc.KLIF):
+        neuron.k.data.fill_(GAIN)
+    return neuron.to(dtype)
+
+
+def theirs(jelly, case, reset, detach_reset=False, *, dtype=torch.float64, spike=None, **changes):
+    """Their node of the same row."""
+    _, _, name, keywords, _ = NEURONS[case]
+    settings = {"v_threshold": THRESHOLD, "v_reset": RESETS[reset][-1]}
+    spike = spike or jelly.surrogate.ATan(2.0)
+    node = getattr(jelly.neuron, name)(**{**keywords, **settings, **changes}, surrogate_function=spike)
+    node.detach_reset = detach_reset  # which CUBALIFNode takes no argument for
+    if hasattr(node, "k"):
+        node.k.data.fill_(GAIN)
+    return node.to(dtype)
+
+
+def leaf(value, dtype):
+    """A tensor to find the gradient of."""
+    return value.to(dtype).requires_grad_()
+
+
+def drive(case, seed, names, dtype=torch.float64):
+    """Random input ``[T, N]`` and initial states."""
+    low, high = NEURONS[case][-1]
+    random = torch.Generator().manual_seed(seed)
+    x = torch.rand(T, N, generator=random, dtype=torch.float64) * (high - low) + low
+    state = {name: torch.rand(N, generator=random, dtype=torch.float64) * 0.5 for name in names}
+    return leaf(x, dtype), {name: leaf(value, dtype) for name, value in state.items()}
+
+
+def run_theirs(node, x, state, names, mode):
+    """``(spikes, final state, trace)``, as ours. In step mode "m" theirs records ``v`` alone."""
+    attribute = {name: THEIR_STATE.get(name, name) for name in names}
+    node.reset()
+    node.step_mode, node.store_v_seq = mode, mode == "m"
+    for name, value in (state or {}).items():
+        setattr(node, attribute[name], value)
+    if mode == "m":
+        spikes = node(x)
+        trace = {"v": node.v_seq}
+    else:
+        steps = [(node(now), *(getattr(node, attribute[name]) for name in names)) for now in x]
+        spikes, *traces = map(torch.stack, zip(*steps))
+        trace = dict(zip(names, traces))
+    return spikes, {name: getattr(node, attribute[name]) for name in names}, trace
+
+
+def gradients(result, recorded, wanted, seed):
+    """Gradients of a random linear function of the spikes, the final state and the recorded traces."""
+    spikes, final, trace = result
+    random = torch.Generator().manual_seed(1000 + seed)
+    values = [spikes, *final.values(), *(trace[name] for name in recorded)]
+    weights = [torch.randn(value.shape, generator=random, dtype=torch.float64).to(value) for value in values]
+    return torch.autograd.grad(sum((value * weight).sum() for value, weight in zip(values, weights)), wanted)
+
+
+def learnt(module):
+    """Its parameters by name."""
+    return dict(module.named_parameters())
+
+
+def contributions(neuron, x, state, recorded, seed):
+    """What the neurons add to the gradient of a parameter they share, by parameter; their sizes summed.
+
+    The sum itself may be far smaller, so that its rounding errors say nothing relative to it.
+    """
+    for name, value in learnt(neuron).items():
+        setattr(neuron, name, nn.Parameter(value.detach().expand(N).clone()))
+    result = neuron.run(x, state=state, record=tuple(neuron.states))
+    each = gradients(result, recorded, list(neuron.parameters()), seed) if learnt(neuron) else ()
+    return {name: gradient.abs().sum() for name, gradient in zip(learnt(neuron), each)}
+
+
+@pytest.mark.parametrize("reset", RESETS)
+@pytest.mark.parametrize("case", NEURONS)
+def test_input_puts_the_neuron_to_the_test(case, reset):
+    """10 to 60 % of steps spike; without the reset there are other spikes; detaching it changes the gradient."""
+    for seed, _ in RUNS:
+        results, by_x = [], []
+        for kind, detach_reset in ((reset, False), (reset, True), ("none", False)):
+            neuron = ours(case, kind, detach_reset)
+            x, state = drive(case, seed, neuron.states)
+            results.append(neuron.run(x, state=state, record=("v",)))
+            by_x.append(gradients(results[-1], ("v",), [x], seed)[0])
+        assert 0.1 <= results[0][0].mean() <= 0.6
+        assert (results[0][0] != results[2][0]).double().mean() > 0.1
+        assert (by_x[0] - by_x[1]).abs().mean() > 0.1 * by_x[0].abs().mean()
+
+
+@DTYPES
+@pytest.mark.parametrize("detach_reset", [False, True], ids=["attached", "detached"])
+@pytest.mark.parametrize("reset", RESETS)
+@pytest.mark.parametrize("case", NEURONS)
+def test_neuron_agrees(jelly, case, reset, detach_reset, dtype):
+    """Spikes and potentials are identical and all gradients agree, from rest and from any state.
+
+    But for the potential after a soft reset of ``h / k``: theirs finds ``threshold / k`` as ``(1 / k) threshold``.
+    """
+    limit = TOLERANCE[dtype] if case.endswith("scaled") and reset == "soft" else 0.0
+    for seed, mode in RUNS:
+        mine = ours(case, reset, detach_reset, dtype=dtype)
+        peer = theirs(jelly, case, reset, detach_reset, dtype=dtype)
+        names = tuple(mine.states)
+        assert list(learnt(mine)) == list(learnt(peer))
+        x, start = drive(case, seed, names, dtype)
+        for state in (None, start):
+            result, wanted = mine.run(x, state=state, record=names), run_theirs(peer, x, state, names, mode)
+            assert torch.equal(result[0], wanted[0])
+            for got, want in zip(result[1:], wanted[1:]):
+                for name, value in want.items():
+                    assert error(got[name], value) <= limit, f"{name} differs"
+        got = gradients(result, wanted[2], [x, *start.values(), *mine.parameters()], seed)
+        want = gradients(wanted, wanted[2], [x, *start.values(), *peer.parameters()], seed)
+        scale = contributions(mine, x, start, wanted[2], seed)
+        for name, mine_grad, their_grad in zip(("x", *names, *scale), got, want):
+            shared = scale[name] if mine_grad.ndim == 0 else None
+            assert error(mine_grad, their_grad, shared) <= TOLERANCE[dtype], f"gradient of {name} differs"
+
+
+#: Neurons and keywords of both whose potentials stay multiples of a power of two, in few bits.
+DYADIC = {
+    "IF": ({}, {}),
+    "LIF": ({"tau": 2.0}, {"tau": 2.0}),
+    "LIF-input-kept": ({"tau": 2.0}, {"tau": 2.0}),
+    "PLIF": ({"tau": 2.0}, {"init_tau": 2.0}),
+    "KLIF": ({"tau": 2.0, "k": 1.0}, {"tau": 2.0}),
+    "Synaptic": ({"alpha": 0.5, "beta": 0.5}, {"c_decay": 0.5, "v_decay": 0.5}),
+}
+
+
+@DTYPES
+@pytest.mark.parametrize("case", DYADIC)
+def test_potential_at_the_threshold_spikes_in_both(jelly, case, dtype):
+    """On exact inputs, with ties, spikes and potentials are equal to the bit; gradients agree, at relu's kink too."""
+    changes, their_changes = DYADIC[case]
+    mine = ours(case, "soft", dtype=dtype, threshold=1.0, **changes)
+    peer = theirs(jelly, case, "soft", dtype=dtype, v_threshold=1.0, **their_changes)
+    for module in (mine, peer):
+        for name, value in learnt(module).items():
+            value.data.fill_(1.0 if name == "k" else 0.0)
+    names = tuple(mine.states)
+    random = torch.Generator().manual_seed(0)
+    x = leaf(torch.randint(-2, 5, (T, N), generator=random) / 2, dtype)
+    result, wanted = mine.run(x, record=names), run_theirs(peer, x, None, names, "s")
+    assert (result[0].bool() & (result[2]["v"] == 0.0)).double().mean() > 0.01  # where the soft reset leaves nothing
+    assert torch.equal(result[0], wanted[0])
+    for name in names:
+        assert torch.equal(result[2][name], wanted[2][name])
+    (got,), (want,) = (gradients(values, names, [x], 0) for values in (result, wanted))
+    assert error(got, want) <= TOLERANCE[dtype]
+
+
+@DTYPES
+@pytest.mark.parametrize("tau", [2.0, 2.3])
+def test_li_agrees(jelly, tau, dtype):
+    """LI is NonSpikingLIFNode: potentials are identical and gradients agree."""
+    x, _ = drive("LIF", 0, (), dtype)
+    got, want = sc.LI(tau, backend="torch")(x), torch.stack(jelly.neuron.NonSpikingLIFNode(tau)(x))
+    assert torch.equal(got, want)
+    weight = torch.randn(got.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+    by_x = [torch.autograd.grad((potential * weight).sum(), x)[0] for potential in (got, want)]
+    assert error(*by_x) <= TOLERANCE[dtype]
+
+
+# -- surrogates
+
+#: ours -> (theirs, the parameters of both, in the same order). The first of each also runs in a layer.
+SURROGATES = {
+    "ATan": ("ATan", [(2.0,), (0.7,), (5.0,)]),
+    "Sigmoid": ("Sigmoid", [(4.0,), (1.0,), (25.0,)]),
+    "SuperSpike": ("SuperSpike", [(1.0,), (3.0,)]),
+    "PiecewiseQuadratic": ("PiecewiseQuadratic", [(1.0,), (0.7,), (3.0,)]),
+    "PiecewiseExp": ("PiecewiseExp", [(1.0,), (4.3,)]),
+    "SoftSign": ("SoftSign", [(2.0,), (0.7,), (5.0,)]),
+    "Erf": ("Erf", [(2.0,), (0.7,)]),
+    "Rectangular": ("Rect", [(1.0,), (0.7,), (3.0,)]),
+    "PiecewiseLeakyReLU": ("PiecewiseLeakyReLU", [(1.0, 0.01), (0.3, 0.0), (2.5, 0.1)]),
+    "NonzeroSignLogAbs": ("NonzeroSignLogAbs", [(1.0,), (0.3,), (3.0,)]),
+    "SquarewaveFourier": ("SquarewaveFourierSeries", [(2, 8.0), (3, 5.0), (4, 8.0)]),
+    "S2NN": ("S2NN", [(4.0, 1.0), (1.0, 0.5)]),
+    "QPseudoSpike": ("QPseudoSpike", [(2.0,), (1.5,), (4.0,)]),
+    "LeakyKReLU": ("LeakyKReLU", [(0.0, 1.0), (0.1, 0.7)]),
+    "FakeNumericalGradient": ("FakeNumericalGradient", [(0.3,), (2.0,)]),
+    "LogTailedReLU": ("LogTailedReLU", [(0.0,), (0.1,)]),
+    "StraightThrough": ("DeterministicPass", [()]),
+}
+SURROGATE_CASES = [
+    pytest.param(name, values, id="-".join(map(str, (name, *values))))
+    for name, (_, rows) in SURROGATES.items()
+    for values in rows
+]
+
+
+def grid(parameters, dtype):
+    """Small values, both zeros, the bounds that follow from the parameters and their neighbours, and the tails."""
+    bounds = {1.0, *parameters, *(1.0 / p for p in parameters if p), *(0.5 / p for p in parameters if p)}
+    near = torch.tensor(sorted(bounds), dtype=dtype)
+    beside = [torch.nextafter(near, torch.full_like(near, end)) for end in (-1e9, 1e9)]
+    tails = 10.0 ** torch.arange(1, 31, dtype=dtype)
+    half = torch.cat([torch.zeros(1, dtype=dtype), torch.linspace(0.001, 5.0, 700, dtype=dtype), near, *beside, tails])
+    return torch.cat([-half, half]).requires_grad_()
+
+
+@DTYPES
+@pytest.mark.parametrize(("name", "parameters"), SURROGATE_CASES)
+def test_surrogate_agrees(jelly, name, parameters, dtype):
+    """The derivative is finite everywhere and is theirs at zero, at bounds and at the tails; so is the step."""
+    peer = getattr(jelly.surrogate, SURROGATES[name][0])(*parameters)
+    u = grid(parameters, dtype)
+    steps = [sc.ops.spike(u, getattr(surrogate, name)(*parameters)), peer(u)]
+    got, want = (torch.autograd.grad(step.sum(), u)[0] for step in steps)
+    assert torch.equal(*steps)
+    assert torch.isfinite(got).all()
+    compared = torch.ones_like(u, dtype=torch.bool)
+    if name == "FakeNumericalGradient":
+        # theirs takes the sign of -0.0 as 1 and then divides by it: minus infinity
+        compared = ~((u == 0.0) & torch.signbit(u))
+        assert torch.equal(want[~compared], torch.full_like(want[~compared], -float("inf")))
+        assert torch.equal(got[~compared], torch.full_like(got[~compared], parameters[0]))
+    elif name == "SquarewaveFourier":
+        # the phase, rounded, gets less exact the larger it is; ours stays within one period, theirs does not
+        compared = u.abs() <= parameters[1] / 2
+    assert error(got[compared], want[compared]) <= TOLERANCE[dtype]
+
+
+@DTYPES
+@pytest.mark.parametrize("reset", ["hard-below", "soft"])
+@pytest.mark.parametrize("name", SURROGATES)
+def test_surrogate_agrees_in_a_layer(jelly, name, reset, dtype):
+    """A LIF with it has the same gradients, whether theirs runs its registered operator or its reference."""
+    peer_name, (parameters, *_) = SURROGATES[name]
+    mine = ours("LIF", reset, dtype=dtype, spike=getattr(surrogate, name)(*parameters))
+    peer = theirs(jelly, "LIF", reset, dtype=dtype, spike=getattr(jelly.surrogate, peer_name)(*parameters))
+    for seed, mode in RUNS:
+        x, state = drive("LIF", seed, ("v",), dtype)
+        result, wanted = mine.run(x, state=state, record=("v",)), run_theirs(peer, x, state, ("v",), mode)
+        assert torch.equal(result[0], wanted[0])
+        got, want = (gradients(values, ("v",), [x, state["v"]], seed) for values in (result, wanted))
+        for mine_grad, their_grad in zip(got, want):
+            assert error(mine_grad, their_grad) <= TOLERANCE[dtype]
