@@ -7,12 +7,15 @@ backend. Plain torch functions carry torch's own derivative rules; ``spike`` and
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from spikecore.lang.node import Node, SpikeRule, topological
+
+_FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 class _Spike(torch.autograd.Function):

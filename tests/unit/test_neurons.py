@@ -292,7 +292,7 @@ class TestValues:
             sc.LIF(v_reset=-0.5, reset="soft"): {"v": -0.5},
             sc.QIF(): {"v": -0.1},
             sc.EIF(): {"v": -0.1},
-            sc.Izhikevich(w_rest=0.3): {"v": -0.1, "w": 0.3},
+            sc.Izhikevich(w_rest=0.3): {"v": 0.0, "w": 0.3},
             sc.Synaptic(v_reset=0.2): {"i": 0.0, "v": 0.2},
             sc.ALIF(v_reset=0.2): {"v": 0.2, "a": 0.0},
             sc.LI(v_rest=0.7): {"v": 0.7},
@@ -323,7 +323,7 @@ class TestValues:
         assert vars(numbers(sc.EIF())) == {"tau": 2.0, **upstroke, **membrane, "v_reset": -0.1}
         recovery = {"w_rest": 0.0, "tau_w": 2.0, "a": 0.0, "b": 0.0}
         quadratic = {"tau": 2.0, "v_c": 0.8, "a0": 1.0, "v_rest": -0.1}
-        assert vars(numbers(sc.Izhikevich())) == {**quadratic, **recovery, **membrane, "v_reset": -0.1}
+        assert vars(numbers(sc.Izhikevich())) == {**quadratic, **recovery, **membrane}
         assert {neuron.reset for neuron in (sc.IF(), sc.LIF(), sc.PLIF(), sc.QIF(), sc.ALIF())} == {"hard"}
         assert (sc.LIF().decay_input, sc.PLIF().decay_input, sc.LI().decay_input) == (True, True, True)
         assert (sc.Leaky(0.9).reset, sc.Leaky(0.9).reset_delay, sc.Leaky(0.9).threshold) == ("soft", True, 1.0)
