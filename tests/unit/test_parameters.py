@@ -1,0 +1,290 @@
+"""Parameters of a neuron: numbers and tensors, one per channel or per neuron, learnt or not."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import spikecore as sc
+
+T, B, C, H = 8, 3, 4, 2
+
+
+def values(*shape, seed=0):
+    """Normal values around 0.5 in float64."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.5
+
+
+def taus(*shape, seed=1):
+    """Time constants between 1.2 and 3.2."""
+    return 1.2 + 2 * torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def spread(tau, shape, channel_dim):
+    """The time constant of every single neuron, by the rules written out."""
+    if tau.ndim == 1 and -len(shape) <= channel_dim < len(shape):
+        view = [1] * len(shape)
+        view[channel_dim] = -1
+        tau = tau.reshape(view)
+    return tau.expand(shape).contiguous()
+
+
+#: Shape of the parameter, shape of one time step, channel_dim.
+SHAPES = [
+    pytest.param((), (B, C, H), 1, id="one for all"),
+    pytest.param((C,), (B, C), 1, id="per feature"),
+    pytest.param((C,), (B, C, H), 1, id="per channel"),
+    pytest.param((C,), (B, C, H, H), 1, id="per channel of a picture"),
+    pytest.param((B,), (B, C), 0, id="along dimension 0"),
+    pytest.param((H,), (B, C, H), -1, id="along the last"),
+    pytest.param((C,), (B, C, H), -2, id="along the last but one"),
+    pytest.param((C,), (C,), 0, id="no batch"),
+    pytest.param((C,), (C,), 1, id="no batch, full"),
+    pytest.param((C,), (B, C, C), 1, id="channels of two dimensions alike"),
+    pytest.param((B, C, H), (B, C, H), 1, id="every neuron"),
+    pytest.param((C, H), (B, C, H), 1, id="every neuron of a sample"),
+    pytest.param((1, C, 1), (B, C, H), 1, id="broadcast along two"),
+    pytest.param((C, 1), (B, C, H), 1, id="broadcast along one"),
+    pytest.param((B, 1, 1), (B, C, H), 1, id="per sample"),
+    pytest.param((1, 1, 1), (B, C, H), 1, id="one for all, with dimensions"),
+    pytest.param((1,), (C,), 1, id="one for all of a single dimension"),
+]
+
+
+class TestShapes:
+    """What a tensor may be."""
+
+    @pytest.mark.parametrize(("shape", "step", "channel_dim"), SHAPES)
+    def test_value_is_that_of_the_expanded_parameter(self, shape, step, channel_dim):
+        """Every neuron runs with its own value: it equals the neuron whose parameter is written out in full."""
+        tau, x = taus(*shape), values(T, *step)
+        out, state = sc.LIF(tau, channel_dim=channel_dim).run(x)
+        expected, end = sc.LIF(spread(tau, step, channel_dim)).run(x)
+        assert torch.equal(out, expected)
+        assert torch.equal(state["v"], end["v"])
+        one_by_one = [
+            sc.LIF(t.item())(x.flatten(1)[:, i]) for i, t in enumerate(spread(tau, step, channel_dim).flatten())
+        ]
+        assert torch.equal(out.flatten(1), torch.stack(one_by_one, dim=1))
+
+    @pytest.mark.parametrize(("shape", "step", "channel_dim"), SHAPES)
+    def test_gradient_is_that_of_the_expanded_parameter_summed(self, shape, step, channel_dim):
+        """The gradient equals that of the full parameter, summed over the neurons that share a value."""
+        x, weights = values(T, *step), values(T, *step, seed=2)
+        neuron = sc.LIF(taus(*shape), channel_dim=channel_dim, learn=("tau",))
+        (neuron(x) * weights).sum().backward()
+        small = taus(*shape).requires_grad_()
+        full = spread(small, step, channel_dim)
+        hand = torch.zeros_like(full)  # without any broadcasting: neuron by neuron
+        for i, value in enumerate(full.detach().flatten()):
+            tau = nn.Parameter(value.clone())
+            (sc.LIF(tau)(x.flatten(1)[:, i]) * weights.flatten(1)[:, i]).sum().backward()
+            hand.view(-1)[i] = tau.grad
+        (summed,) = torch.autograd.grad(full, small, hand)
+        assert neuron.tau.grad.shape == shape
+        torch.testing.assert_close(neuron.tau.grad, summed, rtol=1e-11, atol=1e-12)
+
+    def test_start_at_rest_may_be_a_tensor(self):
+        """Where the rest value is a parameter with one value per channel, each channel starts at its own."""
+        v_reset = torch.tensor([0.0, -0.5, 0.25, 0.75])
+        neuron = sc.IF(v_reset=v_reset, learn=("v_reset",))
+        _, state = neuron.run(torch.zeros(1, B, C, 2))
+        assert torch.equal(state["v"], v_reset.view(1, C, 1).expand(B, C, 2))
+        state["v"].sum().backward()
+        assert neuron.v_reset.grad.tolist() == [B * 2.0] * C
+        assert neuron.run(torch.zeros(0, B, C))[1]["v"].shape == (B, C)
+
+    def test_several_parameters_of_several_kinds(self):
+        """Each parameter of a neuron has its own kind."""
+        x = values(T, B, C)
+        threshold, v_reset = taus(C, seed=3) / 2, -taus(B, C, seed=4) / 4
+        mixed = sc.LIF(torch.tensor(1.7).double(), threshold=threshold, v_reset=v_reset)(x)
+        for b in range(B):
+            for c in range(C):
+                lif = sc.LIF(1.7, threshold=threshold[c].item(), v_reset=v_reset[b, c].item())
+                # 1.7 is a float32 in the one and a float64 in the other, which no potential here is near enough to see
+                assert torch.equal(mixed[:, b, c], lif(x[:, b, c]))
+
+    def test_single_step(self):
+        """In single-step mode shapes count within the input itself."""
+        tau, x = taus(C), values(T, B, C, H)
+        single = sc.LIF(tau, step="single")
+        assert torch.equal(torch.stack([single(now) for now in x]), sc.LIF(tau)(x))
+
+    def test_noncontiguous(self):
+        """A view with strides is as good as its copy."""
+        tau, x = taus(C, 3)[:, 1], values(T, B, C)
+        assert not tau.is_contiguous()
+        assert torch.equal(sc.LIF(tau)(x), sc.LIF(tau.contiguous())(x))
+
+    @pytest.mark.parametrize(
+        ("shape", "channel_dim", "text"),
+        [
+            (
+                (C + 1,),
+                1,
+                r"tau has 5 values, which does not fit dimension channel_dim=1 of one time step, shape \[3, 4\]",
+            ),
+            ((C,), 0, r"tau has 4 values, which does not fit dimension channel_dim=0 of one time step, shape \[3, 4\]"),
+            ((C,), 2, r"tau has 4 values, which does not fit dimension channel_dim=2 of one time step, shape \[3, 4\]"),
+            (
+                (1,),
+                1,
+                r"tau has 1 values?, which does not fit dimension channel_dim=1 of one time step, shape \[3, 4\]",
+            ),
+            ((C, B), 1, r"tau of shape \[4, 3\] does not broadcast to one time step, shape \[3, 4\]"),
+            ((T, B, C), 1, r"tau of shape \[8, 3, 4\] does not broadcast to one time step, shape \[3, 4\]"),
+            ((B, 0), 1, r"tau of shape \[3, 0\] does not broadcast to one time step, shape \[3, 4\]"),
+        ],
+    )
+    def test_does_not_fit(self, shape, channel_dim, text):
+        """A shape that does not fit is said, with the shape of one time step."""
+        lif = sc.LIF(torch.full(shape, 2.0), channel_dim=channel_dim)
+        with pytest.raises(ValueError, match=f"^LIF: {text}"):
+            lif(torch.zeros(T, B, C))
+
+
+class TestKinds:
+    """What a value becomes."""
+
+    def test_number_tensor_and_learnt(self):
+        """A number stays a float, a tensor is a buffer, a learnt one a Parameter."""
+        neuron = sc.LIF(2, threshold=torch.tensor([1.0, 2.0]), v_reset=0.5, learn=("v_reset",))
+        assert isinstance(neuron.tau, float)
+        assert list(dict(neuron.named_buffers())) == ["threshold"]
+        assert list(dict(neuron.named_parameters())) == ["v_reset"]
+        assert isinstance(neuron.v_reset, nn.Parameter)
+        assert (neuron.v_reset.shape, neuron.v_reset.dtype) == ((), torch.float32)
+
+    def test_learnt_from_a_tensor_is_a_copy(self):
+        """Learning changes the neuron's own, not the tensor it started from."""
+        start = torch.tensor([1.5, 2.5])
+        neuron = sc.LIF(start, learn=("tau",))
+        with torch.no_grad():
+            neuron.tau.fill_(9.0)
+        assert start.tolist() == [1.5, 2.5]
+
+    @pytest.mark.parametrize("learn", [(), ("tau",), ["tau"]])
+    def test_parameter_given_directly(self, learn):
+        """An nn.Parameter is taken as it is, and learns, named in ``learn`` or not."""
+        tau = nn.Parameter(torch.tensor([1.5, 2.5]))
+        neuron = sc.LIF(tau, learn=learn)
+        assert neuron.tau is tau
+        neuron(values(T, B, 2)).sum().backward()
+        assert tau.grad.shape == (2,)
+
+    def test_shared_between_neurons(self):
+        """One Parameter in two neurons is one, gets both gradients, and is learnt once."""
+        tau, x = nn.Parameter(torch.tensor(1.7).double()), values(T, B)
+        net = nn.Sequential(sc.LIF(tau), sc.LIF(tau, decay_input=False))
+        assert len(list(net.parameters())) == 1
+        (found,) = torch.autograd.grad(net(x).sum(), tau)
+        apart = [nn.Parameter(tau.detach().clone()) for _ in range(2)]
+        both = nn.Sequential(sc.LIF(apart[0]), sc.LIF(apart[1], decay_input=False))
+        torch.testing.assert_close(found, sum(torch.autograd.grad(both(x).sum(), apart)))
+        twin = copy.deepcopy(net)
+        assert twin[0].tau is twin[1].tau
+
+    def test_learnt_equals_not_learnt(self):
+        """Learning changes no value."""
+        x, tau = values(T, B, C), taus(C)
+        fixed = sc.LIF(tau)
+        assert torch.equal(fixed(x), sc.LIF(tau, learn=("tau",))(x))
+        assert torch.equal(sc.LIF(2.0)(x), sc.LIF(2.0, learn=("tau", "threshold", "v_reset"))(x))
+        assert not fixed(x).requires_grad
+
+    def test_frozen(self):
+        """A Parameter that is not to be learnt for now gets no gradient, and learns again afterwards."""
+        lif, x = sc.LIF(learn=("tau", "threshold")), values(T, B)
+        lif.tau.requires_grad_(False)
+        lif(x).sum().backward()
+        assert lif.tau.grad is None
+        assert lif.threshold.grad is not None
+        lif.tau.requires_grad_(True)
+        lif(x).sum().backward()
+        assert lif.tau.grad is not None
+
+    def test_unused_parameter(self):
+        """A parameter that the configuration does not read may be learnt; its gradient stays None."""
+        neuron = sc.IF(reset="none", learn=("v_reset", "threshold"))
+        neuron.run(values(T, B), state={"v": torch.zeros(B)})[0].sum().backward()
+        assert neuron.threshold.grad is not None
+
+    @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
+    def test_dtype(self, dtype):
+        """A tensor that is not floating-point, at construction or later."""
+        message = rf"^LIF: tau has dtype {dtype}; give a floating-point tensor, e\.g\. tau\.float\(\)$"
+        with pytest.raises(TypeError, match=message):
+            sc.LIF(threshold=1.0).tau = torch.ones(2, dtype=dtype)
+        with pytest.raises(TypeError, match=message.replace("tau", "threshold")):
+            sc.LIF(threshold=torch.ones(2, dtype=dtype))
+
+
+class TestMoving:
+    """state_dict, ``.to()``, copies, and setting."""
+
+    def test_state_dict_round_trip(self):
+        """Learnt ones and tensors are saved and loaded under their names; numbers are configuration."""
+        source = sc.LIF(taus(C), threshold=taus(C, seed=2), learn=("tau",))
+        assert sorted(source.state_dict()) == ["tau", "threshold"]
+        target = sc.LIF(torch.ones(C).double() * 2, threshold=torch.ones(C).double(), learn=("tau",))
+        x = values(T, B, C)
+        target(x)
+        target.load_state_dict(source.state_dict())
+        assert torch.equal(target(x), source(x))
+        assert sc.LIF().state_dict() == {}
+
+    @pytest.mark.parametrize("learn", [(), ("tau",)])
+    def test_moved_with_the_net(self, learn):
+        """A tensor moves with the neuron, and with its dtype."""
+        lif = nn.Sequential(sc.LIF(torch.tensor(2.0), learn=learn))
+        assert lif.double()[0].tau.dtype == torch.float64
+        assert lif.half()[0].tau.dtype == torch.float16
+        assert lif.to("meta")[0].tau.device.type == "meta"
+
+    @pytest.mark.parametrize("learn", [(), ("tau",)])
+    def test_copies(self, learn):
+        """A copy has its own parameters, equal and learnt alike."""
+        lif, x = sc.LIF(taus(C), learn=learn), values(T, B, C)
+        for twin in (copy.deepcopy(lif), pickle.loads(pickle.dumps(lif))):
+            assert torch.equal(twin(x), lif(x))
+            assert twin.tau is not lif.tau
+            assert isinstance(twin.tau, nn.Parameter) == bool(learn)
+
+    def test_tensor_set_over_a_number(self):
+        """A tensor set where a number was becomes a buffer, moves along, and is saved."""
+        lif = sc.LIF()
+        lif.tau = torch.tensor([1.5, 2.5])
+        assert list(lif.state_dict()) == ["tau"]
+        assert lif.double().tau.dtype == torch.float64
+        lif.tau = torch.tensor([3.0, 4.0])
+        assert lif.state_dict()["tau"].tolist() == [3.0, 4.0]
+
+    def test_parameter_set_over_a_number_or_a_tensor(self):
+        """A Parameter set afterwards learns."""
+        for lif in (sc.LIF(), sc.LIF(learn=("tau",))):
+            lif(values(T, B))
+            lif.tau = nn.Parameter(torch.tensor(1.7))
+            lif(values(T, B)).sum().backward()
+            assert [name for name, _ in lif.named_parameters()] == ["tau"]
+            assert lif.tau.grad != 0
+
+    @pytest.mark.parametrize("value", ["3", None, [2.0], True])
+    def test_what_is_set_is_checked(self, value):
+        """A value set afterwards is checked as one at construction."""
+        with pytest.raises(TypeError, match=r"^LIF: threshold=.* must be a number or a floating-point tensor$"):
+            sc.LIF().threshold = value
+
+    def test_optimizer(self):
+        """An optimizer moves a learnt parameter the way its gradient says."""
+        lif, x = sc.LI(2.0, learn=("tau",)), torch.ones(T, B)
+        optimizer = torch.optim.SGD(lif.parameters(), lr=0.1)
+        loss = lif(x).mean()
+        loss.backward()
+        optimizer.step()
+        assert lif.tau > 2.0
+        assert lif(x).mean() < loss
