@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import keyword
-from typing import Any, Collection, Iterable, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Iterable, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -49,19 +49,24 @@ def declaration(cls: Any, base: type) -> None:
             raise TypeError(f"{cls.__name__}.params has {name!r}, which every neuron uses already; choose another name")
 
 
-def known_keywords(owner: str, given: Mapping[str, Any], known: Collection[str]) -> None:
-    """Refuse a keyword that is no parameter."""
+def known_keywords(cls: Any, given: Mapping[str, Any]) -> None:
+    """Refuse a keyword that is no parameter of this neuron class."""
     for name in given:
-        if name not in known:
-            close = difflib.get_close_matches(name, [*known, *COMMON], n=1)
+        if name not in cls.params:
+            own = [key for base in cls.__mro__ for key in getattr(base.__init__, "__kwdefaults__", None) or ()]
+            close = difflib.get_close_matches(name, [*cls.params, *COMMON, *own], n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
             raise TypeError(
-                f"{owner} has no parameter {name!r}; {hint}Parameters: {', '.join(known) or 'none'}; "
+                f"{cls.__name__} has no parameter {name!r}; {hint}Parameters: {', '.join(cls.params) or 'none'}; "
                 f"every neuron takes: {', '.join(COMMON)}"
             )
 
 
-def surrogate(owner: str, value: Any) -> Surrogate:
+#: How an attribute is checked whenever it is set: check(owner, name, value) -> value.
+Check = Callable[[str, str, Any], Any]
+
+
+def surrogate(owner: str, name: str, value: Any) -> Surrogate:
     """The surrogate, which must be an object, not a class, a name or a function."""
     if isinstance(value, Surrogate):
         return value
@@ -87,10 +92,17 @@ def whole(owner: str, name: str, value: Any) -> int:
     return value
 
 
-def choice(owner: str, name: str, value: Any, choices: Sequence[str]) -> str:
-    """One of some words."""
-    if value not in choices:
-        raise ValueError(f"{owner}: {name}={value!r} must be one of {', '.join(map(repr, choices))}")
+def reset(owner: str, name: str, value: Any) -> str:
+    """What a spike does to the membrane potential."""
+    if value not in RESETS:
+        raise ValueError(f"{owner}: {name}={value!r} must be one of {', '.join(map(repr, RESETS))}")
+    return str(value)
+
+
+def step(owner: str, name: str, value: Any) -> str:
+    """The step mode."""
+    if value not in ("multi", "single"):
+        raise ValueError(f"{owner}: {name}={value!r} must be 'multi' (input [T, *N]) or 'single' (input [*N])")
     return str(value)
 
 
@@ -109,7 +121,7 @@ def recorded(owner: str, record: Any, states: Collection[str]) -> Tuple[str, ...
     return names
 
 
-def inputs(owner: str, names: Sequence[str], values: Sequence[Any], step: str) -> Tensors:
+def inputs(owner: str, names: Sequence[str], values: Sequence[Any]) -> Tensors:
     """The inputs of a call as tensors of one shape, device and floating dtype."""
     if len(values) != len(names):
         raise TypeError(

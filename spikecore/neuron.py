@@ -7,19 +7,23 @@ everything to the runner that the bound backend compiled from the traced program
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
 from spikecore import checks, parameters
-from spikecore.backend import MAX_STATIC_STEPS, Runner, Spec, Tensors, Unsupported, lacking
+from spikecore.backend import MAX_STATIC_STEPS, Spec, Tensors, Unsupported, lacking
 from spikecore.lang import Program, TraceError, ops, trace
 from spikecore.selection import Request, Resolved, capture, resolve
 from spikecore.state import State, Stateful
 from spikecore.surrogate import ATan, Surrogate
 
 __all__ = ["Neuron", "Stateful"]
+
+#: The fields of a Spec, in order.
+SpecKey = Tuple[torch.dtype, Optional[int], Tuple[str, ...], Tuple[str, ...], bool]
 
 
 class Neuron(Stateful):
@@ -50,10 +54,21 @@ class Neuron(Stateful):
     states: Mapping[str, Union[float, str]] = {}
     #: name -> default value.
     params: Mapping[str, Any] = {}
+    _program: Optional[Program]
+    _bound: Dict[str, Resolved]
+    _names: Dict[Any, str]
+    _compiled: SimpleNamespace
+    _version: int
     #: Names of the inputs. With more than one, ``dynamics`` gets them as a named tuple.
     inputs: Tuple[str, ...] = ("x",)
     #: States whose next value counts as reset by the spike, for ``detach_reset``; None for all of them.
     reset_states: ClassVar[Optional[Tuple[str, ...]]] = None
+    configuration = {
+        "surrogate": checks.surrogate,
+        "detach_reset": checks.flag,
+        "channel_dim": checks.whole,
+        **Stateful.configuration,
+    }
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -71,18 +86,15 @@ class Neuron(Stateful):
         **params: Any,
     ) -> None:
         super().__init__(step)
-        owner = type(self).__name__
-        checks.known_keywords(owner, params, self.params)
-        self.surrogate = checks.surrogate(owner, ATan() if surrogate is None else surrogate)
-        self.detach_reset = checks.flag(owner, "detach_reset", detach_reset)
-        self.channel_dim = checks.whole(owner, "channel_dim", channel_dim)
-        self.learn = parameters.names_to_learn(owner, learn, tuple(self.params))
+        checks.known_keywords(type(self), params)
+        self.surrogate = ATan() if surrogate is None else surrogate
+        self.detach_reset = detach_reset
+        self.channel_dim = channel_dim
+        self.learn = parameters.names_to_learn(type(self).__name__, learn, tuple(self.params))
         for name, default in self.params.items():
             parameters.declare(self, name, params.get(name, default), name in self.learn)
-        self._program: Optional[Program] = None
-        self._bound: Dict[str, Resolved] = {}
-        self._runners: Dict[Any, Runner] = {}
         self._request: Request = capture(backend)
+        self._forget(binding=True)
 
     # -- definition
 
@@ -145,49 +157,59 @@ class Neuron(Stateful):
         self, inputs: Sequence[Tensor], state: Optional[Mapping[str, Tensor]], record: Tuple[str, ...], final: bool
     ) -> Tuple[Tensors, Optional[State], Tensors]:
         owner = type(self).__name__
-        inputs = checks.inputs(owner, self.inputs, inputs, self.step)
-        x, program = inputs[0], self.program
-        named = [(name, getattr(self, name)) for name in program.params]
+        inputs = checks.inputs(owner, self.inputs, inputs)
+        x = inputs[0]
+        named = [(name, getattr(self, name)) for name in self._used(self._version)]
         checks.same_device(owner, x.device, named)
         values, kinds = parameters.place(owner, named, x.shape[1:], self.channel_dim)
         start = checks.state(owner, self.states, state, x, carried=state is not None and state is self._state)
-        runner = self._runner(inputs, start, values, kinds, bool(record), final)
-        outputs, end, trace_ = runner(inputs, start, values, record)
+        grad = torch.is_grad_enabled()
+        gradients = grad and any(value.requires_grad for value in inputs)
+        learn = tuple(name for name, value in named if grad and isinstance(value, Tensor) and value.requires_grad)
+        # a gradient may come in through a state that is handed out
+        state_gradients = grad and (
+            (start is not None and any(value.requires_grad for value in start))
+            or (final and (gradients or bool(learn)))
+        )
+        steps = x.shape[0] if x.shape[0] <= MAX_STATIC_STEPS else None
+        spec = (x.dtype, steps, kinds, learn, final)
+        name = self._find(x.device.type, spec, gradients, state_gradients, bool(record), self._version)
+        outputs, end, trace_ = getattr(self._compiled, name)(inputs, start, values, record)
         return outputs, dict(zip(self.states, end)) if end is not None else None, trace_
 
-    def _runner(
-        self,
-        inputs: Tensors,
-        start: Optional[Tensors],
-        values: Tuple[parameters.Value, ...],
-        kinds: Tuple[str, ...],
-        record: bool,
-        final: bool,
-    ) -> Runner:
-        x = inputs[0]
-        steps = x.shape[0] if x.shape[0] <= MAX_STATIC_STEPS else None
-        grad = torch.is_grad_enabled()
-        wanted = tuple(grad and isinstance(value, Tensor) and value.requires_grad for value in values)
-        gradients = grad and any(value.requires_grad for value in inputs)
-        state_gradients = grad and start is not None and any(value.requires_grad for value in start)
-        key = (x.device.type, x.dtype, steps, kinds, wanted, gradients, state_gradients, record, final)
-        runner = self._runners.get(key)
-        if runner is None:
-            program, resolved = self.program, self._bind(x.device.type)
-            learn = tuple(name for name, wants in zip(program.params, wanted) if wants)
-            spec = Spec(dtype=x.dtype, steps=steps, params=kinds, learn=learn, final=final)
+    # torch.compile runs these two when it meets them and takes what they return as a constant: hashing and loading
+    # cannot be traced. ``version`` is among the arguments so that a change of the definition is seen.
+
+    def _used(self, version: int) -> Tuple[str, ...]:
+        """Names of the parameters that the program reads."""
+        return self.program.params
+
+    def _find(
+        self, device_type: str, spec: SpecKey, gradients: bool, state_gradients: bool, record: bool, version: int
+    ) -> str:
+        """The attribute of ``_compiled`` that holds the runner for calls of this kind."""
+        key = (device_type, spec, gradients, state_gradients, record)
+        name = self._names.get(key)
+        if name is None:
+            program, resolved, wanted = self.program, self._bind(device_type), Spec(*spec)
             lacks = lacking(
                 resolved.backend.capabilities,
                 program,
-                spec,
+                wanted,
                 gradients=gradients,
                 state_gradients=state_gradients,
                 record=record,
             )
             if lacks:
                 raise Unsupported(checks.unsupported(resolved, type(self).__name__, lacks))
-            runner = self._runners[key] = resolved.backend.runner(program, spec)
-        return runner
+            name = f"runner_{len(self._names)}"
+            setattr(self._compiled, name, resolved.backend.runner(program, wanted))
+            self._names[key] = name
+        return name
+
+    # what torch.compiler.assume_constant_result sets, without importing the compiler with spikecore
+    _used._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+    _find._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as above
 
     # -- backend
 
@@ -198,12 +220,19 @@ class Neuron(Stateful):
 
     def _ask(self, request: Request) -> None:
         self._request = request
-        self._bound, self._runners = {}, {}
+        self._forget(binding=True)
 
     def _bind(self, device_type: str) -> Resolved:
         if device_type not in self._bound:
             self._bound[device_type] = resolve(self._request, device_type)
         return self._bound[device_type]
+
+    def _forget(self, binding: bool = False) -> None:
+        """Drop what was derived from the definition, and with ``binding`` the chosen backends, too."""
+        version = self.__dict__.get("_version", 0) + 1
+        self.__dict__.update(_program=None, _names={}, _compiled=SimpleNamespace(), _version=version)
+        if binding:
+            self.__dict__["_bound"] = {}
 
     # -- module
 
@@ -215,11 +244,12 @@ class Neuron(Stateful):
                 self.register_buffer(name, value)
                 return
         elif not name.startswith("_") and name != "training":
-            self.__dict__.update(_program=None, _runners={})  # the definition may read it
+            self._forget()  # the definition may read it
         super().__setattr__(name, value)
 
     def __getstate__(self) -> Dict[str, Any]:
-        return {**super().__getstate__(), "_program": None, "_bound": {}, "_runners": {}}
+        derived: Dict[str, Any] = {"_program": None, "_bound": {}, "_names": {}, "_compiled": SimpleNamespace()}
+        return {**super().__getstate__(), **derived}
 
     def extra_repr(self) -> str:
         """Parameters, configuration, and which backend was asked for and bound."""
@@ -229,12 +259,10 @@ class Neuron(Stateful):
             value = getattr(self, name)
             text = f"{value:g}" if isinstance(value, float) else _tensor_text(value)
             parts.append(f"{name}={text}" + (" (learnt)" if name in learnt else ""))
-        parts += [
-            f"{name}={getattr(self, name)!r}" for name in ("reset", "reset_delay", "decay_input") if name in vars(self)
-        ]
-        parts += [f"surrogate={self.surrogate!r}"]
-        parts += ["detach_reset=True"] if self.detach_reset else []
-        parts += [f"step={self.step!r}"] if self.step != "multi" else []
+        usual = {"step": "multi", "detach_reset": False, "channel_dim": 1}
+        own = [name for name in self.configuration if name not in Neuron.configuration]
+        told = [name for name in (*own, *Neuron.configuration) if getattr(self, name) != usual.get(name)]
+        parts += [f"{name}={getattr(self, name)!r}" for name in told]
         bound = ", ".join(f"{resolved.backend.name} on {device}" for device, resolved in self._bound.items())
         asked = self._request.name or "auto"
         return ", ".join(parts) + f", backend={asked}" + (f" ({bound})" if bound else "")

@@ -11,24 +11,24 @@ Rules of this module:
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, ClassVar, Dict, Mapping, Optional
 
 from torch import Tensor, nn
 
-State = Dict[str, Tensor]
+from spikecore import checks
 
-STEP_MODES = ("multi", "single")
+State = Dict[str, Tensor]
 
 
 class Stateful(nn.Module):
     """A module with state over time. ``step`` is ``"multi"`` (input ``[T, *N]``) or ``"single"`` (input ``[*N]``)."""
 
     step: str
+    #: Attributes of configuration -> how their values are checked, in the constructor and whenever they are set.
+    configuration: ClassVar[Mapping[str, checks.Check]] = {"step": checks.step}
 
     def __init__(self, step: str = "multi") -> None:
         super().__init__()
-        if step not in STEP_MODES:
-            raise ValueError(f"step={step!r}: the step mode is 'multi' (input [T, *N]) or 'single' (input [*N])")
         self.step = step
         self._state: Optional[State] = None
         self._carrying = 0
@@ -42,6 +42,10 @@ class Stateful(nn.Module):
     def continues(self) -> bool:
         """Whether a call continues from the last one."""
         return self.step == "single" or self._carrying > 0
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        check = self.configuration.get(name)
+        super().__setattr__(name, value if check is None else check(type(self).__name__, name, value))
 
     def _keep(self, state: Optional[State]) -> None:
         # past nn.Module.__setattr__, which would look for parameters and modules on every step

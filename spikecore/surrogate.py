@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, ClassVar, List, Tuple
+from typing import Any, ClassVar, Tuple
 
 import torch
 from torch import Tensor
@@ -40,8 +40,9 @@ class Surrogate:
     positive: ClassVar[Tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        names: List[str] = [f.name for f in fields(self)] if is_dataclass(self) else []
-        for name in names:
+        held: Any = fields(self) if is_dataclass(self) else ()
+        # what has no number as its default may be anything: a subclass holds what it likes
+        for name in [field.name for field in held if isinstance(field.default, (int, float))]:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
                 raise TypeError(f"{type(self).__name__}: {name}={value!r} must be a finite number")

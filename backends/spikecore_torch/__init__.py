@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import List, Optional
 
+import torch
+
 import spikecore
 from spikecore.backend import ANY_DEVICE, BackendInfo, Capabilities
 
@@ -21,6 +23,8 @@ CAPABILITIES = Capabilities(
     record=True,
     several_inputs=True,
     several_outputs=True,
+    # before, Dynamo could not look through a neuron without a graph break
+    torch_compile=tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 6),
 )
 
 

@@ -62,7 +62,7 @@ class Walk:
             for name, value in zip(self.states, now):
                 if name in trace:
                     trace[name].append(value)
-        empty = inputs[0].new_empty((0, *shape))
+        empty = inputs[0][:0].clone()  # of the graph, so that a call without steps can be differentiated, too
         return (
             tuple(_stack(seen, empty) for seen in outputs),
             tuple(now),

@@ -78,11 +78,12 @@ class LI(Neuron):
 
     states = {"v": "v_rest"}
     params = {"tau": 2.0, "v_rest": 0.0}
+    configuration = {**Neuron.configuration, "decay_input": checks.flag}
 
     def __init__(self, tau: Any = 2.0, *, decay_input: bool = True, v_rest: Any = 0.0, **options: Any) -> None:
         parameters.require("LI", "above 0", lambda value: value > 0, tau=tau)
         super().__init__(tau=tau, v_rest=v_rest, **options)
-        self.decay_input = checks.flag("LI", "decay_input", decay_input)
+        self.decay_input = decay_input
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
         if self.decay_input:

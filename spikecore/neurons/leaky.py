@@ -28,13 +28,14 @@ class Leaky(Neuron):
 
     states = {"v": 0.0}
     params = {"beta": 0.9, "threshold": 1.0}
+    configuration = {**Neuron.configuration, "reset": checks.reset, "reset_delay": checks.flag}
 
     def __init__(
         self, beta: Any, *, threshold: Any = 1.0, reset: str = "soft", reset_delay: bool = True, **options: Any
     ) -> None:
         super().__init__(beta=beta, threshold=threshold, **options)
-        self.reset = checks.choice("Leaky", "reset", reset, checks.RESETS)
-        self.reset_delay = checks.flag("Leaky", "reset_delay", reset_delay)
+        self.reset = reset
+        self.reset_delay = reset_delay
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
         b = ops.clamp(p.beta, 0.0, 1.0)

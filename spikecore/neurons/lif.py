@@ -38,6 +38,7 @@ class LIF(Membrane):
     """
 
     params = {"tau": 2.0, **Membrane.params}
+    configuration = {**Membrane.configuration, "decay_input": checks.flag}
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class LIF(Membrane):
     ) -> None:
         parameters.require(type(self).__name__, "above 0", lambda value: value > 0, tau=tau)
         super().__init__(tau=tau, threshold=threshold, reset=reset, v_reset=v_reset, **options)
-        self.decay_input = checks.flag(type(self).__name__, "decay_input", decay_input)
+        self.decay_input = decay_input
 
     def charge(self, x: Any, s: Any, p: Any) -> Any:
         """The potential before it fires."""
@@ -78,6 +79,7 @@ class PLIF(Membrane):
     """
 
     params = {"w": 0.0, **Membrane.params}
+    configuration = LIF.configuration
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ class PLIF(Membrane):
         parameters.require("PLIF", "above 1, since 1/tau = sigmoid(w)", lambda value: value > 1, tau=tau)
         w = 0.0 - (torch.log(tau - 1.0) if isinstance(tau, torch.Tensor) else math.log(tau - 1.0))
         super().__init__(w=w, threshold=threshold, reset=reset, v_reset=v_reset, learn=learn, **options)
-        self.decay_input = checks.flag("PLIF", "decay_input", decay_input)
+        self.decay_input = decay_input
 
     @property
     def tau(self) -> Any:
@@ -119,12 +121,13 @@ class KLIF(LIF):
     """
 
     params = {"k": 1.0, **LIF.params}
+    configuration = {**LIF.configuration, "scale_reset": checks.flag}
 
     def __init__(
         self, tau: Any = 2.0, *, k: Any = 1.0, scale_reset: bool = False, learn: Any = ("k",), **options: Any
     ) -> None:
         super().__init__(tau, k=k, learn=learn, **options)
-        self.scale_reset = checks.flag("KLIF", "scale_reset", scale_reset)
+        self.scale_reset = scale_reset
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
         gained = p.k * self.charge(x, s, p)

@@ -24,10 +24,11 @@ class Membrane(Neuron):
 
     states = {"v": "v_reset"}
     params = {"threshold": 1.0, "v_reset": 0.0}
+    configuration = {**Neuron.configuration, "reset": checks.reset}
 
     def __init__(self, *, reset: str = "hard", **options: Any) -> None:
         super().__init__(**options)
-        self.reset = checks.choice(type(self).__name__, "reset", reset, checks.RESETS)
+        self.reset = reset
 
     def after_spike(self, h: Any, z: Any, p: Any, threshold: Any = None) -> Any:
         """The potential after the reset. ``threshold`` is what a soft reset subtracts, the neuron's by default."""

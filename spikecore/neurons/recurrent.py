@@ -16,8 +16,7 @@ FEEDBACK = "feedback"
 
 
 class Recurrent(Stateful):
-    """A neuron whose last output comes back through ``linear``: ``y[t] = neuron(x[t] + linear(y[t-1]))``, ``y[-1] =
-    0``.
+    """A neuron whose last output comes back: ``y[t] = neuron(x[t] + linear(y[t-1]))``, with ``y[-1] = 0``.
 
     ``linear`` is any module that keeps the shape of one time step: ``nn.Linear(C, C)``, a convolution, an elementwise
     gain. Steps run one by one, since each needs the one before. The state is that of the neuron and ``"feedback"``, the
@@ -55,7 +54,7 @@ class Recurrent(Stateful):
     def _steps(
         self, x: Tensor, state: Optional[Mapping[str, Tensor]], record: Tuple[str, ...]
     ) -> Tuple[Tensor, State, Dict[str, Tensor]]:
-        (x,) = checks.inputs("Recurrent", ("x",), (x,), self.step)
+        (x,) = checks.inputs("Recurrent", ("x",), (x,))
         names = (*self.neuron.states, FEEDBACK)
         given = checks.state("Recurrent", names, state, x, carried=state is not None and state is self._state)
         if given is None:

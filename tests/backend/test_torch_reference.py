@@ -337,7 +337,7 @@ class TestUnsupported:
 
     def test_a_supported_call_runs_on_it(self, poor):
         """What it declares it is asked for: with the spec of the call, once per kind of call."""
-        here = poor(**BASIC, parameter_gradients=True, channel_parameters=True)
+        here = poor(**BASIC, parameter_gradients=True, state_gradients=True, channel_parameters=True)
         lif = sc.LIF(torch.ones(3) * 2, learn=("tau",), backend="poor")
         x = torch.rand(2, 5, 3)
         assert torch.equal(lif(x), sc.LIF(2.0, backend="torch")(x))

@@ -19,6 +19,7 @@ import spikecore as sc
 from spikecore.backend import UnknownBackend
 
 T, B, C = 10, 3, 4
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 def values(*shape, seed=0, dtype=torch.float64):
@@ -799,11 +800,30 @@ class TestTogetherWithTorch:
         net, x = nn.Sequential(sc.LIF(1.7, learn=("tau",)), sc.Leaky(0.9)), values(3, B, dtype=torch.float32)
         x.requires_grad_()
         expected = grads(net, x)
-        fullgraph = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6)
+        fullgraph = TORCH >= (2, 6)
         torch._dynamo.reset()
         compiled = torch.compile(net, backend=backend, fullgraph=fullgraph)
         assert torch.equal(compiled(x), net(x))
         torch.testing.assert_close(torch.autograd.grad(compiled(x).sum(), [x, *net.parameters()]), expected)
+
+    @pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
+    @pytest.mark.skipif(TORCH < (2, 6), reason="older versions of Dynamo cannot look through a neuron in one graph")
+    def test_compile_cold(self):
+        """A net that was never called compiles in one graph; a later change of a neuron's definition is seen."""
+        net, x = nn.Sequential(sc.LIF(1.7, learn=("tau",))), values(3, B, dtype=torch.float32)
+        torch._dynamo.reset()
+        compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+        found = torch.autograd.grad(compiled(x).sum(), net.parameters())
+        torch.testing.assert_close(found, torch.autograd.grad(net(x).sum(), net.parameters()))
+        net[0].reset = "soft"
+        assert torch.equal(compiled(x), net(x))
+        assert not torch.equal(net(x), sc.LIF(1.7)(x))
+
+    def test_no_steps_are_differentiable(self):
+        """The output of a call without steps has a graph, and an empty gradient."""
+        x = values(0, B).requires_grad_()
+        sc.LIF()(x).sum().backward()
+        assert x.grad.shape == (0, B)
 
     def test_meta_device(self):
         """Shapes and dtypes can be had without computing."""
@@ -833,13 +853,45 @@ class Pair(sc.Neuron):
         return x.x + x.gate, {}
 
 
+class TestSetLater:
+    """Configuration is checked whenever it is set, not in constructors only."""
+
+    @pytest.mark.parametrize(
+        ("name", "value", "text"),
+        [
+            ("reset", "bogus", "LIF: reset='bogus' must be one of 'hard', 'soft', 'none'"),
+            ("step", "x", "LIF: step='x' must be 'multi'"),
+            ("decay_input", 1, "LIF: decay_input=1 must be True or False"),
+            ("detach_reset", None, "LIF: detach_reset=None must be True or False"),
+            ("surrogate", "ATan", "LIF: surrogate='ATan' must be a spikecore.surrogate.Surrogate"),
+            ("channel_dim", 1.0, "LIF: channel_dim=1.0 must be a whole number"),
+            ("tau", "2", "LIF: tau='2' must be a number or a floating-point tensor"),
+        ],
+    )
+    def test_a_wrong_value_is_refused(self, name, value, text):
+        """The sentence is the constructor's, and the old value stays."""
+        lif = sc.LIF()
+        before = getattr(lif, name)
+        with pytest.raises((TypeError, ValueError)) as caught:
+            setattr(lif, name, value)
+        assert str(caught.value).startswith(text)
+        assert getattr(lif, name) == before
+
+    def test_a_misspelt_keyword_is_recognised(self):
+        """The hint knows parameters and configuration of the class and its bases."""
+        with pytest.raises(TypeError, match=r"LIF has no parameter 'resett'; did you mean 'reset'\?"):
+            sc.LIF(resett="soft")
+        with pytest.raises(TypeError, match=r"KLIF has no parameter 'decay_inputs'; did you mean 'decay_input'\?"):
+            sc.KLIF(decay_inputs=True)
+
+
 class TestWrongArguments:
     """Each is an error that names the argument, its value, and what would be right."""
 
     @pytest.mark.parametrize("step", ["m", "Multi", None, 1])
     def test_step(self, step):
         """A step mode that is none."""
-        message = rf"^step={step!r}: the step mode is 'multi' \(input \[T, \*N\]\) or 'single' \(input \[\*N\]\)$"
+        message = rf"^LIF: step={step!r} must be 'multi' \(input \[T, \*N\]\) or 'single' \(input \[\*N\]\)$"
         with pytest.raises(ValueError, match=message):
             sc.LIF(step=step)
 

@@ -266,7 +266,7 @@ class TestErrors:
 
     def test_step(self):
         """A step mode that is none."""
-        with pytest.raises(ValueError, match="^step='all': the step mode is 'multi'"):
+        with pytest.raises(ValueError, match="^Recurrent: step='all' must be 'multi'"):
             Recurrent(sc.LIF(), layer(), step="all")
 
     @pytest.mark.parametrize("module", [nn.Linear(C, 1), nn.Linear(C, 2 * C), nn.Flatten(0)])

@@ -476,6 +476,7 @@ INDEX = "indexing or iterating a traced value is not part of the language{here};
 MIXED = "a Tensor is not part of the language as {role}{{here}}; declare it as a parameter of the neuron"
 AS_NUMBER = " got a comparison ({what}){{here}}; turn it into a number with sc.ops.where(comparison, 1.0, 0.0)"
 AS_TRUTH = " got a number ({what}){{here}}; compare it with something first, as in v > 0"
+ARRAY = "a ndarray is not part of the language as operand of add{here}; declare it as a parameter of the neuron"
 UNKNOWN = "{what} is not part of the language{{here}}; see sc.ops for what there is"
 
 #: What is written -> what is said, with ``{here}`` for file, line and source.
@@ -506,7 +507,8 @@ REFUSED = {
         "round to 2 digits is not part of the language{here}; round to a whole number",
     ),
     "numpy ufunc": (lambda x, s, p: np.exp(x), UNKNOWN.format(what="numpy.exp")),
-    "numpy array": (lambda x, s, p: np.ones(2) + x, UNKNOWN.format(what="numpy.add")),
+    "numpy array": (lambda x, s, p: np.ones(2) + x, ARRAY),
+    "in place": (lambda x, s, p: torch.exp_(x), UNKNOWN.format(what="torch.exp_")),
     "numpy function": (lambda x, s, p: np.clip(x, 0, 1), UNKNOWN.format(what="the method .clip")),
     "torch.erf": (lambda x, s, p: torch.erf(x), UNKNOWN.format(what="torch.erf")),
     "torch.nn.functional": (
@@ -642,3 +644,11 @@ class TestRefusals:
         assert not hasattr(x, "__cuda_array_interface__")
         assert repr(x + 1) == "Expr(x + 1)"
         assert x in {x}
+
+    def test_numpy_scalars_are_numbers(self):
+        """A NumPy scalar on either side of an operator is recorded as the number it is."""
+        for number in (np.float64(1.5), np.float32(1.5), np.int64(3)):
+            plain = float(number)
+            assert output(lambda x, s, p, n=number: n * x) == output(lambda x, s, p, n=plain: n * x)
+            assert output(lambda x, s, p, n=number: x - n) == output(lambda x, s, p, n=plain: x - n)
+            assert output(lambda x, s, p, n=number: n / x) == output(lambda x, s, p, n=plain: n / x)
