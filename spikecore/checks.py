@@ -199,8 +199,11 @@ def state(
 
 def unsupported(resolved: Resolved, owner: str, lacks: Sequence[str]) -> str:
     """The sentence of an ``Unsupported``: what is missing, and which backends have it."""
-    able = [name for name in default_registry().names() if _offers(name, lacks)]
-    others = f"of those installed, {', '.join(able)} could" if able else "no installed backend does"
+    registry = default_registry()
+    # a failing call is no time to import plugins that nobody asked for
+    known = {*registry.builtins, *(row.name for row in registry.status() if row.capabilities)}
+    able = [name for name in registry.names() if name in known and _offers(name, lacks)]
+    others = f"of those loaded, {', '.join(able)} could" if able else "no other one loaded does"
     return (
         f"backend {resolved.backend.name!r} (from {resolved.source}) does not support {', '.join(lacks)}, "
         f"which this call of {owner} needs; {others}"

@@ -306,7 +306,7 @@ class TestUnsupported:
         poor(**BASIC)
         message = (
             f"^backend 'poor' \\(from argument\\) does not support {missing}, which this call of (LIF|Two) needs; "
-            "of those installed, torch could$"
+            "of those loaded, torch could$"
         )
         with pytest.raises(Unsupported, match=message):
             call()

@@ -45,6 +45,12 @@ class Fake(Backend):
     name = "{name}"
     capabilities = CAN
 
+    def compile(self, program, spec):
+        from spikecore_torch.backend import Walk
+
+        print("{name} compiles", program.name)
+        return Walk(program, spec)
+
 
 @spikecore.hookspecs.hookimpl
 def spikecore_backends():
@@ -193,6 +199,35 @@ def test_chosen_by_argument_context_and_environment(process: Process) -> None:
         "good from spikecore_good, asked for by use_backend()",
         "imported spikecore_loud",
         "loud from spikecore_loud, asked for by SPIKECORE_BACKEND",
+    ]
+
+
+def test_neurons_run_on_it(process: Process) -> None:
+    """A neuron is computed by the plugin it names, was made under, or finds in the environment, and says so."""
+    lines = process.code(
+        "import torch, spikecore as sc",
+        "x = torch.rand(4, 2, 3)",
+        "expected = sc.IF(backend='torch')(x)",
+        "named = sc.IF(backend='good')",
+        "with sc.use_backend('good'): under = sc.LIF()",
+        "other = sc.Leaky(0.9)",
+        "under(x), other(x)",
+        "print(torch.equal(named(x), expected))",
+        "print(*(n.extra_repr().rpartition('backend=')[2] for n in (named, under, other)), sep='; ')",
+        "attempt(lambda: sc.IF(backend='good')(x.double()))",
+        SPIKECORE_BACKEND="loud",
+    )
+    assert lines == [
+        "imported spikecore_good",
+        "good compiles LIF",
+        "imported spikecore_loud",
+        "loud compiles Leaky",
+        "good compiles IF",
+        "True",
+        "good (good on cpu); good (good on cpu); auto (loud on cpu)",
+        "Unsupported: backend 'good' (from argument) does not support float64, which this call of IF needs; "
+        "of those loaded, torch could",
+        "because of None",
     ]
 
 
