@@ -331,7 +331,7 @@ class TestUnsupported:
         """Where no other backend does it either, the message says that."""
         poor(builtins={}, **BASIC)
         with pytest.raises(
-            Unsupported, match="does not support float64, which this call of LIF needs; no installed backend"
+            Unsupported, match="does not support float64, which this call of LIF needs; no other one loaded does"
         ):
             sc.LIF(backend="poor")(torch.zeros(2, 3).double())
 
