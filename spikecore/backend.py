@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -153,6 +153,8 @@ class Backend:
 
     name: str = ""
     capabilities: Capabilities = Capabilities()
+    #: Conformance cases that are known to fail: id -> reason. Shown in every report; one that passes is a failure.
+    expected_failures: Mapping[str, str] = {}
 
     def __init__(self) -> None:
         self._runners: Dict[Tuple[Program, Spec], Runner] = {}

@@ -21,6 +21,7 @@ from rich.text import Text
 import spikecore
 from spikecore.registry import BackendStatus
 from spikecore.selection import backends as list_backends
+from spikecore.testing.cli import conformance
 
 app = typer.Typer(name="spikecore", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -54,6 +55,9 @@ def backends(
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
     else:
         Console().print(_table(rows))
+
+
+app.command()(conformance)
 
 
 def _table(rows: List[BackendStatus]) -> Table:

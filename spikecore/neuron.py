@@ -7,6 +7,7 @@ everything to the runner that the bound backend compiled from the traced program
 
 from __future__ import annotations
 
+import operator
 from types import SimpleNamespace
 from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
@@ -171,7 +172,8 @@ class Neuron(Stateful):
             (start is not None and any(value.requires_grad for value in start))
             or (final and (gradients or bool(learn)))
         )
-        steps = x.shape[0] if x.shape[0] <= MAX_STATIC_STEPS else None
+        # index: torch.compile, which may take T for a variable, is to fix it here
+        steps = operator.index(x.shape[0]) if x.shape[0] <= MAX_STATIC_STEPS else None
         spec = (x.dtype, steps, kinds, learn, final)
         name = self._find(x.device.type, spec, gradients, state_gradients, bool(record), self._version)
         outputs, end, trace_ = getattr(self._compiled, name)(inputs, start, values, record)

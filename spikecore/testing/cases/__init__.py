@@ -1,0 +1,21 @@
+"""Every case of the suite, by tier."""
+
+from spikecore.testing.case import Collection
+from spikecore.testing.cases import (
+    compiled,
+    core,
+    dtypes,
+    language,
+    layouts,
+    machinery,
+    parameters,
+    product,
+    robust,
+    state,
+)
+
+CASES = Collection()
+for _tier in (core, dtypes, parameters, state, language, layouts, robust, machinery, compiled, product):
+    _tier.add_to(CASES)
+
+__all__ = ["CASES"]

@@ -1,0 +1,139 @@
+"""What a case works with: the backend, and neurons on it beside their oracles.
+
+A neuron is made for the backend by name, as a user makes it. While a case runs, a :class:`Witness` counts calls of the
+backend's own runners, and of the reference's, which must not compute in its place.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, List, Optional, Sequence, Tuple, Type
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import spikecore as sc
+from spikecore.backend import Backend, Runner, Spec
+from spikecore.lang import Program
+from spikecore.registry import default_registry
+from spikecore.selection import REFERENCE
+from spikecore.testing.compare import Mismatch
+
+
+class Witness:
+    """Sees which backend computes: counts calls of its runners, and of the reference's where that is another one."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.reference = default_registry().get(REFERENCE, "the conformance suite")
+        self.calls: List[str] = []
+        self.of_reference: List[str] = []
+        #: While true, neurons get the runner itself, for what a counter in between would disturb.
+        self.aside = False
+        self._undo: List[Tuple[Any, str, Any]] = []
+
+    def __enter__(self) -> Witness:
+        original = self.backend.runner
+
+        def runner(program: Program, spec: Spec) -> Runner:
+            made = original(program, spec)
+            return made if self.aside else _Counted(made, program.name, self.calls)
+
+        self._replace(self.backend, "runner", runner)
+        if self.backend is not self.reference:
+            program = sc.IF(backend=REFERENCE).program
+            made = self.reference.runner(program, Spec(torch.float32, 1, ("number",) * len(program.params)))
+            self._watch(type(self.reference), "compile")
+            if "__call__" in vars(type(made)):  # an object, not a function: its class can be watched
+                self._watch(type(made), "__call__")
+        return self
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        for owner, name, value in reversed(self._undo):
+            if value is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+        self._undo.clear()
+
+    def _replace(self, owner: Any, name: str, value: Any) -> None:
+        self._undo.append((owner, name, vars(owner).get(name)))
+        setattr(owner, name, value)
+
+    def _watch(self, owner: Any, name: str) -> None:
+        original, seen = getattr(owner, name), self.of_reference
+
+        def watched(this: Any, *args: Any, **kwargs: Any) -> Any:
+            seen.append(name)
+            return original(this, *args, **kwargs)
+
+        self._replace(owner, name, watched)
+
+    def verdict(self) -> None:
+        """Raise :class:`Mismatch` unless this backend, and not the reference, has computed."""
+        if self.of_reference:
+            raise Mismatch(
+                f"backend {self.backend.name!r} let the reference backend {REFERENCE!r} compute in its place "
+                f"({len(self.of_reference)} calls): its results prove nothing. Where it cannot do something it must "
+                "raise Unsupported, never fall back"
+            )
+        if not self.calls:
+            raise Mismatch(
+                f"no runner of backend {self.backend.name!r} was called, although its neurons computed: something else "
+                "answers for it"
+            )
+
+
+class _Counted:
+    """A runner that leaves a mark each time it is called."""
+
+    def __init__(self, runner: Runner, name: str, calls: List[str]) -> None:
+        self.runner, self.name, self.calls = runner, name, calls
+
+    def __call__(self, *args: Any) -> Any:
+        self.calls.append(self.name)
+        return self.runner(*args)
+
+
+class Context:
+    """One case's surroundings."""
+
+    def __init__(self, backend: Backend, device: str, witness: Optional[Witness] = None) -> None:
+        self.backend = backend
+        self.name = backend.name
+        self.device = torch.device(device)
+        self.witness = Witness(backend) if witness is None else witness
+
+    def declares(self, *capabilities: str) -> bool:
+        """Whether the backend declares all of these."""
+        return all(getattr(self.backend.capabilities, name) for name in capabilities)
+
+    def tensor(self, values: Any, dtype: torch.dtype = torch.float32, grad: bool = False) -> Tensor:
+        """Values on the device under test."""
+        made = torch.tensor(np.array(values, float, order="C")).to(dtype).to(self.device)
+        return made.requires_grad_(grad)
+
+    def place(self, module: Any) -> Any:
+        """A module moved to the device under test."""
+        return module.to(self.device)
+
+
+def choose_device(devices: Sequence[str]) -> str:
+    """The CPU if the backend takes it, else the first device type that this machine has."""
+    if "*" in devices or "cpu" in devices:
+        return "cpu"
+    for device in devices:
+        if _works(device):
+            return device
+    return devices[0]
+
+
+def _works(device: str) -> bool:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        return False
+    return True

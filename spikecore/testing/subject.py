@@ -1,0 +1,242 @@
+"""A neuron under test beside its oracle, on one input."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spikecore.neuron import Neuron
+from spikecore.testing.compare import Mismatch, Suspects, as_array, backward, same
+from spikecore.testing.context import Context
+from spikecore.testing.inputs import dyadic, generator, margin, rounded
+from spikecore.testing.models import ALL_RESETS, BY_NAME, Model, library_surrogate
+from spikecore.testing.oracle import SURROGATES, Array, Derivative, Gradients, Oracle, Trajectory, adjoint, run
+from spikecore.testing.tolerances import DTYPES, EXACT, EXACT_STEPS, TOLERANCES
+
+SHAPE = (12, 3, 7)
+
+
+class Subject:
+    """One neuron as configured, an input ``[T, *N]``, and the oracle's run on it.
+
+    values: parameter values beside the model's own; an array becomes a tensor. learn: parameters to learn. state:
+    whether to start from a drawn state instead of from rest. exact: dyadic inputs instead of margin ones.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        model: Union[str, Model],
+        reset: str = "hard",
+        *,
+        detach: bool = False,
+        surrogate: Optional[Derivative] = None,
+        dtype: str = "float32",
+        learn: Sequence[str] = (),
+        values: Mapping[str, Any] = {},  # never written to
+        shape: Sequence[int] = SHAPE,
+        state: bool = False,
+        exact: bool = False,
+        **options: Any,
+    ) -> None:
+        self.context, self.dtype_name, self.dtype = context, dtype, DTYPES[dtype]
+        self.model: Model = BY_NAME[model] if isinstance(model, str) else model
+        self.reset, self.detach = reset, detach
+        self.surrogate = SURROGATES["ATan"] if surrogate is None else surrogate
+        self.params: Dict[str, Any] = {**(self.model.exact_params if exact else self.model.params), **values}
+        self.twin: Oracle = self.model.twin(reset, self.surrogate, detach)
+        self.neuron = self._build(learn, options)
+        steps = min(shape[0], self.model.exact_steps, EXACT_STEPS[dtype]) if exact else shape[0]
+        self.shape = (steps, *shape[1:])
+        rng = generator(self.model.name, reset, self.surrogate.name, self.shape)
+        broadcast = _broadcast(self.params, len(self.shape) - 1, options.get("channel_dim", 1))
+        self.state: Optional[Dict[str, Array]] = None
+        if state:
+            single = torch.float64 if dtype == "float64" else torch.float32
+            self.state = {s: rounded(rng.uniform(-0.5, 0.8, self.shape[1:]), single) for s in self.twin.rest}
+        if exact:
+            self.inputs = dyadic(self.twin, broadcast, self.shape, self.model.exact_levels, rng)
+        else:
+            self.inputs = margin(self.twin, broadcast, self.shape, self.model.drive, self.dtype, rng, self.state)
+        self._broadcast = broadcast
+        self.seen: Trajectory = run(self.twin, self.inputs, broadcast, self.state)
+        self._rng = generator("cotangents", self.model.name, reset, self.shape)
+
+    def _build(self, learn: Sequence[str], options: Mapping[str, Any]) -> Neuron:
+        held = torch.float64 if self.dtype_name == "float64" else torch.float32
+        values = {
+            name: torch.tensor(value, dtype=held) if isinstance(value, np.ndarray) else value
+            for name, value in self.params.items()
+        }
+        neuron: Neuron = self.model.build(
+            self.context.name,
+            self.reset,
+            values,
+            surrogate=library_surrogate(self.surrogate),
+            detach=self.detach,
+            learn=learn,
+            **options,
+        )
+        made: Neuron = self.context.place(neuron.double() if self.dtype_name == "float64" else neuron)
+        return made
+
+    # -- what a case gives
+
+    @property
+    def of(self) -> str:
+        """The neuron and the dtype, for messages."""
+        return f"{self.neuron!r} on {self.dtype_name} input {list(self.shape)}"
+
+    def x(self, grad: bool = False) -> Tensor:
+        """The one input as a tensor."""
+        (x,) = self.xs(grad)
+        return x
+
+    def xs(self, grad: bool = False) -> List[Tensor]:
+        """All inputs as tensors."""
+        return [self.context.tensor(x, self.dtype, grad) for x in self.inputs]
+
+    def start(self, grad: bool = False) -> Optional[Dict[str, Tensor]]:
+        """The initial state as tensors, None at rest."""
+        held = torch.float64 if self.dtype_name == "float64" else torch.float32
+        if self.state is None:
+            return None
+        return {name: self.context.tensor(value, held, grad) for name, value in self.state.items()}
+
+    def cotangent(self, like: Tensor) -> Tensor:
+        """A random cotangent for a result."""
+        return self.context.tensor(self._rng.normal(size=tuple(like.shape)), like.dtype)
+
+    def backward(self, result: Tensor, cotangent: Tensor, **options: Any) -> None:
+        """Run backwards from a result; it is an error of the backend if that is connected to nothing."""
+        backward(self.of, [result], [cotangent], **options)
+
+    # -- what is right
+
+    def bits(self) -> Trajectory:
+        """The oracle in the dtype of the backend's arithmetic."""
+        wide = self.dtype_name == "float64"
+        return run(self.twin, self.inputs, self._broadcast, self.state, np.float64 if wide else np.float32)
+
+    def gradients(
+        self,
+        output: Union[Tensor, Sequence[Optional[Tensor]], None] = None,
+        final: Optional[Mapping[str, Tensor]] = None,
+        trace: Optional[Mapping[str, Tensor]] = None,
+    ) -> Gradients:
+        """The oracle's gradients for these cotangents; parameter gradients in the shapes the parameters were given."""
+        found = self._gradients(self.seen, output, final, trace)
+        shaped = {name: value.reshape(np.shape(self.params[name])) for name, value in found.params.items()}
+        return found._replace(params=shaped)
+
+    def _gradients(
+        self,
+        seen: Trajectory,
+        output: Union[Tensor, Sequence[Optional[Tensor]], None],
+        final: Optional[Mapping[str, Tensor]],
+        trace: Optional[Mapping[str, Tensor]],
+    ) -> Gradients:
+        outputs: Sequence[Optional[Tensor]] = [output] if output is None or isinstance(output, Tensor) else output
+        return adjoint(
+            seen,
+            [None if one is None else as_array(one) for one in outputs],
+            {name: as_array(value) for name, value in (final or {}).items()},
+            {name: as_array(value) for name, value in (trace or {}).items()},
+        )
+
+    # -- what else it might be
+
+    def suspects(self, output: int = 0) -> Suspects:
+        """The forward results of other resets."""
+        others = [reset for reset in ALL_RESETS if reset != self.reset and reset in self.model.resets]
+        return {f"of reset={reset!r}": partial(self._output_as, output, reset=reset) for reset in others}
+
+    def gradient_suspects(self, *cotangents: Any) -> Suspects:
+        """The input gradients of detached, or not detached, resets and of other surrogates."""
+
+        def of(**changed: Any) -> Array:
+            return self._gradients(self._as(**changed), *(*cotangents, None, None, None)[:3]).inputs[0]
+
+        found: Dict[str, Any] = {f"of detach_reset={not self.detach}": lambda: of(detach=not self.detach)}
+        for name, other in SURROGATES.items():
+            if name != self.surrogate.name:
+                found[f"of the surrogate {name}"] = lambda other=other: of(surrogate=other)
+        return found
+
+    def _output_as(self, output: int, **changed: Any) -> Array:
+        return self._as(**changed).outputs[output]
+
+    def _as(self, **changed: Any) -> Trajectory:
+        given = {"reset": self.reset, "surrogate": self.surrogate, "detach": self.detach, **changed}
+        return run(self.model.twin(**given), self.inputs, self._broadcast, self.state)
+
+    # -- checks
+
+    def check_outputs(self, actual: Any, what: str = "", exact: bool = False) -> None:
+        """The outputs are the oracle's: spikes to the bit, potentials within tolerance or, if ``exact``, to the bit.
+
+        ``what`` says of which call, where there are several.
+        """
+        given = actual if isinstance(actual, tuple) else (actual,)
+        if len(given) != len(self.model.outputs):
+            raise Mismatch(f"{self.of} gives {len(given)} outputs, expected {len(self.model.outputs)}")
+        for i, (output, quantity) in enumerate(zip(given, self.model.outputs)):
+            name = quantity + (f" {i}" if quantity == "output" and i else "") + what
+            if output.dtype != self.dtype:
+                raise Mismatch(f"{name} of {self.of} has dtype {output.dtype}, expected {self.dtype}")
+            expected, tolerance = self.seen.outputs[i], TOLERANCES[self.dtype_name, quantity]
+            if exact and quantity == "output":
+                expected, tolerance = rounded(self.bits().outputs[i], self.dtype), EXACT
+            same(
+                name,
+                self.of,
+                as_array(output),
+                expected,
+                tolerance,
+                tested=self.seen.tested,
+                strict=self.twin.strict,
+                suspects=self.suspects(i),
+            )
+
+    def check_states(self, actual: Mapping[str, Tensor], expected: Mapping[str, Array], what: str, exact: bool) -> None:
+        """States are the oracle's, and have the dtype of arithmetic."""
+        held = torch.float64 if self.dtype_name == "float64" else torch.float32
+        for name in self.twin.rest:
+            value = actual[name]
+            if value.dtype != held:
+                raise Mismatch(f"{what} {name} of {self.of} has dtype {value.dtype}, expected {held}")
+            tolerance = EXACT if exact else TOLERANCES[self.dtype_name, "potential"]
+            axes = "n" if value.ndim < len(self.shape) else "t, n"
+            same(f"{what} {name}", self.of, as_array(value), expected[name], tolerance, axes=axes)
+
+    def check(
+        self,
+        quantity: str,
+        actual: Any,
+        expected: Array,
+        *,
+        name: str = "",
+        suspects: Optional[Suspects] = None,
+    ) -> None:
+        """A quantity of the table of tolerances is the oracle's."""
+        what = f"{quantity}{f' of {name}' if name else ''}"
+        if actual is None:
+            raise Mismatch(f"{what} of {self.of}: there is none; the result is not connected to it")
+        tolerance = TOLERANCES[self.dtype_name, quantity]
+        axes = "t, n" if quantity in ("input gradient", "output") else "n"
+        same(what, self.of, as_array(actual), expected, tolerance, axes=axes, suspects=suspects)
+
+
+def _broadcast(params: Mapping[str, Any], dims: int, channel_dim: int) -> Dict[str, Any]:
+    """Parameters as they lie over one time step: a vector along the channels."""
+    spread: Dict[str, Any] = {}
+    for name, value in params.items():
+        if isinstance(value, np.ndarray) and value.ndim == 1 and dims > 1:
+            view: Tuple[int, ...] = tuple(len(value) if i == channel_dim % dims else 1 for i in range(dims))
+            value = value.reshape(view)
+        spread[name] = value
+    return spread

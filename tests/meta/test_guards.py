@@ -1,0 +1,342 @@
+"""The suite's own guards: what a subclass may not do, what a run may not leave out, and what an oracle must be."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from typer import Typer
+from typer.testing import CliRunner
+
+import spikecore as sc
+from spikecore import Capabilities
+from spikecore.testing import CASES, DEFAULT_TIERS, TIERS, BackendConformance, check_backend, support
+from spikecore.testing.case import Case
+from spikecore.testing.cases.core import configurations
+from spikecore.testing.cli import conformance
+from spikecore.testing.context import Context, choose_device
+from spikecore.testing.loopback import EVERYTHING, Loopback, installed
+from spikecore.testing.oracle import SURROGATES
+from spikecore.testing.oracle.surrogates import OTHER_ARGUMENTS
+from spikecore.testing.runner import conforms, prepare, run_case, stale_ids
+from spikecore.testing.subject import Subject
+from spikecore.testing.support import is_stale, make_support
+
+
+def outcomes(results):
+    """Case id -> outcome."""
+    return {result.id: result.outcome for result in results}
+
+
+class TestTheClass:
+    """What a conformance class may be."""
+
+    def test_a_case_cannot_be_overridden(self):
+        """Neither by its name nor by anything else that is not the author's to set."""
+        for name in ("test_case", "test_expected_failures", "pytest_generate_tests", "__init__", "helper", "test_mine"):
+            with pytest.raises(
+                TypeError, match=f"TestMine.{name}: a conformance class sets backend, expected_failures"
+            ):
+                type("TestMine", (BackendConformance,), {"backend": "torch", name: lambda self: None})
+
+    def test_it_has_one_base(self):
+        """No mixing, and no class under a class, which would hide what is overridden."""
+        with pytest.raises(TypeError, match="as its one base"):
+            type("TestMine", (BackendConformance, dict), {"backend": "torch"})
+        one = type("TestOne", (BackendConformance,), {"backend": "torch"})
+        with pytest.raises(TypeError, match="as its one base"):
+            type("TestTwo", (one,), {"backend": "torch"})
+
+    def test_it_names_a_backend(self):
+        """A class without one tests nothing."""
+        with pytest.raises(TypeError, match="must set backend"):
+            type("TestMine", (BackendConformance,), {})
+
+
+class TestExpectedFailures:
+    """A list of excuses is checked like everything else."""
+
+    def test_one_that_passes_is_stale(self):
+        """And so fails the run."""
+        results = check_backend("torch", cases=["forward/lif-hard"], expected_failures={"forward/lif-hard": "a reason"})
+        assert outcomes(results) == {"forward/lif-hard": "stale"}
+        assert "take it off expected_failures" in results[0].message
+        assert not conforms(results)
+
+    def test_one_that_names_no_case_is_stale(self):
+        """The message has the id that was meant."""
+        results = check_backend("torch", cases=["forward/lif-hard"], expected_failures={"forward/lif-herd": "a reason"})
+        assert outcomes(results) == {"forward/lif-herd": "stale", "forward/lif-hard": "passed"}
+        assert "did you mean 'forward/lif-hard'?" in results[0].message
+
+    def test_one_without_a_reason_is_refused(self):
+        """Empty words are none."""
+        assert [result.outcome for result in stale_ids({"forward/lif-hard": "  "})] == ["stale"]
+
+    def test_one_that_fails_has_its_reason(self):
+        """It counts apart, and the run is in order; so also if the backend itself names it."""
+
+        class Late(Loopback):
+            name = "late"
+
+            def compile(self, program, spec):
+                made = super().compile(program, spec)
+                return lambda *args: tuple(
+                    tuple(x * 0 for x in part) if i == 0 else part for i, part in enumerate(made(*args))
+                )
+
+        class Honest(Late):
+            expected_failures = {"forward/lif-hard": "late#7"}
+
+        for backend, given in ((Late, {"forward/lif-hard": "late#7"}), (Honest, {})):
+            with installed(backend) as name:
+                (result,) = check_backend(name, cases=["forward/lif-hard"], expected_failures=given)
+            assert (result.outcome, result.message, result.ok) == ("xfailed", "late#7", True)
+
+    def test_one_whose_capability_is_not_declared_is_stale(self):
+        """It is unsupported already, which needs no excuse."""
+
+        class Small(Loopback):
+            name = "small"
+            capabilities = replace(EVERYTHING, record=False)
+
+        with installed(Small) as name:
+            (result,) = check_backend(name, cases=["record/lif-hard"], expected_failures={"record/lif-hard": "no"})
+        assert result.outcome == "stale"
+
+
+class TestCapabilities:
+    """What is not declared is asked for, and must be refused."""
+
+    @pytest.mark.parametrize("lacking", [name for name in Capabilities.__dataclass_fields__ if name != "torch_compile"])
+    def test_undeclared_is_unsupported_and_never_left_out(self, lacking):
+        """Every case that needs the capability is in the results, as unsupported, and no other case is."""
+
+        class Small(Loopback):
+            name = "small"
+            capabilities = replace(EVERYTHING, **{lacking: False})
+
+        needing = [case.id for case in CASES.select(["dtypes", "parameters", "state", "language", "robust"])]
+        needing = [id for id in needing if lacking in CASES.get(id).needs][:12] or ["forward/lif-hard"]
+        with installed(Small) as name:
+            results = check_backend(name, cases=needing)
+        if lacking == "double_backward":  # autograd's own, so this backend has it all the same
+            assert set(outcomes(results).values()) == {"failed"}
+            return
+        assert outcomes(results) == dict.fromkeys(needing, "unsupported"), results
+        assert all(lacking in result.lacking for result in results)
+
+    def test_computing_what_is_not_declared_is_a_failure(self):
+        """A case that goes through although its capability is undeclared says so."""
+
+        class Small(Loopback):
+            name = "small"
+            capabilities = replace(EVERYTHING, record=False)
+
+        with installed(Small) as name:
+            result = run_case(Case("some/case", "core", "something holds", lambda _: None, ("record",)), prepare(name))
+        assert result.outcome == "failed"
+        assert "did not raise Unsupported" in result.message
+
+    def test_everything_undeclared_fails_the_run(self):
+        """If no core case ran, nothing was tested."""
+
+        class Empty(Loopback):
+            name = "empty"
+            capabilities = Capabilities()
+
+        with installed(Empty) as name:
+            results = check_backend(name, tiers=["core"])
+        assert {result.outcome for result in results[:-1]} == {"unsupported"}
+        assert (results[-1].id, results[-1].outcome) == ("backend/core-ran", "failed")
+
+
+class TestRequired:
+    """An unusable backend is reported; a required one fails."""
+
+    def test_unavailable_is_said(self, monkeypatch):
+        """With the reason, and as no failure."""
+        monkeypatch.delenv("SPIKECORE_REQUIRE", raising=False)
+        with installed(Loopback, reason="no such chip here") as name:
+            (result,) = check_backend(name)
+        assert (result.outcome, result.ok) == ("unavailable", True)
+        assert "no such chip here" in result.message
+
+    def test_required_is_required(self, monkeypatch):
+        """By argument or by environment, where names stand between commas."""
+        monkeypatch.delenv("SPIKECORE_REQUIRE", raising=False)
+        with installed(Loopback, reason="no such chip here") as name:
+            (result,) = check_backend(name, require=True)
+            assert result.outcome == "failed"
+            monkeypatch.setenv("SPIKECORE_REQUIRE", "other, loopback")
+            (result,) = check_backend(name)
+            assert result.outcome == "failed"
+            monkeypatch.setenv("SPIKECORE_REQUIRE", "loop,back")
+            (result,) = check_backend(name)
+            assert result.outcome == "unavailable"
+
+    def test_unknown_and_broken_are_errors(self):
+        """Whatever is required."""
+        (result,) = check_backend("cudda")
+        assert result.outcome == "error"
+        assert "unknown backend 'cudda'" in result.message
+
+
+class TestWitness:
+    """Which backend computed is seen, not believed."""
+
+    def test_a_case_that_computes_nothing_on_the_backend_fails(self):
+        """Even if its comparison holds."""
+        result = run_case(Case("some/case", "core", "something holds", lambda context: None), prepare("torch"))
+        assert result.outcome == "failed"
+        assert "no runner of backend 'torch' was called" in result.message
+
+    def test_another_backend_in_its_place_is_seen(self):
+        """A neuron that asks for torch does not count for the backend under test."""
+
+        def other(context: Context) -> None:
+            sc.IF(backend="torch")(torch.ones(2, 3))
+
+        with installed(Loopback) as name:
+            result = run_case(Case("some/case", "core", "something holds", other), prepare(name))
+        assert "let the reference backend 'torch' compute in its place" in result.message
+
+    def test_nothing_stays_wrapped(self):
+        """After a case the backends are as they were."""
+        bench = prepare("torch")
+        before = dict(vars(bench.backend))
+        run_case(CASES.get("forward/lif-hard"), bench)
+        assert vars(bench.backend).keys() == before.keys()
+        with installed(Loopback) as name:
+            check_backend(name, cases=["forward/lif-hard"])
+        assert type(bench.backend).compile.__name__ == "compile"
+        assert "runner" not in vars(bench.backend)
+
+
+class TestCases:
+    """The table of cases."""
+
+    def test_ids_and_sentences(self):
+        """Ids are family/name in lower case; every case says what holds; every tier has cases."""
+        for case in CASES:
+            family, _, name = case.id.partition("/")
+            assert family.islower(), case.id
+            assert name, case.id
+            assert name == name.lower(), case.id
+            assert len(case.holds.split()) > 2, case.id
+            assert all(hasattr(Capabilities(), need) for need in case.needs), case.id
+        assert {case.tier for case in CASES} == set(TIERS)
+
+    def test_core_needs_little(self):
+        """No core case needs more than float32 and the gradient of the input."""
+        assert {need for case in CASES.select(["core"]) for need in case.needs} == {"float32", "gradients"}
+
+    def test_selection(self):
+        """By tier, by id, by pattern; what there is not raises."""
+        assert {case.tier for case in CASES.select()} == set(DEFAULT_TIERS)
+        assert [case.id for case in CASES.select(ids=["forward/lif-hard"])] == ["forward/lif-hard"]
+        assert len(CASES.select(ids=["surrogate/*"])) == 2 * 19
+        with pytest.raises(ValueError, match="did you mean 'forward/lif-hard'"):
+            CASES.select(ids=["forward/lif-har"])
+        with pytest.raises(ValueError, match="tier 'cor' must be one of core,"):
+            CASES.select(["cor"])
+
+    def test_device(self):
+        """The CPU where it is taken, else what there is."""
+        assert choose_device(("*",)) == "cpu"
+        assert choose_device(("cuda", "cpu")) == "cpu"
+        assert choose_device(("nosuch",)) == "nosuch"
+
+
+class TestOracle:
+    """Inputs that could hide an error would be an error."""
+
+    @pytest.mark.parametrize(("model", "reset", "name"), list(configurations()), ids=lambda value: str(value)[:20])
+    def test_margin_inputs_fire_and_stay_silent(self, model, reset, name):
+        """On margin inputs every neuron does both often, is reset, and goes on."""
+        subject = Subject(Context(prepare("torch").backend, "cpu"), model, reset)
+        if model.fires:
+            rate = subject.seen.outputs[0].mean()
+            assert 0.08 < rate < 0.92, rate
+            assert np.abs(subject.seen.tested).min() > 1e-3
+
+    def test_surrogates_are_all_there(self):
+        """The nineteen of the library, at defaults that agree, and with other arguments."""
+        for name, derivative in SURROGATES.items():
+            made = getattr(sc.surrogate, name)()
+            assert {key: getattr(made, key) for key in derivative.arguments} == derivative.arguments
+        assert len(SURROGATES) == 19
+        assert set(SURROGATES) - set(OTHER_ARGUMENTS) == {"StraightThrough"}
+
+
+class TestShell:
+    """``spikecore conformance``."""
+
+    def run(self, *arguments):
+        """What the command gives."""
+        app = Typer()
+        app.command()(conformance)
+        return CliRunner().invoke(app, list(arguments))
+
+    def test_a_conforming_backend(self):
+        """A line per tier, and 0."""
+        result = self.run("torch", "--case", "forward/*", "--case", "record/lif-hard")
+        assert result.exit_code == 0, result.output
+        assert "core" in result.output
+        assert "backend 'torch' conforms" in result.output
+
+    def test_a_wrong_one(self):
+        """The difference, how to see it again, and 1."""
+
+        class Wrong(Loopback):
+            name = "wrong"
+
+            def compile(self, program, spec):
+                made = super().compile(program, spec)
+                return lambda *args: tuple(
+                    tuple(x * 0 for x in part) if i == 0 else part for i, part in enumerate(made(*args))
+                )
+
+        with installed(Wrong) as name:
+            result = self.run(name, "--case", "forward/lif-hard")
+        assert result.exit_code == 1
+        for words in ("first at", "again: spikecore conformance wrong --case forward/lif-hard", "does not conform"):
+            assert words in result.output
+
+    def test_json(self):
+        """The facts, and nothing else."""
+        with installed(Loopback) as name:
+            result = self.run(name, "--case", "compile/*", "--case", "forward/lif-hard", "--json")
+        facts = json.loads(result.output)
+        assert facts["conforms"] is True
+        assert facts["counts"]["passed"] == 1
+        assert facts["counts"]["unsupported"] == len(facts["results"]) - 1
+
+    def test_wrong_arguments(self):
+        """A case that there is not, or no backend, is an error of usage."""
+        assert self.run("torch", "--case", "forward/lif-har").exit_code == 2
+        assert self.run().exit_code == 2
+
+    def test_list(self):
+        """Every case with its sentence."""
+        result = self.run("--list", "--tier", "core")
+        assert "forward/lif-hard" in result.output
+        assert "the oracle's" in result.output
+
+    def test_support_table(self, tmp_path, monkeypatch):
+        """It is made from a run, says the same twice, and goes stale when edited."""
+        monkeypatch.setattr(support, "check_backend", lambda name: check_backend(name, cases=["forward/*", "exact/*"]))
+        page = tmp_path / "support.md"
+        with installed(Loopback, reason="no such chip here") as name:
+            table = make_support([name])
+        assert "| `LIF` | declared |" in table
+        assert "| `torch_compile` | no |" in table
+        with installed(Loopback) as name:
+            assert self.run("--write-support", str(page), name).exit_code == 0
+            assert "| `LIF` | yes |" in page.read_text()
+            assert is_stale(str(page), [name]) is None
+            page.write_text(page.read_text() + "edited")
+            assert "out of date" in str(is_stale(str(page), [name]))

@@ -1,0 +1,156 @@
+"""The pytest plugin and the three-line class as a third party uses them: in processes and folders of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict
+
+import pytest
+
+import spikecore
+import spikecore_pytest
+
+ROOT = Path(spikecore_pytest.__file__).parent
+SOURCES = [str(ROOT), *{str(Path(path).parent) for path in spikecore.__path__}, str(ROOT / "backends")]
+
+MODULE = """
+import spikecore
+from spikecore.backend import BackendInfo
+from spikecore.testing.loopback import EVERYTHING
+
+
+@spikecore.hookimpl
+def spikecore_backends():
+    return [BackendInfo("buggy", "spikecore_buggy.backend:Buggy", ("*",), EVERYTHING, lambda: {reason!r})]
+"""
+
+BACKEND = """
+from dataclasses import replace
+
+from spikecore.testing.loopback import EVERYTHING, Loop, Loopback
+
+
+class Buggy(Loopback):
+    name = "buggy"
+
+    class loop(Loop):
+        def operate(self, node, args, t):
+            {bug}
+            return super().operate(node, args, t)
+"""
+
+TESTS = """
+from spikecore.testing import BackendConformance
+
+
+class TestBuggy(BackendConformance):
+    backend = "buggy"
+    expected_failures = {expected}
+"""
+
+#: The modules of pytest plugins that are installed here.
+LOADED = """
+import importlib.metadata as m
+print([p.value for d in m.distributions() for p in d.entry_points if p.group == "pytest11"])
+"""
+#: Twice the surrogate, the same value.
+BUG = "args = [args[0] + (args[0] - args[0].detach())] if node.op == 'spike' else args"
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Any:
+    """A backend package with its metadata, in a folder; run pytest there."""
+
+    def run(*arguments: str, bug: str = "pass", reason: Any = None, expected: Any = None, **env: str) -> Any:
+        site = tmp_path / "site"
+        package, metadata = site / "spikecore_buggy", site / "spikecore_buggy-0.1.dist-info"
+        for folder in (package, metadata):
+            folder.mkdir(parents=True)
+        (package / "__init__.py").write_text(MODULE.format(reason=reason))
+        (package / "backend.py").write_text(BACKEND.format(bug=bug))
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: spikecore-buggy\nVersion: 0.1\n")
+        (metadata / "entry_points.txt").write_text("[spikecore.backends]\nbuggy = spikecore_buggy\n")
+        (tmp_path / "test_buggy.py").write_text(TESTS.format(expected=expected or {}))
+        return pytest_in(tmp_path, *arguments, path=[str(site)], **env)
+
+    return run
+
+
+def pytest_in(folder: Path, *arguments: str, path: Any = (), **env: str) -> Any:
+    """Run pytest with the plugin in a folder."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("SPIKECORE", "PYTEST"))}
+    clean["PYTHONPATH"] = os.pathsep.join([*path, *SOURCES])
+    plugin = [] if "spikecore_pytest" in python(LOADED, clean, folder).stdout else ["-p", "spikecore_pytest"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *plugin, *arguments]
+    return subprocess.run(
+        command, cwd=folder, env={**clean, **env}, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def python(code: str, env: Dict[str, str], folder: Path) -> Any:
+    """Run some Python."""
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def test_the_plugin_imports_neither_spikecore_nor_torch(tmp_path: Path) -> None:
+    """It is loaded by every pytest run of the environment."""
+    code = "import sys, spikecore_pytest; print(sorted({'spikecore', 'torch', 'numpy'} & set(sys.modules)))"
+    result = python(code, {**os.environ, "PYTHONPATH": str(ROOT)}, tmp_path)
+    assert result.stdout.strip() == "[]", result.stdout + result.stderr
+
+
+def test_an_empty_folder(tmp_path: Path) -> None:
+    """pytest with the plugin runs nothing there, and does not fail for it unless something is required."""
+    assert pytest_in(tmp_path).returncode == pytest.ExitCode.NO_TESTS_COLLECTED
+    result = pytest_in(tmp_path, SPIKECORE_REQUIRE="torch")
+    assert result.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "required: torch" in result.stdout
+    assert "backend 'torch' is required, and none of its core conformance cases ran" in result.stdout
+
+
+def test_a_sound_package_passes(plugin: Any) -> None:
+    """Through its entry point; what it does not declare is counted apart."""
+    result = plugin("-q", "-W", "error", "-k", "forward or compile or expected", SPIKECORE_REQUIRE="buggy")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "9 unsupported" in result.stdout
+
+
+def test_a_bug_leads_to_itself(plugin: Any) -> None:
+    """A backend with twice the surrogate fails in gradients and nowhere else, and the message says where to look."""
+    result = plugin("-q", "-k", "lif-hard", bug=BUG)
+    assert result.returncode == pytest.ExitCode.TESTS_FAILED
+    failed = {line.split("[")[1].split("]")[0] for line in result.stdout.splitlines() if line.startswith("FAILED")}
+    assert "gradient/lif-hard" in failed
+    assert not any(id.startswith(("forward/", "exact/", "bits/", "single-step/")) for id in failed)
+    for words in ("input gradient", "LIF(", "expected", "again: spikecore conformance buggy --case gradient/lif-hard"):
+        assert words in result.stdout, words
+
+
+def test_expected_failures(plugin: Any) -> None:
+    """One that fails is an xfail with its reason; one that passes fails."""
+    expected = {"gradient/lif-hard": "no surrogate yet, buggy#1", "forward/lif-hard": "nothing is wrong here"}
+    result = plugin("-q", "-rx", "-k", "forward/lif-hard or gradient/lif-hard]", bug=BUG, expected=expected)
+    assert result.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "1 failed" in result.stdout
+    assert "1 xfailed" in result.stdout
+    assert "no surrogate yet, buggy#1" in result.stdout
+    assert "take it off expected_failures" in result.stdout
+
+
+def test_unavailable_is_skipped_and_required_is_not(plugin: Any) -> None:
+    """The reason is said; with the option the same is a failure."""
+    result = plugin("-q", "-rs", "-k", "forward/lif-hard", reason="no such chip here")
+    assert result.returncode == 0
+    assert "no such chip here" in result.stdout
+
+
+def test_required_unavailable_fails(plugin: Any) -> None:
+    """By the option of the command line."""
+    result = plugin("-q", "--spikecore-require", "buggy", "-k", "forward/lif-hard", reason="no such chip here")
+    assert result.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "no such chip here" in result.stdout
