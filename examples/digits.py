@@ -107,7 +107,7 @@ def draw_curves(curves: Dict[str, List[float]], path: Path) -> None:
 
 
 def draw_raster(net: nn.Sequential, path: Path) -> None:
-    """One test image: the spikes of the 64 most active neurons of each hidden layer and of the ten outputs."""
+    """One test image: the spikes of 64 of the neurons that fire in each hidden layer, and of the ten outputs."""
     images, labels = data(seed=0)[1].tensors
     net.eval()
     x, layers = images[:1].to(next(net.parameters()).device), []
@@ -123,10 +123,11 @@ def draw_raster(net: nn.Sequential, path: Path) -> None:
     axes[0].set(title=f"input, a {labels[0]}", xticks=[], yticks=[])
     for axis, spikes, title in zip(axes[1:], layers, ("first layer", "second layer", "output")):
         total = spikes.shape[1]
-        shown = spikes[:, spikes.sum(0).topk(min(total, 64)).indices.sort().values]
+        firing = spikes.sum(0).nonzero().flatten() if total > CLASSES else torch.arange(total)
+        shown = spikes[:, firing[:: max(1, len(firing) // 64)][:64]]
         times, neurons = shown.nonzero(as_tuple=True)
         axis.scatter(times + 1, neurons, s=900 / shown.shape[1], marker="|", linewidths=1.8)
-        part = f", most active of {total}" if shown.shape[1] < total else ""
+        part = f", {len(firing)} of {total} fire" if total > CLASSES else ""
         axis.set(title=title + part, xlabel="time step", ylabel="neuron" if part else "digit")
         axis.set(xlim=(0.5, STEPS + 0.5), ylim=(-0.5, shown.shape[1] - 0.5), xticks=range(1, STEPS + 1))
         if not part:
@@ -153,8 +154,14 @@ def main() -> None:
 
     start = time.perf_counter()
     torch.manual_seed(options.seed)
-    net = network().to(options.device)
-    sc.set_backend(net, options.backend)
+    try:
+        net = network().to(options.device)
+    except (RuntimeError, AssertionError) as error:  # torch raises either for a device that is not there
+        parser.error(f"--device {options.device}: {error}")
+    try:
+        sc.set_backend(net, options.backend)
+    except sc.BackendError as error:
+        parser.error(str(error))
     options.out.mkdir(parents=True, exist_ok=True)
     with SummaryWriter(str(options.out)) as log:
         curves = train(net, options, log)

@@ -24,6 +24,12 @@ COMMON = ("surrogate", "detach_reset", "learn", "channel_dim", "step", "backend"
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
+def shown(value: Any) -> str:
+    """The value for a sentence: a tensor or a network would fill the screen."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def declaration(cls: Any, base: type) -> None:
     """Check what a neuron class declares: names that can be attributes, and take nothing that is in use."""
     for kind in ("states", "params", "inputs"):
@@ -44,6 +50,9 @@ def declaration(cls: Any, base: type) -> None:
     reset = cls.reset_states
     if isinstance(reset, str) or any(name not in cls.states for name in reset or ()):
         raise TypeError(f"{cls.__name__}.reset_states={reset!r} must be a tuple of names of states, or None for all")
+    shared = sorted(set(cls.states) & set(cls.params))
+    if shared:
+        raise TypeError(f"{cls.__name__} has {shared[0]!r} as a state and as a parameter; choose another name for one")
     for name in cls.params:
         if hasattr(base, name) or name in (*COMMON, "training"):
             raise TypeError(f"{cls.__name__}.params has {name!r}, which every neuron uses already; choose another name")
@@ -69,6 +78,7 @@ Check = Callable[[str, str, Any], Any]
 def surrogate(owner: str, name: str, value: Any) -> Surrogate:
     """The surrogate, which must be an object, not a class, a name or a function."""
     if isinstance(value, Surrogate):
+        object.__setattr__(value, "_in_use", True)
         return value
     if isinstance(value, type) and issubclass(value, Surrogate):
         raise TypeError(f"{owner}: surrogate={value.__name__} is the class; give an object, {value.__name__}()")

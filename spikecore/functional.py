@@ -10,13 +10,14 @@ from typing import Iterator, List, Optional
 
 from torch import nn
 
+from spikecore.checks import shown
 from spikecore.state import Stateful
 
 
 def stateful_modules(net: nn.Module) -> List[Stateful]:
     """The modules of ``net`` that hold state, itself included."""
     if not isinstance(net, nn.Module):
-        raise TypeError(f"net={net!r} is a {type(net).__name__}; give the network or neuron itself (an nn.Module)")
+        raise TypeError(f"net={shown(net)} is a {type(net).__name__}; give the network or neuron itself (an nn.Module)")
     return [module for module in net.modules() if isinstance(module, Stateful)]
 
 
@@ -70,7 +71,7 @@ def set_backend(net: nn.Module, backend: Optional[str]) -> None:
     from spikecore.selection import Request
 
     if backend is not None and not isinstance(backend, str):
-        raise TypeError(f"backend={backend!r} must be a backend's name, 'auto' or None")
+        raise TypeError(f"backend={shown(backend)} must be a backend's name, 'auto' or None")
     if backend and backend != AUTO_NAME:
         default_registry().info(backend, "set_backend()")
     request = Request(backend or None, "set_backend()" if backend else "")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from spikecore import checks, parameters
 from spikecore.backend import MAX_STATIC_STEPS, Spec, Tensors, Unsupported, lacking
-from spikecore.lang import Program, TraceError, ops, trace
+from spikecore.lang import Expr, Node, Program, TraceError, ops, trace
 from spikecore.selection import Request, Resolved, capture, resolve
 from spikecore.state import State, Stateful
 from spikecore.surrogate import ATan, Surrogate
@@ -62,6 +62,8 @@ class Neuron(Stateful):
     _version: int
     #: Names of the inputs. With more than one, ``dynamics`` gets them as a named tuple.
     inputs: Tuple[str, ...] = ("x",)
+    #: Parameters that must be above 0.
+    positive: ClassVar[Tuple[str, ...]] = ()
     #: States whose next value counts as reset by the spike, for ``detach_reset``; None for all of them.
     reset_states: ClassVar[Optional[Tuple[str, ...]]] = None
     configuration = {
@@ -112,9 +114,13 @@ class Neuron(Stateful):
         """This neuron's dynamics as a program, as configured now."""
         if self._program is None:
             names = self.reset_states if self.reset_states is not None else tuple(self.states)
+            # in dynamics self.tau means p.tau: as a number it would be frozen into the program
+            twin = object.__new__(type(self))
+            twin.__dict__.update(self.__dict__)
+            twin.__dict__.update({name: Expr(Node("param", (), name)) for name in self.params})
             try:
                 self._program = trace(
-                    self.dynamics,
+                    twin.dynamics,
                     name=type(self).__name__,
                     inputs=self.inputs,
                     states=self.states,
@@ -216,6 +222,17 @@ class Neuron(Stateful):
     # -- backend
 
     @property
+    def backend(self) -> Optional[str]:
+        """The name that was asked for, by argument or context; None if context, environment and auto decide."""
+        return self._request.name
+
+    @backend.setter
+    def backend(self, name: Optional[str]) -> None:
+        from spikecore.functional import set_backend
+
+        set_backend(self, name)
+
+    @property
     def bound(self) -> Mapping[str, Resolved]:
         """Device type -> the backend that computes there for this neuron, and why. Empty before the first call."""
         return dict(self._bound)
@@ -240,7 +257,12 @@ class Neuron(Stateful):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.params and not isinstance(value, nn.Parameter):
-            value = parameters.checked(type(self).__name__, name, value)
+            value = parameters.checked(type(self).__name__, name, value, name in self.positive)
+            held = self._parameters.get(name, self._buffers.get(name))
+            if isinstance(value, float) and held is not None:
+                with torch.no_grad():
+                    held.fill_(value)
+                return
             if isinstance(value, Tensor) and name in self.__dict__:
                 del self.__dict__[name]  # a number before; as a buffer it moves with the neuron
                 self.register_buffer(name, value)

@@ -18,7 +18,7 @@ Value = Union[float, Tensor]
 
 def declare(module: nn.Module, name: str, value: Any, learn: bool) -> None:
     """Store a parameter's value on its neuron under its name."""
-    value = checked(type(module).__name__, name, value)
+    value = checked(type(module).__name__, name, value, name in getattr(module, "positive", ()))
     if isinstance(value, nn.Parameter):
         module.register_parameter(name, value)
     elif learn:
@@ -30,8 +30,10 @@ def declare(module: nn.Module, name: str, value: Any, learn: bool) -> None:
         setattr(module, name, value)
 
 
-def checked(owner: str, name: str, value: Any) -> Value:
-    """The value as a float or a floating-point tensor; anything else raises, naming it."""
+def checked(owner: str, name: str, value: Any, positive: bool = False) -> Value:
+    """The value as a float or a floating-point tensor, above 0 if it must be; anything else raises, naming it."""
+    if positive:
+        require(owner, "above 0", lambda held: held > 0, **{name: checked(owner, name, value)})
     if isinstance(value, Tensor):
         if not value.is_floating_point():
             raise TypeError(
@@ -59,7 +61,8 @@ def require(owner: str, condition: str, holds: Any, **values: Any) -> None:
 def names_to_learn(owner: str, learn: Any, params: Sequence[str]) -> Tuple[str, ...]:
     """The ``learn`` argument as a tuple of parameter names."""
     if isinstance(learn, str) or not isinstance(learn, Iterable):
-        raise TypeError(f"{owner}: learn={learn!r} must be a tuple of parameter names, such as learn=({str(learn)!r},)")
+        example = f"learn=({learn if isinstance(learn, str) else params[0] if params else 'tau'!r},)"
+        raise TypeError(f"{owner}: learn={learn!r} must be a tuple of parameter names, such as {example}")
     names = tuple(learn)
     for name in names:
         if name not in params:

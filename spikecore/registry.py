@@ -37,6 +37,8 @@ BUILTINS: Mapping[str, str] = {"torch": "spikecore_torch"}
 #: The value that asks for automatic choice, and therefore no backend's name.
 AUTO_NAME = "auto"
 
+#: Words for devices that are asked for as if they were backends.
+_DEVICES = ("cpu", "cuda", "gpu", "mps", "xpu")
 _NAME = re.compile(r"[a-z_][a-z0-9_]*")
 _log = logging.getLogger("spikecore")
 _T = TypeVar("_T")
@@ -221,6 +223,8 @@ class Registry:
         meant.update((n, n) for n in known)
         close = difflib.get_close_matches(name.lower(), meant, n=1, cutoff=0.7)
         guess = f"did you mean {meant[close[0]]!r}? " if close else ""
+        if not close and name.lower() in _DEVICES:
+            guess = "a backend is no device: it computes where the tensors are, so move the network, net.to(...). "
         return f"unknown backend {name!r} (from {source}); {guess}Known: {', '.join(known)}"
 
     def _row(self, candidate: Candidate, probe: bool) -> BackendStatus:

@@ -7,7 +7,8 @@ everywhere, so the backward pass uses ``derivative(u)`` instead. Rules of this m
 - It is finite for every finite ``u``, at zero and at the tails.
 - ``primitive(u)`` is a function with that derivative, on tensors, where a closed form exists. Nothing but plots and
   tests needs it: the forward pass is always the step.
-- A surrogate is a value: equal parameters make equal surrogates; it hashes, prints and pickles.
+- A surrogate is a value: equal parameters make equal surrogates; it hashes, prints and pickles, and once a neuron has
+  it, it never changes. To anneal, give the neuron a new one.
 
 Your own::
 
@@ -48,6 +49,14 @@ class Surrogate:
                 raise TypeError(f"{type(self).__name__}: {name}={value!r} must be a finite number")
             if name in self.positive and value <= 0:
                 raise ValueError(f"{type(self).__name__}: {name}={value!r} must be above 0")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self.__dict__.get("_in_use"):
+            raise AttributeError(
+                f"{type(self).__name__}.{name} cannot change, since programs were made from it; "
+                "give the neuron a new one: neuron.surrogate = ..."
+            )
+        super().__setattr__(name, value)
 
     def derivative(self, u: Any) -> Any:
         """The stand-in for ``dz/du``, in the language."""

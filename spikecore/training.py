@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore.backend import Backend
+from spikecore.checks import shown
 from spikecore.functional import set_backend, stateful_modules
 from spikecore.neuron import Neuron
 from spikecore.selection import backend_named, capture, resolve
@@ -83,7 +84,9 @@ def DataLoader(  # noqa: N802  # stands where torch.utils.data.DataLoader would
 
 def _check(net: Any, loss: Any) -> None:
     if not isinstance(net, nn.Module):
-        raise TypeError(f"net={net!r} is a {type(net).__name__}; give the network (an nn.Module)")
+        raise TypeError(f"net={shown(net)} is a {type(net).__name__}; give the network (an nn.Module)")
+    if isinstance(loss, type):
+        raise TypeError(f"loss={loss.__name__} is the class; give an object, {loss.__name__}()")
     if not callable(loss):
         raise TypeError(f"loss={loss!r} must be callable as loss(outputs, targets), such as spikecore.losses.ce_count")
 
@@ -147,6 +150,9 @@ class EagerTraining:
     def __init__(self, net: nn.Module, loss: Loss, optimizer: Any, options: Any = None) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"optimizer={optimizer!r} must be a torch.optim.Optimizer of this network's parameters")
+        mine = {id(parameter) for parameter in net.parameters()}
+        if not any(id(held) in mine for group in optimizer.param_groups for held in group["params"]):
+            raise ValueError("optimizer holds no parameter of this network; make it from net.parameters()")
         self.net = net
         self.loss = loss
         self.optimizer = optimizer

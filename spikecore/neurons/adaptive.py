@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Tuple
 
-from spikecore import checks, parameters
+from spikecore import checks
 from spikecore.neuron import Neuron
 from spikecore.neurons.lif import LIF
 from spikecore.neurons.membrane import Membrane
@@ -79,9 +79,9 @@ class LI(Neuron):
     states = {"v": "v_rest"}
     params = {"tau": 2.0, "v_rest": 0.0}
     configuration = {**Neuron.configuration, "decay_input": checks.flag}
+    positive = ("tau",)
 
     def __init__(self, tau: Any = 2.0, *, decay_input: bool = True, v_rest: Any = 0.0, **options: Any) -> None:
-        parameters.require("LI", "above 0", lambda value: value > 0, tau=tau)
         super().__init__(tau=tau, v_rest=v_rest, **options)
         self.decay_input = decay_input
 

@@ -39,6 +39,7 @@ class LIF(Membrane):
 
     params = {"tau": 2.0, **Membrane.params}
     configuration = {**Membrane.configuration, "decay_input": checks.flag}
+    positive = ("tau",)
 
     def __init__(
         self,
@@ -50,7 +51,6 @@ class LIF(Membrane):
         v_reset: Any = 0.0,
         **options: Any,
     ) -> None:
-        parameters.require(type(self).__name__, "above 0", lambda value: value > 0, tau=tau)
         super().__init__(tau=tau, threshold=threshold, reset=reset, v_reset=v_reset, **options)
         self.decay_input = decay_input
 

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, Tuple
 
-from spikecore import parameters
 from spikecore.lang import ops
 from spikecore.neurons.membrane import Membrane
-
-
-def _positive(value: Any) -> Any:
-    return value > 0
 
 
 class QIF(Membrane):
@@ -20,6 +15,7 @@ class QIF(Membrane):
     """
 
     params = {"tau": 2.0, "v_c": 0.8, "a0": 1.0, "v_rest": 0.0, **Membrane.params}
+    positive = ("tau", "a0")
 
     def __init__(
         self,
@@ -33,7 +29,6 @@ class QIF(Membrane):
         v_reset: Any = -0.1,
         **options: Any,
     ) -> None:
-        parameters.require("QIF", "above 0", _positive, tau=tau, a0=a0)
         super().__init__(
             tau=tau, v_c=v_c, a0=a0, v_rest=v_rest, threshold=threshold, reset=reset, v_reset=v_reset, **options
         )
@@ -51,6 +46,7 @@ class EIF(Membrane):
     """
 
     params = {"tau": 2.0, "delta_t": 1.0, "theta_rh": 0.8, "v_rest": 0.0, **Membrane.params}
+    positive = ("tau", "delta_t")
 
     def __init__(
         self,
@@ -64,7 +60,6 @@ class EIF(Membrane):
         v_reset: Any = -0.1,
         **options: Any,
     ) -> None:
-        parameters.require("EIF", "above 0", _positive, tau=tau, delta_t=delta_t)
         super().__init__(
             tau=tau,
             delta_t=delta_t,
@@ -105,6 +100,7 @@ class Izhikevich(Membrane):
         **Membrane.params,
     }
     reset_states = ("v",)
+    positive = ("tau", "a0", "tau_w")
 
     def __init__(
         self,
@@ -122,7 +118,6 @@ class Izhikevich(Membrane):
         v_reset: Any = 0.0,
         **options: Any,
     ) -> None:
-        parameters.require("Izhikevich", "above 0", _positive, tau=tau, a0=a0, tau_w=tau_w)
         super().__init__(
             tau=tau,
             v_c=v_c,

@@ -403,7 +403,8 @@ class TestNames:
             ("cuppy", "did you mean 'cupy'? "),
             ("Torch", "did you mean 'torch'? "),
             ("pytorch", "did you mean 'torch'? "),
-            ("gpu", ""),
+            ("mind", ""),
+            ("gpu", "a backend is no device: it computes where the tensors are, so move the network, net.to(...). "),
             ("zebra", ""),
         ],
     )

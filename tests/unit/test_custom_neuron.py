@@ -417,3 +417,27 @@ class TestDeclaration:
         """A class that forgot its equations."""
         with pytest.raises(NotImplementedError, match=r"^Mine must define dynamics\(self, x, s, p\)$"):
             self.declare()()(torch.zeros(1, 1))
+
+
+class OwnName(sc.Neuron):
+    """Reads its time constant from itself instead of from ``p``."""
+
+    states = {"v": 0.0}
+    params = {"tau": 2.0}
+
+    def dynamics(self, x, s, p):
+        h = s.v + (x - s.v) / self.tau
+        z = self.spike(h - 0.6)
+        return z, {"v": sc.ops.select(z, 0.0, h)}
+
+
+def test_a_parameter_read_from_self_is_the_parameter():
+    """In dynamics ``self.tau`` means ``p.tau``: a later value takes effect, and it can be learnt."""
+    neuron, x = OwnName(), torch.rand(6, 4) * 2
+    assert neuron.program.params == ("tau",)
+    neuron(x)
+    neuron.tau = 20.0
+    assert torch.equal(neuron(x), OwnName(tau=20.0)(x))
+    learnt = OwnName(learn=("tau",))
+    learnt(x).sum().backward()
+    assert learnt.tau.grad is not None

@@ -877,6 +877,48 @@ class TestSetLater:
         assert str(caught.value).startswith(text)
         assert getattr(lif, name) == before
 
+    @pytest.mark.parametrize("value", [0.0, -1.0, torch.tensor([1.0, 0.0])])
+    def test_a_time_constant_stays_above_zero(self, value):
+        """What the constructor refuses, an assignment refuses, too."""
+        with pytest.raises(ValueError, match="LIF: tau=.* must be above 0"):
+            sc.LIF().tau = value
+
+    def test_a_number_fills_a_tensor(self):
+        """A number set on a learnt or tensor parameter fills it in place; the optimiser's object stays."""
+        lif = sc.LIF(torch.full((C,), 2.0), threshold=torch.ones(C), learn=("tau",))
+        held = lif.tau
+        lif.tau, lif.threshold = 3.0, 0.5
+        assert lif.tau is held
+        assert lif.tau.tolist() == [3.0] * C
+        assert lif.threshold.tolist() == [0.5] * C
+
+    def test_the_backend_is_an_attribute(self):
+        """Read, it is what was asked for; set, it asks; an unknown name is refused at once."""
+        lif = sc.LIF(backend="torch")
+        lif.backend = None
+        assert lif.backend is None
+        with pytest.raises(sc.UnknownBackend, match="a backend is no device"):
+            lif.backend = "gpu"
+
+    def test_a_surrogate_in_use_never_changes(self):
+        """A surrogate with plain attributes cannot be changed behind the program; a new one takes effect."""
+
+        class Plain(sc.Surrogate):
+            def __init__(self, k):
+                self.k = k
+
+            def derivative(self, u):
+                return self.k / (1.0 + u * u)
+
+        first = Plain(1.0)
+        lif, x = sc.LIF(surrogate=first), values(3, B).requires_grad_()
+        (before,) = torch.autograd.grad(lif(x)[0].sum(), x)
+        with pytest.raises(AttributeError, match=r"Plain.k cannot change, .*: neuron.surrogate = \.\.\."):
+            first.k = 2.0
+        lif.surrogate = Plain(2.0)
+        (after,) = torch.autograd.grad(lif(x)[0].sum(), x)
+        torch.testing.assert_close(after, 2 * before)
+
     def test_a_misspelt_keyword_is_recognised(self):
         """The hint knows parameters and configuration of the class and its bases."""
         with pytest.raises(TypeError, match=r"LIF has no parameter 'resett'; did you mean 'reset'\?"):

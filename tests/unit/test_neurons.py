@@ -584,7 +584,7 @@ class TestArguments:
     )
     def test_scale_above_zero(self, cls, name):
         """Other scales of zero or less."""
-        with pytest.raises(ValueError, match=f"^{cls.__name__}: {name}=0 must be above 0$"):
+        with pytest.raises(ValueError, match=f"^{cls.__name__}: {name}=0.0 must be above 0$"):
             cls(**{name: 0})
 
     @pytest.mark.parametrize(

@@ -191,6 +191,12 @@ def test_the_loader_yields_torch_batches():
     ("change", "error", "text"),
     [
         ({"net": "no"}, TypeError, "net='no' is a str; give the network"),
+        ({"loss": nn.MSELoss}, TypeError, "loss=MSELoss is the class; give an object, MSELoss()"),
+        (
+            {"optimizer": torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1)},
+            ValueError,
+            "optimizer holds no parameter of this network; make it from net.parameters()",
+        ),
         ({"loss": None}, TypeError, "loss=None must be callable as loss(outputs, targets)"),
         ({"optimizer": "adam"}, TypeError, "optimizer='adam' must be a torch.optim.Optimizer"),
         ({"options": 3}, TypeError, "options=3 must be a spikecore.TrainingOptions"),
