@@ -158,7 +158,7 @@ class Backend:
 
     def __init__(self) -> None:
         self._runners: Dict[Tuple[Program, Spec], Runner] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def compile(self, program: Program, spec: Spec) -> Runner:
         """Turn a program into a runner.
@@ -175,11 +175,21 @@ class Backend:
 
         and returns ``(outputs, state, trace)``: outputs ``[T, *N]`` in ``spec.dtype``, final state ``[*N]`` and
         recorded states ``[T, *N]`` in ``spec.compute``. The result is differentiable in inputs, state and parameters,
-        by the derivatives of the program. Called once per program and spec; the host keeps the runner.
+        by the derivatives of the program; where the start is at rest and ``program.rest`` names a learnt parameter,
+        that is part of them. No result shares memory with an argument or with another result. Called once per program
+        and spec; the host keeps the runner.
 
         Raises :class:`Unsupported` for a program that cannot be lowered, naming what stands in the way.
         """
         raise Unsupported(f"backend {self.name!r} does not implement compile()")
+
+    # a backend is one object per process: copies of what holds it hold the same, and a pickle finds it by name
+
+    def __deepcopy__(self, memo: Any) -> Backend:
+        return self
+
+    def __reduce__(self) -> Any:
+        return (_by_name, (self.name,))
 
     def runner(self, program: Program, spec: Spec) -> Runner:
         """The compiled runner for this program and spec, from the cache or made now."""
@@ -210,6 +220,12 @@ class Backend:
     def data_loader(self, dataset: Any, options: Any, **kwargs: Any) -> Iterable[Any]:
         """Batches of a dataset, shaped as :meth:`training_model` of this backend wants them."""
         return torch.utils.data.DataLoader(dataset, **kwargs)
+
+
+def _by_name(name: str) -> Backend:
+    from spikecore.registry import default_registry
+
+    return default_registry().get(name, "pickle")
 
 
 _DTYPE_CAPABILITY = {

@@ -50,9 +50,10 @@ def declaration(cls: Any, base: type) -> None:
     reset = cls.reset_states
     if isinstance(reset, str) or any(name not in cls.states for name in reset or ()):
         raise TypeError(f"{cls.__name__}.reset_states={reset!r} must be a tuple of names of states, or None for all")
-    shared = sorted(set(cls.states) & set(cls.params))
-    if shared:
-        raise TypeError(f"{cls.__name__} has {shared[0]!r} as a state and as a parameter; choose another name for one")
+    names = (*cls.inputs, *cls.states, *cls.params)
+    for name in names:
+        if names.count(name) > 1:
+            raise TypeError(f"{cls.__name__} has {name!r} more than once among inputs, states and params; rename one")
     for name in cls.params:
         if hasattr(base, name) or name in (*COMMON, "training"):
             raise TypeError(f"{cls.__name__}.params has {name!r}, which every neuron uses already; choose another name")
@@ -122,7 +123,7 @@ def recorded(owner: str, record: Any, states: Collection[str]) -> Tuple[str, ...
         raise TypeError(f"{owner}: record={record!r} must be a tuple of state names; write record=({record!r},)")
     if not isinstance(record, Iterable):
         raise TypeError(f"{owner}: record={record!r} must be a tuple of state names, () for none")
-    names = tuple(record)
+    names = tuple(dict.fromkeys(record))
     for name in names:
         if name not in states:
             raise ValueError(

@@ -2,32 +2,29 @@
 
 The path of a tensor: ``forward -> _execute -> runner``. ``_execute`` checks the call, places the parameters, and hands
 everything to the runner that the bound backend compiled from the traced program. What a neuron *is* stands in its
-``dynamics``; what it holds between calls is in :mod:`spikecore.state`.
+``dynamics``; what it holds between calls is in :mod:`spikecore.state`, its backend in :mod:`spikecore.binding`.
 """
 
 from __future__ import annotations
 
 import operator
-from types import SimpleNamespace
 from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
 from spikecore import checks, parameters
-from spikecore.backend import MAX_STATIC_STEPS, Spec, Tensors, Unsupported, lacking
+from spikecore.backend import MAX_STATIC_STEPS, Tensors
+from spikecore.binding import Bound
 from spikecore.lang import Expr, Node, Program, TraceError, ops, trace
-from spikecore.selection import Request, Resolved, capture, resolve
+from spikecore.selection import capture
 from spikecore.state import State, Stateful
 from spikecore.surrogate import ATan, Surrogate
 
 __all__ = ["Neuron", "Stateful"]
 
-#: The fields of a Spec, in order.
-SpecKey = Tuple[torch.dtype, Optional[int], Tuple[str, ...], Tuple[str, ...], bool]
 
-
-class Neuron(Stateful):
+class Neuron(Bound):
     """Base class of every neuron. A subclass declares states and parameters and writes one step as arithmetic::
 
         class AdaptiveLIF(sc.Neuron):
@@ -55,11 +52,6 @@ class Neuron(Stateful):
     states: Mapping[str, Union[float, str]] = {}
     #: name -> default value.
     params: Mapping[str, Any] = {}
-    _program: Optional[Program]
-    _bound: Dict[str, Resolved]
-    _names: Dict[Any, str]
-    _compiled: SimpleNamespace
-    _version: int
     #: Names of the inputs. With more than one, ``dynamics`` gets them as a named tuple.
     inputs: Tuple[str, ...] = ("x",)
     #: Parameters that must be above 0.
@@ -70,7 +62,7 @@ class Neuron(Stateful):
         "surrogate": checks.surrogate,
         "detach_reset": checks.flag,
         "channel_dim": checks.whole,
-        **Stateful.configuration,
+        **Bound.configuration,
     }
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -96,8 +88,7 @@ class Neuron(Stateful):
         self.learn = parameters.names_to_learn(type(self).__name__, learn, tuple(self.params))
         for name, default in self.params.items():
             parameters.declare(self, name, params.get(name, default), name in self.learn)
-        self._request: Request = capture(backend)
-        self._forget(binding=True)
+        self._ask(capture(backend))
 
     # -- definition
 
@@ -115,6 +106,8 @@ class Neuron(Stateful):
         if self._program is None:
             names = self.reset_states if self.reset_states is not None else tuple(self.states)
             # in dynamics self.tau means p.tau: as a number it would be frozen into the program
+            # what is set from here on, and was not there, the definition cannot have read
+            self._read = frozenset((*self.__dict__, *self.configuration))
             twin = object.__new__(type(self))
             twin.__dict__.update(self.__dict__)
             twin.__dict__.update({name: Expr(Node("param", (), name)) for name in self.params})
@@ -166,7 +159,7 @@ class Neuron(Stateful):
         owner = type(self).__name__
         inputs = checks.inputs(owner, self.inputs, inputs)
         x = inputs[0]
-        named = [(name, getattr(self, name)) for name in self._used(self._version)]
+        named = [(name, getattr(self, name)) for name in self._used(self._stamp)]
         checks.same_device(owner, x.device, named)
         values, kinds = parameters.place(owner, named, x.shape[1:], self.channel_dim)
         start = checks.state(owner, self.states, state, x, carried=state is not None and state is self._state)
@@ -181,77 +174,10 @@ class Neuron(Stateful):
         # index: torch.compile, which may take T for a variable, is to fix it here
         steps = operator.index(x.shape[0]) if x.shape[0] <= MAX_STATIC_STEPS else None
         spec = (x.dtype, steps, kinds, learn, final)
-        name = self._find(x.device.type, spec, gradients, state_gradients, bool(record), self._version)
+        name = self._find(x.device.type, spec, gradients, state_gradients, bool(record), self._stamp)
+        self._settle()
         outputs, end, trace_ = getattr(self._compiled, name)(inputs, start, values, record)
         return outputs, dict(zip(self.states, end)) if end is not None else None, trace_
-
-    # torch.compile runs these two when it meets them and takes what they return as a constant: hashing and loading
-    # cannot be traced. ``version`` is among the arguments so that a change of the definition is seen.
-
-    def _used(self, version: int) -> Tuple[str, ...]:
-        """Names of the parameters that the program reads."""
-        return self.program.params
-
-    def _find(
-        self, device_type: str, spec: SpecKey, gradients: bool, state_gradients: bool, record: bool, version: int
-    ) -> str:
-        """The attribute of ``_compiled`` that holds the runner for calls of this kind."""
-        key = (device_type, spec, gradients, state_gradients, record)
-        name = self._names.get(key)
-        if name is None:
-            program, resolved, wanted = self.program, self._bind(device_type), Spec(*spec)
-            lacks = lacking(
-                resolved.backend.capabilities,
-                program,
-                wanted,
-                gradients=gradients,
-                state_gradients=state_gradients,
-                record=record,
-            )
-            if lacks:
-                raise Unsupported(checks.unsupported(resolved, type(self).__name__, lacks))
-            name = f"runner_{len(self._names)}"
-            setattr(self._compiled, name, resolved.backend.runner(program, wanted))
-            self._names[key] = name
-        return name
-
-    # what torch.compiler.assume_constant_result sets, without importing the compiler with spikecore
-    _used._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
-    _find._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as above
-
-    # -- backend
-
-    @property
-    def backend(self) -> Optional[str]:
-        """The name that was asked for, by argument or context; None if context, environment and auto decide."""
-        return self._request.name
-
-    @backend.setter
-    def backend(self, name: Optional[str]) -> None:
-        from spikecore.functional import set_backend
-
-        set_backend(self, name)
-
-    @property
-    def bound(self) -> Mapping[str, Resolved]:
-        """Device type -> the backend that computes there for this neuron, and why. Empty before the first call."""
-        return dict(self._bound)
-
-    def _ask(self, request: Request) -> None:
-        self._request = request
-        self._forget(binding=True)
-
-    def _bind(self, device_type: str) -> Resolved:
-        if device_type not in self._bound:
-            self._bound[device_type] = resolve(self._request, device_type)
-        return self._bound[device_type]
-
-    def _forget(self, binding: bool = False) -> None:
-        """Drop what was derived from the definition, and with ``binding`` the chosen backends, too."""
-        version = self.__dict__.get("_version", 0) + 1
-        self.__dict__.update(_program=None, _names={}, _compiled=SimpleNamespace(), _version=version)
-        if binding:
-            self.__dict__["_bound"] = {}
 
     # -- module
 
@@ -267,13 +193,13 @@ class Neuron(Stateful):
                 del self.__dict__[name]  # a number before; as a buffer it moves with the neuron
                 self.register_buffer(name, value)
                 return
-        elif not name.startswith("_") and name != "training":
+        elif name == "learn" and "learn" in self.__dict__:
+            raise AttributeError(
+                "learn is fixed when a neuron is made; make a new one, or set a parameter to an nn.Parameter"
+            )
+        elif not name.startswith("_") and name != "training" and (self._read is None or name in self._read):
             self._forget()  # the definition may read it
         super().__setattr__(name, value)
-
-    def __getstate__(self) -> Dict[str, Any]:
-        derived: Dict[str, Any] = {"_program": None, "_bound": {}, "_names": {}, "_compiled": SimpleNamespace()}
-        return {**super().__getstate__(), **derived}
 
     def extra_repr(self) -> str:
         """Parameters, configuration, and which backend was asked for and bound."""

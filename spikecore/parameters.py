@@ -8,6 +8,7 @@ learnable ones ``nn.Parameter``.
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any, Iterable, List, Sequence, Tuple, Union
 
 import torch
@@ -40,9 +41,9 @@ def checked(owner: str, name: str, value: Any, positive: bool = False) -> Value:
                 f"{owner}: {name} has dtype {value.dtype}; give a floating-point tensor, e.g. {name}.float()"
             )
         return value
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{owner}: {name}={value!r} must be a number or a floating-point tensor")
-    if math.isnan(value):
+    if math.isnan(float(value)):
         raise ValueError(f"{owner}: {name} is NaN")
     return float(value)
 

@@ -32,7 +32,7 @@ _log = logging.getLogger("spikecore")
 
 
 class use_backend:  # noqa: N801 - a statement more than a class, as torch.no_grad
-    """``with use_backend("cupy"):`` neurons made, or first called, inside ask for this backend.
+    """``with use_backend("cupy"):`` neurons made inside ask for this backend; others are left as they are.
 
     ``None`` or ``""`` takes back what an outer ``use_backend`` asked for. Blocks nest; one object serves one block. As
     every context variable it holds for this thread and task only. Raises ``TypeError`` if ``name`` is not a string.
@@ -139,12 +139,9 @@ def _checked(name: Optional[str], argument: str) -> Optional[str]:
 
 
 def _asked(request: Request, environ: Mapping[str, str]) -> Request:
-    """The first request of: the one captured, the context, the environment."""
+    """The request captured, or that of the environment."""
     if request.name:
         return request
-    now = capture(None)
-    if now.name is not None:
-        return now
     return Request(environ.get("SPIKECORE_BACKEND", "").strip() or None, "SPIKECORE_BACKEND")
 
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, is_dataclass
+from numbers import Real
 from typing import Any, ClassVar, Tuple
 
 import torch
@@ -45,8 +46,10 @@ class Surrogate:
         # what has no number as its default may be anything: a subclass holds what it likes
         for name in [field.name for field in held if isinstance(field.default, (int, float))]:
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            if isinstance(value, bool) or not isinstance(value, Real):
                 raise TypeError(f"{type(self).__name__}: {name}={value!r} must be a finite number")
+            if not math.isfinite(value):
+                raise ValueError(f"{type(self).__name__}: {name}={value!r} must be a finite number")
             if name in self.positive and value <= 0:
                 raise ValueError(f"{type(self).__name__}: {name}={value!r} must be above 0")
 

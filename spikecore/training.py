@@ -57,7 +57,8 @@ def training_model(
 ) -> Any:
     """A callable ``step(inputs, targets) -> (outputs, loss)``: forward, loss, backward, update, on any backend.
 
-    ``inputs`` is a tensor, or a tuple of tensors for ``net(*inputs)``; ``loss(outputs, targets)`` gives one number.
+    ``inputs`` is a tensor, a tuple for ``net(*inputs)``, or a dict for ``net(**inputs)``; ``loss(outputs, targets)``
+    gives one number.
     ``backend`` asks for a backend in every neuron of ``net`` (see :func:`spikecore.set_backend`). ``options`` are those
     of the backend: :class:`TrainingOptions` where it runs eagerly.
     """
@@ -108,23 +109,25 @@ def _home(net: nn.Module) -> Optional[torch.device]:
     return next((p.device for p in net.parameters()), None)
 
 
+def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """The same structure of tuples, lists and dicts with its tensors changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return type(value)({key: _mapped(change, item) for key, item in value.items()})
+    if isinstance(value, (tuple, list)):
+        items = [_mapped(change, item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
+
+
 def _sent(value: Any, device: Optional[torch.device]) -> Any:
-    if isinstance(value, Tensor):
-        return value if device is None else value.to(device, non_blocking=True)
-    if isinstance(value, (tuple, list)):
-        return type(value)(_sent(item, device) for item in value)
-    return value
-
-
-def _detached(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach()
-    if isinstance(value, (tuple, list)):
-        return type(value)(_detached(item) for item in value)
-    return value
+    return value if device is None else _mapped(lambda tensor: tensor.to(device, non_blocking=True), value)
 
 
 def _call(net: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, dict):
+        return net(**inputs)
     return net(*inputs) if isinstance(inputs, (tuple, list)) else net(inputs)
 
 
@@ -157,6 +160,7 @@ class EagerTraining:
         self.loss = loss
         self.optimizer = optimizer
         self.options = _options(options)
+        self._stateful = stateful_modules(net)
 
     def __call__(self, inputs: Any, targets: Any) -> Tuple[Any, Tensor]:
         """Train on one batch; the outputs and the loss, detached, are those from before the update."""
@@ -171,7 +175,9 @@ class EagerTraining:
             raise ValueError(f"loss must give a tensor with one number, got {got}; reduce it with .mean() or .sum()")
         (loss if scaler is None else scaler.scale(loss)).backward()
         self._update(scaler)
-        return _detached(outputs), loss.detach()
+        for module in self._stateful:
+            module._detach()  # a carried state goes on without the graph of this step, which is gone
+        return _mapped(Tensor.detach, outputs), loss.detach()
 
     def _update(self, scaler: Any) -> None:
         if self.options.clip_norm is not None:

@@ -31,7 +31,7 @@ class Walk:
     """Straight-line code, once per call for what depends on parameters alone and once per step for the rest."""
 
     def __init__(self, program: Program, spec: Spec) -> None:
-        self.dtype, self.compute = spec.dtype, spec.compute
+        self.dtype, self.compute, self.final = spec.dtype, spec.compute, spec.final
         self.states = program.states
         n_moving = len(program.inputs) + len(program.states)
         moving, params = program.leaves[:n_moving], program.leaves[n_moving:]
@@ -63,9 +63,11 @@ class Walk:
                 if name in trace:
                     trace[name].append(value)
         empty = inputs[0][:0].clone()  # of the graph, so that a call without steps can be differentiated, too
+        # a state may be an input or a parameter itself, or one value seen many times: what is given back is its own
+        final = tuple(value.clone(memory_format=torch.contiguous_format) for value in now) if self.final else None
         return (
             tuple(_stack(seen, empty) for seen in outputs),
-            tuple(now),
+            final,
             tuple(_stack(trace[name], empty.to(self.compute)) for name in record),
         )
 

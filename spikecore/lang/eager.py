@@ -172,13 +172,14 @@ class Straight:
         if missing:
             raise KeyError(f"no value given for {missing}")
         slot = {node: i for i, node in enumerate([*leaves, *constants, *nodes])}
-        self.constants: List[float] = [float(node.attr) for node in constants]  # type: ignore[arg-type]
+        # as text: torch.compile would make variables of floats, and then cannot look into a surrogate
+        self.constants: List[str] = [repr(float(node.attr)) for node in constants]  # type: ignore[arg-type]
         self.code: List[Instruction] = [(function_of(n), tuple(slot[a] for a in n.args)) for n in nodes]
         self.results: Tuple[int, ...] = tuple(slot[root] for root in roots)
 
     def __call__(self, leaves: Sequence[Tensor], like: Tensor) -> List[Tensor]:
         """Values of the roots, in the dtype and on the device of ``like``."""
-        slots = [*leaves, *(number(c, like) for c in self.constants)]
+        slots = [*leaves, *(number(float(c), like) for c in self.constants)]
         for function, args in self.code:
             slots.append(function(*[slots[i] for i in args]))
         return [slots[i] for i in self.results]

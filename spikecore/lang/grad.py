@@ -118,7 +118,7 @@ def reverse(roots: Sequence[Tuple[Node, Node]], wanted: Sequence[Node]) -> List[
     return [cotangent[leaf].node if leaf in cotangent else const(0.0) for leaf in wanted]
 
 
-@lru_cache(maxsize=None)
+@lru_cache(maxsize=256)
 def adjoint(program: Program, learn: Tuple[str, ...]) -> Adjoint:
     """See :meth:`Program.adjoint`."""
     unknown = [name for name in learn if name not in program.params]

@@ -64,6 +64,10 @@ OPERATIONS = (*ARITHMETIC, *COMPARISONS, *LOGIC, CHOICE)
 _BOOLEAN = frozenset(COMPARISONS) | frozenset(LOGIC)
 
 
+#: How many operations a repr writes out.
+_LONGEST_REPR = 100
+
+
 class SpikeRule:
     """How a spike node fires and what stands for its derivative.
 
@@ -127,7 +131,12 @@ class Node:
     def __repr__(self) -> str:
         from spikecore.lang.render import TextPrinter
 
-        return TextPrinter().expression(self)
+        # written out, a shared graph can be exponentially long
+        waiting, written = [self], 0
+        while waiting and written < _LONGEST_REPR:
+            waiting.extend(waiting.pop().args)
+            written += 1
+        return TextPrinter().expression(self) if not waiting else f"<a long expression, {self.op} of others>"
 
     @property
     def is_bool(self) -> bool:

@@ -17,7 +17,8 @@ class Adjoint(NamedTuple):
 
     Leaves beside those of the program: ``out_grad`` (by output index) and ``next_grad`` (by state name). The backward
     pass through time evaluates this from the last step to the first: ``states`` of one step is ``next_grad`` of the
-    step before, ``params`` is summed over steps.
+    step before, ``params`` is summed over steps. Where a run starts at rest, ``states`` of the first step goes on to
+    the parameters that ``Program.rest`` names.
     """
 
     #: Cotangent of each input at this step.

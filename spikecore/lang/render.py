@@ -72,6 +72,8 @@ C_RESERVED = frozenset(
     "auto bool break case char const continue default do double else enum extern false float for goto if inline int "
     "long register return short signed sizeof static struct switch this true typedef union unsigned void volatile "
     "while "
+    "and asm catch class compl concept constexpr delete explicit export friend mutable namespace new noexcept not "
+    "nullptr operator or private protected public requires template throw try typeid typename using virtual xor "
     "exp log sqrt sin cos tanh atan fabs floor rint pow sigmoid sign minimum maximum clamp half t T N i".split()
 )
 

@@ -168,7 +168,7 @@ class TestPrecedence:
         world.environ["SPIKECORE_BACKEND"] = "numba"
         with use_backend("torch"):
             argument = world.resolve(Request("cupy", "argument"), "cuda")
-            context = world.resolve()
+            context = world.resolve(capture(None))
         environment = world.resolve()
         world.environ["SPIKECORE_BACKEND"] = ""
         auto = world.resolve()
@@ -187,12 +187,17 @@ class TestPrecedence:
         with use_backend("torch"):
             assert world.resolve(request).backend.name == "numba"
 
+    def test_a_block_does_not_reach_what_was_made_before(self, world: World) -> None:
+        """A request that was captured outside a block is not changed by it."""
+        request = capture(None)
+        with use_backend("numba"):
+            assert world.resolve(request).source == "auto"
+
     def test_auto_ends_the_search(self, world: World) -> None:
         """``"auto"`` as argument, context or environment keeps what comes after it from being asked."""
         world.environ["SPIKECORE_BACKEND"] = "numba"
         assert world.resolve(capture("auto")).source == "auto"
         with use_backend("auto"):
-            assert world.resolve().backend.name == "torch"
             assert world.resolve(capture(None)).backend.name == "torch"
         world.environ["SPIKECORE_BACKEND"] = "auto"
         assert world.resolve().backend.name == "torch"
@@ -222,7 +227,7 @@ class TestExplicit:
         """What does not work here raises with the reason, for the context as for the argument."""
         world.reasons["cupy"] = "cupy is not installed"
         with use_backend("cupy"), pytest.raises(BackendUnavailable, match=r"\(from use_backend\(\)\) is not usable"):
-            world.resolve(device_type="cuda")
+            world.resolve(capture(None), "cuda")
 
     def test_broken_backend_raises_its_cause(self, world: World) -> None:
         """The import error of the plugin is chained."""

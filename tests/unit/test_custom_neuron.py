@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore.lang import TraceError
+from spikecore.lang import TraceError, trace
 
 T, B, C = 12, 5, 7
 
@@ -441,3 +441,24 @@ def test_a_parameter_read_from_self_is_the_parameter():
     learnt = OwnName(learn=("tau",))
     learnt(x).sum().backward()
     assert learnt.tau.grad is not None
+
+
+def test_one_name_means_one_thing():
+    """A name cannot be an input and a state, or a state and a parameter."""
+    with pytest.raises(TypeError, match="Twice has 'v' more than once among inputs, states and params; rename one"):
+        type("Twice", (sc.Neuron,), {"states": {"v": 0.0}, "params": {"v": 1.0}})
+    with pytest.raises(TypeError, match="Twice has 'x' more than once"):
+        type("Twice", (sc.Neuron,), {"states": {"x": 0.0}})
+
+
+def test_a_shared_graph_has_a_short_repr():
+    """An expression that would be exponentially long written out is not, also within an error."""
+
+    def dynamics(x, s, p):
+        for _ in range(40):
+            x = x * x
+        return x & (x > 0), {"v": x}
+
+    with pytest.raises(sc.TraceError, match="and got a number") as caught:
+        trace(dynamics, name="Cell", inputs=("x",), states={"v": 0.0}, params=())
+    assert len(str(caught.value)) < 500

@@ -8,15 +8,17 @@ import io
 import pickle
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-import torch._dynamo
+import torch._dynamo.testing
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import spikecore as sc
 from spikecore.backend import UnknownBackend
+from spikecore_torch.backend import TorchBackend
 
 T, B, C = 10, 3, 4
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -1099,3 +1101,124 @@ class TestWrongArguments:
             with pytest.raises((TypeError, ValueError)):
                 lif(wrong)
         assert lif.state["v"].tolist() == [0.5, 0.5]
+
+
+class Choosing(sc.Neuron):
+    """Uses one of two parameters, so that two of a kind have different programs."""
+
+    states = {"v": 0.0}
+    params = {"a": 1.0, "b": 10.0}
+
+    def __init__(self, which, **options):
+        super().__init__(**options)
+        self.which = which
+
+    def dynamics(self, x, s, p):
+        v = x * (p.a if self.which == "a" else p.b)
+        return v, {"v": v}
+
+
+class TestDerived:
+    """What is derived from a definition belongs to it and to nothing else."""
+
+    @pytest.mark.skipif(TORCH < (2, 6), reason="older versions of Dynamo cannot look through a neuron in one graph")
+    @pytest.mark.parametrize("warm", [True, False])
+    def test_compiled_neurons_do_not_mix(self, warm):
+        """Two neurons of one class, each compiled by itself, read each its own parameter."""
+        torch._dynamo.reset()
+        x = torch.rand(3, 4)
+        for which, factor in (("a", 1.0), ("b", 10.0)):
+            neuron = Choosing(which)
+            if warm:
+                neuron(x)
+            assert torch.equal(torch.compile(neuron, backend="eager", fullgraph=True)(x), x * factor)
+
+    @pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
+    @pytest.mark.skipif(TORCH < (2, 6), reason="older versions of Dynamo cannot look through a neuron in one graph")
+    def test_warm_neurons_of_one_program_compile_once(self):
+        """Twenty equal layers compiled one by one share one compilation."""
+        torch._dynamo.reset()
+        counter = torch._dynamo.testing.CompileCounter()
+        x = torch.rand(3, 4)
+        for _ in range(20):
+            lif = sc.LIF()
+            lif(x)
+            torch.compile(lif, backend=counter, fullgraph=True)(x)
+        assert counter.frame_count == 1
+
+    def test_threads_with_different_calls(self, monkeypatch):
+        """Threads that meet a new neuron with different dtypes at once each get their own runner, now and later."""
+        compile_ = TorchBackend.compile
+
+        def slow(self, program, spec):
+            barrier.wait(timeout=10)
+            return compile_(self, program, spec)
+
+        monkeypatch.setattr(TorchBackend, "compile", slow)
+        monkeypatch.setattr(TorchBackend, "runner", lambda self, program, spec: self.compile(program, spec))
+        dtypes = (torch.float32, torch.float64)
+        for _ in range(5):
+            lif, barrier = sc.IF(), threading.Barrier(2)
+            with ThreadPoolExecutor(2) as pool:
+                seen = list(pool.map(lambda dtype, lif=lif: lif(torch.rand(3, 2, dtype=dtype)).dtype, dtypes))
+            assert seen == list(dtypes)
+            assert [lif(torch.rand(3, 2, dtype=dtype)).dtype for dtype in dtypes] == list(dtypes)
+
+    def test_a_hook_may_keep_what_it_sees(self):
+        """An attribute that the definition cannot have read leaves the program alone; one that it read renews it."""
+        neuron, x = Choosing("a"), torch.rand(3, 4)
+        neuron.register_forward_hook(lambda module, args, out: setattr(module, "last", out))
+        neuron(x)
+        program = neuron.program
+        neuron(x)
+        assert neuron.program is program
+        neuron.which = "b"
+        assert torch.equal(neuron(x), x * 10.0)
+
+    def test_nothing_of_it_is_saved(self):
+        """A checkpoint's metadata are those of any module, however often the neuron changed."""
+        lif = sc.LIF()
+        lif.reset = "soft"
+        assert lif.state_dict()._metadata == nn.Identity().state_dict()._metadata
+
+    def test_a_used_parametrized_neuron_is_copied(self):
+        """deepcopy of a neuron whose parameter is parametrized works after a call, and the copy computes the same."""
+        lif, x = sc.LIF(learn=("tau",)), torch.rand(3, 4)
+        torch.nn.utils.parametrize.register_parametrization(lif, "tau", nn.Softplus())
+        expected = lif(x)
+        assert torch.equal(copy.deepcopy(lif)(x), expected)
+
+
+class Last(sc.Neuron):
+    """Its states are its input, a parameter and a constant."""
+
+    states = {"last": 0.0, "held": 0.0, "one": 0.0}
+    params = {"c": 2.0}
+
+    def dynamics(self, x, s, p):
+        return s.last, {"last": x, "held": p.c, "one": 1.0}
+
+
+class TestResultsAreTheirOwn:
+    """No result of a call shares memory with its arguments."""
+
+    def test_a_state_that_is_the_input(self):
+        """A buffer that is filled again for the next step does not change the state of the last one."""
+        neuron, buffer, seen = Last(step="single"), torch.zeros(2), []
+        for value in (1.0, 2.0, 3.0):
+            buffer.fill_(value)
+            seen.append(neuron(buffer)[0].item())
+        assert seen == [0.0, 1.0, 2.0]
+
+    @pytest.mark.parametrize("steps", [0, 1, 3])
+    def test_states_are_dense_and_free(self, steps):
+        """Final states can be written to: they are neither a parameter, nor an argument, nor one number spread out."""
+        neuron = Last(c=torch.full((B,), 5.0), channel_dim=-1)
+        state = {name: torch.zeros(2, B) for name in neuron.states}
+        _, end = neuron.run(torch.rand(steps, 2, B), state=state)
+        for value in end.values():
+            assert value.is_contiguous()
+            value.add_(1.0)
+        assert neuron.c.tolist() == [5.0] * B
+        assert all(value.abs().sum() == 0 for value in state.values())
+        assert end["one"].tolist() == ([[2.0] * B] * 2 if steps else [[1.0] * B] * 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import weakref
 
@@ -253,3 +254,38 @@ def test_the_backend_argument_reaches_every_neuron():
     model = net()
     sc.training_model(model, sc.losses.ce_count, torch.optim.SGD(model.parameters(), 0.1), backend="torch")
     assert all("backend=torch" in repr(m) for m in model.modules() if isinstance(m, sc.Neuron))
+
+
+def test_a_carried_state_is_detached_after_a_step():
+    """Steps under carry_state go on from each other without a graph: truncated backpropagation through time."""
+    model = net()
+    step = sc.training_model(model, sc.losses.ce_count, torch.optim.SGD(model.parameters(), 0.1))
+    with sc.carry_state(model):
+        step(*batch())
+        step(*batch())
+        assert model[2].state["v"].abs().sum() > 0
+        assert not model[2].state["v"].requires_grad
+
+
+def test_batches_of_any_structure():
+    """Named tuples are spread, dicts become keywords, and outputs keep their structure, detached."""
+    Batch = collections.namedtuple("Batch", ("x", "gain"))
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(6, 3)
+            self.lif = sc.LIF()
+
+        def forward(self, x, gain):
+            out = self.lif(self.fc(x) * gain)
+            return {"out": out, "both": (out, [out])}
+
+    model, (x, y) = Two(), batch()
+    step = sc.training_model(
+        model, lambda out, y: sc.losses.ce_count(out["out"], y), torch.optim.SGD(model.parameters(), 0.1)
+    )
+    for inputs in (Batch(x, torch.ones(())), {"gain": torch.ones(()), "x": x}):
+        outputs, _ = step(inputs, y)
+        assert not outputs["out"].requires_grad
+        assert not outputs["both"][1][0].requires_grad

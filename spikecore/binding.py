@@ -1,0 +1,138 @@
+"""Which backend computes a neuron, and the runners it compiled.
+
+Rules of this module:
+
+- What was asked is taken when a neuron is made; the backend is bound when the neuron first meets a device type; a
+  runner is compiled for each kind of call. After that a call finds its runner with one look-up.
+- Everything derived from the definition is forgotten when the definition changes, and is no part of a copy.
+- Threads that come here together find the same runners.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from types import SimpleNamespace
+from typing import Any, Callable, Dict, FrozenSet, Mapping, Optional, Tuple
+
+import torch
+
+from spikecore import checks
+from spikecore.backend import Spec, Unsupported, lacking
+from spikecore.lang import Program
+from spikecore.selection import Request, Resolved, resolve
+from spikecore.state import Stateful
+
+#: Counts definitions; each is told apart from every other until its program is known.
+_definitions = itertools.count()
+_UNTRACED = "definition "
+
+
+def _never() -> bool:
+    return False
+
+
+#: torch 2.0 has no public way to ask.
+_is_compiling: Callable[[], bool] = torch.compiler.is_compiling if hasattr(torch, "compiler") else _never
+
+#: The fields of a Spec, in order.
+SpecKey = Tuple[torch.dtype, Optional[int], Tuple[str, ...], Tuple[str, ...], bool]
+
+
+class Bound(Stateful):
+    """A stateful module with a program, and backends that run it."""
+
+    _program: Optional[Program]
+    _bound: Dict[str, Resolved]
+    _names: Dict[Any, str]
+    _compiled: SimpleNamespace
+    _stamp: str
+    #: Names of the attributes there were when the definition was traced; None before.
+    _read: Optional[FrozenSet[str]] = None
+    _request: Request
+
+    @property
+    def program(self) -> Program:
+        """What the backend compiles."""
+        raise NotImplementedError(f"{type(self).__name__} must define program")
+
+    @property
+    def backend(self) -> Optional[str]:
+        """The name that was asked for, by argument or context; None if context, environment and auto decide."""
+        return self._request.name
+
+    @backend.setter
+    def backend(self, name: Optional[str]) -> None:
+        from spikecore.functional import set_backend
+
+        set_backend(self, name)
+
+    @property
+    def bound(self) -> Mapping[str, Resolved]:
+        """Device type -> the backend that computes there for this neuron, and why. Empty before the first call."""
+        return dict(self._bound)
+
+    def _ask(self, request: Request) -> None:
+        self._request = request
+        self._forget(binding=True)
+
+    def _bind(self, device_type: str) -> Resolved:
+        if device_type not in self._bound:
+            self._bound[device_type] = resolve(self._request, device_type)
+        return self._bound[device_type]
+
+    def _forget(self, binding: bool = False) -> None:
+        """Drop what was derived from the definition, and with ``binding`` the chosen backends, too."""
+        stamp = f"{_UNTRACED}{next(_definitions)}"
+        self.__dict__.update(_program=None, _names={}, _compiled=SimpleNamespace(), _stamp=stamp, _read=None)
+        if binding:
+            self.__dict__["_bound"] = {}
+
+    def _settle(self) -> None:
+        """Take the program's key as the stamp, so that neurons of one program share what torch.compile makes."""
+        # not while torch.compile traces: what it guards must not change under it
+        if self._stamp.startswith(_UNTRACED) and not _is_compiling():
+            self.__dict__["_stamp"] = self.program.key
+
+    def __getstate__(self) -> Dict[str, Any]:
+        derived = ("_program", "_bound", "_names", "_compiled", "_stamp", "_read")
+        return {name: value for name, value in super().__getstate__().items() if name not in derived}
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._forget(binding=True)
+
+    # torch.compile runs these two when it meets them and takes what they return as a constant: hashing and loading
+    # cannot be traced. What it compiled is used again while ``stamp``, which it guards, is the same.
+
+    def _used(self, stamp: str) -> Tuple[str, ...]:
+        """Names of the parameters that the program reads."""
+        return self.program.params
+
+    def _find(
+        self, device_type: str, spec: SpecKey, gradients: bool, state_gradients: bool, record: bool, stamp: str
+    ) -> str:
+        """The attribute of ``_compiled`` that holds the runner for calls of this kind."""
+        key = (device_type, spec, gradients, state_gradients, record)
+        name = self._names.get(key)
+        if name is None:
+            program, resolved, wanted = self.program, self._bind(device_type), Spec(*spec)
+            lacks = lacking(
+                resolved.backend.capabilities,
+                program,
+                wanted,
+                gradients=gradients,
+                state_gradients=state_gradients,
+                record=record,
+            )
+            if lacks:
+                raise Unsupported(checks.unsupported(resolved, type(self).__name__, lacks))
+            # named by content: threads that come here together, and neurons of one program, agree on it
+            name = "runner_" + hashlib.blake2b(repr(key).encode(), digest_size=8).hexdigest()
+            setattr(self._compiled, name, resolved.backend.runner(program, wanted))
+            self._names[key] = name
+        return name
+
+    # what torch.compiler.assume_constant_result sets, without importing the compiler with spikecore
+    _used._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+    _find._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as above
