@@ -1,0 +1,83 @@
+"""What a kernel backend supplies: two launches, and if it likes the text of its kernels."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, NamedTuple, Tuple, Union
+
+from torch import Tensor
+
+from spikecore.backend import Backend, Runner, Spec
+from spikecore.kernels.plan import BackwardPlan, ForwardPlan
+from spikecore.lang import Program
+
+#: Parameters as a launch gets them: a float, or a tensor ``[1]``, ``[C]`` or ``[N]`` in the dtype of arithmetic.
+KernelParams = Tuple[Union[float, Tensor], ...]
+Launch = Callable[..., Any]
+
+
+class Geometry(NamedTuple):
+    """Sizes of one call."""
+
+    #: Number of time steps.
+    steps: int
+    #: Number of neurons of one time step.
+    neurons: int
+    #: For each parameter of kind "channel": (neurons between neighbouring channels, channels); else (0, 0). Neuron
+    #: ``i`` belongs to channel ``(i // inner) % channels``.
+    channels: Tuple[Tuple[int, int], ...]
+
+
+class KernelBackend(Backend):
+    """A backend that supplies two launches and inherits the rest.
+
+    A subclass writes :meth:`forward` and :meth:`backward`. Each is called once per plan and returns a function that
+    launches the compiled kernel on raw tensors, of which none is empty. A tensor of one step is dense in memory, N
+    numbers. A tensor of all steps is dense step by step: inputs and cotangents have ``stride(0)`` numbers from one
+    step to the next, 0 where one step stands for all; what a launch fills has N. All share one order of neurons,
+    whatever their shape.
+    """
+
+    #: Backward recomputes states in chunks of this many steps from checkpoints that forward writes; 0 for none.
+    chunk: int = 0
+
+    def forward(self, plan: ForwardPlan) -> Launch:
+        """A function ``launch(geometry, inputs, state, params, outputs, final, trace, checkpoints)`` that fills the
+        last four: outputs of all steps, final states, recorded states of all steps, and per state the checkpoints.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define forward(plan)")
+
+    def backward(self, plan: BackwardPlan) -> Launch:
+        """A function ``launch(geometry, inputs, state, params, checkpoints, grad_outputs, grad_final, grad_trace,
+        grad_inputs, grad_state) -> grad_params`` that fills the two before the arrow.
+
+        The tensors are those that the plan names. A parameter's gradient is in the dtype of arithmetic: for a scalar
+        any number of partial sums, which are added in a fixed order afterwards; for others one number per neuron.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define backward(plan)")
+
+    def text(self, plan: Union[ForwardPlan, BackwardPlan]) -> str:
+        """The source text of a kernel, for people."""
+        raise NotImplementedError(f"{type(self).__name__} has no text to show")
+
+    def source(self, program: Program, spec: Spec) -> Dict[str, str]:
+        """The text of the kernels that a call at rest takes, with all gradients of inputs and learnt parameters."""
+        everything = (True,) * len(program.inputs)
+        forward = ForwardPlan(program, spec, final=spec.final)
+        backward = BackwardPlan(
+            program,
+            spec,
+            given=False,
+            outputs=(True,) * len(program.outputs),
+            trace=(),
+            final=False,
+            inputs=everything,
+            state=False,
+            learn=spec.learn,
+        )
+        return {"forward": self.text(forward), "backward": self.text(backward)}
+
+    def compile(self, program: Program, spec: Spec) -> Runner:
+        """A runner that launches kernels, compiled when they are first needed."""
+        from spikecore.kernels.runner import KernelRunner
+
+        return KernelRunner(self, program, spec)

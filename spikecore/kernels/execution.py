@@ -1,0 +1,235 @@
+"""From plain tensors to two launches: what happens behind the autograd boundary.
+
+Arguments become what kernels take (:mod:`spikecore.kernels.layout`), results are allocated, and launches are looked up
+by what a call has and wants. Nothing here is differentiable, and nothing waits for a device.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from spikecore.backend import Spec, Tensors
+from spikecore.kernels.backend import Geometry, KernelBackend, KernelParams, Launch
+from spikecore.kernels.layout import Layout, layout_of
+from spikecore.kernels.plan import BackwardPlan, ForwardPlan
+from spikecore.lang import Program
+
+
+class Call(NamedTuple):
+    """A call, beside its tensors: inputs, states if given, parameters that are tensors."""
+
+    record: Tuple[str, ...]
+    #: Whether the initial states are among the tensors.
+    given: bool
+    #: The parameters that are numbers; None where a tensor stands.
+    numbers: Tuple[Optional[float], ...]
+
+
+#: The sizes and tensors of a call as kernels take them: geometry, inputs, initial states, parameters.
+Prepared = Tuple[Geometry, Tensors, Tensors, KernelParams]
+
+
+class Gradients(NamedTuple):
+    """One kind of backward pass: the launch, and which gradients it finds."""
+
+    launch: Launch
+    inputs: Tuple[bool, ...]
+    state: bool
+    final: bool
+    #: Indices of the parameters whose gradient is found.
+    learn: Tuple[int, ...]
+
+
+class Execution:
+    """One program under one spec, on raw tensors."""
+
+    def __init__(self, backend: KernelBackend, program: Program, spec: Spec) -> None:
+        self.backend, self.program, self.spec = backend, program, spec
+        self.n_inputs, self.n_states = len(program.inputs), len(program.states)
+        self.n_outputs = len(program.outputs)
+        self.n_final = self.n_states if spec.final else 0
+        self.tensor_params = tuple(i for i, kind in enumerate(spec.params) if kind != "number")
+        self._forwards: Dict[Any, Launch] = {}
+        self._backwards: Dict[Any, Gradients] = {}
+
+    # -- forward
+
+    def forward(self, call: Call, tensors: Sequence[Tensor], save: bool) -> List[Tensor]:
+        """Outputs, final states, recorded states and, for backward, checkpoints."""
+        layout = layout_of(tensors[0])
+        results = self.results(call, layout, tensors[0], save)
+        if results[0].numel():
+            geometry, inputs, state, params = self._prepared(call, tensors, layout)
+            n, m = self.n_outputs, self.n_outputs + self.n_final
+            k = m + len(call.record)
+            launch = self._forward_launch(call, len(results) > k)
+            launch(geometry, inputs, state, params, results[:n], results[n:m], results[m:k], results[k:])
+        return results
+
+    def results(self, call: Call, layout: Layout, x: Tensor, save: bool) -> List[Tensor]:
+        """The tensors that :meth:`forward` fills, as allocated."""
+        compute, chunk = self.spec.compute, self.backend.chunk
+        results = [layout.empty_steps(x, self.spec.dtype) for _ in range(self.n_outputs)]
+        if self.n_final:
+            results += [layout.empty((), x, compute) for _ in range(self.n_final)]
+        if call.record:
+            results += [layout.empty_steps(x, compute) for _ in call.record]
+        if save and chunk and x.shape[0] > chunk:
+            results += [layout.empty(((x.shape[0] - 1) // chunk,), x, compute) for _ in range(self.n_states)]
+        return results
+
+    def _forward_launch(self, call: Call, checkpoints: bool) -> Launch:
+        key = (call.record, call.given, checkpoints)
+        launch = self._forwards.get(key)
+        if launch is None:
+            plan = ForwardPlan(self.program, self.spec, call.record, call.given, self.spec.final, checkpoints)
+            launch = self._forwards[key] = self.backend.forward(plan)
+        return launch
+
+    # -- backward
+
+    def backward(
+        self,
+        call: Call,
+        tensors: Sequence[Tensor],
+        checkpoints: Tensors,
+        grads: Sequence[Optional[Tensor]],
+        wanted: Sequence[bool],
+    ) -> List[Optional[Tensor]]:
+        """Gradients of the tensors of a call, given those of its results; None where not wanted."""
+        found = self._gradients(call, grads, wanted)
+        layout = layout_of(tensors[0])
+        grad_inputs, grad_state = self._allocated(layout, tensors[0], found)
+        sums: Sequence[Tensor] = [tensors[0].new_zeros(0, dtype=self.spec.compute)] * len(found.learn)
+        if tensors[0].numel():
+            geometry, inputs, state, params = self._prepared(call, tensors, layout)
+            arriving = self._arriving(layout, tensors[0], grads, found.final)
+            sums = found.launch(geometry, inputs, state, params, checkpoints, *arriving, grad_inputs, grad_state)
+        return self._returned(call, tensors, layout, found, grad_inputs, grad_state, sums)
+
+    def _allocated(self, layout: Layout, x: Tensor, found: Gradients) -> Tuple[List[Tensor], List[Tensor]]:
+        inputs = [layout.empty_steps(x, self.spec.dtype) for wants in found.inputs if wants]
+        return inputs, [layout.empty((), x, self.spec.compute) for _ in range(self.n_states if found.state else 0)]
+
+    def gradients_like(self, call: Call, tensors: Sequence[Tensor], wanted: Sequence[bool]) -> List[Tensor]:
+        """The wanted ones of the gradients that :meth:`backward` returns, as allocated."""
+        layout, n_moving = layout_of(tensors[0]), self._n_moving(call)
+        steps = (tensors[0].shape[0],)
+        results = []
+        for i, (tensor, wants) in enumerate(zip(tensors, wanted)):
+            if wants and i < n_moving:
+                of_input = i < self.n_inputs
+                dtype = self.spec.dtype if of_input else self.spec.compute
+                results.append(layout.empty(steps if of_input else (), tensor, dtype))
+            elif wants:
+                results.append(tensor.new_empty(tensor.shape))
+        return results
+
+    def _gradients(self, call: Call, grads: Sequence[Optional[Tensor]], wanted: Sequence[bool]) -> Gradients:
+        present = tuple(grad is not None for grad in grads)
+        key = (call.record, call.given, present, tuple(wanted))
+        found = self._backwards.get(key)
+        if found is None:
+            n, m, moving = self.n_outputs, self.n_outputs + self.n_final, self._n_moving(call)
+            learn = tuple(i for i, wants in zip(self.tensor_params, wanted[moving:]) if wants)
+            plan = BackwardPlan(
+                program=self.program,
+                spec=self.spec,
+                given=call.given,
+                outputs=present[:n],
+                trace=tuple(name for name, there in zip(call.record, present[m:]) if there),
+                final=any(present[n:m]),
+                inputs=tuple(wanted[: self.n_inputs]),
+                state=any(wanted[self.n_inputs : moving]),
+                learn=tuple(self.program.params[i] for i in learn),
+            )
+            launch = self.backend.backward(plan)
+            found = self._backwards[key] = Gradients(launch, plan.inputs, plan.state, plan.final, learn)
+        return found
+
+    def _arriving(
+        self, layout: Layout, x: Tensor, grads: Sequence[Optional[Tensor]], final: bool
+    ) -> Tuple[List[Tensor], List[Tensor], List[Tensor]]:
+        """The cotangents that are there, of outputs, final states and recorded states."""
+        n, m = self.n_outputs, self.n_outputs + self.n_final
+        outputs = [layout.fit_steps(grad) for grad in grads[:n] if grad is not None]
+        ends: List[Tensor] = []
+        if final:
+            compute = self.spec.compute
+            ends = [layout.empty((), x, compute).zero_() if g is None else layout.fit(g) for g in grads[n:m]]
+        return outputs, ends, [layout.fit_steps(grad) for grad in grads[m:] if grad is not None]
+
+    def _returned(
+        self,
+        call: Call,
+        tensors: Sequence[Tensor],
+        layout: Layout,
+        found: Gradients,
+        grad_inputs: Sequence[Tensor],
+        grad_state: Sequence[Tensor],
+        sums: Sequence[Tensor],
+    ) -> List[Optional[Tensor]]:
+        each = iter(grad_inputs)
+        result: List[Optional[Tensor]] = [next(each) if wants else None for wants in found.inputs]
+        if call.given:
+            result += grad_state if found.state else [None] * self.n_states
+        if self.tensor_params:
+            learnt = dict(zip(found.learn, sums))
+            for index, value in zip(self.tensor_params, tensors[self._n_moving(call) :]):
+                grad = learnt.get(index)
+                result.append(None if grad is None else self._summed(index, grad, value, layout))
+        return result
+
+    def _summed(self, index: int, grad: Tensor, value: Tensor, layout: Layout) -> Tensor:
+        """The gradient of a parameter from its parts."""
+        kind = self.spec.params[index]
+        if kind == "scalar":
+            return grad.sum().reshape(value.shape)
+        if not grad.numel():
+            return torch.zeros_like(value)
+        if kind == "channel":
+            inner, channels = _channel(value, layout)
+            return grad.reshape(-1, channels, inner).sum((0, 2)).reshape(value.shape)
+        return layout.dense_in_order(grad).sum_to_size(value.shape)
+
+    # -- arguments
+
+    def _n_moving(self, call: Call) -> int:
+        return self.n_inputs + (self.n_states if call.given else 0)
+
+    def _prepared(self, call: Call, tensors: Sequence[Tensor], layout: Layout) -> Prepared:
+        x = tensors[0]
+        if len(tensors) == 1 and layout.order is None and x.is_contiguous():  # the short way of most calls
+            return Geometry(x.shape[0], x.numel() // x.shape[0], ()), tuple(tensors), (), call.numbers  # type: ignore[return-value]
+        n, moving = self.n_inputs, self._n_moving(call)
+        params: KernelParams = call.numbers  # type: ignore[assignment]  # no None if no tensor
+        channels: Tuple[Tuple[int, int], ...] = ()
+        if self.tensor_params:
+            params, channels = self._params(call, tensors[moving:], layout)
+        inputs = tuple([layout.fit_steps(value) for value in tensors[:n]])
+        state = tuple([layout.fit(value) for value in tensors[n:moving]])
+        return Geometry(x.shape[0], x.numel() // x.shape[0], channels), inputs, state, params
+
+    def _params(
+        self, call: Call, tensors: Sequence[Tensor], layout: Layout
+    ) -> Tuple[KernelParams, Tuple[Tuple[int, int], ...]]:
+        placed: List[Any] = list(call.numbers)
+        channels = [(0, 0)] * len(placed)
+        for index, value in zip(self.tensor_params, tensors):
+            kind = self.spec.params[index]
+            if kind == "channel":
+                channels[index] = _channel(value, layout)
+                value = value.reshape(-1).contiguous()
+            elif kind == "full":
+                value = layout.fit(value.expand(layout.shape))
+            placed[index] = value
+        return tuple(placed), tuple(channels)
+
+
+def _channel(value: Tensor, layout: Layout) -> Tuple[int, int]:
+    """How a parameter ``[1, C, 1, ...]`` lies: (neurons between neighbouring channels, channels)."""
+    dim = max(range(value.ndim), key=lambda d: value.shape[d])
+    return layout.inner_of(dim), value.shape[dim]

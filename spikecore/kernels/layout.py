@@ -1,0 +1,101 @@
+"""Where the numbers of a tensor lie.
+
+A kernel sees steps of N neurons each, in the order of memory. Any tensor whose steps are dense is taken as it is:
+contiguous, channels-last, any permutation, part of a batch, one step expanded over time. Anything else is copied.
+All tensors of a call share the layout of its first input.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+
+class Layout(NamedTuple):
+    """The sizes of one time step as the user sees them, and the order of its dimensions in memory."""
+
+    shape: Tuple[int, ...]
+    #: Dimensions of one time step, outermost in memory first; None for the natural order.
+    order: Optional[Tuple[int, ...]]
+
+    def empty(self, lead: Tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
+        """A new dense tensor ``[*lead, *shape]`` that lies in this layout."""
+        if self.order is None:
+            return like.new_empty((*lead, *self.shape), dtype=dtype)
+        inner = like.new_empty((*lead, *[self.shape[d] for d in self.order]), dtype=dtype)
+        return inner.permute(self._back(len(lead)))
+
+    def empty_steps(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """A new dense tensor of the shape of ``x`` in this layout."""
+        if self.order is None and x.dtype == dtype and x.is_contiguous():
+            return torch.empty_like(x)  # the quickest way
+        return self.empty((x.shape[0],), x, dtype)
+
+    def fit(self, step: Tensor) -> Tensor:
+        """The tensor ``[*shape]``, or a copy of it, dense in this layout."""
+        if step.is_contiguous() if self.order is None else self._dense(step.stride()):
+            return step
+        return self._copied(step, 0)
+
+    def fit_steps(self, steps: Tensor) -> Tensor:
+        """The tensor ``[T, *shape]``, or a copy of it, with each step dense in this layout.
+
+        Steps may lie at any distance ``stride(0)``, which is 0 where one step stands for all.
+        """
+        if (self.order is None and steps.is_contiguous()) or self._dense(steps.stride()[1:]):
+            return steps
+        if steps.stride(0) == 0:
+            return self.fit(steps[0]).expand(steps.shape)
+        return self._copied(steps, 1)
+
+    def dense_in_order(self, step: Tensor) -> Tensor:
+        """A dense tensor ``[N]`` in the order of memory as ``[*shape]``."""
+        if self.order is None:
+            return step.reshape(self.shape)
+        return step.reshape([self.shape[d] for d in self.order]).permute(self._back(0))
+
+    def inner_of(self, dim: int) -> int:
+        """How many neurons lie between two neighbours along a dimension of one time step."""
+        inner = 1
+        for d in reversed(self.order or range(len(self.shape))):
+            if d == dim:
+                break
+            inner *= self.shape[d]
+        return inner
+
+    def _copied(self, tensor: Tensor, lead: int) -> Tensor:
+        if self.order is None:
+            return tensor.contiguous()
+        there = (*range(lead), *(lead + d for d in self.order))
+        return tensor.permute(there).contiguous().permute(self._back(lead))
+
+    def _back(self, lead: int) -> Tuple[int, ...]:
+        """The permutation from memory order to the order of the dimensions, behind ``lead`` leading ones."""
+        order = self.order or ()
+        return (*range(lead), *(lead + order.index(d) for d in range(len(order))))
+
+    def _dense(self, strides: Sequence[int]) -> bool:
+        return _is_dense(self.shape, self.order or range(len(self.shape)), strides)
+
+
+def layout_of(x: Tensor) -> Layout:
+    """The layout to compute ``x`` of shape ``[T, *N]`` in: its own where steps are dense, else the natural one."""
+    shape = tuple(x.shape)[1:]
+    if x.is_contiguous():
+        return Layout(shape, None)
+    strides = x.stride()[1:]
+    order = tuple(sorted(range(len(shape)), key=lambda d: (-strides[d], d)))
+    if order == tuple(range(len(shape))) or not _is_dense(shape, order, strides):
+        return Layout(shape, None)
+    return Layout(shape, order)
+
+
+def _is_dense(shape: Sequence[int], order: Sequence[int], strides: Sequence[int]) -> bool:
+    wanted = 1
+    for d in reversed(order):
+        if shape[d] != 1 and strides[d] != wanted:
+            return False
+        wanted *= shape[d]
+    return True

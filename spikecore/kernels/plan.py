@@ -1,0 +1,154 @@
+"""What a kernel is compiled for.
+
+A plan is a value: the program, the spec, and which of the optional tensors exist. Sizes are never part of it. Two
+launches make a backend: one for a :class:`ForwardPlan`, one for a :class:`BackwardPlan`. Beside what was asked, a
+plan knows what of the program a kernel needs for it.
+"""
+
+from __future__ import annotations
+
+from typing import FrozenSet, Iterable, List, NamedTuple, Sequence, Set, Tuple
+
+import torch
+
+from spikecore.backend import Spec
+from spikecore.lang import Adjoint, Node, Program, once, topological
+from spikecore.lang.grad import reverse
+from spikecore.lang.node import const
+
+#: Kinds of parameters that have one value for all neurons.
+UNIFORM_KINDS = ("number", "scalar")
+
+
+class ForwardPlan(NamedTuple):
+    """A forward kernel: all steps of a program.
+
+    record: names of the states whose value after every step is written.
+    given: whether the initial state is an argument; otherwise it is ``program.rest``.
+    final: whether the final state is written.
+    checkpoints: whether the states are written before every chunk of steps but the first, for backward.
+    """
+
+    program: Program
+    spec: Spec
+    record: Tuple[str, ...] = ()
+    given: bool = False
+    final: bool = False
+    checkpoints: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """dtype of inputs and outputs."""
+        return self.spec.dtype
+
+    @property
+    def compute(self) -> torch.dtype:
+        """dtype of state and arithmetic."""
+        return self.spec.compute
+
+
+class BackwardPlan(NamedTuple):
+    """A backward kernel: the adjoint of a program from the last step to the first.
+
+    given: whether the initial state is an argument; otherwise it is ``program.rest``.
+    outputs: for each output, whether a cotangent arrives.
+    trace: names of the recorded states with a cotangent for every step.
+    final: whether cotangents of the final state arrive.
+    inputs: for each input, whether its gradient is written.
+    state: whether the gradient of the initial state is written.
+    learn: names of the parameters whose gradient is written.
+    """
+
+    program: Program
+    spec: Spec
+    given: bool
+    outputs: Tuple[bool, ...]
+    trace: Tuple[str, ...]
+    final: bool
+    inputs: Tuple[bool, ...]
+    state: bool
+    learn: Tuple[str, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """dtype of inputs, outputs and their gradients."""
+        return self.spec.dtype
+
+    @property
+    def compute(self) -> torch.dtype:
+        """dtype of state, arithmetic, and the gradients of state and parameters."""
+        return self.spec.compute
+
+    @property
+    def adjoint(self) -> Adjoint:
+        """The adjoint of one step, without what this plan does not need; an input gradient not wanted is 0."""
+        program = self.program
+        roots = [(node, Node("out_grad", (), i)) for i, node in enumerate(program.outputs) if self.outputs[i]]
+        roots += [(node, Node("next_grad", (), name)) for name, node in zip(program.states, program.next)]
+        moving = program.leaves[: len(program.inputs) + len(program.states)]
+        found = reverse(roots, [*moving, *(Node("param", (), name) for name in self.learn)])
+        n, m = len(program.inputs), len(moving)
+        inputs = [node if wants else const(0.0) for node, wants in zip(found[:n], self.inputs)]
+        return Adjoint(tuple(inputs), tuple(found[n:m]), tuple(found[m:]))
+
+    @property
+    def carried(self) -> Tuple[str, ...]:
+        """Names of the states whose cotangents a kernel carries from step to step."""
+        adjoint = self.adjoint
+        of_state = dict(zip(self.program.states, adjoint.states))
+        start = set(of_state) if self.state else leaves_of("next_grad", [*adjoint.inputs, *adjoint.params])
+        return in_order(self.program.states, closure(start, "next_grad", of_state))
+
+    @property
+    def kept(self) -> Tuple[str, ...]:
+        """Names of the states whose values a kernel recomputes: the adjoint, or such a state, is computed from them."""
+        following = dict(zip(self.program.states, self.program.next))
+        return in_order(self.program.states, closure(leaves_of("state", self.roots), "state", following))
+
+    @property
+    def roots(self) -> Tuple[Node, ...]:
+        """What one step of the adjoint computes: gradients of inputs and parameters, cotangents of carried states."""
+        adjoint, carried = self.adjoint, self.carried
+        states = [node for name, node in zip(self.program.states, adjoint.states) if name in carried]
+        inputs = [node for node, wants in zip(adjoint.inputs, self.inputs) if wants]
+        return (*inputs, *states, *adjoint.params)
+
+
+def hoisted(program: Program, spec: Spec, roots: Sequence[Node]) -> Tuple[Tuple[Node, ...], Tuple[Node, ...]]:
+    """What the roots use of the expressions of parameters alone: those that are one value, and one value per neuron.
+
+    Both are computed before the first step. What only another one of them uses is left out.
+    """
+    order = topological(roots)
+    fixed = once(order)
+    inside = set(fixed)
+    used = {arg for node in order if node not in inside for arg in node.args} | set(roots)
+    varying = {Node("param", (), name) for name, kind in zip(program.params, spec.params) if kind not in UNIFORM_KINDS}
+    for node in fixed:
+        if any(arg in varying for arg in node.args):
+            varying.add(node)
+    front = [node for node in fixed if node in used]
+    return tuple(n for n in front if n not in varying), tuple(n for n in front if n in varying)
+
+
+def leaves_of(op: str, roots: Iterable[Node]) -> Set[str]:
+    """Names of the leaves of one kind that the roots use."""
+    return {str(node.attr) for node in topological(roots) if node.op == op}
+
+
+def closure(names: Iterable[str], op: str, rule: dict[str, Node]) -> FrozenSet[str]:
+    """The names, and those of the leaves that their rules use, and so on."""
+    found: Set[str] = set()
+    waiting: List[str] = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting.extend(leaves_of(op, [rule[name]]))
+    return frozenset(found)
+
+
+def in_order(names: Sequence[str], chosen: Iterable[str]) -> Tuple[str, ...]:
+    """The chosen ones of the names, in their order."""
+    chosen = set(chosen)
+    return tuple(name for name in names if name in chosen)

@@ -1,0 +1,149 @@
+"""Kernels as ops of torch, for ``torch.compile``, ``torch.export`` and ``torch.library.opcheck``.
+
+Two ops serve every backend and every program: ``spikecore::forward`` and ``spikecore::backward``. A string names what
+they run: a hash of backend, program and spec, so that it means the same in every process. They are defined when they
+are first used, by torch 2.4 or newer. Eager calls go past them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from spikecore.backend import Unsupported
+from spikecore.kernels.execution import Call, Execution
+from spikecore.kernels.layout import layout_of
+
+_FORWARD = "forward(str key, Tensor[] tensors, float[] numbers, str[] record, bool given, bool save) -> Tensor[]"
+_BACKWARD = (
+    "backward(str key, Tensor[] tensors, Tensor[] checkpoints, Tensor?[] grads, float[] numbers, str[] record, "
+    "bool given, bool[] wanted) -> Tensor[]"
+)
+
+#: Whether this torch can look through registered ops with all that they need.
+SUPPORTED = hasattr(torch.library, "register_autograd")
+
+_executions: Dict[str, Execution] = {}
+_library: List[Any] = []
+_lock = threading.Lock()
+
+
+def key_of(execution: Execution) -> str:
+    """The name of an execution, the same wherever backend, program and spec are the same."""
+    parts = (execution.backend.name, execution.program.key, repr(execution.spec))
+    key = hashlib.blake2b("|".join(parts).encode(), digest_size=16).hexdigest()
+    _executions[key] = execution
+    return key
+
+
+def run_registered(key: str, call: Call, tensors: Sequence[Tensor], save: bool) -> Sequence[Tensor]:
+    """Outputs, final states and recorded states, through the registered op."""
+    if not SUPPORTED:
+        raise Unsupported(f"torch.compile through a kernel needs torch 2.4 or newer; this is {torch.__version__}")
+    numbers = [number for number in call.numbers if number is not None]
+    results: Sequence[Tensor] = torch.ops.spikecore.forward(
+        key, list(tensors), numbers, list(call.record), call.given, save
+    )
+    return results
+
+
+def register() -> None:
+    """Define the two ops, once, where torch is new enough."""
+    with _lock:
+        if _library or not SUPPORTED:
+            return
+        library = torch.library.Library("spikecore", "FRAGMENT")
+        tags = (torch.Tag.needs_fixed_stride_order,)
+        for schema, function, fake in ((_FORWARD, _forward, _forward_fake), (_BACKWARD, _backward, _backward_fake)):
+            name = schema.partition("(")[0]
+            library.define(schema, tags=tags)
+            library.impl(name, function, "CompositeExplicitAutograd")
+            torch.library.register_fake(f"spikecore::{name}", fake, lib=library)
+        torch.library.register_autograd("spikecore::forward", _differentiate, setup_context=_setup, lib=library)
+        _library.append(library)
+
+
+def _find(key: str) -> Execution:
+    execution = _executions.get(key)
+    if execution is None:
+        raise RuntimeError(
+            f"no program {key} in this process; build the neuron and call it once before the compiled graph"
+        )
+    return execution
+
+
+def _call(execution: Execution, numbers: Sequence[float], record: Sequence[str], given: bool) -> Call:
+    each = iter(numbers)
+    placed = tuple(next(each) if kind == "number" else None for kind in execution.spec.params)
+    return Call(tuple(record), given, placed)
+
+
+def _forward(
+    key: str, tensors: List[Tensor], numbers: List[float], record: List[str], given: bool, save: bool
+) -> List[Tensor]:
+    execution = _find(key)
+    return execution.forward(_call(execution, numbers, record, given), tensors, save)
+
+
+def _forward_fake(
+    key: str, tensors: List[Tensor], numbers: List[float], record: List[str], given: bool, save: bool
+) -> List[Tensor]:
+    execution = _find(key)
+    call = _call(execution, numbers, record, given)
+    return execution.results(call, layout_of(tensors[0]), tensors[0], save)
+
+
+def _backward(
+    key: str,
+    tensors: List[Tensor],
+    checkpoints: List[Tensor],
+    grads: List[Optional[Tensor]],
+    numbers: List[float],
+    record: List[str],
+    given: bool,
+    wanted: List[bool],
+) -> List[Tensor]:
+    execution = _find(key)
+    call = _call(execution, numbers, record, given)
+    found = execution.backward(call, tensors, tuple(checkpoints), grads, wanted)
+    return [grad for grad, wants in zip(found, wanted) if wants and grad is not None]
+
+
+def _backward_fake(
+    key: str,
+    tensors: List[Tensor],
+    checkpoints: List[Tensor],
+    grads: List[Optional[Tensor]],
+    numbers: List[float],
+    record: List[str],
+    given: bool,
+    wanted: List[bool],
+) -> List[Tensor]:
+    execution = _find(key)
+    return execution.gradients_like(_call(execution, numbers, record, given), tensors, wanted)
+
+
+def _setup(ctx: Any, inputs: Tuple[Any, ...], output: List[Tensor]) -> None:
+    key, tensors, numbers, record, given, _ = inputs
+    execution = _find(key)
+    count = execution.n_outputs + execution.n_final + len(record)
+    ctx.context = key, len(tensors), numbers, record, given, count
+    ctx.wanted = [tensor.requires_grad for tensor in tensors]
+    ctx.save_for_backward(*tensors, *output[count:])
+
+
+def _differentiate(ctx: Any, grads: Sequence[Optional[Tensor]]) -> Tuple[Any, ...]:
+    key, n, numbers, record, given, count = ctx.context
+    saved = ctx.saved_tensors
+    found = iter(
+        torch.ops.spikecore.backward(
+            key, list(saved[:n]), list(saved[n:]), list(grads[:count]), numbers, record, given, ctx.wanted
+        )
+    )
+    tensors = [next(found) if wants else None for wants in ctx.wanted]
+    # torch takes an empty list for one of tensors, and wants as many gradients back
+    return None, tensors, None if numbers else [], None if record else [], None, None

@@ -1,0 +1,135 @@
+"""A runner: from a call's arguments to the autograd boundary and back.
+
+The boundary has two doors with the same room behind them (:mod:`spikecore.kernels.execution`): an
+``autograd.Function``, which is quicker for small layers, and ops registered with torch, which ``torch.compile`` can
+look through.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from spikecore.backend import ParamValue, Spec, Tensors, Unsupported
+from spikecore.kernels.backend import KernelBackend
+from spikecore.kernels.execution import Call, Execution
+from spikecore.kernels.registered import key_of, register, run_registered
+from spikecore.lang import Program
+from spikecore.lang.eager import Straight
+
+
+def _never() -> bool:
+    return False
+
+
+#: torch 2.0 has no public way to ask.
+_is_compiling: Callable[[], bool] = torch.compiler.is_compiling if hasattr(torch, "compiler") else _never
+#: Tensors with memory of their own. Others, such as those that stand for shapes only, go through torch's dispatcher.
+_PLAIN = (Tensor, nn.Parameter)
+
+
+class KernelRunner:
+    """Runs one program under one spec, for any sizes and layouts."""
+
+    def __init__(self, backend: KernelBackend, program: Program, spec: Spec) -> None:
+        self.program, self.spec = program, spec
+        self.execution = Execution(backend, program, spec)
+        self.key = key_of(self.execution)
+        register()
+        #: Whether the initial state depends on a learnt parameter, so that autograd must see how.
+        self.learnt_rest = any(node.op == "param" and node.attr in spec.learn for node in program.rest)
+        self.rest = Straight(program.leaves[len(program.inputs) + len(program.states) :], program.rest)
+        self.n_outputs = len(program.outputs)
+        self.ends = self.n_outputs + self.execution.n_final
+
+    def __call__(
+        self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
+    ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
+        """See :meth:`spikecore.backend.Backend.compile`."""
+        if inputs[0].shape[0] == 0:
+            return self._nothing(inputs[0], state, params, record)
+        if state is None and self.learnt_rest:
+            state = self._at_rest(inputs[0], params)
+        tensors = inputs if state is None else (*inputs, *state)
+        numbers: Tuple[Optional[float], ...] = params  # type: ignore[assignment]
+        if self.execution.tensor_params:
+            compute = self.spec.compute
+            tensors = (*tensors, *[value.to(compute) for value in params if isinstance(value, Tensor)])
+            numbers = tuple([None if isinstance(value, Tensor) else value for value in params])
+        results = self._cross(Call(record, state is not None, numbers), tensors)
+        n, m = self.n_outputs, self.ends
+        final = tuple(results[n:m]) if self.spec.final else None
+        return tuple(results[:n]), final, tuple(results[m : m + len(record)])
+
+    def _cross(self, call: Call, tensors: Tensors) -> Sequence[Tensor]:
+        save = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        if _is_compiling() or type(tensors[0]) not in _PLAIN:
+            return run_registered(self.key, call, tensors, save)
+        if save:
+            crossed: Sequence[Tensor] = _Boundary.apply(self.execution, call, *tensors)
+            return crossed
+        return self.execution.forward(call, tensors, save=False)
+
+    def _at_rest(self, x: Tensor, params: Tuple[ParamValue, ...]) -> Tensors:
+        like = torch.empty((), dtype=self.spec.compute, device=x.device)
+        values = [p.to(like.dtype) if isinstance(p, Tensor) else like.new_full((), p) for p in params]
+        return tuple([value.expand(x.shape[1:]) for value in self.rest(values, like)])
+
+    def _nothing(
+        self, x: Tensor, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
+    ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
+        """No steps: the state stays what it is."""
+        state = self._at_rest(x, params) if state is None else state
+        return (
+            tuple([x.clone() for _ in range(self.n_outputs)]),
+            state,
+            tuple([x.to(self.spec.compute) for _ in record]),
+        )
+
+
+class _Boundary(torch.autograd.Function):
+    """Where autograd ends and kernels begin."""
+
+    @staticmethod
+    def forward(ctx: Any, execution: Execution, call: Call, *tensors: Tensor) -> Tuple[Tensor, ...]:
+        results = execution.forward(call, tensors, save=True)
+        count = execution.n_outputs + execution.n_final + len(call.record)
+        ctx.context = execution, call, len(tensors)
+        ctx.save_for_backward(*tensors, *results[count:])
+        ctx.set_materialize_grads(False)
+        return tuple(results[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
+        execution, call, count = ctx.context
+        saved, wanted = ctx.saved_tensors, ctx.needs_input_grad[2:]
+        if not torch.is_grad_enabled():
+            return (None, None, *execution.backward(call, saved[:count], saved[count:], grads, wanted))
+        with torch.no_grad():  # create_graph=True
+            found = execution.backward(call, saved[:count], saved[count:], grads, wanted)
+        sources = [tensor for tensor in (*grads, *saved) if tensor is not None]
+        return (None, None, *_refusing(execution.backend.name, found, sources))
+
+
+def _refusing(name: str, grads: List[Optional[Tensor]], sources: Sequence[Tensor]) -> List[Optional[Tensor]]:
+    """The gradients, with an error where someone differentiates them again."""
+    there = [grad for grad in grads if grad is not None]
+    again = iter(_Once.apply(name, len(there), *there, *sources))
+    return [None if grad is None else next(again) for grad in grads]
+
+
+class _Once(torch.autograd.Function):
+    """Values that depend on their sources in a way that is not known."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, count: int, *tensors: Tensor) -> Tuple[Tensor, ...]:
+        ctx.name = name
+        return tuple([tensor.clone() for tensor in tensors[:count]])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise Unsupported(
+            f"backend {ctx.name!r} derives first derivatives only; for a second one choose backend='torch'"
+        )
