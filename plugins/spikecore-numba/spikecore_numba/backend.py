@@ -1,0 +1,131 @@
+"""The backend: two launches over compiled kernels."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, List, Sequence, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry, KernelBackend, Launch
+from spikecore_numba import CAPABILITIES
+from spikecore_numba.compiler import Function, compiled
+from spikecore_numba.pages import prefer_large_pages
+from spikecore_numba.source import BACKWARD_GROUPS, FORWARD_GROUPS, print_kernel
+from spikecore_numba.threads import WORTHWHILE, Scratch, over_blocks
+from spikecore_numba.writer import BLOCK, ORDER, Source
+
+OUTPUTS, TRACE = FORWARD_GROUPS.index("outputs"), FORWARD_GROUPS.index("trace")
+GRAD_INPUTS = BACKWARD_GROUPS.index("grad_inputs")
+#: Bytes of states that a backward kernel keeps at a time, to stay in a core's own cache.
+HISTORY = 1 << 18
+#: Neurons of a block at least, where steps are many.
+NARROW = 128
+
+_scratch = Scratch()
+
+
+class NumbaBackend(KernelBackend):
+    """Compiles every program for the CPU.
+
+    Forward writes nothing for backward, which recomputes the states block by block.
+    """
+
+    name = "numba"
+    capabilities = CAPABILITIES
+
+    def forward(self, plan: ForwardPlan) -> Launch:
+        kernel = Kernel(print_kernel(plan), plan.dtype, plan.compute, FORWARD_GROUPS)
+        scratch_bytes = kernel.source.rows * plan.compute.itemsize * BLOCK
+
+        def launch(geometry: Geometry, *groups: Any) -> None:
+            steps, neurons, _ = geometry
+            width = widest(steps, neurons)
+            before, after = kernel.values(geometry, groups)
+            if steps * neurons >= WORTHWHILE:
+                prefer_large_pages((*groups[OUTPUTS], *groups[TRACE]))
+
+            def work(begin: int, end: int) -> None:
+                scratch = _scratch.address(scratch_bytes)
+                kernel.run(begin, end, steps, neurons, width, scratch, *before, *after)
+
+            over_blocks(work, -(-neurons // width), steps * neurons)
+
+        return launch
+
+    def backward(self, plan: BackwardPlan) -> Launch:
+        kernel = Kernel(print_kernel(plan), plan.dtype, plan.compute, BACKWARD_GROUPS)
+        itemsize, kept = plan.compute.itemsize, kernel.source.histories
+        scratch_bytes = kernel.source.rows * itemsize * BLOCK
+
+        def launch(
+            geometry: Geometry, inputs: Any, state: Any, params: Any, checkpoints: Any, *groups: Any
+        ) -> List[Tensor]:
+            steps, neurons, _ = geometry
+            sums = [inputs[0].new_empty(neurons, dtype=plan.compute) for _ in plan.learn]
+            before, after = kernel.values(geometry, (inputs, state, params, *groups, sums))
+            width, length, chunks = shape_of_history(widest(steps, neurons), steps, kept * itemsize)
+            each = (length + chunks) * width * itemsize
+            if steps * neurons >= WORTHWHILE:
+                prefer_large_pages((inputs, state, params, *groups)[GRAD_INPUTS])
+
+            chunking = (length, chunks) if kept else ()
+
+            def work(begin: int, end: int) -> None:
+                scratch = _scratch.address(scratch_bytes + kept * each)
+                histories = [scratch + scratch_bytes + k * each for k in range(kept)]
+                kernel.run(begin, end, steps, neurons, width, scratch, *chunking, *before, *histories, *after)
+
+            over_blocks(work, -(-neurons // width), steps * neurons)
+            return sums
+
+        return launch
+
+    def text(self, plan: Union[ForwardPlan, BackwardPlan]) -> str:
+        return print_kernel(plan).text
+
+
+class Kernel:
+    """A compiled kernel, and how its arguments are found among the tensors of a launch."""
+
+    def __init__(self, source: Source, dtype: torch.dtype, compute: torch.dtype, groups: Sequence[str]) -> None:
+        self.source = source
+        self.function: Function = compiled(source, dtype, compute)
+        kinds = ["d" if argument.kind == "number" else "q" for argument in source.arguments]
+        self.pack = struct.Struct("q" * len(source.head) + "".join(kinds)).pack
+        # where to find the arguments of each kind: (group, index)
+        inner, channels, self._strides, self._numbers, _, self._pointers = (
+            [(groups.index(a.group), a.number) for a in source.arguments if a.kind == kind and kind != "history"]
+            for kind in ORDER
+        )
+        self._lying = [(index, which) for which, places in enumerate((inner, channels)) for _, index in places]
+
+    def values(self, geometry: Geometry, groups: Sequence[Any]) -> Tuple[List[Any], List[int]]:
+        """The values of its own arguments, in order: those before the histories, and those behind."""
+        before = [geometry.channels[index][which] for index, which in self._lying]
+        before += [groups[group][index].stride(0) for group, index in self._strides]
+        before += [groups[group][index] for group, index in self._numbers]
+        return before, [groups[group][index].data_ptr() for group, index in self._pointers]
+
+    def run(self, *arguments: Any) -> None:
+        """Run it, without the GIL."""
+        self.function(self.pack(*arguments))
+
+
+def widest(steps: int, neurons: int) -> int:
+    """Neurons of a block at most: no more than there are, and some blocks for every thread."""
+    share = neurons if steps * neurons < WORTHWHILE else max(-(-neurons // (2 * torch.get_num_threads())), NARROW)
+    return min(-(-share // 16) * 16, BLOCK)
+
+
+def shape_of_history(width: int, steps: int, state_bytes: int) -> Tuple[int, int, int]:
+    """Neurons of a block, steps of a chunk and number of chunks, for states of so many bytes per neuron and step."""
+    if not state_bytes:
+        return width, steps, 1
+    while width > NARROW and width * steps * state_bytes > HISTORY:
+        width //= 2
+    length = steps
+    if width * steps * state_bytes > 4 * HISTORY:
+        length = max(HISTORY // (width * state_bytes), int(steps**0.5))
+    return width, length, -(-steps // length)

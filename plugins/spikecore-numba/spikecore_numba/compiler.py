@@ -1,0 +1,177 @@
+"""From a printed kernel to a function: Numba makes LLVM code of it, LLVM makes machine code, which is kept on disk.
+
+Without fast-math, Numba's default, nothing is reordered or contracted. Two things are our own:
+
+- The machine code is emitted from the LLVM text that Numba shows, with a plain entry point. Code from the disk then
+  runs without importing Numba, which takes 0.3 s, and a call passes one pointer instead of twenty arguments.
+- Pointers are declared not to overlap. Without that, LLVM does not vectorise a loop that has many of them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import importlib.metadata
+import re
+import threading
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Tuple
+
+import torch
+from llvmlite import binding as llvm
+
+from spikecore_numba import cache
+from spikecore_numba.source import STORED
+from spikecore_numba.writer import Argument, Source
+
+#: A compiled kernel: its arguments packed, 8 bytes each, in order; real numbers as float64.
+Function = Callable[[bytes], None]
+
+#: Type of a value in memory: as Numba's name.
+_IN_MEMORY = {torch.float16: "uint16", torch.bfloat16: "uint16", torch.float32: "float32", torch.float64: "float64"}
+_PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+
+_lock = threading.Lock()
+_functions: Dict[str, Function] = {}
+#: What must live as long as the process: the engines that hold the machine code.
+_engines: List[Any] = []
+
+
+def compiled(source: Source, dtype: torch.dtype, compute: torch.dtype) -> Function:
+    """The function of a printed kernel: from memory, from disk, or compiled now."""
+    types = (
+        *(_head_type(name, compute) for name in source.head),
+        *(_type(a, dtype, compute) for a in source.arguments),
+    )
+    key = _key(source, types)
+    with _lock:
+        function = _functions.get(key)
+        if function is None:
+            entry = cache.read(key)
+            if entry is None or not all(map(_resolved, entry.symbols)):
+                entry = _compile(source, types)
+                cache.write(key, entry, source.text)
+            function = _functions[key] = _load(entry)
+    return function
+
+
+def _head_type(name: str, compute: torch.dtype) -> str:
+    return f"*{_IN_MEMORY[compute]}" if name == "scratch" else "int64"
+
+
+def _type(argument: Argument, dtype: torch.dtype, compute: torch.dtype) -> str:
+    if argument.kind in ("pointer", "history"):
+        return "*" + _IN_MEMORY[dtype if argument.group in STORED else compute]
+    return _IN_MEMORY[compute] if argument.kind == "number" else "int64"
+
+
+def _key(source: Source, types: Tuple[str, ...]) -> str:
+    parts = (source.text, repr(types), *_environment())
+    return f"{source.name}-{hashlib.blake2b('|'.join(parts).encode(), digest_size=12).hexdigest()}"
+
+
+@functools.lru_cache(maxsize=None)
+def _environment() -> Tuple[str, ...]:
+    """What the machine code depends on beside the text."""
+    here = Path(__file__)
+    ours = [path.read_text(encoding="utf-8") for path in (here, here.with_name("functions.py"))]
+    versions = [importlib.metadata.version(name) for name in ("numba", "llvmlite")]
+    return (
+        *ours,
+        *versions,
+        llvm.get_process_triple(),
+        llvm.get_host_cpu_name(),
+        llvm.get_host_cpu_features().flatten(),
+    )
+
+
+# -- text to machine code
+
+
+def _compile(source: Source, types: Tuple[str, ...]) -> cache.Entry:
+    import numba
+    from numba.core.compiler import Compiler
+
+    class NoOverlap(Compiler):  # type: ignore[misc]
+        """Numba's pipeline, with pointers that do not overlap."""
+
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.state.flags.noalias = True
+
+    names: Dict[str, Any] = {}
+    exec(compile(source.text, f"<{source.name}>", "exec"), names)
+    signature = numba.types.void(*map(_numba_type, types))
+    callback = numba.cfunc(signature, error_model="numpy", pipeline_class=NoOverlap)(names[source.name])
+    text = _with_entry(callback.inspect_llvm(), callback.native_name, types)
+    module = llvm.parse_assembly(text)
+    symbols = sorted(
+        set(re.findall(r"\bcall [^@\n]*@(\w+)\(", text)) - {f.name for f in module.functions if not f.is_declaration}
+    )
+    return cache.Entry(symbols, _machine().emit_object(module))
+
+
+def _numba_type(text: str) -> Any:
+    from numba import types
+
+    return types.CPointer(getattr(types, text[1:])) if text.startswith("*") else getattr(types, text)
+
+
+def _with_entry(text: str, callback: str, types: Tuple[str, ...]) -> str:
+    """LLVM text with the function ``entry``, which unpacks arguments, instead of the callback that Numba made.
+
+    Numba's functions take where to put a result and an exception, of which a kernel has none, and then their arguments.
+    """
+    inner = callback.partition(".")[2]
+    text = re.sub(rf'^define [^\n]*@"?{re.escape(callback)}"?\(.*?^}}\n', "", text, flags=re.MULTILINE | re.DOTALL)
+    lines, passed = [], ["ptr %result", "ptr %error"]
+    for k, kind in enumerate(types):
+        llvm_type = "ptr" if kind.startswith("*") else {"int64": "i64"}.get(kind, "double")
+        lines += [f"%at{k} = getelementptr i64, ptr %arguments, i64 {k}", f"%a{k} = load {llvm_type}, ptr %at{k}"]
+        if kind == "float32":
+            lines.append(f"%f{k} = fptrunc double %a{k} to float")
+        passed.append(f"float %f{k}" if kind == "float32" else f"{llvm_type} %a{k}")
+    return "\n".join(
+        [
+            text,
+            "define void @entry(ptr %arguments) {",
+            "%result = alloca ptr",
+            "%error = alloca ptr",
+            *lines,
+            f"call i32 @{inner}({', '.join(passed)})",
+            "ret void",
+            "}",
+        ]
+    )
+
+
+# -- machine code to function
+
+
+@functools.lru_cache(maxsize=None)
+def _machine() -> Any:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(
+        cpu=llvm.get_host_cpu_name(),
+        features=llvm.get_host_cpu_features().flatten(),
+        opt=3,
+        reloc="default",
+        codemodel="jitdefault",
+    )
+
+
+def _resolved(symbol: str) -> bool:
+    return symbol.startswith("llvm.") or bool(llvm.address_of_symbol(symbol))
+
+
+def _load(entry: cache.Entry) -> Function:
+    missing = [symbol for symbol in entry.symbols if not _resolved(symbol)]
+    if missing:  # LLVM would end the process
+        raise RuntimeError(f"a compiled kernel needs {', '.join(missing)}, which is not in this process")
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
+    engine.add_object_file(llvm.ObjectFileRef.from_data(entry.code))
+    engine.finalize_object()
+    _engines.append(engine)
+    return _PROTOTYPE(engine.get_function_address("entry"))

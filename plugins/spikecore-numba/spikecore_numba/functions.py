@@ -1,0 +1,78 @@
+"""Functions that printed kernels call: what Python has no operator for, and half-precision storage.
+
+Half-precision numbers are stored as 16 bits and converted exactly, subnormals and infinities included, a NaN to a
+NaN; to 16 bits by rounding to the nearest, ties to even.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import float32, types, uint16, uint32
+from numba.extending import intrinsic, register_jitable
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def bits_of(context: Any, value: Any) -> Any:
+    """The bits of a float32, as a uint32."""
+    return types.uint32(types.float32), lambda _, builder, signature, args: builder.bitcast(args[0], ir.IntType(32))
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def real_of(context: Any, bits: Any) -> Any:
+    """The float32 that these 32 bits are."""
+    return types.float32(types.uint32), lambda _, builder, signature, args: builder.bitcast(args[0], ir.FloatType())
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def from_bfloat16(bits: Any) -> Any:
+    """A stored bfloat16 as float32: its upper half."""
+    return real_of(uint32(bits) << uint32(16))
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def to_bfloat16(value: Any) -> Any:
+    """A float32 rounded to bfloat16."""
+    bits = bits_of(value)
+    odd = (bits >> uint32(16)) & uint32(1)
+    rounded = uint32(bits + uint32(0x7FFF) + odd) >> uint32(16)
+    return uint16(rounded if value == value else uint32(0x7FC0))
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def from_float16(bits: Any) -> Any:
+    """A stored float16 as float32."""
+    wide = uint32(bits)
+    # exponent and fraction in place, then the difference of the exponents' offsets, 2**112, which is exact
+    magnitude = bits_of(real_of((wide & uint32(0x7FFF)) << uint32(13)) * float32(2.0**112))
+    special = uint32(0x7F800000) if (wide & uint32(0x7C00)) == uint32(0x7C00) else uint32(0)
+    return real_of(magnitude | special | ((wide & uint32(0x8000)) << uint32(16)))
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def to_float16(value: Any) -> Any:
+    """A float32 rounded to float16."""
+    bits = bits_of(value)
+    sign = (bits >> uint32(16)) & uint32(0x8000)
+    bits = bits & uint32(0x7FFFFFFF)
+    odd = (bits >> uint32(13)) & uint32(1)
+    # 0xC8000FFF moves the exponent by -112 and adds half a unit in the last place, less one
+    normal = uint32(bits + uint32(0xC8000FFF) + odd) >> uint32(13)
+    # adding 0.5 leaves a subnormal's fraction, rounded, in the lowest bits
+    subnormal = bits_of(real_of(bits) + float32(0.5)) - uint32(0x3F000000)
+    special = uint32(0x7E00) if bits > uint32(0x7F800000) else uint32(0x7C00)
+    finite = subnormal if bits < uint32(0x38800000) else normal
+    return uint16((special if bits >= uint32(0x47800000) else finite) | sign)
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def signf(x: Any) -> Any:
+    """-1, 0 or 1 as float32; 0 for NaN."""
+    return float32(1.0) if x > float32(0.0) else (float32(-1.0) if x < float32(0.0) else float32(0.0))
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def sign(x: Any) -> Any:
+    """-1, 0 or 1 as float64; 0 for NaN."""
+    return 1.0 if x > 0.0 else (-1.0 if x < 0.0 else 0.0)

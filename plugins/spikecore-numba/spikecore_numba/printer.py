@@ -1,0 +1,58 @@
+"""The language as Numba's Python: what differs from C."""
+
+from __future__ import annotations
+
+import torch
+
+from spikecore.lang import Node
+from spikecore.lang.render import ATOM, C_TEMPLATES, PRODUCT, SUM, TERNARY, UNARY, Printer
+
+#: Names that the frame of every kernel uses (:mod:`spikecore_numba.source`).
+FRAME = frozenset(
+    "begin end steps neurons width length chunks turn chunk start stop saved past block first count t i scratch "
+    "math np float32 abs range signf sign from_float16 to_float16 from_bfloat16 to_bfloat16".split()
+)
+
+
+class NumbaPrinter(Printer):
+    """Python that Numba compiles without reordering, contraction or Python objects."""
+
+    templates = {
+        **C_TEMPLATES,
+        # `and` and `or` would branch; these bind more tightly than comparisons, which therefore stand in parentheses
+        "and": (PRODUCT, "{0} & {1}"),
+        "or": (SUM, "{0} | {1}"),
+        "not": (UNARY, "(not {0})"),
+        "where": (TERNARY, "{1} if {0} else {2}"),
+        "select": (TERNARY, "{1} if {0} != {zero} else {2}"),
+        "spike": (TERNARY, "{one} if {0} {compare} {zero} else {zero}"),
+        **{op: (ATOM, f"math.{op}({{0}})") for op in ("exp", "log", "sqrt", "sin", "cos", "tanh", "atan")},
+        "sigmoid": (PRODUCT, "{one} / ({one} + math.exp(-{0}))"),
+        "abs": (ATOM, "abs({0})"),
+        "sign": (ATOM, "sign{f}({0})"),
+        "minimum": (ATOM, "np.minimum({0}, {1})"),
+        "maximum": (ATOM, "np.maximum({0}, {1})"),
+        "clamp": (ATOM, "np.minimum(np.maximum({0}, {1}), {2})"),
+        "floor": (ATOM, "np.floor({0})"),
+        "round": (ATOM, "np.rint({0})"),
+        "power": (ATOM, "math.pow({0}, {1})"),
+    }
+    reserved = FRAME
+    declaration = "{name} = {value}"
+    infinity, nan = "np.inf", "np.nan"
+
+    def __init__(self, compute: torch.dtype) -> None:
+        super().__init__("double" if compute == torch.float64 else "float")
+
+    def number(self, value: float) -> str:
+        """A number of the type of arithmetic: Python's own are float64."""
+        text = super().number(value)
+        return text if self.real == "double" else f"float32({text})"
+
+    def literal(self, digits: str) -> str:
+        """Plain digits."""
+        return digits
+
+    def leaf(self, node: Node) -> str:
+        """The name of a leaf: cotangents are called after what they belong to."""
+        return {"out_grad": "grad_out{}", "next_grad": "grad_{}"}.get(node.op, "{}").format(node.attr)

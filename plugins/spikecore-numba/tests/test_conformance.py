@@ -1,0 +1,5 @@
+from spikecore.testing import BackendConformance
+
+
+class TestNumba(BackendConformance):
+    backend = "numba"
