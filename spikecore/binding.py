@@ -32,8 +32,8 @@ def _never() -> bool:
     return False
 
 
-#: torch 2.0 has no public way to ask.
-_is_compiling: Callable[[], bool] = torch.compiler.is_compiling if hasattr(torch, "compiler") else _never
+#: Before torch 2.3 there is no public way to ask.
+_is_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", _never)
 
 #: The fields of a Spec, in order.
 SpecKey = Tuple[torch.dtype, Optional[int], Tuple[str, ...], Tuple[str, ...], bool]
