@@ -24,8 +24,8 @@ def _never() -> bool:
     return False
 
 
-#: torch 2.0 has no public way to ask.
-_is_compiling: Callable[[], bool] = torch.compiler.is_compiling if hasattr(torch, "compiler") else _never
+#: Before torch 2.3 there is no public way to ask.
+_is_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", _never)
 #: Tensors with memory of their own. Others, such as those that stand for shapes only, go through torch's dispatcher.
 _PLAIN = (Tensor, nn.Parameter)
 
