@@ -21,13 +21,16 @@ empty :=
 packages := $(notdir $(patsubst %/__init__.py,%,$(wildcard backends/*/__init__.py)))
 INSTALLED := $(VENV)/.installed-$(subst $(empty) $(empty),+,$(strip $(EXTRAS) $(packages)))
 PEERS_INSTALLED := $(VENV)/.peers-installed
+NUMBA_INSTALLED := $(VENV)/.numba-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check test-peers test-floor clean distclean
+.PHONY: help setup demo test test-plugins check test-peers test-floor clean distclean
 
 help:
-	@echo 'make demo         train a spiking network on handwritten digits   ARGS="--backend torch"'
+	@echo 'make demo         train a spiking network on handwritten digits, on the CPU kernels of the numba plugin'
+	@echo '                                                                  ARGS="--backend torch --epochs 5"'
 	@echo 'make test         the tests that need no GPU and no other library ARGS="tests/unit -k lif"'
+	@echo 'make test-plugins the tests of the plugins, which it installs'
 	@echo 'make check        lint, format and types'
 	@echo 'make test-peers   compare with other libraries, which it installs'
 	@echo 'make test-floor   the tests on Python 3.8 and torch 2.0.1, the oldest supported'
@@ -39,16 +42,23 @@ help:
 
 setup: $(INSTALLED)
 
-demo: $(INSTALLED)
-	@$(BIN)/python examples/digits.py $(ARGS)
+# On the plugin's CPU kernels, unless the environment or ARGS names another backend.
+demo: $(NUMBA_INSTALLED)
+	@SPIKECORE_BACKEND="$${SPIKECORE_BACKEND-$$(cat $(NUMBA_INSTALLED))}" $(BIN)/python examples/digits.py $(ARGS)
 
 test: $(INSTALLED)
 	@$(BIN)/python -m pytest $(ARGS)
+
+# Most of the time is compilation, which every core can share.
+test-plugins: $(NUMBA_INSTALLED)
+	@test -s $(NUMBA_INSTALLED)
+	@cd plugins/spikecore-numba && $(abspath $(BIN))/python -m pytest -n auto $(ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file plugins/spikecore-numba/pyproject.toml plugins/spikecore-numba/spikecore_numba
 
 test-peers: $(PEERS_INSTALLED)
 	@$(BIN)/python -m pytest -m peers tests/peers $(ARGS)
@@ -82,6 +92,13 @@ $(INSTALLED): pyproject.toml | $(BIN)/pip
 	@$(PIP) install --constraint $(VENV)/torch.txt --editable '.[$(EXTRAS)]'
 	@rm -f $(VENV)/.installed-*
 	@touch $@
+
+# Holds the name of the backend it brings: nothing where this Python is too old for Numba.
+$(NUMBA_INSTALLED): plugins/spikecore-numba/pyproject.toml $(INSTALLED)
+	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then \
+	    echo 'Installing spikecore-numba'; \
+	    $(PIP) install --constraint $(VENV)/torch.txt --editable plugins/spikecore-numba && echo numba > $@; \
+	else echo 'spikecore-numba needs Python 3.10 or newer; going on without it'; : > $@; fi
 
 # Without their dependencies, which would bring packages these comparisons never use.
 $(PEERS_INSTALLED): Makefile $(INSTALLED)

@@ -116,16 +116,14 @@ class Execution:
 
     def gradients_like(self, call: Call, tensors: Sequence[Tensor], wanted: Sequence[bool]) -> List[Tensor]:
         """The wanted ones of the gradients that :meth:`backward` returns, as allocated."""
-        layout, n_moving = layout_of(tensors[0]), self._n_moving(call)
-        steps = (tensors[0].shape[0],)
+        x, layout, n_moving = tensors[0], layout_of(tensors[0]), self._n_moving(call)
         results = []
         for i, (tensor, wants) in enumerate(zip(tensors, wanted)):
-            if wants and i < n_moving:
-                of_input = i < self.n_inputs
-                dtype = self.spec.dtype if of_input else self.spec.compute
-                results.append(layout.empty(steps if of_input else (), tensor, dtype))
+            if wants and i < self.n_inputs:
+                results.append(layout.empty_steps(x, self.spec.dtype))
             elif wants:
-                results.append(tensor.new_empty(tensor.shape))
+                is_state = i < n_moving
+                results.append(layout.empty((), x, self.spec.compute) if is_state else tensor.new_empty(tensor.shape))
         return results
 
     def _gradients(self, call: Call, grads: Sequence[Optional[Tensor]], wanted: Sequence[bool]) -> Gradients:
@@ -193,7 +191,7 @@ class Execution:
         if kind == "channel":
             inner, channels = _channel(value, layout)
             return grad.reshape(-1, channels, inner).sum((0, 2)).reshape(value.shape)
-        return layout.dense_in_order(grad).sum_to_size(value.shape)
+        return layout.dense_in_order(grad).sum_to_size(value.shape).contiguous()
 
     # -- arguments
 

@@ -39,7 +39,7 @@ def conformance(
     device: Optional[str] = typer.Option(None, help="Torch device; the CPU if the backend takes it, else its first."),
     list_cases: bool = typer.Option(False, "--list", help="List the cases and what must hold; run nothing."),
     write_support: Optional[str] = typer.Option(
-        None, help="Run the built-ins and write the support table to this file."
+        None, help="Run NAME, or every usable backend, and remake its column of the support table in this file."
     ),
 ) -> None:
     """Check that a backend computes what the equations say. Exits with 1 if it does not."""
@@ -50,7 +50,9 @@ def conformance(
         if write_support is not None:
             from spikecore.testing.support import make_support
 
-            Path(write_support).write_text(make_support([name] if name else None), encoding="utf-8")
+            page = Path(write_support)
+            have = page.read_text(encoding="utf-8") if page.exists() else ""
+            page.write_text(make_support(have, [name] if name else None), encoding="utf-8")
             return
         if name is None:
             raise typer.BadParameter("name a backend, as in: spikecore conformance torch")

@@ -1,11 +1,12 @@
 """The support table of the documentation, made from results and never by hand.
 
-It holds no times, no versions and nothing of the machine, so the same code makes the same text. A backend that cannot
-run on the machine that makes it is shown with what it declares.
+It holds no times, no versions and nothing of the machine, so the same code makes the same text. A run remakes the
+columns of the backends it tests and leaves the others as they were: no machine has every accelerator.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
@@ -17,6 +18,8 @@ from spikecore.testing.runner import Result, check_backend, conforms
 
 #: Families of core cases that there are of every neuron.
 _PER_NEURON = ("forward", "exact", "bits", "single-step", "gradient")
+#: The row of device types, and the section of reasons.
+_DEVICES, _REASONS = "device types", "Expected failures"
 #: How the table is made anew.
 COMMAND = "spikecore conformance --write-support docs/support.md"
 
@@ -26,38 +29,31 @@ Made by `{COMMAND}` from a run of the conformance suite; do not edit.
 
 - **yes**: declared, and every case of it passed.
 - **partly**: some cases are expected to fail; the reasons are below.
-- **declared**: the backend could not run where this table was made.
+- **declared**: the backend has not been run yet.
 - **no**: not declared; asking for it raises `Unsupported`.
 - **wrong**: a case failed.
 """
 
 
-def support_table(infos: Sequence[BackendInfo], results: Mapping[str, Sequence[Result]]) -> str:
-    """The page, from what the backends say about themselves and the results of those that could run."""
-    names = [info.name for info in infos]
-    lines = [_HEAD, "## Neurons and surrogates", "", *_header("", names)]
+@dataclass
+class Column:
+    """What the page says of one backend: a word for each row, and the reasons of what is expected to fail."""
+
+    cells: Dict[str, str] = field(default_factory=dict)
+    reasons: List[str] = field(default_factory=list)
+
+
+def _sections() -> Dict[str, Dict[str, Tuple[Set[str], Tuple[str, ...]]]]:
+    """The rows of each table: the cases that decide a cell, and the capabilities without which it is no."""
     neurons = sorted({model.neuron.__name__ for model in MODELS}, key=str.lower)
-    lines += [_row(f"`{name}`", [_cell(info, results, _of_neuron(name), ()) for info in infos]) for name in neurons]
-    surrogates = {case.id for case in CASES if case.id.startswith("surrogate/")}
-    lines.append(_row("all surrogates", [_cell(info, results, surrogates, ("gradients",)) for info in infos]))
-    custom = {case.id for case in CASES if case.tier == "language"}
-    lines.append(_row("neurons of your own", [_cell(info, results, custom, ()) for info in infos]))
-    lines += ["", "## Capabilities", "", *_header("", names)]
-    for capability in Capabilities.__dataclass_fields__:
-        needing = {case.id for case in CASES if capability in case.needs}
-        lines.append(_row(f"`{capability}`", [_cell(info, results, needing, (capability,)) for info in infos]))
-    lines += ["", "## Devices", "", *_header("", names)]
-    lines.append(_row("device types", ["any" if "*" in info.devices else ", ".join(info.devices) for info in infos]))
-    lines += _reasons(results)
-    return "\n".join(lines) + "\n"
-
-
-def _header(first: str, names: Sequence[str]) -> List[str]:
-    return [_row(first, names), _row("---", ["---"] * len(names))]
-
-
-def _row(first: str, cells: Sequence[str]) -> str:
-    return "| " + " | ".join([first, *cells]) + " |"
+    models: Dict[str, Tuple[Set[str], Tuple[str, ...]]] = {f"`{name}`": (_of_neuron(name), ()) for name in neurons}
+    models["all surrogates"] = ({case.id for case in CASES if case.id.startswith("surrogate/")}, ("gradients",))
+    models["neurons of your own"] = ({case.id for case in CASES if case.tier == "language"}, ())
+    capabilities: Dict[str, Tuple[Set[str], Tuple[str, ...]]] = {
+        f"`{name}`": ({case.id for case in CASES if name in case.needs}, (name,))
+        for name in Capabilities.__dataclass_fields__
+    }
+    return {"Neurons and surrogates": models, "Capabilities": capabilities, "Devices": {_DEVICES: (set(), ())}}
 
 
 def _of_neuron(neuron: str) -> Set[str]:
@@ -72,12 +68,27 @@ def _of_neuron(neuron: str) -> Set[str]:
     return found
 
 
-def _cell(info: BackendInfo, results: Mapping[str, Sequence[Result]], ids: Set[str], needs: Tuple[str, ...]) -> str:
+def column(info: BackendInfo, results: Optional[Sequence[Result]]) -> Column:
+    """What a backend says about itself and what its results say; None where it could not run."""
+    made = Column()
+    for rows in _sections().values():
+        for label, (ids, needs) in rows.items():
+            made.cells[label] = _cell(info, results, ids, needs)
+    made.cells[_DEVICES] = "any" if "*" in info.devices else ", ".join(info.devices)
+    by_reason: Dict[str, List[str]] = {}
+    for result in results or ():
+        if result.outcome == "xfailed":
+            by_reason.setdefault(result.message, []).append(f"`{result.id}`")
+    made.reasons = [f"{reason} ({', '.join(ids)})" for reason, ids in by_reason.items()]
+    return made
+
+
+def _cell(info: BackendInfo, results: Optional[Sequence[Result]], ids: Set[str], needs: Tuple[str, ...]) -> str:
     if any(not getattr(info.capabilities, need) for need in needs):
         return "no"
-    if info.name not in results:
+    if results is None:
         return "declared"
-    ran = [result for result in results[info.name] if result.id in ids]
+    ran = [result for result in results if result.id in ids]
     if any(not result.ok for result in ran):
         return "wrong"
     if any(result.outcome == "xfailed" for result in ran):
@@ -85,40 +96,64 @@ def _cell(info: BackendInfo, results: Mapping[str, Sequence[Result]], ids: Set[s
     return "yes" if any(result.outcome == "passed" for result in ran) else "no"
 
 
-def _reasons(results: Mapping[str, Sequence[Result]]) -> List[str]:
-    by_reason: Dict[Tuple[str, str], List[str]] = {}
-    for name, row in results.items():
-        for result in row:
-            if result.outcome == "xfailed":
-                by_reason.setdefault((name, result.message), []).append(f"`{result.id}`")
-    if not by_reason:
-        return []
-    lines = ["", "## Expected failures", ""]
-    return lines + [f"- {name}: {reason} ({', '.join(ids)})" for (name, reason), ids in by_reason.items()]
+def render(columns: Mapping[str, Column]) -> str:
+    """The page."""
+    names = sorted(columns)
+    lines = [_HEAD.rstrip()]
+    for title, rows in _sections().items():
+        lines += ["", f"## {title}", "", _row("", names), _row("---", ["---"] * len(names))]
+        lines += [_row(label, [columns[name].cells.get(label, "declared") for name in names]) for label in rows]
+    reasons = [f"- {name}: {reason}" for name in names for reason in columns[name].reasons]
+    if reasons:
+        lines += ["", f"## {_REASONS}", "", *reasons]
+    return "\n".join(lines) + "\n"
 
 
-def make_support(names: Optional[Sequence[str]] = None) -> str:
-    """Run the suite against these backends, by default every built-in, and give the page.
+def _row(first: str, cells: Sequence[str]) -> str:
+    return "| " + " | ".join([first, *cells]) + " |"
+
+
+def read(text: str) -> Dict[str, Column]:
+    """The columns of a page that :func:`render` made."""
+    columns: Dict[str, Column] = {}
+    names: List[str] = []
+    for line in text.splitlines():
+        first, *cells = [cell.strip() for cell in line.strip("|").split(" | ")] if line.startswith("|") else [line]
+        if cells and not first:
+            names = cells
+        elif cells and first != "---":
+            for name, cell in zip(names, cells):
+                columns.setdefault(name, Column()).cells[first] = cell
+        elif line.startswith("- ") and ": " in line and line[2 : line.index(": ")] in columns:
+            name, reason = line[2:].split(": ", 1)
+            columns[name].reasons.append(reason)
+    return columns
+
+
+def make_support(have: str, names: Optional[Sequence[str]] = None) -> str:
+    """The page ``have`` with the columns of these backends remade by a run, by default of every backend usable here.
 
     Raises ``BackendError`` for a backend that does not conform: a table of wrong results helps nobody.
     """
     registry = default_registry()
-    infos = [registry.info(name, "the support table") for name in names or sorted(registry.builtins)]
-    results: Dict[str, Sequence[Result]] = {}
-    for info in infos:
+    columns = read(have)
+    for name in names or registry.names():
+        info = registry.info(name, "the support table")
         try:
-            registry.get(info.name, "the support table")
+            registry.get(name, "the support table")
         except BackendUnavailable:
+            columns.setdefault(name, column(info, None))
             continue
-        results[info.name] = check_backend(info.name)
-        if not conforms(results[info.name]):
-            wrong = next(result for result in results[info.name] if not result.ok)
-            raise BackendError(f"backend {info.name!r} does not conform: {wrong.id}: {wrong.message}")
-    return support_table(infos, results)
+        results = check_backend(name)
+        if not conforms(results):
+            wrong = next(result for result in results if not result.ok)
+            raise BackendError(f"backend {name!r} does not conform: {wrong.id}: {wrong.message}")
+        columns[name] = column(info, results)
+    return render(columns)
 
 
 def is_stale(path: str, names: Optional[Sequence[str]] = None) -> Optional[str]:
     """None if the page at ``path`` is what would be made now, else what to do about it."""
     page = Path(path)
     have = page.read_text(encoding="utf-8") if page.exists() else ""
-    return None if have == make_support(names) else f"{path} is out of date; run: {COMMAND}"
+    return None if have == make_support(have, names) else f"{path} is out of date; run: {COMMAND}"

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spikecore.testing.support import is_stale
+import pytest
+
+from spikecore.backend import BackendError
+from spikecore.registry import default_registry
+from spikecore.testing.support import is_stale, read
+
+PAGE = Path(__file__).parents[2] / "docs" / "support.md"
 
 
-def test_the_table_is_fresh():
-    """docs/support.md equals the table made from a run now; the message says how to make it anew."""
-    stale = is_stale(str(Path(__file__).parents[2] / "docs" / "support.md"))
+@pytest.mark.parametrize("name", read(PAGE.read_text(encoding="utf-8")))
+def test_the_table_is_fresh(name):
+    """A column equals what a run says now; the message says how to make it anew."""
+    try:
+        default_registry().get(name, "the support table")
+    except BackendError as error:
+        pytest.skip(f"the column stays as it was last run: {error}")
+    stale = is_stale(str(PAGE), [name])
     assert stale is None, stale

@@ -152,8 +152,8 @@ def test_installed_plugins_are_listed_without_import(process: Process) -> None:
     output = process.run("-m", "spikecore", "backends", "--json")
     assert "imported" not in output
     rows = {(row["name"], row["distribution"]): row for row in rows_of(output)}
-    states = {key: row["state"] for key, row in rows.items() if key[1] != "spikecore"}
-    assert states == {
+    states = {key: row["state"] for key, row in rows.items()}
+    expected = {
         ("good", "spikecore-good"): "installed",
         ("loud", "spikecore-loud"): "installed",
         ("broken", "spikecore-broken"): "installed",
@@ -162,6 +162,7 @@ def test_installed_plugins_are_listed_without_import(process: Process) -> None:
         ("torch", "spikecore-shadow"): "shadowed",
         ("old", "spikecore-old"): "installed",
     }
+    assert {key: states.get(key) for key in expected} == expected  # the environment may have others
     assert rows["good", "spikecore-good"]["version"] == "0.3.1"
     assert rows["torch", "spikecore"]["state"] == "installed"
 

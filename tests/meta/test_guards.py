@@ -23,7 +23,7 @@ from spikecore.testing.oracle import SURROGATES
 from spikecore.testing.oracle.surrogates import OTHER_ARGUMENTS
 from spikecore.testing.runner import conforms, prepare, run_case, stale_ids
 from spikecore.testing.subject import Subject
-from spikecore.testing.support import is_stale, make_support
+from spikecore.testing.support import Column, is_stale, make_support, read, render
 
 
 def outcomes(results):
@@ -331,12 +331,16 @@ class TestShell:
         monkeypatch.setattr(support, "check_backend", lambda name: check_backend(name, cases=["forward/*", "exact/*"]))
         page = tmp_path / "support.md"
         with installed(Loopback, reason="no such chip here") as name:
-            table = make_support([name])
+            table = make_support("", [name])
         assert "| `LIF` | declared |" in table
         assert "| `torch_compile` | no |" in table
+        other = Column(dict.fromkeys(read(table)[name].cells, "partly"), ["it has no clock (`forward/lif-hard`)"])
+        page.write_text(render({"elsewhere": other}))
         with installed(Loopback) as name:
             assert self.run("--write-support", str(page), name).exit_code == 0
-            assert "| `LIF` | yes |" in page.read_text()
+            assert f"|  | elsewhere | {name} |" in page.read_text()
+            assert "| `LIF` | partly | yes |" in page.read_text()
+            assert "- elsewhere: it has no clock (`forward/lif-hard`)" in page.read_text()
             assert is_stale(str(page), [name]) is None
             page.write_text(page.read_text() + "edited")
             assert "out of date" in str(is_stale(str(page), [name]))

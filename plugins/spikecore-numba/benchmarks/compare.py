@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Tuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from torch import Tensor
 import spikecore as sc
 
 Contender = Callable[[Tensor, Tensor], None]
+#: Seconds that a contender runs in its turn, at least.
+AT_LEAST = 0.05
 
 
 class Quiet(sc.Neuron):
@@ -63,8 +65,8 @@ def spikingjelly() -> Contender:
     return train(layer)
 
 
-def snntorch() -> Contender:
-    """SnnTorch's Leaky, step by step as its tutorials do."""
+def snntorch(parts: Callable[[Tensor], Iterable[Tensor]]) -> Contender:
+    """SnnTorch's Leaky, step by step; ``parts`` takes the input apart."""
     import snntorch as snn
     from snntorch import surrogate
 
@@ -73,12 +75,17 @@ def snntorch() -> Contender:
     def layer(x: Tensor) -> Tensor:
         memory = node.init_leaky()
         spikes = []
-        for now in x:
+        for now in parts(x):
             spike, memory = node(now, memory)
             spikes.append(spike)
         return torch.stack(spikes)
 
     return train(layer)
+
+
+def by_index(x: Tensor) -> Iterable[Tensor]:
+    """The steps as tutorials take them, each of whose gradients torch makes as large as all of ``x``."""
+    return (x[t] for t in range(len(x)))
 
 
 def contenders() -> Dict[str, Contender]:
@@ -88,7 +95,12 @@ def contenders() -> Dict[str, Contender]:
         "spikecore-numba LIF": train(sc.LIF(2.0, backend="numba")),
         "spikecore-numba, one's own": train(Quiet(backend="numba")),
     }
-    for name, make in (("SpikingJelly", spikingjelly), ("snnTorch", snntorch)):
+    others: Dict[str, Callable[[], Contender]] = {
+        "SpikingJelly": spikingjelly,
+        "snnTorch, x.unbind()": lambda: snntorch(Tensor.unbind),
+        "snnTorch, x[t]": lambda: snntorch(by_index),
+    }
+    for name, make in others.items():
         try:
             found[name] = make()
         except ImportError as error:
@@ -102,12 +114,12 @@ def measure(steps: int, neurons: int, repetitions: int) -> List[Tuple[str, float
     grad = torch.randn(steps, neurons)
     running = contenders()
     times: Dict[str, List[float]] = {name: [] for name in running}
-    calls = max(1, 100_000 // (steps * neurons))
     for repetition in range(repetitions + 1):
         for name, run in running.items():
-            begin = time.perf_counter()
-            for _ in range(calls):
+            calls, begin = 0, time.perf_counter()
+            while not calls or time.perf_counter() - begin < AT_LEAST:
                 run(x, grad)
+                calls += 1
             if repetition:  # the first one warms up
                 times[name].append((time.perf_counter() - begin) / calls * 1e3)
     return [(name, statistics.median(values)) for name, values in times.items()]

@@ -37,7 +37,7 @@ class NumbaBackend(KernelBackend):
 
     def forward(self, plan: ForwardPlan) -> Launch:
         kernel = Kernel(print_kernel(plan), plan.dtype, plan.compute, FORWARD_GROUPS)
-        scratch_bytes = kernel.source.rows * plan.compute.itemsize * BLOCK
+        scratch_bytes = kernel.source.rows * bytes_of(plan.compute) * BLOCK
 
         def launch(geometry: Geometry, *groups: Any) -> None:
             steps, neurons, _ = geometry
@@ -56,7 +56,7 @@ class NumbaBackend(KernelBackend):
 
     def backward(self, plan: BackwardPlan) -> Launch:
         kernel = Kernel(print_kernel(plan), plan.dtype, plan.compute, BACKWARD_GROUPS)
-        itemsize, kept = plan.compute.itemsize, kernel.source.histories
+        itemsize, kept = bytes_of(plan.compute), kernel.source.histories
         scratch_bytes = kernel.source.rows * itemsize * BLOCK
 
         def launch(
@@ -111,6 +111,11 @@ class Kernel:
     def run(self, *arguments: Any) -> None:
         """Run it, without the GIL."""
         self.function(self.pack(*arguments))
+
+
+def bytes_of(dtype: torch.dtype) -> int:
+    """Bytes of a number."""
+    return torch.finfo(dtype).bits // 8
 
 
 def widest(steps: int, neurons: int) -> int:

@@ -37,6 +37,6 @@ def prefer_large_pages(tensors: Iterable[Tensor]) -> None:
         return
     for tensor in tensors:
         begin = -(-tensor.data_ptr() // _LARGE_PAGE) * _LARGE_PAGE
-        end = (tensor.data_ptr() + tensor.nbytes) // _LARGE_PAGE * _LARGE_PAGE
+        end = (tensor.data_ptr() + tensor.numel() * tensor.element_size()) // _LARGE_PAGE * _LARGE_PAGE
         if end - begin >= _LARGE:
             _advise(begin, end - begin, _MADV_HUGEPAGE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Dict
+
 import torch
 
 from spikecore.lang import Node
@@ -10,7 +12,7 @@ from spikecore.lang.render import ATOM, C_TEMPLATES, PRODUCT, SUM, TERNARY, UNAR
 #: Names that the frame of every kernel uses (:mod:`spikecore_numba.source`).
 FRAME = frozenset(
     "begin end steps neurons width length chunks turn chunk start stop saved past block first count t i scratch "
-    "math np float32 abs range signf sign from_float16 to_float16 from_bfloat16 to_bfloat16".split()
+    "math np float32 abs range expf signf sign from_float16 to_float16 from_bfloat16 to_bfloat16".split()
 )
 
 
@@ -26,8 +28,9 @@ class NumbaPrinter(Printer):
         "where": (TERNARY, "{1} if {0} else {2}"),
         "select": (TERNARY, "{1} if {0} != {zero} else {2}"),
         "spike": (TERNARY, "{one} if {0} {compare} {zero} else {zero}"),
-        **{op: (ATOM, f"math.{op}({{0}})") for op in ("exp", "log", "sqrt", "sin", "cos", "tanh", "atan")},
-        "sigmoid": (PRODUCT, "{one} / ({one} + math.exp(-{0}))"),
+        **{op: (ATOM, f"math.{op}({{0}})") for op in ("log", "sqrt", "sin", "cos", "tanh", "atan")},
+        "exp": (ATOM, "{exp}({0})"),
+        "sigmoid": (PRODUCT, "{one} / ({one} + {exp}(-{0}))"),
         "abs": (ATOM, "abs({0})"),
         "sign": (ATOM, "sign{f}({0})"),
         "minimum": (ATOM, "np.minimum({0}, {1})"),
@@ -48,6 +51,10 @@ class NumbaPrinter(Printer):
         """A number of the type of arithmetic: Python's own are float64."""
         text = super().number(value)
         return text if self.real == "double" else f"float32({text})"
+
+    def words(self, node: Node) -> Dict[str, str]:
+        """The base's, and the exponential that becomes vector instructions where there is one."""
+        return {**super().words(node), "exp": "math.exp" if self.real == "double" else "expf"}
 
     def literal(self, digits: str) -> str:
         """Plain digits."""

@@ -1,9 +1,13 @@
-"""Kernels of the tests are kept in a folder of their own, between runs, unless the environment names one."""
+"""Kernels of the tests are kept beside pytest's own cache, between runs, unless the environment names a folder."""
 
 from __future__ import annotations
 
 import os
-import tempfile
-from pathlib import Path
 
-os.environ.setdefault("SPIKECORE_CACHE_DIR", str(Path(tempfile.gettempdir()) / "spikecore-numba-tests"))
+import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Name the folder before any backend is made."""
+    if config.pluginmanager.hasplugin("cacheprovider"):
+        os.environ.setdefault("SPIKECORE_CACHE_DIR", str(config.cache.mkdir("spikecore-kernels")))
