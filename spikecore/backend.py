@@ -155,10 +155,15 @@ class Backend:
     capabilities: Capabilities = Capabilities()
     #: Conformance cases that are known to fail: id -> reason. Shown in every report; one that passes is a failure.
     expected_failures: Mapping[str, str] = {}
+    _runners: Dict[Tuple[Program, Spec], Runner]
+    _lock: threading.RLock
 
-    def __init__(self) -> None:
-        self._runners: Dict[Tuple[Program, Spec], Runner] = {}
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Here and not in ``__init__``, which a subclass may write without a thought of this one."""
+        self = super().__new__(cls)
+        self._runners = {}
         self._lock = threading.RLock()
+        return self
 
     def compile(self, program: Program, spec: Spec) -> Runner:
         """Turn a program into a runner.

@@ -33,7 +33,7 @@ def _never() -> bool:
 
 
 #: Before torch 2.3 there is no public way to ask.
-_is_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", _never)
+is_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", _never)
 
 #: The fields of a Spec, in order.
 SpecKey = Tuple[torch.dtype, Optional[int], Tuple[str, ...], Tuple[str, ...], bool]
@@ -46,6 +46,8 @@ class Bound(Stateful):
     _bound: Dict[str, Resolved]
     _names: Dict[Any, str]
     _compiled: SimpleNamespace
+    #: What a call that passed all checks was given to, for those like it.
+    _quick: Dict[Any, Any]
     _stamp: str
     #: Names of the attributes there were when the definition was traced; None before.
     _read: Optional[FrozenSet[str]] = None
@@ -84,18 +86,18 @@ class Bound(Stateful):
     def _forget(self, binding: bool = False) -> None:
         """Drop what was derived from the definition, and with ``binding`` the chosen backends, too."""
         stamp = f"{_UNTRACED}{next(_definitions)}"
-        self.__dict__.update(_program=None, _names={}, _compiled=SimpleNamespace(), _stamp=stamp, _read=None)
+        self.__dict__.update(_program=None, _names={}, _compiled=SimpleNamespace(), _quick={}, _stamp=stamp, _read=None)
         if binding:
             self.__dict__["_bound"] = {}
 
     def _settle(self) -> None:
         """Take the program's key as the stamp, so that neurons of one program share what torch.compile makes."""
         # not while torch.compile traces: what it guards must not change under it
-        if self._stamp.startswith(_UNTRACED) and not _is_compiling():
+        if self._stamp.startswith(_UNTRACED) and not is_compiling():
             self.__dict__["_stamp"] = self.program.key
 
     def __getstate__(self) -> Dict[str, Any]:
-        derived = ("_program", "_bound", "_names", "_compiled", "_stamp", "_read")
+        derived = ("_program", "_bound", "_names", "_compiled", "_quick", "_stamp", "_read")
         return {name: value for name, value in super().__getstate__().items() if name not in derived}
 
     def __setstate__(self, state: Dict[str, Any]) -> None:

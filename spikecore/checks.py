@@ -223,6 +223,7 @@ def unsupported(resolved: Resolved, owner: str, lacks: Sequence[str]) -> str:
 
 def _offers(name: str, wanted: Sequence[str]) -> bool:
     try:
+        default_registry().get(name, AUTO_NAME)  # or it is not usable here
         capabilities = default_registry().info(name, AUTO_NAME).capabilities
     except BackendError:
         return False

@@ -23,7 +23,7 @@ from spikecore.backend import Backend, BackendError, BackendUnavailable
 from spikecore.registry import AUTO_NAME, BackendStatus, Registry, default_registry
 
 #: Device type -> the built-in that automatic choice prefers there.
-AUTO: Mapping[str, str] = {}
+AUTO: Mapping[str, str] = {"cuda": "cupy"}
 #: The backend of every other device, and of those above where the preferred one cannot be used.
 REFERENCE = "torch"
 

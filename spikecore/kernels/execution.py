@@ -59,8 +59,11 @@ class Execution:
 
     def forward(self, call: Call, tensors: Sequence[Tensor], save: bool) -> List[Tensor]:
         """Outputs, final states, recorded states and, for backward, checkpoints."""
-        layout = layout_of(tensors[0])
-        results = self.results(call, layout, tensors[0], save)
+        x = tensors[0]
+        if len(tensors) == 1 and not (call.record or self.n_final) and x.is_contiguous() and x.numel():
+            return self._forward_alone(call, x, save)
+        layout = layout_of(x)
+        results = self.results(call, layout, x, save)
         if results[0].numel():
             geometry, inputs, state, params = self._prepared(call, tensors, layout)
             n, m = self.n_outputs, self.n_outputs + self.n_final
@@ -68,6 +71,18 @@ class Execution:
             launch = self._forward_launch(call, len(results) > k)
             launch(geometry, inputs, state, params, results[:n], results[n:m], results[m:k], results[k:])
         return results
+
+    def _forward_alone(self, call: Call, x: Tensor, save: bool) -> List[Tensor]:
+        """The short way of most calls: one contiguous input at rest, and outputs alone asked for."""
+        steps = x.shape[0]
+        outputs = [torch.empty_like(x) for _ in range(self.n_outputs)]
+        saved: List[Tensor] = []
+        if save and 0 < self.backend.chunk < steps:
+            size = ((steps - 1) // self.backend.chunk, *x.shape[1:])
+            saved = [torch.empty(size, dtype=self.spec.compute, device=x.device) for _ in range(self.n_states)]
+        launch = self._forward_launch(call, bool(saved))
+        launch(Geometry(steps, x.numel() // steps, ()), (x,), (), call.numbers, outputs, (), (), saved)
+        return outputs + saved
 
     def results(self, call: Call, layout: Layout, x: Tensor, save: bool) -> List[Tensor]:
         """The tensors that :meth:`forward` fills, as allocated."""
@@ -101,14 +116,27 @@ class Execution:
     ) -> List[Optional[Tensor]]:
         """Gradients of the tensors of a call, given those of its results; None where not wanted."""
         found = self._gradients(call, grads, wanted)
-        layout = layout_of(tensors[0])
+        x, grad = tensors[0], grads[0]
+        if len(tensors) == 1 == len(grads) and grad is not None and wanted[0] and x.numel():
+            if x.is_contiguous() and grad.is_contiguous():
+                return [self._backward_alone(found, call, x, checkpoints, grad)]
+        layout = layout_of(x)
         grad_inputs, grad_state = self._allocated(layout, tensors[0], found)
-        sums: Sequence[Tensor] = [tensors[0].new_zeros(0, dtype=self.spec.compute)] * len(found.learn)
+        sums: Sequence[Tensor] = ()
+        if found.learn:
+            sums = [tensors[0].new_zeros(0, dtype=self.spec.compute)] * len(found.learn)
         if tensors[0].numel():
             geometry, inputs, state, params = self._prepared(call, tensors, layout)
             arriving = self._arriving(layout, tensors[0], grads, found.final)
             sums = found.launch(geometry, inputs, state, params, checkpoints, *arriving, grad_inputs, grad_state)
         return self._returned(call, tensors, layout, found, grad_inputs, grad_state, sums)
+
+    def _backward_alone(self, found: Gradients, call: Call, x: Tensor, checkpoints: Tensors, grad: Tensor) -> Tensor:
+        """The short way of most calls: the gradient of one contiguous input from one contiguous cotangent."""
+        steps, result = x.shape[0], torch.empty_like(x)
+        geometry = Geometry(steps, x.numel() // steps, ())
+        found.launch(geometry, (x,), (), call.numbers, checkpoints, (grad,), (), (), (result,), ())
+        return result
 
     def _allocated(self, layout: Layout, x: Tensor, found: Gradients) -> Tuple[List[Tensor], List[Tensor]]:
         inputs = [layout.empty_steps(x, self.spec.dtype) for wants in found.inputs if wants]

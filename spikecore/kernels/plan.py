@@ -12,6 +12,7 @@ from typing import FrozenSet, Iterable, List, NamedTuple, Sequence, Set, Tuple
 import torch
 
 from spikecore.backend import Spec
+from spikecore.kernels.cut import smallest_cut
 from spikecore.lang import Adjoint, Node, Program, once, topological
 from spikecore.lang.grad import reverse
 from spikecore.lang.node import const
@@ -104,6 +105,11 @@ class BackwardPlan(NamedTuple):
         """Names of the states whose values a kernel recomputes: the adjoint, or such a state, is computed from them."""
         following = dict(zip(self.program.states, self.program.next))
         return in_order(self.program.states, closure(leaves_of("state", self.roots), "state", following))
+
+    @property
+    def cut(self) -> Tuple[Node, ...]:
+        """The fewest values of a forward step from which the adjoint of that step can be computed."""
+        return smallest_cut(self.roots)
 
     @property
     def roots(self) -> Tuple[Node, ...]:

@@ -136,7 +136,7 @@ class Printer:
             return (UNARY if text.startswith("-") else ATOM), text
         if node.is_leaf:
             return ATOM, self.leaf(node)
-        binding, template = self.templates[node.op]
+        binding, template = self.template(node)
         args = []
         for position, arg in enumerate(node.args):
             bound, text = self._expression(arg, names, top=False)
@@ -145,6 +145,10 @@ class Printer:
         if node.op in self.transparent:
             return self._expression(node.args[0], names, top=False)
         return binding, template.format(*args, **self.words(node))
+
+    def template(self, node: Node) -> Tuple[int, str]:
+        """How tightly the text of a node binds, and its template."""
+        return self.templates[node.op]
 
     def words(self, node: Node) -> Dict[str, str]:
         """What the named places of templates stand for."""

@@ -1,0 +1,45 @@
+"""CUDA kernels generated from a neuron's program, compiled by NVRTC and launched through CuPy."""
+
+from __future__ import annotations
+
+from typing import List, Optional
+
+import spikecore
+from spikecore.backend import BackendInfo, Capabilities
+
+CAPABILITIES = Capabilities(
+    float16=True,
+    bfloat16=True,
+    float32=True,
+    float64=True,
+    gradients=True,
+    parameter_gradients=True,
+    state_gradients=True,
+    channel_parameters=True,
+    full_parameters=True,
+    record=True,
+    several_inputs=True,
+    several_outputs=True,
+    torch_compile=True,
+)
+
+
+def _probe() -> Optional[str]:
+    from spikecore_cupy.device import reason
+
+    return reason()
+
+
+@spikecore.hookimpl
+def spikecore_backends() -> List[BackendInfo]:
+    """The one backend of this package."""
+    return [
+        BackendInfo(
+            name="cupy",
+            factory="spikecore_cupy.backend:CupyBackend",
+            devices=("cuda",),
+            capabilities=CAPABILITIES,
+            probe=_probe,
+            install_hint="pip install 'spikecore[cuda13]' or 'spikecore[cuda12]', as torch.version.cuda says",
+        )
+    ]

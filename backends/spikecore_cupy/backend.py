@@ -1,0 +1,123 @@
+"""The backend: two launches over generated kernels."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Sequence, Union
+
+import torch
+from torch import Tensor
+
+from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry, KernelBackend, Launch
+from spikecore_cupy import CAPABILITIES
+from spikecore_cupy.device import Kernel
+from spikecore_cupy.source import BACKWARD_GROUPS, FORWARD_GROUPS, print_kernel
+from spikecore_cupy.writer import CHUNK, ORDER
+
+#: Registers of a thread for values of all steps of a chunk, so that enough threads fit on a multiprocessor.
+REGISTERS = 64
+
+Plan = Union[ForwardPlan, BackwardPlan]
+
+
+class CupyBackend(KernelBackend):
+    """Compiles every program for NVIDIA GPUs: one kernel forward, one backward, over all time steps."""
+
+    name = "cupy"
+    capabilities = CAPABILITIES
+    chunk = CHUNK
+
+    #: What compiles and launches a kernel.
+    kernel: Callable[..., Any] = Kernel
+
+    def forward(self, plan: ForwardPlan) -> Launch:
+        launcher = Launcher(self.kernel, plan, FORWARD_GROUPS, ())
+
+        def launch(geometry: Geometry, *groups: Any) -> None:
+            launcher(geometry, groups)
+
+        return launch
+
+    def backward(self, plan: BackwardPlan) -> Launch:
+        kinds = dict(zip(plan.program.params, plan.spec.params))
+        launcher = Launcher(self.kernel, plan, BACKWARD_GROUPS, [kinds[name] for name in plan.learn])
+
+        def launch(geometry: Geometry, *groups: Any) -> List[Tensor]:
+            return launcher(geometry, groups)
+
+        return launch
+
+    def text(self, plan: Plan) -> str:
+        return print_kernel(plan, widest(plan)).text
+
+
+def widest(plan: Plan) -> int:
+    """Neighbouring neurons of a thread, where memory allows: 8 bytes of inputs, and fewer for a backward kernel that
+    would need more than :data:`REGISTERS` for what it keeps of every step, but two at least.
+    """
+    bits, word = torch.finfo(plan.dtype).bits, torch.finfo(plan.compute).bits
+    width = max(1, 64 // bits)
+    if isinstance(plan, BackwardPlan):
+        kept = (plan.spec.steps or CHUNK) * (len(plan.cut) + sum(plan.outputs) * bits / word)
+        while width > 2 and width * kept > REGISTERS:
+            width //= 2
+    return width
+
+
+class Launcher:
+    """The kernels of a plan, one for each width, and how their arguments are found among the tensors of a launch.
+
+    ``learnt`` are the kinds of the parameters whose gradients it returns.
+    """
+
+    def __init__(self, kernel: Callable[..., Any], plan: Plan, groups: Sequence[str], learnt: Sequence[str]) -> None:
+        self.kernel, self.plan, self.learnt = kernel, plan, learnt
+        source = print_kernel(plan, widest(plan))
+        self.fixed, self.compute = source.fixed, plan.compute
+        pointers, sums, strides, inner, channels, numbers = (
+            [(groups.index(a.group), a.number) for a in source.arguments if a.kind == kind] for kind in ORDER
+        )
+        self._pointers, self._strides, self._params = pointers, strides, groups.index("params")
+        self._lying = [(index, which) for which, places in enumerate((inner, channels)) for _, index in places]
+        self._sums, self._numbers = [index for _, index in sums], [index for _, index in numbers]
+        self._widest, self._align = widest(plan), torch.finfo(plan.compute).bits // 8
+        self._kernels: Dict[int, Any] = {}
+
+    def __call__(self, geometry: Geometry, groups: Sequence[Any]) -> List[Tensor]:
+        """Launch on these tensors; gives the parameters' gradients in parts."""
+        steps, neurons, channels = geometry
+        arguments = [neurons] if self.fixed else [neurons, steps]
+        pointers = [groups[group][index].data_ptr() for group, index in self._pointers]
+        strides = [groups[group][index].stride(0) for group, index in self._strides]
+        width = self._fitting(neurons, pointers, strides)
+        kernel = self._kernels.get(width) or self._compiled(width)
+        blocks = -(-neurons // (kernel.block * width))
+        arguments += pointers
+        x = groups[0][0]
+        sums = []
+        if self.learnt:
+            sizes = [blocks if kind == "scalar" else neurons for kind in self.learnt]
+            sums = [x.new_empty(size, dtype=self.compute) for size in sizes]
+            arguments += [sums[index].data_ptr() for index in self._sums]
+        arguments += strides
+        arguments += [channels[index][which] for index, which in self._lying]
+        params = groups[self._params]
+        arguments += [params[index] for index in self._numbers]
+        kernel(blocks, x.get_device(), arguments)
+        return sums
+
+    def _fitting(self, neurons: int, pointers: Sequence[int], strides: Sequence[int]) -> int:
+        """The most neurons of a thread whose numbers can be moved in one access, wherever they lie."""
+        places, apart = 0, neurons
+        for pointer in pointers:
+            places |= pointer
+        for stride in strides:
+            apart |= stride
+        width = self._widest
+        while width > 1 and (apart % width or places % (width * self._align)):
+            width //= 2
+        return width
+
+    def _compiled(self, width: int) -> Any:
+        source = print_kernel(self.plan, width)
+        kernel = self._kernels[width] = self.kernel(source.name, source.text, source.types)
+        return kernel

@@ -1,0 +1,152 @@
+"""Kernels on the GPU: compiled by NVRTC, kept on disk, loaded and launched through CuPy.
+
+Everything that touches CuPy is here. CuPy's own ``RawKernel`` flushes subnormals (it adds ``-ftz=true`` to every
+compilation), so its parts are used one by one: NVRTC, modules, launches.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+
+from spikecore.backend import BackendError
+from spikecore.kernels import cache
+from spikecore_cupy.writer import BLOCK
+
+HEADER = "spikecore.cuh"
+OPTIONS = ("--fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true", "-std=c++17", "-default-device")
+_POINTER, _SIZE = 1, 2  # CU_LAUNCH_PARAM_BUFFER_POINTER and _SIZE
+_FORMATS = {"long long": "q", "int": "i", "float": "f", "double": "d"}
+_UNSUPPORTED_ARCH = "invalid value for --gpu-architecture"
+
+
+def header() -> str:
+    """The text that every kernel includes."""
+    return (Path(__file__).parent / HEADER).read_text(encoding="utf-8")
+
+
+def reason() -> Optional[str]:
+    """Why there can be no kernels here, in words; None if there can."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} was built without CUDA"
+    if not torch.cuda.is_available():
+        return "torch sees no NVIDIA GPU: there is none, or its driver does not work (see nvidia-smi)"
+    if find_spec("cupy") is None:
+        return "CuPy is not installed"
+    try:
+        from cupy_backends.cuda.api import runtime
+        from cupy_backends.cuda.libs import nvrtc
+
+        driver, compiler = runtime.driverGetVersion(), nvrtc.getVersion()
+    except Exception as error:  # a wrong wheel, a missing library: whatever it is, the user must read it
+        return f"CuPy does not work here: {type(error).__name__}: {error}"
+    if compiler[0] > driver // 1000:
+        return (
+            f"NVRTC of CUDA {compiler[0]}.{compiler[1]} makes kernels that the driver, of CUDA {driver // 1000}."
+            f"{driver % 1000 // 10}, cannot load: install the CuPy that fits the driver"
+        )
+    return None
+
+
+def compiled(name: str, text: str, arch: int) -> bytes:
+    """The kernel's machine code for GPUs of an architecture, such as 90; from disk if it was compiled before."""
+    from cupy_backends.cuda.libs import nvrtc
+
+    included, version = header(), nvrtc.getVersion()
+    key = f"{cache.key_of(text, included, OPTIONS, arch, version)}.cubin"
+    code = cache.read("cupy", key)
+    if code is None:
+        options = (*OPTIONS, f"-arch=sm_{arch}")
+        program = nvrtc.createProgram(text, f"{name}.cu", [included.encode()], [HEADER.encode()])
+        try:
+            nvrtc.compileProgram(program, options)
+            code = bytes(nvrtc.getCUBIN(program))
+        except nvrtc.NVRTCError as error:
+            raise BackendError(_explained(name, text, arch, version, nvrtc.getProgramLog(program))) from error
+        finally:
+            nvrtc.destroyProgram(program)
+        cache.write("cupy", key, code)
+        cache.write_text("cupy", f"{key[:-6]}.cu", text)
+    return code
+
+
+def _explained(name: str, text: str, arch: int, version: Tuple[int, int], log: str) -> str:
+    if _UNSUPPORTED_ARCH in log:
+        return (
+            f"NVRTC of CUDA {version[0]}.{version[1]} cannot compile for this GPU (compute capability "
+            f"{arch // 10}.{arch % 10}): install a CuPy for another CUDA version"
+        )
+    return f"NVRTC refuses kernel {name}:\n{log}\nof\n{text}"
+
+
+class Kernel:
+    """A kernel of one text, on every GPU that it is asked for.
+
+    ``types`` are the C types of its arguments.
+    """
+
+    #: Threads of a block.
+    block = BLOCK
+
+    def __init__(self, name: str, text: str, types: Sequence[str]) -> None:
+        from cupy_backends.cuda.api import driver
+
+        self.name, self.text = name, text
+        layout = layout_of(types)
+        self._pack_into = struct.Struct(layout).pack_into
+        self._size = struct.calcsize(layout)
+        self._launch: Callable[..., None] = driver.launchKernel
+        self._lock = threading.Lock()
+        # CuPy's modules unload themselves, so they are kept beside the functions
+        self._functions: Dict[int, Tuple[int, Any]] = {}
+        self._local = threading.local()
+
+    def __call__(self, blocks: int, device: int, arguments: List[Any]) -> None:
+        """Launch on torch's current stream of a device, which becomes the current one for the time of the launch."""
+        if torch._C._cuda_getDevice() != device:
+            with torch.cuda.device(device):
+                self(blocks, device, arguments)
+            return
+        buffer, extra = self._buffer(device)
+        self._pack_into(buffer, 0, *arguments)
+        function = self._functions.get(device) or self._load(device)
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        self._launch(function[0], blocks, 1, 1, self.block, 1, 1, 0, stream, 0, extra)
+
+    def _buffer(self, device: int) -> Tuple[Any, int]:
+        """Memory of this thread for arguments, and the address of what says where it is."""
+        found: Optional[Dict[int, Any]] = getattr(self._local, "buffers", None)
+        if found is None:
+            found = self._local.buffers = {}
+        if device not in found:
+            from cupy_backends.cuda.api import runtime
+
+            runtime.setDevice(device)  # torch leaves a new thread without a context until it must have one
+            buffer = ctypes.create_string_buffer(self._size)
+            size = ctypes.c_size_t(self._size)
+            words = (ctypes.c_void_p * 5)(_POINTER, ctypes.addressof(buffer), _SIZE, ctypes.addressof(size), 0)
+            found[device] = (buffer, ctypes.addressof(words), words, size)
+        return found[device][:2]  # type: ignore[no-any-return]
+
+    def _load(self, device: int) -> Tuple[int, Any]:
+        from cupy.cuda.function import Module
+
+        with self._lock:
+            if device not in self._functions:
+                major, minor = torch.cuda.get_device_capability(device)
+                module = Module()
+                module.load(compiled(self.name, self.text, 10 * major + minor))
+                function = module.get_function(self.name)
+                self._functions[device] = (function.ptr, function)
+            return self._functions[device]
+
+
+def layout_of(types: Sequence[str]) -> str:
+    """How :mod:`struct` packs values of these C types."""
+    return "".join("P" if "*" in kind else _FORMATS[kind] for kind in types)

@@ -1,0 +1,85 @@
+"""Kernels on the CPU: the text of a CUDA kernel, built by g++ and run block after block.
+
+For tests of the text where there is no GPU, and for stepping through a kernel with a debugger; not made for speed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import struct
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any, List, Optional, Sequence
+
+from spikecore.backend import BackendError
+from spikecore.kernels import cache
+from spikecore_cupy.backend import CupyBackend
+from spikecore_cupy.device import HEADER, header, layout_of
+
+#: Nothing that reorders or contracts arithmetic.
+OPTIONS = ("-std=c++17", "-O0", "-ffp-contract=off", "-fPIC", "-shared", "-w")
+
+
+def reason() -> Optional[str]:
+    """Why there can be no kernels here, in words; None if there can."""
+    return None if shutil.which("g++") else "kernels on the CPU need g++, which is not on the PATH"
+
+
+class HostKernel:
+    """A kernel of one text. ``types`` are the C types of its arguments."""
+
+    #: Threads of a block.
+    block = 1
+
+    def __init__(self, name: str, text: str, types: Sequence[str]) -> None:
+        self._pack = struct.Struct(layout_of(types)).pack
+        self._launch = ctypes.CDLL(str(_built(name, f"{text}{_entry(name, types)}"))).launch
+        self._launch.argtypes, self._launch.restype = (ctypes.c_uint, ctypes.c_char_p), None
+
+    def __call__(self, blocks: int, device: int, arguments: List[Any]) -> None:
+        """Run all blocks."""
+        self._launch(blocks, self._pack(*arguments))
+
+
+class HostBackend(CupyBackend):
+    """The cupy backend with its kernels on the CPU. Not in the list of backends: tests ask for it by its class."""
+
+    name = "cupy_host"
+    kernel = HostKernel
+
+
+def _entry(name: str, types: Sequence[str]) -> str:
+    """A function that runs a kernel for every block."""
+    fields = " ".join(f"{kind} a{k};" for k, kind in enumerate(types))
+    values = ", ".join(f"a->a{k}" for k in range(len(types)))
+    return f"""
+struct Arguments {{ {fields} }};
+extern "C" void launch(const unsigned blocks, const Arguments* a) {{
+    for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {name}({values});
+}}
+"""
+
+
+def _built(name: str, text: str) -> Path:
+    here = Path(__file__).parent
+    text = f'#include "host.h"\n{text}'
+    host = (here / "host.h").read_text(encoding="utf-8")
+    folder = cache.folder("cupy-host")
+    library = folder / f"{cache.key_of(text, host, header(), OPTIONS)}.so"
+    if not library.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            source, built = Path(scratch) / f"{name}.cpp", Path(scratch) / library.name
+            source.write_text(text, encoding="utf-8")
+            run = subprocess.run(
+                ["g++", *OPTIONS, f"-I{here}", str(source), "-o", str(built)],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if run.returncode:
+                raise BackendError(f"g++ refuses kernel {name} (with {HEADER}):\n{run.stderr}\nof\n{text}")
+            built.replace(library)
+    return library

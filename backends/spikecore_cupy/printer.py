@@ -1,0 +1,45 @@
+"""The language as CUDA C++: what differs from the base printer."""
+
+from __future__ import annotations
+
+from typing import Dict, FrozenSet, Tuple
+
+import torch
+
+from spikecore.lang import Node
+from spikecore.lang.render import ATOM, C_RESERVED, Printer
+
+#: dtype -> its name in kernels.
+TYPES: Dict[torch.dtype, str] = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+}
+
+#: Names of the frame of every kernel and of what it includes.
+FRAME = frozenset(
+    "T U V N k neurons steps begin count chunk whole step adjoint value rounded spike load store channel block_sum "
+    "quotient hold Pack Halves Known float16 bfloat16 blockIdx blockDim threadIdx gridDim warpSize __global__ "
+    "__device__ main".split()
+)
+
+
+class CudaPrinter(Printer):
+    """CUDA C++ that NVRTC compiles without contraction (``--fmad=false``) and with IEEE division and square root.
+
+    ``approximate`` are divisions that may be off by two units in the last place.
+    """
+
+    reserved = C_RESERVED | FRAME
+
+    def __init__(self, compute: torch.dtype, approximate: FrozenSet[Node] = frozenset()) -> None:
+        super().__init__(TYPES[compute])
+        self.approximate = approximate
+
+    def template(self, node: Node) -> Tuple[int, str]:
+        return (ATOM, "quotient({0}, {1})") if node in self.approximate else super().template(node)
+
+    def leaf(self, node: Node) -> str:
+        """The name of a leaf: cotangents are called after what they belong to."""
+        return {"out_grad": "grad_out{}", "next_grad": "grad_{}"}.get(node.op, "{}").format(node.attr)

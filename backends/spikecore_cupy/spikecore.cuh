@@ -1,0 +1,160 @@
+// What the kernels of spikecore are written with: packs of neighbouring neurons, 16-bit numbers, and the functions of
+// the language that C has no name for. Arithmetic is IEEE's, without contraction.
+#pragma once
+
+#ifndef INFINITY
+#define INFINITY __int_as_float(0x7f800000)
+#endif
+#ifndef NAN
+#define NAN __int_as_float(0x7fffffff)
+#endif
+
+// -- 16-bit numbers: stored only, arithmetic is float
+
+struct float16 { unsigned short bits; };
+struct bfloat16 { unsigned short bits; };
+
+__device__ __forceinline__ float value(float x) { return x; }
+__device__ __forceinline__ double value(double x) { return x; }
+__device__ __forceinline__ float value(bfloat16 x) { return __uint_as_float((unsigned)x.bits << 16); }
+__device__ __forceinline__ float value(float16 x) {
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+#else
+    return float16_to_float(x.bits);
+#endif
+}
+
+// The nearest number that the type has, ties to even.
+template <typename S> __device__ S rounded(float x);
+template <> __device__ __forceinline__ float rounded<float>(float x) { return x; }
+template <> __device__ __forceinline__ bfloat16 rounded<bfloat16>(float x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    bfloat16 y;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+#else
+    const unsigned bits = __float_as_uint(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return {0x7fff};
+    return {(unsigned short)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+#endif
+}
+template <> __device__ __forceinline__ float16 rounded<float16>(float x) {
+#ifdef __CUDA_ARCH__
+    float16 y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+#else
+    return {float_to_float16(x)};
+#endif
+}
+template <typename S> __device__ S rounded(double x);
+template <> __device__ __forceinline__ double rounded<double>(double x) { return x; }
+
+// A spike, which is 0 or 1: no rounding, a choice between two constants.
+template <typename S> __device__ S spike(float z);
+template <> __device__ __forceinline__ float spike<float>(float z) { return z; }
+template <> __device__ __forceinline__ bfloat16 spike<bfloat16>(float z) {
+    return {(unsigned short)(z != 0.0f ? 0x3f80 : 0)};
+}
+template <> __device__ __forceinline__ float16 spike<float16>(float z) {
+    return {(unsigned short)(z != 0.0f ? 0x3c00 : 0)};
+}
+template <typename S> __device__ S spike(double z);
+template <> __device__ __forceinline__ double spike<double>(double z) { return z; }
+
+// -- numbers of V neighbouring neurons, moved in one access
+
+template <typename S, int V> struct alignas(sizeof(S) * V) Pack {
+    S at[V];
+    __device__ __forceinline__ S& operator[](int j) { return at[j]; }
+    __device__ __forceinline__ const S& operator[](int j) const { return at[j]; }
+    __device__ __forceinline__ void set(int j, S x) { at[j] = x; }
+};
+
+// 16-bit numbers lie two to a word, so that they stay in registers as they came.
+template <typename S, int V> struct alignas(2 * V) Halves {
+    unsigned words[V / 2];
+    __device__ __forceinline__ S operator[](int j) const { return {(unsigned short)(words[j / 2] >> 16 * (j % 2))}; }
+    __device__ __forceinline__ void set(int j, S x) {
+        const unsigned bits = x.bits;
+        words[j / 2] = j % 2 ? (words[j / 2] & 0xffffu) | bits << 16 : bits;
+    }
+};
+template <> struct Pack<float16, 2> : Halves<float16, 2> {};
+template <> struct Pack<float16, 4> : Halves<float16, 4> {};
+template <> struct Pack<bfloat16, 2> : Halves<bfloat16, 2> {};
+template <> struct Pack<bfloat16, 4> : Halves<bfloat16, 4> {};
+
+template <int V, typename S> __device__ __forceinline__ Pack<S, V> load(const S* from) {
+    return *reinterpret_cast<const Pack<S, V>*>(from);
+}
+template <int V, typename S> __device__ __forceinline__ void store(S* to, const Pack<S, V>& pack) {
+    *reinterpret_cast<Pack<S, V>*>(to) = pack;
+}
+
+// Whether a chunk has all of its steps, known when the kernel is compiled.
+template <bool B> struct Known {
+    __device__ constexpr operator bool() const { return B; }
+};
+
+// The channel of a neuron: `inner` neurons lie between neighbouring channels.
+__device__ __forceinline__ long long channel(long long neuron, long long inner, long long channels) {
+    if (neuron >> 32 == 0) return (unsigned)neuron / (unsigned)inner % (unsigned)channels;
+    return neuron / inner % channels;
+}
+
+// What follows from a held value is computed after this line. Without, the compiler computes at the first step backwards
+// whatever does not depend on the last one, for all steps, and runs out of registers.
+#ifdef __CUDA_ARCH__
+__device__ __forceinline__ void hold(float& x) { asm volatile("" : "+f"(x)); }
+__device__ __forceinline__ void hold(double& x) { asm volatile("" : "+d"(x)); }
+template <typename S, int V> __device__ __forceinline__ void hold(Halves<S, V>& x) {
+    #pragma unroll
+    for (int k = 0; k < V / 2; ++k) asm volatile("" : "+r"(x.words[k]));
+}
+template <typename S> __device__ __forceinline__ void hold(Pack<S, 1>&) {}
+#else
+template <typename R> inline void hold(R&) {}
+#endif
+
+// -- functions of the language
+
+template <typename R> __device__ __forceinline__ R sign(R x) { return x > 0 ? R(1) : x < 0 ? R(-1) : R(0); }
+template <typename R> __device__ __forceinline__ R minimum(R a, R b) { return a != a || a < b ? a : b; }
+template <typename R> __device__ __forceinline__ R maximum(R a, R b) { return a != a || a > b ? a : b; }
+template <typename R> __device__ __forceinline__ R clamp(R x, R low, R high) {
+    return minimum(maximum(x, low), high);
+}
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+__device__ __forceinline__ double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
+
+// A division to within two units in the last place; what is subnormal becomes 0.
+__device__ __forceinline__ float quotient(float a, float b) {
+#ifdef __CUDA_ARCH__
+    float x;
+    asm("div.approx.ftz.f32 %0, %1, %2;" : "=f"(x) : "f"(a), "f"(b));
+    return x;
+#else
+    return a / b;
+#endif
+}
+
+// -- sums over the threads of a block, in a fixed order; the first thread gets the sum
+
+#ifdef __CUDA_ARCH__
+template <typename R> __device__ R block_sum(R x) {
+    __shared__ R parts[32];
+    for (int offset = 16; offset; offset /= 2) x += __shfl_down_sync(0xffffffffu, x, offset);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = threadIdx.x < blockDim.x / 32 ? parts[threadIdx.x] : R(0);
+    for (int offset = 16; offset; offset /= 2) x += __shfl_down_sync(0xffffffffu, x, offset);
+    return x;
+}
+#else
+template <typename R> R block_sum(R x) { return x; }
+#endif
