@@ -11,6 +11,7 @@ from spikecore.backend import (
     UnknownBackend,
     Unsupported,
 )
+from spikecore.cuda_graph import CudaOptions
 from spikecore.functional import carry_state, detach, reset, set_backend
 from spikecore.hookspecs import hookimpl
 from spikecore.lang import Program, TraceError, ops
@@ -39,6 +40,7 @@ __all__ = [
     "BackendStatus",
     "BackendUnavailable",
     "Capabilities",
+    "CudaOptions",
     "DataLoader",
     "Izhikevich",
     "Leaky",

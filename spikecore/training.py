@@ -60,16 +60,26 @@ def training_model(
     ``inputs`` is a tensor, a tuple for ``net(*inputs)``, or a dict for ``net(**inputs)``; ``loss(outputs, targets)``
     gives one number.
     ``backend`` asks for a backend in every neuron of ``net`` (see :func:`spikecore.set_backend`). ``options`` are those
-    of the backend: :class:`TrainingOptions` where it runs eagerly.
+    of the backend: :class:`TrainingOptions` where it runs eagerly, :class:`CudaOptions` for CUDA graphs there.
     """
     _check(net, loss)
-    return _backend_of(net, backend).training_model(net, loss, optimizer, options)
+    step = _backend_of(net, backend).training_model(net, loss, optimizer, options)
+    if _wants_graph(options):
+        from spikecore.cuda_graph.step import GraphedTraining
+
+        return GraphedTraining(step, options)
+    return step
 
 
 def inference_model(net: nn.Module, *, backend: Optional[str] = None, options: Any = None) -> Any:
     """A callable ``predict(inputs) -> outputs`` that runs ``net`` in eval mode and without gradients."""
     _check(net, len)
-    return _backend_of(net, backend).inference_model(net, options)
+    predict = _backend_of(net, backend).inference_model(net, options)
+    if _wants_graph(options):
+        from spikecore.cuda_graph.step import GraphedInference
+
+        return GraphedInference(predict, options)
+    return predict
 
 
 def DataLoader(  # noqa: N802  # stands where torch.utils.data.DataLoader would
@@ -81,6 +91,13 @@ def DataLoader(  # noqa: N802  # stands where torch.utils.data.DataLoader would
     loader.
     """
     return backend_named(capture(backend)).data_loader(dataset, options, batch_size=batch_size, **kwargs)
+
+
+def _wants_graph(options: Any) -> bool:
+    # the package of graphs stands on this module, so that it is imported on use
+    from spikecore.cuda_graph import CudaOptions
+
+    return isinstance(options, CudaOptions) and options.graph
 
 
 def _check(net: Any, loss: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import gc
+import warnings
 import weakref
 
 import pytest
@@ -76,9 +77,22 @@ def test_a_scheduler_moves_the_learning_rate():
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
 
 
+def autocasts(dtype) -> bool:
+    one = torch.ones(1, 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with torch.autocast("cpu", dtype=dtype):
+                return (one @ one).dtype == dtype
+    except RuntimeError:
+        return False
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_mixed_precision_reaches_the_layers(dtype):
     """Under autocast the layers compute in the half type, the neurons return it, and training moves the weights."""
+    if not autocasts(dtype):
+        pytest.skip(f"this version of torch has no autocast to {dtype} on the CPU")
     model = net()
     seen = []
     model[2].register_forward_hook(lambda module, args, out: seen.append((args[0].dtype, out.dtype)))

@@ -1,0 +1,124 @@
+"""What a captured step asks of ``torch.cuda``: a side stream, a look-out for synchronisation, capture, and mending.
+
+Rules of this module:
+
+- Nothing here knows networks or optimisers: work is a function without arguments.
+- Work runs on one side stream, after what the caller's stream holds, and the caller's stream waits for it.
+- After a capture that failed the process goes on: stream, allocator and random generators are put back.
+"""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import suppress
+from typing import Any, Callable, List, Sequence, Tuple
+
+import torch
+
+Work = Callable[[], Any]
+
+_SYNCHRONISES = "called a synchronizing CUDA operation"
+_PROTOTYPE = "Synchronization debug mode is a prototype"
+
+
+class Capture:
+    """Runs and captures work on one GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def run(self, work: Work) -> Any:
+        """The result of ``work``, run now on the side stream.
+
+        Its memory is used again by later work only, which waits for what the caller's stream does with it.
+        """
+        current = torch.cuda.current_stream(self.device)
+        self._stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(self._stream):
+                return work()
+        finally:
+            current.wait_stream(self._stream)
+
+    def watch(self, work: Work) -> Tuple[Any, List[str]]:
+        """As :meth:`run`, with the places (``file:line``) where ``work`` made the host wait for the GPU."""
+        before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                result = self.run(work)
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+        places = []
+        for warning in seen:
+            if _SYNCHRONISES in str(warning.message):
+                places.append(f"{warning.filename}:{warning.lineno}")
+            elif _PROTOTYPE not in str(warning.message):
+                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        return result, places
+
+    def record(self, work: Work, generators: Sequence[torch.Generator]) -> Work:
+        """Capture ``work`` without running it; the function returned replays it on the caller's stream.
+
+        What that returns is the same tensors at every call, filled anew. ``generators`` are those that ``work`` draws
+        from, beside torch's own, which every graph knows.
+        """
+        graph = torch.cuda.CUDAGraph()
+        for generator in generators:
+            graph.register_generator_state(generator)
+        results: List[Any] = []
+        try:
+            self._within(graph, lambda: results.append(work()))
+        except Exception:
+            self._mend(generators)
+            raise
+
+        def replay() -> Any:
+            graph.replay()
+            return results[0]
+
+        return replay
+
+    def forget(self) -> None:
+        """Wait for the GPU, so that graphs can be dropped; graphs to come get memory of their own."""
+        torch.cuda.synchronize(self.device)
+        # a pool whose graphs are gone cannot be captured into again
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def _within(self, graph: torch.cuda.CUDAGraph, work: Work) -> None:
+        first: List[Exception] = []
+        current = torch.cuda.current_stream(self.device)
+        try:
+            # torch.cuda.graph does not go back to the caller's stream when its own exit fails; the outer context does.
+            # thread_local: loader threads that pin memory meanwhile neither fail nor spoil the capture.
+            with torch.cuda.stream(current), torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ):
+                try:
+                    work()
+                except Exception as error:
+                    first.append(error)
+                    raise
+        except Exception as error:
+            if first and error is not first[0]:
+                raise first[0] from error  # the reason, rather than that the capture could not be ended
+            raise
+        current.wait_stream(self._stream)
+
+    def _mend(self, generators: Sequence[torch.Generator]) -> None:
+        """Undo what a failed capture leaves behind where torch does not: before torch 2.12 it mostly does not."""
+        index = self.device.index
+        with suppress(RuntimeError):  # it raises where torch has ended this already
+            torch._C._cuda_endAllocateToPool(index, self._pool)
+            torch._C._cuda_releasePool(index, self._pool)
+        self.forget()
+        # the generators count themselves in capture until one ends well
+        graph = torch.cuda.CUDAGraph()
+        for generator in generators:
+            graph.register_generator_state(generator)
+        with suppress(RuntimeError):
+            self._within(graph, lambda: torch.zeros(1, device=self.device))
+        self.forget()

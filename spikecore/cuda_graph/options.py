@@ -1,0 +1,38 @@
+"""The options of a step on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spikecore.training import TrainingOptions
+
+
+@dataclass(frozen=True)
+class CudaOptions(TrainingOptions):
+    """How a step on a GPU runs: :class:`TrainingOptions`, and whether it is captured in a CUDA graph.
+
+    graph: if true, forward, loss, backward and update are captured once for each kind of batch and replayed.
+    warmup: number of eager steps before a kind of batch is captured, 2 or more.
+    max_graphs: number of kinds of batches that get a graph; others run eagerly, with one warning.
+
+    With ``graph=False`` it is :class:`TrainingOptions`, on any device.
+    """
+
+    graph: bool = False
+    warmup: int = 3
+    max_graphs: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.graph, bool):
+            raise TypeError(f"graph={self.graph!r} must be True or False")
+        # the first eager step makes what is made lazily, the last one is watched for what no graph can hold
+        for name, least in (("warmup", 2), ("max_graphs", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name}={value!r} must be a whole number, {least} or more")
+        if self.graph and self.scaler is not None:
+            raise ValueError(
+                f"scaler={self.scaler!r} decides on the host whether to update, which no CUDA graph can; "
+                "use autocast=torch.bfloat16, which needs no scaler, or graph=False"
+            )
