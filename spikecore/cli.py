@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 import spikecore
+from spikecore.bench.cli import bench
 from spikecore.registry import BackendStatus
 from spikecore.selection import backends as list_backends
 from spikecore.testing.cli import conformance
@@ -58,6 +59,7 @@ def backends(
 
 
 app.command()(conformance)
+app.command()(bench)
 
 
 def _table(rows: List[BackendStatus]) -> Table:

@@ -1,0 +1,14 @@
+"""``spikecore bench``: how fast the backends are here, beside a copy of the data and other libraries.
+
+Rules of this package:
+
+- Everything is chosen at run time. Who cannot take part is listed with the reason; a contender that fails is a row that
+  says why, and loses nothing else.
+- Spikes and gradients are checked before anything is timed. A backend that is wrong has no time; another library that
+  computes something else has one, and the difference beside it.
+- What is compared is measured in one run, in turns.
+- ``import spikecore`` does not import it.
+
+The doors: :func:`spikecore.bench.run.prepare` and :func:`~spikecore.bench.run.measure`, which fill a
+:class:`~spikecore.bench.report.Report` under a :class:`~spikecore.bench.settings.Settings`.
+"""

@@ -1,0 +1,109 @@
+"""``spikecore bench`` from the shell.
+
+Options are default values, not ``Annotated``: see :mod:`spikecore.cli`, which registers the command. What measures is
+imported when the command runs, so that the other commands start as fast as before.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, List, Optional
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from spikecore.bench.cells import Job
+    from spikecore.bench.report import Report
+
+
+def bench(
+    suite: List[str] = typer.Option(["all"], help="neurons, small, networks or all; may be repeated."),
+    device: str = typer.Option("auto", help="cpu, cuda or cuda:1; auto is the GPU if there is one."),
+    backend: List[str] = typer.Option([], help="Measure this backend only; may be repeated."),
+    neuron: List[str] = typer.Option([], help="Measure this neuron only: LIF, PLIF, own-neuron, ...; may be repeated."),
+    network: List[str] = typer.Option([], help="Train this network only: fc, cifar10, ...; may be repeated."),
+    dtype: List[str] = typer.Option([], help="float32, bfloat16, float16 or float64; may be repeated."),
+    steps: List[int] = typer.Option([], help="Time steps of neuron and small-layer rows; may be repeated."),
+    elements: Optional[int] = typer.Option(None, help="Time steps times neurons of a neuron row; fills the device."),
+    size: int = typer.Option(40, help="Neurons of a small-layer row."),
+    repetitions: Optional[int] = typer.Option(None, help="Turns of every contender; a figure is their median.  [9]"),
+    peers: bool = typer.Option(True, help="Measure SpikingJelly and snnTorch, too, where they are installed."),
+    compile_steps: int = typer.Option(
+        4, help="Measure torch.compile up to this many time steps, at about a second of compilation each; 0: never."
+    ),
+    threads: Optional[int] = typer.Option(None, help="Threads of torch on the CPU."),
+    quick: bool = typer.Option(False, "--quick", help="A few cases in about a minute: rough figures."),
+    json: Optional[Path] = typer.Option(None, help="Write the report to this file, after every case."),
+    plot: Optional[Path] = typer.Option(None, help="Draw the report to this file: .png, .svg, .pdf."),
+) -> None:
+    """Measure the backends beside a copy of the data, torch.compile and other libraries.
+
+    Spikes and gradients are checked first. Exits with 1 if a backend computes something else than the reference.
+    """
+    import logging
+
+    import torch
+
+    from spikecore.bench.plot import plot as draw
+    from spikecore.bench.plot import pyplot
+    from spikecore.bench.run import prepare
+    from spikecore.bench.settings import SUITES, Settings
+    from spikecore.bench.tables import show
+
+    try:
+        for path in (json, plot):
+            if path is not None and not path.parent.is_dir():
+                raise ValueError(f"{path}: there is no directory {path.parent}")
+        if plot is not None:
+            pyplot()  # before anything is measured
+        if threads is not None:
+            torch.set_num_threads(threads)
+        settings = Settings(
+            suites=SUITES if "all" in suite else tuple(suite),
+            device=device,
+            backends=tuple(backend),
+            peers=peers,
+            neurons=tuple(neuron),
+            dtypes=tuple(dtype),
+            steps=tuple(steps),
+            elements=elements,
+            size=size,
+            networks=tuple(network),
+            compile_steps=compile_steps,
+            repetitions=repetitions,
+            quick=quick,
+        )
+        report, jobs = prepare(settings)
+    except (ValueError, RuntimeError, ModuleNotFoundError) as error:
+        raise typer.BadParameter(str(error)) from error
+    logging.getLogger("torch._library").setLevel(logging.ERROR)  # says on a CPU that there is no Triton
+    _measure(report, jobs, json)
+    console = Console()
+    show(report, console)
+    if plot is not None:
+        draw(report, plot)
+    wrong = sorted({row.contender for row in report.rows if row.status == "wrong"})
+    if wrong:
+        console.print(Text(f"not timed, because what it computes is wrong: {', '.join(wrong)}", style="bold red"))
+        raise typer.Exit(1)
+
+
+def _measure(report: Report, jobs: List[Job], json: Optional[Path]) -> None:
+    """Measure under a progress bar; Ctrl-C ends it and keeps what there is."""
+    from spikecore.bench.run import measure
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=len(jobs))
+        try:
+            measure(
+                report,
+                jobs,
+                lambda label, done, of: progress.update(task, completed=done, description=label),
+                None if json is None else lambda found: found.write(json),
+            )
+        except KeyboardInterrupt:
+            progress.stop()

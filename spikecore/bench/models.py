@@ -1,0 +1,109 @@
+"""The networks that are trained, each a function of what stands where the neurons go.
+
+Inputs are ``[B, ...]``; the first layer repeats them over time. Everything but the neuron is the same for every
+contender, ``nn.ReLU`` included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable, List, Mapping, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+import spikecore as sc
+
+#: Makes the neuron of one layer.
+Activation = Callable[[], nn.Module]
+
+
+def fully_connected(steps: int, neuron: Activation) -> nn.Module:
+    """784-1000-10, the usual first network of tutorials."""
+    return nn.Sequential(sc.encode.Constant(steps), nn.Linear(784, 1000), neuron(), nn.Linear(1000, 10), neuron())
+
+
+def cifar10(steps: int, neuron: Activation) -> nn.Module:
+    """Six 3x3 convolutions of 256 channels on 32x32 images, halved after every second one."""
+    layers: List[nn.Module] = [sc.encode.Constant(steps)]
+    channels = 3
+    for _ in range(3):
+        for pool in (False, True):
+            pooled = (nn.MaxPool2d(2),) if pool else ()
+            convolution = nn.Conv2d(channels, 256, 3, padding=1)
+            layers += [sc.layers.TimeBatched(convolution, *pooled, nn.BatchNorm2d(256)), neuron()]
+            channels = 256
+    read_out = sc.layers.TimeBatched(nn.Flatten(), nn.Linear(256 * 4 * 4, 10, bias=False))
+    return nn.Sequential(*layers, read_out, neuron())
+
+
+class SEWBlock(nn.Module):
+    """Two 3x3 convolutions, each with its neuron, and the input added to the output as spikes (Fang et al., 2021)."""
+
+    def __init__(self, channels: int, out: int, stride: int, neuron: Activation) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            _convolution(channels, out, 3, stride), neuron(), _convolution(out, out, 3, 1), neuron()
+        )
+        same = stride == 1 and channels == out
+        self.shortcut = nn.Identity() if same else nn.Sequential(_convolution(channels, out, 1, stride), neuron())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[T, B, C, H, W]``."""
+        added: Tensor = self.body(x) + self.shortcut(x)
+        return added
+
+
+def sew_resnet18(steps: int, neuron: Activation) -> nn.Module:
+    """SEW-ResNet18 with ADD, for 1000 classes; the read-out is linear."""
+    layers: List[nn.Module] = [
+        sc.encode.Constant(steps),
+        _convolution(3, 64, 7, 2),
+        neuron(),
+        sc.layers.TimeBatched(nn.MaxPool2d(3, 2, 1)),
+    ]
+    channels = 64
+    for out, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        layers += [SEWBlock(channels, out, stride, neuron), SEWBlock(out, out, 1, neuron)]
+        channels = out
+    read_out = sc.layers.TimeBatched(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000))
+    return nn.Sequential(*layers, read_out)
+
+
+def _convolution(channels: int, out: int, size: int, stride: int) -> nn.Module:
+    convolution = nn.Conv2d(channels, out, size, stride, size // 2, bias=False)
+    return sc.layers.TimeBatched(convolution, nn.BatchNorm2d(out))
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network to train, and on what."""
+
+    name: str
+    about: str
+    make: Callable[[int, Activation], nn.Module]
+    steps: int
+    batch: int
+    #: Images in a batch on a CPU, where more would take minutes.
+    batch_on_cpu: int
+    image: Tuple[int, ...]
+    classes: int
+    autocast: Optional[torch.dtype] = None
+    #: Whether it is also trained in a captured CUDA graph, which pays where a step is bound by launches.
+    graph: bool = False
+
+
+_CIFAR10 = ("six 256-channel convolutions, 32x32", cifar10, 8, 32, 1, (3, 32, 32), 10)
+_SEW = ("SEW-ResNet18, 224x224", sew_resnet18, 4)
+_IMAGENET = ((3, 224, 224), 1000, torch.bfloat16)
+
+NETWORKS: Mapping[str, Network] = {
+    one.name: one
+    for one in (
+        Network("fc", "784-1000-10", fully_connected, 25, 128, 128, (784,), 10, graph=True),
+        Network("cifar10", *_CIFAR10),
+        Network("cifar10-bf16", *_CIFAR10, torch.bfloat16),
+        Network("sew18-b32", *_SEW, 32, 1, *_IMAGENET),
+        Network("sew18-b112", *_SEW, 112, 2, *_IMAGENET),
+    )
+}

@@ -1,0 +1,106 @@
+"""The neurons that are measured, and the least that any implementation of each must move through memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Tuple
+
+import torch
+from torch import Tensor
+
+import spikecore as sc
+from spikecore.lang import topological
+
+
+class Words(NamedTuple):
+    """Words per time step and neuron: read and written by a forward pass, and by a forward and a backward pass."""
+
+    forward: int
+    training: int
+
+
+def words(neuron: sc.Neuron) -> Words:
+    """The floor of a neuron at rest, whose states stay in registers and are found again in the backward pass.
+
+    Forward reads the inputs and writes the outputs. Backward reads the cotangents of the outputs and writes those of
+    the inputs; where the adjoint of a step needs inputs or states, it reads the inputs again. LIF: 2, and 2 + 3.
+    """
+    program = neuron.program
+    read, written = len(program.inputs), len(program.outputs)
+    adjoint = program.adjoint([name for name, _ in neuron.named_parameters() if name in program.params])
+    needs = topological([*adjoint.inputs, *adjoint.states, *adjoint.params])
+    again = read if any(node.op in ("input", "state") for node in needs) else 0
+    return Words(read + written, read + written + again + written + read)
+
+
+@dataclass(frozen=True)
+class Hat(sc.Surrogate):
+    """A surrogate of a user's own: a hat of half width ``width`` and height ``height``, which no library has ready."""
+
+    width: float = 1.5
+    height: float = 0.4
+
+    def derivative(self, u: Any) -> Any:
+        """``height max(0, 1 - |u| / width)``."""
+        return self.height * sc.ops.maximum(1.0 - abs(u) / self.width, 0.0)
+
+
+class _HatSpike(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, u: Tensor) -> Tensor:
+        ctx.save_for_backward(u)
+        return (u >= 0).to(u.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (u,) = ctx.saved_tensors
+        hat = Hat()
+        gradient: Tensor = grads[0] * (hat.height * (1.0 - u.abs() / hat.width).clamp_min(0.0))
+        return gradient
+
+
+def hat_spike(u: Tensor) -> Tensor:
+    """:class:`Hat` as one writes it for other libraries: a spike as a function of tensors."""
+    spike: Tensor = _HatSpike.apply(u)
+    return spike
+
+
+class TwoStates(sc.Neuron):
+    """A neuron of a user's own: LIF whose threshold is raised by each spike."""
+
+    states = {"v": 0.0, "a": 0.0}
+    params = {"tau": 2.0, "rho": 0.9, "beta": 0.2, "threshold": 1.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
+        """One step."""
+        h = s.v + (x - s.v) / p.tau
+        z = self.spike(h - (p.threshold + p.beta * s.a))
+        return z, {"v": sc.ops.select(z, 0.0, h), "a": p.rho * s.a + z}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A neuron to measure. All have one input and one output, and the surrogate ATan(2) unless they say otherwise."""
+
+    name: str
+    #: The same in words, for a legend.
+    about: str
+    #: The neuron on the named backend.
+    make: Callable[[str], sc.Neuron]
+
+
+SUBJECTS: Mapping[str, Subject] = {
+    one.name: one
+    for one in (
+        Subject("LIF", "LIF, hard reset", lambda name: sc.LIF(2.0, backend=name)),
+        Subject("Leaky", "Leaky of snnTorch, soft reset one step later", lambda name: sc.Leaky(0.9, backend=name)),
+        Subject("IF", "integrate-and-fire, hard reset", lambda name: sc.IF(backend=name)),
+        Subject("PLIF", "LIF with one learnt tau", lambda name: sc.PLIF(2.0, backend=name)),
+        Subject("Synaptic", "current-based LIF", lambda name: sc.Synaptic(backend=name)),
+        Subject("ALIF", "LIF with an adaptive threshold", lambda name: sc.ALIF(2.0, backend=name)),
+        Subject("own-neuron", "a neuron of a user's own with two states", lambda name: TwoStates(backend=name)),
+        Subject(
+            "own-surrogate", "LIF with a surrogate of a user's own", lambda name: sc.LIF(surrogate=Hat(), backend=name)
+        ),
+    )
+}

@@ -1,0 +1,149 @@
+"""A report on the screen: the contenders, and one table per suite with what it says in words below."""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, List, Mapping, NamedTuple, Tuple
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from spikecore.bench.report import MEASURED, Entrant, Fact, Report, Row
+
+_STYLES = {"ok": "", "differs": "yellow", "wrong": "bold red", "failed": "red", "unsupported": "cyan", "skipped": "dim"}
+_STATES = {"ready": "green", "missing": "yellow", "unavailable": "yellow", "failed": "red"}
+_LIBRARIES = ("torch", "cupy", "triton", "numba", "spikingjelly", "snntorch")
+
+
+class Column(NamedTuple):
+    """A figure and how it is written."""
+
+    heading: str
+    figure: str
+    write: Callable[[float], str]
+
+
+def _three(value: float) -> str:
+    return f"{value:#.3g}" if value < 100 else f"{value:,.0f}"
+
+
+def _two(value: float) -> str:
+    return f"{value:.2f}"
+
+
+COLUMNS: Mapping[str, Tuple[Column, ...]] = {
+    "neurons": (
+        Column("fwd\nms", "forward_ms", _three),
+        Column("fwd\nof copy", "forward_fraction", _two),
+        Column("fwd+bwd\nms", "training_ms", _three),
+        Column("fwd+bwd\nof copy", "training_fraction", _two),
+        Column("memory\n/ input", "memory_inputs", _two),
+    ),
+    "small": (
+        Column("fwd\nms", "forward_ms", _three),
+        Column("fwd+bwd\nms", "training_ms", _three),
+        Column("fwd ms,\nwaiting", "forward_waiting_ms", _three),
+        Column("fwd+bwd ms,\nwaiting", "training_waiting_ms", _three),
+    ),
+    "networks": (
+        Column("step\nms", "step_ms", _three),
+        Column("images\nper s", "images_per_second", _three),
+        Column("time\n/ ReLU", "time_over_relu", _two),
+        Column("memory\nGiB", "memory_gib", _two),
+        Column("memory\n/ ReLU", "memory_over_relu", _two),
+    ),
+}
+TITLES = {
+    "neurons": "Neurons: device time, fraction of a copy's speed, peak extra memory",
+    "small": "Small layers: wall time per call",
+    "networks": "Networks: one training step with Adam",
+}
+CAPTIONS = {
+    "neurons": "of copy: what must be moved at least, over the time, over the copy's bandwidth; 1.00 is the roofline",
+    "small": "a batch of calls with one synchronisation at the end; waiting: one after every call",
+    "networks": "/ ReLU: the same network with ReLU instead of the neuron is 1.00",
+}
+
+
+def show(report: Report, console: Console) -> None:
+    """Print everything, the contenders first."""
+    machine = report.machine
+    versions = ", ".join(f"{name} {machine[name]}" for name in _LIBRARIES if machine.get(name))
+    console.print(Text(f"{machine['device_name']} ({machine['device']}), {machine['threads']} threads", style="bold"))
+    console.print(Text(versions, style="dim"))
+    console.print(contenders(report.contenders))
+    for suite in COLUMNS:
+        if report.of(suite):
+            console.print(table(report, suite))
+            for text in notes(report.of(suite)):
+                console.print(text)
+            console.print()
+    if not report.complete:
+        console.print(Text("This run was interrupted: there was more to measure.", style="bold yellow"))
+
+
+def contenders(listed: List[Entrant]) -> Table:
+    """Who takes part, and why not."""
+    made = Table(title="Contenders", title_justify="left", box=box.SIMPLE_HEAD)
+    for heading in ("name", "state", "what it is, or why not"):
+        made.add_column(heading, no_wrap=heading != "what it is, or why not", overflow="fold")
+    for one in listed:
+        state = Text(one.state, style=_STATES.get(one.state, "dim"))
+        about = ": ".join(part for part in (one.version, one.detail) if part)
+        made.add_row(Text(one.name), state, Text(about))
+    return made
+
+
+def table(report: Report, suite: str) -> Table:
+    """The measured rows of a suite, case by case."""
+    made = Table(
+        title=TITLES[suite], caption=CAPTIONS[suite], title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD
+    )
+    made.add_column("", overflow="fold")
+    columns = [one for one in COLUMNS[suite] if any(one.figure in row.figures for row in report.of(suite))]
+    for one in columns:
+        made.add_column(one.heading, justify="right", no_wrap=True)
+    for case, found in report.cases(suite):
+        measured = [row for row in found if row.status in MEASURED]
+        if measured:
+            made.add_row(Text("\n".join(_parts(case)), style="bold"))
+        for i, row in enumerate(measured):
+            cells = [one.write(row.figures[one.figure]) if one.figure in row.figures else "" for one in columns]
+            mark = " *" if row.status == "differs" else f" {row.detail}"
+            name = f"  {row.contender}{mark}".rstrip()
+            made.add_row(Text(name, style=_STYLES[row.status]), *cells, end_section=i == len(measured) - 1)
+    return made
+
+
+def case_text(case: Mapping[str, Fact]) -> str:
+    """A case in a few words."""
+    return " ".join(_parts(case))
+
+
+def _parts(case: Mapping[str, Fact]) -> Tuple[str, str]:
+    """What is measured, and its size."""
+    if "network" in case:
+        return str(case["network"]), f"T={case['steps']} B={case['batch']}"
+    return f"{case['neuron']} {case['dtype']}", f"T={case['steps']} N={case['neurons']:,}"
+
+
+def notes(rows: List[Row]) -> List[Text]:
+    """What the rows of a suite say in words: a sentence for each thing said, with the cases it is true of.
+
+    How a peer differs is another number in every case: the first stands for all, and the report has the others.
+    """
+    said: Dict[Tuple[str, ...], List[Row]] = {}
+    for row in rows:
+        if row.status != "ok":
+            said.setdefault((row.status, row.contender, row.detail if row.status != "differs" else ""), []).append(row)
+    abouts = {
+        str(row.case["network"]): f"{row.case['about']}, {row.case['dtype']}" for row in rows if "about" in row.case
+    }
+    lines = [Text(f"{network}: {about}", style="dim") for network, about in abouts.items()]
+    for (status, contender, _), where in said.items():
+        more = f" and {len(where) - 1} more" if len(where) > 1 else ""
+        mark = "* " if status == "differs" else ""
+        text = f"{mark}{contender} {status}: {where[0].detail} ({case_text(where[0].case)}{more})"
+        lines.append(Text(text, style=_STYLES[status]))
+    return lines

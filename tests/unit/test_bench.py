@@ -1,0 +1,618 @@
+"""``spikecore bench``: what it measures, what it refuses to measure, and what it says about it. No figure is judged."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, Dict, List
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import spikecore as sc
+from spikecore import cli
+from spikecore.bench import contenders, machine, models, networks, tables
+from spikecore.bench.check import differences, observe
+from spikecore.bench.peers import Peer
+from spikecore.bench.plot import plot
+from spikecore.bench.report import Entrant, Report, Row, from_json
+from spikecore.bench.run import measure, prepare
+from spikecore.bench.settings import Settings, device_named
+from spikecore.bench.subjects import SUBJECTS, Hat, hat_spike, words
+from spikecore.bench.timing import CudaClock, Failure, HostClock, Plan, Timing, clock_for, interleave
+from spikecore.lang.eager import number
+from spikecore.testing.custom import Gated, Probe
+from spikecore.testing.loopback import EVERYTHING, Loop, Loopback, installed
+
+TINY = Settings(
+    suites=("neurons", "small"),
+    device="cpu",
+    peers=False,
+    neurons=("LIF",),
+    steps=(3,),
+    elements=30,
+    size=4,
+    compile_steps=0,
+    repetitions=1,
+    quick=True,
+)
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns of one call, so that nothing here depends on how fast it runs."""
+    monkeypatch.setattr(Plan, "calls", lambda self, seconds: 1)
+    monkeypatch.setattr(HostClock, "cache_bytes", lambda self: 1000)
+
+
+def ran(settings: Settings = TINY) -> Report:
+    """The report of a whole run."""
+    report, jobs = prepare(settings)
+    measure(report, jobs)
+    return report
+
+
+def only(rows: List[Row], contender: str) -> Row:
+    """The one row of a contender."""
+    (row,) = [row for row in rows if row.contender == contender]
+    return row
+
+
+class Half(Loop):
+    """Input gradients are right, spikes are those of twice the input."""
+
+    def read(self, x, t):
+        return 2 * super().read(x, t)
+
+
+class Mutant(Loopback):
+    """A backend that is wrong."""
+
+    name = "mutant"
+    loop = Half
+
+
+class Narrow(Loopback):
+    """A backend that says it has no bfloat16."""
+
+    name = "narrow"
+    capabilities = replace(EVERYTHING, bfloat16=False)
+
+
+class Broken(Loopback):
+    """A backend whose runs fail."""
+
+    name = "broken"
+
+    def compile(self, program, spec):
+        raise RuntimeError("no more chips\nsecond line")
+
+
+# -- floors
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_floor_of_every_subject_is_five_words(name: str) -> None:
+    """One input and one output: 2 words forward, 3 backward, where x is read again."""
+    assert words(SUBJECTS[name].make("torch")) == (2, 5)
+
+
+def test_floor_follows_inputs_and_outputs() -> None:
+    """Each input is read forward and backward and has a gradient; each output is written and has a cotangent."""
+    assert words(Gated()) == (3, 3 + 1 + 2 + 2)
+    assert words(Probe()) == (3, 3 + 2 + 1 + 1)
+
+
+def test_floor_reads_the_input_again_only_where_the_gradient_needs_it() -> None:
+    """The gradient of a linear neuron needs no x; that of its time constant does."""
+    assert words(sc.LI()) == (2, 4)
+    assert words(sc.LI(learn=("tau",))) == (2, 5)
+
+
+# -- check
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_check_passes_what_is_equal(dtype: torch.dtype) -> None:
+    """A backend that computes what the reference computes has no differences, learnt parameters included."""
+    x, cotangent = (torch.randn(5, 33, dtype=dtype) for _ in range(2))
+    x.requires_grad_()
+    with installed(Loopback) as name:
+        seen = [observe(sc.PLIF(backend=one), x, cotangent) for one in (name, "torch")]
+    assert differences(*seen) is None
+
+
+def test_check_counts_what_differs() -> None:
+    """Spikes are counted; gradients of neurons whose spikes agree are compared, and a NaN is a difference."""
+    x, cotangent = torch.randn(5, 8, requires_grad=True), torch.randn(5, 8)
+    right = observe(sc.PLIF(backend="torch"), x, cotangent)
+    spikes = right.spikes.clone()
+    spikes[2, 3] = 1 - spikes[2, 3]
+    elsewhere = right.gradient.clone()
+    elsewhere[:, 3] = 100.0
+    assert (
+        differences(right._replace(spikes=spikes, gradient=elsewhere), right) == "1 of 40 spikes differ (0.025 of all)"
+    )
+    off = right.gradient.clone()
+    off[1, 1], off[1, 2] = float("nan"), off[1, 2] + 0.5
+    assert "2 of 40 input gradients differ, by up to nan" in str(differences(right._replace(gradient=off), right))
+    learnt = (right.learnt[0] + 3.0,)
+    assert "a learnt parameter is off by 3" in str(differences(right._replace(learnt=learnt), right))
+    assert "0 learnt parameters instead of 1" in str(differences(right._replace(learnt=()), right))
+    assert "spikes in bfloat16 for" in str(differences(right._replace(spikes=spikes.bfloat16()), right))
+    assert "spikes of shape [4, 8]" in str(differences(right._replace(spikes=spikes[:4]), right))
+
+
+def test_own_surrogate_is_the_same_in_both_forms() -> None:
+    """What other libraries are given for the user's surrogate has its derivative."""
+    u = torch.linspace(-3, 3, 41).requires_grad_()
+    (theirs,) = torch.autograd.grad(hat_spike(u).sum(), u)
+    ours = Hat().derivative(u.detach())
+    torch.testing.assert_close(theirs, ours)
+    assert torch.equal(hat_spike(u), (u >= 0).float())
+    assert float(number(0.4, u)) == pytest.approx(float(ours.max()))
+
+
+# -- rows
+
+
+def test_rows_of_a_run() -> None:
+    """Every contender has a row in every case, with times; a neuron row has its fraction of the copy."""
+    with installed(Loopback):
+        report = ran()
+    assert report.complete
+    names = ["copy", "loopback", "torch"]
+    assert sorted(row.contender for row in report.of("neurons")) == names
+    row = only(report.of("neurons"), "loopback")
+    assert row.status == "ok"
+    assert row.case == {"neuron": "LIF", "dtype": "float32", "steps": 3, "neurons": 10}
+    assert {"forward_ms", "training_ms", "forward_fraction", "training_fraction", "first_call_s"} <= set(row.figures)
+    assert row.figures["floor_training_words"] == 5
+    assert "memory_inputs" not in row.figures  # nobody counts it on a CPU
+    copy = only(report.of("neurons"), "copy")
+    expected = 5 / 2 * copy.figures["training_ms"] / row.figures["training_ms"]
+    assert row.figures["training_fraction"] == pytest.approx(expected)
+    assert copy.figures["bandwidth_gb_s"] > 0
+    waiting = only(report.of("small"), "loopback")
+    assert {"forward_ms", "training_ms", "forward_waiting_ms", "training_waiting_ms"} <= set(waiting.figures)
+    assert waiting.case["neurons"] == 4
+
+
+def test_wrong_backend_is_not_timed() -> None:
+    """A backend that computes something else has a row that says what, and no figure; the others are measured."""
+    with installed(Mutant):
+        report = ran()
+    for suite in ("neurons", "small"):
+        row = only(report.of(suite), "mutant")
+        assert (row.status, dict(row.figures)) == ("wrong", {})
+        assert "spikes differ" in row.detail
+        assert only(report.of(suite), "torch").status == "ok"
+
+
+def test_peer_that_differs_is_timed_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another library that computes something else has figures, and the difference in words with numbers."""
+    peer = Peer("odd", "torch", "torch", "", {"LIF": lambda: sc.LIF(3.0, backend="torch")}, nn.ReLU)
+    monkeypatch.setattr(contenders, "PEERS", (peer,))
+    row = only(ran(replace(TINY, peers=True)).of("neurons"), "odd")
+    assert row.status == "differs"
+    assert "differ" in row.detail
+    assert row.figures["training_ms"] > 0
+
+
+def test_peer_without_the_neuron_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A neuron that a library does not have is skipped, with the reason."""
+    monkeypatch.setattr(contenders, "PEERS", (Peer("poor", "torch", "torch", "", {}, nn.ReLU),))
+    row = only(ran(replace(TINY, peers=True)).of("neurons"), "poor")
+    assert (row.status, row.detail) == ("skipped", "has no such neuron")
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype", "status", "detail"),
+    [(Broken, "float32", "failed", "RuntimeError: no more chips"), (Narrow, "bfloat16", "unsupported", "bfloat16")],
+)
+def test_contender_that_cannot_is_a_row(backend: type, dtype: str, status: str, detail: str) -> None:
+    """What raises is a row with the first line of the reason, and costs nobody else a row."""
+    with installed(backend):
+        report = ran(replace(TINY, dtypes=(dtype,)))
+    row = only(report.of("neurons"), backend.name)
+    assert (row.status, dict(row.figures)) == (status, {})
+    assert detail in row.detail
+    assert "second line" not in row.detail
+    assert only(report.of("neurons"), "torch").status == "ok"
+
+
+def test_failure_outside_of_contenders_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A case whose reference fails says so, and the next case is measured."""
+    monkeypatch.setitem(SUBJECTS, "IF", replace(SUBJECTS["IF"], make=lambda name: sc.IF(threshold=1 / 0)))
+    report = ran(replace(TINY, suites=("neurons",), neurons=("IF", "LIF")))
+    failed, *rest = report.rows
+    assert (failed.case["neuron"], failed.status) == ("IF", "failed")
+    assert "nothing was measured here: ZeroDivisionError" in failed.detail
+    assert {row.status for row in rest} == {"ok"}
+
+
+def test_interrupted_run_keeps_what_there_is() -> None:
+    """Rows are there after each part, and the report says that it is not complete."""
+    report, jobs = prepare(TINY)
+    saved: List[int] = []
+
+    def stop(label: str, done: int, of: int) -> None:
+        if done == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure(report, jobs, stop, lambda found: saved.append(len(found.rows)))
+    assert saved == [len(report.rows)]
+    assert report.of("neurons")
+    assert not report.complete
+
+
+# -- contenders
+
+
+def test_every_contender_is_listed_with_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is missing, unusable, elsewhere or left out is on the list with the reason, and takes no part."""
+    monkeypatch.setattr(contenders, "version_of", lambda *names: None)
+    cpu = torch.device("cpu")
+    with installed(Loopback, reason="no such chip"):
+        taking_part, listed = contenders.find(cpu)
+    by = {one.name: one for one in listed}
+    assert (by["loopback"].state, by["loopback"].detail) == ("unavailable", "no such chip")
+    assert (by["snnTorch"].state, by["snnTorch"].detail) == ("missing", "not installed: pip install snntorch")
+    assert [one.name for one in taking_part] == ["torch", "torch.compile"]
+    with installed(Loopback, devices=("cuda",)):
+        taking_part, listed = contenders.find(cpu, ["loopback"], peers=False, compile_steps=0)
+    by = {one.name: one for one in listed}
+    assert (by["loopback"].state, by["loopback"].detail) == ("elsewhere", "computes on cuda, not on cpu")
+    assert {by[name].state for name in ("torch", "torch.compile", "snnTorch")} == {"left out"}
+    assert taking_part == []
+
+
+def test_peer_whose_import_fails_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that is installed and broken is on the list with its error."""
+    monkeypatch.setattr(contenders, "PEERS", (Peer("bad", "torch", "no_such_module", "", {}, nn.ReLU),))
+    taking_part, listed = contenders.find(torch.device("cpu"), compile_steps=0)
+    assert listed[-1].state == "failed"
+    assert "no_such_module" in listed[-1].detail
+    assert "bad" not in [one.name for one in taking_part]
+
+
+def test_compile_stops_at_its_steps() -> None:
+    """torch.compile takes no part above --compile-steps, and says so."""
+    (compiled,) = [one for one in contenders.find(torch.device("cpu"), peers=False)[0] if not one.ours]
+    with pytest.raises(contenders.NotHere, match="--compile-steps 4"):
+        compiled.layer(SUBJECTS["LIF"], 5)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"suites": ("neuron",)}, "suite 'neuron' is not known; there are: neurons, small, networks"),
+        ({"neurons": ("Lif",)}, "there are: LIF, Leaky"),
+        ({"networks": ("vgg",)}, "there are: fc, cifar10"),
+        ({"dtypes": ("int8",)}, "there are: float32"),
+        ({"steps": (0,)}, "steps=0 must be 1 or more"),
+        ({"elements": 0}, "elements=0 must be 1 or more"),
+    ],
+)
+def test_wrong_settings_are_errors_that_name_the_right_ones(wrong: Dict[str, Any], says: str) -> None:
+    """An unknown name or a size of nothing is an error before anything runs."""
+    with pytest.raises(ValueError, match=says):
+        Settings(**wrong)
+
+
+def test_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """auto is the CPU where there is no GPU; asking for one is an error with a way out."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert device_named("auto").type == "cpu"
+    with pytest.raises(ValueError, match="--device cpu"):
+        device_named("cuda")
+    with pytest.raises(ValueError, match="is no torch device"):
+        device_named("gpu")
+    with pytest.raises(ValueError, match="no clock for meta"):
+        device_named("meta")
+
+
+# -- timing
+
+
+def test_contenders_take_turns() -> None:
+    """After its warm-up a call is made once per round, in turn; the figure is the median of the turns."""
+    order: List[str] = []
+    seconds = iter([9.0, 1.0, 1.0, 1.0, 9.0, 1.0, 1.0, 1.0, 3.0, 4.0, 5.0, 6.0, 1.0, 2.0])
+
+    def turn(call: Any, begin: int, calls: int) -> float:
+        call(begin)
+        return next(seconds)
+
+    runs = {name: (lambda i, name=name: order.append(f"{name}{i}")) for name in "ab"}
+    found = interleave(runs, turn, Plan(3, patience=100.0))
+    assert order == "a0 a1 a2 a3 b0 b1 b2 b3 a4 b4 a5 b5 a6 b6".split()
+    assert found == {"a": Timing(3.0, 1.0, 5.0, 3, 1), "b": Timing(4.0, 2.0, 6.0, 3, 1)}
+
+
+@pytest.mark.parametrize("last", [0, 5])
+def test_call_that_raises_is_out_of_the_race(last: int) -> None:
+    """A failure in the warm-up or later is that contender's result, in words; the others go on."""
+
+    def bad(i: int) -> None:
+        if i == last:
+            raise MemoryError("out of memory\nand more")
+
+    found = interleave({"bad": bad, "good": lambda i: None}, HostClock(torch.device("cpu")).batch, Plan(3))
+    assert found["bad"] == Failure("MemoryError: out of memory")
+    assert isinstance(found["good"], Timing)
+    assert found["good"].turns == 3
+
+
+def test_plan_gives_slow_calls_fewer_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short calls fill a turn together; a call beyond all patience still has three turns."""
+    monkeypatch.undo()
+    plan = Plan(repetitions=9, at_least=0.02, patience=1.0)
+    assert [plan.calls(seconds) for seconds in (1.0, 0.003, 0.0)] == [1, 7, 10_000]
+    assert [plan.turns(seconds) for seconds in (0.02, 0.2, 7.0)] == [9, 5, 3]
+    assert Plan(repetitions=2).turns(7.0) == 2
+
+
+def test_cuda_clock_asks_events_and_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Device time is between two events around the calls; memory is the allocator's peak above what was there."""
+    said: List[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            said.append("record")
+
+        def elapsed_time(self, end: object) -> float:
+            return 1500.0
+
+    device = torch.device("cuda", 0)
+    held = {"allocated": 100, "peak": 0}
+    facts = {
+        "Event": Event,
+        "synchronize": lambda device: said.append("wait"),
+        "memory_allocated": lambda device: held["allocated"],
+        "memory_reserved": lambda device: 150,
+        "max_memory_allocated": lambda device: held["peak"],
+        "reset_peak_memory_stats": lambda device: held.update(peak=held["allocated"]),
+        "mem_get_info": lambda device: (1000, 2000),
+        "get_device_properties": lambda device: SimpleNamespace(L2_cache_size=50),
+    }
+    for name, value in facts.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(HostClock, "cache_bytes", None)
+    clock = clock_for(device)
+    assert isinstance(clock, CudaClock)
+    assert clock.on_device(lambda i: said.append(f"call {i}"), 2, 2) == 1.5
+    assert said == ["wait", "record", "call 2", "call 3", "record", "wait"]
+    assert clock.peak(lambda: held.update(peak=170)) == 70
+    assert (clock.allocated(), clock.cache_bytes(), clock.free_bytes()) == (100, 50, 1050)
+    said.clear()
+    clock.batch(lambda i: said.append(f"call {i}"), 0, 2)
+    assert said == ["wait", "call 0", "call 1", "wait"]
+    said.clear()
+    clock.each(lambda i: said.append(f"call {i}"), 0, 2)
+    assert said == ["wait", "call 0", "wait", "call 1", "wait"]
+
+
+# -- networks
+
+
+@pytest.fixture
+def small_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first network is small, and the only one."""
+    network = replace(models.NETWORKS["fc"], steps=2, batch_on_cpu=2)
+    monkeypatch.setattr(networks, "NETWORKS", {"fc": network})
+
+
+def test_networks_are_beside_relu(small_network: None) -> None:
+    """A network row has the time of a step and its ratio to the same network with ReLU."""
+    with installed(Loopback):
+        rows = ran(replace(TINY, suites=("networks",))).rows
+    assert [row.contender for row in rows] == ["ReLU", "loopback", "torch"]
+    assert {row.status for row in rows} == {"ok"}
+    assert rows[0].figures["time_over_relu"] == 1.0
+    assert rows[1].figures["images_per_second"] == pytest.approx(2e3 / rows[1].figures["step_ms"])
+    assert rows[0].case["batch"] == 2
+
+
+def test_network_of_a_wrong_backend_is_not_trained(small_network: None) -> None:
+    """Its neuron is checked first."""
+    with installed(Mutant):
+        row = only(ran(replace(TINY, suites=("networks",))).rows, "mutant")
+    assert (row.status, dict(row.figures)) == ("wrong", {})
+
+
+def test_networks_that_were_not_asked_for_are_rows() -> None:
+    """On a CPU the large ones are left out by default, and each says how to get it."""
+    _, jobs = prepare(replace(TINY, suites=("networks",), quick=False, networks=("fc",)))
+    rows = [row for job in jobs[1:] for row in job.run()]
+    assert [row.case["network"] for row in rows] == [name for name in models.NETWORKS if name != "fc"]
+    assert rows[0].detail == "not asked for; --network cifar10 does"
+
+
+def test_graph_without_options_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where spikecore has no CUDA graphs, the row that would use them is skipped with that reason."""
+    monkeypatch.delattr(sc, "CudaOptions", raising=False)
+    with pytest.raises(networks._Out, match="has no CudaOptions"):
+        networks._graph(models.NETWORKS["fc"])
+
+
+@pytest.mark.parametrize(
+    ("make", "image", "shape"),
+    [
+        (models.fully_connected, (784,), (2, 1, 10)),
+        (models.cifar10, (3, 32, 32), (2, 1, 10)),
+        (models.sew_resnet18, (3, 32, 32), (2, 1, 1000)),
+    ],
+)
+def test_networks_have_the_shapes_of_their_papers(make: Any, image: Any, shape: Any) -> None:
+    """Images [B, ...] go in, scores [T, B, classes] come out, for ReLU and for the neuron."""
+    for neuron in (nn.ReLU, lambda: sc.LIF(backend="torch")):
+        assert make(2, neuron)(torch.rand(1, *image)).shape == shape
+
+
+def test_sew_block_adds_spikes() -> None:
+    """The input is added to the output as spikes: what comes out of a block counts up."""
+    block = models.SEWBlock(4, 4, 1, nn.Identity)
+    for parameter in block.body.parameters():
+        nn.init.zeros_(parameter)
+    x = torch.ones(2, 1, 4, 3, 3)
+    assert torch.equal(block(x), x)
+    counted = sum(parameter.numel() for parameter in models.sew_resnet18(1, nn.ReLU).parameters())
+    assert counted == 11_689_512  # as ResNet18
+
+
+# -- report
+
+
+REPORT = Report(
+    {"date": "", "device": "cpu", "device_name": "a processor", "threads": 2, "spikecore": "0", "torch": "2"},
+    {"steps": [3]},
+    [Entrant("gone", "peer", "missing", "", "pip install [gone]")],
+    [
+        Row("neurons", {"neuron": "LIF", "dtype": "float32", "steps": 4, "neurons": 10}, "copy", "ok", "9 GB/s", {}),
+        Row(
+            "neurons",
+            {"neuron": "LIF", "dtype": "float32", "steps": 4, "neurons": 10},
+            "torch",
+            "ok",
+            "",
+            {"forward_ms": 0.5, "training_ms": 1234.0, "training_fraction": 0.25},
+        ),
+        Row("small", {"neuron": "LIF", "dtype": "float32", "steps": 8, "neurons": 40}, "bad", "wrong", "3 of 4", {}),
+    ],
+    True,
+)
+
+
+def test_report_is_the_same_after_json(tmp_path: Any) -> None:
+    """Writing and reading gives an equal report; anything else is refused."""
+    REPORT.write(tmp_path / "report.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+    assert from_json((tmp_path / "report.json").read_text(encoding="utf-8")) == REPORT
+    for text in ("[]", '{"schema": 0}'):
+        with pytest.raises(ValueError, match="no report of spikecore bench"):
+            from_json(text)
+
+
+def test_status_that_is_none_is_refused() -> None:
+    """A row has one of the known statuses."""
+    with pytest.raises(ValueError, match="must be one of ok, differs, wrong"):
+        Row("small", {}, "x", "fine")
+
+
+def test_tables_say_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    """On eighty columns no figure is cut; what has no figure is said below in words."""
+    from rich.console import Console
+
+    tables.show(REPORT, Console(width=80))
+    shown = capsys.readouterr().out
+    for words_ in (
+        *("pip install [gone]", "copy 9 GB/s", "1,234", "0.25"),
+        "bad wrong: 3 of 4 (LIF float32 T=8 N=40)",
+    ):
+        assert words_ in shown
+    assert "…" not in shown
+    assert "interrupted" not in shown
+    tables.show(replace(REPORT, complete=False), Console(width=80))
+    assert "interrupted" in capsys.readouterr().out
+
+
+def test_notes_say_a_thing_once() -> None:
+    """The same reason in many cases is one sentence; of differences the first stands for all."""
+    case = {"neuron": "LIF", "dtype": "float32", "steps": 8, "neurons": 40}
+    rows = [Row("small", {**case, "steps": t}, "a", "skipped", "why") for t in (1, 2, 3)]
+    rows += [Row("small", {**case, "steps": t}, "b", "differs", f"by {t}") for t in (1, 2)]
+    assert [note.plain for note in tables.notes(rows)] == [
+        "a skipped: why (LIF float32 T=1 N=40 and 2 more)",
+        "* b differs: by 1 (LIF float32 T=1 N=40 and 1 more)",
+    ]
+
+
+def test_plot_is_a_picture(tmp_path: Any, small_network: None) -> None:
+    """Every suite that was measured has a panel."""
+    pytest.importorskip("matplotlib")
+    report = ran(replace(TINY, suites=("neurons", "small", "networks"), steps=(2, 3)))
+    plot(report, tmp_path / "bench.svg")
+    text = (tmp_path / "bench.svg").read_text(encoding="utf-8")
+    assert "<svg" in text
+
+
+def test_machine_facts_are_json() -> None:
+    """What a figure depends on is named, and None stands for what is not installed."""
+    facts = machine.machine(torch.device("cpu"))
+    assert json.loads(json.dumps(facts)) == facts
+    assert facts["torch"] == torch.__version__
+    assert {"device_name", "threads", "python", "triton", "cupy", "spikingjelly"} <= set(facts)
+    assert machine.version_of("no-such-distribution") is None
+
+
+# -- command
+
+
+def invoke(*arguments: str) -> Any:
+    """Run the command on tiny sizes."""
+    tiny = "--device cpu --no-peers --compile-steps 0 --repetitions 1 --quick --elements 30 --size 4 --steps 3".split()
+    return CliRunner().invoke(cli.app, ["bench", *tiny, *arguments])
+
+
+def test_command_shows_and_writes(tmp_path: Any) -> None:
+    """A table on the screen, JSON in the file; several suites, neurons and dtypes may be named."""
+    path = tmp_path / "bench.json"
+    options = "--suite neurons --suite small --neuron LIF --neuron own-neuron --dtype float32 --dtype bfloat16".split()
+    result = invoke(*options, "--json", str(path))
+    assert result.exit_code == 0, result.output
+    assert all(words_ in result.output for words_ in ("own-neuron bfloat16", "T=3 N=10", "T=3 N=4"))
+    report = from_json(path.read_text(encoding="utf-8"))
+    assert report.complete
+    assert report.settings["neurons"] == ["LIF", "own-neuron"]
+    assert {row.case["dtype"] for row in report.of("neurons")} == {"float32", "bfloat16"}
+
+
+def test_command_fails_for_a_wrong_backend() -> None:
+    """It says so last, and exits with 1; the tables are there all the same."""
+    with installed(Mutant):
+        result = invoke("--suite", "small")
+    assert result.exit_code == 1
+    assert "mutant wrong:" in result.output
+    assert "not timed, because what it computes is wrong: mutant" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--suite", "nothing"], "suite 'nothing'"),
+        (["--backend", "nothing"], "'nothing' is not installed"),
+        (["--json", "no/such/place.json"], "there is no directory"),
+    ],
+)
+def test_command_refuses_before_it_measures(arguments: List[str], says: str) -> None:
+    """A wrong argument is an error at once, in words."""
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert says in " ".join(result.output.replace("│", " ").split())
+
+
+def test_command_without_matplotlib_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """--plot is refused before anything is measured."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = invoke("--plot", str(tmp_path / "bench.png"))
+    assert result.exit_code == 2
+    assert "pip install 'spikecore[train]'" in " ".join(result.output.replace("│", " ").split())
+
+
+def test_importing_spikecore_imports_no_bench() -> None:
+    """Nor does the command line, before the command runs, import what measures."""
+    code = (
+        "import sys, spikecore; assert 'spikecore.bench' not in sys.modules; import spikecore.cli; "
+        "assert 'spikecore.bench.run' not in sys.modules; assert 'matplotlib' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
