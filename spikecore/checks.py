@@ -164,6 +164,12 @@ def inputs(owner: str, names: Sequence[str], values: Sequence[Any]) -> Tensors:
     return tuple(value.to(dtype) for value in values)
 
 
+def is_device(a: torch.device, b: torch.device) -> bool:
+    """Whether both name one device; ``cuda`` without a number is the current one."""
+    number = torch.cuda.current_device() if a.type == b.type == "cuda" else 0
+    return a.type == b.type and (number if a.index is None else a.index) == (number if b.index is None else b.index)
+
+
 def same_device(owner: str, device: torch.device, named: Sequence[Tuple[str, Any]]) -> None:
     """Refuse a parameter that lives elsewhere than the input."""
     for name, value in named:

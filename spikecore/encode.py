@@ -19,6 +19,7 @@ from typing import Any, Dict, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
+from spikecore import checks
 from spikecore.backend import compute_dtype
 
 __all__ = ["Constant", "Delta", "Encoder", "Latency", "Poisson"]
@@ -92,7 +93,7 @@ class Poisson(Encoder):
 
     def encode(self, x: Tensor) -> Tensor:
         """``[*N] -> [steps, *N]``."""
-        if self.generator is not None and not _same_device(self.generator.device, x.device):
+        if self.generator is not None and not checks.is_device(self.generator.device, x.device):
             raise ValueError(
                 f"generator is on {self.generator.device} but x is on {x.device}; "
                 f"make it with torch.Generator(device={str(x.device)!r})"
@@ -241,9 +242,3 @@ def _positive(name: str, value: float) -> float:
     if not _number(name, value) > 0.0:
         raise ValueError(f"{name} must be greater than 0, got {value!r}")
     return float(value)
-
-
-def _same_device(a: torch.device, b: torch.device) -> bool:
-    """Whether both name one device; ``cuda`` without a number is the current one."""
-    number = torch.cuda.current_device() if "cuda" == a.type == b.type else 0
-    return a.type == b.type and (number if a.index is None else a.index) == (number if b.index is None else b.index)

@@ -186,9 +186,9 @@ class Neuron(Bound):
         self._settle()
         runner = getattr(self._compiled, name)
         outputs, end, trace_ = runner(inputs, start, values, record)
-        if len(inputs) == 1 and start is None and not (final or record or is_compiling()):
-            if not any(isinstance(value, Tensor) for value in values):
-                self._quick[_kind(x)] = runner, values
+        plain = len(inputs) == 1 and start is None and not (final or record or is_compiling())
+        if plain and not any(isinstance(value, Tensor) for value in values):
+            self._quick[_kind(x)] = runner, values
         return outputs, dict(zip(self.states, end)) if end is not None else None, trace_
 
     # -- module
@@ -234,8 +234,8 @@ class Neuron(Bound):
 
 def _kind(x: Tensor) -> Tuple[Any, ...]:
     """What decides the runner of a call at rest with one input, if no parameter is a tensor."""
-    steps = x.shape[0]
-    return x.dtype, steps if steps <= MAX_STATIC_STEPS else None, x.device.type, x.requires_grad, torch.is_grad_enabled()
+    steps = x.shape[0] if x.shape[0] <= MAX_STATIC_STEPS else None
+    return x.dtype, steps, x.device.type, x.requires_grad, torch.is_grad_enabled()
 
 
 def _tensor_text(value: Tensor) -> str:

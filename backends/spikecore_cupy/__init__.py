@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import List, Optional
+from typing import TYPE_CHECKING, Any, List, Optional
 
 import spikecore
 from spikecore.backend import BackendInfo, Capabilities
+
+if TYPE_CHECKING:
+    from spikecore_cupy.custom import ElementwiseKernel, ScanKernel
+
+__all__ = ["CAPABILITIES", "ElementwiseKernel", "ScanKernel", "spikecore_backends"]
 
 CAPABILITIES = Capabilities(
     float16=True,
@@ -28,6 +33,14 @@ def _probe() -> Optional[str]:
     from spikecore_cupy.device import reason
 
     return reason()
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("ElementwiseKernel", "ScanKernel"):  # imported when asked for, so that listing backends stays cheap
+        from spikecore_cupy import custom
+
+        return getattr(custom, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @spikecore.hookimpl

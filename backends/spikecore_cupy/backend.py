@@ -30,21 +30,11 @@ class CupyBackend(KernelBackend):
     kernel: Callable[..., Any] = Kernel
 
     def forward(self, plan: ForwardPlan) -> Launch:
-        launcher = Launcher(self.kernel, plan, FORWARD_GROUPS, ())
-
-        def launch(geometry: Geometry, *groups: Any) -> None:
-            launcher(geometry, groups)
-
-        return launch
+        return Launcher(self.kernel, plan, FORWARD_GROUPS, ()).launch
 
     def backward(self, plan: BackwardPlan) -> Launch:
         kinds = dict(zip(plan.program.params, plan.spec.params))
-        launcher = Launcher(self.kernel, plan, BACKWARD_GROUPS, [kinds[name] for name in plan.learn])
-
-        def launch(geometry: Geometry, *groups: Any) -> List[Tensor]:
-            return launcher(geometry, groups)
-
-        return launch
+        return Launcher(self.kernel, plan, BACKWARD_GROUPS, [kinds[name] for name in plan.learn]).launch
 
     def text(self, plan: Plan) -> str:
         return print_kernel(plan, widest(plan)).text
@@ -82,27 +72,25 @@ class Launcher:
         self._widest, self._align = widest(plan), torch.finfo(plan.compute).bits // 8
         self._kernels: Dict[int, Any] = {}
 
-    def __call__(self, geometry: Geometry, groups: Sequence[Any]) -> List[Tensor]:
+    def launch(self, geometry: Geometry, *groups: Any) -> List[Tensor]:
         """Launch on these tensors; gives the parameters' gradients in parts."""
         steps, neurons, channels = geometry
-        arguments = [neurons] if self.fixed else [neurons, steps]
         pointers = [groups[group][index].data_ptr() for group, index in self._pointers]
         strides = [groups[group][index].stride(0) for group, index in self._strides]
         width = self._fitting(neurons, pointers, strides)
         kernel = self._kernels.get(width) or self._compiled(width)
         blocks = -(-neurons // (kernel.block * width))
-        arguments += pointers
-        x = groups[0][0]
+        x, params = groups[0][0], groups[self._params]
         sums = []
         if self.learnt:
-            sizes = [blocks if kind == "scalar" else neurons for kind in self.learnt]
-            sums = [x.new_empty(size, dtype=self.compute) for size in sizes]
-            arguments += [sums[index].data_ptr() for index in self._sums]
-        arguments += strides
-        arguments += [channels[index][which] for index, which in self._lying]
-        params = groups[self._params]
-        arguments += [params[index] for index in self._numbers]
-        kernel(blocks, x.get_device(), arguments)
+            counts = [blocks if kind == "scalar" else neurons for kind in self.learnt]
+            sums = [x.new_empty(count, dtype=self.compute) for count in counts]
+            pointers += [sums[index].data_ptr() for index in self._sums]
+        if self._lying:
+            strides += [channels[index][which] for index, which in self._lying]
+        numbers = [params[index] for index in self._numbers]
+        sizes = (neurons,) if self.fixed else (neurons, steps)
+        kernel(blocks, x.get_device(), (*sizes, *pointers, *strides, *numbers))
         return sums
 
     def _fitting(self, neurons: int, pointers: Sequence[int], strides: Sequence[int]) -> int:

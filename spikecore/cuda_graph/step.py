@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore.backend import Unsupported
+from spikecore.checks import is_device
 from spikecore.cuda_graph import facts
 from spikecore.cuda_graph.capture import Capture
 from spikecore.cuda_graph.options import CudaOptions
@@ -135,7 +136,7 @@ class _Graphed:
 
         put_back = facts.snapshot(self._modules, self.optimizer)
         held = [value for module in self._modules for value in vars(module).values()]
-        generators = [value for value in held if isinstance(value, torch.Generator) and value.device == device]
+        generators = [value for value in held if isinstance(value, torch.Generator) and is_device(value.device, device)]
         try:
             replay = self._capture.record(work, generators)
         except Exception as error:

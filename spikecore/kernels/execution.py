@@ -117,9 +117,9 @@ class Execution:
         """Gradients of the tensors of a call, given those of its results; None where not wanted."""
         found = self._gradients(call, grads, wanted)
         x, grad = tensors[0], grads[0]
-        if len(tensors) == 1 == len(grads) and grad is not None and wanted[0] and x.numel():
-            if x.is_contiguous() and grad.is_contiguous():
-                return [self._backward_alone(found, call, x, checkpoints, grad)]
+        alone = len(tensors) == 1 == len(grads) and grad is not None and wanted[0]
+        if alone and x.is_contiguous() and grad.is_contiguous() and x.numel():  # type: ignore[union-attr]  # not None
+            return [self._backward_alone(found, call, x, checkpoints, grad)]  # type: ignore[arg-type]  # as above
         layout = layout_of(x)
         grad_inputs, grad_state = self._allocated(layout, tensors[0], found)
         sums: Sequence[Tensor] = ()

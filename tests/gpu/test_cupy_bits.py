@@ -1,0 +1,133 @@
+"""The cupy backend gives the bits of the torch backend on the same GPU, and the same bits every time."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Tuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import spikecore as sc
+from spikecore.neuron import Neuron
+from spikecore.testing.models import BY_NAME, MODELS, Model
+from spikecore.testing.tolerances import DTYPES, TOLERANCES
+
+pytestmark = pytest.mark.gpu
+
+#: Steps and neurons: numbers of steps that are a constant and that go in chunks, sizes that wide accesses fit and not.
+SHAPES = ((1, 1), (4, 3), (4, 40), (16, 40), (16, 1001), (17, 1), (17, 1001), (25, 3), (40, 40))
+#: Of the same precision and size as a dtype.
+BITS = {torch.float32: torch.int32, torch.float64: torch.int64, torch.float16: torch.int16, torch.bfloat16: torch.int16}
+
+Noise = Callable[..., Tensor]
+
+
+def chosen(arithmetic: bool) -> List[Any]:
+    """Models with each of their resets. EIF without a hard reset runs away, and every rounding with it."""
+    models = [model for model in MODELS if model.arithmetic == arithmetic]
+    pairs = [(m, reset) for m in models for reset in m.resets if reset == "hard" or m.name != "eif"]
+    return [pytest.param(model, reset, id=f"{model.name}-{reset}") for model, reset in pairs]
+
+
+def results(neuron: Neuron, x: Tensor) -> List[Tensor]:
+    """Outputs, final states, and states after every step."""
+    out, state, trace = neuron.run(x, record=tuple(neuron.states))
+    return [out, *state.values(), *trace.values()]
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether all numbers are the same to the bit, signs of zero included; every NaN is like any other."""
+    bits = BITS[a.dtype]
+    equal = (a.view(bits) == b.view(bits)) | (a.isnan() & b.isnan())
+    return a.dtype == b.dtype and a.shape == b.shape and bool(equal.all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("model", "reset"), chosen(arithmetic=True))
+def test_arithmetic_has_the_bits_of_the_reference(model: Model, reset: str, dtype: str, noise: Noise) -> None:
+    """Outputs, final states and traces of neurons of + - * / are those of the torch backend, bit for bit."""
+    ours, theirs = (model.build(name, reset, model.params) for name in ("cupy", "torch"))
+    for steps, size in SHAPES:
+        x = noise(steps, size, low=model.drive[0], high=model.drive[1], dtype=DTYPES[dtype])
+        pairs = zip(results(ours, x), results(theirs, x))
+        assert all(same_bits(a, b) for a, b in pairs), (steps, size)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("model", "reset"), chosen(arithmetic=False))
+def test_functions_are_near_the_reference(model: Model, reset: str, dtype: str, noise: Noise) -> None:
+    """Where exp and the like are used, spikes agree but for a potential that is the threshold to the last bit, and
+    states are within tolerance.
+    """
+    ours, theirs = (model.build(name, reset, model.params) for name in ("cupy", "torch"))
+    rtol, atol = TOLERANCES[dtype, "potential"]
+    for steps, size in SHAPES:
+        x = noise(steps, size, low=model.drive[0], high=model.drive[1], dtype=DTYPES[dtype])
+        found, expected = results(ours, x), results(theirs, x)
+        agree = (found[0] == expected[0]).all(0)
+        assert int((~agree).sum()) <= 2
+        for a, b in zip(found[1:], expected[1:]):
+            torch.testing.assert_close(a[..., agree], b[..., agree], rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    [("float32", 2.0**-128), ("bfloat16", 2.0**-128), ("float64", 2.0**-1025), ("float16", 2.0**-17)],
+)
+@pytest.mark.parametrize("name", ["if", "lif", "leaky", "synaptic"])
+def test_subnormal_numbers_are_kept(name: str, dtype: str, scale: float, noise: Noise) -> None:
+    """Inputs and potentials below the smallest normal number are not flushed, in memory or in arithmetic."""
+    model = BY_NAME[name]
+    scaled = {key: value * scale if key in ("threshold", "v_reset") else value for key, value in model.params.items()}
+    ours, theirs = (model.build(backend, "soft", scaled) for backend in ("cupy", "torch"))
+    for steps, size in ((4, 40), (17, 1001)):
+        whole = noise(steps, size, low=model.drive[0], high=model.drive[1], dtype=torch.float64)
+        x = (whole * scale).to(DTYPES[dtype])
+        tiny = torch.finfo(x.dtype).tiny
+        assert bool(((x != 0) & (x.abs() < tiny)).any())
+        found, expected = results(ours, x), results(theirs, x)
+        assert 0 < float(found[0].float().mean()) < 1
+        assert all(same_bits(a, b) for a, b in zip(found, expected))
+        if dtype != "float16":  # whose states are float32, where these numbers are normal
+            assert bool(((found[1] != 0) & (found[1].abs() < tiny)).any())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("model", [pytest.param(model, id=model.name) for model in MODELS if model.arithmetic])
+def test_gradients_are_near_the_reference(model: Model, dtype: str, noise: Noise) -> None:
+    """Gradients of inputs and of every parameter, through outputs and final states."""
+    names, reset = tuple(model.params), model.resets[0]
+    for steps, size in ((4, 3), (16, 40), (25, 1001)):
+        x = noise(steps, size, low=model.drive[0], high=model.drive[1], dtype=DTYPES[dtype])
+        weight = noise(steps, size, low=-1.0, high=1.0, seed=1, dtype=x.dtype)
+        found = []
+        for backend in ("cupy", "torch"):
+            neuron = model.build(backend, reset, model.params, learn=names).to("cuda")
+            leaf = x.clone().requires_grad_()
+            out, state = neuron.run(leaf)
+            ((out * weight).sum() + sum(value.sum() for value in state.values())).backward()
+            found.append((leaf.grad, {name: value.grad for name, value in neuron.named_parameters()}))
+        (ours, params), (theirs, expected) = found
+        rtol, atol = TOLERANCES[dtype, "input gradient"]
+        torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol * max(1.0, float(theirs.abs().max())))
+        rtol, atol = TOLERANCES["float32", "parameter gradient"]  # parameters are float32
+        for name, grad in expected.items():  # sums of many numbers of either sign, added in another order
+            torch.testing.assert_close(params[name], grad, rtol=rtol, atol=atol * x.numel() ** 0.5)
+
+
+@pytest.mark.parametrize("shape", [(4001, 1001), (4000, 1000)])
+@pytest.mark.parametrize("kind", ["scalar", "channel", "full"])
+def test_every_run_gives_the_same_bits(kind: str, shape: Tuple[int, int], noise: Noise) -> None:
+    """Thousands of blocks, whichever comes first: outputs, input gradients and parameter gradients never change."""
+    x = noise(5, *shape).requires_grad_()
+    tau = torch.full({"scalar": (), "channel": shape[1:], "full": shape}[kind], 2.5)
+    neuron = sc.LIF(tau, learn=("tau", "threshold"), backend="cupy").to("cuda")
+
+    def run() -> Tuple[Tensor, ...]:
+        out = neuron(x)
+        return (out, *torch.autograd.grad((out * x.detach()).sum(), [x, *neuron.parameters()]))
+
+    first = run()
+    for _ in range(5):
+        assert all(torch.equal(a, b) for a, b in zip(first, run()))

@@ -1,0 +1,219 @@
+"""Kernels run where PyTorch's own would: on the current stream and device, in its threads and graphs."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Callable, List, Optional, Tuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import spikecore as sc
+
+pytestmark = [
+    pytest.mark.gpu,
+    # torch's advice to those who use a parameter on two streams, which these tests are about
+    pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match"),
+]
+
+#: Cycles of a GPU that is made to wait: about 20 ms.
+A_WHILE = 40_000_000
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+Noise = Callable[..., Tensor]
+
+
+def learner(**options: Any) -> sc.LIF:
+    """A LIF layer with a learnt time constant."""
+    return sc.LIF(torch.tensor(2.5), learn=("tau",), backend="cupy", **options).to("cuda")
+
+
+def step(neuron: nn.Module, x: Tensor) -> Tuple[Tensor, ...]:
+    """Outputs, and the gradients of the input and of what is learnt."""
+    x = x.detach().requires_grad_()
+    out = neuron(x)
+    return (out, *torch.autograd.grad((out * x.detach()).sum(), [x, *neuron.parameters()]))
+
+
+def same(ours: Tuple[Tensor, ...], theirs: Tuple[Tensor, ...]) -> bool:
+    """Whether all are equal, wherever they are."""
+    return len(ours) == len(theirs) and all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(ours, theirs))
+
+
+def test_kernels_wait_for_the_current_stream(noise: Noise) -> None:
+    """Forward and backward on a side stream see what that stream computes first."""
+    neuron, right = learner(), noise(20, 100_000)
+    expected = step(neuron, right)
+    x, stream = torch.zeros_like(right), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(A_WHILE)
+        x.copy_(right)
+        found = step(neuron, x)
+    stream.synchronize()
+    assert same(found, expected)
+
+
+def test_other_streams_wait_for_kernels(noise: Noise) -> None:
+    """An event behind a call on the current stream is behind its kernels."""
+    neuron, x = sc.LIF(backend="cupy"), noise(16, 4_000_000)
+    expected = neuron(x).sum(0)
+    event, stream = torch.cuda.Event(), torch.cuda.Stream()
+    torch.cuda._sleep(A_WHILE)
+    out = neuron(x)
+    event.record()
+    with torch.cuda.stream(stream):
+        event.wait()
+        found = out.sum(0)
+    stream.synchronize()
+    out.record_stream(stream)
+    assert torch.equal(found, expected)
+
+
+def test_calls_do_not_wait_for_the_device(noise: Noise) -> None:
+    """Forward and backward return while the GPU is busy with what came before."""
+    neuron, x = learner(), noise(20, 1000)
+    step(neuron, x)
+    done = torch.cuda.Event()
+    torch.cuda.synchronize()
+    torch.cuda._sleep(20 * A_WHILE)
+    done.record()
+    step(neuron, x)
+    assert not done.query()
+    torch.cuda.synchronize()
+
+
+@two_gpus
+def test_the_tensors_choose_the_device(noise: Noise) -> None:
+    """A kernel runs where its tensors are, whichever device is current; the current one stays."""
+    x = noise(20, 1001)
+    expected = step(learner(), x)
+    for current in (0, 1):
+        with torch.cuda.device(current):
+            assert same(step(learner().to("cuda:1"), x.to("cuda:1")), expected)
+            assert torch.cuda.current_device() == current
+
+
+@pytest.mark.parametrize("steps", [4, 40])
+def test_a_graph_captures_forward_and_backward(steps: int, noise: Noise) -> None:
+    """A captured step, replayed on other numbers, gives what a direct call gives."""
+    neuron, x = learner(), noise(steps, 1001)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step(neuron, x)  # compiles
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step(neuron, x)
+    for seed in (1, 2):
+        x.copy_(noise(steps, 1001, seed=seed))
+        with torch.no_grad():
+            neuron.tau.add_(0.25)
+        graph.replay()
+        assert same(captured, step(neuron, x))
+
+
+def test_backward_may_run_in_any_thread(noise: Noise) -> None:
+    """A graph made in one thread is differentiated in another, one that never touched the GPU."""
+    neuron, x = learner(), noise(20, 1001)
+    expected = step(neuron, x)
+    leaf = x.clone().requires_grad_()
+    out = neuron(leaf)
+    found: List[Tuple[Tensor, ...]] = []
+    seen: List[int] = []
+    leaf.register_hook(lambda grad: seen.append(threading.get_ident()))
+
+    def differentiate() -> None:
+        found.append(torch.autograd.grad((out * x).sum(), [leaf, neuron.tau]))
+
+    thread = threading.Thread(target=differentiate)
+    thread.start()
+    thread.join()
+    assert same((out.detach(), *found[0]), expected)
+    assert seen
+    assert threading.get_ident() not in seen
+
+
+def test_threads_share_a_neuron(noise: Noise) -> None:
+    """Eight threads that meet a new kind of call together, each on a stream of its own, all get what is right."""
+    shapes = [(steps, 1000 + k) for k, steps in enumerate((3, 3, 5, 5, 20, 20, 20, 20))]
+    inputs = [noise(*shape, seed=k) for k, shape in enumerate(shapes)]
+    neuron = learner(surrogate=sc.surrogate.ATan(alpha=3.25))  # a program that no other test compiles
+    torch.cuda.synchronize()
+
+    def work(x: Tensor) -> Tuple[Tensor, ...]:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            results = [step(neuron, x) for _ in range(10)]
+        stream.synchronize()
+        assert all(same(one, results[0]) for one in results)
+        return results[0]
+
+    with ThreadPoolExecutor(len(inputs)) as pool:
+        for x, found in zip(inputs, pool.map(work, inputs)):
+            assert same(found, step(neuron, x))
+
+
+def test_a_graph_of_autograd_is_differentiated_twice(noise: Noise) -> None:
+    """With ``retain_graph`` the second backward pass gives the gradients of the first; without it PyTorch refuses."""
+    neuron, x = learner(), noise(20, 1001).requires_grad_()
+    loss = (neuron(x) * x.detach()).sum()
+    first, second = (torch.autograd.grad(loss, [x, neuron.tau], retain_graph=again) for again in (True, False))
+    assert same(first, second)
+    with pytest.raises(RuntimeError, match="a second time"):
+        torch.autograd.grad(loss, [x])
+
+
+def network() -> nn.Module:
+    """Two layers of neurons; batch first, as those who split a batch want it."""
+
+    class BatchFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(30, 40), learner(), nn.Linear(40, 10), learner())
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.body(x.transpose(0, 1)).transpose(0, 1)
+            return out
+
+    torch.manual_seed(0)
+    return BatchFirst().to("cuda")
+
+
+def trained(net: nn.Module, x: Tensor, wrapped: Optional[nn.Module] = None) -> List[Tensor]:
+    """The gradients of a network's parameters, through a wrapper around it."""
+    ((wrapped or net)(x).sum(1) * torch.linspace(-1, 1, 10, device=x.device)).sum().backward()
+    return [parameter.grad for parameter in net.parameters()]
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's about torch
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=two_gpus)])
+def test_data_parallel(devices: int, noise: Noise) -> None:
+    """``nn.DataParallel`` gives the gradients of the network alone."""
+    net, x = network(), noise(8, 20, 30)
+    expected = trained(copy.deepcopy(net), x)
+    found = trained(net, x, nn.DataParallel(net, device_ids=list(range(devices))))
+    for ours, theirs in zip(found, expected):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's about torch
+@pytest.mark.parametrize("library", ["gloo", "nccl"])
+def test_distributed_data_parallel(library: str, tmp_path: Path, noise: Noise) -> None:
+    """``DistributedDataParallel``, here of one process, gives the gradients of the network alone, several times."""
+    net, x = network(), noise(8, 20, 30)
+    expected = trained(copy.deepcopy(net), x)
+    torch.distributed.init_process_group(library, init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(net)
+        for _ in range(3):
+            net.zero_grad(set_to_none=True)
+            for ours, theirs in zip(trained(net, x, wrapped), expected):
+                torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    finally:
+        torch.distributed.destroy_process_group()

@@ -1,0 +1,164 @@
+"""How the cupy backend is chosen, compiled and kept, and how it goes with the rest of PyTorch."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+from typing import Any, Callable, List
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import spikecore as sc
+from spikecore import registry
+from spikecore.backend import Spec
+
+pytestmark = pytest.mark.gpu
+
+Noise = Callable[..., Tensor]
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody asked for a backend, and nothing was said yet."""
+    monkeypatch.delenv("SPIKECORE_BACKEND", raising=False)
+    monkeypatch.delenv("SPIKECORE_BLOCK", raising=False)
+    monkeypatch.setattr(registry, "_default", registry.Registry(registry.BUILTINS))
+
+
+@pytest.mark.usefixtures("fresh")
+def test_auto_takes_it_on_a_gpu(noise: Noise) -> None:
+    """Nobody having asked for another, cuda tensors run on it, without a warning."""
+    neuron = sc.LIF()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        neuron(noise(4, 3))
+    assert neuron.bound["cuda"].backend.name == "cupy"
+    assert "cupy on cuda" in repr(neuron)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_blocked_it_is_replaced_with_one_warning(monkeypatch: pytest.MonkeyPatch, noise: Noise) -> None:
+    """With SPIKECORE_BLOCK=cupy the reference computes; one warning says why and names the way out."""
+    monkeypatch.setenv("SPIKECORE_BLOCK", "cupy")
+    neurons, x = [sc.LIF(), sc.IF()], noise(4, 3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for neuron in neurons:
+            neuron(x)
+    said = [str(one.message) for one in caught if issubclass(one.category, RuntimeWarning)]
+    assert len(said) == 1
+    assert all(word in said[0] for word in ("'torch'", "SPIKECORE_BLOCK", "'cupy'", "SPIKECORE_BACKEND=torch"))
+    assert [neuron.bound["cuda"].backend.name for neuron in neurons] == ["torch", "torch"]
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> List[int]:
+    """An empty cache in ``tmp_path``; one entry more for every compilation."""
+    from cupy_backends.cuda.libs import nvrtc
+
+    count: List[int] = []
+    original = nvrtc.compileProgram
+
+    def compile_program(program: int, options: Any) -> Any:
+        count.append(program)
+        return original(program, options)
+
+    monkeypatch.setattr(nvrtc, "compileProgram", compile_program)
+    monkeypatch.setenv("SPIKECORE_CACHE_DIR", str(tmp_path))
+    return count
+
+
+def test_kernels_are_kept_on_disk(compilations: List[int], tmp_path: Path, noise: Noise) -> None:
+    """The first use compiles each kernel once, and keeps code and text; other objects and sizes compile nothing."""
+    from spikecore_cupy.backend import CupyBackend
+
+    program, spec = sc.LIF().program, Spec(torch.float32, 4, ("number",) * 3, final=False)
+
+    def use(backend: CupyBackend, size: int) -> Tensor:
+        x = noise(4, size).requires_grad_()
+        (out,), _, _ = backend.runner(program, spec)((x,), None, (2.0, 1.0, 0.0), ())
+        out.sum().backward()
+        torch.cuda.synchronize()
+        return out
+
+    first = CupyBackend()
+    out = use(first, 1000)
+    made = len(compilations)
+    assert made == 2
+    assert len(list((tmp_path / "cupy").glob("*.cubin"))) == 2
+    texts = [path.read_text(encoding="utf-8") for path in (tmp_path / "cupy").glob("*.cu")]
+    assert sorted("lif_backward" in text for text in texts) == [False, True]
+    use(first, 2000)
+    use(first, 123456)
+    assert torch.equal(use(CupyBackend(), 1000), out)
+    use(CupyBackend(), 4000)
+    assert len(compilations) == made
+
+
+def test_a_broken_entry_is_compiled_again(compilations: List[int], tmp_path: Path, noise: Noise) -> None:
+    """What is on disk and is not whole does no harm."""
+    from spikecore_cupy.backend import CupyBackend
+
+    program, spec = sc.LIF().program, Spec(torch.float32, 4, ("number",) * 3, final=False)
+    call = ((noise(4, 1000),), None, (2.0, 1.0, 0.0), ())
+    out = CupyBackend().runner(program, spec)(*call)[0][0]
+    (entry,) = (tmp_path / "cupy").glob("*.cubin")
+    entry.write_bytes(entry.read_bytes()[:-100])
+    assert torch.equal(CupyBackend().runner(program, spec)(*call)[0][0], out)
+    assert len(compilations) == 2
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's about torch
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("steps", [4, 20])
+def test_compiled_is_as_eager(compiler: str, steps: int, noise: Noise) -> None:
+    """``torch.compile(fullgraph=True)`` gives the spikes and gradients of the eager call, to the bit."""
+    if compiler == "inductor":
+        pytest.importorskip("triton", reason="inductor needs Triton")
+        logging.getLogger("torch._inductor").setLevel(logging.ERROR)
+    neuron = sc.LIF(2.5, learn=("tau",), backend="cupy").to("cuda")
+    torch._dynamo.reset()
+    x, weight = noise(steps, 3, 40).requires_grad_(), noise(steps, 3, 40, seed=1)
+    found = []
+    for call in (neuron, torch.compile(neuron, fullgraph=True, backend=compiler)):
+        out = call(x)
+        found.append((out, *torch.autograd.grad(out, [x, neuron.tau], weight)))
+    assert all(torch.equal(a, b) for a, b in zip(*found))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast(dtype: torch.dtype, noise: Noise) -> None:
+    """Under autocast a neuron takes what the layer before it gives, and gives spikes of the same dtype."""
+    torch.manual_seed(0)
+    linear = nn.Linear(30, 40).to("cuda")
+    x, found = noise(20, 8, 30), []
+    for backend in ("cupy", "torch"):
+        linear.zero_grad(set_to_none=True)
+        neuron = sc.LIF(backend=backend)
+        with torch.autocast(x.device.type, dtype=dtype):
+            current = linear(x)
+            spikes = neuron(current)
+            loss = (spikes.float().mean(0) * torch.linspace(-1, 1, 40, device=x.device)).sum()
+        loss.backward()
+        assert current.dtype == spikes.dtype == dtype
+        found.append((spikes, linear.weight.grad))
+    assert found[0][0].any()
+    assert torch.equal(found[0][0], found[1][0])
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-2, atol=1e-3)
+
+
+def test_the_text_on_disk_is_the_text_that_runs(compilations: List[int], tmp_path: Path, noise: Noise) -> None:
+    """What :meth:`CupyBackend.text` shows of a call is what was compiled for it."""
+    from spikecore_cupy.backend import CupyBackend
+
+    program, spec = sc.LIF().program, Spec(torch.float32, 4, ("number",) * 3, final=False)
+    backend = CupyBackend()
+    x = noise(4, 4000).requires_grad_()
+    backend.runner(program, spec)((x,), None, (2.0, 1.0, 0.0), ())[0][0].sum().backward()
+    torch.cuda.synchronize()
+    kept = {path.read_text(encoding="utf-8") for path in (tmp_path / "cupy").glob("*.cu")}
+    assert kept == set(backend.source(program, spec).values())
+    assert len(compilations) == 2
