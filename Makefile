@@ -12,6 +12,8 @@ FLOOR_PYTHON ?= python3.8
 FLOOR_TORCH ?= torch==2.0.1
 
 PEERS := spikingjelly==2.0.0 loguru snntorch==1.0.0
+# These compile CUDA kernels without a GPU.
+NVRTC := cupy-cuda13x nvidia-cuda-nvrtc
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
@@ -22,15 +24,17 @@ packages := $(notdir $(patsubst %/__init__.py,%,$(wildcard backends/*/__init__.p
 INSTALLED := $(VENV)/.installed-$(subst $(empty) $(empty),+,$(strip $(EXTRAS) $(packages)))
 PEERS_INSTALLED := $(VENV)/.peers-installed
 NUMBA_INSTALLED := $(VENV)/.numba-installed
+NVRTC_INSTALLED := $(VENV)/.nvrtc-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-plugins check test-peers test-floor clean distclean
+.PHONY: help setup demo test test-plugins test-kernels check test-peers test-floor clean distclean
 
 help:
 	@echo 'make demo         train a spiking network on handwritten digits, on the CPU kernels of the numba plugin'
 	@echo '                                                                  ARGS="--backend torch --epochs 5"'
 	@echo 'make test         the tests that need no GPU and no other library ARGS="tests/unit -k lif"'
 	@echo 'make test-plugins the tests of the plugins, which it installs'
+	@echo 'make test-kernels compile every kind of CUDA kernel, and run them on the CPU; needs g++ and no GPU'
 	@echo 'make check        lint, format and types'
 	@echo 'make test-peers   compare with other libraries, which it installs'
 	@echo 'make test-floor   the tests on Python 3.8 and torch 2.0.1, the oldest supported'
@@ -53,6 +57,9 @@ test: $(INSTALLED)
 test-plugins: $(NUMBA_INSTALLED)
 	@test -s $(NUMBA_INSTALLED)
 	@cd plugins/spikecore-numba && $(abspath $(BIN))/python -m pytest -n auto $(ARGS)
+
+test-kernels: $(NVRTC_INSTALLED)
+	@$(BIN)/python -m pytest -m kernels tests/backend/test_cupy_compile.py tests/backend/test_cupy_host.py -n auto $(ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check
@@ -99,6 +106,11 @@ $(NUMBA_INSTALLED): plugins/spikecore-numba/pyproject.toml $(INSTALLED)
 	    echo 'Installing spikecore-numba'; \
 	    $(PIP) install --constraint $(VENV)/torch.txt --editable plugins/spikecore-numba && echo numba > $@; \
 	else echo 'spikecore-numba needs Python 3.10 or newer; going on without it'; : > $@; fi
+
+$(NVRTC_INSTALLED): Makefile $(INSTALLED)
+	@echo 'Installing $(NVRTC)'
+	@$(PIP) install --constraint $(VENV)/torch.txt $(NVRTC)
+	@touch $@
 
 # Without their dependencies, which would bring packages these comparisons never use.
 $(PEERS_INSTALLED): Makefile $(INSTALLED)

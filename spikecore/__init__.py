@@ -19,6 +19,7 @@ from spikecore.neuron import Neuron
 from spikecore.neurons import ALIF, EIF, IF, KLIF, LI, LIF, PLIF, QIF, Izhikevich, Leaky, Recurrent, Synaptic
 from spikecore.registry import BackendStatus
 from spikecore.selection import backends, use_backend
+from spikecore.source import kernel_source
 from spikecore.surrogate import Surrogate
 from spikecore.training import DataLoader, TrainingOptions, inference_model, training_model
 
@@ -60,6 +61,7 @@ __all__ = [
     "functional",
     "hookimpl",
     "inference_model",
+    "kernel_source",
     "layers",
     "losses",
     "metrics",

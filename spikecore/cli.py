@@ -20,6 +20,7 @@ from rich.text import Text
 
 import spikecore
 from spikecore.bench.cli import bench
+from spikecore.kernels.cli import kernel
 from spikecore.registry import BackendStatus
 from spikecore.selection import backends as list_backends
 from spikecore.testing.cli import conformance
@@ -60,6 +61,7 @@ def backends(
 
 app.command()(conformance)
 app.command()(bench)
+app.command()(kernel)
 
 
 def _table(rows: List[BackendStatus]) -> Table:

@@ -140,6 +140,12 @@ class Registry:
             raise BackendUnavailable(message) from known.probe_error
         return self._backend(candidate)
 
+    def unprobed(self, name: str, source: str) -> Backend:
+        """The backend, usable here or not, for what needs no device; the same object as :meth:`get`. Raises as
+        :meth:`info` does.
+        """
+        return self._backend(self._pick(name, source))
+
     def refresh(self) -> None:
         """Look again: forget what was found, what failed and what was said once. Backends in use are kept."""
         importlib.invalidate_caches()

@@ -21,15 +21,20 @@ from spikecore.bench.timing import Call, Failure, HostClock, Timing, failure, in
 COPY = "copy"
 #: Bytes of the input where no size is asked for: 134 million float32 on a GPU, 17 million on a CPU.
 FILL_GPU, FILL_CPU = 2**29, 2**26
+#: Neurons on a GPU, at least: with fewer the last of its blocks run alone for a part of the time.
+MANY = 2**22
 #: A quick run takes this part of them.
 QUICK = 8
 #: Memory that a case takes at most, in units of its input: that of the reference in half precision.
 LARGEST = 20
 
 
-def elements(dtype: torch.dtype, clock: HostClock, quick: bool) -> int:
+def elements(dtype: torch.dtype, steps: int, clock: HostClock, quick: bool) -> int:
     """How many elements fill the device without filling its memory."""
-    fill = (FILL_GPU if clock.device.type == "cuda" else FILL_CPU) // (QUICK if quick else 1)
+    fill = FILL_CPU
+    if clock.device.type == "cuda":
+        fill = max(FILL_GPU, MANY * steps * torch.finfo(dtype).bits // 8)
+    fill //= QUICK if quick else 1
     while fill > 2**20 and LARGEST * fill > clock.free_bytes():
         fill //= 2
     return fill * 8 // torch.finfo(dtype).bits
@@ -41,7 +46,7 @@ def jobs(settings: Settings, bench: Bench) -> List[Job]:
     for neuron in settings.neurons:
         for dtype in settings.dtypes:
             for steps in settings.steps:
-                total = settings.elements or elements(DTYPES[dtype], bench.clock, settings.quick)
+                total = settings.elements or elements(DTYPES[dtype], steps, bench.clock, settings.quick)
                 cell = Cell("neurons", neuron, dtype, steps, max(1, total // steps))
                 found.append(contained(cell, bench, measure))
     return found

@@ -8,7 +8,7 @@ from spikecore.testing import BackendConformance
 from spikecore.testing.loopback import installed
 from spikecore_cupy.host import HostBackend, reason
 
-pytestmark = pytest.mark.skipif(reason() is not None, reason=str(reason()))
+pytestmark = [pytest.mark.kernels, pytest.mark.skipif(reason() is not None, reason=str(reason()))]
 
 
 @pytest.fixture(autouse=True, scope="module")
