@@ -1,0 +1,280 @@
+"""The text of the cupy backend's kernels compiles with NVRTC, which needs no GPU, and becomes the instructions it must.
+
+All combinations would be tens of thousands of kernels. These cover each pair of choices that meet in the text: every
+neuron x reset x dtype, each as the plainest call and as the one that has and wants everything (with the kinds of
+parameters in turn); every surrogate x dtype; every number of steps x dtype; every kind of parameter x start x dtype;
+every width x dtype; the oldest and the newest GPU that NVRTC knows x dtype.
+
+Needs CuPy and NVRTC, which ``make test-kernels`` installs. Where they are missing the tests are skipped, or fail where
+``SPIKECORE_REQUIRE`` names cupy_host, the kernels of this backend without a GPU.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+from typing import Any, List, Optional, Sequence, Tuple, Union
+
+import pytest
+import torch
+
+import spikecore as sc
+from spikecore.backend import BackendError, Spec
+from spikecore.kernels import BackwardPlan, ForwardPlan
+from spikecore.neuron import Neuron
+from spikecore.testing.custom import CUSTOM
+from spikecore.testing.models import BY_NAME, MODELS, Model
+from spikecore.testing.runner import required
+from spikecore.testing.tolerances import DTYPES
+from spikecore_cupy.backend import widest
+from spikecore_cupy.device import HEADER, OPTIONS, compiled, header
+from spikecore_cupy.source import print_kernel
+
+pytestmark = pytest.mark.kernels
+
+Plan = Union[ForwardPlan, BackwardPlan]
+
+#: The GPU that kernels are compiled for where nothing else is said: an H100 or H200.
+HOPPER = 90
+TENSORS = ("scalar", "channel", "full")
+SURROGATES = [cls for cls in sc.Surrogate.__subclasses__() if cls.__module__ == "spikecore.surrogate"]
+CHOICES = [(model, reset) for model in (*MODELS, *CUSTOM) for reset in model.resets]
+dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _nvrtc() -> None:
+    try:
+        from cupy_backends.cuda.libs import nvrtc
+
+        nvrtc.getVersion()
+    except Exception as error:  # a missing package, a missing library
+        said = f"compiling kernels needs CuPy and NVRTC, which make test-kernels installs: {error}"
+        if required("cupy_host"):
+            pytest.fail(said, pytrace=False)
+        pytest.skip(said)
+
+
+def plans(
+    neuron: Neuron,
+    dtype: torch.dtype,
+    steps: Optional[int] = 4,
+    kind: str = "number",
+    learn: Sequence[str] = (),
+    everything: bool = False,
+) -> Tuple[ForwardPlan, BackwardPlan]:
+    """The plans of a call: at rest with no more than outputs, or one that has and wants ``everything``."""
+    program = neuron.program
+    spec = Spec(dtype, steps, (kind,) * len(program.params), tuple(learn), final=everything)
+    states = tuple(program.states) if everything else ()
+    forward = ForwardPlan(program, spec, states, given=everything, final=everything, checkpoints=steps is None)
+    backward = BackwardPlan(
+        program,
+        spec,
+        given=everything,
+        outputs=(True,) * len(program.outputs),
+        trace=states,
+        final=everything,
+        inputs=(True,) * len(program.inputs),
+        state=everything,
+        learn=tuple(learn),
+    )
+    return forward, backward
+
+
+def build(model: Model, reset: Optional[str] = None, **options: Any) -> Neuron:
+    """The neuron of a model."""
+    return model.build("cupy", reset or model.resets[0], model.params, **options)
+
+
+def compile_all(plans: Sequence[Plan], width: Optional[int] = None, arch: int = HOPPER) -> None:
+    """Compile the kernels of these plans; what NVRTC refuses is an error with its log."""
+    for plan in plans:
+        source = print_kernel(plan, width or widest(plan))
+        assert compiled(source.name, source.text, arch)
+
+
+# -- everything compiles
+
+
+@pytest.mark.parametrize(
+    ("model", "reset", "dtype", "kind"),
+    [
+        pytest.param(model, reset, DTYPES[dtype], kind, id=f"{model.name}-{reset}-{dtype}-{kind}")
+        for ((model, reset), dtype), kind in zip(itertools.product(CHOICES, DTYPES), itertools.cycle(TENSORS))
+    ],
+)
+def test_every_neuron(model: Model, reset: str, dtype: torch.dtype, kind: str) -> None:
+    """The plainest call over four steps, and the fullest one over any number."""
+    neuron = build(model, reset)
+    compile_all(plans(neuron, dtype))
+    compile_all(plans(neuron, dtype, None, kind, neuron.program.params, everything=True))
+
+
+@pytest.mark.parametrize("model", [pytest.param(model, id=model.name) for model in MODELS if model.fires])
+def test_every_detached_reset(model: Model) -> None:
+    """The adjoint in which spikes carry no gradient where they reset."""
+    compile_all(plans(build(model, detach=True), torch.float32)[1:])
+
+
+@dtypes
+@pytest.mark.parametrize("surrogate", SURROGATES, ids=lambda surrogate: surrogate.__name__)
+def test_every_surrogate(surrogate: Any, dtype: torch.dtype) -> None:
+    """Each with its usual arguments."""
+    compile_all(plans(sc.LIF(surrogate=surrogate()), dtype)[1:])
+
+
+@dtypes
+@pytest.mark.parametrize("steps", [1, 2, 3, 8, 15, 16, None])
+def test_every_number_of_steps(steps: Optional[int], dtype: torch.dtype) -> None:
+    """Up to 16 the number is a constant of the kernel."""
+    compile_all(plans(sc.LIF(), dtype, steps))
+    compile_all(plans(sc.ALIF(), dtype, steps, "scalar", ("tau", "rho")))
+
+
+@dtypes
+@pytest.mark.parametrize("everything", [False, True], ids=["rest", "given"])
+@pytest.mark.parametrize("kind", ["number", *TENSORS])
+def test_every_kind_of_parameter(kind: str, everything: bool, dtype: torch.dtype) -> None:
+    """Not learnt, one of them learnt, all of them learnt."""
+    neuron = sc.KLIF(scale_reset=True)
+    for learn in [(), ("tau",), neuron.program.params] if kind != "number" else [()]:
+        compile_all(plans(neuron, dtype, 4, kind, learn, everything))
+
+
+@dtypes
+@pytest.mark.parametrize("steps", [4, 16, None])
+def test_every_width(steps: Optional[int], dtype: torch.dtype) -> None:
+    """From the widest accesses down to single numbers."""
+    for plan in plans(sc.LIF(), dtype, steps, "channel", ("tau",), everything=True):
+        width = widest(plan)
+        while width:
+            compile_all([plan], width)
+            width //= 2
+
+
+@dtypes
+@pytest.mark.parametrize("which", ["oldest", "newest"])
+def test_every_gpu(which: str, dtype: torch.dtype) -> None:
+    """Nothing in a kernel is of one generation."""
+    from cupy_backends.cuda.libs import nvrtc
+
+    known = nvrtc.getSupportedArchs()
+    arch = min(known) if which == "oldest" else max(known)
+    for neuron in (sc.LIF(), sc.EIF()):
+        compile_all(plans(neuron, dtype, None, "scalar", ("tau",), everything=True), arch=arch)
+
+
+# -- what is refused
+
+
+def test_a_wrong_text_is_refused_in_words() -> None:
+    """The error has the kernel's name, the compiler's words, and the text."""
+    with pytest.raises(BackendError, match=r"NVRTC refuses kernel broken:(.|\n)*undefined(.|\n)*of\n.*nowhere"):
+        compiled("broken", 'extern "C" __global__ void broken(float* x) { *x = nowhere; }\n', HOPPER)
+
+
+def test_an_unknown_gpu_is_refused_in_words() -> None:
+    """The error says which compute capability NVRTC does not know, and what to do."""
+    with pytest.raises(BackendError, match=r"cannot compile for this GPU \(compute capability 1.0\): install a CuPy"):
+        compiled("empty", 'extern "C" __global__ void empty() {}\n', 10)
+
+
+def test_code_is_kept_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second time the code comes from disk, and is the same; another GPU's is another entry."""
+    from cupy_backends.cuda.libs import nvrtc
+
+    monkeypatch.setenv("SPIKECORE_CACHE_DIR", str(tmp_path))
+    source = print_kernel(plans(sc.LIF(), torch.float32)[0], 2)
+    code = compiled(source.name, source.text, HOPPER)
+    assert compiled(source.name, source.text, min(nvrtc.getSupportedArchs())) != code
+    monkeypatch.setattr(nvrtc, "compileProgram", None)
+    assert compiled(source.name, source.text, HOPPER) == code
+    assert len(list((tmp_path / "cupy").glob("*.cubin"))) == 2
+    assert {path.read_text(encoding="utf-8") for path in (tmp_path / "cupy").glob("*.cu")} == {source.text}
+
+
+# -- what it becomes
+
+
+def built(plan: Plan, *options: str) -> Tuple[str, str]:
+    """A kernel as PTX, and what the compiler said."""
+    from cupy_backends.cuda.libs import nvrtc
+
+    source = print_kernel(plan, widest(plan))
+    program = nvrtc.createProgram(source.text, "kernel.cu", [header().encode()], [HEADER.encode()])
+    try:
+        nvrtc.compileProgram(program, (*OPTIONS, *options))
+        ptx = nvrtc.getPTX(program)
+        return (ptx.decode() if isinstance(ptx, bytes) else ptx), nvrtc.getProgramLog(program)
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def ptx_of(plan: Plan) -> str:
+    """A kernel as PTX."""
+    return built(plan, f"-arch=compute_{HOPPER}")[0]
+
+
+def inexact(ptx: str) -> List[str]:
+    """The instructions of floating-point numbers that contract, flush subnormals or approximate."""
+    return re.findall(r"\b(?:fma\.\S+|mad\.\S*f\d\d|\S+\.ftz\S*|\S+\.approx\S*|div\.full\S*)", ptx)
+
+
+@dtypes
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(model, id=model.name) for model in MODELS if model.arithmetic and "nodecay" not in model.name],
+)
+def test_forward_arithmetic_is_exact(model: Model, dtype: torch.dtype) -> None:
+    """No product is contracted into a sum, no subnormal number is flushed, nothing is approximate."""
+    forward, _ = plans(build(model), dtype, None, everything=True)
+    assert inexact(ptx_of(forward)) == []
+
+
+@dtypes
+def test_division_is_that_of_ieee(dtype: torch.dtype) -> None:
+    """LIF divides by tau, correctly rounded, and multiplies by no reciprocal."""
+    ptx = ptx_of(plans(sc.LIF(), dtype)[0])
+    word = "f64" if dtype == torch.float64 else "f32"
+    assert f"div.rn.{word}" in ptx
+    assert not re.search(r"\brcp\.", ptx)
+
+
+@dtypes
+def test_backward_approximates_where_it_is_rounded_away(dtype: torch.dtype) -> None:
+    """In the adjoint of 16-bit calls divisions may be approximate; those of the steps computed again are exact."""
+    _, backward = plans(sc.LIF(), dtype, 16)
+    ptx = ptx_of(backward)
+    found = inexact(ptx)
+    if dtype in (torch.float16, torch.bfloat16):
+        assert set(found) == {"div.approx.ftz.f32"}
+        assert "div.rn.f32" in ptx
+    else:
+        assert found == []
+
+
+@dtypes
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_arguments_are_packed_as_the_kernel_takes_them(direction: str, dtype: torch.dtype) -> None:
+    """A launch gives as many arguments, of the same sizes, as the compiled kernel has."""
+    sizes = {"long long": 64, "int": 32, "float": 32, "double": 64}
+    for kind in ("number", *TENSORS):
+        learn = () if kind == "number" else ("tau", "rho")
+        plan = plans(sc.ALIF(), dtype, None, kind, learn, everything=True)[direction == "backward"]
+        source = print_kernel(plan, widest(plan))
+        entry = re.search(rf"\.entry {source.name}\((.*?)\)", ptx_of(plan), re.DOTALL)
+        assert entry is not None
+        taken = [int(size) for size in re.findall(r"\.param \.[a-z](\d+)", entry[1])]
+        assert taken == [64 if "*" in name else sizes[name] for name in source.types]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["if", "lif", "leaky", "plif", "synaptic", "alif"])
+def test_a_chunk_fits_into_registers(name: str, dtype: torch.dtype) -> None:
+    """Backward over sixteen steps keeps what it needs of them in registers: nothing is spilled to memory."""
+    _, backward = plans(build(BY_NAME[name]), dtype, 16)
+    _, log = built(backward, f"-arch=sm_{HOPPER}", "--ptxas-options=-v")
+    found = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
+    assert found == [("0", "0", "0")]

@@ -1,0 +1,229 @@
+"""The text of a neuron's kernels: from the library and from the shell, without GPU, CuPy or a compiler."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any, Dict, List, Tuple
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import spikecore as sc
+from spikecore import cli, registry
+from spikecore.kernels.cli import NEURONS, SURROGATES
+from spikecore.testing.loopback import installed
+from spikecore_cupy import CAPABILITIES, device
+from spikecore_cupy.backend import CupyBackend
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def shown(*arguments: str) -> str:
+    """What the command prints; it must succeed."""
+    result = CliRunner().invoke(cli.app, ["kernel", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
+    """What the command says when it refuses, without the box around it."""
+    monkeypatch.setenv("COLUMNS", "1000")
+    result = CliRunner().invoke(cli.app, ["kernel", *arguments])
+    assert result.exit_code == 2
+    return result.output
+
+
+class Own(sc.Neuron):
+    """A user's neuron."""
+
+    states = {"v": 0.0}
+    params = {"gain": 2.0, "threshold": 1.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
+        charged = s.v + p.gain * x
+        z = self.spike(charged - p.threshold)
+        return z, {"v": sc.ops.select(z, 0.0, charged)}
+
+
+# -- from the library
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_both_kernels_are_there(dtype: str) -> None:
+    """Forward and backward, each named after the neuron, in the dtype that was asked for."""
+    texts = sc.kernel_source(sc.LIF(), dtype=getattr(torch, dtype))
+    assert list(texts) == ["forward", "backward"]
+    for direction, text in texts.items():
+        assert f"__global__ void __launch_bounds__(128) lif_{direction}(" in text
+        assert text.startswith(f"// LIF, {direction}: {dtype} in memory")
+
+
+def test_it_needs_no_gpu_no_cupy_and_no_numba() -> None:
+    """None of them is imported, and the backend is not asked whether it can be used."""
+    program = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(['cupy', 'cupy_backends', 'numba', 'triton']))\n"
+        "import torch, spikecore as sc, spikecore_cupy.device as device\n"
+        "device.reason = None\n"
+        "print(len(sc.kernel_source(sc.PLIF(), 'cupy', torch.float16)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert done.stdout.strip() == "2", done.stderr
+
+
+def test_an_unusable_backend_stays_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Having shown its text, it is refused for computing as before."""
+    monkeypatch.setattr(device, "reason", lambda: "there is no GPU")
+    monkeypatch.setattr(registry, "_default", registry.Registry(registry.BUILTINS, entry_points=()))
+    neuron = sc.LIF(backend="cupy")
+    assert sc.kernel_source(neuron)
+    with pytest.raises(sc.BackendUnavailable, match="not usable here: there is no GPU"):
+        neuron(torch.zeros(2, 3))
+
+
+def test_parameters_are_as_in_the_neuron() -> None:
+    """A number is an argument, a tensor is read from memory, and a learnt one has a gradient."""
+    forward, _ = sc.kernel_source(sc.LIF()).values()
+    assert "const float tau" in forward
+    neuron = sc.LIF(torch.rand(7) + 1.0, threshold=torch.rand(3, 7), v_reset=0.5, learn=("tau",))
+    forward, backward = sc.kernel_source(neuron).values()
+    assert all(word in forward for word in ("taus[channel(", "load<V>(thresholds + i)", "const float v_reset"))
+    assert "grad_tau" in backward
+    assert "grad_threshold" not in backward
+
+
+def test_steps_are_a_constant_up_to_sixteen() -> None:
+    """Beyond, the kernels are those for any number of steps, in chunks."""
+    for steps, words in ((1, "int T = 1;  // time steps\n"), (16, "int T = 16;  // time steps\n")):
+        assert words in sc.kernel_source(sc.LIF(), steps=steps)["forward"]
+    many = [sc.kernel_source(sc.LIF(), steps=steps) for steps in (17, 1000)]
+    assert many[0] == many[1]
+    assert "// time steps of a chunk" in many[0]["forward"]
+
+
+def test_neurons_of_your_own_have_kernels() -> None:
+    """With the names of their definition."""
+    forward, backward = sc.kernel_source(Own(learn=("gain",))).values()
+    assert "own_forward(" in forward
+    assert "charged = v + gain * x;" in forward
+    assert "grad_gain" in backward
+
+
+def test_a_backend_without_text_is_refused() -> None:
+    """The error names those that have one."""
+    with pytest.raises(sc.Unsupported, match=r"backend 'torch' .*has no kernels to show; those that have: .*cupy"):
+        sc.kernel_source(sc.LIF(), backend="torch")
+
+
+def test_what_a_backend_lacks_is_refused() -> None:
+    """Text is shown only of what the backend would run."""
+
+    class Poor(CupyBackend):
+        name = "poor"
+        capabilities = replace(CAPABILITIES, float64=False, channel_parameters=False)
+
+    with installed(Poor, devices=("cpu",)):
+        assert sc.kernel_source(sc.LIF(), "poor") == sc.kernel_source(sc.LIF(), "cupy")
+        message = r"backend 'poor' \(from kernel_source\(\)\) does not support float64, channel_parameters"
+        with pytest.raises(sc.Unsupported, match=message):
+            sc.kernel_source(sc.LIF(torch.ones(3)), "poor", torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"neuron": sc.LIF}, TypeError, r"neuron=.*LIF.* must be a spikecore neuron; give an object, LIF\(...\)"),
+        ({"neuron": torch.nn.ReLU()}, TypeError, r"neuron=ReLU\(\) must be a spikecore neuron$"),
+        ({"dtype": torch.int32}, ValueError, r"dtype=torch.int32 must be one of torch.float16, torch.bfloat16"),
+        ({"steps": 0}, ValueError, "steps=0 must be a whole number, 1 or more"),
+        ({"steps": 2.0}, ValueError, "steps=2.0 must be a whole number, 1 or more"),
+        ({"backend": "cupi"}, sc.UnknownBackend, r"unknown backend 'cupi' .*did you mean 'cupy'\?"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: Dict[str, Any], error: Any, words: str) -> None:
+    """The message has the argument, its value, and what would be right."""
+    with pytest.raises(error, match=words):
+        sc.kernel_source(**{"neuron": sc.LIF(), **arguments})
+
+
+def test_a_blocked_backend_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SPIKECORE_BLOCK means what it says."""
+    monkeypatch.setenv("SPIKECORE_BLOCK", "cupy")
+    with pytest.raises(sc.BackendUnavailable, match="is blocked by SPIKECORE_BLOCK"):
+        sc.kernel_source(sc.LIF())
+
+
+# -- from the shell
+
+
+def test_piped_it_is_the_text_alone() -> None:
+    """What the library gives, and nothing else; ``--direction`` takes one of the two."""
+    texts = sc.kernel_source(sc.LIF(surrogate=sc.surrogate.ATan(), learn=("tau",)), "cupy", torch.bfloat16)
+    command = ("LIF", "--surrogate", "ATan", "--dtype", "bfloat16", "--learn", "tau")
+    assert shown(*command) == f"{texts['forward']}\n{texts['backward']}"
+    for direction, text in texts.items():
+        assert shown(*command, "--direction", direction) == text
+
+
+def test_on_a_terminal_it_has_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without them it is the same text, lines whole however narrow the terminal is."""
+    plain = shown("ALIF")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("COLUMNS", "40")
+    coloured = shown("ALIF")
+    assert coloured != plain
+    assert ANSI.sub("", coloured) == plain
+
+
+@pytest.mark.parametrize("neuron", NEURONS)
+def test_every_neuron_has_a_command(neuron: str) -> None:
+    """Without further arguments: what a neuron requires has a value."""
+    assert f"{neuron.lower()}_backward(" in shown(neuron, "--direction", "backward")
+
+
+@pytest.mark.parametrize("surrogate", SURROGATES)
+def test_every_surrogate_may_be_asked_for(surrogate: str) -> None:
+    """Its name is in the text."""
+    assert f"# {surrogate}(" in shown("IF", "--surrogate", surrogate, "--direction", "backward")
+
+
+def test_all_are_known() -> None:
+    """The command knows every neuron of the library that is one program, and every surrogate."""
+    assert {"LIF", "Leaky", "Izhikevich", "LI"} < set(NEURONS) <= set(sc.__all__)
+    assert len(SURROGATES) == 19
+
+
+def test_options_reach_the_neuron() -> None:
+    """``--reset``, ``--steps`` and ``--set`` change what they say; a flag is set with true or false."""
+    soft = sc.LIF(reset="soft", decay_input=False)
+    command = ("LIF", "--reset", "soft", "--set", "decay_input=false", "--set", "tau=3", "--steps", "20")
+    assert shown(*command) == "\n".join(sc.kernel_source(soft, steps=20).values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["Lif"], "no neuron is called 'Lif'; did you mean 'LIF'? Known: ALIF, "),
+        (["LIF", "--surrogate", "atam"], "no surrogate is called 'atam'; did you mean 'ATan'? Known: ATan, "),
+        (["LIF", "--dtype", "float61"], "no dtype is called 'float61'; did you mean 'float64'? Known: float16, "),
+        (["LIF", "--direction", "backwards"], "no direction is called 'backwards'; did you mean 'backward'?"),
+        (["LIF", "--backend", "torch"], "backend 'torch' (from kernel_source()) has no kernels to show"),
+        (["LIF", "--backend", "cupi"], "did you mean 'cupy'?"),
+        (["LIF", "--reset", "sotf"], "reset='sotf' must be one of 'hard', 'soft', 'none'"),
+        (["LI", "--reset", "soft"], "LI has no parameter 'reset'"),
+        (["LIF", "--learn", "tua"], "learn names 'tua', which is no parameter; parameters: tau"),
+        (["LIF", "--set", "tua=3"], "LIF has no parameter 'tua'; did you mean 'tau'?"),
+        (["LIF", "--set", "tau=-3"], "tau=-3.0 must be above 0"),
+        (["LIF", "--set", "tau=x"], "--set 'tau=x' must be NAME=VALUE with a number, true or false"),
+        (["LIF", "--set", "tau"], "--set 'tau' must be NAME=VALUE with a number, true or false, such as beta=0.8"),
+    ],
+)
+def test_wrong_words_are_answered(arguments: List[str], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error says what was asked, and the nearest that there is."""
+    assert words in refused(monkeypatch, *arguments)
