@@ -24,6 +24,7 @@ packages := $(notdir $(patsubst %/__init__.py,%,$(wildcard backends/*/__init__.p
 INSTALLED := $(VENV)/.installed-$(subst $(empty) $(empty),+,$(strip $(EXTRAS) $(packages)))
 PEERS_INSTALLED := $(VENV)/.peers-installed
 NUMBA_INSTALLED := $(VENV)/.numba-installed
+TRITON_INSTALLED := $(VENV)/.triton-installed
 NVRTC_INSTALLED := $(VENV)/.nvrtc-installed
 
 .DEFAULT_GOAL := help
@@ -53,10 +54,12 @@ demo: $(NUMBA_INSTALLED)
 test: $(INSTALLED)
 	@$(BIN)/python -m pytest $(ARGS)
 
-# Most of the time is compilation, which every core can share.
-test-plugins: $(NUMBA_INSTALLED)
+# Most of the time is compilation, which every core can share. Triton's kernels run in its interpreter where there is no
+# GPU; that they compile for one takes minutes more (tests/test_compiled.py).
+test-plugins: $(NUMBA_INSTALLED) $(TRITON_INSTALLED)
 	@test -s $(NUMBA_INSTALLED)
 	@cd plugins/spikecore-numba && $(abspath $(BIN))/python -m pytest -n auto $(ARGS)
+	@cd plugins/spikecore-triton && $(abspath $(BIN))/python -m pytest -n auto --ignore tests/test_compiled.py $(ARGS)
 
 test-kernels: $(NVRTC_INSTALLED)
 	@$(BIN)/python -m pytest -m kernels tests/backend/test_cupy_compile.py tests/backend/test_cupy_host.py -n auto $(ARGS)
@@ -66,6 +69,7 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/mypy --config-file plugins/spikecore-numba/pyproject.toml plugins/spikecore-numba/spikecore_numba
+	$(BIN)/mypy --config-file plugins/spikecore-triton/pyproject.toml plugins/spikecore-triton/spikecore_triton
 
 test-peers: $(PEERS_INSTALLED)
 	@$(BIN)/python -m pytest -m peers tests/peers $(ARGS)
@@ -106,6 +110,11 @@ $(NUMBA_INSTALLED): plugins/spikecore-numba/pyproject.toml $(INSTALLED)
 	    echo 'Installing spikecore-numba'; \
 	    $(PIP) install --constraint $(VENV)/torch.txt --editable plugins/spikecore-numba && echo numba > $@; \
 	else echo 'spikecore-numba needs Python 3.10 or newer; going on without it'; : > $@; fi
+
+$(TRITON_INSTALLED): plugins/spikecore-triton/pyproject.toml $(INSTALLED)
+	@echo 'Installing spikecore-triton'
+	@$(PIP) install --constraint $(VENV)/torch.txt --editable plugins/spikecore-triton
+	@touch $@
 
 $(NVRTC_INSTALLED): Makefile $(INSTALLED)
 	@echo 'Installing $(NVRTC)'
