@@ -1,0 +1,134 @@
+"""The backend: two launches over compiled kernels."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import nullcontext
+from typing import Any, Callable, ContextManager, Dict, List, Sequence, Union
+
+import torch
+from torch import Tensor
+
+from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry, KernelBackend, Launch
+from spikecore_triton import CAPABILITIES, INTERPRETED
+from spikecore_triton.compiler import compiled, options
+from spikecore_triton.source import BACKWARD_GROUPS, FORWARD_GROUPS, print_kernel
+from spikecore_triton.writer import CHUNK, Argument, Source
+
+Plan = Union[ForwardPlan, BackwardPlan]
+_here: ContextManager[Any] = nullcontext()
+#: Finds the value of an argument among the sizes and the groups of tensors of a launch.
+Finder = Callable[[Geometry, Sequence[Any]], Any]
+
+_OF_THE_INTERPRETER = {
+    f"language/{case}": "Triton's interpreter makes a number of a truth value that is the same for all neurons"
+    for case in ("power-parameter", "clamp-below-parameter")
+}
+
+
+class TritonBackend(KernelBackend):
+    """Compiles every program for the GPU.
+
+    Forward writes nothing for backward but the states before every chunk of steps.
+    """
+
+    name = "triton"
+    capabilities = CAPABILITIES
+    chunk = CHUNK
+    expected_failures = _OF_THE_INTERPRETER if INTERPRETED else {}
+
+    def forward(self, plan: ForwardPlan) -> Launch:
+        kernels = Kernels(plan, FORWARD_GROUPS)
+
+        def launch(geometry: Geometry, *groups: Any) -> None:
+            kernels.of(geometry.steps).launch(geometry, groups)
+
+        return launch
+
+    def backward(self, plan: BackwardPlan) -> Launch:
+        kernels = Kernels(plan, BACKWARD_GROUPS)
+        kinds = dict(zip(plan.program.params, plan.spec.params))
+
+        def launch(geometry: Geometry, inputs: Any, *groups: Any) -> List[Tensor]:
+            kernel, neurons = kernels.of(geometry.steps), geometry.neurons
+            sizes = [kernel.blocks(neurons) if kinds[name] == "scalar" else neurons for name in plan.learn]
+            sums = [inputs[0].new_empty(size, dtype=plan.compute) for size in sizes]
+            kernel.launch(geometry, (inputs, *groups, sums))
+            return sums
+
+        return launch
+
+    def text(self, plan: Plan) -> str:
+        """The source text; that of many steps is of a multiple of 16."""
+        return print_kernel(plan).text
+
+
+class Kernels:
+    """The kernels of a plan: one, or where steps are many one for each number of steps that chunks leave over."""
+
+    def __init__(self, plan: Plan, groups: Sequence[str]) -> None:
+        self.plan, self.groups = plan, groups
+        self._kernels: Dict[int, Kernel] = {}
+        self._lock = threading.Lock()
+
+    def of(self, steps: int) -> Kernel:
+        """The kernel for so many steps."""
+        left = 0 if self.plan.spec.steps is not None else steps % CHUNK
+        kernel = self._kernels.get(left)
+        if kernel is None:
+            with self._lock:
+                kernel = self._kernels.setdefault(left, Kernel(print_kernel(self.plan, left), self.groups))
+        return kernel
+
+
+class Kernel:
+    """A compiled kernel, and how its arguments are found among the tensors of a launch."""
+
+    def __init__(self, source: Source, groups: Sequence[str]) -> None:
+        self.source = source
+        self.function = compiled(source)
+        self._finders = [_finder(argument, groups) for argument in source.arguments]
+
+    def blocks(self, neurons: int) -> int:
+        """How many blocks there are."""
+        return -(-neurons // self.source.block)
+
+    def launch(self, geometry: Geometry, groups: Sequence[Any]) -> None:
+        """Launch it on the device of the tensors and on torch's current stream there."""
+        values = [find(geometry, groups) for find in self._finders]
+        run = self.function[(self.blocks(geometry.neurons),)]
+        with _on(groups[0][0].device):
+            run(*values, BLOCK=self.source.block, **options())
+
+
+def _on(device: torch.device) -> ContextManager[Any]:
+    """Triton launches on the current device."""
+    if device.type == "cuda":
+        return _here if device.index == torch.cuda.current_device() else torch.cuda.device(device)
+    from spikecore_triton.interpreter import alone
+
+    return alone
+
+
+def _finder(argument: Argument, groups: Sequence[str]) -> Finder:
+    """How an argument is found."""
+    index = argument.number
+    group = groups.index(argument.group) if argument.group else 0
+    finders: Dict[str, Finder] = {
+        "neurons": lambda geometry, given: geometry.neurons,
+        "chunks": lambda geometry, given: geometry.steps // CHUNK,
+        "stride": lambda geometry, given: given[group][index].stride(0),
+        "inner": lambda geometry, given: geometry.channels[index][0],
+        "channels": lambda geometry, given: geometry.channels[index][1],
+        "number": lambda geometry, given: given[group][index],
+        "pointer": lambda geometry, given: given[group][index],
+    }
+    find = finders[argument.kind]
+    return _interpreted(argument.kind, find) if INTERPRETED else find
+
+
+def _interpreted(kind: str, find: Finder) -> Finder:
+    from spikecore_triton.interpreter import count, number
+
+    made: Dict[str, Callable[[Any], Any]] = {"number": number, "chunks": count}
+    return (lambda geometry, given: made[kind](find(geometry, given))) if kind in made else find

@@ -1,0 +1,48 @@
+"""What Triton's interpreter does not have: numbers as a kernel gets them, and the GPU's mathematical functions.
+
+The interpreter is NumPy. It has no fused multiply-add to switch off, its division is always the exact one, and its
+functions are NumPy's, whose last digit is not the GPU's. What it shows is that a kernel's text means the right thing;
+what a GPU makes of it, tests on a GPU show. It does not round to bfloat16 correctly, so that dtype is not declared.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any, Callable
+
+import numpy as np
+import triton.language as tl
+from triton.runtime.interpreter import TensorHandle
+
+#: Held while a kernel is interpreted: the interpreter changes Triton's language meanwhile, for all threads.
+alone = threading.RLock()
+
+
+def number(value: float) -> Any:
+    """A number as a compiled kernel gets it, in float32; the interpreter would compute with Python's own."""
+    return tl.tensor(TensorHandle(np.array([value]).astype(np.float32), tl.float32), tl.float32)
+
+
+def count(value: int) -> Any:
+    """A whole number that a kernel counts to; of the interpreter's own, NumPy 2.4 makes no index."""
+    return tl.tensor(TensorHandle(np.array(value, np.int64), tl.int64), tl.int64)
+
+
+def _interpreted(function: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(*args: Any) -> Any:
+        values = [arg if isinstance(arg, tl.tensor) else number(arg) for arg in args]
+        blocks = [value.type for value in values if value.type.is_block()]
+        data = function(*[value.handle.data for value in values]).astype(np.float32)
+        return tl.tensor(TensorHandle(data, tl.float32), blocks[0] if blocks else tl.float32)
+
+    return apply
+
+
+#: The functions of the GPU's library that kernels use.
+libdevice = SimpleNamespace(
+    **{name: _interpreted(getattr(np, name)) for name in ("exp", "log", "sin", "cos", "tanh")},
+    atan=_interpreted(np.arctan),
+    pow=_interpreted(np.power),
+    nearbyint=_interpreted(np.rint),
+)

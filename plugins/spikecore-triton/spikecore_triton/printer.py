@@ -1,0 +1,86 @@
+"""The language as Triton's: what differs from C."""
+
+from __future__ import annotations
+
+from typing import Collection, Dict, Mapping
+
+from spikecore.lang import Node, topological
+from spikecore.lang.render import ATOM, C_TEMPLATES, PRODUCT, SUM, UNARY, Printer
+
+#: Names that the frame of every kernel uses (:mod:`spikecore_triton.source`).
+FRAME = frozenset(
+    "triton tl at inside neurons chunks chunk turn first tail BLOCK range float float32 hold libdevice sigmoid "
+    "sign".split()
+)
+
+#: Operations that are Python's on two Python numbers, which knows no float32.
+_OPERATORS = frozenset("add sub mul neg ge gt le lt eq ne".split())
+_NAN = "propagate_nan=tl.PropagateNan.ALL"
+_SMALLEST_NORMAL = 2.0**-126
+
+
+class TritonPrinter(Printer):
+    """Triton that rounds as IEEE says. Only divisions in ``approximate`` may be off in the last digit."""
+
+    templates = {
+        **C_TEMPLATES,
+        # Triton's own minus is 0 - x, which loses the sign of zero; this one becomes a change of sign
+        "neg": (PRODUCT, "-1.0 * {0}"),
+        "div": (ATOM, "{divide}({0}, {1})"),
+        # these bind more tightly than comparisons, which therefore stand in parentheses
+        "and": (PRODUCT, "{0} & {1}"),
+        "or": (SUM, "{0} | {1}"),
+        "not": (UNARY, "~{0}"),
+        "where": (ATOM, "tl.where({0}, {1}, {2})"),
+        **{op: (ATOM, f"libdevice.{op}({{0}})") for op in ("exp", "log", "sin", "cos", "tanh", "atan")},
+        "sqrt": (ATOM, "tl.sqrt_rn({0})"),
+        "abs": (ATOM, "tl.abs({0})"),
+        "floor": (ATOM, "tl.floor({0})"),
+        "round": (ATOM, "libdevice.nearbyint({0})"),
+        "power": (ATOM, "libdevice.pow({0}, {1})"),
+        "minimum": (ATOM, f"tl.minimum({{0}}, {{1}}, {_NAN})"),
+        "maximum": (ATOM, f"tl.maximum({{0}}, {{1}}, {_NAN})"),
+        "clamp": (ATOM, f"tl.minimum(tl.maximum({{0}}, {{1}}, {_NAN}), {{2}}, {_NAN})"),
+        "select": (ATOM, "tl.where({0} != 0.0, {1}, {2})"),
+        "spike": (ATOM, "tl.where({0} {compare} 0.0, 1.0, 0.0)"),
+    }
+    reserved = FRAME
+    declaration = "{name} = {value}"
+    infinity, nan = 'float("inf")', 'float("nan")'
+
+    def __init__(self, approximate: Collection[Node] = ()) -> None:
+        super().__init__("float")
+        self.approximate = frozenset(approximate)
+
+    def number(self, value: float) -> str:
+        """A plain number, which Triton makes float32 of; one below float32's normal numbers must say so."""
+        text = super().number(value)
+        return f"float32({text})" if 0.0 < abs(value) < _SMALLEST_NORMAL else text
+
+    def literal(self, digits: str) -> str:
+        """Plain digits."""
+        return digits
+
+    def typed(self, node: Node, names: Mapping[Node, str]) -> str:
+        """An expression that is a value of Triton's even where it is a mere number."""
+        while node.op in self.transparent and node not in names:
+            (node,) = node.args
+        text = names.get(node) or self.expression(node, names)
+        return f"float32({text})" if node.op == "const" and not text.startswith("float32") else text
+
+    def expression(self, node: Node, names: Mapping[Node, str] = {}) -> str:  # never written to
+        """The base's; numbers that meet no other value are written as Triton's."""
+        alone = {
+            inner.args[0]: f"float32({super(TritonPrinter, self).number(float(inner.args[0].attr))})"  # type: ignore[arg-type]
+            for inner in topological([node], known=[known for known in names if known != node])
+            if inner.op in _OPERATORS and all(arg.op == "const" for arg in inner.args)
+        }
+        return super().expression(node, {**names, **alone})
+
+    def words(self, node: Node) -> Dict[str, str]:
+        """The base's, and how a node divides."""
+        return {**super().words(node), "divide": "tl.fdiv" if node in self.approximate else "tl.div_rn"}
+
+    def leaf(self, node: Node) -> str:
+        """The name of a leaf: cotangents are called after what they belong to."""
+        return {"out_grad": "grad_out{}", "next_grad": "grad_{}"}.get(node.op, "{}").format(node.attr)

@@ -1,0 +1,132 @@
+"""What compilers make of the kernels, for GPUs that need not be there: the arithmetic meant, and wide accesses."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+
+NEURONS = [
+    *({"neuron": name} for name in ("IF", "LIF", "PLIF", "KLIF", "ALIF", "QIF", "EIF", "Izhikevich", "LI")),
+    {"neuron": "Leaky", "options": {"beta": 0.9}},
+    {"neuron": "Synaptic", "options": {"alpha": 0.5, "beta": 0.6}},
+]
+#: Neurons made of + - * / alone.
+ARITHMETIC = [neuron for neuron in NEURONS if neuron["neuron"] not in ("PLIF", "EIF")]
+
+
+def built(cases: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    """What a process without the interpreter makes of them."""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    env["TRITON_CACHE_DIR"] = str(Path(os.environ["SPIKECORE_CACHE_DIR"]) / "compiled")
+    program = str(Path(__file__).with_name("compile_kernels.py"))
+    command = [sys.executable, program, json.dumps(cases)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr[-3000:]
+    answers: List[Dict[str, Any]] = json.loads(done.stdout)
+    return answers
+
+
+def instructions(text: str) -> Counter[str]:
+    """The instructions of a text, counted."""
+    return Counter(re.findall(r"^\s+(?:@!?%p\d+ )?([a-z][\w.:]+)\s", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_every_neuron_compiles_to_the_arithmetic_that_is_meant(dtype: str) -> None:
+    """Neither fused multiply-adds nor flushed subnormals; approximate division in the surrogate derivative alone."""
+    cases = [{**neuron, "dtype": dtype, "steps": 3} for neuron in ARITHMETIC]
+    for case, answer in zip(cases, built(cases)):
+        for direction in ("forward", "backward"):
+            found = instructions(answer[direction])
+            assert found, case
+            assert not [name for name in found if re.search(r"^(fma|mad)\S*\.f\d|ftz|approx", name)], (case, direction)
+            divisions = {name for name in found if name.startswith("div")}
+            assert divisions <= ({"div.rn.f32"} if direction == "forward" else {"div.rn.f32", "div.full.f32"})
+
+
+@pytest.mark.parametrize("neuron", [*NEURONS, {"neuron": "Everything"}], ids=lambda n: n["neuron"])
+def test_every_kernel_compiles(neuron: Dict[str, Any]) -> None:
+    """Parameters of every kind, recorded states and states with gradients, few steps and many, for NVIDIA and AMD."""
+    kinds = [{"kind": kind, "record": True, "final": True} for kind in ("scalar", "channel", "full")]
+    cases = [{**neuron, **rest, "dtype": "float16", "steps": 2} for rest in ({}, *kinds)]
+    cases += [{**cases[-1], "target": target} for target in ("sm_80", "gfx942")]
+    if neuron["neuron"] != "Everything":  # which takes minutes of compilation, sixteen times over
+        cases.append({**neuron, "dtype": "bfloat16", "steps": None, "left": 2, "record": True, "kind": "scalar"})
+    for case, answer in zip(cases, built(cases)):
+        for direction in ("forward", "backward"):
+            assert re.search(r"st\.global|global_store", answer[direction]), case
+
+
+def test_functions_are_those_of_the_language() -> None:
+    """A NaN goes through minimum and maximum, and subnormal numbers through floor and the library's functions."""
+    (answer,) = built([{"neuron": "Everything", "dtype": "float32", "steps": 1}])
+    found = instructions(answer["forward"])
+    assert {"min.NaN.f32", "max.NaN.f32", "cvt.rmi.f32.f32", "sqrt.rn.f32", "cvt.rni.f32.f32"} <= set(found)
+    assert not {"min.f32", "max.f32", "cvt.rmi.ftz.f32.f32"} & set(found)
+
+
+def test_every_surrogate_compiles() -> None:
+    """With its derivative inside LIF."""
+    import spikecore as sc
+
+    every = sc.Surrogate.__subclasses__()
+    names = [surrogate.__name__ for surrogate in every if surrogate.__module__ == sc.Surrogate.__module__]
+    cases = [{"neuron": "LIF", "surrogate": name, "dtype": "float32", "steps": 2} for name in names]
+    assert len(built(cases)) == len(names) > 15
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("steps", [4, 16])
+def test_a_thread_moves_eight_bytes_at_a_time(dtype: str, steps: int) -> None:
+    """All of x and the cotangent in, all of the output or gradient out, nothing else, nothing through shared memory."""
+    (answer,) = built([{"neuron": "LIF", "dtype": dtype, "steps": steps}])
+    for direction, reads in (("forward", 1), ("backward", 2)):
+        found = instructions(answer[direction])
+        moved = {name: count for name, count in found.items() if re.match(r"(ld|st)\.(global|shared|local)", name)}
+        # what backward keeps of 16 steps for four neurons is too much
+        narrow = dtype != "float32" and steps == 16 and direction == "backward"
+        wide = "b32" if narrow else "v2.b32"
+        assert moved == {f"ld.global.{wide}": reads * steps, f"st.global.{wide}": steps}
+        assert answer["block"][direction] == (256 if dtype == "float32" or narrow else 512)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 96), ("float16", 80), ("bfloat16", 80)])
+def test_registers_leave_room_for_many_threads(dtype: str, most: int) -> None:
+    """Backward keeps of a step what it must, and computes the adjoint of a step when it is its turn."""
+    cases = [{"neuron": "LIF", "dtype": dtype, "steps": steps} for steps in (4, 16, None)]
+    for answer in built(cases):
+        assert not any(answer["spilled"].values())
+        assert answer["registers"]["forward"] <= 64
+        assert answer["registers"]["backward"] <= most
+
+
+def test_all_loads_come_before_the_first_division() -> None:
+    """The compiler has not moved the loads of a chunk to where their values are used."""
+    (answer,) = built([{"neuron": "LIF", "dtype": "float32", "steps": 16}])
+    for direction in ("forward", "backward"):
+        lines = answer[direction].splitlines()
+        loads = [i for i, line in enumerate(lines) if "ld.global" in line]
+        assert max(loads) < next(i for i, line in enumerate(lines) if "div.rn" in line)
+
+
+def test_odd_sizes_are_read_one_by_one() -> None:
+    """Where nothing is known of sizes and addresses, accesses are as wide as a number."""
+    (answer,) = built([{"neuron": "LIF", "dtype": "float32", "steps": 4, "aligned": False}])
+    found = instructions(answer["backward"])
+    assert {name for name in found if "global" in name} == {"ld.global.b32", "st.global.b32"}
+
+
+def test_many_steps_keep_the_states_in_registers() -> None:
+    """A loop over chunks reads and writes a checkpoint each, and nothing else beside inputs and outputs."""
+    (answer,) = built([{"neuron": "LIF", "dtype": "float32", "steps": None, "left": 0}])
+    forward, backward = (instructions(answer[direction]) for direction in ("forward", "backward"))
+    assert (forward["ld.global.v2.b32"], forward["st.global.v2.b32"]) == (16, 17)
+    assert (backward["ld.global.v2.b32"], backward["st.global.v2.b32"]) == (33, 16)

@@ -1,0 +1,5 @@
+from spikecore.testing import BackendConformance
+
+
+class TestTriton(BackendConformance):
+    backend = "triton"

@@ -1,0 +1,137 @@
+"""The printed kernels: what people read."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any, Dict, Optional
+
+import pytest
+import torch
+
+import spikecore as sc
+from spikecore.backend import Spec
+from spikecore.kernels import BackwardPlan, ForwardPlan
+from spikecore.lang import Node
+from spikecore.lang.node import const
+from spikecore_triton.backend import TritonBackend
+from spikecore_triton.printer import TritonPrinter
+from spikecore_triton.source import print_kernel
+
+BACKEND = TritonBackend()
+
+
+def source(
+    neuron: sc.Neuron, dtype: torch.dtype = torch.float32, steps: Optional[int] = 4, **kinds: str
+) -> Dict[str, str]:
+    """The text of both kernels; parameters are numbers unless a kind is given, and learnt if they are tensors."""
+    program = neuron.program
+    spec = Spec(dtype, steps, tuple(kinds.get(p, "number") for p in program.params), tuple(kinds), final=False)
+    return BACKEND.source(program, spec)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_lif_reads_as_a_person_would_write_it(direction: str) -> None:
+    """The kernels of LIF over four steps, to the letter."""
+    expected = Path(__file__).with_name(f"lif_{direction}.txt").read_text(encoding="utf-8")
+    assert source(sc.LIF())[direction] == expected
+
+
+NEURONS = [sc.LIF(), sc.ALIF(), sc.PLIF(), sc.Izhikevich(), sc.LI(), sc.Synaptic(), sc.Leaky(0.9), sc.EIF()]
+
+
+@pytest.mark.parametrize("neuron", NEURONS, ids=lambda n: type(n).__name__)
+@pytest.mark.parametrize("kind", ["number", "scalar", "channel", "full"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("steps", [1, 3, None])
+def test_every_name_is_used(neuron: sc.Neuron, kind: str, dtype: torch.dtype, steps: Optional[int]) -> None:
+    """No argument, import, function or variable is dead."""
+    kinds = {} if kind == "number" else dict.fromkeys(neuron.program.params, kind)
+    for direction, text in source(neuron, dtype, steps, **kinds).items():
+        tree = ast.parse(text)
+        names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+        read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
+        made = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+        made |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+        made |= {node.asname or node.name for node in ast.walk(tree) if isinstance(node, ast.alias)}
+        made |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        kernel = f"{type(neuron).__name__.lower()}_{direction}"
+        assert made - read <= {kernel, "triton.language"}
+
+
+class Awkward(sc.Neuron):
+    """Names that kernels use themselves, or would like to."""
+
+    inputs = ("xs", "at")
+    states = {"v": 0.0, "v_0": 0.0, "neurons": 0.5}
+    params = {"BLOCK": 2.0, "tl": 1.0, "chunks": 0.5}
+
+    def dynamics(self, inputs: Any, s: Any, p: Any) -> Any:
+        first, inside = inputs
+        outs = first * p.BLOCK + s.v_0
+        xs_0 = outs - inside * p.chunks
+        awkward_step = s.v * p.tl + xs_0
+        return self.spike(awkward_step - 1.0), {
+            "v": awkward_step,
+            "v_0": outs * 0.5,
+            "neurons": s.neurons * p.chunks + inside,
+        }
+
+
+@pytest.mark.parametrize("steps", [5, 19])
+def test_awkward_names_do_no_harm(steps: int, device: str) -> None:
+    """A definition may call its values what it likes."""
+    x = torch.randn(steps, 3, 9, generator=torch.Generator().manual_seed(0)).to(device)
+    found = []
+    for backend in ("triton", "torch"):
+        block, chunks = torch.full((9,), 2.0), torch.tensor(0.5)
+        neuron = Awkward(BLOCK=block, chunks=chunks, learn=("BLOCK", "chunks"), channel_dim=-1, backend=backend)
+        neuron.to(device)
+        leaf = x.clone().requires_grad_()
+        out, end = neuron.run(leaf, leaf * 0.3)
+        (out.sum() + end["v"].sum() + end["v_0"].square().sum() + end["neurons"].sum()).backward()
+        found.append([out, *end.values(), leaf.grad, neuron.BLOCK.grad, neuron.chunks.grad])
+    for ours, theirs in zip(*found):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-4)
+
+
+def test_a_linear_neuron_recomputes_nothing() -> None:
+    """Where the adjoint needs no state, the backward kernel neither reads inputs nor recomputes or reads states."""
+    for steps in (4, None):
+        text = source(sc.LI(), steps=steps)["backward"]
+        assert not re.search(r"\bxs\b|checkpoints|following", text)
+
+
+def test_loads_of_a_chunk_come_first() -> None:
+    """Nothing is computed from a chunk's first number before its last one is asked for."""
+    for text in source(sc.LIF(), steps=16).values():
+        body = text.partition("inside = ")[2]
+        assert body.count("tl.load") in (16, 32)
+        assert body.rindex("tl.load") < min(body.index(" = lif_"), body.index("tl.store"))
+
+
+def test_what_is_left_over_has_names_of_its_own() -> None:
+    """A variable that a loop and the steps beside it both set would be carried from one to the other."""
+    spec = Spec(torch.float32, None, ("number",) * 3, (), final=False)
+    program = sc.LIF().program
+    forward = ForwardPlan(program, spec, checkpoints=True)
+    backward = BackwardPlan(program, spec, False, (True,), (), False, (True,), False, ())
+    for plan, carried in ((forward, {"v"}), (backward, {"grad_v"})):
+        kernel = ast.parse(print_kernel(plan, 3).text).body[-1]
+        (loop,) = [node for node in ast.walk(kernel) if isinstance(node, ast.For)]
+        within = {node.id for node in ast.walk(loop) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        lines = [node for node in kernel.body if node is not loop]  # type: ignore[attr-defined]
+        names = [node for line in lines for node in ast.walk(line) if isinstance(node, ast.Name)]
+        beside = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+        assert within & beside == carried
+
+
+def test_numbers_are_of_the_type_of_arithmetic() -> None:
+    """A number beside a value is plain; one that meets only numbers, or is subnormal, says that it is float32."""
+    printer, x = TritonPrinter(), Node("input", (), "x")
+    assert printer.expression(Node("mul", (const(0.1), x))) == "0.1 * x"
+    assert printer.expression(Node("add", (x, Node("mul", (const(0.1), const(3.0)))))) == "x + float32(0.1) * 3.0"
+    assert printer.expression(Node("minimum", (x, const(1e-40)))).startswith("tl.minimum(x, float32(1e-40)")
+    assert printer.expression(Node("add", (x, const(1e300)))) == 'x + float("inf")'
+    assert printer.typed(Node("detach", (const(0.5),)), {}) == "float32(0.5)"
