@@ -1,4 +1,4 @@
-"""Whole-network rows: a training step with Adam (fused on a GPU), beside the same network with ReLU instead of the neuron.
+"""Whole-network rows: a training step with Adam (fused on a GPU), beside the same network with ReLU as its neuron.
 
 The network with ReLU is the cost of everything else. Before a network is timed, its neuron is checked as in the other
 suites, on a small input of the network's number of steps and dtype.
