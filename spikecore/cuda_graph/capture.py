@@ -9,6 +9,7 @@ Rules of this module:
 
 from __future__ import annotations
 
+import gc
 import warnings
 from contextlib import suppress
 from typing import Any, Callable, List, Sequence, Tuple
@@ -91,6 +92,10 @@ class Capture:
     def _within(self, graph: torch.cuda.CUDAGraph, work: Work) -> None:
         first: List[Exception] = []
         current = torch.cuda.current_stream(self.device)
+        # an old graph that the garbage collector finds meanwhile is destroyed, which would spoil the capture
+        gc.collect()
+        collecting = gc.isenabled()
+        gc.disable()
         try:
             # torch.cuda.graph does not go back to the caller's stream when its own exit fails; the outer context does.
             # thread_local: loader threads that pin memory meanwhile neither fail nor spoil the capture.
@@ -106,6 +111,9 @@ class Capture:
             if first and error is not first[0]:
                 raise first[0] from error  # the reason, rather than that the capture could not be ended
             raise
+        finally:
+            if collecting:
+                gc.enable()
         current.wait_stream(self._stream)
 
     def _mend(self, generators: Sequence[torch.Generator]) -> None:
