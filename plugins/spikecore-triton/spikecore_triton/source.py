@@ -62,7 +62,7 @@ def _forward(plan: ForwardPlan, left: int) -> Source:
         body += _forward_chunk(writer, plan, step, Chunk("", plan.spec.steps, ""))
     else:
         chunks = writer.argument("chunks", "chunks")
-        inner = [f"first = chunk * {CHUNK}", *_keep(writer, plan, "chunk", "inside & (chunk > 0)")]
+        inner = [f"first = chunk * {CHUNK}", *_keep(writer, plan, "chunk", "(inside & (chunk > 0)) != 0")]
         inner += _forward_chunk(writer, plan, step, Chunk("first", CHUNK, ""))
         body += [f"for chunk in range({chunks}):", *indented(inner)]
         if left:
@@ -181,7 +181,7 @@ def _through_chunks(kernel: _Backward, starts: Dict[str, str], left: int) -> Lis
     if left:
         kept = {name: load(_checkpoint(writer, states.index(name), chunks)) for name in starts}
         lines += [f"tail = {chunks} * {CHUNK}", *_backward_chunk(kernel, Chunk("tail", left, "last_"), kept)]
-    where = "inside & (chunk > 0)"
+    where = "(inside & (chunk > 0)) != 0"
     kept = {n: load(_checkpoint(writer, states.index(n), "chunk"), where, names[n]) for n in starts}
     inner = [f"chunk = {chunks} - 1 - turn", f"first = chunk * {CHUNK}"]
     inner += _backward_chunk(kernel, Chunk("first", CHUNK, ""), kept)
