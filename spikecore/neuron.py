@@ -165,6 +165,7 @@ class Neuron(Bound):
         self, inputs: Sequence[Tensor], state: Optional[Mapping[str, Tensor]], record: Tuple[str, ...], final: bool
     ) -> Tuple[Tensors, Optional[State], Tensors]:
         owner = type(self).__name__
+        quick = self._quick  # this one: what changes from here on begins another
         inputs = checks.inputs(owner, self.inputs, inputs)
         x = inputs[0]
         named = [(name, getattr(self, name)) for name in self._used(self._stamp)]
@@ -188,7 +189,7 @@ class Neuron(Bound):
         outputs, end, trace_ = runner(inputs, start, values, record)
         plain = len(inputs) == 1 and start is None and not (final or record or is_compiling())
         if plain and not any(isinstance(value, Tensor) for value in values):
-            self._quick[_kind(x)] = runner, values
+            quick[_kind(x)] = runner, values
         return outputs, dict(zip(self.states, end)) if end is not None else None, trace_
 
     # -- module

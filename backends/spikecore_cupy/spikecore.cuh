@@ -102,7 +102,7 @@ template <bool B> struct Known {
 
 // The channel of a neuron: `inner` neurons lie between neighbouring channels.
 __device__ __forceinline__ long long channel(long long neuron, long long inner, long long channels) {
-    if (neuron >> 32 == 0) return (unsigned)neuron / (unsigned)inner % (unsigned)channels;
+    if ((neuron | inner | channels) >> 32 == 0) return (unsigned)neuron / (unsigned)inner % (unsigned)channels;
     return neuron / inner % channels;
 }
 

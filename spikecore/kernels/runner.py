@@ -11,6 +11,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from spikecore.backend import ParamValue, Spec, Tensors, Unsupported
 from spikecore.kernels.backend import KernelBackend
@@ -26,6 +27,10 @@ def _never() -> bool:
 
 #: Before torch 2.3 there is no public way to ask.
 _is_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", _never)
+#: How many modes look at every op that torch dispatches, such as those that record a graph.
+_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", int)
+#: The innermost transform of torch.func, or None.
+_transform: Callable[[], Any] = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None)
 #: Tensors with memory of their own. Others, such as those that stand for shapes only, go through torch's dispatcher.
 _PLAIN = (Tensor, nn.Parameter)
 
@@ -66,13 +71,26 @@ class KernelRunner:
         return tuple(results[:n]), final, tuple(results[m : m + len(record)])
 
     def _cross(self, call: Call, tensors: Tensors) -> Sequence[Tensor]:
+        self._refuse(tensors)
         save = torch.is_grad_enabled() and True in [tensor.requires_grad for tensor in tensors]
-        if _is_compiling() or type(tensors[0]) not in _PLAIN:
+        if _is_compiling() or type(tensors[0]) not in _PLAIN or _modes():
             return run_registered(self.key, call, tensors, save)
         if save:
             crossed: Sequence[Tensor] = _Boundary.apply(self.execution, call, *tensors)
             return crossed
         return self.execution.forward(call, tensors, save=False)
+
+    def _refuse(self, tensors: Tensors) -> None:
+        """Raise where torch would follow this call and could not: it would see memory allocated, and never filled."""
+        if _is_compiling():
+            return
+        what = "torch.jit.trace" if torch._C._get_tracing_state() is not None else ""
+        what = what or ("torch.func" if _transform() is not None else "")
+        if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+            what = "forward-mode differentiation"
+        if what:
+            name = self.execution.backend.name
+            raise Unsupported(f"{what} cannot look through the kernels of backend {name!r}; choose backend='torch'")
 
     def _at_rest(self, x: Tensor, params: Tuple[ParamValue, ...]) -> Tensors:
         like = torch.empty((), dtype=self.spec.compute, device=x.device)

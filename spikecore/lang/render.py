@@ -74,6 +74,9 @@ C_RESERVED = frozenset(
     "while "
     "and asm catch class compl concept constexpr delete explicit export friend mutable namespace new noexcept not "
     "nullptr operator or private protected public requires template throw try typeid typename using virtual xor "
+    "alignas alignof and_eq bitand bitor char16_t char32_t const_cast decltype dynamic_cast not_eq or_eq "
+    "reinterpret_cast static_assert static_cast thread_local wchar_t xor_eq NAN INFINITY "
+    "expf logf sqrtf sinf cosf tanhf atanf fabsf floorf rintf powf "
     "exp log sqrt sin cos tanh atan fabs floor rint pow sigmoid sign minimum maximum clamp half t T N i".split()
 )
 

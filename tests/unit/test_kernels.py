@@ -506,3 +506,30 @@ def test_tensors_without_memory_get_shapes() -> None:
     assert y.shape == (6, *SHAPE)
     assert y.stride() == channels_last(image()).stride()
     assert not loop.calls
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's about its own tracer
+def test_what_cannot_follow_a_kernel_is_refused_in_words() -> None:
+    """torch.func, tracing and forward-mode derivatives would see memory that nothing fills; they raise, and say why."""
+    neuron = bound(sc.LIF(), Loop())
+    x = image()
+    with pytest.raises(Unsupported, match=r"torch\.func cannot look through the kernels of backend 'loop'"):
+        torch.func.vmap(neuron)(x.unsqueeze(0))
+    with pytest.raises(Unsupported, match=r"torch\.jit\.trace cannot look"):
+        torch.jit.trace(neuron, (x,), check_trace=False)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        with pytest.raises(Unsupported, match="forward-mode differentiation cannot look"):
+            neuron(dual)
+    assert neuron(x).shape == x.shape
+
+
+@pytest.mark.skipif(not registered.SUPPORTED, reason="registered ops need torch 2.4")
+def test_a_mode_that_watches_every_op_sees_the_kernel() -> None:
+    """Recording a graph records the registered op, and not memory that nothing fills."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    neuron, x = bound(sc.LIF(), Loop()), image()
+    graph = make_fx(neuron)(x)
+    assert "spikecore" in graph.code
+    assert torch.equal(graph(x), neuron(x))
