@@ -66,9 +66,12 @@ def _forward_step(writer: Writer, plan: ForwardPlan, step: Function, states: Lis
     if writer.stored == writer.real:
         targets += [f"{out}[j]" for out in outs]
     else:
-        targets += [f"{out}_j" for out in outs]
-        convert = [f"{out}.set(j, {writer.conversion(node)}({out}_j));" for out, node in zip(outs, program.outputs)]
-    declare = [f"{writer.real} {', '.join(f'{out}_j' for out in outs)};"] if convert else []
+        targets += [writer.unique(f"{out}_j") for out in outs]
+        convert = [
+            f"{out}.set(j, {writer.conversion(node)}({writer.unique(f'{out}_j')}));"
+            for out, node in zip(outs, program.outputs)
+        ]
+    declare = [f"{writer.real} {', '.join(writer.unique(f'{out}_j') for out in outs)};"] if convert else []
     lines = [writer.pack(out, writer.stored) for out in outs]
     lines += over_neurons([*declare, _call(writer, step, "step", targets, {}), *convert])
     for k, (out, (_, name)) in enumerate(zip(outs, _outs(writer))):
@@ -151,7 +154,7 @@ def _adjoint_step(writer: Writer, plan: BackwardPlan, between: Mapping[Node, str
         )
     grads = [_grad_input(writer, name) for name, wants in zip(program.inputs, plan.inputs) if wants]
     exact = writer.stored == writer.real
-    targets = [f"{name}[j]" if exact else f"{name}_j" for name in grads]
+    targets = [f"{name}[j]" if exact else writer.unique(f"{name}_j") for name in grads]
     targets += [f"{writer.local[_grad(name)]}[j]" for name in plan.carried]
     kinds = dict(zip(program.params, plan.spec.params))
     targets += [_sum(writer, name) + ("" if kinds[name] == "scalar" else "[j]") for name in plan.learn]
@@ -162,8 +165,8 @@ def _adjoint_step(writer: Writer, plan: BackwardPlan, between: Mapping[Node, str
     held += [f"hold({name}[t][j]);" for name in between.values()]
     inner = [*held, _call(writer, adjoint, "adjoint", targets, where)]
     if grads and not exact:
-        inner.insert(0, f"{writer.real} {', '.join(f'{name}_j' for name in grads)};")
-        inner += [f"{name}.set(j, rounded<{writer.stored}>({name}_j));" for name in grads]
+        inner.insert(0, f"{writer.real} {', '.join(writer.unique(f'{name}_j') for name in grads)};")
+        inner += [f"{name}.set(j, rounded<{writer.stored}>({writer.unique(f'{name}_j')}));" for name in grads]
     lines += over_neurons(inner)
     return [*lines, *(f"store({writer.all(f'{g}s', 'grad_inputs', k)}, {g});" for k, g in enumerate(grads))]
 
@@ -251,15 +254,15 @@ def _outs(writer: Writer) -> List[Tuple[int, str]]:
 
 
 def _grad_input(writer: Writer, name: str) -> str:
-    return f"grad_{writer.local[Node('input', (), name)]}"
+    return writer.unique(f"grad_{writer.local[Node('input', (), name)]}")
 
 
 def _sum(writer: Writer, name: str) -> str:
-    return f"grad_{writer.local[Node('param', (), name)]}"
+    return writer.unique(f"grad_{writer.local[Node('param', (), name)]}")
 
 
 def _trace(writer: Writer, name: str) -> str:
-    return f"grad_{writer.local[_state(name)]}_t"
+    return writer.unique(f"grad_{writer.local[_state(name)]}_t")
 
 
 def _saved(writer: Writer, state: str, index: int) -> str:

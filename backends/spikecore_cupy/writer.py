@@ -84,6 +84,7 @@ class Writer:
         self.now = "t" if self.fixed else "k"
         self._taken: Set[str] = {self.name}
         self._arguments: Dict[str, Argument] = {}
+        self._unique: Dict[str, str] = {}
         program = plan.program
         cotangents = [Node("out_grad", (), i) for i in range(len(program.outputs))]
         cotangents += [Node("next_grad", (), name) for name in program.states]
@@ -109,6 +110,12 @@ class Writer:
         name = self.printer.identifier(name, self._taken)
         self._taken.add(name)
         return name
+
+    def unique(self, name: str) -> str:
+        """The name that stands for this one wherever it is asked for: taken when it is first needed."""
+        if name not in self._unique:
+            self._unique[name] = self.free(name)
+        return self._unique[name]
 
     def argument(self, name: str, kind: str, group: str, index: int) -> str:
         """The name of an argument, which the kernel has from now on."""

@@ -59,6 +59,7 @@ class Execution:
 
     def forward(self, call: Call, tensors: Sequence[Tensor], save: bool) -> List[Tensor]:
         """Outputs, final states, recorded states and, for backward, checkpoints."""
+        tensors = _resolved(tensors)
         x = tensors[0]
         if len(tensors) == 1 and not (call.record or self.n_final) and x.is_contiguous() and x.numel():
             return self._forward_alone(call, x, save)
@@ -115,6 +116,7 @@ class Execution:
         wanted: Sequence[bool],
     ) -> List[Optional[Tensor]]:
         """Gradients of the tensors of a call, given those of its results; None where not wanted."""
+        tensors, grads = _resolved(tensors), _resolved(grads)
         found = self._gradients(call, grads, wanted)
         x, grad = tensors[0], grads[0]
         alone = len(tensors) == 1 == len(grads) and grad is not None and wanted[0]
@@ -259,3 +261,10 @@ def _channel(value: Tensor, layout: Layout) -> Tuple[int, int]:
     """How a parameter ``[1, C, 1, ...]`` lies: (neurons between neighbouring channels, channels)."""
     dim = max(range(value.ndim), key=lambda d: value.shape[d])
     return layout.inner_of(dim), value.shape[dim]
+
+
+def _resolved(tensors: Sequence[Any]) -> Sequence[Any]:
+    """The tensors with memory that holds what they say: torch has views whose memory holds the opposite numbers."""
+    if True not in [tensor is not None and tensor.is_neg() for tensor in tensors]:
+        return tensors
+    return [None if tensor is None else tensor.resolve_neg() for tensor in tensors]

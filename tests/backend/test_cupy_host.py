@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+import spikecore as sc
 from spikecore.testing import BackendConformance
 from spikecore.testing.loopback import installed
 from spikecore_cupy.host import HostBackend, reason
@@ -21,3 +23,30 @@ class TestHost(BackendConformance):
     """The cupy backend with its kernels on the CPU."""
 
     backend = "cupy_host"
+
+
+class Awkward(sc.Neuron):
+    """A neuron whose names are those that a kernel would use."""
+
+    inputs = ("x", "out0")
+    states = {"v": 0.0, "v_t": 0.0}
+    params = {"out_j": 2.0, "grad_x_j": 1.0, "expf": 0.5}
+
+    def dynamics(self, x, s, p):
+        h = s.v + (x.x - s.v) / p.out_j + x.out0 * p.expf
+        z = self.spike(h - p.grad_x_j)
+        return z, {"v": sc.ops.select(z, 0.0, h), "v_t": s.v_t * p.expf + z}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_neuron_may_have_any_names(dtype):
+    """Names that a kernel would use for itself change nothing."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(6, 8, generator=generator).to(dtype).requires_grad_() for _ in range(2)]
+    found = []
+    for backend in ("cupy_host", "torch"):
+        out, _, trace = Awkward(backend=backend).run(*inputs, record=("v", "v_t"))
+        grads = torch.autograd.grad(out.sum() + trace["v"].sum() + trace["v_t"].sum(), inputs)
+        found.append((out, trace["v"], trace["v_t"], *grads))
+    for ours, reference in zip(*found):
+        torch.testing.assert_close(ours, reference)

@@ -533,3 +533,15 @@ def test_a_mode_that_watches_every_op_sees_the_kernel() -> None:
     graph = make_fx(neuron)(x)
     assert "spikecore" in graph.code
     assert torch.equal(graph(x), neuron(x))
+
+
+def test_a_view_of_opposite_numbers_is_taken_for_what_it_says() -> None:
+    """An input and a cotangent whose memory holds the opposite of their values."""
+    neuron, reference = twins(sc.LIF)
+    x, grad = image().requires_grad_(), image(seed=1)
+    for one in (neuron, reference):
+        one(torch._neg_view(-x)).backward(torch._neg_view(-grad))
+    ours, x.grad = x.grad, None
+    assert ours is not None
+    reference(x).backward(2 * grad)
+    same(ours, x.grad)
