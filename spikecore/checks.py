@@ -144,6 +144,8 @@ def inputs(owner: str, names: Sequence[str], values: Sequence[Any]) -> Tensors:
             raise TypeError(f"{owner}: {name} is a {type(value).__name__}; give a tensor")
         if value.dtype not in _FLOATS:
             raise TypeError(f"{owner}: {name} has dtype {value.dtype}; give floating-point input, e.g. {name}.float()")
+        if value.layout is not torch.strided:
+            raise TypeError(f"{owner}: {name} has layout {value.layout}; give a dense tensor, e.g. {name}.to_dense()")
         if value.ndim == 0:
             raise ValueError(f"{owner}: {name} has no dimensions; a multi-step call takes [T, *N], T time steps first")
     first = values[0]

@@ -61,7 +61,8 @@ class Launcher:
 
     def __init__(self, kernel: Callable[..., Any], plan: Plan, groups: Sequence[str], learnt: Sequence[str]) -> None:
         self.kernel, self.plan, self.learnt = kernel, plan, learnt
-        source = print_kernel(plan, widest(plan))
+        self._widest, self._align = widest(plan), torch.finfo(plan.compute).bits // 8
+        source = self._source = print_kernel(plan, self._widest)
         self.fixed, self.compute = source.fixed, plan.compute
         pointers, sums, strides, inner, channels, numbers = (
             [(groups.index(a.group), a.number) for a in source.arguments if a.kind == kind] for kind in ORDER
@@ -69,7 +70,6 @@ class Launcher:
         self._pointers, self._strides, self._params = pointers, strides, groups.index("params")
         self._lying = [(index, which) for which, places in enumerate((inner, channels)) for _, index in places]
         self._sums, self._numbers = [index for _, index in sums], [index for _, index in numbers]
-        self._widest, self._align = widest(plan), torch.finfo(plan.compute).bits // 8
         self._kernels: Dict[int, Any] = {}
 
     def launch(self, geometry: Geometry, *groups: Any) -> List[Tensor]:
@@ -106,6 +106,6 @@ class Launcher:
         return width
 
     def _compiled(self, width: int) -> Any:
-        source = print_kernel(self.plan, width)
+        source = self._source if width == self._widest else print_kernel(self.plan, width)
         kernel = self._kernels[width] = self.kernel(source.name, source.text, source.types)
         return kernel

@@ -55,10 +55,11 @@ def derivative(plan: BackwardPlan) -> Derivative:
         if node in exact:
             new[node] = node
         elif node.op == "div" and node.args[1] in fixed:
-            new[node] = Node("mul", (args[0], Node("div", (const(1.0), args[1]))))
+            new[node] = Node("mul", (args[0], Node("div", (const(1.0), args[1]))))  # this one stays exact
         else:
             new[node] = node if args == node.args else Node(node.op, args, node.attr)
-    quick = frozenset(n for n in topological(list(new.values())) if n.op == "div") - exact
+    rewritten = topological(list(new.values()))
+    quick = frozenset(n for n in rewritten if n.op == "div") - exact - frozenset(once(rewritten))
     return Derivative(
         tuple(new.get(node, node) for node in adjoint.inputs),
         {name: new.get(node, node) for name, node in states.items()},

@@ -131,7 +131,7 @@ template <typename R> __device__ __forceinline__ R clamp(R x, R low, R high) {
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 __device__ __forceinline__ double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
 
-// A division to within two units in the last place; what is subnormal becomes 0.
+// A division to within two units in the last place; 0 where the result is subnormal or b is above 2^126.
 __device__ __forceinline__ float quotient(float a, float b) {
 #ifdef __CUDA_ARCH__
     float x;

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Sequence, Set, Tuple, Union
 
 from spikecore.kernels import BackwardPlan, ForwardPlan, hoisted
 from spikecore.lang import Node, topological
+from spikecore_cupy.lines import folded, indented, over_neurons, wrapped
 from spikecore_cupy.printer import TYPES, CudaPrinter
 
 #: Steps whose inputs a thread holds in registers at a time.
@@ -15,7 +15,6 @@ CHUNK = 16
 #: Kinds of arguments, in the order that a kernel has them.
 ORDER = ("pointer", "sum", "stride", "inner", "channels", "number")
 
-_IN = "    "
 #: Threads of a block.
 BLOCK = 128
 #: Groups of tensors in the dtype of inputs and outputs; the others are in that of arithmetic.
@@ -264,7 +263,7 @@ class Writer:
             *indented(body),
             "}",
         ]
-        text = "\n".join(part for line in lines for part in _folded(line))
+        text = "\n".join(part for line in lines for part in folded(line))
         return Source(self.name, f"{text}\n", self.fixed, tuple(arguments), tuple(types))
 
     def _type(self, argument: Argument) -> str:
@@ -283,40 +282,3 @@ def _declared(kind: str, name: str) -> str:
 
 def _words(dtype: object) -> str:
     return str(dtype).partition(".")[2]
-
-
-def indented(lines: Iterable[str]) -> List[str]:
-    """The lines, further in."""
-    return [f"{_IN}{line}" for line in lines]
-
-
-def over_neurons(lines: Sequence[str]) -> List[str]:
-    """A loop over the neurons of a thread."""
-    head = ["#pragma unroll", "for (int j = 0; j < V; ++j)"]
-    if len(lines) == 1:
-        return [*head, f"    {lines[0]}"]
-    return [head[0], f"{head[1]} {{", *indented(lines), "}"]
-
-
-def over_steps(writer: Writer, lines: Sequence[str], backwards: bool = False) -> List[str]:
-    """A loop over the steps of a chunk, unrolled where their number is known."""
-    count, unroll = ("T", "#pragma unroll") if writer.fixed else ("count", "#pragma unroll U")
-    head = f"int t = {count} - 1; t >= 0; --t" if backwards else f"int t = 0; t < {count}; ++t"
-    if len(lines) == 1:
-        return [unroll, f"for ({head}) {lines[0]}"]
-    now = [] if writer.fixed else ["const int k = whole ? t : 0;"]
-    return [unroll, f"for ({head}) {{", *indented([*now, *lines]), "}"]
-
-
-def wrapped(words: Sequence[str]) -> List[str]:
-    """Words between commas, as lines."""
-    text = ", ".join(word.replace(" ", "\0") for word in words)
-    return [line.replace("\0", " ") for line in textwrap.wrap(text, 112, initial_indent=_IN, subsequent_indent=_IN)]
-
-
-def _folded(line: str) -> List[str]:
-    """A line that is too long for a page, as several."""
-    if len(line) <= 120 or line.startswith("//"):
-        return [line]
-    begin = line[: len(line) - len(line.lstrip())]
-    return textwrap.wrap(line.strip(), 120, initial_indent=begin, subsequent_indent=begin + _IN, break_long_words=False)

@@ -160,8 +160,8 @@ class _Graphed:
         result, states = _mapped(Tensor.clone, graph.replay())
         self._keep(states)
         # another graph, an eager step or zero_grad() came between
-        if graph.gradients and graph.gradients[0][0].grad is not graph.gradients[0][1]:
-            for parameter, gradient in graph.gradients:
+        for parameter, gradient in graph.gradients:
+            if parameter.grad is not gradient:
                 parameter.grad = gradient
         self._without = 0
         return result

@@ -104,8 +104,8 @@ class KernelRunner:
         state = self._at_rest(x, params) if state is None else state
         return (
             tuple([x.clone() for _ in range(self.n_outputs)]),
-            state,
-            tuple([x.to(self.spec.compute) for _ in record]),
+            tuple([value.clone(memory_format=torch.contiguous_format) for value in state]),
+            tuple([x.to(self.spec.compute, copy=True) for _ in record]),
         )
 
 

@@ -442,3 +442,10 @@ def test_a_launch_is_on_the_device_of_its_tensors():
         y = cumsum()(x=x)
     assert y.device == x.device
     assert torch.equal(y, x.cumsum(0))
+
+
+def test_a_value_may_be_called_like_an_output_of_one_element(device):
+    """``w_j`` beside an output ``w`` is the caller's number, and not the kernel's own."""
+    kernel = ElementwiseKernel("scaled", inputs=["x"], outputs=["w"], params=["w_j"], body="w = x * w_j;")
+    x = rand(device, 7)
+    torch.testing.assert_close(kernel(x=x, w_j=3.0), 3.0 * x)

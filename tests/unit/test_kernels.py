@@ -545,3 +545,14 @@ def test_a_view_of_opposite_numbers_is_taken_for_what_it_says() -> None:
     assert ours is not None
     reference(x).backward(2 * grad)
     same(ours, x.grad)
+
+
+def test_no_steps_give_a_state_of_its_own() -> None:
+    """With T = 0 the final state and the trace share no memory with what was given, nor within themselves."""
+    neuron = bound(sc.LIF(), Loop())
+    given = {"v": torch.rand(3, 4)}
+    _, state, trace = neuron.run(torch.rand(0, 3, 4), state=given, record=("v",))
+    state["v"].zero_()
+    assert given["v"].abs().sum() > 0
+    assert trace["v"].shape == (0, 3, 4)
+    neuron.run(torch.rand(0, 3, 4))[1]["v"].add_(1.0)

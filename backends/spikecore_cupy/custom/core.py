@@ -11,8 +11,8 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tup
 
 from spikecore.lang import Expr, Node, Program, topological, trace
 from spikecore_cupy.custom.declared import Declared, Typed, of_role
+from spikecore_cupy.lines import indented, wrapped
 from spikecore_cupy.printer import CudaPrinter
-from spikecore_cupy.writer import indented, wrapped
 
 #: What a C text may read beside its values: name -> C type.
 PLACES = {"i": "long long", "N": "long long", "t": "int", "T": "int"}

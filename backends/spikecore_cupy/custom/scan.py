@@ -8,7 +8,7 @@ from spikecore_cupy.custom.core import Body
 from spikecore_cupy.custom.declared import declared, states
 from spikecore_cupy.custom.kernel import CustomKernel
 from spikecore_cupy.custom.text import CustomWriter, section
-from spikecore_cupy.writer import indented
+from spikecore_cupy.lines import indented
 
 #: Steps whose loads the compiler may put before the first use.
 UNROLL = 4

@@ -7,8 +7,9 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from spikecore_cupy.custom.core import Core, mentions
 from spikecore_cupy.custom.declared import Declared, Typed, of_role
+from spikecore_cupy.lines import indented, over_neurons, wrapped
 from spikecore_cupy.printer import CudaPrinter
-from spikecore_cupy.writer import BLOCK, indented, over_neurons, wrapped
+from spikecore_cupy.writer import BLOCK
 
 _log = logging.getLogger("spikecore")
 
@@ -42,7 +43,12 @@ class CustomWriter:
         self.values, self.typed, self.core, self.width = values, typed, core, width
         self._restrict = " __restrict__" if restrict else ""
         self._printer = CudaPrinter(typed.compute)
-        self._taken = {value.name for value in values} | {f"{name}_j" for name in of_role(values, "output")}
+        self._taken = {value.name for value in values}
+        #: What an output's number is called before it is stored.
+        self._late: Dict[str, str] = {}
+        for name in of_role(values, "output"):
+            self._late[name] = self._printer.identifier(f"{name}_j", self._taken)
+            self._taken.add(self._late[name])
         self._arguments: Dict[Tuple[str, str], Tuple[str, str]] = {}
         self.argument("N", "N", "long long", "N")
 
@@ -90,9 +96,9 @@ class CustomWriter:
             lines.append(f"const Pack<{self.typed.stored(name)}, V> {name} = load<V>({place} + i);")
         outputs = of_role(self.values, "output")
         lines += [f"Pack<{self.typed.stored(name)}, V> {name};" for name in outputs]
-        inner = [f"{self.typed.local(name)} {name}_j = 0;" for name in outputs]
+        inner = [f"{self.typed.local(name)} {self._late[name]} = 0;" for name in outputs]
         inner.append(f"core({', '.join(self._given())});")
-        inner += [f"{name}.set(j, {self.typed.written(name, f'{name}_j')});" for name in outputs]
+        inner += [f"{name}.set(j, {self.typed.written(name, self._late[name])});" for name in outputs]
         lines += over_neurons(inner)
         offset = "t * N + i" if timed else "i"
         return [*lines, *(f"store({self.pointer(name, fills=True)} + {offset}, {name});" for name in outputs)]
@@ -103,7 +109,7 @@ class CustomWriter:
         texts = {"i": "i + j"}
         for name, role in roles.items():
             at = self.typed.read(name, f"{name}[j]") if role == "input" else f"{name}[j]"
-            texts[name] = {"number": name, "output": f"{name}_j"}.get(role, at)
+            texts[name] = {"number": name, "output": self._late.get(name, "")}.get(role, at)
         return [texts.get(name, name) for name in (*self.core.takes, *self.core.sets)]
 
     def ending(self) -> List[str]:

@@ -1,0 +1,45 @@
+"""Lines of text: indented, folded, in loops."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Iterable, List, Sequence
+
+_IN = "    "
+
+
+def indented(lines: Iterable[str]) -> List[str]:
+    """The lines, further in."""
+    return [f"{_IN}{line}" for line in lines]
+
+
+def over_neurons(lines: Sequence[str]) -> List[str]:
+    """A loop over the neurons of a thread."""
+    head = ["#pragma unroll", "for (int j = 0; j < V; ++j)"]
+    if len(lines) == 1:
+        return [*head, f"    {lines[0]}"]
+    return [head[0], f"{head[1]} {{", *indented(lines), "}"]
+
+
+def over_steps(fixed: bool, lines: Sequence[str], backwards: bool = False) -> List[str]:
+    """A loop over the steps of a chunk, unrolled where their number is known."""
+    count, unroll = ("T", "#pragma unroll") if fixed else ("count", "#pragma unroll U")
+    head = f"int t = {count} - 1; t >= 0; --t" if backwards else f"int t = 0; t < {count}; ++t"
+    if len(lines) == 1:
+        return [unroll, f"for ({head}) {lines[0]}"]
+    now = [] if fixed else ["const int k = whole ? t : 0;"]
+    return [unroll, f"for ({head}) {{", *indented([*now, *lines]), "}"]
+
+
+def wrapped(words: Sequence[str]) -> List[str]:
+    """Words between commas, as lines."""
+    text = ", ".join(word.replace(" ", "\0") for word in words)
+    return [line.replace("\0", " ") for line in textwrap.wrap(text, 112, initial_indent=_IN, subsequent_indent=_IN)]
+
+
+def folded(line: str) -> List[str]:
+    """A line that is too long for a page, as several."""
+    if len(line) <= 120 or line.startswith("//"):
+        return [line]
+    begin = line[: len(line) - len(line.lstrip())]
+    return textwrap.wrap(line.strip(), 120, initial_indent=begin, subsequent_indent=begin + _IN, break_long_words=False)
