@@ -133,7 +133,7 @@ class BackendInfo:
     name: str
     #: ``"package.module:Class"``, imported on first use; called without arguments.
     factory: str
-    #: torch device types whose tensors it takes, or ``("*",)`` for all.
+    #: torch device types whose tensors it takes, or ``("*",)`` for all but those in ``never``.
     devices: Tuple[str, ...]
     capabilities: Capabilities
     #: None when usable here, else the reason in words. May touch the driver; must not raise.
@@ -142,10 +142,12 @@ class BackendInfo:
     api: int = BACKEND_API
     #: How to get what ``probe`` misses, for example ``"pip install 'spikecore[cuda12]'"``.
     install_hint: str = ""
+    #: Device types that ``"*"`` does not stand for.
+    never: Tuple[str, ...] = ()
 
     def takes(self, device_type: str) -> bool:
         """Whether tensors of this device type can be given to the backend."""
-        return device_type in self.devices or ANY_DEVICE in self.devices
+        return device_type in self.devices or (ANY_DEVICE in self.devices and device_type not in self.never)
 
 
 class Backend:

@@ -171,6 +171,9 @@ def _check_fields(info: BackendInfo) -> None:
         raise ValueError(f"BackendInfo.factory must be 'package.module:Class', got {factory!r}")
     if not isinstance(devices, tuple) or not devices or not all(isinstance(device, str) for device in devices):
         raise TypeError(f"BackendInfo.devices must be a tuple of device types, got {devices!r}")
+    never: Any = info.never
+    if not isinstance(never, tuple) or not all(isinstance(device, str) for device in never):
+        raise TypeError(f"BackendInfo.never must be a tuple of device types, got {never!r}")
     if not isinstance(info.capabilities, Capabilities):
         raise TypeError(f"BackendInfo.capabilities must be a Capabilities, got {info.capabilities!r}")
     if not callable(info.probe):

@@ -33,7 +33,7 @@ from spikecore.loading import (
 )
 
 #: The one table of built-in backends: name -> module with the hook. Strings, so that nothing is imported for them.
-BUILTINS: Mapping[str, str] = {"cupy": "spikecore_cupy", "torch": "spikecore_torch"}
+BUILTINS: Mapping[str, str] = {"cupy": "spikecore_cupy", "ipu": "spikecore_ipu", "torch": "spikecore_torch"}
 #: The value that asks for automatic choice, and therefore no backend's name.
 AUTO_NAME = "auto"
 

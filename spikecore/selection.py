@@ -23,7 +23,7 @@ from spikecore.backend import Backend, BackendError, BackendUnavailable
 from spikecore.registry import AUTO_NAME, BackendStatus, Registry, default_registry
 
 #: Device type -> the built-in that automatic choice prefers there.
-AUTO: Mapping[str, str] = {"cuda": "cupy"}
+AUTO: Mapping[str, str] = {"cuda": "cupy", "ipu": "ipu"}
 #: The backend of every other device, and of those above where the preferred one cannot be used.
 REFERENCE = "torch"
 
@@ -106,9 +106,12 @@ def resolve(
     backend = registry.get(name, source)
     info = registry.info(name, source)
     if not info.takes(device_type):
+        if device_type in info.never:
+            where, move = f"does not compute on {device_type}", ""
+        else:
+            where, move = f"computes on {', '.join(info.devices)}", f"move it (x.to({info.devices[0]!r})) or "
         raise BackendUnavailable(
-            f"backend {name!r} (from {source}) computes on {', '.join(info.devices)}; the input is on {device_type}: "
-            f"move it (x.to({info.devices[0]!r})) or choose another backend"
+            f"backend {name!r} (from {source}) {where}; the input is on {device_type}: {move}choose another backend"
         )
     return Resolved(backend, source, f"asked for by {source}")
 
@@ -152,7 +155,7 @@ def _choose(device_type: str, registry: Registry, auto: Mapping[str, str]) -> Re
     try:
         backend = registry.get(name, AUTO_NAME)
     except BackendError as error:
-        if name == REFERENCE:
+        if name == REFERENCE or not registry.info(REFERENCE, AUTO_NAME).takes(device_type):
             raise
         backend = registry.get(REFERENCE, AUTO_NAME)
         reason = f"auto: the reference, for {device_type} tensors; {error}"

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Callable, ContextManager, Iterable, Optional, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterable, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from spikecore.backend import Backend
+from spikecore.batches import home, mapped, run, sent
 from spikecore.checks import shown
 from spikecore.functional import set_backend, stateful_modules
 from spikecore.neuron import Neuron
@@ -109,6 +110,23 @@ def _check(net: Any, loss: Any) -> None:
         raise TypeError(f"loss={loss!r} must be callable as loss(outputs, targets), such as spikecore.losses.ce_count")
 
 
+def check_loss(loss: Any) -> Tensor:
+    """What a loss gave, if it is a tensor with one number."""
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+        raise ValueError(f"loss must give a tensor with one number, got {got}; reduce it with .mean() or .sum()")
+    return loss
+
+
+def check_optimizer(optimizer: Any, net: nn.Module) -> None:
+    """Raise unless ``optimizer`` is one, and holds parameters of this network."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer={optimizer!r} must be a torch.optim.Optimizer of this network's parameters")
+    mine = {id(parameter) for parameter in net.parameters()}
+    if not any(id(held) in mine for group in optimizer.param_groups for held in group["params"]):
+        raise ValueError("optimizer holds no parameter of this network; make it from net.parameters()")
+
+
 def _backend_of(net: nn.Module, backend: Optional[str]) -> Backend:
     """The backend that trains ``net``: the one its neurons agree on."""
     if backend is not None:
@@ -120,32 +138,6 @@ def _backend_of(net: nn.Module, backend: Optional[str]) -> Backend:
         names = ", ".join(sorted({one.name for one in chosen}))
         raise ValueError(f"the neurons of this network ask for {names}, which train differently; give backend=")
     return chosen[0]
-
-
-def _home(net: nn.Module) -> Optional[torch.device]:
-    return next((p.device for p in net.parameters()), None)
-
-
-def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """The same structure of tuples, lists and dicts with its tensors changed."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return type(value)({key: _mapped(change, item) for key, item in value.items()})
-    if isinstance(value, (tuple, list)):
-        items = [_mapped(change, item) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return value
-
-
-def _sent(value: Any, device: Optional[torch.device]) -> Any:
-    return value if device is None else _mapped(lambda tensor: tensor.to(device, non_blocking=True), value)
-
-
-def _call(net: nn.Module, inputs: Any) -> Any:
-    if isinstance(inputs, dict):
-        return net(**inputs)
-    return net(*inputs) if isinstance(inputs, (tuple, list)) else net(inputs)
 
 
 def _options(options: Any) -> TrainingOptions:
@@ -168,11 +160,7 @@ class EagerTraining:
     """``step(inputs, targets) -> (outputs, loss)`` in plain PyTorch."""
 
     def __init__(self, net: nn.Module, loss: Loss, optimizer: Any, options: Any = None) -> None:
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"optimizer={optimizer!r} must be a torch.optim.Optimizer of this network's parameters")
-        mine = {id(parameter) for parameter in net.parameters()}
-        if not any(id(held) in mine for group in optimizer.param_groups for held in group["params"]):
-            raise ValueError("optimizer holds no parameter of this network; make it from net.parameters()")
+        check_optimizer(optimizer, net)
         self.net = net
         self.loss = loss
         self.optimizer = optimizer
@@ -181,20 +169,31 @@ class EagerTraining:
 
     def __call__(self, inputs: Any, targets: Any) -> Tuple[Any, Tensor]:
         """Train on one batch; the outputs and the loss, detached, are those from before the update."""
-        device, scaler = _home(self.net), self.options.scaler
-        inputs, targets = _sent(inputs, device), _sent(targets, device)
+        device, scaler = home(self.net), self.options.scaler
+        inputs, targets = sent(inputs, device), sent(targets, device)
         self.optimizer.zero_grad(set_to_none=True)
         with _casting(self.options, device):
-            outputs = _call(self.net, inputs)
+            outputs = run(self.net, inputs)
             loss = self.loss(outputs, targets)
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-            raise ValueError(f"loss must give a tensor with one number, got {got}; reduce it with .mean() or .sum()")
+        check_loss(loss)
         (loss if scaler is None else scaler.scale(loss)).backward()
         self._update(scaler)
         for module in self._stateful:
             module._detach()  # a carried state goes on without the graph of this step, which is gone
-        return _mapped(Tensor.detach, outputs), loss.detach()
+        return mapped(Tensor.detach, outputs), loss.detach()
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Weights and the state of the optimiser (and scaler), to go on from with :meth:`load_state_dict`."""
+        scaler = self.options.scaler
+        scaled = {} if scaler is None else {"scaler": scaler.state_dict()}
+        return {"net": self.net.state_dict(), "optimizer": self.optimizer.state_dict(), **scaled}
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` gave."""
+        self.net.load_state_dict(state["net"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.options.scaler is not None:
+            self.options.scaler.load_state_dict(state["scaler"])
 
     def _update(self, scaler: Any) -> None:
         if self.options.clip_norm is not None:
@@ -218,12 +217,12 @@ class EagerInference:
 
     def __call__(self, inputs: Any) -> Any:
         """Outputs in eval mode, without gradients."""
-        device = _home(self.net)
+        device = home(self.net)
         modes = [(module, module.training) for module in self.net.modules()]
         self.net.eval()
         try:
             with torch.no_grad(), _casting(self.options, device):
-                return _call(self.net, _sent(inputs, device))
+                return run(self.net, sent(inputs, device))
         finally:
             for module, mode in modes:
                 module.training = mode

@@ -40,6 +40,8 @@ def spikecore_backends() -> List[BackendInfo]:
             name="torch",
             factory="spikecore_torch.backend:TorchBackend",
             devices=(ANY_DEVICE,),
+            # PopTorch drops the backward of an autograd.Function, which the spike is here, without a word
+            never=("ipu",),
             capabilities=CAPABILITIES,
             probe=_probe,
         )

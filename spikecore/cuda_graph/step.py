@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from spikecore.backend import Unsupported
+from spikecore.batches import mapped, sent
 from spikecore.checks import is_device
 from spikecore.cuda_graph import facts
 from spikecore.cuda_graph.capture import Capture
 from spikecore.cuda_graph.options import CudaOptions
 from spikecore.functional import stateful_modules
-from spikecore.training import EagerInference, EagerTraining, _mapped, _sent
+from spikecore.training import EagerInference, EagerTraining
 
 #: So many steps in a row without a graph, beyond the warm-up, are worth a warning.
 _PATIENCE = 20
@@ -90,7 +91,7 @@ class _Graphed:
         return self._replay(graph, whole)
 
     def _run_eagerly(self, batch: Tuple[Any, ...], kind: Hashable, runs: int) -> Any:
-        options, batch = self.options, _sent(batch, self._capture.device)
+        options, batch = self.options, sent(batch, self._capture.device)
         if runs + 1 == options.warmup:
             result, waits = self._capture.watch(lambda: self._eager(*batch))
             if waits:
@@ -127,7 +128,7 @@ class _Graphed:
                 f"{type(self.optimizer).__name__} keeps {', '.join(elsewhere)} on the host; use an optimiser that does "
                 "not, such as SGD, Adam, AdamW or RMSprop"
             )
-        inputs = _mapped(lambda given: given.detach().to(device, copy=True), whole)
+        inputs = mapped(lambda given: given.detach().to(device, copy=True), whole)
 
         def work() -> Any:
             self._keep(inputs[-1])
@@ -157,7 +158,7 @@ class _Graphed:
         with torch.no_grad():
             for buffer, given in zip(graph.inputs, _leaves(whole)):
                 buffer.copy_(given, non_blocking=True)
-        result, states = _mapped(Tensor.clone, graph.replay())
+        result, states = mapped(Tensor.clone, graph.replay())
         self._keep(states)
         # another graph, an eager step or zero_grad() came between
         for parameter, gradient in graph.gradients:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -87,8 +87,11 @@ def detach(x: Tensor) -> Tensor:
     return x.detach()
 
 
-#: op name -> function of tensors. ``spike`` takes its rule besides and is evaluated apart.
-TORCH: Dict[str, Callable[..., Tensor]] = {
+#: op name -> function of tensors; that of ``spike`` is called as ``spike(u, strict, derivative)``.
+Functions = Mapping[str, Callable[..., Tensor]]
+
+TORCH: Functions = {
+    "spike": spike,
     "add": torch.add,
     "sub": torch.sub,
     "mul": torch.mul,
@@ -128,23 +131,24 @@ TORCH: Dict[str, Callable[..., Tensor]] = {
 Instruction = Tuple[Callable[..., Tensor], Tuple[int, ...]]
 
 
-def function_of(node: Node) -> Callable[..., Tensor]:
-    """The torch function that computes a node from its arguments."""
+def function_of(node: Node, functions: Functions = TORCH) -> Callable[..., Tensor]:
+    """The function of the table that computes a node from its arguments."""
     if isinstance(node.attr, SpikeRule):
-        return SpikeFunction(node.attr)
-    return TORCH[node.op]
+        return SpikeFunction(node.attr, functions)
+    return functions[node.op]
 
 
 class SpikeFunction:
     """A spike node as a function of ``u``."""
 
-    def __init__(self, rule: SpikeRule) -> None:
+    def __init__(self, rule: SpikeRule, functions: Functions = TORCH) -> None:
         self.strict = rule.strict
-        self.derivative = Straight(leaves=[Node("argument", (), "u")], roots=[rule.derivative])
+        self.spike = functions["spike"]
+        self.derivative = Straight([Node("argument", (), "u")], [rule.derivative], functions)
 
     def __call__(self, u: Tensor) -> Tensor:
         """Spikes for ``u``."""
-        return spike(u, self.strict, self._derivative)
+        return self.spike(u, self.strict, self._derivative)
 
     def _derivative(self, u: Tensor) -> Tensor:
         (value,) = self.derivative([u], like=u)
@@ -163,9 +167,9 @@ def number(value: float, like: Tensor) -> Tensor:
 
 
 class Straight:
-    """Straight-line code for some roots: leaves in, roots out, every node once."""
+    """Straight-line code for some roots: leaves in, roots out, every node once, by the functions of a table."""
 
-    def __init__(self, leaves: Sequence[Node], roots: Sequence[Node]) -> None:
+    def __init__(self, leaves: Sequence[Node], roots: Sequence[Node], functions: Functions = TORCH) -> None:
         nodes = [node for node in topological(roots, known=leaves) if node.op != "const"]
         constants = [node for node in topological(roots) if node.op == "const" and node not in leaves]
         missing = [node for node in nodes if node.is_leaf]
@@ -174,7 +178,7 @@ class Straight:
         slot = {node: i for i, node in enumerate([*leaves, *constants, *nodes])}
         # as text: torch.compile would make variables of floats, and then cannot look into a surrogate
         self.constants: List[str] = [repr(float(node.attr)) for node in constants]  # type: ignore[arg-type]
-        self.code: List[Instruction] = [(function_of(n), tuple(slot[a] for a in n.args)) for n in nodes]
+        self.code: List[Instruction] = [(function_of(n, functions), tuple(slot[a] for a in n.args)) for n in nodes]
         self.results: Tuple[int, ...] = tuple(slot[root] for root in roots)
 
     def __call__(self, leaves: Sequence[Tensor], like: Tensor) -> List[Tensor]:

@@ -1,0 +1,95 @@
+"""The IPU backend: programs walked in plain operations while PopTorch traces, time unrolled, state local to a call."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from spikecore.backend import Backend, ParamValue, Runner, Spec, Tensors, Unsupported
+from spikecore.lang import Program, topological
+from spikecore.lang.node import LEAVES, SpikeRule
+from spikecore.walk import Walker
+from spikecore_ipu import CAPABILITIES
+from spikecore_ipu.functions import PLAIN
+
+
+class IpuBackend(Backend):
+    """Compiles models, losses included, through PopTorch; on CPU tensors the same operations run eagerly."""
+
+    name = "ipu"
+    capabilities = CAPABILITIES
+
+    def compile(self, program: Program, spec: Spec) -> Runner:
+        """A walker over the program that emits operations PopTorch has handlers for, and ``detach``."""
+        return IpuWalk(program, spec)
+
+    def training_model(self, net: nn.Module, loss: Callable[..., Tensor], optimizer: Any, options: Any) -> Any:
+        """The step of :class:`~spikecore_ipu.training.IpuTraining`."""
+        from spikecore_ipu.training import IpuTraining
+
+        return IpuTraining(net, loss, optimizer, options)
+
+    def inference_model(self, net: nn.Module, options: Any) -> Any:
+        """The call of :class:`~spikecore_ipu.inference.IpuInference`."""
+        from spikecore_ipu.inference import IpuInference
+
+        return IpuInference(net, options)
+
+    def data_loader(self, dataset: Any, options: Any, **kwargs: Any) -> Iterable[Any]:
+        """A ``poptorch.DataLoader``: a batch holds all micro batches of a call."""
+        from spikecore_ipu.data import data_loader
+
+        return data_loader(dataset, options, **kwargs)
+
+
+class IpuWalk(Walker):
+    """The walk in operations that PopTorch compiles."""
+
+    def __init__(self, program: Program, spec: Spec) -> None:
+        for op in sorted(_operations(program)):
+            if op not in PLAIN and op not in LEAVES:
+                raise Unsupported(
+                    f"backend 'ipu' cannot lower {program.name}: PopTorch has no handler for the operation {op!r}"
+                )
+        super().__init__(program, spec, PLAIN)
+        self.owner = program.name
+
+    def __call__(
+        self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
+    ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
+        shape = inputs[0].shape
+        if inputs[0].device.type == "ipu" and 0 in shape:
+            raise Unsupported(f"{self.owner}: input of shape {list(shape)} is empty, which PopTorch cannot compile")
+        if inputs[0].device.type == "ipu":
+            return self.walk(inputs, state, params, record)
+        outputs, final, trace = self.walk(inputs, state, params, record)
+        once = _Once.apply
+        return tuple(map(once, outputs)), None if final is None else tuple(map(once, final)), tuple(map(once, trace))
+
+
+class _Once(torch.autograd.Function):
+    """The value itself, for eager calls only: a second derivative, which ``detach`` would make 0, is refused."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: Tensor) -> Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            raise Unsupported("backend 'ipu' has no second derivatives; call without create_graph=True")
+        return grad
+
+
+def _operations(program: Program) -> Any:
+    nodes = topological([*program.outputs, *program.next, *program.rest])
+    rules = [node.attr.derivative for node in nodes if isinstance(node.attr, SpikeRule)]
+    return {node.op for node in (*nodes, *topological(rules))}

@@ -1,0 +1,80 @@
+"""The operations of the language as PopTorch can compile and differentiate them.
+
+PopTorch records the forward pass and grows the backward pass from it by PopART's own rules: the backward of an
+``autograd.Function`` never runs. So a derivative that is not an operation's own is written into the forward pass:
+
+    ``value.detach() + (x - x.detach()) * derivative.detach()``
+
+has the value ``value`` and the derivative ``derivative``. Rules of this module:
+
+- Forward values are those of the reference, bit by bit, infinities and signs of zero included: what is added is 0, and
+  it is subtracted as +0 where the value may be -0.
+- Only operations with a handler in PopTorch 3.4; of those only what PopART differentiates as torch does. It gives the
+  whole gradient to both arguments of ``maximum`` at a tie, and ``clamp`` takes numbers only.
+"""
+
+from __future__ import annotations
+
+from typing import Callable
+
+import torch
+from torch import Tensor
+
+from spikecore.lang.eager import TORCH, Functions, number
+
+#: The largest float32: what is above is infinite.
+_MOST = torch.finfo(torch.float32).max
+
+
+def _finite(x: Tensor) -> Tensor:
+    """``x``, and 0 in place of infinities and NaN, whose differences with themselves are not 0."""
+    return torch.where(torch.abs(x) <= number(_MOST, x), x, number(0.0, x))
+
+
+def spike(u: Tensor, strict: bool, derivative: Callable[[Tensor], Tensor]) -> Tensor:
+    """1 where ``u >= 0`` (``u > 0`` if strict), else 0, in the dtype of ``u``; its derivative is the given one."""
+    hard = (u > 0 if strict else u >= 0).to(u.dtype)
+    finite = _finite(u)
+    return hard.detach() + (finite - finite.detach()) * derivative(finite.detach()).detach()
+
+
+def select(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """``a`` where ``z`` is not 0, else ``b``; differentiated as ``z*a + (1-z)*b``."""
+    to_z = z * _finite(b - a).detach()
+    return torch.where(z != 0, a, b) - (to_z - to_z.detach())
+
+
+def maximum(a: Tensor, b: Tensor) -> Tensor:
+    """The larger of two; half of the gradient to each where they are equal."""
+    # where they are equal the choice is b, and half of its gradient moves to a
+    return torch.where(torch.logical_or(a > b, a != a), a, b) - _half_of_a_tie(a, b)
+
+
+def minimum(a: Tensor, b: Tensor) -> Tensor:
+    """The smaller of two; half of the gradient to each where they are equal."""
+    return torch.where(torch.logical_or(a < b, a != a), a, b) - _half_of_a_tie(a, b)
+
+
+def _half_of_a_tie(a: Tensor, b: Tensor) -> Tensor:
+    apart = b - a
+    return torch.where(apart == 0, apart, number(0.0, a)) * number(0.5, a)
+
+
+def clamp(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """``min(max(x, low), high)``; at a bound the gradient is that of ``x``."""
+    # bounds that meet leave nothing between them to move
+    floor = torch.where(low < high, low, low.detach())
+    raised = torch.where(x < low, floor, x)
+    return torch.where(raised > high, high, raised)
+
+
+#: What differs from the reference. Its ``sqrt`` goes through float64, which an IPU has not: this one is the device's.
+PLAIN: Functions = {
+    **TORCH,
+    "spike": spike,
+    "select": select,
+    "sqrt": torch.sqrt,
+    "maximum": maximum,
+    "minimum": minimum,
+    "clamp": clamp,
+}

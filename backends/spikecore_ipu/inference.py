@@ -1,0 +1,54 @@
+"""``predict(inputs)`` on an IPU: one call of a ``poptorch.inferenceModel``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from spikecore_ipu.executor import Compiled, checked_net, checked_options
+from spikecore_ipu.outputs import joined
+from spikecore_ipu.sdk import poptorch
+from spikecore_ipu.step import Step
+from spikecore_ipu.training import trainer_of
+
+
+class IpuInference(Compiled):
+    """``predict(inputs) -> outputs`` in eval mode, compiled at the first call, with the weights as they are now.
+
+    Weights that a training step of the same network holds on its device are handed over before a call. The outputs of
+    all micro batches are put side by side along their batch dimension, unless the options' output mode says otherwise.
+    """
+
+    def __init__(self, net: nn.Module, options: Any = None) -> None:
+        options = checked_options(options)
+        step = Step(checked_net(net), None)
+        super().__init__(net, step, lambda wrapped: poptorch().inferenceModel(wrapped, options))
+        self._weights: Any = None
+
+    def __call__(self, inputs: Any) -> Any:
+        """Outputs, without gradients."""
+        modes = [(module, module.training) for module in self.net.modules()]
+        self.net.eval()
+        try:
+            self._hand_over()
+            return joined(self._run(inputs), self._step.traced)
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+    def _hand_over(self) -> None:
+        """Weights of now to the device."""
+        now = _weights_of(self.net)
+        if self.executor.isCompiled() and now != self._weights:
+            self.executor.copyWeightsToDevice()
+        self._weights = now
+
+
+def _weights_of(net: nn.Module) -> Any:
+    """What changes whenever the weights do: on the host, or on the device that trains them, which are read back."""
+    trainer = trainer_of(net)
+    if trainer is not None and trainer.executor.isCompiled():
+        trainer.executor.copyWeightsToHostIfNeeded()
+    calls = None if trainer is None else trainer.calls
+    return calls, [(id(held), held._version) for held in (*net.parameters(), *net.buffers())]

@@ -1,0 +1,108 @@
+"""The module that PopTorch compiles: the user's network, and in training the loss, in one ``forward``.
+
+Rules of this module:
+
+- ``poptorch.identity_loss`` is applied last, to the one number that the user's loss gives.
+- ``forward`` runs once, at compilation. What it notes about shapes is kept in :class:`Traced`, an object that the
+  shallow copy which PopTorch makes of the module shares.
+- Nothing persists on an IPU between calls. A neuron that would go on from the state of the call before is refused, and
+  what a call leaves on a module is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as AbstractMapping
+from typing import Any, Callable, Iterator, List, NoReturn, Optional, Tuple
+
+from torch import Tensor, nn
+
+from spikecore.backend import Unsupported
+from spikecore.batches import flattened, run
+from spikecore.functional import stateful_modules
+from spikecore.training import check_loss
+from spikecore_ipu.sdk import poptorch
+
+
+class Traced:
+    """What is known of the compiled call: sizes at dimension 0 that came in, and the shapes that went out."""
+
+    def __init__(self) -> None:
+        #: Of the whole batch, one per input tensor; written before each call.
+        self.given: Tuple[int, ...] = ()
+        #: Size of a micro batch; None before compilation.
+        self.micro: Optional[int] = None
+        #: Of one micro batch, one per output tensor.
+        self.shapes: Tuple[Tuple[int, ...], ...] = ()
+
+
+class Step(nn.Module):
+    """``forward(inputs, targets) -> (outputs, loss)``; with ``loss=None``, ``forward(inputs) -> outputs``."""
+
+    def __init__(self, net: nn.Module, loss: Optional[Callable[..., Tensor]]) -> None:
+        super().__init__()
+        self.net = net
+        self.loss = loss
+        self.traced = Traced()
+
+    def forward(self, inputs: Any, targets: Any = None) -> Any:
+        """Outputs of the network, and its loss."""
+        self.traced.micro = _micro_batch(self.traced.given, flattened((inputs, targets)))
+        with _Fresh(self.net):
+            outputs = run(self.net, inputs)
+            loss = None if self.loss is None else self.loss(outputs, targets)
+        self.traced.shapes = tuple(tuple(value.shape) for value in flattened(outputs))
+        if self.loss is None:
+            return outputs
+        return outputs, poptorch().identity_loss(check_loss(loss), "none")
+
+
+def _micro_batch(given: Tuple[int, ...], tensors: List[Tensor]) -> int:
+    """The size of a micro batch. PopTorch cuts every tensor at dimension 0, one that leads with time as well."""
+    first = tensors[0].shape[0] if tensors and tensors[0].ndim else 1
+    if first != (given[0] if given else 1) and len(set(given)) > 1:
+        sizes = ", ".join(map(str, given))
+        raise ValueError(
+            f"inputs and targets have {sizes} at dimension 0, and these options have PopTorch cut dimension 0 into "
+            f"{given[0] // first} micro batches; put the batch first everywhere, and turn it inside the network"
+        )
+    return int(first)
+
+
+class _Fresh:
+    """While a network is traced, none of its neurons may go on from the call before; after that all is as it was."""
+
+    def __init__(self, net: nn.Module) -> None:
+        names = {id(module): name for name, module in net.named_modules()}
+        self.modules = [(names[id(module)], module, module.state) for module in stateful_modules(net)]
+
+    def __enter__(self) -> None:
+        for name, module, _ in self.modules:
+            if module.continues:
+                gone: Any = _Gone(f"{name or 'the network'} ({type(module).__name__})")
+                module._keep(gone)
+
+    def __exit__(self, *error: object) -> None:
+        for _, module, state in self.modules:
+            module._keep(state)
+
+
+class _Gone(AbstractMapping):  # type: ignore[type-arg]  # not subscriptable on Python 3.8
+    """A state that cannot be read: that of the call before."""
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+
+    def _refuse(self) -> NoReturn:
+        raise Unsupported(
+            f"{self.owner} goes on from the state of the last call, and an IPU keeps none between calls; call "
+            "sc.reset(self) at the start of the network's forward, or use step='multi' without carry_state"
+        )
+
+    def __getitem__(self, name: str) -> Tensor:
+        self._refuse()
+
+    def __iter__(self) -> Iterator[str]:
+        self._refuse()
+
+    def __len__(self) -> int:  # noqa: PLE0303  # it raises
+        self._refuse()

@@ -1,0 +1,113 @@
+"""``step(inputs, targets)`` on an IPU: one call of a ``poptorch.trainingModel``.
+
+Rules of this module:
+
+- Weights live on the device. PopTorch reads them back when a parameter of the network is looked at; it does not see
+  when one is written: ``net.load_state_dict`` is seen by a hook here.
+- The executor keeps what was trained. When the step is dropped, the weights are read back first.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Callable, Dict, MutableMapping, Optional, Tuple
+
+from torch import Tensor, nn
+
+from spikecore.backend import Unsupported
+from spikecore.training import check_optimizer
+from spikecore_ipu.executor import Compiled, checked_net, checked_options
+from spikecore_ipu.outputs import joined
+from spikecore_ipu.sdk import poptorch
+from spikecore_ipu.step import Step
+from spikecore_ipu.translate import translated
+
+#: The step that trains a network, by network.
+_trainers: MutableMapping[nn.Module, weakref.ReferenceType[IpuTraining]] = weakref.WeakKeyDictionary()
+
+
+def trainer_of(net: nn.Module) -> Optional[IpuTraining]:
+    """The step that trains this network, if there is one."""
+    found = _trainers.get(net)
+    return None if found is None else found()
+
+
+class IpuTraining(Compiled):
+    """``step(inputs, targets) -> (outputs, loss)``: forward, loss, backward and update, compiled at the first call.
+
+    ``inputs`` and ``targets`` hold all the micro batches of a call, batch first: with the options' device iterations D,
+    gradient accumulation A and replication R, ``D * A * R`` of them, and D updates. ``outputs`` and ``loss`` are what
+    the options' output mode returns (the last micro batch of each replica, unless it says otherwise): outputs side by
+    side along their batch dimension, the loss as a number, or ``[k]`` for k micro batches. For the outputs and losses
+    of all, ``options.outputMode(poptorch.OutputMode.All)``.
+    """
+
+    def __init__(self, net: nn.Module, loss: Callable[..., Tensor], optimizer: Any, options: Any = None) -> None:
+        check_optimizer(optimizer, checked_net(net))
+        options = checked_options(options)
+        other = trainer_of(net)
+        if other is not None and other.executor.isCompiled():
+            raise Unsupported(
+                "this network is trained by another training_model, which holds its weights on the device; call its "
+                "destroy() first, or drop it"
+            )
+        step = Step(net, loss)
+        held = self._translated = translated(optimizer, step)
+        self.loss = loss
+        self.optimizer = optimizer
+        #: Counts calls: what has the weights of another count is stale.
+        self.calls = 0
+        self._edited = False
+        super().__init__(net, step, lambda wrapped: poptorch().trainingModel(wrapped, options, held.target))
+        _trainers[net] = weakref.ref(self)
+        net.register_load_state_dict_post_hook(_Edited(self))
+        finalizer = weakref.finalize(self, _read_back, self.executor)
+        finalizer.atexit = False
+
+    def __call__(self, inputs: Any, targets: Any) -> Tuple[Any, Tensor]:
+        """Train on the micro batches of one call; outputs and losses are those from before the updates."""
+        if self._translated.changed():
+            self.executor.setOptimizer(self._translated.target)
+        if self._edited and self.executor.isCompiled():
+            self.executor.copyWeightsToDevice()
+        self._edited = False
+        outputs, loss = self._run(inputs, targets)
+        self.calls += 1
+        return joined(outputs, self._step.traced), loss
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Weights, as ``net.state_dict()``, and the state of the optimiser, to go on from with :meth:`load_state_dict`.
+
+        PopTorch keeps the optimiser's state on the device: that of the torch optimiser has none of it.
+        """
+        weights = self._step.state_dict()
+        prefix = "net."
+        return {
+            "net": {name[len(prefix) :]: value for name, value in weights.items() if name.startswith(prefix)},
+            "optimizer": self._translated.target.state_dict(),
+        }
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` gave. PopTorch refuses the state of an optimiser that ran elsewhere."""
+        self.net.load_state_dict(state["net"])
+        self._translated.load_state_dict(state["optimizer"])
+
+
+class _Edited:
+    """Tells a step that its network's weights were loaded on the host."""
+
+    def __init__(self, step: Optional[IpuTraining]) -> None:
+        self._step = None if step is None else weakref.ref(step)
+
+    def __call__(self, module: nn.Module, keys: Any) -> None:
+        step = None if self._step is None else self._step()
+        if step is not None:
+            step._edited = True
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return _Edited, (None,)  # a copy of the network is in no step
+
+
+def _read_back(executor: Any) -> None:
+    if executor.isCompiled():
+        executor.copyWeightsToHostIfNeeded()

@@ -1,0 +1,148 @@
+"""A torch optimiser as PopTorch's: the same parameters, groups and hyperparameters, read again when they change.
+
+Rules of this module:
+
+- PopTorch runs no optimiser's ``step``. It reads hyperparameters when a model is wrapped, and again only when it is
+  told to (``setOptimizer``): :meth:`Translated.changed` says when.
+- What PopTorch would leave out of the update without a word (``maximize``), or update although it is in no group, is
+  refused.
+- Every number that torch's optimiser has is given to PopTorch's, which makes it a variable of the compiled program: a
+  schedule may change it. What is off there (a momentum of 0, for one) stays a constant, and costs nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Type
+
+import torch
+from torch import nn
+
+from spikecore.backend import Unsupported
+from spikecore_ipu.sdk import poptorch
+
+#: Hyperparameters that PopTorch's optimiser of the same name takes, and the value at which each is off, if any.
+_TAKEN: Mapping[Type[torch.optim.Optimizer], Mapping[str, Any]] = {
+    torch.optim.SGD: {"lr": None, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": False},
+    torch.optim.Adam: {"lr": None, "betas": None, "eps": None, "weight_decay": 0},
+    torch.optim.AdamW: {"lr": None, "betas": None, "eps": None, "weight_decay": None},
+    torch.optim.RMSprop: {
+        "lr": None,
+        "alpha": None,
+        "eps": None,
+        "weight_decay": 0,
+        "momentum": 0,
+        "centered": False,
+    },
+}
+#: Options of torch's optimisers that change the update, and that PopTorch does not have: name -> why not.
+_REFUSED = {
+    "amsgrad": "PopTorch has only non-amsgrad Adam and AdamW",
+    "maximize": "PopTorch ignores it and would minimise; give the negative of the loss",
+}
+
+Hyperparameters = Tuple[Tuple[Tuple[str, Any], ...], ...]
+
+
+@dataclass
+class Translated:
+    """PopTorch's optimiser for one of torch's, or one of PopTorch's itself."""
+
+    #: What the user gave.
+    source: torch.optim.Optimizer
+    #: What PopTorch gets; the same object if it was one of PopTorch's.
+    target: torch.optim.Optimizer
+    seen: Hyperparameters
+
+    def changed(self) -> bool:
+        """Whether hyperparameters are others than when last asked; they are then in ``target``."""
+        now = _hyperparameters(self.source)
+        if now == self.seen:
+            return False
+        if self.target is not self.source:
+            _check_groups(self.source)
+            for group, values in zip(self.target.param_groups, now):
+                group.update(values)
+        self.seen = now
+        return True
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        """The state of PopTorch's optimiser, hyperparameters included, which go to the user's, too."""
+        self.target.load_state_dict(state)
+        if self.target is not self.source:
+            taken = _TAKEN[type(self.source)]
+            for mine, theirs in zip(self.source.param_groups, self.target.param_groups):
+                mine.update({name: theirs[name] for name in taken if name in theirs})
+        self.seen = _hyperparameters(self.source)
+
+
+def translated(optimizer: torch.optim.Optimizer, net: nn.Module) -> Translated:
+    """The optimiser for PopTorch.
+
+    Raises :class:`~spikecore.Unsupported` for an optimiser or an option that PopTorch has not, ValueError for a
+    parameter that is not the network's, or one of the network's that would be trained and is in no group.
+    """
+    _check_parameters(optimizer, net)
+    if _is_poptorch(optimizer):
+        return Translated(optimizer, optimizer, _hyperparameters(optimizer))
+    taken = _TAKEN.get(type(optimizer))
+    if taken is None:
+        known = ", ".join(kind.__name__ for kind in _TAKEN)
+        raise Unsupported(
+            f"optimizer is a {type(optimizer).__name__}, which PopTorch cannot run; use torch.optim's {known}, or one "
+            "of poptorch.optim, such as LAMB"
+        )
+    _check_groups(optimizer)
+    groups = []
+    for held in optimizer.param_groups:
+        values = {name: _number(held[name]) for name, off in taken.items() if off is None or held[name] != off}
+        groups.append({"params": held["params"], **values})
+    kind = getattr(poptorch().optim, type(optimizer).__name__)
+    # what one group has, all get as an argument, too: an attribute that only some groups have is no variable
+    shared = {name: _number(optimizer.defaults[name]) for name in taken if any(name in group for group in groups)}
+    return Translated(optimizer, kind(groups, **shared), _hyperparameters(optimizer))
+
+
+def _is_poptorch(optimizer: torch.optim.Optimizer) -> bool:
+    library = poptorch().optim
+    kinds = tuple(getattr(library, name) for name in ("SGD", "Adam", "AdamW", "RMSprop", "LAMB"))
+    return isinstance(optimizer, kinds)
+
+
+def _hyperparameters(optimizer: torch.optim.Optimizer) -> Hyperparameters:
+    """Those that PopTorch reads, by group; of an optimiser of PopTorch's, all."""
+    taken: Optional[Mapping[str, Any]] = _TAKEN.get(type(optimizer))
+    found = []
+    for group in optimizer.param_groups:
+        names = [name for name in group if name != "params" and (taken is None or name in taken)]
+        found.append(tuple((name, _number(group[name])) for name in names))
+    return tuple(found)
+
+
+def _number(value: Any) -> Any:
+    """A learning rate may be a tensor."""
+    return value.item() if isinstance(value, torch.Tensor) else value
+
+
+def _check_groups(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        for name, why in _REFUSED.items():
+            if group.get(name):
+                raise Unsupported(f"optimizer has {name}=True in a group: {why}")
+
+
+def _check_parameters(optimizer: torch.optim.Optimizer, net: nn.Module) -> None:
+    names: Dict[int, str] = {id(parameter): name for name, parameter in net.named_parameters()}
+    held: List[int] = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    foreign = [key for key in held if key not in names]
+    if foreign:
+        raise ValueError(
+            f"optimizer holds {len(foreign)} parameters that are not the network's, which PopTorch cannot update; make "
+            "it from net.parameters()"
+        )
+    left_out = [name for name, one in net.named_parameters() if one.requires_grad and id(one) not in held]
+    if left_out:
+        raise ValueError(
+            f"optimizer holds no {', '.join(left_out)}, which PopTorch would train all the same; freeze what is not to "
+            "be trained with requires_grad_(False), or add it to the optimiser"
+        )

@@ -1,0 +1,73 @@
+"""A program run step by step with PyTorch operations: what a backend needs whose device PyTorch itself computes on.
+
+Rules of this module:
+
+- One operation per node, in source order, from a table of functions (see :mod:`spikecore.lang.eager`).
+- Nothing reads a value on the host, and shapes alone decide what is done: the walk can be traced.
+- State is local to a call.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from spikecore.backend import ParamValue, Spec, Tensors
+from spikecore.lang import Node, Program, once, topological
+from spikecore.lang.eager import TORCH, Functions, Straight, number
+
+
+class Walker:
+    """Walks a program: once per call through what depends on parameters alone, once per step through the rest."""
+
+    def __init__(self, program: Program, spec: Spec, functions: Functions = TORCH) -> None:
+        self.dtype, self.compute, self.final = spec.dtype, spec.compute, spec.final
+        self.states = program.states
+        n_moving = len(program.inputs) + len(program.states)
+        moving, params = program.leaves[:n_moving], program.leaves[n_moving:]
+        roots = [*program.outputs, *program.next]
+        constants = [node for node in topological([*roots, *program.rest]) if node.op == "const"]
+        fixed: Sequence[Node] = [*params, *constants, *once(program.nodes)]
+        self.rest = Straight(params, program.rest, functions)
+        self.fixed = Straight(params, fixed, functions)
+        self.step = Straight([*moving, *fixed], roots, functions)
+        self.n_outputs = len(program.outputs)
+
+    def walk(
+        self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
+    ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
+        """One call, as that of a runner (see :meth:`spikecore.backend.Backend.compile`)."""
+        like = inputs[0].new_empty((), dtype=self.compute)
+        shape = inputs[0].shape[1:]
+        values = [_as_tensor(value, like) for value in params]
+        fixed = self.fixed(values, like)
+        # rest values may be 0-d or per channel; from here on every state has the shape of one step
+        now = list(state) if state is not None else [value.expand(shape) for value in self.rest(values, like)]
+        outputs: List[List[Tensor]] = [[] for _ in range(self.n_outputs)]
+        trace: Dict[str, List[Tensor]] = {name: [] for name in record}
+        for xs in zip(*(x.to(self.compute).unbind(0) for x in inputs)):
+            results = self.step([*xs, *now, *fixed], like)
+            now = [value.expand(shape) for value in results[self.n_outputs :]]
+            for seen, value in zip(outputs, results):
+                seen.append(value.expand(shape).to(self.dtype))
+            for name, value in zip(self.states, now):
+                if name in trace:
+                    trace[name].append(value)
+        # a state may be an input or a parameter itself, or one value seen many times: what is given back is its own
+        final = tuple(value.clone(memory_format=torch.contiguous_format) for value in now) if self.final else None
+        return (
+            tuple(_stack(seen, inputs[0]) for seen in outputs),
+            final,
+            tuple(_stack(trace[name], inputs[0]).to(self.compute) for name in record),
+        )
+
+
+def _as_tensor(value: ParamValue, like: Tensor) -> Tensor:
+    return value.to(like.dtype) if isinstance(value, Tensor) else number(value, like)
+
+
+def _stack(values: List[Tensor], x: Tensor) -> Tensor:
+    # without steps, of the graph of the input all the same, so that the call can be differentiated
+    return torch.stack(values) if values else x[:0].clone()
