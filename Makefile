@@ -75,6 +75,11 @@ test-peers: $(PEERS_INSTALLED)
 	@$(BIN)/python -m pytest -m peers tests/peers $(ARGS)
 
 test-floor:
+	@command -v '$(FLOOR_PYTHON)' >/dev/null || { \
+	    echo 'There is no $(FLOOR_PYTHON) here, and PopTorch 3.4 runs on no other. Get it with one of'; \
+	    echo '    pyenv install 3.8 && make test-floor FLOOR_PYTHON="$$(pyenv prefix 3.8)/bin/python"'; \
+	    echo '    uv python install 3.8 && make test-floor FLOOR_PYTHON="$$(uv python find 3.8)"'; \
+	    echo '    apt install python3.8 python3.8-venv      (Ubuntu 20.04)'; exit 1; }
 	@$(MAKE) --no-print-directory test VENV=.venv-floor EXTRAS=testing,train \
 	    PYTHON='$(FLOOR_PYTHON)' TORCH='$(FLOOR_TORCH)' ARGS='$(ARGS)'
 
@@ -100,6 +105,7 @@ $(INSTALLED): pyproject.toml | $(BIN)/pip
 	    { echo 'Installing $(TORCH) (some minutes the first time)'; $(PIP) install '$(TORCH)'; }
 	@$(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' > $(VENV)/torch.txt
 	@echo 'Installing spikecore[$(EXTRAS)]'
+	@$(PIP) install 'setuptools>=70.1,<85'
 	@$(PIP) install --constraint $(VENV)/torch.txt --editable '.[$(EXTRAS)]'
 	@rm -f $(VENV)/.installed-*
 	@touch $@

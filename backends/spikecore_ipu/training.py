@@ -66,6 +66,8 @@ class IpuTraining(Compiled):
 
     def __call__(self, inputs: Any, targets: Any) -> Tuple[Any, Tensor]:
         """Train on the micro batches of one call; outputs and losses are those from before the updates."""
+        if not self.calls:
+            self._tell_schedulers()
         if self._translated.changed():
             self.executor.setOptimizer(self._translated.target)
         if self._edited and self.executor.isCompiled():
@@ -74,6 +76,13 @@ class IpuTraining(Compiled):
         outputs, loss = self._run(inputs, targets)
         self.calls += 1
         return joined(outputs, self._step.traced), loss
+
+    def _tell_schedulers(self) -> None:
+        # torch's schedulers warn unless their optimiser has stepped; without gradients that changes nothing. Once, and
+        # before there are weights on a device: later each look at a parameter would read them back
+        if not self.executor.isCompiled():
+            self.optimizer.zero_grad(set_to_none=True)
+            self.optimizer.step()
 
     def state_dict(self) -> Dict[str, Any]:
         """Weights, as ``net.state_dict()``, and the state of the optimiser, to go on from with :meth:`load_state_dict`.

@@ -27,6 +27,7 @@ class TraceError(TypeError):
 _NOT_USER = (
     *(os.path.dirname(os.path.abspath(path)) + os.sep for path in (__file__, torch.__file__, np.__file__)),
     os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "neuron.py"),
+    "<__array_function__ internals>",  # NumPy before 1.25
 )
 
 
