@@ -120,7 +120,7 @@ def _recomputation(
         state = writer.local[state_leaf(name)]
         first = writer.starting(name, state)
         if not writer.fixed:
-            saved = saved_at(writer, state, plan.program.states.index(name))
+            saved = saved_at(writer, state, plan.saved.index(name))
             first = ["if (begin == 0) {", *indented(first), "} else {", f"    {state} = load<V>({saved});", "}"]
         lines += [writer.pack(state), *first]
     most = "T" if writer.fixed else "whole ? T : T - 1"

@@ -2,18 +2,17 @@
 
 Where its results are rounded to 16 bits and the step that is computed again has exact divisions, the kernel would wait
 for arithmetic and not for memory. There the adjoint's own divisions may be off by two units in the last place of
-float32, far below the rounding: a division by parameters alone becomes a product with their reciprocal, which is
-computed once. Spikes and states never depend on it.
+float32, far below the rounding: one by parameters alone becomes a product with their reciprocal, any other one is
+approximate. Spikes and states never depend on it.
 """
 
 from __future__ import annotations
 
 from typing import Dict, FrozenSet, NamedTuple, Tuple
 
-from spikecore.kernels import BackwardPlan
+from spikecore.kernels import BackwardPlan, with_reciprocals
 from spikecore.kernels.cut import smallest_cut
 from spikecore.lang import Node, once, topological
-from spikecore.lang.node import const
 
 
 class Derivative(NamedTuple):
@@ -49,15 +48,7 @@ def derivative(plan: BackwardPlan) -> Derivative:
         return Derivative(adjoint.inputs, states, adjoint.params, frozenset())
     order = topological(plan.roots)
     fixed = {*once(order), *(node for node in order if node.op in ("param", "const"))}
-    new: Dict[Node, Node] = {}
-    for node in order:
-        args = tuple(new[arg] for arg in node.args)
-        if node in exact:
-            new[node] = node
-        elif node.op == "div" and node.args[1] in fixed:
-            new[node] = Node("mul", (args[0], Node("div", (const(1.0), args[1]))))  # this one stays exact
-        else:
-            new[node] = node if args == node.args else Node(node.op, args, node.attr)
+    new = with_reciprocals(order, exact, fixed)
     rewritten = topological(list(new.values()))
     quick = frozenset(n for n in rewritten if n.op == "div") - exact - frozenset(once(rewritten))
     return Derivative(

@@ -121,7 +121,7 @@ class Kernel:
 
     def _buffer(self, device: int) -> Tuple[Any, int]:
         """Memory of this thread for arguments, and the address of what says where it is."""
-        found: Optional[Dict[int, Any]] = getattr(self._local, "buffers", None)
+        found: Optional[Dict[int, Tuple[Any, int, Any, Any]]] = getattr(self._local, "buffers", None)
         if found is None:
             found = self._local.buffers = {}
         if device not in found:
@@ -132,7 +132,7 @@ class Kernel:
             size = ctypes.c_size_t(self._size)
             words = (ctypes.c_void_p * 5)(_POINTER, ctypes.addressof(buffer), _SIZE, ctypes.addressof(size), 0)
             found[device] = (buffer, ctypes.addressof(words), words, size)
-        return found[device][:2]  # type: ignore[no-any-return]
+        return found[device][:2]
 
     def _load(self, device: int) -> Tuple[int, Any]:
         from cupy.cuda.function import Module

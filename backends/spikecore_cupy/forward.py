@@ -25,7 +25,8 @@ def forward_kernel(plan: ForwardPlan, width: int) -> Source:
     inputs = input_streams(writer, step)
     steps = over_steps(writer.fixed, [*loads_later(writer, inputs), *_forward_step(writer, plan, step, states, outs)])
     ending = [f"store({writer.one(f'{s}_end', 'final', k)}, {s});" for k, s in enumerate(states) if plan.final]
-    saving = [f"store({saved_at(writer, s, k)}, {s});" for k, s in enumerate(states) if plan.checkpoints]
+    kept = [writer.local[state_leaf(name)] for name in plan.saved]
+    saving = [f"store({saved_at(writer, s, k)}, {s});" for k, s in enumerate(kept)]
     before = ["if (begin) {", *indented(saving), "}"] if saving else []
     chunks = in_chunks(
         writer, [*loads_first(writer, inputs), *steps], "int begin = 0; begin < steps; begin += T", before

@@ -16,6 +16,7 @@ from typing import Any, List, Optional, Sequence
 from spikecore.backend import BackendError
 from spikecore.kernels import cache
 from spikecore_cupy.backend import CupyBackend
+from spikecore_cupy.custom import ElementwiseKernel, ScanKernel
 from spikecore_cupy.device import HEADER, header, layout_of
 
 #: Nothing that reorders or contracts arithmetic.
@@ -47,6 +48,18 @@ class HostBackend(CupyBackend):
     """The cupy backend with its kernels on the CPU. Not in the list of backends: tests ask for it by its class."""
 
     name = "cupy_host"
+    kernel = HostKernel
+
+
+class HostElementwiseKernel(ElementwiseKernel):
+    """An :class:`ElementwiseKernel` of tensors on the CPU."""
+
+    kernel = HostKernel
+
+
+class HostScanKernel(ScanKernel):
+    """A :class:`ScanKernel` of tensors on the CPU."""
+
     kernel = HostKernel
 
 

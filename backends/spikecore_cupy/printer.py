@@ -20,8 +20,8 @@ TYPES: Dict[torch.dtype, str] = {
 #: Names of the frame of every kernel and of what it includes.
 FRAME = frozenset(
     "T U V N k neurons steps begin count chunk whole step adjoint value rounded spike load store channel block_sum "
-    "quotient hold Pack Halves Known float16 bfloat16 blockIdx blockDim threadIdx gridDim warpSize __global__ "
-    "__device__ main".split()
+    "quotient full_quotient hold Pack Halves Known float16 bfloat16 blockIdx blockDim threadIdx gridDim warpSize "
+    "__global__ __device__ main".split()
 )
 
 
@@ -38,7 +38,10 @@ class CudaPrinter(Printer):
         self.approximate = approximate
 
     def template(self, node: Node) -> Tuple[int, str]:
-        return (ATOM, "quotient({0}, {1})") if node in self.approximate else super().template(node)
+        if node not in self.approximate:
+            return super().template(node)
+        number = node.args[0].op == "const" and node.args[0].attr != 0.0
+        return ATOM, "quotient({0}, {1})" if number else "full_quotient({0}, {1})"
 
     def leaf(self, node: Node) -> str:
         """The name of a leaf: cotangents are called after what they belong to."""

@@ -2,8 +2,9 @@
 
 A thread owns V neighbouring neurons and runs all their time steps; states stay in registers. Steps go in chunks: all
 loads of a chunk come before the first use, so that memory is not waited for one step at a time. Up to 16 steps are one
-chunk, whose length is a constant. Forward writes, for more, the states before every chunk but the first; backward
-starts each chunk from them, recomputes the states inside, and runs the adjoint back through it.
+chunk, whose length is a constant. Forward writes, for more, the states before every chunk but the first that the
+adjoint is computed from; backward starts each chunk from them, recomputes them inside, and runs the adjoint back
+through it.
 """
 
 from __future__ import annotations

@@ -131,11 +131,23 @@ template <typename R> __device__ __forceinline__ R clamp(R x, R low, R high) {
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 __device__ __forceinline__ double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
 
-// A division to within two units in the last place; 0 where the result is subnormal or b is above 2^126.
-__device__ __forceinline__ float quotient(float a, float b) {
+// A number over b to within two units in the last place; infinite where b is below 2^-124. A GPU's own reciprocal is 0
+// above 2^126: that of a quarter of b is not, and the quarter of the number is taken when the kernel is compiled.
+__device__ __forceinline__ float quotient(float number, float b) {
 #ifdef __CUDA_ARCH__
     float x;
-    asm("div.approx.ftz.f32 %0, %1, %2;" : "=f"(x) : "f"(a), "f"(b));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(x) : "f"(0.25f * b));
+    return 0.25f * number * x;
+#else
+    return number / b;
+#endif
+}
+
+// A division to within two units in the last place, of any numbers: eight instructions where the one above has three.
+__device__ __forceinline__ float full_quotient(float a, float b) {
+#ifdef __CUDA_ARCH__
+    float x;
+    asm("div.full.f32 %0, %1, %2;" : "=f"(x) : "f"(a), "f"(b));
     return x;
 #else
     return a / b;

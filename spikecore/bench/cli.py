@@ -38,6 +38,7 @@ def bench(
     quick: bool = typer.Option(False, "--quick", help="A few cases in about a minute: rough figures."),
     json: Optional[Path] = typer.Option(None, help="Write the report to this file, after every case."),
     plot: Optional[Path] = typer.Option(None, help="Draw the report to this file: .png, .svg, .pdf."),
+    given: Optional[Path] = typer.Option(None, "--from", help="Measure nothing: show this report, which --json wrote."),
 ) -> None:
     """Measure the backends beside a copy of the data, torch.compile and other libraries.
 
@@ -49,6 +50,7 @@ def bench(
 
     from spikecore.bench.plot import plot as draw
     from spikecore.bench.plot import pyplot
+    from spikecore.bench.report import from_json
     from spikecore.bench.run import prepare
     from spikecore.bench.settings import SUITES, Settings
     from spikecore.bench.tables import show
@@ -59,6 +61,8 @@ def bench(
                 raise ValueError(f"{path}: there is no directory {path.parent}")
         if plot is not None:
             pyplot()  # before anything is measured
+        if given is not None and json is not None:
+            raise ValueError(f"--json {json}: with --from nothing is measured, and there is nothing to write")
         if threads is not None:
             torch.set_num_threads(threads)
         settings = Settings(
@@ -76,11 +80,12 @@ def bench(
             repetitions=repetitions,
             quick=quick,
         )
-        report, jobs = prepare(settings)
-    except (ValueError, RuntimeError, ModuleNotFoundError) as error:
+        report, jobs = prepare(settings) if given is None else (from_json(given.read_text(encoding="utf-8")), [])
+    except (OSError, ValueError, RuntimeError, ModuleNotFoundError) as error:
         raise typer.BadParameter(str(error)) from error
     logging.getLogger("torch._library").setLevel(logging.ERROR)  # says on a CPU that there is no Triton
-    _measure(report, jobs, json)
+    if given is None:
+        _measure(report, jobs, json)
     console = Console()
     show(report, console)
     if plot is not None:

@@ -25,6 +25,13 @@ def pyplot() -> Any:
 
 def plot(report: Report, path: Path) -> None:
     """Write the picture; the suffix of the path says in which format."""
+    figure = figure_of(report)
+    figure.savefig(path, dpi=130)
+    pyplot().close(figure)
+
+
+def figure_of(report: Report) -> Any:
+    """The picture, as matplotlib has it."""
     panels: List[Tuple[str, str, List[Row]]] = []
     neurons: Dict[str, List[Row]] = {}
     for row in report.of("neurons"):
@@ -44,11 +51,16 @@ def plot(report: Report, path: Path) -> None:
         ax.set_visible(False)
     machine = report.machine
     figure.suptitle(f"spikecore {machine['spikecore']} on {machine['device_name']}, torch {machine['torch']}")
+    # colours mean the same in all panels, so one legend serves them all, below, where it covers no point
+    lines = {label: line for ax in axes.flat for line, label in zip(*ax.get_legend_handles_labels())}
+    columns = 2 * across
+    below = 0.25 * -(-len(lines) // columns) / figure.get_figheight()
+    if lines:
+        figure.legend(lines.values(), lines.keys(), loc="lower center", ncol=columns, fontsize=8, frameon=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a panel too small for its labels is drawn all the same
-        figure.tight_layout()
-    figure.savefig(path, dpi=130)
-    module.close(figure)
+        figure.tight_layout(rect=(0.0, below, 1.0, 1.0))
+    return figure
 
 
 def _measured(rows: List[Row]) -> List[Row]:
@@ -76,9 +88,8 @@ def _fractions(ax: Any, title: str, rows: List[Row], colours: Dict[str, str]) ->
     ax.axhline(1.0, color="grey", linewidth=0.8, linestyle="--")
     ax.set_xscale("log", base=2)
     ax.set_xticks(steps, [str(one) for one in steps])
-    ax.set_ylim(0.0, None)
+    ax.set_ylim(0.0, 1.05 * max([1.0, *(fraction for points in lines.values() for _, fraction in points)]))
     ax.set(title=title, xlabel="time steps", ylabel="forward + backward,\nfraction of a copy")
-    ax.legend(fontsize=6, loc="best", framealpha=0.6)
 
 
 def _small(ax: Any, title: str, rows: List[Row], colours: Dict[str, str]) -> None:

@@ -2,8 +2,9 @@
 
 Rules of this package:
 
-- The step that is captured is the eager one. The first calls for a kind of batch are eager steps on the caller's data;
-  the next one is captured and replayed, so that no step is lost or made twice.
+- The step that is captured is the eager one. The first calls for a kind of batch are eager steps on a copy of the
+  caller's data, which lies as the one that a graph reads; the next one is captured and replayed, so that no step is
+  lost or made twice.
 - A graph holds for one kind of batch (structure, shapes, strides, dtypes, numbers, carried states) and for everything
   else as it was: settings of modules, hyperparameters, where parameters and the states of the optimiser lie. All of it
   is compared at every call (``facts``); what differs is never replayed.

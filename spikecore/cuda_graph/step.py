@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Hashable, List, Tuple
+from typing import Any, Callable, Dict, Hashable, List, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from spikecore.backend import Unsupported
-from spikecore.batches import mapped, sent
+from spikecore.batches import flattened, mapped, sent
 from spikecore.checks import is_device
 from spikecore.cuda_graph import facts
 from spikecore.cuda_graph.capture import Capture
@@ -85,13 +85,17 @@ class _Graphed:
             if self._refusal:
                 raise Unsupported(self._refusal)
             runs = self._runs.get(kind, 0)
-            if runs < self.options.warmup or len(self._graphs) >= self.options.max_graphs:
+            if len(self._graphs) >= self.options.max_graphs:
+                return self._run_eagerly(sent(batch, self._capture.device), kind, runs)
+            if runs < self.options.warmup:
+                *batch, states = _copied(whole, self._capture.device)
+                self._keep(states)
                 return self._run_eagerly(batch, kind, runs)
             graph = self._graphs[kind] = self._record(whole)
         return self._replay(graph, whole)
 
-    def _run_eagerly(self, batch: Tuple[Any, ...], kind: Hashable, runs: int) -> Any:
-        options, batch = self.options, sent(batch, self._capture.device)
+    def _run_eagerly(self, batch: Sequence[Any], kind: Hashable, runs: int) -> Any:
+        options = self.options
         if runs + 1 == options.warmup:
             result, waits = self._capture.watch(lambda: self._eager(*batch))
             if waits:
@@ -128,7 +132,7 @@ class _Graphed:
                 f"{type(self.optimizer).__name__} keeps {', '.join(elsewhere)} on the host; use an optimiser that does "
                 "not, such as SGD, Adam, AdamW or RMSprop"
             )
-        inputs = mapped(lambda given: given.detach().to(device, copy=True), whole)
+        inputs = _copied(whole, device)
 
         def work() -> Any:
             self._keep(inputs[-1])
@@ -152,11 +156,11 @@ class _Graphed:
             )
         parameters = [p for module in self._modules for p in module._parameters.values() if p is not None]
         gradients = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
-        return _Graph(_leaves(inputs), replay, gradients)
+        return _Graph(flattened(inputs), replay, gradients)
 
     def _replay(self, graph: _Graph, whole: Tuple[Any, ...]) -> Any:
         with torch.no_grad():
-            for buffer, given in zip(graph.inputs, _leaves(whole)):
+            for buffer, given in zip(graph.inputs, flattened(whole)):
                 buffer.copy_(given, non_blocking=True)
         result, states = mapped(Tensor.clone, graph.replay())
         self._keep(states)
@@ -181,12 +185,11 @@ class _Graphed:
             warnings.warn(f"CudaOptions(graph=True): {text}", RuntimeWarning, stacklevel=5)
 
 
-def _leaves(value: Any) -> List[Tensor]:
-    """The tensors of a structure, in order."""
-    if isinstance(value, Tensor):
-        return [value]
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
-    return [leaf for item in items for leaf in _leaves(item)]
+def _copied(value: Any, device: torch.device) -> Any:
+    """Copies in memory of their own. They lie as the copies that a graph reads do: what a step loads for where its
+    numbers lie, such as a kernel of another width, the warm-up loads, since nothing can be loaded in a capture.
+    """
+    return mapped(lambda given: given.detach().to(device, non_blocking=True, copy=True), value)
 
 
 class GraphedTraining(_Graphed):
@@ -204,6 +207,15 @@ class GraphedTraining(_Graphed):
         """Train on one batch; the outputs and the loss, detached, are those from before the update."""
         outputs, loss = self._run(inputs, targets)
         return outputs, loss
+
+    def state_dict(self) -> Dict[str, Any]:
+        """As that of the eager step."""
+        state: Dict[str, Any] = self._eager.state_dict()
+        return state
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        """As that of the eager step; graphs whose tensors this replaces are captured anew."""
+        self._eager.load_state_dict(state)
 
 
 class GraphedInference(_Graphed):

@@ -7,6 +7,7 @@ Under ``torch.compile`` it needs torch 2.4 or newer.
 from spikecore.kernels.backend import Geometry, KernelBackend, KernelParams, Launch
 from spikecore.kernels.layout import Layout, layout_of
 from spikecore.kernels.plan import BackwardPlan, ForwardPlan, hoisted
+from spikecore.kernels.reciprocals import with_reciprocals
 from spikecore.kernels.runner import KernelRunner
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "Layout",
     "hoisted",
     "layout_of",
+    "with_reciprocals",
 ]

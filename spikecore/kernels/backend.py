@@ -42,13 +42,15 @@ class KernelBackend(Backend):
 
     def forward(self, plan: ForwardPlan) -> Launch:
         """A function ``launch(geometry, inputs, state, params, outputs, final, trace, checkpoints)`` that fills the
-        last four: outputs of all steps, final states, recorded states of all steps, and per state the checkpoints.
+        last four: outputs of all steps, final states, recorded states of all steps, and for each state of
+        ``plan.saved`` its values before every chunk but the first.
         """
         raise NotImplementedError(f"{type(self).__name__} must define forward(plan)")
 
     def backward(self, plan: BackwardPlan) -> Launch:
         """A function ``launch(geometry, inputs, state, params, checkpoints, grad_outputs, grad_final, grad_trace,
-        grad_inputs, grad_state) -> grad_params`` that fills the two before the arrow.
+        grad_inputs, grad_state) -> grad_params`` that fills the two before the arrow. The checkpoints are those of
+        ``plan.saved``.
 
         The tensors are those that the plan names. A parameter's gradient is in the dtype of arithmetic: for a scalar
         any number of partial sums, which are added in a fixed order afterwards; for others one number per neuron.

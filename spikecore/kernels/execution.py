@@ -14,7 +14,7 @@ from torch import Tensor
 from spikecore.backend import Spec, Tensors
 from spikecore.kernels.backend import Geometry, KernelBackend, KernelParams, Launch
 from spikecore.kernels.layout import Layout, layout_of
-from spikecore.kernels.plan import BackwardPlan, ForwardPlan
+from spikecore.kernels.plan import BackwardPlan, ForwardPlan, saved_states
 from spikecore.lang import Program
 
 
@@ -54,6 +54,7 @@ class Execution:
         self.tensor_params = tuple(i for i, kind in enumerate(spec.params) if kind != "number")
         self._forwards: Dict[Any, Launch] = {}
         self._backwards: Dict[Any, Gradients] = {}
+        self._saved: Dict[bool, int] = {}
 
     # -- forward
 
@@ -80,7 +81,7 @@ class Execution:
         saved: List[Tensor] = []
         if save and 0 < self.backend.chunk < steps:
             size = ((steps - 1) // self.backend.chunk, *x.shape[1:])
-            saved = [torch.empty(size, dtype=self.spec.compute, device=x.device) for _ in range(self.n_states)]
+            saved = [torch.empty(size, dtype=self.spec.compute, device=x.device) for _ in range(self._n_saved(call))]
         launch = self._forward_launch(call, bool(saved))
         launch(Geometry(steps, x.numel() // steps, ()), (x,), (), call.numbers, outputs, (), (), saved)
         return outputs + saved
@@ -94,8 +95,15 @@ class Execution:
         if call.record:
             results += [layout.empty_steps(x, compute) for _ in call.record]
         if save and chunk and x.shape[0] > chunk:
-            results += [layout.empty(((x.shape[0] - 1) // chunk,), x, compute) for _ in range(self.n_states)]
+            results += [layout.empty(((x.shape[0] - 1) // chunk,), x, compute) for _ in range(self._n_saved(call))]
         return results
+
+    def _n_saved(self, call: Call) -> int:
+        """Of how many states checkpoints are written."""
+        found = self._saved.get(call.given)
+        if found is None:
+            found = self._saved[call.given] = len(saved_states(self.program, self.spec, call.given))
+        return found
 
     def _forward_launch(self, call: Call, checkpoints: bool) -> Launch:
         key = (call.record, call.given, checkpoints)

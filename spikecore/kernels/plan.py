@@ -7,6 +7,7 @@ plan knows what of the program a kernel needs for it.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import FrozenSet, Iterable, List, NamedTuple, Sequence, Set, Tuple
 
 import torch
@@ -27,7 +28,7 @@ class ForwardPlan(NamedTuple):
     record: names of the states whose value after every step is written.
     given: whether the initial state is an argument; otherwise it is ``program.rest``.
     final: whether the final state is written.
-    checkpoints: whether the states are written before every chunk of steps but the first, for backward.
+    checkpoints: whether states are written before every chunk of steps but the first, for backward.
     """
 
     program: Program
@@ -46,6 +47,11 @@ class ForwardPlan(NamedTuple):
     def compute(self) -> torch.dtype:
         """dtype of state and arithmetic."""
         return self.spec.compute
+
+    @property
+    def saved(self) -> Tuple[str, ...]:
+        """Names of the states whose checkpoints are written."""
+        return saved_states(self.program, self.spec, self.given) if self.checkpoints else ()
 
 
 class BackwardPlan(NamedTuple):
@@ -107,6 +113,11 @@ class BackwardPlan(NamedTuple):
         return in_order(self.program.states, closure(leaves_of("state", self.roots), "state", following))
 
     @property
+    def saved(self) -> Tuple[str, ...]:
+        """Names of the states whose checkpoints forward has written; what this plan keeps is among them."""
+        return saved_states(self.program, self.spec, self.given)
+
+    @property
     def cut(self) -> Tuple[Node, ...]:
         """The fewest values of a forward step from which the adjoint of that step can be computed."""
         return smallest_cut(self.roots)
@@ -118,6 +129,26 @@ class BackwardPlan(NamedTuple):
         states = [node for name, node in zip(self.program.states, adjoint.states) if name in carried]
         inputs = [node for node, wants in zip(adjoint.inputs, self.inputs) if wants]
         return (*inputs, *states, *adjoint.params)
+
+
+@lru_cache(maxsize=256)
+def saved_states(program: Program, spec: Spec, given: bool) -> Tuple[str, ...]:
+    """Names of the states whose checkpoints a backward pass may read, whatever gradients will be asked for.
+
+    Forward does not know which cotangents will arrive: these are the states that the plan with all of them recomputes.
+    """
+    everything = BackwardPlan(
+        program,
+        spec,
+        given=given,
+        outputs=(True,) * len(program.outputs),
+        trace=program.states,
+        final=True,
+        inputs=(True,) * len(program.inputs),
+        state=given,
+        learn=spec.learn,
+    )
+    return everything.kept
 
 
 def hoisted(program: Program, spec: Spec, roots: Sequence[Node]) -> Tuple[Tuple[Node, ...], Tuple[Node, ...]]:

@@ -249,10 +249,28 @@ def test_backward_approximates_where_it_is_rounded_away(dtype: torch.dtype) -> N
     ptx = ptx_of(backward)
     found = inexact(ptx)
     if dtype in (torch.float16, torch.bfloat16):
-        assert set(found) == {"div.approx.ftz.f32"}
+        assert set(found) == {"rcp.approx.ftz.f32"}
         assert "div.rn.f32" in ptx
     else:
         assert found == []
+
+
+class Steep(sc.Surrogate):
+    """A derivative that divides values of a step by each other."""
+
+    def derivative(self, u: Any) -> Any:
+        return sc.ops.abs(u) / (1.0 + u * u * u * u)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+def test_an_approximate_division_has_no_upper_bound(dtype: torch.dtype) -> None:
+    """The reciprocal is that of a quarter of the divisor, since a GPU's is 0 above 2^126; others divide in full."""
+    ptx = ptx_of(plans(sc.LIF(), dtype, 4)[1])
+    reciprocals = re.findall(r"rcp\.approx\.ftz\.f32 \S+, (\S+);", ptx)
+    quarters = re.findall(r"mul\.rn\.f32\s+(\S+), \S+, 0f3E800000;", ptx)
+    assert len(reciprocals) == 4 * widest(plans(sc.LIF(), dtype, 4)[1])
+    assert set(reciprocals) <= set(quarters)
+    assert set(inexact(ptx_of(plans(sc.LIF(surrogate=Steep()), dtype, 4)[1]))) == {"div.full.f32"}
 
 
 @dtypes

@@ -13,7 +13,6 @@ import torch
 
 import spikecore as sc
 from spikecore_cupy import ElementwiseKernel, ScanKernel, host
-from spikecore_cupy.custom import CustomKernel
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -24,7 +23,8 @@ def device(request, monkeypatch):
     if request.param == "cpu":
         if host.reason():
             pytest.skip(host.reason())
-        monkeypatch.setattr(CustomKernel, "kernel", host.HostKernel)
+        monkeypatch.setitem(globals(), "ElementwiseKernel", host.HostElementwiseKernel)
+        monkeypatch.setitem(globals(), "ScanKernel", host.HostScanKernel)
     return request.param
 
 
@@ -344,6 +344,18 @@ def test_a_cuda_kernel_refuses_a_tensor_on_the_cpu():
     """Before anything is compiled."""
     with pytest.raises(ValueError, match=r"x is on cpu; kernels run on an NVIDIA GPU: .to\('cuda'\)"):
         heaviside()(x=torch.zeros(2))
+
+
+@pytest.mark.skipif(host.reason() is not None, reason=str(host.reason()))
+def test_kernels_of_the_cpu_and_of_a_gpu_are_beside_each_other():
+    """Which one a kernel is, is said by its class, and not by the process."""
+    made = {"name": "twice", "inputs": ["x"], "outputs": ["y"], "body": "y = x + x;"}
+    here, there = host.HostElementwiseKernel(**made), ElementwiseKernel(**made)
+    x = rand("cpu", 5)
+    assert torch.equal(here(x=x), x + x)
+    with pytest.raises(ValueError, match="kernels run on an NVIDIA GPU"):
+        there(x=x)
+    assert here.source == there.source
 
 
 # -- text

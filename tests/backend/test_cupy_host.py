@@ -38,6 +38,35 @@ class Awkward(sc.Neuron):
         return z, {"v": sc.ops.select(z, 0.0, h), "v_t": s.v_t * p.expf + z}
 
 
+class Counting(sc.Neuron):
+    """A state that no gradient is computed from, before one that is."""
+
+    states = {"count": 0.0, "v": 0.1}
+    params = {"tau": 2.0}
+
+    def dynamics(self, x, s, p):
+        h = s.v + (x - s.v) / p.tau
+        z = self.spike(h - 1.0)
+        count = s.count + z
+        return count, {"count": count, "v": sc.ops.select(z, 0.0, h)}
+
+
+@pytest.mark.parametrize(("make", "saved"), [(Counting, 1), (sc.LI, 0), (sc.ALIF, 2)], ids=["Counting", "LI", "ALIF"])
+def test_forward_saves_what_backward_reads(make, saved):
+    """Of 40 steps, the states before the second and the third chunk, and of those the ones that gradients need."""
+    x = torch.randn(40, 9, generator=torch.Generator().manual_seed(0)).add(0.5).requires_grad_()
+    found = []
+    for backend in ("cupy_host", "torch"):
+        neuron = make(backend=backend)
+        out, state = neuron.run(x)
+        if backend == "cupy_host":
+            assert [tensor.shape for tensor in out.grad_fn.saved_tensors[1:]] == [(2, 9)] * saved
+        results = [out, *state.values()]
+        found.append([*results, *torch.autograd.grad(results, [x], [torch.ones_like(r) for r in results])])
+    for ours, reference in zip(*found):
+        torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_neuron_may_have_any_names(dtype):
     """Names that a kernel would use for itself change nothing."""

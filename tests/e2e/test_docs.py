@@ -14,6 +14,11 @@ import torch
 from spikecore_cupy import device, host
 
 ROOT = Path(__file__).parents[2]
+#: What must still hold after the blocks of any page.
+AFTERWARDS = """
+from spikecore_cupy import custom, device as on_gpu
+assert custom.CustomKernel.kernel is on_gpu.Kernel, "the page changes kernels for the whole process"
+"""
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -23,12 +28,12 @@ def python_blocks(page: Path) -> str:
 
 @pytest.mark.parametrize("page", [p for p in PAGES if python_blocks(p)], ids=lambda page: page.name)
 def test_the_python_blocks_of_a_page_run_in_order(page: Path, tmp_path: Path) -> None:
-    """Copied into one file, the blocks run without an error or a warning."""
+    """Copied into one file, the blocks run without an error or a warning, and change no class for others."""
     why = device.reason() if torch.cuda.is_available() else host.reason()
     if page.name == "kernels.md" and why:
         pytest.skip(why)
     program = tmp_path / "page.py"
-    program.write_text(python_blocks(page), encoding="utf-8")
+    program.write_text(f"{python_blocks(page)}\n{AFTERWARDS}", encoding="utf-8")
     # no IPU here: the page about it runs on the emulator
     environment = {**os.environ, "SPIKECORE_IPU_EMULATOR": str(int(page.name == "ipu.md"))}
     of_torch_2_0 = "ignore:pkg_resources is deprecated as an API:DeprecationWarning"

@@ -71,6 +71,35 @@ def test_functions_are_near_the_reference(model: Model, reset: str, dtype: str, 
             torch.testing.assert_close(a[..., agree], b[..., agree], rtol=rtol, atol=atol)
 
 
+class Scaled(sc.Surrogate):
+    """``1 / (1 + u^2 / 16)`` with every number times ``scale``; as ``by_values``, of numbers that differ by step."""
+
+    def __init__(self, scale: float, by_values: bool) -> None:
+        self.scale, self.by_values = scale, by_values
+
+    def derivative(self, u: Any) -> Any:
+        above: Any = self.scale
+        if self.by_values:
+            above = self.scale * sc.ops.minimum(sc.ops.abs(u) + 1.0, 1.0)
+        return above / (self.scale + (self.scale / 16.0) * (u * u))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("scale", "by_values"), [(1.0, False), (2.0**126, False), (1.0, True), (2.0**126, True), (2.0**-130, True)]
+)
+def test_approximate_divisions_have_the_whole_range(scale: float, by_values: bool, dtype: str, noise: Noise) -> None:
+    """Where a GPU's own reciprocal is 0 or infinite, a surrogate's derivative is what it is elsewhere."""
+    found = []
+    for backend in ("cupy", "torch"):
+        x = noise(8, 200, dtype=DTYPES[dtype]).requires_grad_()
+        out = sc.LIF(surrogate=Scaled(scale, by_values), backend=backend)(x)
+        found += torch.autograd.grad(out, [x], noise(8, 200, dtype=DTYPES[dtype], seed=1))
+    assert found[1].any()
+    rtol, atol = TOLERANCES[dtype, "input gradient"]
+    torch.testing.assert_close(*found, rtol=rtol, atol=atol * float(found[1].abs().max().clamp(min=1.0)))
+
+
 @pytest.mark.parametrize(
     ("dtype", "scale"),
     [("float32", 2.0**-128), ("bfloat16", 2.0**-128), ("float64", 2.0**-1025), ("float16", 2.0**-17)],

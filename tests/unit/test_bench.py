@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 import spikecore as sc
 from spikecore import cli
-from spikecore.bench import contenders, machine, models, networks, tables
+from spikecore.bench import contenders, machine, models, networks, run, tables
 from spikecore.bench.check import differences, observe
 from spikecore.bench.peers import Peer
-from spikecore.bench.plot import plot
+from spikecore.bench.plot import figure_of, plot, pyplot
 from spikecore.bench.report import Entrant, Report, Row, from_json
 from spikecore.bench.run import measure, prepare
 from spikecore.bench.settings import Settings, device_named
@@ -546,6 +546,29 @@ def test_plot_is_a_picture(tmp_path: Any, small_network: None) -> None:
     assert "<svg" in text
 
 
+def test_legend_of_a_plot_covers_no_panel() -> None:
+    """One legend for all panels, with every contender, beside them and inside the picture."""
+    pytest.importorskip("matplotlib")
+    case = {"neuron": "LIF", "dtype": "float32", "steps": 4, "neurons": 10}
+    names = ["cupy", "triton", *(f"SpikingJelly {how}" for how in ("functional", "module", "steps"))]
+    rows = [
+        Row("neurons", {**case, "dtype": dtype, "steps": steps}, name, "ok", "", {"training_fraction": 0.9})
+        for dtype in ("float32", "bfloat16", "float16", "float64")
+        for steps in (4, 128)
+        for name in names
+    ]
+    figure = figure_of(replace(REPORT, rows=rows))
+    figure.canvas.draw()
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    panels = [ax for ax in figure.axes if ax.get_visible()]
+    assert len(panels) == 4
+    assert [text.get_text() for text in legend.get_texts()] == names
+    assert not any(ax.get_legend() or ax.get_tightbbox().overlaps(box) for ax in panels)
+    assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
+    pyplot().close(figure)
+
+
 def test_machine_facts_are_json() -> None:
     """What a figure depends on is named, and None stands for what is not installed."""
     facts = machine.machine(torch.device("cpu"))
@@ -575,6 +598,28 @@ def test_command_shows_and_writes(tmp_path: Any) -> None:
     assert report.complete
     assert report.settings["neurons"] == ["LIF", "own-neuron"]
     assert {row.case["dtype"] for row in report.of("neurons")} == {"float32", "bfloat16"}
+
+
+def test_command_shows_and_draws_a_report_again(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--from measures nothing: the tables and the plot are those of the file."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(run, "prepare", None)
+    REPORT.write(tmp_path / "report.json")
+    runner = CliRunner()
+    result = runner.invoke(
+        cli.app, ["bench", "--from", str(tmp_path / "report.json"), "--plot", str(tmp_path / "again.svg")]
+    )
+    assert result.exit_code == 1  # that report has a wrong row
+    assert "copy 9 GB/s" in result.output
+    assert "<svg" in (tmp_path / "again.svg").read_text(encoding="utf-8")
+    for given, says in (
+        (["--from", str(tmp_path / "none.json")], "No such file"),
+        (["--from", str(tmp_path / "again.svg")], "Expecting value"),
+        (["--from", str(tmp_path / "report.json"), "--json", str(tmp_path / "new.json")], "nothing is measured"),
+    ):
+        result = runner.invoke(cli.app, ["bench", *given])
+        assert result.exit_code == 2, result.output
+        assert says in " ".join(result.output.replace("│", " ").split())
 
 
 def test_command_fails_for_a_wrong_backend() -> None:

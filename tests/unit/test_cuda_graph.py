@@ -232,6 +232,55 @@ class TestReplay:
         assert same(*runs)
         assert capture().replayed > 5
 
+    def test_the_first_steps_are_on_memory_like_the_captured_one(self, capture):
+        """Wherever a batch lies: a warm-up loads what a capture needs, such as a kernel for aligned numbers."""
+        seen = []
+
+        class Looks(nn.Linear):
+            def forward(self, x):
+                seen.append((x.storage_offset(), x.stride(), x.untyped_storage().nbytes(), x.requires_grad))
+                return super().forward(x)
+
+        x, y = batch()
+        views = {
+            "anywhere": torch.cat([x[0, 0, :1], x.flatten()])[1:].view(x.shape),
+            "expanded": x[:1].expand(x.shape),
+            "part": torch.cat([x, x], 2)[..., 3:9],
+            "leaf": x.clone().requires_grad_(),
+        }
+        for name, view in views.items():
+            train, *_ = training(Looks(6, 3), loss=lambda outputs, y: outputs.square().mean())
+            seen.clear()
+            for _ in range(5):
+                train(view, y)
+            assert (capture().eager, capture().recorded) == (3, 1), name
+            assert set(seen) == {(0, x.stride(), x.numel() * 4, False)}, name
+            assert view.grad is None, name
+
+    def test_the_first_steps_go_on_from_states_like_the_captured_one(self, capture):
+        """A carried state that lies anywhere is copied, too, and stays what it is."""
+        seen = []
+
+        class Looks(nn.Linear):
+            def forward(self, x):
+                seen.append((neuron.state["v"].storage_offset(), neuron.state["v"].requires_grad))
+                return super().forward(x)
+
+        neuron = sc.LIF(tau=4.0, step="single")
+        model, expected = nn.Sequential(Looks(6, 3), neuron), torch.zeros(8, 3)
+        x, _ = batch()
+        predict, reference = sc.inference_model(model, options=GRAPH), copy.deepcopy(neuron)
+        for _ in range(6):
+            neuron._keep({"v": torch.cat([expected[0, :1], expected.flatten()])[1:].view(expected.shape)})
+            reference._keep({"v": expected})
+            with torch.no_grad():
+                out = reference(nn.functional.linear(x[0], model[0].weight, model[0].bias))
+            assert torch.equal(predict(x[0]), out)
+            expected = reference.state["v"]
+            assert torch.equal(neuron.state["v"], expected)
+        assert (capture().eager, capture().recorded) == (3, 1)
+        assert set(seen) == {(0, False)}
+
     def test_inference(self, capture):
         """predict replays eval mode, sees trained weights, and leaves the modes as they were."""
         train, model, _ = training(options=None)
@@ -665,6 +714,29 @@ class TestOnAGpu:
             results = [train(x.pin_memory(), y) if i % 2 else train(x, y) for i, (x, y) in enumerate(batches)]
             runs.append((results, model.state_dict()))
         assert same(*runs)
+
+    @pytest.mark.parametrize("view", ["anywhere", "part", "expanded"])
+    def test_batches_that_lie_anywhere(self, view):
+        """No kernel is loaded in a capture that the first steps had no use for."""
+        if not usable("cupy"):
+            pytest.skip("cupy is not usable here")
+        look = {
+            "anywhere": lambda x: torch.cat([x[0, 0, :1], x.flatten()])[1:].view(x.shape),
+            "part": lambda x: torch.cat([x, x], 2)[..., 3:9],
+            "expanded": lambda x: x[:1].expand(x.shape),
+        }[view]
+        runs = []
+        for graphed in (False, True):
+            torch.manual_seed(0)
+            model = nn.Sequential(sc.LIF(3.25, backend="cupy"), nn.Linear(6, 3), sc.LIF(backend="cupy")).cuda()
+            train, *_ = training(model, options=GRAPH if graphed else None)
+            results = []
+            for i in range(8):
+                x, y = batch(i, device="cuda")
+                results.append(train(look(x), y))
+            runs.append((results, model.state_dict()))
+        assert same(*runs)
+        assert train._graphs
 
     def test_results_are_copies(self):
         """Later steps write neither outputs nor losses of earlier ones."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import sys
 from typing import Any, Dict, List, Sequence, Tuple
 
@@ -12,10 +13,20 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from spikecore.backend import Capabilities, Spec, Unsupported
-from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry, KernelBackend, KernelRunner, layout_of, registered
+from spikecore.kernels import (
+    BackwardPlan,
+    ForwardPlan,
+    Geometry,
+    KernelBackend,
+    KernelRunner,
+    layout_of,
+    registered,
+    with_reciprocals,
+)
 from spikecore.kernels.layout import Layout
-from spikecore.lang import Node
+from spikecore.lang import Node, topological
 from spikecore.lang.eager import Straight
+from spikecore.lang.node import const
 from spikecore.selection import Resolved
 from spikecore_torch.backend import TorchBackend
 
@@ -75,13 +86,13 @@ class Loop(KernelBackend):
             geometry: Geometry, inputs: Any, state: Any, params: Any, outputs: Any, final: Any, trace: Any, saved: Any
         ) -> None:
             self.calls.append("forward")
-            assert bool(saved) == plan.checkpoints
+            assert len(saved) == len(plan.saved)
             like = torch.empty((), dtype=plan.compute)
             params = self._params(plan, geometry, params, like)
             now = self._start(plan, geometry, state, params, like)
             for t in range(geometry.steps):
                 if plan.checkpoints and t and t % self.chunk == 0:
-                    for kept, value in zip(saved, now):
+                    for kept, value in zip(saved, [now[program.states.index(name)] for name in plan.saved]):
                         kept.as_strided((len(kept), geometry.neurons), (geometry.neurons, 1))[t // self.chunk - 1] = (
                             value
                         )
@@ -126,10 +137,10 @@ class Loop(KernelBackend):
             history = []
             for t in range(geometry.steps):
                 if self.chunk and t and t % self.chunk == 0:
-                    now = [
-                        k.as_strided((len(k), geometry.neurons), (geometry.neurons, 1))[t // self.chunk - 1]
-                        for k in saved
-                    ]
+                    now = [torch.full((geometry.neurons,), float("nan"), dtype=plan.compute) for _ in program.states]
+                    for k, name in zip(saved, plan.saved):
+                        steps = k.as_strided((len(k), geometry.neurons), (geometry.neurons, 1))
+                        now[program.states.index(name)] = steps[t // self.chunk - 1]
                 x = [rows(value, geometry)[t].to(plan.compute) for value in inputs]
                 history.append([*x, *now, *params])
                 now = [value.expand(geometry.neurons) for value in step(history[-1], like)]
@@ -343,6 +354,73 @@ def test_inference_saves_nothing() -> None:
     assert neuron(x.detach()).grad_fn is None
     assert neuron(x).grad_fn is not None
     assert written == [False, True]
+
+
+class Counting(sc.Neuron):
+    """A state that no gradient is computed from, before one that is."""
+
+    states = {"count": 0.0, "v": 0.1}
+    params = {"tau": 2.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        h = s.v + (x - s.v) / p.tau
+        z = self.spike(h - 1.0)
+        count = s.count + z
+        return count, {"count": count, "v": sc.ops.select(z, 0.0, h)}
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_forward_saves_the_states_that_backward_reads_and_no_other(given: bool) -> None:
+    """Checkpoints are of those states alone, and gradients are right without the others."""
+    ours, theirs = twins(lambda: Counting(learn=("tau",)), chunk=4)
+    found = []
+    for neuron in (ours, theirs):
+        x = image(18).requires_grad_()
+        state = {n: image(1, seed=2)[0].requires_grad_() for n in neuron.states} if given else None
+        out, end, trace = neuron.run(x, state=state, record=("count", "v"))
+        results, wanted = [out, *end.values(), *trace.values()], [x, neuron.tau, *(state or {}).values()]
+        if neuron is ours:
+            checkpoints = out.grad_fn.saved_tensors[len(wanted) :]  # behind what was given
+            assert [saved.shape for saved in checkpoints] == [(18 // 4, *x.shape[1:])]
+        found.append([*results, *gradients(results, wanted, [torch.ones_like(r) for r in results])])
+    same(*found, rtol=1e-4, atol=1e-4)
+
+
+def test_forward_saves_nothing_for_a_linear_neuron() -> None:
+    """Its gradient depends on no state."""
+    x = image(20).requires_grad_()
+    assert len(bound(sc.LI(), Loop(chunk=4))(x).grad_fn.saved_tensors) == 1
+    assert len(bound(sc.LIF(), Loop(chunk=4))(x).grad_fn.saved_tensors) == 2
+
+
+@pytest.mark.parametrize("neuron", [sc.LIF(), sc.ALIF(), sc.Izhikevich(), sc.LI(), Gated(), Counting()], ids=repr)
+def test_what_is_saved_is_enough_for_every_backward_pass(neuron: sc.Neuron) -> None:
+    """Whatever cotangents arrive and gradients are wanted: what the pass recomputes was saved."""
+    program, either = neuron.program, (False, True)
+    spec = Spec(torch.float32, None, ("scalar",) * len(program.params), program.params)
+    for given, final, out, into, learnt in itertools.product(either, repeat=5):
+        plan = BackwardPlan(
+            program,
+            spec,
+            given=given,
+            outputs=(True,) * (len(program.outputs) - 1) + (out,),
+            trace=program.states if final else (),
+            final=final,
+            inputs=(into,) * len(program.inputs),
+            state=given and not into,
+            learn=program.params[:1] if learnt else (),
+        )
+        assert set(plan.kept) <= set(plan.saved)
+
+
+def test_divisions_by_what_is_fixed_become_products() -> None:
+    """A reciprocal is a division of its own; the nodes that must stay exact stay, and so does any other division."""
+    x, y, tau = (Node(*leaf) for leaf in (("input", (), "x"), ("state", (), "y"), ("param", (), "tau")))
+    inside, moving = Node("div", (x, tau)), Node("div", (x, y))
+    root = Node("add", (Node("div", (inside, tau)), moving))
+    new = with_reciprocals(topological([root]), exact={inside}, fixed={tau})
+    assert (new[inside], new[moving]) == (inside, moving)
+    assert new[root] == Node("add", (Node("mul", (inside, Node("div", (const(1.0), tau)))), moving))
 
 
 def test_input_changed_in_place_is_noticed() -> None:

@@ -48,7 +48,7 @@ class CustomKernel:
         #: The body as a program, where it is a function of expressions.
         self.program: Optional[Program] = None if isinstance(body, str) else recorded(name, body, values, self.timed)
         self._results: Any = namedtuple("Results", self.results) if len(self.results) > 1 else None
-        self._compiled: Dict[Any, Tuple[Any, Printed]] = {}
+        self._compiled: Dict[Tuple[torch.dtype, int], Tuple[Any, Printed]] = {}
         self._typed: Dict[torch.dtype, Typed] = {}
 
     def __repr__(self) -> str:
@@ -130,7 +130,7 @@ class CustomKernel:
         numbers: Dict[str, Any],
     ) -> None:
         width = self._fitting(typed, sizes, tensors)
-        compiled, printed = self._compiled.get((self.kernel, dtype, width)) or self._compile(dtype, typed, width)
+        compiled, printed = self._compiled.get((dtype, width)) or self._compile(dtype, typed, width)
         counts: Dict[str, Any] = {"N": sizes.neurons, "T": sizes.steps}
         arguments: List[Any] = []
         for kind, name in printed.arguments:
@@ -152,7 +152,7 @@ class CustomKernel:
             raise BackendUnavailable(f"kernel {self.name} cannot run: {why}")
         printed = self._printed(typed, width)
         found = self.kernel(self.name, printed.text, printed.types), printed
-        self._compiled[self.kernel, dtype, width] = found
+        self._compiled[dtype, width] = found
         return found
 
     def _fitting(self, typed: Typed, sizes: checks.Sizes, tensors: Dict[str, Tensor]) -> int:

@@ -29,7 +29,7 @@ _OF_THE_INTERPRETER = {
 class TritonBackend(KernelBackend):
     """Compiles every program for the GPU.
 
-    Forward writes nothing for backward but the states before every chunk of steps.
+    Forward writes nothing for backward but the states that it needs before every chunk of steps.
     """
 
     name = "triton"

@@ -3,18 +3,17 @@
 Every kernel has one frame. A thread owns a few neurons and all their steps; states stay in registers. Steps come in
 chunks of at most 16, written out one after the other: first every load of the chunk, then every step. The backward
 kernel recomputes a chunk's states from what they were before it, then runs the adjoint through it. Up to 16 steps are
-one chunk. More are a loop over chunks, whose starting states forward keeps as checkpoints, and a shorter chunk of what
-is left, which is another kernel for each number of steps left over.
+one chunk. More are a loop over chunks, whose starting states forward keeps as checkpoints as far as backward needs
+them, and a shorter chunk of what is left, which is another kernel for each number of steps left over.
 """
 
 from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Sequence, Union
 
-from spikecore.kernels import BackwardPlan, ForwardPlan
+from spikecore.kernels import BackwardPlan, ForwardPlan, with_reciprocals
 from spikecore.kernels.cut import smallest_cut
-from spikecore.lang import Node
-from spikecore_triton.derivative import derivative
+from spikecore.lang import Node, once, topological
 from spikecore_triton.writer import CHUNK, Function, Source, Writer, indented, load, store
 
 #: The groups of tensors that a launch gets, in its order.
@@ -74,16 +73,14 @@ def _forward(plan: ForwardPlan, left: int) -> Source:
 
 
 def _keep(writer: Writer, plan: ForwardPlan, chunk: str, where: str) -> List[str]:
-    """Write the states that a chunk starts from."""
-    if not plan.checkpoints:
-        return []
-    locals_ = [writer.local[Node("state", (), name)] for name in plan.program.states]
-    return [store(_checkpoint(writer, index, chunk), local, where) for index, local in enumerate(locals_)]
+    """Write the states that backward starts a chunk from."""
+    locals_ = [(name, writer.local[Node("state", (), name)]) for name in plan.saved]
+    return [store(_checkpoint(writer, name, chunk), local, where) for name, local in locals_]
 
 
-def _checkpoint(writer: Writer, index: int, chunk: str) -> str:
-    local = writer.local[Node("state", (), writer.program.states[index])]
-    pointer = writer.argument(f"{local}_checkpoints", "pointer", "checkpoints", index)
+def _checkpoint(writer: Writer, name: str, chunk: str) -> str:
+    local = writer.local[Node("state", (), name)]
+    pointer = writer.argument(f"{local}_checkpoints", "pointer", "checkpoints", writer.plan.saved.index(name))
     return f"{pointer} + ({chunk} - 1) * neurons + at"
 
 
@@ -148,7 +145,7 @@ class _Backward(NamedTuple):
 
 
 def _backward(plan: BackwardPlan, left: int) -> Source:
-    program, kept, roots = plan.program, plan.kept, derivative(plan)
+    program, kept, roots = plan.program, plan.kept, _roots(plan)
     recomputed = [node for name, node in zip(program.states, program.next) if name in kept]
     writer = Writer(plan, "backward", [*roots, *recomputed])
     rest = [node for name, node in zip(program.states, program.rest) if name in kept]
@@ -166,6 +163,16 @@ def _backward(plan: BackwardPlan, left: int) -> Source:
     return writer.finished([*body, *_last_cotangents(kernel)])
 
 
+def _roots(plan: BackwardPlan) -> Sequence[Node]:
+    """What one step backwards computes. Where it is rounded to 16 bits, divisions by parameters are products."""
+    if plan.dtype == plan.compute:
+        return plan.roots
+    order = topological(plan.roots)
+    fixed = {*once(order), *(node for node in order if node.op == "param")}
+    new = with_reciprocals(order, {*plan.program.nodes, *fixed}, fixed)
+    return [new[node] for node in plan.roots]
+
+
 def _word(writer: Writer, node: Node) -> str:
     """What a value of a forward step is called that backward keeps."""
     name = f"{writer.local[node]}_before" if node.op == "state" else writer.program.labels.get(node, "kept")
@@ -174,15 +181,15 @@ def _word(writer: Writer, node: Node) -> str:
 
 def _through_chunks(kernel: _Backward, starts: Dict[str, str], left: int) -> List[str]:
     """What is left over first, then all chunks from the last one back."""
-    writer, states = kernel.writer, kernel.plan.program.states
+    writer = kernel.writer
     chunks = writer.argument("chunks", "chunks")
     names = {name: writer.free(f"{writer.local[Node('state', (), name)]}_first") for name in starts}
     lines = [f"{names[name]} = {start}" for name, start in starts.items()]
     if left:
-        kept = {name: load(_checkpoint(writer, states.index(name), chunks)) for name in starts}
+        kept = {name: load(_checkpoint(writer, name, chunks)) for name in starts}
         lines += [f"tail = {chunks} * {CHUNK}", *_backward_chunk(kernel, Chunk("tail", left, "last_"), kept)]
     where = "(inside & (chunk > 0)) != 0"
-    kept = {n: load(_checkpoint(writer, states.index(n), "chunk"), where, names[n]) for n in starts}
+    kept = {name: load(_checkpoint(writer, name, "chunk"), where, names[name]) for name in starts}
     inner = [f"chunk = {chunks} - 1 - turn", f"first = chunk * {CHUNK}"]
     inner += _backward_chunk(kernel, Chunk("first", CHUNK, ""), kept)
     return [*lines, f"for turn in range({chunks}):", *indented(inner)]
