@@ -43,8 +43,22 @@ class Compiled:
         self._wrap = wrap
         self._stateful = stateful_modules(net)
         self._modes: Optional[List[bool]] = None
-        #: The ``poptorch.PoplarExecutor``, for what is PopTorch's alone: devices, executables, profiles.
-        self.executor = wrap(step)
+        self._executor: Any = None
+
+    @property
+    def executor(self) -> Any:
+        """The ``poptorch.PoplarExecutor``, for what is PopTorch's alone: devices, executables, profiles."""
+        if self._executor is None:
+            self._executor = self._wrapped()
+        return self._executor
+
+    @property
+    def compiled(self) -> bool:
+        """Whether there is a program, which may hold weights that the network has not."""
+        return self._executor is not None and bool(self.executor.isCompiled())
+
+    def _wrapped(self) -> Any:
+        return self._wrap(self._step)
 
     def _run(self, *batch: Any) -> Any:
         """Compile at the first call, and run."""
@@ -67,7 +81,6 @@ class Compiled:
 
     def destroy(self) -> None:
         """Give the device back, after reading weights and the optimiser's state; the next call compiles anew."""
-        if self.executor.isCompiled():
+        if self.compiled:
             self.executor.destroy()
-            self.executor = self._wrap(self._step)
-        self._modes = None
+        self._executor = self._modes = None

@@ -40,7 +40,7 @@ class IpuInference(Compiled):
     def _hand_over(self) -> None:
         """Weights of now to the device."""
         now = _weights_of(self.net)
-        if self.executor.isCompiled() and now != self._weights:
+        if self.compiled and now != self._weights:
             self.executor.copyWeightsToDevice()
         self._weights = now
 
@@ -48,7 +48,7 @@ class IpuInference(Compiled):
 def _weights_of(net: nn.Module) -> Any:
     """What changes whenever the weights do: on the host, or on the device that trains them, which are read back."""
     trainer = trainer_of(net)
-    if trainer is not None and trainer.executor.isCompiled():
+    if trainer is not None and trainer.compiled:
         trainer.executor.copyWeightsToHostIfNeeded()
     calls = None if trainer is None else trainer.calls
     return calls, [(id(held), held._version) for held in (*net.parameters(), *net.buffers())]

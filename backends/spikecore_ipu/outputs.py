@@ -17,8 +17,9 @@ from spikecore_ipu.step import Traced
 def joined(outputs: Any, traced: Traced) -> Any:
     """``outputs`` with the micro batches in each tensor side by side along its batch dimension.
 
-    The batch dimension is the one whose size is that of the micro batch. A tensor without one is left as PopTorch
-    joined it. Raises ValueError if several dimensions have that size, and there is more than one micro batch to join.
+    The batch dimension is the first (``[B, ...]``) or the second (``[T, B, ...]``), whichever has the size of the micro
+    batch. A tensor without one is left as PopTorch joined it. Raises ValueError if both have that size, and there are
+    several micro batches to join.
     """
     shapes: Iterator[Tuple[int, ...]] = iter(traced.shapes)
     return mapped(lambda value: _joined(value, next(shapes), traced.micro), outputs)
@@ -27,11 +28,11 @@ def joined(outputs: Any, traced: Traced) -> Any:
 def _joined(value: Tensor, shape: Tuple[int, ...], micro: Any) -> Tensor:
     if tuple(value.shape) == shape or not shape:
         return value
-    candidates = [dim for dim, size in enumerate(shape) if size == micro]
+    candidates = [dim for dim, size in enumerate(shape[:2]) if size == micro]
     if len(candidates) > 1:
         raise ValueError(
-            f"an output of shape {list(shape)} has several dimensions of the size of the micro batch, {micro}, so that "
-            f"{value.shape[0] // shape[0]} micro batches cannot be joined; use another batch size or number of steps"
+            f"an output of shape {list(shape)} may be [B, ...] or [T, B, ...]: the micro batch is {micro}, too, so that "
+            f"the {value.shape[0] // shape[0]} that came back cannot be joined; use another batch size or number of steps"
         )
     if not candidates or candidates[0] == 0:
         return value

@@ -45,12 +45,6 @@ class IpuTraining(Compiled):
     def __init__(self, net: nn.Module, loss: Callable[..., Tensor], optimizer: Any, options: Any = None) -> None:
         check_optimizer(optimizer, checked_net(net))
         options = checked_options(options)
-        other = trainer_of(net)
-        if other is not None and other.executor.isCompiled():
-            raise Unsupported(
-                "this network is trained by another training_model, which holds its weights on the device; call its "
-                "destroy() first, or drop it"
-            )
         step = Step(net, loss)
         held = self._translated = translated(optimizer, step)
         self.loss = loss
@@ -59,18 +53,28 @@ class IpuTraining(Compiled):
         self.calls = 0
         self._edited = False
         super().__init__(net, step, lambda wrapped: poptorch().trainingModel(wrapped, options, held.target))
-        _trainers[net] = weakref.ref(self)
         net.register_load_state_dict_post_hook(_Edited(self))
-        finalizer = weakref.finalize(self, _read_back, self.executor)
+
+    def _wrapped(self) -> Any:
+        other = trainer_of(self.net)
+        if other is not None and other is not self and other._executor is not None:
+            raise Unsupported(
+                "this network is trained by another training_model, which holds its weights on the device; call its "
+                "destroy() first, or drop it"
+            )
+        executor = super()._wrapped()
+        _trainers[self.net] = weakref.ref(self)
+        finalizer = weakref.finalize(self, _read_back, executor)
         finalizer.atexit = False
+        return executor
 
     def __call__(self, inputs: Any, targets: Any) -> Tuple[Any, Tensor]:
         """Train on the micro batches of one call; outputs and losses are those from before the updates."""
         if not self.calls:
             self._tell_schedulers()
-        if self._translated.changed():
+        if self._translated.changed() and self._executor is not None:
             self.executor.setOptimizer(self._translated.target)
-        if self._edited and self.executor.isCompiled():
+        if self._edited and self.compiled:
             self.executor.copyWeightsToDevice()
         self._edited = False
         outputs, loss = self._run(inputs, targets)
@@ -80,7 +84,7 @@ class IpuTraining(Compiled):
     def _tell_schedulers(self) -> None:
         # torch's schedulers warn unless their optimiser has stepped; without gradients that changes nothing. Once, and
         # before there are weights on a device: later each look at a parameter would read them back
-        if not self.executor.isCompiled():
+        if not self.compiled:
             self.optimizer.zero_grad(set_to_none=True)
             self.optimizer.step()
 
