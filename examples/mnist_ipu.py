@@ -4,7 +4,7 @@
 
 ``SPIKECORE_BACKEND`` chooses where: ``torch`` or ``cupy`` (with ``--device cuda``), or ``ipu``, a Graphcore IPU, with
 ``SPIKECORE_IPU_EMULATOR=1`` the emulator of its PopTorch. Nothing else changes. With torchvision and ``--data`` the
-data is MNIST (28x28 pixels, from that folder, nothing is downloaded), otherwise scikit-learn's handwritten digits (8x8).
+data is MNIST (28x28 pixels, from that folder, nothing is downloaded), otherwise scikit-learn's digits (8x8).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ def accuracy(spikes: Tensor, targets: Tensor, *, by: str = "count", num_classes:
 
     ``by="count"`` predicts the class with most spikes; ``by="first_spike"`` the class that spikes first, where a class
     without a spike counts as time T, after all steps. Of equals the first index wins, so that an all-silent sample is
-    class 0.
+    class 0. Targets may lie on another device, as those of a training step may.
 
     ``spikes`` is ``[T, B, C]`` of any real dtype or bool, a spike being whatever is not 0; ``targets`` are class
     indices ``[B]``. With ``num_classes=K`` the C neurons are K groups of neighbours: counts add up, and the first spike
@@ -36,7 +36,7 @@ def accuracy(spikes: Tensor, targets: Tensor, *, by: str = "count", num_classes:
         predicted = _first_step(fired).argmin(-1)
     else:
         raise ValueError(f"by must be 'count' or 'first_spike', got {by!r}")
-    return (predicted == targets).float().mean()
+    return (predicted == targets.to(predicted.device)).float().mean()
 
 
 def _first_step(fired: Tensor) -> Tensor:

@@ -132,12 +132,14 @@ __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-
 __device__ __forceinline__ double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
 
 // A number over b to within two units in the last place; infinite where b is below 2^-124. A GPU's own reciprocal is 0
-// above 2^126: that of a quarter of b is not, and the quarter of the number is taken when the kernel is compiled.
+// above 2^126. The quotient of an ordinary number is then under 2^-102, and 0 will do; that of a large one is not, and
+// the reciprocal of a quarter of b is not 0. The compiler knows the number and keeps one of the two.
 __device__ __forceinline__ float quotient(float number, float b) {
 #ifdef __CUDA_ARCH__
+    const float part = fabsf(number) <= 16777216.0f ? 1.0f : 0.25f;
     float x;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(x) : "f"(0.25f * b));
-    return 0.25f * number * x;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(x) : "f"(part * b));
+    return part * number * x;
 #else
     return number / b;
 #endif

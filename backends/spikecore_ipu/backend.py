@@ -65,11 +65,11 @@ class IpuWalk(Walker):
         if inputs[0].device.type == "ipu":
             return self.walk(inputs, state, params, record)
         outputs, final, trace = self.walk(inputs, state, params, record)
-        once = _Once.apply
+        once = Once.apply
         return tuple(map(once, outputs)), None if final is None else tuple(map(once, final)), tuple(map(once, trace))
 
 
-class _Once(torch.autograd.Function):
+class Once(torch.autograd.Function):
     """The value itself, for eager calls only: a second derivative, which ``detach`` would make 0, is refused."""
 
     generate_vmap_rule = True

@@ -13,9 +13,10 @@ def pipeline(net: nn.Module, stages: Mapping[str, int]) -> nn.Module:
     """``net`` with a new pipeline stage beginning at each named submodule: ``pipeline(net, {"fc2": 1})``.
 
     ``stages`` maps a submodule's name, as in ``net.named_modules()``, to the number of the IPU that computes from there
-    on, in the order in which ``forward`` meets them; what runs before the first is on IPU 0. Changes the submodules'
-    class in place, by ``poptorch.BeginBlock``, and returns ``net``. Call it before ``training_model``. Outside PopTorch
-    it changes nothing.
+    on, in the order in which ``forward`` meets them; what runs before the first is on IPU 0. Marks the submodules in
+    place, by ``poptorch.BeginBlock``, and returns ``net``. Call it before ``training_model``. Outside PopTorch it changes
+    nothing. A stage ends wherever the IPU changes, so what is called at each time step cannot begin one: give a neuron
+    all steps in one call.
 
     With S stages PopTorch asks for a gradient accumulation of at least ``2 * S - 1`` in training, and for at least S
     device iterations in inference (``poptorch.Options``). The number of IPUs it takes is a power of two.

@@ -31,8 +31,8 @@ def _joined(value: Tensor, shape: Tuple[int, ...], micro: Any) -> Tensor:
     candidates = [dim for dim, size in enumerate(shape[:2]) if size == micro]
     if len(candidates) > 1:
         raise ValueError(
-            f"an output of shape {list(shape)} may be [B, ...] or [T, B, ...]: the micro batch is {micro}, too, so that "
-            f"the {value.shape[0] // shape[0]} that came back cannot be joined; use another batch size or number of steps"
+            f"an output of shape {list(shape)} may be [B, ...] or [T, B, ...]: the micro batch is {micro}, too, and "
+            f"the {value.shape[0] // shape[0]} that came back cannot be joined; use another batch size or T"
         )
     if not candidates or candidates[0] == 0:
         return value

@@ -4,10 +4,9 @@ Rules of this module:
 
 - PopTorch runs no optimiser's ``step``. It reads hyperparameters when a model is wrapped, and again only when it is
   told to (``setOptimizer``): :meth:`Translated.changed` says when.
-- What PopTorch would leave out of the update without a word (``maximize``), or update although it is in no group, is
-  refused.
+- What PopTorch would compute otherwise without a word (``maximize``), or update although it is in no group, is refused.
 - Every number that torch's optimiser has is given to PopTorch's, which makes it a variable of the compiled program: a
-  schedule may change it. What is off there (a momentum of 0, for one) stays a constant, and costs nothing.
+  schedule may change it. What is off in all groups (a momentum of 0, for one) stays a constant, and costs nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from spikecore_ipu.sdk import poptorch
 
 #: Hyperparameters that PopTorch's optimiser of the same name takes, and the value at which each is off, if any.
 _TAKEN: Mapping[Type[torch.optim.Optimizer], Mapping[str, Any]] = {
-    torch.optim.SGD: {"lr": None, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": False},
+    torch.optim.SGD: {"lr": None, "momentum": 0, "weight_decay": 0, "nesterov": False},
     torch.optim.Adam: {"lr": None, "betas": None, "eps": None, "weight_decay": 0},
     torch.optim.AdamW: {"lr": None, "betas": None, "eps": None, "weight_decay": None},
     torch.optim.RMSprop: {
@@ -35,9 +34,10 @@ _TAKEN: Mapping[Type[torch.optim.Optimizer], Mapping[str, Any]] = {
         "centered": False,
     },
 }
-#: Options of torch's optimisers that change the update, and that PopTorch does not have: name -> why not.
+#: Options of torch's optimisers with which PopTorch would update otherwise than torch does: name -> why not.
 _REFUSED = {
     "amsgrad": "PopTorch has only non-amsgrad Adam and AdamW",
+    "dampening": "PopTorch damps the first step, too, and steps without momentum, where torch does not",
     "maximize": "PopTorch ignores it and would minimise; give the negative of the loss",
 }
 
@@ -93,13 +93,17 @@ def translated(optimizer: torch.optim.Optimizer, net: nn.Module) -> Translated:
             "of poptorch.optim, such as LAMB"
         )
     _check_groups(optimizer)
-    groups = []
-    for held in optimizer.param_groups:
-        values = {name: _number(held[name]) for name, off in taken.items() if off is None or held[name] != off}
-        groups.append({"params": held["params"], **values})
+    used = [
+        name
+        for name, off in taken.items()
+        if off is None or any(held[name] != off for held in (*optimizer.param_groups, optimizer.defaults))
+    ]
+    groups = [
+        {"params": held["params"], **{name: _number(held[name]) for name in used}} for held in optimizer.param_groups
+    ]
     kind = getattr(poptorch().optim, type(optimizer).__name__)
-    # what one group has, all get as an argument, too: an attribute that only some groups have is no variable
-    shared = {name: _number(optimizer.defaults[name]) for name in taken if any(name in group for group in groups)}
+    # as arguments as well as in the groups: that is what makes them variables
+    shared = {name: _number(optimizer.defaults[name]) for name in used}
     return Translated(optimizer, kind(groups, **shared), _hyperparameters(optimizer))
 
 
@@ -128,7 +132,7 @@ def _check_groups(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         for name, why in _REFUSED.items():
             if group.get(name):
-                raise Unsupported(f"optimizer has {name}=True in a group: {why}")
+                raise Unsupported(f"optimizer has {name}={group[name]!r} in a group: {why}")
 
 
 def _check_parameters(optimizer: torch.optim.Optimizer, net: nn.Module) -> None:

@@ -262,14 +262,25 @@ class Steep(sc.Surrogate):
         return sc.ops.abs(u) / (1.0 + u * u * u * u)
 
 
+class Large(sc.Surrogate):
+    """A derivative of numbers at the end of the range."""
+
+    def derivative(self, u: Any) -> Any:
+        return 1e38 / (1e38 + 1e38 * u * u)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
-def test_an_approximate_division_has_no_upper_bound(dtype: torch.dtype) -> None:
-    """The reciprocal is that of a quarter of the divisor, since a GPU's is 0 above 2^126; others divide in full."""
-    ptx = ptx_of(plans(sc.LIF(), dtype, 4)[1])
+@pytest.mark.parametrize(("surrogate", "scaled"), [(sc.surrogate.ATan(), False), (Large(), True)])
+def test_an_approximate_division_has_no_upper_bound(surrogate: Any, scaled: bool, dtype: torch.dtype) -> None:
+    """Of a large number the reciprocal is that of a quarter of the divisor, since a GPU's is 0 above 2^126; of another
+    it is the divisor's own, and costs no multiplication; what is no number divides in full.
+    """
+    backward = plans(sc.LIF(surrogate=surrogate), dtype, 4)[1]
+    ptx = ptx_of(backward)
     reciprocals = re.findall(r"rcp\.approx\.ftz\.f32 \S+, (\S+);", ptx)
     quarters = re.findall(r"mul\.rn\.f32\s+(\S+), \S+, 0f3E800000;", ptx)
-    assert len(reciprocals) == 4 * widest(plans(sc.LIF(), dtype, 4)[1])
-    assert set(reciprocals) <= set(quarters)
+    assert len(reciprocals) == 4 * widest(backward)
+    assert set(reciprocals) <= set(quarters) if scaled else not quarters
     assert set(inexact(ptx_of(plans(sc.LIF(surrogate=Steep()), dtype, 4)[1]))) == {"div.full.f32"}
 
 

@@ -1,0 +1,60 @@
+"""The exceptions of PopTorch.
+
+Rules of this module:
+
+- The text is PopTorch's. What it raises from Python reads ``'poptorch_py_error': ...``, from C++
+  ``'poptorch_cpp_error': ...``, and what PopART throws arrives as ``'popart_exception': ...``. Where PopTorch puts a
+  file and a line in front, the emulator has none to give.
+- Its assertions stay ``AssertionError``, and some arguments are ``ValueError`` or ``AttributeError``: only what
+  PopTorch raises as ``poptorch.Error`` is one here, and what the emulator alone refuses.
+"""
+
+from __future__ import annotations
+
+
+class Error(Exception):
+    """``poptorch.Error``."""
+
+    #: Who raised it: ``poptorch_py_error``, ``poptorch_cpp_error``, or what PopART and Poplar call theirs.
+    type: str = ""
+    #: The text without the type in front.
+    message: str = ""
+    #: File and line in PopTorch's sources: nothing, here.
+    location: str = ""
+
+
+class RecoverableError(Error):
+    """Something can be done about it; ``recovery_action`` says what."""
+
+    recovery_action: str = ""
+
+
+class UnrecoverableError(Error):
+    """The device or the system is at fault."""
+
+
+def _error(kind: str, message: str) -> Error:
+    error = Error(f"'{kind}': {message}")
+    error.type = kind
+    error.message = message
+    return error
+
+
+def py_error(message: str) -> Error:
+    """An error of PopTorch's Python part, or of the emulator's own."""
+    return _error("poptorch_py_error", message)
+
+
+def cpp_error(message: str) -> Error:
+    """An error of PopTorch's C++ part."""
+    return _error("poptorch_cpp_error", message)
+
+
+def popart_error(message: str) -> Error:
+    """An error of PopART, the compiler below PopTorch."""
+    return _error("popart_exception", message)
+
+
+def not_modelled(what: str, way_out: str = "") -> Error:
+    """An error of the emulator's own: PopTorch has ``what``, and ignoring it here would change numbers."""
+    return py_error(f"{what} is not modelled by the emulator" + (f": {way_out}" if way_out else ""))

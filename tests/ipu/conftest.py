@@ -1,0 +1,17 @@
+"""These tests run PopTorch's emulator: there is no IPU here, and no SDK."""
+
+from __future__ import annotations
+
+import pytest
+
+from spikecore.registry import default_registry
+from spikecore_ipu.sdk import VARIABLE
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _emulator():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, "1")
+        default_registry().refresh()
+        yield
+    default_registry().refresh()

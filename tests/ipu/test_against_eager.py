@@ -1,0 +1,100 @@
+"""Training through PopTorch is training: its steps are those of the torch backend, whatever the options."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+import spikecore as sc
+from spikecore_ipu import emulator as poptorch
+
+STEPS, MICRO, FEATURES, CLASSES = 4, 3, 12, 5
+UPDATES = 20
+OPTIMIZERS = {
+    "sgd": lambda held: torch.optim.SGD(held, lr=0.05, momentum=0.9),
+    "adam": lambda held: torch.optim.Adam(held, lr=0.01),
+    "adamw": lambda held: torch.optim.AdamW(held, lr=0.01, weight_decay=0.1),
+    "rmsprop": lambda held: torch.optim.RMSprop(held, lr=0.005),
+}
+MODES = ("Final", "All", "Sum", "EveryN")
+
+
+def network(backend: str) -> nn.Module:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        sc.encode.Constant(STEPS),
+        nn.Linear(FEATURES, 16),
+        sc.PLIF(tau=2.0, threshold=0.3),
+        nn.Linear(16, CLASSES),
+        sc.ALIF(rho=0.9, threshold=0.1),
+    )
+    sc.set_backend(net, backend)
+    return net
+
+
+def returned(per_micro, mode, accumulation, replicas, device_iterations, period):
+    """What an output mode makes of values in the order [device iterations, accumulation, replicas]."""
+    rounds = [per_micro[i : i + replicas] for i in range(0, device_iterations * accumulation * replicas, replicas)]
+    if mode == "Sum":
+        return [sum(values) for values in zip(*rounds)]
+    chosen = {"Final": rounds[-1:], "All": rounds, "EveryN": rounds[period - 1 :: period]}[mode]
+    return [value for values in chosen for value in values]
+
+
+def eager_calls(optimizer, batches, per_update):
+    """The torch backend: one step per update, on the samples of all its micro batches."""
+    net = network("torch")
+    step = sc.training_model(net, sc.losses.ce_count, OPTIMIZERS[optimizer](net.parameters()))
+    for inputs, targets in batches:
+        outputs, losses = [], []
+        for x, y in zip(inputs.split(per_update), targets.split(per_update)):
+            spikes, _ = step(x, y)
+            for part, label in zip(spikes.split(MICRO, 1), y.split(MICRO)):
+                outputs.append(part)
+                losses.append(sc.losses.ce_count(part, label))
+        yield net, outputs, losses
+
+
+#: What comes back does not depend on the optimiser: one of them is seen through every output mode.
+CASES = [
+    case
+    for case in itertools.product(OPTIMIZERS, (1, 4), (1, 4), (1, 2), MODES)
+    if case[0] == "sgd" or case[-1] == "All"
+]
+
+
+@pytest.mark.parametrize(("optimizer", "iterations", "accumulation", "replicas", "mode"), CASES)
+def test_twenty_updates(optimizer, iterations, accumulation, replicas, mode):
+    period = min(2, iterations * accumulation)
+    options = poptorch.Options().deviceIterations(iterations).replicationFactor(replicas)
+    options.Training.gradientAccumulation(accumulation)
+    kind = getattr(poptorch.OutputMode, mode)
+    options.outputMode(kind, period) if mode == "EveryN" else options.outputMode(kind)
+
+    generator = torch.Generator().manual_seed(1)
+    per_update = MICRO * accumulation * replicas
+    size = per_update * iterations
+    batches = [
+        (
+            2 * torch.randn(size, FEATURES, generator=generator),
+            torch.randint(CLASSES, (size,), generator=generator),
+        )
+        for _ in range(UPDATES // iterations)
+    ]
+    net = network("ipu")
+    step = sc.training_model(net, sc.losses.ce_count, OPTIMIZERS[optimizer](net.parameters()), options=options)
+    fired = 0.0
+    for (inputs, targets), (reference, spikes, losses) in zip(batches, eager_calls(optimizer, batches, per_update)):
+        outputs, loss = step(inputs, targets)
+        shape = accumulation, replicas, iterations, period
+        wanted = returned(losses, mode, *shape)
+        expected = torch.stack(wanted) if len(wanted) > 1 else wanted[0]
+        torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(outputs, torch.cat(returned(spikes, mode, *shape), 1), rtol=0, atol=0)
+        for ours, theirs in zip(net.parameters(), reference.parameters()):
+            torch.testing.assert_close(ours.detach(), theirs.detach(), rtol=0, atol=1e-6)
+        fired += outputs.sum().item()
+    assert fired > 10  # a silent network would agree with anything

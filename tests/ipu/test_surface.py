@@ -1,0 +1,150 @@
+"""The backend uses nothing outside PopTorch 3.4: every name and argument it uses is in the table below."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+
+import spikecore_ipu
+from spikecore_ipu import emulator, translate
+
+PACKAGE = Path(spikecore_ipu.__file__).parent
+
+#: What may be used -> the arguments PopTorch 3.4 gives it, in order; None for what is no function.
+#: Read off PopTorch's python/__init__.py, _poplar_executor.py, ops.py and optim.py at the tag sdk/poptorch/3.4.0.
+SURFACE = {
+    "poptorch.BeginBlock": ("layer_to_call", "user_id", "ipu_id"),
+    "poptorch.DataLoader": (
+        "options",
+        "dataset",
+        "batch_size",
+        "shuffle",
+        "num_workers",
+        "drop_last",
+        "persistent_workers",
+        "auto_distributed_partitioning",
+        "mode",
+        "async_options",
+        "rebatched_worker_size",
+        "batch_sampler",
+        "kwargs",
+    ),
+    "poptorch.Options": (),
+    "poptorch.identity_loss": ("x", "reduction"),
+    "poptorch.inferenceModel": ("model", "options"),
+    "poptorch.optim": None,
+    "poptorch.trainingModel": ("model", "options", "optimizer"),
+    "executor.copyWeightsToDevice": (),
+    "executor.copyWeightsToHostIfNeeded": (),
+    "executor.destroy": (),
+    "executor.isCompiled": (),
+    "executor.setOptimizer": ("optimizer",),
+    "loader.combinedBatchSize": None,
+}
+#: Arguments of PopTorch's optimisers that torch's of the same name have, too.
+OPTIMIZERS = {
+    "SGD": {"lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize", "foreach", "differentiable"},
+    "Adam": {
+        "lr",
+        "betas",
+        "eps",
+        "weight_decay",
+        "amsgrad",
+        "foreach",
+        "maximize",
+        "capturable",
+        "differentiable",
+        "fused",
+    },
+    "AdamW": {"lr", "betas", "eps", "weight_decay", "amsgrad", "foreach", "maximize", "capturable", "differentiable"},
+    "RMSprop": {"lr", "alpha", "eps", "weight_decay", "momentum", "centered", "foreach", "maximize", "differentiable"},
+    "LAMB": {"lr", "betas", "eps", "weight_decay"},
+}
+
+
+def receiver(node: ast.expr) -> str:
+    """What an attribute is taken of, if it is one of PopTorch's things."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "poptorch":
+        return "poptorch"
+    if isinstance(node, ast.Name):
+        return {"library": "poptorch", "executor": "executor", "loader": "loader"}.get(node.id, "")
+    if isinstance(node, ast.Attribute) and node.attr == "executor":
+        return "executor"
+    return ""
+
+
+def uses():
+    """Every use: (where, name, the call or None)."""
+    for path in sorted(PACKAGE.glob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        calls = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and receiver(node.value):
+                where = f"{path.name}:{node.lineno}"
+                yield where, f"{receiver(node.value)}.{node.attr}", calls.get(id(node))
+
+
+def test_every_name_and_argument_is_poptorchs():
+    for where, name, call in uses():
+        assert name in SURFACE, f"{where} uses {name}"
+        arguments = SURFACE[name]
+        if call is None or arguments is None:
+            assert (call is None) == (arguments is None) or name == "poptorch.Options", f"{where}: {name}"
+            continue
+        assert len(call.args) <= len(arguments), f"{where}: {name}"
+        unknown = {word.arg for word in call.keywords if word.arg is not None} - set(arguments)
+        assert not unknown, f"{where}: {name} has no {unknown}"
+
+
+def test_the_table_has_nothing_else():
+    assert {name for _, name, _ in uses()} == set(SURFACE)
+
+
+def test_nothing_else_imports_it():
+    """The SDK and the emulator come in by one door."""
+    doors = []
+    for path in sorted(PACKAGE.glob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        imported = [
+            name
+            for node in ast.walk(ast.parse(text))
+            for name in (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
+        ]
+        assert not any(name.split(".")[0] == "poptorch" or "emulator" in name for name in imported), path.name
+        if "import_module" in text:
+            doors.append(path.name)
+    assert doors == ["sdk.py"]
+
+
+@pytest.mark.parametrize("kind", translate._TAKEN)
+def test_hyperparameters_are_poptorchs(kind):
+    assert set(translate._TAKEN[kind]) <= OPTIMIZERS[kind.__name__]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_emulator_takes_the_same(name):
+    taken = inspect.signature(getattr(emulator.optim, name)).parameters
+    assert OPTIMIZERS[name] <= set(taken)
+    if hasattr(torch.optim, name):
+        assert issubclass(getattr(emulator.optim, name), getattr(torch.optim, name))
+
+
+@pytest.mark.parametrize("name", [name for name, arguments in SURFACE.items() if arguments is not None])
+def test_the_emulator_has_it(name):
+    """With PopTorch's arguments, in PopTorch's order."""
+    owner, _, attribute = name.partition(".")
+    found = getattr({"poptorch": emulator, "executor": emulator.PoplarExecutor}[owner], attribute)
+    if isinstance(found, type):
+        found = found.__init__  # of a generic class Python 3.8 shows another signature
+    parameters = tuple(one for one in inspect.signature(found).parameters if one != "self")
+    assert parameters == SURFACE[name]

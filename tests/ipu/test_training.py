@@ -1,0 +1,482 @@
+"""``sc.training_model``, ``sc.inference_model`` and ``sc.DataLoader`` on backend ``ipu``: what a script may expect."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import spikecore as sc
+import spikecore_ipu
+from spikecore_ipu import emulator as poptorch
+
+
+class Net(nn.Module):
+    """Images ``[B, 4]`` to spikes ``[6, B, 3]``."""
+
+    def __init__(self, backend="ipu"):
+        super().__init__()
+        torch.manual_seed(0)
+        self.encode = sc.encode.Constant(6)
+        self.fc1 = nn.Linear(4, 8)
+        self.lif1 = sc.LIF(threshold=0.1, backend=backend)
+        self.fc2 = nn.Linear(8, 3)
+        self.lif2 = sc.LIF(threshold=0.1, backend=backend)
+
+    def forward(self, x):
+        return self.lif2(self.fc2(self.lif1(self.fc1(self.encode(x)))))
+
+
+class Stepwise(Net):
+    """The same, one step at a time, with the state on the neurons."""
+
+    def __init__(self, backend="ipu", resets=True):
+        super().__init__(backend)
+        self.lif1.step = self.lif2.step = "single"
+        self.resets = resets
+
+    def forward(self, x):
+        if self.resets:
+            sc.reset(self)
+        return torch.stack([self.lif2(self.fc2(self.lif1(self.fc1(x)))) for _ in range(6)])
+
+
+def data(size=5, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return 2 * torch.randn(size, 4, generator=generator), torch.randint(3, (size,), generator=generator)
+
+
+def adam(net):
+    return torch.optim.Adam(net.parameters(), lr=0.01)
+
+
+def trained(net, optimizer=None, loss=sc.losses.ce_count, **keywords):
+    return sc.training_model(net, loss, adam(net) if optimizer is None else optimizer, **keywords)
+
+
+def close(a, b):
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+
+
+def same_weights(one, other):
+    for ours, theirs in zip(one.parameters(), other.parameters()):
+        close(ours.detach(), theirs.detach())
+
+
+def count_and_spikes(net):
+    """The network with a second output."""
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, x):
+            spikes = self.net(x)
+            return {"spikes": spikes, "counts": spikes.sum(0)}
+
+    return Two()
+
+
+class TestTheSameScript:
+    """What a script sees is what it sees on other backends."""
+
+    @pytest.mark.parametrize("make", [Net, Stepwise])
+    def test_outputs_and_losses(self, make):
+        results = []
+        for backend in ("torch", "ipu"):
+            step = trained(make(None), backend=backend)
+            results.append([step(*data()) for _ in range(3)])
+        for (spikes, loss), (others, theirs) in zip(*results):
+            assert loss.shape == theirs.shape == ()
+            assert not any(value.requires_grad for value in (loss, spikes))
+            close(spikes, others)
+            close(loss, theirs)
+        assert results[0][0][0].sum() > 0
+
+    @pytest.mark.parametrize("pack", [lambda x: (x,), lambda x: [x], lambda x: {"x": x}])
+    def test_inputs_may_be_packed(self, pack, recwarn):
+        inputs, targets = data()
+        close(trained(Net())(pack(inputs), targets)[1], trained(Net())(inputs, targets)[1])
+
+    def test_outputs_keep_their_structure(self):
+        options = poptorch.Options().deviceIterations(3).outputMode(poptorch.OutputMode.All)
+        net = count_and_spikes(Net())
+        step = trained(net, loss=lambda out, y: sc.losses.ce_count(out["spikes"], y), options=options)
+        outputs, losses = step(*data(12))
+        assert {name: tuple(value.shape) for name, value in outputs.items()} == {
+            "spikes": (6, 12, 3),
+            "counts": (12, 3),
+        }
+        assert losses.shape == (3,)
+        close(outputs["counts"], outputs["spikes"].sum(0))
+
+    def test_a_built_in_loss_with_arithmetic_after_it(self):
+        """PopTorch would start the backward pass at the built-in loss; ``identity_loss`` is applied last."""
+        nets = []
+        for backend in ("torch", "ipu"):
+            net = Net(backend)
+            step = trained(
+                net, loss=lambda out, y: 0.5 * nn.functional.cross_entropy(out.mean(0), y) + 1e-3 * out.sum()
+            )
+            for _ in range(3):
+                step(*data())
+            nets.append(net)
+        same_weights(*nets)
+
+    def test_a_loss_of_several_numbers(self):
+        with pytest.raises(ValueError, match=r"loss must give a tensor with one number, got shape \[5\]; reduce it"):
+            trained(Net(), loss=lambda out, y: out.sum((0, 2)))(*data())
+
+
+class TestSchedules:
+    @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop])
+    def test_a_learning_rate_schedule_acts(self, kind):
+        nets = []
+        for backend in ("torch", "ipu"):
+            net = Net(backend)
+            optimizer = kind(net.parameters(), lr=0.05)
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+            step = trained(net, optimizer)
+            for seed in range(4):
+                step(*data(seed=seed))
+                schedule.step()
+            nets.append(net)
+        same_weights(*nets)
+
+    def test_groups_keep_their_own_numbers(self):
+        nets = []
+        for backend in ("torch", "ipu"):
+            net = Net(backend)
+            groups = [{"params": net.fc1.parameters(), "lr": 0.1}, {"params": net.fc2.parameters(), "momentum": 0.5}]
+            optimizer = torch.optim.SGD(groups, lr=0.01, momentum=0.9, weight_decay=0.1)
+            step = trained(net, optimizer)
+            for seed in range(4):
+                step(*data(seed=seed))
+                optimizer.param_groups[0]["lr"] *= 0.5
+            nets.append(net)
+        same_weights(*nets)
+
+
+class TestOptimizers:
+    def test_one_that_poptorch_has_not(self):
+        net = Net()
+        with pytest.raises(
+            sc.Unsupported, match="optimizer is a Adagrad, which PopTorch cannot run; use torch.optim's SGD"
+        ):
+            trained(net, torch.optim.Adagrad(net.parameters()))
+
+    @pytest.mark.parametrize(
+        ("make", "says"),
+        [
+            (
+                lambda held: torch.optim.Adam(held, amsgrad=True),
+                "amsgrad=True in a group: PopTorch has only non-amsgrad",
+            ),
+            (
+                lambda held: torch.optim.SGD(held, lr=0.1, maximize=True),
+                "maximize=True in a group: PopTorch ignores it",
+            ),
+            (
+                lambda held: torch.optim.SGD(held, 0.1, 0.9, 0.1),
+                "dampening=0.1 in a group: PopTorch damps the first step",
+            ),
+        ],
+    )
+    def test_an_option_that_poptorch_has_not(self, make, says):
+        net = Net()
+        with pytest.raises(sc.Unsupported, match=says):
+            trained(net, make(net.parameters()))
+
+    def test_one_of_another_network(self):
+        with pytest.raises(ValueError, match="optimizer holds no parameter of this network"):
+            trained(Net(), adam(Net()))
+
+    def test_one_that_holds_more(self):
+        net, other = Net(), nn.Linear(2, 2)
+        with pytest.raises(ValueError, match="optimizer holds 2 parameters that are not the network's"):
+            trained(net, torch.optim.SGD([*net.parameters(), *other.parameters()], lr=0.1))
+
+    def test_a_parameter_left_out(self):
+        net = Net()
+        with pytest.raises(
+            ValueError, match=r"optimizer holds no net\.fc1\.weight, net\.fc1\.bias, which PopTorch would"
+        ):
+            trained(net, adam(net.fc2))
+
+    def test_a_frozen_parameter(self):
+        net = Net()
+        net.fc1.requires_grad_(False)
+        before = net.fc1.weight.clone()
+        trained(net, adam(net.fc2))(*data())
+        assert torch.equal(net.fc1.weight, before)
+        assert not torch.equal(net.fc2.weight, Net().fc2.weight)
+
+    def test_one_of_poptorchs_own(self):
+        net, reference = Net(), Net("torch")
+        optimizer = poptorch.optim.AdamW(net.parameters(), lr=0.01)
+        step, other = trained(net, optimizer), trained(reference, torch.optim.AdamW(reference.parameters(), lr=0.01))
+        for rate in (0.01, 0.1):
+            optimizer.param_groups[0]["lr"] = other.optimizer.param_groups[0]["lr"] = rate
+            step(*data())
+            other(*data())
+        same_weights(net, reference)
+
+
+class TestWeights:
+    def test_are_read_where_they_are_looked_at(self):
+        net = Net()
+        before = copy.deepcopy(net.state_dict())
+        trained_ = trained(net)
+        trained_(*data())
+        assert not torch.equal(net.state_dict()["fc1.weight"], before["fc1.weight"])
+
+    def test_outlive_the_step(self):
+        net, reference = Net(), Net("torch")
+        for one in (net, reference):
+            step = trained(one)
+            step(*data())
+            step(*data())
+        del step
+        gc.collect()
+        same_weights(net, reference)
+
+    def test_loaded_after_compilation_reach_the_device(self):
+        net, start = Net(), copy.deepcopy(Net().state_dict())
+        step = trained(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        first = step(*data())[1]
+        assert step(*data())[1] != first
+        net.load_state_dict(start)
+        assert step(*data())[1] == first
+
+    def test_checkpoint_and_resume(self):
+        """Four steps are two, a file, and two more in another process's objects."""
+        whole, first = Net(), Net()
+        step = trained(whole)
+        for seed in range(4):
+            step(*data(seed=seed))
+        begun = trained(first)
+        for seed in range(2):
+            begun(*data(seed=seed))
+        file = io.BytesIO()
+        torch.save(begun.state_dict(), file)
+        file.seek(0)
+        rest = Net()
+        resumed = trained(rest)
+        resumed.load_state_dict(torch.load(file))
+        for seed in range(2, 4):
+            resumed(*data(seed=seed))
+        same_weights(rest, whole)
+
+    def test_the_state_of_an_optimizer_that_ran_elsewhere(self):
+        elsewhere = trained(Net("torch"))
+        elsewhere(*data())
+        with pytest.raises(RuntimeError, match="Only IPU optimizer states can be loaded onto the IPU"):
+            trained(Net()).load_state_dict(elsewhere.state_dict())
+
+    @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+    def test_a_copy_is_in_no_step(self, duplicate):
+        net = Net()
+        step = trained(net)
+        step(*data())
+        twin = duplicate(net)
+        same_weights(twin, net)
+        step(*data())
+        with torch.no_grad():
+            assert not torch.equal(twin.fc1.weight, net.fc1.weight)
+        twin.load_state_dict(Net().state_dict())  # and loading into it changes nothing on the device
+        loss = step(*data())[1]
+        other = trained(Net())
+        other(*data())
+        other(*data())
+        close(loss, other(*data())[1])
+
+    def test_a_second_step_of_one_network(self):
+        net = Net()
+        step = trained(net)
+        step(*data())
+        with pytest.raises(sc.Unsupported, match="trained by another training_model, which holds its weights"):
+            trained(net)(*data())
+        step.destroy()
+        trained(net)(*data())
+
+
+class TestInference:
+    def test_weights_are_handed_over(self):
+        net, reference = Net(), Net("torch")
+        ours, theirs = [(trained(one), sc.inference_model(one)) for one in (net, reference)]
+        for seed in range(3):
+            ours[0](*data(seed=seed))
+            theirs[0](*data(seed=seed))
+            close(ours[1](data()[0]), theirs[1](data()[0]))
+
+    def test_two_of_one_network(self):
+        """PopTorch tells only the first that weights have changed."""
+        net = Net()
+        step, predictions = trained(net, torch.optim.SGD(net.parameters(), lr=1.0)), None
+        models = [sc.inference_model(net) for _ in range(2)]
+        for seed in range(3):
+            step(*data(seed=seed))
+            predictions = [predict(data(64)[0]) for predict in models]
+            assert torch.equal(*predictions)
+
+    def test_weights_written_on_the_host(self):
+        net = Net()
+        predict = sc.inference_model(net)
+        assert predict(data()[0]).sum() > 0
+        with torch.no_grad():
+            net.fc2.weight.zero_()
+            net.fc2.bias.zero_()
+        assert predict(data()[0]).sum() == 0
+
+    def test_eval_mode_and_back(self):
+        net = nn.Sequential(Net(), nn.Dropout(1.0))
+        predict = sc.inference_model(net)
+        assert predict(data()[0]).sum() > 0
+        assert net.training
+        assert net[1].training
+
+    def test_several_micro_batches(self):
+        inputs = data(12)[0]
+        predict = sc.inference_model(Net(), options=poptorch.Options().deviceIterations(4))
+        assert torch.equal(predict(inputs), sc.inference_model(Net("torch"))(inputs))
+
+
+class TestRefusals:
+    def test_options_of_another_kind(self):
+        with pytest.raises(TypeError, match=r"must be a poptorch\.Options on backend 'ipu', or None"):
+            trained(Net(), options=sc.TrainingOptions())
+
+    def test_a_network_that_is_not_reset(self):
+        with pytest.raises(sc.Unsupported, match=r"net\.lif1|lif1 \(LIF\) goes on from the state of the last call"):
+            trained(Stepwise(resets=False))(*data())
+
+    def test_a_carried_state(self):
+        net = Net()
+        step = trained(net)
+        with sc.carry_state(net), pytest.raises(sc.Unsupported, match="an IPU keeps none"):
+            step(*data())
+
+    def test_the_state_on_the_host_is_left_alone(self):
+        net = Stepwise(resets=True)
+        net(data()[0])
+        before = {name: value.clone() for name, value in net.lif1.state.items()}
+        trained(net)(*data())
+        assert torch.equal(net.lif1.state["v"], before["v"])
+
+    def test_modes_changed_after_compilation(self):
+        net = Net()
+        step = trained(net)
+        step(*data())
+        net.eval()
+        with pytest.raises(sc.Unsupported, match=r"train\(\) or eval\(\) was called on a part of this network"):
+            step(*data())
+        step.destroy()
+        step(*data())
+
+    def test_another_batch_size(self):
+        step = trained(Net())
+        step(*data(5))
+        with pytest.raises(poptorch.Error, match=r"Shape mismatch for .*expected torch.Size\(\[5, 4\]\) but got"):
+            step(*data(6))
+
+    def test_time_first_inputs_that_would_be_cut(self):
+        net = nn.Sequential(nn.Linear(4, 3), sc.LIF(backend="ipu"))
+        step = trained(net, options=poptorch.Options().deviceIterations(2))
+        with pytest.raises(ValueError, match="put the batch first everywhere"):
+            step(torch.rand(6, 4, 4), torch.zeros(4, dtype=torch.long))
+
+    def test_outputs_that_could_be_cut_either_way(self):
+        step = trained(Net(), options=poptorch.Options().deviceIterations(2).outputMode(poptorch.OutputMode.All))
+        with pytest.raises(ValueError, match=r"an output of shape \[6, 6, 3\] may be \[B, ...\] or \[T, B, ...\]"):
+            step(*data(12))
+
+    def test_empty_input(self):
+        net = nn.Sequential(nn.Linear(4, 3), sc.LIF(backend="ipu"))
+        with pytest.raises((sc.Unsupported, poptorch.Error), match="empty|Zero-sized"):
+            sc.inference_model(net)(torch.rand(0, 2, 4))
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+    def test_dtypes_poptorch_narrows(self, dtype):
+        with pytest.raises(sc.Unsupported, match="does not support"):
+            sc.LIF(backend="ipu")(torch.rand(3, 2, dtype=dtype))
+
+    def test_the_torch_backend_on_an_ipu(self):
+        """Its spike is an autograd.Function, whose backward PopTorch drops."""
+
+        class Wrapped(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.net = Net("torch")
+
+            def forward(self, x, y):
+                return poptorch.identity_loss(sc.losses.ce_count(self.net(x), y), "none")
+
+        with pytest.raises(sc.BackendUnavailable, match="backend 'torch' .* does not compute on ipu"):
+            poptorch.trainingModel(Wrapped())(*data())
+
+
+def test_a_module_wrapped_by_hand():
+    """Without sc.training_model, and without asking for a backend: on an IPU the choice is this one."""
+
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = Net(None)
+
+        def forward(self, x, y):
+            spikes = self.net(x)
+            return spikes, poptorch.identity_loss(sc.losses.ce_count(spikes, y), "none")
+
+    model = Wrapped()
+    step = poptorch.trainingModel(model, optimizer=poptorch.optim.Adam(model.parameters(), lr=0.01))
+    reference = Net("torch")
+    other = trained(reference)
+    for _ in range(3):
+        close(step(*data())[1], other(*data())[1])
+    same_weights(model.net, reference)
+
+
+class TestDataLoader:
+    def test_batches_hold_all_micro_batches(self):
+        options = poptorch.Options().deviceIterations(2)
+        loader = sc.DataLoader(TensorDataset(*data(12)), batch_size=3, backend="ipu", options=options)
+        assert [len(x) for x, _ in loader] == [6, 6]
+
+    def test_says_what_it_leaves_out(self):
+        with pytest.warns(UserWarning, match="3 of 13 samples are left out of each pass: a call takes 5"):
+            loader = sc.DataLoader(TensorDataset(*data(13)), batch_size=5, backend="ipu")
+        assert sum(len(x) for x, _ in loader) == 10
+
+    def test_says_nothing_when_asked_to(self, recwarn):
+        sc.DataLoader(TensorDataset(*data(13)), batch_size=5, backend="ipu", drop_last=True)
+        assert not recwarn.list
+
+
+class TestPipeline:
+    def test_changes_no_number(self):
+        nets = [Net(), Net()]
+        assert spikecore_ipu.pipeline(nets[0], {"fc2": 1}) is nets[0]
+        options = poptorch.Options()
+        options.Training.gradientAccumulation(3)
+        losses = [trained(net, options=options)(*data(6))[1] for net in nets]
+        close(*losses)
+
+    @pytest.mark.parametrize(
+        ("stages", "error", "says"),
+        [
+            ({"fc3": 1}, ValueError, "stages names 'fc3', which is no submodule; submodules: 'encode', 'fc1'"),
+            ({"fc2": -1}, ValueError, "stages puts 'fc2' on IPU -1"),
+            ({"fc2": "1"}, TypeError, "stages puts 'fc2' on '1'; give the number of an IPU"),
+            ("fc2", TypeError, "stages='fc2' must map names"),
+        ],
+    )
+    def test_refuses(self, stages, error, says):
+        with pytest.raises(error, match=says):
+            spikecore_ipu.pipeline(Net(), stages)
