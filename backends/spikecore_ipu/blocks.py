@@ -14,7 +14,7 @@ def pipeline(net: nn.Module, stages: Mapping[str, int]) -> nn.Module:
 
     ``stages`` maps a submodule's name, as in ``net.named_modules()``, to the number of the IPU that computes from there
     on, in the order in which ``forward`` meets them; what runs before the first is on IPU 0. Marks the submodules in
-    place, by ``poptorch.BeginBlock``, and returns ``net``. Call it before ``training_model``. Outside PopTorch it changes
+    place, by ``poptorch.BeginBlock``, and returns ``net``. Call it before ``training_model``. Outside PopTorch it does
     nothing. A stage ends wherever the IPU changes, so what is called at each time step cannot begin one: give a neuron
     all steps in one call.
 

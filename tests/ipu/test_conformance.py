@@ -66,4 +66,3 @@ class TestTraced(BackendConformance):
     """What PopTorch compiles has the values and the gradients of the equations."""
 
     backend = "ipu_traced"
-    tiers = TIERS

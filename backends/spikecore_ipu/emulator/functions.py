@@ -84,7 +84,7 @@ class Functions(TorchFunctionMode):
 def no_custom_backward(trace: Trace) -> Iterator[None]:
     """Refuse an ``autograd.Function`` of tensors of the device inside.
 
-    ``Function.apply`` itself may have been bound before, as in ``spike = Spike.apply``; what it calls on the way is not.
+    ``Function.apply`` itself may have been bound before, as in ``spike = Spike.apply``; what it calls is looked up now.
     """
     utils: Any = torch._functorch.utils
     original = utils.unwrap_dead_wrappers
@@ -93,8 +93,8 @@ def no_custom_backward(trace: Trace) -> Iterator[None]:
         if trace.listens and any(True for _ in leaves(list(args), IpuTensor)):
             name = getattr(sys._getframe(1).f_locals.get("cls"), "__name__", "this")
             raise py_error(
-                f"{name} is an autograd.Function: PopTorch would record its forward and never call its backward, so that "
-                "what comes before it is not trained, without a word. Write the derivative into the forward: "
+                f"{name} is an autograd.Function: PopTorch would record its forward and never call its backward, so "
+                "that what comes before it is not trained, without a word. Write the derivative into the forward: "
                 "value.detach() + (x - x.detach()) * derivative.detach()"
             )
         return original(args)
