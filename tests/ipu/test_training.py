@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 import spikecore as sc
 import spikecore_ipu
 from spikecore_ipu import emulator as poptorch
+from spikecore_ipu import functions
 
 
 class Net(nn.Module):
@@ -480,3 +481,25 @@ class TestPipeline:
     def test_refuses(self, stages, error, says):
         with pytest.raises(error, match=says):
             spikecore_ipu.pipeline(Net(), stages)
+
+
+def test_a_program_that_cannot_be_lowered(monkeypatch):
+    """An operation without a handler in PopTorch is named before anything is compiled."""
+
+    class Wave(sc.Neuron):
+        states = {"v": 0.0}
+
+        def dynamics(self, x, s, p):
+            v = s.v + sc.ops.sin(x)
+            return self.spike(v - 1.0), {"v": v}
+
+    monkeypatch.delitem(functions.PLAIN, "sin")
+    with pytest.raises(sc.Unsupported, match="backend 'ipu' cannot lower Wave: PopTorch has no handler for .* 'sin'"):
+        Wave(backend="ipu")(torch.rand(3, 2))
+
+
+def test_options_are_handed_on_untouched():
+    """The executor's options are a clone of the user's, whose values nobody changed."""
+    options = poptorch.Options().deviceIterations(2).randomSeed(3).outputMode(poptorch.OutputMode.Sum)
+    step = trained(Net(), options=options)
+    assert repr(step.executor.options) == repr(options)
