@@ -53,7 +53,7 @@ class Rerun:
             result = work()
             if not held:
                 held.append(result)
-            for mine, new in zip(step._leaves(held[0]), step._leaves(result)):
+            for mine, new in zip(step.flattened(held[0]), step.flattened(result)):
                 mine.copy_(new)
             return held[0]
 
