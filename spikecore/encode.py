@@ -94,10 +94,10 @@ class Poisson(Encoder):
     def encode(self, x: Tensor) -> Tensor:
         """``[*N] -> [steps, *N]``."""
         if self.generator is not None and not checks.is_device(self.generator.device, x.device):
-            raise ValueError(
-                f"generator is on {self.generator.device} but x is on {x.device}; "
-                f"make it with torch.Generator(device={str(x.device)!r})"
-            )
+            way_out = f"make it with torch.Generator(device={str(x.device)!r})"
+            if x.device.type == "ipu":
+                way_out = "an IPU has none: leave it out, and set options.randomSeed(seed)"
+            raise ValueError(f"generator is on {self.generator.device} but x is on {x.device}; {way_out}")
         probability = (x.to(compute_dtype(x.dtype)) * self.gain + self.offset).clamp(0.0, 1.0)
         drawn = torch.rand((self.steps, *x.shape), generator=self.generator, device=x.device, dtype=probability.dtype)
         return (drawn < probability).to(x.dtype)

@@ -189,7 +189,12 @@ class EagerTraining:
         return {"net": self.net.state_dict(), "optimizer": self.optimizer.state_dict(), **scaled}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` gave."""
+        """Go on from what :meth:`state_dict` gave. Raises ValueError if its optimiser ran on an IPU."""
+        if "ipu_state" in state["optimizer"]:
+            raise ValueError(
+                "state['optimizer'] is of an optimiser that ran on an IPU, which keeps its state in a form of its own; "
+                "net.load_state_dict(state['net']) goes on from the weights, with a fresh optimiser"
+            )
         self.net.load_state_dict(state["net"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.options.scaler is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional
+from typing import Any, List, Optional
 
+import torch
 from torch import nn
 
 from spikecore.backend import Unsupported
@@ -37,12 +38,13 @@ def checked_net(net: nn.Module) -> nn.Module:
 class Compiled:
     """A step and its ``poptorch.PoplarExecutor``."""
 
-    def __init__(self, net: nn.Module, step: Step, wrap: Callable[[Step], Any]) -> None:
+    def __init__(self, net: nn.Module, step: Step) -> None:
         self.net = net
         self._step = step
-        self._wrap = wrap
         self._stateful = stateful_modules(net)
+        self._parameters = list(net.parameters())
         self._modes: Optional[List[bool]] = None
+        self._frozen: Optional[List[bool]] = None
         self._executor: Any = None
 
     @property
@@ -58,7 +60,8 @@ class Compiled:
         return self._executor is not None and bool(self.executor.isCompiled())
 
     def _wrapped(self) -> Any:
-        return self._wrap(self._step)
+        """The executor of the step, made anew."""
+        raise NotImplementedError
 
     def _run(self, *batch: Any) -> Any:
         """Compile at the first call, and run."""
@@ -69,18 +72,41 @@ class Compiled:
                     "the network outside sc.carry_state, or run it on another backend"
                 )
         modes = [module.training for module in self.net.modules()]
-        if self._modes is not None and modes != self._modes:
-            raise Unsupported(
-                "train() or eval() was called on a part of this network after it was compiled, and an IPU program "
-                "never changes; put it back, or call destroy() first, which compiles anew"
-            )
+        frozen = _frozen(self._parameters)
+        for what, now, then in (("train() or eval()", modes, self._modes), ("requires_grad_()", frozen, self._frozen)):
+            if then is not None and now != then:
+                raise Unsupported(
+                    f"{what} was called on a part of this network after it was compiled, and an IPU program never "
+                    "changes; put it back, or call destroy() first, which compiles anew"
+                )
         self._step.traced.given = tuple(t.shape[0] if t.ndim else 1 for t in flattened(batch))
-        result = self.executor(*batch)
-        self._modes = modes
+        # PopTorch moves the whole module to the device to compile it, and brings back parameters and buffers only
+        states = [module.state for module in self._stateful]
+        for module in self._stateful:
+            module._keep(None)
+        try:
+            result = self.executor(*batch)
+        finally:
+            for module, state in zip(self._stateful, states):
+                module._keep(state)
+        self._modes, self._frozen = modes, frozen
         return result
 
     def destroy(self) -> None:
         """Give the device back, after reading weights and the optimiser's state; the next call compiles anew."""
         if self.compiled:
             self.executor.destroy()
-        self._executor = self._modes = None
+        elif self._executor is not None:
+            # PopTorch leaves a module wrapped whose compilation failed
+            self._step = self._step.unwrapped()
+        self._executor = self._modes = self._frozen = None
+
+
+#: The attribute itself, past what PopTorch puts on a parameter to read weights back when it is looked at.
+_Base: Any = getattr(torch._C, "TensorBase", None) or torch._C._TensorBase  # the latter before torch 2.1
+
+
+def _frozen(parameters: List[nn.Parameter]) -> List[bool]:
+    """Which of them are not trained."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return [not _Base.requires_grad.__get__(one) for one in parameters]

@@ -7,8 +7,9 @@ PopTorch records the forward pass and grows the backward pass from it by PopART'
 
 has the value ``value`` and the derivative ``derivative``. Rules of this module:
 
-- Forward values are those of the reference, bit by bit, infinities and signs of zero included: what is added is 0, and
-  it is subtracted as +0 where the value may be -0.
+- Forward values are those of the reference, bit by bit, infinities included: what is added is 0, whatever a derivative
+  is. (``maximum``, ``minimum`` and ``clamp`` of zeros of both signs may give the other zero.)
+- Where a value is infinite, so is its difference with itself: there the derivative is 0.
 - Only operations with a handler in PopTorch 3.4; of those only what PopART differentiates as torch does. It gives the
   whole gradient to both arguments of ``maximum`` at a tie, and ``clamp`` takes numbers only.
 """
@@ -35,7 +36,7 @@ def spike(u: Tensor, strict: bool, derivative: Callable[[Tensor], Tensor]) -> Te
     """1 where ``u >= 0`` (``u > 0`` if strict), else 0, in the dtype of ``u``; its derivative is the given one."""
     hard = (u > 0 if strict else u >= 0).to(u.dtype)
     finite = _finite(u)
-    return hard.detach() + (finite - finite.detach()) * derivative(finite.detach()).detach()
+    return hard.detach() + (finite - finite.detach()) * _finite(derivative(finite.detach())).detach()
 
 
 def select(z: Tensor, a: Tensor, b: Tensor) -> Tensor:

@@ -23,8 +23,12 @@ class IpuInference(Compiled):
     def __init__(self, net: nn.Module, options: Any = None) -> None:
         options = checked_options(options)
         step = Step(checked_net(net), None)
-        super().__init__(net, step, lambda wrapped: poptorch().inferenceModel(wrapped, options))
+        super().__init__(net, step)
+        self._options = options
         self._weights: Any = None
+
+    def _wrapped(self) -> Any:
+        return poptorch().inferenceModel(self._step, self._options)
 
     def __call__(self, inputs: Any) -> Any:
         """Outputs, without gradients."""
@@ -40,7 +44,7 @@ class IpuInference(Compiled):
     def _hand_over(self) -> None:
         """Weights of now to the device."""
         now = _weights_of(self.net)
-        if self.compiled and now != self._weights:
+        if self.compiled and now != self._weights and self.executor.isAttachedToDevice():  # attaching copies them, too
             self.executor.copyWeightsToDevice()
         self._weights = now
 

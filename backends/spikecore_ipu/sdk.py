@@ -25,7 +25,7 @@ def reason() -> Optional[str]:
     """Why PopTorch cannot be used here; None if it can."""
     asked = os.environ.get(VARIABLE, "").strip()
     if asked not in ("", "0", "1"):
-        return f"{VARIABLE}={asked} is neither 1 (the emulator) nor 0 (the Poplar SDK)"
+        return f"{VARIABLE}={asked} is neither 1, for the emulator, nor 0 or unset, for the SDK"
     if emulated():
         return None
     if importlib.util.find_spec("poptorch") is None:

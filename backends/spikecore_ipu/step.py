@@ -34,6 +34,23 @@ class Traced:
         #: Of one micro batch, one per output tensor.
         self.shapes: Tuple[Tuple[int, ...], ...] = ()
 
+    def batch_dimension(self, shape: Tuple[int, ...]) -> Optional[int]:
+        """The first or the second dimension, whichever has the size of the micro batch; None if neither has."""
+        return next((dim for dim, size in enumerate(shape[:2]) if size == self.micro), None)
+
+    def check(self) -> None:
+        """Raise ValueError if several micro batches will come back whose outputs could be joined along two dimensions.
+
+        At compilation, before anything is trained.
+        """
+        whole = self.given[0] if self.given else self.micro
+        for shape in self.shapes:
+            if whole != self.micro and len(shape) > 1 and shape[0] == shape[1] == self.micro:
+                raise ValueError(
+                    f"an output of shape {list(shape)} may be [B, ...] or [T, B, ...]: the micro batch is {self.micro} "
+                    "as well, and several of them cannot be joined; use another batch size or T"
+                )
+
 
 class Step(nn.Module):
     """``forward(inputs, targets) -> (outputs, loss)``; with ``loss=None``, ``forward(inputs) -> outputs``."""
@@ -44,6 +61,14 @@ class Step(nn.Module):
         self.loss = loss
         self.traced = Traced()
 
+    def unwrapped(self) -> Step:
+        """A new step of the same network, which is what it was before PopTorch changed classes to see who reads it."""
+        for parameter in self.parameters():
+            parameter.__class__ = nn.Parameter
+        for buffer in self.buffers():
+            buffer.__class__ = Tensor
+        return Step(self.net, self.loss)
+
     def forward(self, inputs: Any, targets: Any = None) -> Any:
         """Outputs of the network, and its loss."""
         self.traced.micro = _micro_batch(self.traced.given, flattened((inputs, targets)))
@@ -51,6 +76,7 @@ class Step(nn.Module):
             outputs = run(self.net, inputs)
             loss = None if self.loss is None else self.loss(outputs, targets)
         self.traced.shapes = tuple(tuple(value.shape) for value in flattened(outputs))
+        self.traced.check()
         if self.loss is None:
             return outputs
         return outputs, poptorch().identity_loss(check_loss(loss), "none")
@@ -69,21 +95,21 @@ def _micro_batch(given: Tuple[int, ...], tensors: List[Tensor]) -> int:
 
 
 class _Fresh:
-    """While a network is traced, none of its neurons may go on from the call before; after that all is as it was."""
+    """While a network is traced, none of its neurons may go on from the call before, and none keeps a state of it."""
 
     def __init__(self, net: nn.Module) -> None:
         names = {id(module): name for name, module in net.named_modules()}
-        self.modules = [(names[id(module)], module, module.state) for module in stateful_modules(net)]
+        self.modules = [(names[id(module)], module) for module in stateful_modules(net)]
 
     def __enter__(self) -> None:
-        for name, module, _ in self.modules:
+        for name, module in self.modules:
             if module.continues:
                 gone: Any = _Gone(f"{name or 'the network'} ({type(module).__name__})")
                 module._keep(gone)
 
     def __exit__(self, *error: object) -> None:
-        for _, module, state in self.modules:
-            module._keep(state)
+        for _, module in self.modules:
+            module._keep(None)
 
 
 class _Gone(AbstractMapping):  # type: ignore[type-arg]  # not subscriptable on Python 3.8

@@ -9,8 +9,9 @@ Rules of this module:
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from typing import Any, Callable, Dict, MutableMapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, MutableMapping, Optional, Tuple
 
 from torch import Tensor, nn
 
@@ -22,6 +23,7 @@ from spikecore_ipu.sdk import poptorch
 from spikecore_ipu.step import Step
 from spikecore_ipu.translate import translated
 
+_calls = itertools.count(1)
 #: The step that trains a network, by network.
 _trainers: MutableMapping[nn.Module, weakref.ReferenceType[IpuTraining]] = weakref.WeakKeyDictionary()
 
@@ -46,14 +48,14 @@ class IpuTraining(Compiled):
         check_optimizer(optimizer, checked_net(net))
         options = checked_options(options)
         step = Step(net, loss)
-        held = self._translated = translated(optimizer, step)
+        self._translated = translated(optimizer, step)
         self.loss = loss
         self.optimizer = optimizer
-        #: Counts calls: what has the weights of another count is stale.
+        #: The number of the last call among those of all steps; what has weights of another number is stale.
         self.calls = 0
         self._edited = False
-        super().__init__(net, step, lambda wrapped: poptorch().trainingModel(wrapped, options, held.target))
-        net.register_load_state_dict_post_hook(_Edited(self))
+        self._options = options
+        super().__init__(net, step)
 
     def _wrapped(self) -> Any:
         other = trainer_of(self.net)
@@ -62,24 +64,38 @@ class IpuTraining(Compiled):
                 "this network is trained by another training_model, which holds its weights on the device; call its "
                 "destroy() first, or drop it"
             )
-        executor = super()._wrapped()
+        if self._translated.outdated():
+            self._translated = translated(self.optimizer, self._step)
+        self._translated.refreshed()
+        executor = poptorch().trainingModel(self._step, self._options, self._translated.target)
         _trainers[self.net] = weakref.ref(self)
-        finalizer = weakref.finalize(self, _read_back, executor)
-        finalizer.atexit = False
+        edited = _Edited(self)
+        hooks = [module.register_load_state_dict_post_hook(edited) for module in self.net.modules()]
+        self._end = weakref.finalize(self, _ended, executor, hooks)
+        self._end.atexit = False
         return executor
+
+    def destroy(self) -> None:
+        """Give the device back, after reading weights and the optimiser's state; the next call compiles anew."""
+        if self._executor is not None:
+            self._end()
+        super().destroy()
 
     def __call__(self, inputs: Any, targets: Any) -> Tuple[Any, Tensor]:
         """Train on the micro batches of one call; outputs and losses are those from before the updates."""
         if not self.calls:
             self._tell_schedulers()
-        if self._translated.changed() and self._executor is not None:
-            self.executor.setOptimizer(self._translated.target)
-        if self._edited and self.compiled:
+        self._send_hyperparameters()
+        if self._edited and self.compiled and self.executor.isAttachedToDevice():  # attaching copies them, too
             self.executor.copyWeightsToDevice()
         self._edited = False
         outputs, loss = self._run(inputs, targets)
-        self.calls += 1
+        self.calls = next(_calls)
         return joined(outputs, self._step.traced), loss
+
+    def _send_hyperparameters(self) -> None:
+        if self._executor is not None:
+            self._translated.hand_over(self.executor)
 
     def _tell_schedulers(self) -> None:
         # torch's schedulers warn unless their optimiser has stepped; without gradients that changes nothing. Once, and
@@ -93,6 +109,7 @@ class IpuTraining(Compiled):
 
         PopTorch keeps the optimiser's state on the device: that of the torch optimiser has none of it.
         """
+        self._send_hyperparameters()
         weights = self._step.state_dict()
         prefix = "net."
         return {
@@ -101,9 +118,16 @@ class IpuTraining(Compiled):
         }
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` gave. PopTorch refuses the state of an optimiser that ran elsewhere."""
+        """Go on from what :meth:`state_dict` gave. Raises ValueError if its optimiser ran elsewhere."""
+        if "ipu_state" not in state["optimizer"]:
+            raise ValueError(
+                "state['optimizer'] is of an optimiser that did not run on an IPU, and PopTorch takes only its own; "
+                "net.load_state_dict(state['net']) goes on from the weights, with a fresh optimiser"
+            )
         self.net.load_state_dict(state["net"])
         self._translated.load_state_dict(state["optimizer"])
+        if self._executor is not None:
+            self.executor.setOptimizer(self._translated.target)
 
 
 class _Edited:
@@ -121,6 +145,8 @@ class _Edited:
         return _Edited, (None,)  # a copy of the network is in no step
 
 
-def _read_back(executor: Any) -> None:
+def _ended(executor: Any, hooks: List[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
     if executor.isCompiled():
-        executor.copyWeightsToHostIfNeeded()
+        executor.destroy()  # reads back, unwraps, and frees the device

@@ -3,7 +3,7 @@
 Rules of this module:
 
 - PopTorch runs no optimiser's ``step``. It reads hyperparameters when a model is wrapped, and again only when it is
-  told to (``setOptimizer``): :meth:`Translated.changed` says when.
+  told to (``setOptimizer``): :meth:`Translated.hand_over` does that.
 - What PopTorch would compute otherwise without a word (``maximize``), or update although it is in no group, is refused.
 - Every number that torch's optimiser has is given to PopTorch's, which makes it a variable of the compiled program: a
   schedule may change it. What is off in all groups (a momentum of 0, for one) stays a constant, and costs nothing.
@@ -52,23 +52,57 @@ class Translated:
     source: torch.optim.Optimizer
     #: What PopTorch gets; the same object if it was one of PopTorch's.
     target: torch.optim.Optimizer
+    #: Those that were handed over last.
     seen: Hyperparameters
+    #: The parameters of each group.
+    held: Tuple[Tuple[int, ...], ...]
+    #: The names of those that are variables of the program.
+    used: Tuple[str, ...] = ()
 
-    def changed(self) -> bool:
-        """Whether hyperparameters are others than when last asked; they are then in ``target``."""
+    def hand_over(self, executor: Any) -> None:
+        """Have the executor take the hyperparameters, if they are others than at the last time.
+
+        Raises :class:`~spikecore.Unsupported` for what a compiled program cannot follow.
+        """
+        why = self.outdated()
+        if why:
+            raise Unsupported(
+                f"{why} since the program was compiled, which cannot follow; call destroy() first: the next call "
+                "compiles anew, with the optimiser's state from the start"
+            )
+        if self.refreshed():
+            executor.setOptimizer(self.target)
+
+    def outdated(self) -> str:
+        """What has changed that no variable of the program stands for, in words; empty if nothing has."""
+        if _held(self.source) != self.held:
+            return "the optimiser's groups hold other parameters"
+        _check_groups(self.source)
+        if self.target is not self.source:
+            for group, values in zip(self.target.param_groups, _hyperparameters(self.source)):
+                for name, value in values:
+                    if name not in self.used and value != group[name]:
+                        return f"the optimiser's {name}, {group[name]!r} in all groups, has become {value!r}"
+        return ""
+
+    def refreshed(self) -> bool:
+        """Whether hyperparameters are others than at the last time; they are then in ``target``."""
         now = _hyperparameters(self.source)
         if now == self.seen:
             return False
         if self.target is not self.source:
-            _check_groups(self.source)
             for group, values in zip(self.target.param_groups, now):
                 group.update(values)
         self.seen = now
         return True
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
-        """The state of PopTorch's optimiser, hyperparameters included, which go to the user's, too."""
-        self.target.load_state_dict(state)
+        """The state of PopTorch's optimiser. Its hyperparameters go to the user's optimiser, too, and count from there.
+
+        Those that PopTorch saved from the device are left out: they are older than the groups if a schedule moved since
+        the last call, and would count over what is set before the next one. PopTorch keeps what is missing as it is.
+        """
+        self.target.load_state_dict({**state, "ipu_param": {}})
         if self.target is not self.source:
             taken = _TAKEN[type(self.source)]
             for mine, theirs in zip(self.source.param_groups, self.target.param_groups):
@@ -84,12 +118,12 @@ def translated(optimizer: torch.optim.Optimizer, net: nn.Module) -> Translated:
     """
     _check_parameters(optimizer, net)
     if _is_poptorch(optimizer):
-        return Translated(optimizer, optimizer, _hyperparameters(optimizer))
+        return Translated(optimizer, optimizer, _hyperparameters(optimizer), _held(optimizer))
     taken = _TAKEN.get(type(optimizer))
     if taken is None:
         known = ", ".join(kind.__name__ for kind in _TAKEN)
         raise Unsupported(
-            f"optimizer is a {type(optimizer).__name__}, which PopTorch cannot run; use torch.optim's {known}, or one "
+            f"optimizer is {type(optimizer).__name__}, which PopTorch cannot run; use torch.optim's {known}, or one "
             "of poptorch.optim, such as LAMB"
         )
     _check_groups(optimizer)
@@ -104,7 +138,8 @@ def translated(optimizer: torch.optim.Optimizer, net: nn.Module) -> Translated:
     kind = getattr(poptorch().optim, type(optimizer).__name__)
     # as arguments as well as in the groups: that is what makes them variables
     shared = {name: _number(optimizer.defaults[name]) for name in used}
-    return Translated(optimizer, kind(groups, **shared), _hyperparameters(optimizer))
+    target = kind(groups, **shared)
+    return Translated(optimizer, target, _hyperparameters(optimizer), _held(optimizer), tuple(used))
 
 
 def _is_poptorch(optimizer: torch.optim.Optimizer) -> bool:
@@ -121,6 +156,10 @@ def _hyperparameters(optimizer: torch.optim.Optimizer) -> Hyperparameters:
         names = [name for name in group if name != "params" and (taken is None or name in taken)]
         found.append(tuple((name, _number(group[name])) for name in names))
     return tuple(found)
+
+
+def _held(optimizer: torch.optim.Optimizer) -> Tuple[Tuple[int, ...], ...]:
+    return tuple(tuple(id(parameter) for parameter in group["params"]) for group in optimizer.param_groups)
 
 
 def _number(value: Any) -> Any:

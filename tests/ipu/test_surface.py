@@ -41,6 +41,7 @@ SURFACE = {
     "executor.copyWeightsToDevice": (),
     "executor.copyWeightsToHostIfNeeded": (),
     "executor.destroy": (),
+    "executor.isAttachedToDevice": (),
     "executor.isCompiled": (),
     "executor.setOptimizer": ("optimizer",),
     "loader.combinedBatchSize": None,

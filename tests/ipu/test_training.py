@@ -169,7 +169,7 @@ class TestOptimizers:
     def test_one_that_poptorch_has_not(self):
         net = Net()
         with pytest.raises(
-            sc.Unsupported, match="optimizer is a Adagrad, which PopTorch cannot run; use torch.optim's SGD"
+            sc.Unsupported, match="optimizer is Adagrad, which PopTorch cannot run; use torch.optim's SGD"
         ):
             trained(net, torch.optim.Adagrad(net.parameters()))
 
@@ -229,8 +229,75 @@ class TestOptimizers:
             other(*data())
         same_weights(net, reference)
 
+    def test_what_a_program_cannot_follow(self):
+        """New groups, and what was off and a constant, are refused until the program is compiled anew."""
+        changes = {
+            "momentum, 0 in all groups, has become 0.9": lambda opt, net: opt.param_groups[0].update(momentum=0.9),
+            "groups hold other parameters": lambda opt, net: opt.param_groups[0]["params"].pop(),
+            "maximize=True in a group": lambda opt, net: opt.param_groups[0].update(maximize=True),
+            "requires_grad": lambda opt, net: net.fc1.requires_grad_(False),
+        }
+        for says, change in changes.items():
+            net = Net()
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            step = trained(net, optimizer)
+            step(*data())
+            change(optimizer, net)
+            for _ in range(2):
+                with pytest.raises(sc.Unsupported, match=says):
+                    step(*data())
+
+    def test_what_was_off_after_compiling_anew(self):
+        nets = []
+        for backend in ("torch", "ipu"):
+            net = Net(backend)
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            step = trained(net, optimizer)
+            step(*data())
+            optimizer.param_groups[0]["momentum"] = 0.9
+            if backend == "ipu":
+                step.destroy()
+            step(*data())
+            step(*data())
+            nets.append(net)
+        same_weights(*nets)
+
 
 class TestWeights:
+    def test_a_step_that_is_dropped_leaves_the_network_as_it_was(self):
+        """As when the cell of a notebook runs again."""
+        net = nn.Sequential(Net(), nn.BatchNorm1d(3))
+        for _ in range(2):
+            step = sc.training_model(net, lambda out, y: out.square().mean(), adam(net))
+            step(torch.rand(3, 4), torch.zeros(3, dtype=torch.long))
+            del step
+            gc.collect()
+        assert not any(module._load_state_dict_post_hooks for module in net.modules())
+
+    def test_after_a_compilation_that_failed(self):
+        net = Net()
+        reads = [True]
+
+        def loss(out, y):
+            return out.sum() * out.sum().item() if reads[0] else sc.losses.ce_count(out, y)
+
+        step = trained(net, loss=loss)
+        with pytest.raises(poptorch.Error, match="aten::item is only supported in eager mode"):
+            step(*data())
+        step.destroy()
+        reads[0] = False
+        step(*data())
+        step.destroy()
+        trained(net)(*data())
+
+    def test_loaded_into_a_part_of_the_network(self):
+        net = Net()
+        step = trained(net, torch.optim.SGD(net.parameters(), lr=0.0))
+        step(*data())
+        net.fc2.load_state_dict({name: torch.full_like(value, 9.0) for name, value in net.fc2.state_dict().items()})
+        assert step(*data())[0].sum() > 0
+        assert net.fc2.weight.eq(9.0).all()
+
     def test_are_read_where_they_are_looked_at(self):
         net = Net()
         before = copy.deepcopy(net.state_dict())
@@ -278,8 +345,35 @@ class TestWeights:
     def test_the_state_of_an_optimizer_that_ran_elsewhere(self):
         elsewhere = trained(Net("torch"))
         elsewhere(*data())
-        with pytest.raises(RuntimeError, match="Only IPU optimizer states can be loaded onto the IPU"):
-            trained(Net()).load_state_dict(elsewhere.state_dict())
+        step = trained(Net())
+        with pytest.raises(ValueError, match="did not run on an IPU, and PopTorch takes only its own"):
+            step.load_state_dict(elsewhere.state_dict())
+        step(*data())
+        with pytest.raises(ValueError, match="ran on an IPU, which keeps its state in a form of its own"):
+            elsewhere.load_state_dict(step.state_dict())
+
+    def test_a_checkpoint_after_a_schedule_moved(self):
+        """The rate of the checkpoint is the one in force, and the one set after loading is the one that counts."""
+        nets = []
+        for backend in ("torch", "ipu"):
+            steps, schedules = [], []
+            for _ in range(2):
+                net = Net(backend)
+                optimizer = adam(net)
+                steps.append(trained(net, optimizer))
+                schedules.append(torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.1))
+            for seed in range(3):
+                steps[0](*data(seed=seed))
+                schedules[0].step()
+            saved = copy.deepcopy(steps[0].state_dict())
+            assert saved["optimizer"]["param_groups"][0]["lr"] == pytest.approx(1e-5)
+            steps[1].load_state_dict(copy.deepcopy(saved))
+            steps[1](*data(seed=3))
+            steps[1].load_state_dict(saved)  # once compiled, too
+            steps[1].optimizer.param_groups[0]["lr"] = 0.1
+            steps[1](*data(seed=4))
+            nets.append(steps[1].net)
+        same_weights(*nets)
 
     @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
     def test_a_copy_is_in_no_step(self, duplicate):

@@ -73,7 +73,8 @@ class DeviceWeights:
         """Copy the variables of replica 0 to the model."""
         with untouched(), torch.no_grad():
             for name, tensor in self.host.items():
-                tensor.copy_(self.variables[name])
+                # as into memory: no version of the tensor tells of it
+                tensor.data.copy_(self.variables[name])
 
     def to_device(self) -> None:
         """Copy the model's parameters and buffers to every replica."""
