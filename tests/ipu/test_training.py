@@ -597,3 +597,43 @@ def test_options_are_handed_on_untouched():
     options = poptorch.Options().deviceIterations(2).randomSeed(3).outputMode(poptorch.OutputMode.Sum)
     step = trained(Net(), options=options)
     assert repr(step.executor.options) == repr(options)
+
+
+class Membrane(Net):
+    """A potential of the user's own, kept on the module."""
+
+    def __init__(self, resets):
+        super().__init__()
+        self.mem, self.resets = None, resets
+
+    def forward(self, x):
+        spikes = super().forward(x)
+        if self.mem is None or self.resets:
+            self.mem = torch.zeros_like(spikes[0])
+        self.mem = 0.9 * self.mem + spikes.mean(0)
+        return spikes + self.mem
+
+
+def test_a_potential_kept_on_the_module():
+    """The emulator refuses what would begin each call with a tensor of the compilation; set anew it is fine."""
+    trained(Membrane(resets=True))(*data())
+    with pytest.raises(
+        poptorch.Error, match=r"forward leaves a tensor in net\.mem and begins with it at the next call"
+    ):
+        trained(Membrane(resets=False))(*data())
+
+
+class Unbounded(sc.Surrogate):
+    """A derivative that is not finite for every finite potential."""
+
+    def derivative(self, u):
+        e = sc.ops.exp(u)
+        return e / ((1.0 + e) * (1.0 + e))
+
+
+def test_a_derivative_that_is_not_finite():
+    """It spoils no spike."""
+    x = torch.tensor([[-200.0, 0.0, 100.0, 200.0]])
+    spikes = [sc.IF(surrogate=Unbounded(), backend=name)(x) for name in ("torch", "ipu")]
+    assert torch.equal(*spikes)
+    assert spikes[1].tolist() == [[0, 0, 1, 1]]

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from .arguments import Arguments
 from .batches import Batching
 from .enums import ReductionType
-from .errors import cpp_error, py_error
+from .errors import Error, cpp_error, py_error
 from .graph import Ref
 from .losses import final_loss
 from .options import Options
 from .stages import placing
 from .structure import leaves
-from .tensor import IpuTensor, narrow, narrowed
+from .tensor import STALE, IpuTensor, narrow, narrowed
 from .trace import Trace
 from .weights import DeviceWeights, check_changes, host_weights, on_device
 
@@ -57,6 +57,7 @@ class Executable:
         with placing(options, training), trace.recording(), on_device(model, trace):
             returned = model(*inputs.args, **inputs.kwargs)
         _warn_of_host_tensors(returned)
+        self._check_kept(model, arguments, training)
         self.graph = trace.finish(returned)
         self.loss = final_loss(self.graph) if training else None
         self.weights = DeviceWeights(host, self.batching.replicas)
@@ -64,6 +65,32 @@ class Executable:
         seed = torch.initial_seed() if options.random_seed is None else options.random_seed
         self._random_state = torch.Generator().manual_seed(seed).get_state()
         self._unreached: Optional[List[str]] = None
+
+    def _check_kept(self, model: nn.Module, arguments: Arguments, training: bool) -> None:
+        """Raise if ``forward`` left a tensor on a module and would begin with it: PopTorch would start every call from
+        its value at compilation, without a word. Only where one was left ``forward`` runs again, to see.
+        """
+        kept = [
+            ".".join(filter(None, (name, attribute)))
+            for name, module in model.named_modules()
+            for attribute, value in vars(module).items()
+            if attribute not in ("_parameters", "_buffers", "_modules") and any(True for _ in leaves(value, IpuTensor))
+        ]
+        if not kept:
+            return
+        again = Trace(training)
+        inputs = arguments.mapped(lambda tensor: again.input(self.batching.slice(tensor, 0, 0, 0)))
+        try:
+            with again.recording(), on_device(model, again):
+                model(*inputs.args, **inputs.kwargs)
+        except Error as error:
+            if STALE in str(error):
+                raise py_error(
+                    f"forward leaves a tensor in {', '.join(kept)} and begins with it at the next call. An IPU keeps "
+                    "none: each call would start from its value at compilation, without a word. Make it a local variable of "
+                    "forward, or a buffer that is updated in place"
+                ) from error
+            raise
 
     def _check_input(self, tensor: Tensor) -> None:
         if narrowed(tensor.dtype) not in _INPUTS:
