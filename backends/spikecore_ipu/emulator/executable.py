@@ -86,9 +86,9 @@ class Executable:
         except Error as error:
             if STALE in str(error):
                 raise py_error(
-                    f"forward leaves a tensor in {', '.join(kept)} and begins with it at the next call. An IPU keeps "
-                    "none: each call would start from its value at compilation, without a word. Make it a local variable of "
-                    "forward, or a buffer that is updated in place"
+                    f"forward leaves a tensor in {', '.join(kept)} and begins with it at the next call. "
+                    "An IPU keeps none: each call would start from its value at compilation, without a word. Make it a "
+                    "local variable of forward, or a buffer that is updated in place"
                 ) from error
             raise
 
