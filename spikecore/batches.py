@@ -10,28 +10,17 @@ from typing import Any, Callable, List, Optional
 import torch
 from torch import Tensor, nn
 
+from spikecore import structure
+
 
 def mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     """The same structure of tuples, lists and dicts with its tensors changed."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return type(value)({key: mapped(change, item) for key, item in value.items()})
-    if isinstance(value, (tuple, list)):
-        items = [mapped(change, item) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return value
+    return structure.mapped(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, value)
 
 
 def flattened(value: Any) -> List[Tensor]:
     """The tensors of a structure, in the order in which :func:`mapped` meets them."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        return [tensor for item in value.values() for tensor in flattened(item)]
-    if isinstance(value, (tuple, list)):
-        return [tensor for item in value for tensor in flattened(item)]
-    return []
+    return list(structure.leaves(value, Tensor))
 
 
 def home(net: nn.Module) -> Optional[torch.device]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Optional
+from typing import List
 
 import spikecore
 from spikecore.backend import BackendInfo, Capabilities
@@ -26,10 +26,6 @@ CAPABILITIES = Capabilities(
 )
 
 
-def _probe() -> Optional[str]:
-    return reason()
-
-
 @spikecore.hookimpl
 def spikecore_backends() -> List[BackendInfo]:
     """The one backend of this package."""
@@ -40,7 +36,7 @@ def spikecore_backends() -> List[BackendInfo]:
             # on the CPU the same operations run eagerly, so that a model can be debugged before it is compiled
             devices=("cpu", "ipu"),
             capabilities=CAPABILITIES,
-            probe=_probe,
+            probe=reason,
             install_hint="the Poplar SDK brings poptorch; SPIKECORE_IPU_EMULATOR=1 runs without it, on the CPU",
         )
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Optional, Tuple
+from typing import Any, Callable, Iterable, Optional, Set, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,8 @@ class IpuBackend(Backend):
         """A ``poptorch.DataLoader``: a batch holds all micro batches of a call."""
         from spikecore_ipu.data import data_loader
 
-        return data_loader(dataset, options, **kwargs)
+        loader: Iterable[Any] = data_loader(dataset, options, **kwargs)
+        return loader
 
 
 class IpuWalk(Walker):
@@ -59,10 +60,10 @@ class IpuWalk(Walker):
     def __call__(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
     ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
-        shape = inputs[0].shape
-        if inputs[0].device.type == "ipu" and 0 in shape:
-            raise Unsupported(f"{self.owner}: input of shape {list(shape)} is empty, which PopTorch cannot compile")
         if inputs[0].device.type == "ipu":
+            shape = list(inputs[0].shape)
+            if 0 in shape:
+                raise Unsupported(f"{self.owner}: input of shape {shape} is empty, which PopTorch cannot compile")
             return self.walk(inputs, state, params, record)
         outputs, final, trace = self.walk(inputs, state, params, record)
         once = Once.apply
@@ -89,7 +90,7 @@ class Once(torch.autograd.Function):
         return grad
 
 
-def _operations(program: Program) -> Any:
+def _operations(program: Program) -> Set[str]:
     nodes = topological([*program.outputs, *program.next, *program.rest])
     rules = [node.attr.derivative for node in nodes if isinstance(node.attr, SpikeRule)]
     return {node.op for node in (*nodes, *topological(rules))}

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Iterable
+from typing import Any
 
 from spikecore_ipu.executor import checked_options
 from spikecore_ipu.sdk import poptorch
 
 
-def data_loader(dataset: Any, options: Any, **kwargs: Any) -> Iterable[Any]:
+def data_loader(dataset: Any, options: Any, **kwargs: Any) -> Any:
     """A ``poptorch.DataLoader``; warns of samples that each pass leaves out, since all batches are of one size."""
-    loader: Any = poptorch().DataLoader(checked_options(options), dataset, **kwargs)
+    loader = poptorch().DataLoader(checked_options(options), dataset, **kwargs)
     if "drop_last" not in kwargs and hasattr(dataset, "__len__") and kwargs.get("batch_sampler") is None:
         batch = loader.combinedBatchSize
         left_out = 0 if batch is None else len(dataset) % batch
@@ -22,5 +22,4 @@ def data_loader(dataset: Any, options: Any, **kwargs: Any) -> Iterable[Any]:
                 UserWarning,
                 stacklevel=4,
             )
-    batches: Iterable[Any] = loader
-    return batches
+    return loader

@@ -96,9 +96,6 @@ class Compiled:
         """Give the device back, after reading weights and the optimiser's state; the next call compiles anew."""
         if self.compiled:
             self.executor.destroy()
-        elif self._executor is not None:
-            # PopTorch leaves a module wrapped whose compilation failed
-            self._step = self._step.unwrapped()
         self._executor = self._modes = self._frozen = None
 
 

@@ -61,13 +61,12 @@ class Step(nn.Module):
         self.loss = loss
         self.traced = Traced()
 
-    def unwrapped(self) -> Step:
-        """A new step of the same network, which is what it was before PopTorch changed classes to see who reads it."""
+    def unwrap(self) -> None:
+        """Put back the classes of parameters and buffers, which PopTorch changes to see who reads them."""
         for parameter in self.parameters():
             parameter.__class__ = nn.Parameter
         for buffer in self.buffers():
             buffer.__class__ = Tensor
-        return Step(self.net, self.loss)
 
     def forward(self, inputs: Any, targets: Any = None) -> Any:
         """Outputs of the network, and its loss."""

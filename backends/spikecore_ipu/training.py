@@ -4,7 +4,8 @@ Rules of this module:
 
 - Weights live on the device. PopTorch reads them back when a parameter of the network is looked at; it does not see
   when one is written: ``net.load_state_dict`` is seen by a hook here.
-- The executor keeps what was trained. When the step is dropped, the weights are read back first.
+- The executor keeps what was trained. When the step is dropped, the weights are read back first, and the network is
+  free for another.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class IpuTraining(Compiled):
         _trainers[self.net] = weakref.ref(self)
         edited = _Edited(self)
         hooks = [module.register_load_state_dict_post_hook(edited) for module in self.net.modules()]
-        self._end = weakref.finalize(self, _ended, executor, hooks)
+        self._end = weakref.finalize(self, _ended, executor, hooks, self._step)
         self._end.atexit = False
         return executor
 
@@ -79,6 +80,7 @@ class IpuTraining(Compiled):
         """Give the device back, after reading weights and the optimiser's state; the next call compiles anew."""
         if self._executor is not None:
             self._end()
+            self._step = Step(self.net, self.loss)
         super().destroy()
 
     def __call__(self, inputs: Any, targets: Any) -> Tuple[Any, Tensor]:
@@ -145,8 +147,10 @@ class _Edited:
         return _Edited, (None,)  # a copy of the network is in no step
 
 
-def _ended(executor: Any, hooks: List[Any]) -> None:
+def _ended(executor: Any, hooks: List[Any], step: Step) -> None:
     for hook in hooks:
         hook.remove()
     if executor.isCompiled():
         executor.destroy()  # reads back, unwraps, and frees the device
+    else:
+        step.unwrap()  # PopTorch leaves a module wrapped whose compilation failed

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from spikecore.structure import mapped
 from spikecore_ipu import emulator as poptorch
-from spikecore_ipu.emulator.structure import mapped
 
 NO_EXECUTABLE = "Model has not been compiled or has been destroyed."
 Pair = collections.namedtuple("Pair", "a b")

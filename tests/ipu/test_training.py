@@ -403,6 +403,19 @@ class TestWeights:
 
 
 class TestInference:
+    def test_destroying_it_leaves_the_training_alone(self):
+        """Also before it was compiled: weights are read from the trainer all the same."""
+        net, reference = Net(), Net("torch")
+        step, other = trained(net), trained(reference)
+        step(*data())
+        other(*data())
+        predict = sc.inference_model(net)
+        assert predict.executor is predict.executor
+        predict.destroy()
+        step(*data())
+        other(*data())
+        same_weights(net, reference)
+
     def test_weights_are_handed_over(self):
         net, reference = Net(), Net("torch")
         ours, theirs = [(trained(one), sc.inference_model(one)) for one in (net, reference)]

@@ -6,8 +6,9 @@ from typing import Any, Callable, Dict, Iterator, Tuple
 
 import torch
 
+from spikecore.structure import leaves
+
 from .replay import base_name
-from .structure import leaves
 from .tensor import IpuTensor
 
 #: The running statistics, which the schema says nothing about.

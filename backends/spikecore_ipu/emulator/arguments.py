@@ -13,8 +13,9 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 from torch import Tensor
 
+from spikecore.structure import leaves, mapped
+
 from .errors import Error, py_error
-from .structure import leaves, mapped
 
 _log = logging.getLogger("poptorch")
 

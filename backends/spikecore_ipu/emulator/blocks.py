@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from types import TracebackType
-from typing import Any, Callable, Optional, Type, TypeVar
+from typing import Any, Callable, Optional, Type, TypeVar, cast
 
 from torch import nn
 
@@ -123,7 +123,7 @@ def BlockFunction(user_id: Optional[str] = None, ipu_id: Optional[int] = None) -
             with Block(user_id, ipu_id):
                 return func(*args, **kwargs)
 
-        return wrapper  # type: ignore[return-value]
+        return cast(F, wrapper)
 
     return decorator
 

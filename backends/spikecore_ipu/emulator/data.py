@@ -32,7 +32,7 @@ _log = logging.getLogger("poptorch")
 _ASYNC_OPTIONS = ("buffer_size", "miss_sleep_time_in_ms", "load_indefinitely", "early_preload", "sharing_strategy")
 
 
-class DataLoader(torch.utils.data.DataLoader):  # type: ignore[type-arg]
+class DataLoader(torch.utils.data.DataLoader):  # type: ignore[type-arg]  # not generic here, as PopTorch's
     """``poptorch.DataLoader``; further keywords are those of torch's."""
 
     def __init__(

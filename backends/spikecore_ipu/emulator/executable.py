@@ -17,6 +17,8 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 import torch
 from torch import Tensor, nn
 
+from spikecore.structure import leaves
+
 from .arguments import Arguments
 from .batches import Batching
 from .enums import ReductionType
@@ -25,7 +27,6 @@ from .graph import Ref
 from .losses import final_loss
 from .options import Options
 from .stages import placing
-from .structure import leaves
 from .tensor import STALE, IpuTensor, narrow, narrowed
 from .trace import Trace
 from .weights import DeviceWeights, check_changes, host_weights, on_device
@@ -165,7 +166,7 @@ def _warn_of_host_tensors(returned: Any) -> None:
 
 def _guarded(tensor: Tensor) -> Tensor:
     """An output whose ``backward()`` says why there is none."""
-    tensor.backward = _no_backward  # type: ignore[method-assign]
+    tensor.backward = _no_backward  # type: ignore[method-assign]  # of this one tensor
     return tensor
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator
 import torch
 from torch import Tensor
 
-from .structure import leaves
+from spikecore.structure import leaves
+
 from .tensor import DEVICE
 
 if TYPE_CHECKING:

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from spikecore.structure import leaves
+
 from .errors import cpp_error, py_error
 from .losses import BUILT_IN, reduced
-from .structure import leaves
 from .support import no_shape
 from .tensor import DEVICE, IpuTensor
 

@@ -18,8 +18,9 @@ from typing import Any, Callable, Dict, List, Sequence, Set, Tuple
 import torch
 from torch import Tensor
 
+from spikecore.structure import leaves, mapped
+
 from .replay import compute
-from .structure import leaves, mapped
 from .tensor import narrowed
 
 

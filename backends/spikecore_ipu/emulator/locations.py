@@ -91,7 +91,7 @@ class TensorLocationOptions(OptionsDict):
 class PopartOptions(OptionsDict):
     """``options._Popart``: settings of PopART's own, which PopTorch hands over unread."""
 
-    def set(self, key: str, value: Any) -> NoReturn:  # type: ignore[override]
+    def set(self, key: str, value: Any) -> NoReturn:  # type: ignore[override]  # PopTorch's signature
         """Refused: it may mean anything."""
         self.checkIsFrozen()
         raise not_modelled(f"_Popart.set({key!r}, ...)", "leave it out under the emulator")

@@ -12,9 +12,10 @@ from typing import Any, Callable, List, NoReturn, Tuple
 import torch
 from torch import Tensor
 
+from spikecore.structure import mapped
+
 from .errors import cpp_error, py_error
 from .losses import reduced
-from .structure import mapped
 from .tensor import IpuTensor
 from .trace import running
 

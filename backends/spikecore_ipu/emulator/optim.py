@@ -157,7 +157,7 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
         self._init(dict(locals()))
 
 
-class LAMB(Optimizer, torch.optim.Optimizer):
+class LAMB(Optimizer):
     """``poptorch.optim.LAMB``: layer-wise adaptive moments (You et al., 2020), phi(z) = min(z, max_weight_norm)."""
 
     _own = {"loss_scaling": 1.0, "bias_correction": True, **_MOMENTS}
@@ -184,7 +184,7 @@ class LAMB(Optimizer, torch.optim.Optimizer):
         defaults = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2, "max_weight_norm": 65500.0}
         torch.optim.Optimizer.__init__(self, params, {**defaults, **arguments})
 
-    def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:  # type: ignore[override]
+    def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:  # type: ignore[override]  # torch's has overloads
         """One update on the host, from the gradients there."""
         loss = None if closure is None else closure()
         with torch.no_grad():

@@ -53,7 +53,7 @@ class VariableAttributes:
             raise AssertionError(f"Unknown attribute {attr}, allowed values: {self._allowed_attributes}")
 
 
-class Optimizer:
+class Optimizer(torch.optim.Optimizer):
     """What PopTorch's optimisers have, and torch's have not."""
 
     #: Arguments of the constructor that torch's has not, with their defaults; they become attributes.
@@ -79,9 +79,7 @@ class Optimizer:
 
     def _init_torch(self, **arguments: Any) -> None:
         """Call the constructor of torch's."""
-        classes = type(self).__mro__
-        parent: Any = classes[classes.index(Optimizer) + 1]
-        parent.__init__(self, **arguments)
+        super().__init__(**arguments)
 
     def attach(self, device: Any) -> None:
         """From now on :meth:`state_dict` asks ``device.read_state()``; it is referenced weakly."""
@@ -108,7 +106,7 @@ class Optimizer:
     def state_dict(self) -> Dict[str, Any]:
         """``ipu_state`` and ``ipu_param`` from the device, and what torch's optimiser has."""
         self._read()
-        return {**self._state_dict, **torch.optim.Optimizer.state_dict(self)}  # type: ignore[arg-type]
+        return {**self._state_dict, **super().state_dict()}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Go on from what :meth:`state_dict` gave.
@@ -119,13 +117,13 @@ class Optimizer:
             raise RuntimeError("Cannot load optimizer state dictionary because it is empty.")
         if "ipu_state" not in state or "ipu_param" not in state:
             raise RuntimeError("Only IPU optimizer states can be loaded onto the IPU.")
-        torch.optim.Optimizer.load_state_dict(self, state)  # type: ignore[arg-type]
+        super().load_state_dict(state)
         self._state_dict = {name: state[name] for name in ("ipu_state", "ipu_param")}
         self.ipu_state_is_dirty = True
 
     def __getstate__(self) -> Dict[str, Any]:
         self._read()
-        state: Dict[str, Any] = torch.optim.Optimizer.__getstate__(self)  # type: ignore[arg-type]
+        state: Dict[str, Any] = super().__getstate__()
         kept = ("variable_attrs", "_state_dict", *self._own)
         state.update({name: self.__dict__[name] for name in kept if name in self.__dict__})
         # a copy belongs to no device, and goes on from this state when it gets one

@@ -33,6 +33,13 @@ from .stages import ExecutionStrategy, PipelinedExecution
 class Options(OptionsDict):
     """``poptorch.Options``."""
 
+    _jit: JitOptions
+    _precision: PrecisionOptions
+    _training: TrainingOptions
+    _distributed: DistributedOptions
+    _tensor_locations: TensorLocationOptions
+    _popart: PopartOptions
+
     def __init__(self) -> None:
         super().__init__(
             device_iterations=1,
@@ -62,31 +69,31 @@ class Options(OptionsDict):
     @property
     def Training(self) -> TrainingOptions:
         """Options of training."""
-        return self._training  # type: ignore[no-any-return]
+        return self._training
 
     @property
     def Precision(self) -> PrecisionOptions:
         """Options of number formats."""
-        return self._precision  # type: ignore[no-any-return]
+        return self._precision
 
     @property
     def Jit(self) -> JitOptions:
         """Options of tracing."""
-        return self._jit  # type: ignore[no-any-return]
+        return self._jit
 
     @property
     def Distributed(self) -> DistributedOptions:
         """Options for several processes."""
-        return self._distributed  # type: ignore[no-any-return]
+        return self._distributed
 
     @property
     def TensorLocations(self) -> TensorLocationOptions:
         """Options of memory."""
-        return self._tensor_locations  # type: ignore[no-any-return]
+        return self._tensor_locations
 
     @property
     def _Popart(self) -> PopartOptions:
-        return self._popart  # type: ignore[no-any-return]
+        return self._popart
 
     @property
     def random_seed(self) -> Optional[int]:

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, FrozenSet, Tuple, Union
 import torch
 from torch import Tensor
 
-from .structure import mapped
+from spikecore.structure import mapped
 
 #: Arguments, by their names in the schema, that torch takes as int64 only.
 _INDICES = frozenset(("index", "indices"))

@@ -13,6 +13,7 @@ Phased execution is not modelled: there is no ``ParallelPhasedExecution``, ``Ser
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
@@ -187,12 +188,14 @@ def _check_ipus(ipus: int, options: Options) -> None:
         )
 
 
-_current: Optional[Placement] = None
+#: Of each thread that compiles, the placement.
+_compiling = threading.local()
 
 
 def current() -> Optional[Placement]:
     """Where blocks are noted: in the placement of the model that is being compiled, or nowhere."""
-    return _current
+    placement: Optional[Placement] = getattr(_compiling, "placement", None)
+    return placement
 
 
 @contextmanager
@@ -201,13 +204,11 @@ def placing(options: Options, training: bool) -> Iterator[Mapping[str, int]]:
 
     Raises poptorch.Error at its end if PopTorch could not place them.
     """
-    global _current  # noqa: PLW0603 - one model is compiled at a time
     strategy: ExecutionStrategy = options._execution_strategy
-    before, placement = _current, Placement(strategy)
-    _current = placement
+    placement = _compiling.placement = Placement(strategy)
     try:
         yield placement.blocks
     finally:
-        _current = before
+        _compiling.placement = None
     strategy.placed = dict(placement.blocks)
     placement.check(options, training)

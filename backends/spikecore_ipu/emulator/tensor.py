@@ -87,7 +87,7 @@ def host_tensor(tensor: Tensor) -> Error:
 class IpuTensor(Tensor):
     """Value ``number`` of the graph that ``recorder`` records. The names are none of a tensor's own."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch has it
 
     recorder: Trace
     number: int
@@ -110,18 +110,18 @@ class IpuTensor(Tensor):
     def __init__(self, recorder: Trace, number: int, fake: Tensor) -> None:
         super().__init__()
 
-    def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
+    def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]  # torch names a keyword
         return "<unavailable>"
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
+    def __torch_dispatch__(  # type: ignore[override]  # it never returns
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> NoReturn:
         # a running trace is a mode, which is asked before this
         raise cpp_error(STALE)
 
     @property
-    def device(self) -> torch.device:  # type: ignore[override]
+    def device(self) -> torch.device:  # type: ignore[override]  # an attribute in torch, as the next two
         return DEVICE
 
     @property

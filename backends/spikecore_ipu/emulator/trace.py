@@ -19,6 +19,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from spikecore.structure import leaves, mapped
+
 from .aliasing import changed, viewed
 from .errors import cpp_error, py_error
 from .factories import on_device_by_default
@@ -26,7 +28,6 @@ from .functions import Functions, no_custom_backward
 from .graph import Graph, Node, Ref
 from .losses import RECORDED, reduced
 from .replay import base_name, widened
-from .structure import leaves, mapped
 from .support import check_shape, composed, no_shape, supported, unsupported
 from .tensor import DEVICE, MOVE, READ, STALE, IpuTensor, host_tensor, narrow, narrowed, on_ipu, zero_sized
 

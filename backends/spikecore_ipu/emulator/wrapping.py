@@ -55,7 +55,7 @@ def unwrap(model: nn.Module) -> None:
     """Give a wrapped module its classes back."""
     if not isinstance(model, Wrapped):
         return
-    model.__class__ = type(model)._poptorch_class  # type: ignore[assignment]
+    model.__class__ = type(model)._poptorch_class  # type: ignore[assignment]  # the class it was made from
     with torch._C.DisableTorchFunctionSubclass():
         for parameter in model.parameters():
             parameter.__class__ = nn.Parameter
@@ -69,7 +69,7 @@ def _refresh(alive: Optional[Callable[[], Optional[Refresh]]]) -> bool:
 
 
 def _module_class(base: Type[nn.Module], alive: Callable[[], Optional[Refresh]]) -> Type[nn.Module]:
-    class PoptorchModel(base, Wrapped):  # type: ignore[misc, valid-type]
+    class PoptorchModel(base, Wrapped):  # type: ignore[misc, valid-type]  # a class made at run time
         _poptorch_class = base
         _poptorch_refresh = alive
 
@@ -81,7 +81,7 @@ def _module_class(base: Type[nn.Module], alive: Callable[[], Optional[Refresh]])
             """Destroy the wrapper that trains this module."""
             refresh = alive()
             if refresh is not None:
-                refresh.__self__.destroy()  # type: ignore[attr-defined]
+                refresh.__self__.destroy()  # type: ignore[attr-defined]  # a bound method
 
         def __getattribute__(self, name: str) -> Any:
             if name in ("_parameters", "_buffers", "forward"):
