@@ -115,6 +115,10 @@ class Execution:
 
     # -- backward
 
+    def layout(self, tensors: Sequence[Tensor]) -> Layout:
+        """The layout in which a call of these tensors is computed, forward and backward."""
+        return layout_of(_resolved(tensors[:1])[0])
+
     def backward(
         self,
         call: Call,
@@ -122,15 +126,21 @@ class Execution:
         checkpoints: Tensors,
         grads: Sequence[Optional[Tensor]],
         wanted: Sequence[bool],
+        layout: Layout,
     ) -> List[Optional[Tensor]]:
-        """Gradients of the tensors of a call, given those of its results; None where not wanted."""
+        """Gradients of the tensors of a call, given those of its results; None where not wanted.
+
+        ``layout`` is that of the forward pass. The tensors may lie elsewhere by now, each in its own way: saved-tensor
+        hooks, such as those that move tensors to the host, give back tensors with other strides.
+        """
         tensors, grads = _resolved(tensors), _resolved(grads)
+        self._check_saved(call, tensors, checkpoints, grads, layout)
+        checkpoints = tuple([layout.fit_saved(kept) for kept in checkpoints])
         found = self._gradients(call, grads, wanted)
         x, grad = tensors[0], grads[0]
-        alone = len(tensors) == 1 == len(grads) and grad is not None and wanted[0]
+        alone = len(tensors) == 1 == len(grads) and layout.order is None and grad is not None and wanted[0]
         if alone and x.is_contiguous() and grad.is_contiguous() and x.numel():  # type: ignore[union-attr]  # not None
             return [self._backward_alone(found, call, x, checkpoints, grad)]  # type: ignore[arg-type]  # as above
-        layout = layout_of(x)
         grad_inputs, grad_state = self._allocated(layout, tensors[0], found)
         sums: Sequence[Tensor] = ()
         if found.learn:
@@ -140,6 +150,30 @@ class Execution:
             arriving = self._arriving(layout, tensors[0], grads, found.final)
             sums = found.launch(geometry, inputs, state, params, checkpoints, *arriving, grad_inputs, grad_state)
         return self._returned(call, tensors, layout, found, grad_inputs, grad_state, sums)
+
+    def _check_saved(
+        self,
+        call: Call,
+        tensors: Sequence[Tensor],
+        checkpoints: Tensors,
+        grads: Sequence[Optional[Tensor]],
+        layout: Layout,
+    ) -> None:
+        """Raise where a saved-tensor hook gave back something else than what forward saved."""
+        x, moving = tensors[0], self._n_moving(call)
+        there = next((grad for grad in grads if grad is not None), x)
+        steps = there.shape[0] if there.ndim > len(layout.shape) else x.shape[0]  # no cotangent but a final state's
+        for i, tensor in enumerate((*tensors, *checkpoints)):
+            dtype = self.spec.dtype if i < self.n_inputs else self.spec.compute
+            shape = tensor.shape[1:] if i < self.n_inputs or i >= len(tensors) else layout.shape
+            fits = tensor.dtype == dtype and tensor.device == there.device and tuple(shape) == layout.shape
+            fits = fits and (i >= self.n_inputs or tensor.shape[0] == steps)
+            if not fits or (self.n_inputs <= i < moving and tuple(tensor.shape) != layout.shape):
+                raise RuntimeError(
+                    f"{self.program.name}: a saved-tensor hook gave back {tensor.dtype} {list(tensor.shape)} on "
+                    f"{tensor.device}, where {dtype} with neurons of shape {list(layout.shape)} on {there.device} was "
+                    f"saved; what a hook unpacks must have the dtype, shape and device of what it packed"
+                )
 
     def _backward_alone(self, found: Gradients, call: Call, x: Tensor, checkpoints: Tensors, grad: Tensor) -> Tensor:
         """The short way of most calls: the gradient of one contiguous input from one contiguous cotangent."""
@@ -152,9 +186,11 @@ class Execution:
         inputs = [layout.empty_steps(x, self.spec.dtype) for wants in found.inputs if wants]
         return inputs, [layout.empty((), x, self.spec.compute) for _ in range(self.n_states if found.state else 0)]
 
-    def gradients_like(self, call: Call, tensors: Sequence[Tensor], wanted: Sequence[bool]) -> List[Tensor]:
+    def gradients_like(
+        self, call: Call, tensors: Sequence[Tensor], wanted: Sequence[bool], layout: Layout
+    ) -> List[Tensor]:
         """The wanted ones of the gradients that :meth:`backward` returns, as allocated."""
-        x, layout, n_moving = tensors[0], layout_of(tensors[0]), self._n_moving(call)
+        x, n_moving = tensors[0], self._n_moving(call)
         results = []
         for i, (tensor, wants) in enumerate(zip(tensors, wanted)):
             if wants and i < self.n_inputs:

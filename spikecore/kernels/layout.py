@@ -50,6 +50,14 @@ class Layout(NamedTuple):
             return self.fit(steps[0]).expand(steps.shape)
         return self._copied(steps, 1)
 
+    def fit_saved(self, kept: Tensor) -> Tensor:
+        """The tensor ``[k, *shape]``, or a copy of it, dense in this layout from end to end."""
+        size = 1
+        for length in self.shape:
+            size *= length
+        fitted = self.fit_steps(kept)
+        return fitted if kept.shape[0] < 2 or fitted.stride(0) == size else self._copied(kept, 1)
+
     def dense_in_order(self, step: Tensor) -> Tensor:
         """A dense tensor ``[N]`` in the order of memory as ``[*shape]``."""
         if self.order is None:

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from spikecore.backend import Unsupported
 from spikecore.kernels.execution import Call, Execution
-from spikecore.kernels.layout import layout_of
+from spikecore.kernels.layout import Layout, layout_of
 
 _FORWARD = "forward(str key, Tensor[] tensors, float[] numbers, str[] record, bool given, bool save) -> Tensor[]"
 _BACKWARD = (
     "backward(str key, Tensor[] tensors, Tensor[] checkpoints, Tensor?[] grads, float[] numbers, str[] record, "
-    "bool given, bool[] wanted) -> Tensor[]"
+    "bool given, bool[] wanted, int[] order) -> Tensor[]"
 )
 
 #: Whether this torch can look through registered ops with all that they need.
@@ -82,6 +82,11 @@ def _call(execution: Execution, numbers: Sequence[float], record: Sequence[str],
     return Call(tuple(record), given, placed)
 
 
+def _layout(x: Tensor, order: Sequence[int]) -> Layout:
+    """The layout of the forward pass, which the op gets as numbers: the order of dimensions, none for the natural."""
+    return Layout(tuple(x.shape)[1:], tuple(order) or None)
+
+
 def _forward(
     key: str, tensors: List[Tensor], numbers: List[float], record: List[str], given: bool, save: bool
 ) -> List[Tensor]:
@@ -106,10 +111,11 @@ def _backward(
     record: List[str],
     given: bool,
     wanted: List[bool],
+    order: List[int],
 ) -> List[Tensor]:
     execution = _find(key)
     call = _call(execution, numbers, record, given)
-    found = execution.backward(call, tensors, tuple(checkpoints), grads, wanted)
+    found = execution.backward(call, tensors, tuple(checkpoints), grads, wanted, _layout(tensors[0], order))
     return [grad for grad, wants in zip(found, wanted) if wants and grad is not None]
 
 
@@ -122,26 +128,28 @@ def _backward_fake(
     record: List[str],
     given: bool,
     wanted: List[bool],
+    order: List[int],
 ) -> List[Tensor]:
     execution = _find(key)
-    return execution.gradients_like(_call(execution, numbers, record, given), tensors, wanted)
+    call = _call(execution, numbers, record, given)
+    return execution.gradients_like(call, tensors, wanted, _layout(tensors[0], order))
 
 
 def _setup(ctx: Any, inputs: Tuple[Any, ...], output: List[Tensor]) -> None:
     key, tensors, numbers, record, given, _ = inputs
     execution = _find(key)
     count = execution.n_outputs + execution.n_final + len(record)
-    ctx.context = key, len(tensors), numbers, record, given, count
+    ctx.context = key, len(tensors), numbers, record, given, count, list(execution.layout(tensors).order or ())
     ctx.wanted = [tensor.requires_grad for tensor in tensors]
     ctx.save_for_backward(*tensors, *output[count:])
 
 
 def _differentiate(ctx: Any, grads: Sequence[Optional[Tensor]]) -> Tuple[Any, ...]:
-    key, n, numbers, record, given, count = ctx.context
+    key, n, numbers, record, given, count, order = ctx.context
     saved = ctx.saved_tensors
     found = iter(
         torch.ops.spikecore.backward(
-            key, list(saved[:n]), list(saved[n:]), list(grads[:count]), numbers, record, given, ctx.wanted
+            key, list(saved[:n]), list(saved[n:]), list(grads[:count]), numbers, record, given, ctx.wanted, order
         )
     )
     tensors = [next(found) if wants else None for wants in ctx.wanted]

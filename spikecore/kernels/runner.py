@@ -116,19 +116,19 @@ class _Boundary(torch.autograd.Function):
     def forward(ctx: Any, execution: Execution, call: Call, *tensors: Tensor) -> Tuple[Tensor, ...]:
         results = execution.forward(call, tensors, save=True)
         count = execution.n_outputs + execution.n_final + len(call.record)
-        ctx.context = execution, call, len(tensors)
+        ctx.context = execution, call, len(tensors), execution.layout(tensors)
         ctx.save_for_backward(*tensors, *results[count:])
         ctx.set_materialize_grads(False)
         return tuple(results[:count])
 
     @staticmethod
     def backward(ctx: Any, *grads: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
-        execution, call, count = ctx.context
+        execution, call, count, layout = ctx.context
         saved, wanted = ctx.saved_tensors, ctx.needs_input_grad[2:]
         if not torch.is_grad_enabled():
-            return (None, None, *execution.backward(call, saved[:count], saved[count:], grads, wanted))
+            return (None, None, *execution.backward(call, saved[:count], saved[count:], grads, wanted, layout))
         with torch.no_grad():  # create_graph=True
-            found = execution.backward(call, saved[:count], saved[count:], grads, wanted)
+            found = execution.backward(call, saved[:count], saved[count:], grads, wanted, layout)
         sources = [tensor for tensor in (*grads, *saved) if tensor is not None]
         return (None, None, *_refusing(execution.backend.name, found, sources))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import sys
 from typing import Any, Dict, List, Sequence, Tuple
@@ -165,6 +166,9 @@ class Loop(KernelBackend):
             return sums
 
         return launch
+
+
+needs_ops = pytest.mark.skipif(not registered.SUPPORTED, reason="torch.compile through kernels needs torch 2.4")
 
 
 class Gated(sc.Neuron):
@@ -452,6 +456,100 @@ def test_backward_twice_through_a_kept_graph() -> None:
     same(first, torch.autograd.grad(y, x))
 
 
+class Restrided:
+    """Saved-tensor hooks that give back tensors with other strides, as offloading to the host does."""
+
+    @staticmethod
+    def every(tensor: Tensor) -> Tensor:
+        return tensor.contiguous()
+
+    @staticmethod
+    def large(tensor: Tensor) -> Tensor:
+        return tensor.contiguous() if tensor.numel() > 3000 else tensor
+
+    @staticmethod
+    def small(tensor: Tensor) -> Tensor:
+        return tensor if tensor.numel() > 3000 else tensor.contiguous()
+
+    @staticmethod
+    def apart(tensor: Tensor) -> Tensor:
+        return torch.stack([tensor, tensor], -1)[..., 0]
+
+    @staticmethod
+    def late(tensor: Tensor) -> Tensor:
+        return torch.cat([tensor, tensor], -1)[..., : tensor.shape[-1]] if tensor.ndim else tensor
+
+
+@pytest.mark.parametrize("hook", ["every", "large", "small", "apart", "late"])
+@pytest.mark.parametrize("layout", ["contiguous", "channels-last", "batch last", "part of a batch", "one step"])
+@pytest.mark.parametrize("given", [False, True])
+def test_saved_tensor_hooks_may_restride(hook: str, layout: str, given: bool) -> None:
+    """Whichever saved tensors come back with other strides, gradients are those without hooks."""
+    found = []
+    for hooked in (False, True):
+        ours, _ = twins(lambda: Gated(tau=torch.full((4,), 2.5), learn=("tau",)), 4)
+        xs = [LAYOUTS[layout](image(38, seed=s)).requires_grad_() for s in (0, 1)]
+        start = {"v": channels_last(image(1, seed=5))[0], "w": image(1, seed=6)[0]} if given else None
+        call = functools.partial(ours.run, *xs, state=start)
+        if hooked:
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: t, getattr(Restrided, hook)):
+                (z, y), _ = call()
+        else:
+            (z, y), _ = call()
+        cotangents = [channels_last(image(38, seed=8)), image(38, seed=9)]
+        results = gradients([z, y], [*xs, ours.tau], cotangents)
+        found.append(results)
+    same(found[1], found[0], rtol=0, atol=0)
+
+
+def test_saved_tensor_hooks_of_a_simple_call() -> None:
+    """One input, outputs alone: the same holds on the short way."""
+    found = []
+    for hook in (Restrided.apart, None):
+        neuron = bound(sc.LIF(), Loop(4))
+        x = image(38).requires_grad_()
+        if hook is None:
+            y = neuron(x)
+        else:
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: t, hook):
+                y = neuron(x)
+        found.append(torch.autograd.grad(y, x, image(38, seed=2))[0])
+    same(found[0], found[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "hook", [lambda t: t.half(), lambda t: t[:1], lambda t: t.to("meta")], ids=["half", "cut", "device"]
+)
+@pytest.mark.parametrize("layout", ["contiguous", "channels-last"])
+def test_saved_tensor_hooks_may_not_change_numbers(hook: Any, layout: str) -> None:
+    """A hook that gives back another dtype, shape or device is refused in words."""
+    neuron = bound(sc.LIF(), Loop(4))
+    x = LAYOUTS[layout](image(9)).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, hook):
+        y = neuron(x)
+    with pytest.raises(
+        RuntimeError, match="LIF: a saved-tensor hook gave back .* must have the dtype, shape and device"
+    ):
+        y.backward(image(9, seed=2))
+
+
+@needs_ops
+@pytest.mark.parametrize("hook", ["every", "large", "small", "apart"])
+def test_saved_tensor_hooks_may_restride_what_the_registered_op_saved(hook: str) -> None:
+    """The registered op keeps the layout of the forward pass, too."""
+    neuron = Gated(tau=torch.full((4,), 2.0), learn=("tau",))
+    spec = Spec(torch.float32, None, ("channel", "number", "number"), ("tau",))
+    runner = KernelRunner(Loop(4), neuron.program, spec)
+    found = []
+    for unpack in (lambda t: t, getattr(Restrided, hook)):
+        tau = torch.full((1, 4, 1, 1), 2.0, requires_grad=True)
+        xs = [channels_last(image(38, seed=s)).requires_grad_() for s in (0, 1)]
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+            outs = torch.ops.spikecore.forward(runner.key, [*xs, tau], [0.5, 0.1], [], False, True)
+        found.append(gradients(outs[:2], [*xs, tau], [image(38, seed=8), image(38, seed=9)]))
+    same(found[1], found[0], rtol=0, atol=0)
+
+
 def test_carried_state_is_one_long_call() -> None:
     """Chunks of a sequence under carry_state give outputs and gradients of the whole."""
     ours, theirs = twins(lambda: sc.ALIF(2.5))
@@ -495,7 +593,6 @@ def test_layout_finds_the_channel() -> None:
     assert Layout((2, 3), None).inner_of(0) == 3
 
 
-needs_ops = pytest.mark.skipif(not registered.SUPPORTED, reason="torch.compile through kernels needs torch 2.4")
 compiled = pytest.mark.skipif(
     not (registered.SUPPORTED and sys.version_info < (3, 14)), reason="this torch does not compile"
 )
@@ -523,7 +620,17 @@ def test_opcheck(chunk: int, layout: str) -> None:
     raw = [tensor.detach() for tensor in (*xs, tau)]
     torch.library.opcheck(
         torch.ops.spikecore.backward.default,
-        (runner.key, raw, saved, grads, [0.5, 0.1], ["w"], False, [True, False, True]),
+        (
+            runner.key,
+            raw,
+            saved,
+            grads,
+            [0.5, 0.1],
+            ["w"],
+            False,
+            [True, False, True],
+            list(layout_of(xs[0]).order or ()),
+        ),
     )
 
 
