@@ -1,8 +1,13 @@
-"""What training and inference on an IPU share: the wrapped step, its call, and what goes stale."""
+"""What training and inference on an IPU share: the wrapped step, its call, and what goes stale.
+
+The programs of one network take turns on the device, since a machine may have just one: before a call, the others are
+detached, which reads their weights back. ``options.useIpuId`` on both gives each a device of its own.
+"""
 
 from __future__ import annotations
 
-from typing import Any, List, Optional
+import weakref
+from typing import Any, List, MutableMapping, Optional
 
 import torch
 from torch import nn
@@ -38,14 +43,16 @@ def checked_net(net: nn.Module) -> nn.Module:
 class Compiled:
     """A step and its ``poptorch.PoplarExecutor``."""
 
-    def __init__(self, net: nn.Module, step: Step) -> None:
+    def __init__(self, net: nn.Module, step: Step, options: Any) -> None:
         self.net = net
         self._step = step
+        self._options = options
         self._stateful = stateful_modules(net)
         self._parameters = list(net.parameters())
         self._modes: Optional[List[bool]] = None
         self._frozen: Optional[List[bool]] = None
         self._executor: Any = None
+        _of_network.setdefault(net, weakref.WeakSet()).add(self)
 
     @property
     def executor(self) -> Any:
@@ -62,6 +69,15 @@ class Compiled:
     def _wrapped(self) -> Any:
         """The executor of the step, made anew."""
         raise NotImplementedError
+
+    def _take_device(self) -> None:
+        """Detach the other programs of this network from the device, unless it is another than this program's."""
+        own = getattr(self._options, "ipu_id", None)
+        for other in list(_of_network[self.net]):
+            theirs = getattr(other._options, "ipu_id", None)
+            apart = own is not None and theirs is not None and own != theirs
+            if other is not self and not apart and other.compiled and other.executor.isAttachedToDevice():
+                other.executor.detachFromDevice()
 
     def _run(self, *batch: Any) -> Any:
         """Compile at the first call, and run."""
@@ -98,6 +114,9 @@ class Compiled:
             self.executor.destroy()
         self._executor = self._modes = self._frozen = None
 
+
+#: What was made of each network, training and inference.
+_of_network: MutableMapping[nn.Module, weakref.WeakSet[Compiled]] = weakref.WeakKeyDictionary()
 
 #: The attribute itself, past what PopTorch puts on a parameter to read weights back when it is looked at.
 _Base: Any = getattr(torch._C, "TensorBase", None) or torch._C._TensorBase  # the latter before torch 2.1

@@ -16,15 +16,15 @@ from spikecore_ipu.training import trainer_of
 class IpuInference(Compiled):
     """``predict(inputs) -> outputs`` in eval mode, compiled at the first call, with the weights as they are now.
 
-    Weights that a training step of the same network holds on its device are handed over before a call. The outputs of
+    Weights that a training step of the same network holds on its device are read back before a call, and the step is
+    detached from it until its next call, unless both have an ``options.useIpuId`` of their own. The outputs of
     all micro batches are put side by side along their batch dimension, unless the options' output mode says otherwise.
     """
 
     def __init__(self, net: nn.Module, options: Any = None) -> None:
         options = checked_options(options)
         step = Step(checked_net(net), None)
-        super().__init__(net, step)
-        self._options = options
+        super().__init__(net, step, options)
         self._weights: Any = None
 
     def _wrapped(self) -> Any:
@@ -35,6 +35,7 @@ class IpuInference(Compiled):
         modes = [(module, module.training) for module in self.net.modules()]
         self.net.eval()
         try:
+            self._take_device()
             self._hand_over()
             return joined(self._run(inputs), self._step.traced)
         finally:

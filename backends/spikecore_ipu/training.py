@@ -55,8 +55,7 @@ class IpuTraining(Compiled):
         #: The number of the last call among those of all steps; what has weights of another number is stale.
         self.calls = 0
         self._edited = False
-        self._options = options
-        super().__init__(net, step)
+        super().__init__(net, step, options)
 
     def _wrapped(self) -> Any:
         other = trainer_of(self.net)
@@ -87,8 +86,12 @@ class IpuTraining(Compiled):
         """Train on the micro batches of one call; outputs and losses are those from before the updates."""
         if not self.calls:
             self._tell_schedulers()
+        self._take_device()
+        if self.compiled and not self.executor.isAttachedToDevice():
+            self.executor.attachToDevice()  # with the weights of the host
+            self._edited = False
         self._send_hyperparameters()
-        if self._edited and self.compiled and self.executor.isAttachedToDevice():  # attaching copies them, too
+        if self._edited and self.compiled:
             self.executor.copyWeightsToDevice()
         self._edited = False
         outputs, loss = self._run(inputs, targets)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spikecore.registry import default_registry
+from spikecore_ipu.emulator import devices
 from spikecore_ipu.sdk import VARIABLE
 
 
@@ -15,3 +16,9 @@ def _emulator():
         default_registry().refresh()
         yield
     default_registry().refresh()
+
+
+@pytest.fixture
+def several_devices(monkeypatch):
+    """A machine on which several models are compiled at a time."""
+    monkeypatch.setenv(devices.VARIABLE, "8")

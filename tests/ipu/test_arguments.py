@@ -89,6 +89,7 @@ class TestFrozen:
         executor = poptorch.inferenceModel(Net())
         assert executor(ones(1)).item() == executor(ones(1)).item()
 
+    @pytest.mark.usefixtures("several_devices")
     def test_random_numbers_of_the_device(self):
         """What the device draws is drawn anew, repeatably by the seed, and leaves the host's generator alone."""
 

@@ -159,6 +159,7 @@ class TestWrapping:
         ):
             poptorch.inferenceModel(Net(), options)
 
+    @pytest.mark.usefixtures("several_devices")
     def test_default_optimizer(self):
         """Without an optimiser, SGD at a rate of 0.01."""
         net, other = Net(), Net()
@@ -309,6 +310,7 @@ class TestWeights:
         executor.load_state_dict(other.state_dict())
         assert torch.allclose(executor(X), before + 1)
 
+    @pytest.mark.usefixtures("several_devices")
     def test_training_to_inference(self):
         """An inference model of the module that is trained follows the training, from the wrapper too."""
         net = Net()
@@ -452,6 +454,7 @@ class TestBuffers:
         executor.copyWeightsToDevice()
         assert executor(torch.ones(1))[0].item() == 1
 
+    @pytest.mark.usefixtures("several_devices")
     def test_replicas(self):
         """Replicas each have their buffers, if told so; else a changed buffer is an error."""
         options = poptorch.Options().replicationFactor(2)
@@ -518,6 +521,7 @@ class TestOutputs:
         assert got[0].b[1] == (None, "text", 5)
         assert poptorch.inferenceModel(Apply(lambda x: None))(X) is None
 
+    @pytest.mark.usefixtures("several_devices")
     def test_fresh(self):
         """Outputs are new tensors of the host, of 32 bits, without gradients."""
         executor = poptorch.inferenceModel(Apply(lambda x: (x, x.long(), x.double(), x > 0)))

@@ -55,8 +55,10 @@ class Executable:
         trace = Trace(training)
         inputs = arguments.mapped(lambda tensor: trace.input(self.batching.slice(tensor, 0, 0, 0)))
         host = host_weights(model)
-        with placing(options, training), trace.recording(), on_device(model, trace):
+        with placing(options, training) as blocks, trace.recording(), on_device(model, trace):
             returned = model(*inputs.args, **inputs.kwargs)
+        #: How many IPUs the model takes.
+        self.ipus = (max(blocks.values(), default=0) + 1) * options.replication_factor
         _warn_of_host_tensors(returned)
         self._check_kept(model, arguments, training)
         self.graph = trace.finish(returned)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from . import optim
 from .arguments import Arguments, Parser
+from .devices import acquire, release
 from .enums import ConnectionType, OutputMode
 from .errors import py_error
 from .executable import Executable
@@ -152,11 +153,16 @@ class PoplarExecutor:
             trained = {name: weights.variables[name] for name in weights.trained}
             named = dict(self._model.named_parameters())
             self._updater = Updater(self._optimizer, named, trained, self._hyperparameters)
+        if self._options.connection_type == ConnectionType.Always:
+            self._acquire(executable)
         self._executable = executable
         self._host_version = _version(self._user_model)
-        if self._options.connection_type == ConnectionType.Always:
-            self._attached = True
         return executable
+
+    def _acquire(self, executable: Executable) -> None:
+        if not getattr(self._options, "use_model", False):  # Graphcore's simulator is always there
+            acquire(self, executable.ipus, getattr(self._options, "ipu_id", None))
+        self._attached = True
 
     def _update(self, gradients: Dict[str, Optional[Tensor]]) -> None:
         if self._updater is not None:
@@ -174,6 +180,7 @@ class PoplarExecutor:
             self.copyWeightsToHostIfNeeded()
             self._optimizer.state_dict()
         self._executable, self._updater, self._attached = None, None, False
+        release(self)
         if self._training:
             unwrap(self._user_model)
 
@@ -224,10 +231,10 @@ class PoplarExecutor:
 
     def attachToDevice(self) -> None:
         """Hold the device, with the weights of the module."""
-        self._compiled()
+        executable = self._compiled()
         if self._attached:
             raise py_error("Device is already attached")
-        self._attached = True
+        self._acquire(executable)
         self.copyWeightsToDevice()
 
     def detachFromDevice(self) -> None:
@@ -236,7 +243,10 @@ class PoplarExecutor:
         if not self._attached:
             raise py_error("Device is not attached")
         self.copyWeightsToHostIfNeeded()
+        if self._training:
+            self._optimizer.state_dict()
         self._attached = False
+        release(self)
 
     def _refresh_from_trainer(self) -> None:
         if not self._training and is_wrapped(self._user_model):

@@ -182,12 +182,12 @@ class Options(OptionsDict):
         return self
 
     def useIpuModel(self, use_model: bool) -> Options:
-        """No effect: there is no hardware here in either case."""
+        """Take no device of the machine."""
         self.createOrSet(use_model=use_model)
         return self
 
     def useIpuId(self, ipu_id: int) -> Options:
-        """No effect."""
+        """Take the device of this number."""
         if not isinstance(ipu_id, int):
             raise AssertionError(f"ipu_id must be an int, got {ipu_id!r}")
         self.createOrSet(ipu_id=ipu_id)

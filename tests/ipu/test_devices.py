@@ -1,0 +1,165 @@
+"""A machine with one device: two executors cannot hold it, and the programs of one network take turns."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import spikecore as sc
+from spikecore_ipu import emulator as poptorch
+from spikecore_ipu.emulator import devices
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(sc.encode.Constant(4), nn.Linear(3, 2), sc.LIF(threshold=0.1, backend="ipu"))
+
+
+def trainer(net, **keywords):
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+    return sc.training_model(net, sc.losses.ce_count, optimizer, backend="ipu", **keywords)
+
+
+def batch():
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand(4, 3, generator=generator), torch.tensor([0, 1, 1, 0])
+
+
+def inference(net=None, options=None):
+    executor = poptorch.inferenceModel(nn.Linear(3, 2) if net is None else net, options)
+    executor.compile(torch.ones(1, 3))
+    return executor
+
+
+class TestMachine:
+    """PopTorch's ``Failed to acquire``, while the device is held."""
+
+    def test_second_executor(self):
+        """One device: the second model is not compiled, and is once the first lets go."""
+        first = inference()
+        second = poptorch.inferenceModel(nn.Linear(3, 2))
+        with pytest.raises(poptorch.Error, match=r"Failed to acquire 1 IPU\(s\)[\s\S]*detachFromDevice"):
+            second.compile(torch.ones(1, 3))
+        assert not second.isCompiled()
+        first.detachFromDevice()
+        second.compile(torch.ones(1, 3))
+        with pytest.raises(poptorch.Error, match="Failed to acquire"):
+            first.attachToDevice()
+        assert not first.isAttachedToDevice()
+        second.destroy()
+        first.attachToDevice()
+
+    def test_dropped(self):
+        """An executor that is gone holds nothing."""
+        first = inference()
+        del first
+        inference()
+
+    def test_several_devices(self, monkeypatch):
+        """As many executors as there are devices."""
+        monkeypatch.setenv(devices.VARIABLE, "2")
+        held = [inference(), inference()]
+        with pytest.raises(poptorch.Error, match="has 2 device"):
+            inference()
+        assert all(executor.isAttachedToDevice() for executor in held)
+
+    @pytest.mark.parametrize("text", ["0", "-1", "many"])
+    def test_number_of_devices(self, monkeypatch, text):
+        """It is a number of 1 or above."""
+        monkeypatch.setenv(devices.VARIABLE, text)
+        with pytest.raises(poptorch.Error, match=f"{devices.VARIABLE}={text} must be a number"):
+            inference()
+
+    def test_named_devices(self):
+        """``useIpuId`` names one, which one executor holds."""
+        held = [inference(options=poptorch.Options().useIpuId(number)) for number in (0, 1)]
+        with pytest.raises(poptorch.Error, match="Failed to acquire device Id 1"):
+            inference(options=poptorch.Options().useIpuId(1))
+        assert len(held) == 2
+
+    def test_simulator_and_on_demand(self):
+        """Graphcore's simulator is no device; ``OnDemand`` takes one at the first call."""
+        held = inference()
+        inference(options=poptorch.Options().useIpuModel(True))
+        late = inference(options=poptorch.Options().connectionType(poptorch.ConnectionType.OnDemand))
+        with pytest.raises(poptorch.Error, match="Failed to acquire"):
+            late(torch.ones(1, 3))
+        held.destroy()
+        late(torch.ones(1, 3))
+
+
+class TestTurns:
+    """``training_model`` and ``inference_model`` of one network share the device."""
+
+    def test_trains_on_as_if_nothing_had_been(self):
+        """Predicting between two updates changes neither weights nor the optimiser's state."""
+        net, alone = network(), network()
+        step, predict = trainer(net), sc.inference_model(net, backend="ipu")
+        for _ in range(3):
+            step(*batch())
+            predict(batch()[0])
+            assert not step.executor.isAttachedToDevice()
+        step.destroy(), predict.destroy()
+        plain = trainer(alone)
+        for _ in range(3):
+            plain(*batch())
+        plain.destroy()
+        assert all(torch.equal(a, b) for a, b in zip(net.parameters(), alone.parameters()))
+
+    def test_predicts_with_what_was_trained(self):
+        """After each turn the predictor has the weights of now."""
+        net = network()
+        step, predict = trainer(net), sc.inference_model(net, backend="ipu")
+        for _ in range(2):
+            step(*batch())
+            found = predict(batch()[0])
+            with sc.use_backend("ipu"):
+                assert torch.equal(found, net(batch()[0]))
+
+    def test_checkpoint_while_detached(self):
+        """``state_dict`` has the optimiser's state, whoever holds the device."""
+        net = network()
+        step, predict = trainer(net), sc.inference_model(net, backend="ipu")
+        step(*batch())
+        attached = step.state_dict()["optimizer"]["ipu_state"]
+        predict(batch()[0])
+        detached = step.state_dict()["optimizer"]["ipu_state"]
+        assert attached.keys() == detached.keys()
+        assert attached
+        assert all(torch.equal(attached[name], detached[name]) for name in attached)
+
+    def test_weights_loaded_while_detached(self):
+        """They are what the next update begins with."""
+        net, other = network(), network()
+        step, predict = trainer(net), sc.inference_model(net, backend="ipu")
+        step(*batch())
+        predict(batch()[0])
+        net.load_state_dict(other.state_dict())
+        _, loss = step(*batch())
+        with sc.use_backend("ipu"):
+            assert torch.allclose(loss, sc.losses.ce_count(other(batch()[0]), batch()[1]))
+
+    def test_devices_of_their_own(self):
+        """With ``useIpuId`` on both neither lets go."""
+        net = network()
+        step = trainer(net, options=poptorch.Options().useIpuId(0))
+        predict = sc.inference_model(net, backend="ipu", options=poptorch.Options().useIpuId(1))
+        step(*batch())
+        predict(batch()[0])
+        assert step.executor.isAttachedToDevice()
+        assert predict.executor.isAttachedToDevice()
+
+
+def test_the_example(monkeypatch, capsys):
+    """``examples/mnist_ipu.py`` trains and evaluates on a machine with one device."""
+    monkeypatch.setenv("SPIKECORE_BACKEND", "ipu")
+    monkeypatch.setattr(sys, "argv", ["mnist_ipu.py", "--epochs", "1", "--batch-size", "360"])
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "mnist_ipu.py"))
+    example["main"].__globals__["num_steps"] = 2
+    example["main"]()
+    assert "ipu on ipu" in capsys.readouterr().out
