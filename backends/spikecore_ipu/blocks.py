@@ -1,8 +1,18 @@
-"""One network on several IPUs."""
+"""One network on several IPUs.
+
+Rules of this module:
+
+- ``poptorch.BeginBlock`` puts a hook on a module, which runs where the module is called, and not where only its
+  ``.run()`` is. While a network is compiled, :func:`placed` has ``.run()`` begin the stage as well, and raises for a
+  stage that was never begun, which PopTorch would leave on the IPU before without a word.
+- ``with poptorch.Block(...)`` ends its block, and PopTorch refuses what comes after it. A loss belongs into the last
+  block of the network: :func:`last_block` says which that is.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, List, Mapping, Optional, Tuple
 
 from torch import nn
 
@@ -40,4 +50,90 @@ def pipeline(net: nn.Module, stages: Mapping[str, int]) -> nn.Module:
     library: Any = poptorch()
     for name, ipu in stages.items():
         library.BeginBlock(modules[name], user_id=name, ipu_id=ipu)
+        modules[name].register_forward_pre_hook(_Begun(name, ipu))
     return net
+
+
+class _Begun:
+    """Notes that a stage began: a hook of its module."""
+
+    def __init__(self, name: str, ipu: int) -> None:
+        self.name = name
+        self.ipu = ipu
+        self.met = False
+
+    def __call__(self, module: nn.Module, inputs: Any) -> None:
+        self.met = True
+
+
+@contextmanager
+def placed(net: nn.Module) -> Iterator[None]:
+    """Statements that compile ``net``; raises ValueError at the end for stages that :func:`pipeline` marked in vain."""
+    begun = [(module, hook) for module in net.modules() for hook in _stages_of(module)]
+    wrapped: List[nn.Module] = []
+    for module, stage in begun:
+        stage.met = False
+        run: Any = getattr(module, "run", None)
+        if callable(run) and "run" not in vars(module):
+            vars(module)["run"] = _beginning(run, module, stage)
+            wrapped.append(module)
+    try:
+        yield
+    finally:
+        for module in wrapped:
+            del vars(module)["run"]
+    missed = [stage.name for _, stage in begun if not stage.met]
+    if missed:
+        raise ValueError(
+            f"the pipeline stages {', '.join(map(repr, missed))} were not reached: forward calls no such submodule, "
+            "and PopTorch would leave what they compute on the IPU before; give pipeline() modules that forward calls"
+        )
+
+
+def _stages_of(module: nn.Module) -> List[_Begun]:
+    """The stages that begin at this module, unless ``poptorch.removeBlocks`` has taken them away."""
+    hooks = list(module._forward_pre_hooks.values())
+    if not any(repr(hook).startswith("BeginBlock(") for hook in hooks):
+        return []
+    return [hook for hook in hooks if isinstance(hook, _Begun)]
+
+
+def _beginning(run: Callable[..., Any], module: nn.Module, stage: _Begun) -> Callable[..., Any]:
+    def begins(*args: Any, **kwargs: Any) -> Any:
+        library: Any = poptorch()
+        library.Block.start(stage.name, stage.ipu)
+        stage(module, args)
+        return run(*args, **kwargs)
+
+    return begins
+
+
+@contextmanager
+def last_block() -> Iterator[Callable[[], None]]:
+    """Statements of a model that is being compiled; gives what goes on in the last block that was begun in them.
+
+    PopTorch's stage manager is asked, since hooks begin blocks as well. Without blocks there is nothing to go on in.
+    """
+    block: Any = poptorch().Block
+    manager = getattr(block, "_stages_manager", None)
+    last: Optional[Tuple[str, Optional[int]]] = None
+
+    def go_on() -> None:
+        if last is not None:
+            block.start(*last)
+
+    if manager is None:
+        yield go_on
+        return
+    begin = manager.beginStage
+
+    def noted(user_id: Optional[str], ipu_id: Optional[int]) -> None:
+        nonlocal last
+        last = user_id or manager.nextAutoId(), ipu_id
+        begin(*last)
+
+    manager.beginStage = noted
+    try:
+        yield go_on
+    finally:
+        del manager.beginStage  # that of its class is left

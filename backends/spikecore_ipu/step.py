@@ -5,6 +5,8 @@ Rules of this module:
 - ``poptorch.identity_loss`` is applied last, to the one number that the user's loss gives.
 - ``forward`` runs once, at compilation. What it notes about shapes is kept in :class:`Traced`, an object that the
   shallow copy which PopTorch makes of the module shares.
+- The loss is in the last block of the network: ``with poptorch.Block(...)`` ends its block, and what comes after it
+  would be in none.
 - Nothing persists on an IPU between calls. A neuron that would go on from the state of the call before is refused, and
   what a call leaves on a module is dropped.
 """
@@ -20,6 +22,7 @@ from spikecore.backend import Unsupported
 from spikecore.batches import flattened, run
 from spikecore.functional import stateful_modules
 from spikecore.training import check_loss
+from spikecore_ipu.blocks import last_block, placed
 from spikecore_ipu.sdk import poptorch
 
 
@@ -71,9 +74,11 @@ class Step(nn.Module):
     def forward(self, inputs: Any, targets: Any = None) -> Any:
         """Outputs of the network, and its loss."""
         self.traced.micro = _micro_batch(self.traced.given, flattened((inputs, targets)))
-        with _Fresh(self.net):
+        with _Fresh(self.net), placed(self.net), last_block() as go_on:
             outputs = run(self.net, inputs)
+            go_on()
             loss = None if self.loss is None else self.loss(outputs, targets)
+        go_on()  # the loss may have blocks of its own
         self.traced.shapes = tuple(tuple(value.shape) for value in flattened(outputs))
         self.traced.check()
         if self.loss is None:

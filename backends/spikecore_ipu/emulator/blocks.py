@@ -17,7 +17,7 @@ from torch import nn
 
 from .enums import AutoStage
 from .errors import py_error
-from .stages import ExecutionStrategy, PipelinedExecution, ShardedExecution, Stage, current
+from .stages import ExecutionStrategy, PipelinedExecution, Placement, ShardedExecution, Stage, current
 
 __all__ = [
     "AutoStage",
@@ -35,8 +35,16 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Block(nn.Module):
-    """``with poptorch.Block("encoder", ipu_id=1):`` what is called inside runs there."""
+class _WithManager(type):
+    """PopTorch keeps the placement of the model that is being compiled in an attribute of the class ``Block``."""
+
+    @property
+    def _stages_manager(cls) -> Optional[Placement]:
+        return current()
+
+
+class Block(nn.Module, metaclass=_WithManager):
+    """``with poptorch.Block("encoder", ipu_id=1):`` what is called inside runs there, and nothing after it."""
 
     def __init__(self, user_id: Optional[str] = None, ipu_id: Optional[int] = None) -> None:
         super().__init__()
@@ -48,14 +56,14 @@ class Block(nn.Module):
         """Number blocks without an ID from 0; for the beginning of ``forward``."""
         placement = current()
         if placement is not None:
-            placement.reset_auto_id()
+            placement.resetAutoId()
 
     @staticmethod
     def start(user_id: Optional[str] = None, ipu_id: Optional[int] = None) -> None:
         """Begin a block here."""
         placement = current()
         if placement is not None:
-            placement.begin(user_id, ipu_id)
+            placement.beginStage(user_id, ipu_id)
 
     def __enter__(self) -> None:
         Block.start(self._user_id, self._ipu_id)
@@ -63,7 +71,10 @@ class Block(nn.Module):
     def __exit__(
         self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
     ) -> None:
-        """Nothing to end: where computation goes on is for the next block to say."""
+        """End the block: what comes next needs another one."""
+        placement = current()
+        if placement is not None:
+            placement.end()
 
 
 class BlockHook:
@@ -77,8 +88,8 @@ class BlockHook:
         placement = current()
         if placement is not None:
             if self.user_id is None:  # once: the second call of a layer is in the block of the first
-                self.user_id = placement.next_auto_id()
-            placement.begin(self.user_id, self.ipu_id)
+                self.user_id = placement.nextAutoId()
+            placement.beginStage(self.user_id, self.ipu_id)
 
     def __repr__(self) -> str:
         return f"BeginBlock(user_id={self.user_id}, ipu_id={self.ipu_id})"

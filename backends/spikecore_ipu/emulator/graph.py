@@ -44,6 +44,8 @@ class Node:
     changes: Tuple[int, ...] = ()
     #: What marks its result as a loss: "poptorch.identity_loss", a built-in loss, or nothing.
     loss: str = ""
+    #: Whether it is in a block, where blocks are used.
+    placed: bool = True
 
     @property
     def reads(self) -> List[int]:

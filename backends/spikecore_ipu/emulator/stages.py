@@ -5,6 +5,9 @@ Rules of this module:
 - Placement changes no number. It is checked as PopTorch checks it, while ``forward`` is recorded and once after.
 - The code that records wraps ``forward`` in :func:`placing`. Outside of it blocks do nothing, as in PopTorch on the
   CPU.
+- A block that was entered by ``with`` is over at the end of the ``with``. What is computed then, and is not dead, is in
+  no block, which PopTorch refuses. Before the first block there is IPU 0.
+- :class:`Placement` has the names of PopTorch's stage manager.
 - PopTorch counts a pipeline stage each time that the IPU changes: a layer that is called once per time step, on
   another IPU than its neighbours, makes two stages per step, and the check says so.
 
@@ -107,23 +110,25 @@ class Placement:
         self._met: Dict[str, Stage] = dict(strategy._block_map)
         self._next_stage = 1
         self._last_ipu = 0
+        #: Whether what is computed now is in a block, or before the first.
+        self.active = True
         #: How often the IPU changed; computation begins on IPU 0.
         self.switches = 0
         #: Block -> IPU.
         self.blocks: Dict[str, int] = {}
 
-    def next_auto_id(self) -> str:
+    def nextAutoId(self) -> str:
         """An ID for a block without one: its number."""
         self._auto_ids += 1
         return str(self._auto_ids - 1)
 
-    def reset_auto_id(self) -> None:
+    def resetAutoId(self) -> None:
         """Count from 0 again."""
         self._auto_ids = 0
 
-    def begin(self, user_id: Optional[str], ipu_id: Optional[int]) -> None:
+    def beginStage(self, user_id: Optional[str], ipu_id: Optional[int]) -> None:
         """What is computed from here on belongs to this block."""
-        block = user_id or self.next_auto_id()
+        block = user_id or self.nextAutoId()
         stage = self._stage(block, ipu_id)
         ipu = next(number for number in (stage._ipu, ipu_id, stage._stage_id) if number is not None)
         if isinstance(ipu, bool) or not isinstance(ipu, int) or ipu < 0:
@@ -131,6 +136,11 @@ class Placement:
         self.blocks[block] = ipu
         self.switches += ipu != self._last_ipu
         self._last_ipu = ipu
+        self.active = True
+
+    def end(self) -> None:
+        """What is computed from here on belongs to no block."""
+        self.active = False
 
     def _stage(self, block: str, ipu_id: Optional[int]) -> Stage:
         if block in self._met:
@@ -185,6 +195,16 @@ def _check_ipus(ipus: int, options: Options) -> None:
         raise cpp_error(
             f"Too many IPUs requested ({rounded}). Experiments that need more than {MOST_IPUS} IPUs require "
             "distributed execution."
+        )
+
+
+def check_blocks(names: Sequence[str]) -> None:
+    """Raise PopTorch's error if operations, of these names, came after a block that had ended."""
+    if names:
+        raise cpp_error(
+            "No active Block, all the ops must belong to a Block\n"
+            f"{', '.join(f'aten::{name}' for name in dict.fromkeys(names))} came after a `with poptorch.Block(...)` "
+            "had ended; put them into a block of their own, or mark layers with poptorch.BeginBlock, which ends none."
         )
 
 

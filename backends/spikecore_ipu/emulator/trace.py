@@ -28,6 +28,7 @@ from .functions import Functions, no_custom_backward
 from .graph import Graph, Node, Ref
 from .losses import RECORDED, reduced
 from .replay import base_name, widened
+from .stages import check_blocks, current
 from .support import check_shape, composed, no_shape, supported, unsupported
 from .tensor import DEVICE, MOVE, READ, STALE, IpuTensor, host_tensor, narrow, narrowed, on_ipu, zero_sized
 
@@ -117,6 +118,7 @@ class Trace(TorchDispatchMode):
             self._check(tensor)
         self.graph.returned = _refs(returned)
         self.graph.prune()
+        check_blocks([node.name for node in self.graph.nodes if not node.placed])
         return self.graph
 
     def _new(self, like: Tensor) -> IpuTensor:
@@ -187,7 +189,11 @@ class Trace(TorchDispatchMode):
             return given[id(leaf)] if id(leaf) in given else self._wrap(leaf)
 
         results = mapped(of_device, self._inferred(name, target, args, kwargs))
-        node = Node(name, target, _refs(args), _refs(kwargs), _refs(results), changed(target, args, kwargs), loss)
+        placement = current()
+        placed = placement is None or placement.active
+        node = Node(
+            name, target, _refs(args), _refs(kwargs), _refs(results), changed(target, args, kwargs), loss, placed
+        )
         for base in viewed(target, args, kwargs):
             for view in node.writes:
                 self.graph.share(view, base)

@@ -1,0 +1,230 @@
+"""Blocks that end, losses in the last one, and pipeline stages that must begin."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import spikecore as sc
+import spikecore_ipu
+from spikecore_ipu import emulator as poptorch
+
+ENDED = r"No active Block, all the ops must belong to a Block[\s\S]*aten::{} came after"
+
+
+class Blocks(nn.Module):
+    """Two layers, each in a ``with`` block, on IPU 0 and 1."""
+
+    def __init__(self, after=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc1, self.lif1 = nn.Linear(3, 4), sc.LIF(threshold=0.1, backend="ipu")
+        self.fc2, self.lif2 = nn.Linear(4, 2), sc.LIF(threshold=0.1, backend="ipu")
+        self.after = after
+
+    def forward(self, x):
+        with poptorch.Block("first", ipu_id=0):
+            x = self.lif1(self.fc1(x.expand(4, *x.shape)))
+        with poptorch.Block("second", ipu_id=1):
+            x = self.lif2(self.fc2(x))
+        return x * 2 if self.after else x
+
+
+def batch(size=6):
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand(size, 3, generator=generator), torch.arange(size) % 2
+
+
+def options(strategy=None):
+    chosen = poptorch.Options()
+    chosen.Training.gradientAccumulation(3)
+    if strategy is not None:
+        chosen.setExecutionStrategy(strategy)
+    return chosen
+
+
+def trained(net, **keywords):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    return sc.training_model(net, sc.losses.ce_count, optimizer, backend="ipu", **keywords)
+
+
+class TestEnded:
+    """What comes after a ``with`` block is in none."""
+
+    def test_after(self):
+        """An operation after the block has ended is PopTorch's error, and names it."""
+        chosen = poptorch.Options().deviceIterations(2)
+        with pytest.raises(poptorch.Error, match=ENDED.format("mul")):
+            poptorch.inferenceModel(Blocks(after=True), chosen)(batch()[0])
+
+    def test_between(self):
+        """Between two blocks as well; within an outer one, too, for the inner one ends both."""
+
+        class Between(nn.Module):
+            def forward(self, x):
+                with poptorch.Block("outer", ipu_id=0):
+                    with poptorch.Block("inner", ipu_id=0):
+                        x = x + 1
+                    return torch.tanh(x)
+
+        with pytest.raises(poptorch.Error, match=ENDED.format("tanh")):
+            poptorch.inferenceModel(Between())(batch()[0])
+
+    def test_before_and_dead(self):
+        """Before the first block there is IPU 0, and what nothing depends on is in no program."""
+
+        class Fine(nn.Module):
+            def forward(self, x):
+                x = x + 1
+                with poptorch.Block("all", ipu_id=0):
+                    x = x * 2
+                torch.exp(x)
+                return x
+
+        x, _ = batch()
+        assert torch.equal(poptorch.inferenceModel(Fine())(x), (x + 1) * 2)
+
+    def test_begun_again(self):
+        """A layer that begins a block does so after a ``with``, and its block goes on."""
+
+        class Layers(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = poptorch.BeginBlock(nn.Identity(), "layer", ipu_id=0)
+
+            def forward(self, x):
+                with poptorch.Block("first", ipu_id=0):
+                    x = x + 1
+                return self.layer(x) * 2
+
+        x, _ = batch()
+        assert torch.equal(poptorch.inferenceModel(Layers())(x), (x + 1) * 2)
+
+    def test_loss_by_hand(self):
+        """A loss that a model computes after its blocks is in none, as in PopTorch."""
+
+        class WithLoss(Blocks):
+            def forward(self, x, y):
+                return poptorch.identity_loss(sc.losses.ce_count(super().forward(x), y), "none")
+
+        net = WithLoss()
+        step = poptorch.trainingModel(net, options(), torch.optim.SGD(net.parameters(), lr=0.1))
+        with pytest.raises(poptorch.Error, match="No active Block"):
+            step(*batch())
+
+
+class TestLoss:
+    """``training_model`` puts the loss into the last block."""
+
+    @pytest.mark.parametrize(
+        "strategy",
+        [
+            None,
+            poptorch.ShardedExecution(),
+            poptorch.PipelinedExecution(poptorch.Stage("first"), poptorch.Stage("second").ipu(1)),
+        ],
+        ids=["default", "sharded", "listed"],
+    )
+    def test_trains(self, strategy):
+        """A network of ``with`` blocks trains as it does on one IPU, under each strategy."""
+        net, plain = Blocks(), Blocks()
+        _, loss = trained(net, options=options(strategy))(*batch())
+        total = sc.losses.ce_count(plain.lif2(plain.fc2(plain.lif1(plain.fc1(batch()[0].expand(4, 6, 3))))), batch()[1])
+        total.backward()
+        with torch.no_grad():
+            for ours, theirs in zip(net.parameters(), plain.parameters()):
+                torch.testing.assert_close(ours.detach(), theirs - 0.1 * theirs.grad)
+        assert loss.shape == ()
+
+    def test_block_without_an_id(self):
+        """One that is numbered by PopTorch is gone on in, and not another begun."""
+
+        class Numbered(Blocks):
+            def forward(self, x):
+                with poptorch.Block():
+                    return self.lif1(self.fc1(x.expand(3, *x.shape)))
+
+        chosen = options(poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement))
+        net = Numbered()
+        net.fc2.requires_grad_(False)
+        step = trained(net, options=chosen)
+        step(*batch())
+        assert step.executor.options._execution_strategy.placed == {"0": 1}
+
+    def test_where_the_loss_is(self):
+        """It is on the last block's IPU: no further stage."""
+        chosen = options()
+        step = trained(Blocks(), options=chosen)
+        step(*batch())
+        assert step.executor.options._execution_strategy.placed == {"first": 0, "second": 1}
+
+    def test_loss_with_a_block(self):
+        """A loss function with a block of its own keeps it, identity loss included."""
+        net = Blocks()
+
+        def loss(out, y):
+            with poptorch.Block("loss", ipu_id=1):
+                return sc.losses.ce_count(out, y)
+
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        step = sc.training_model(net, loss, optimizer, backend="ipu", options=options())
+        step(*batch())
+        assert step.executor.options._execution_strategy.placed["loss"] == 1
+
+    def test_inference(self):
+        """Inference needs no loss."""
+        predict = sc.inference_model(Blocks(), backend="ipu", options=poptorch.Options().deviceIterations(2))
+        assert predict(batch()[0]).shape == (4, 6, 2)
+
+
+class Recorded(nn.Module):
+    """The read-out is called by ``run``."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc, self.lif, self.never = nn.Linear(3, 2), sc.LIF(backend="ipu"), nn.Linear(2, 2)
+
+    def forward(self, x):
+        _, _, trace = self.lif.run(self.fc(x.expand(4, *x.shape)), record=("v",))
+        return trace["v"]
+
+
+class TestStages:
+    """Every stage that ``pipeline`` names begins."""
+
+    def test_run(self):
+        """A neuron that is called by ``run`` begins its stage."""
+        net = spikecore_ipu.pipeline(Recorded(), {"lif": 1})
+        net.never.requires_grad_(False)
+        step = trained(net, options=options())
+        step(*batch())
+        assert step.executor.options._execution_strategy.placed == {"lif": 1}
+        assert "run" not in vars(net.lif)
+
+    def test_never_called(self):
+        """One that forward never reaches is an error that names it, in training and inference."""
+        net = spikecore_ipu.pipeline(Recorded(), {"never": 1})
+        net.never.requires_grad_(False)
+        with pytest.raises(ValueError, match=r"stages 'never' were not reached.*modules that forward calls"):
+            trained(net, options=options())(*batch())
+        with pytest.raises(ValueError, match="'never' were not reached"):
+            sc.inference_model(net, backend="ipu")(batch()[0])
+
+    def test_taken_away(self):
+        """``removeBlocks`` takes the stage away, and with it the error."""
+        net = spikecore_ipu.pipeline(Recorded(), {"never": 1})
+        poptorch.removeBlocks(net)
+        assert sc.inference_model(net, backend="ipu")(batch()[0]).shape == (4, 6, 2)
+
+    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+    def test_copies(self, copied):
+        """A copy has the stages, and they begin."""
+        net = copied(spikecore_ipu.pipeline(Recorded(), {"lif": 1}))
+        predict = sc.inference_model(net, backend="ipu", options=poptorch.Options().deviceIterations(2))
+        predict(batch()[0])
+        assert predict.executor.options._execution_strategy.placed == {"lif": 1}
