@@ -13,13 +13,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, FrozenSet, Mapping, Optional, Tuple
+from typing import Any, Dict, FrozenSet, Mapping, Optional, Tuple
 
 import torch
 
 from spikecore import checks
 from spikecore.backend import Spec, Unsupported, lacking
 from spikecore.lang import Program
+from spikecore.lang.plain import is_compiling
 from spikecore.selection import Request, Resolved, resolve
 from spikecore.state import Stateful
 
@@ -27,13 +28,6 @@ from spikecore.state import Stateful
 _definitions = itertools.count()
 _UNTRACED = "definition "
 
-
-def _never() -> bool:
-    return False
-
-
-#: Before torch 2.3 there is no public way to ask.
-is_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", _never)
 
 #: The fields of a Spec, in order.
 SpecKey = Tuple[torch.dtype, Optional[int], Tuple[str, ...], Tuple[str, ...], bool]

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from spikecore import checks, parameters
 from spikecore.backend import MAX_STATIC_STEPS, Tensors
-from spikecore.binding import Bound, is_compiling
+from spikecore.binding import Bound
 from spikecore.lang import Expr, Node, Program, TraceError, ops, trace
+from spikecore.lang.plain import is_compiling
 from spikecore.selection import capture
 from spikecore.state import State, Stateful
 from spikecore.surrogate import ATan, Surrogate

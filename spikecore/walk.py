@@ -16,7 +16,8 @@ from torch import Tensor
 
 from spikecore.backend import ParamValue, Spec, Tensors
 from spikecore.lang import Node, Program, once, topological
-from spikecore.lang.eager import TORCH, Functions, Straight, number
+from spikecore.lang.eager import TORCH, Functions, Straight
+from spikecore.lang.plain import number
 
 
 class Walker:
@@ -34,6 +35,9 @@ class Walker:
         self.fixed = Straight(params, fixed, functions)
         self.step = Straight([*moving, *fixed], roots, functions)
         self.n_outputs = len(program.outputs)
+        # a state that is an output, too, gets a node of its own in autograd's graph, where the gradients of later steps
+        # are summed before that of the output is added
+        self.shared = tuple(roots.count(node) > 1 for node in program.next)
 
     def walk(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
@@ -49,9 +53,10 @@ class Walker:
         trace: Dict[str, List[Tensor]] = {name: [] for name in record}
         for xs in zip(*(x.to(self.compute).unbind(0) for x in inputs)):
             results = self.step([*xs, *now, *fixed], like)
-            now = [value.expand(shape) for value in results[self.n_outputs :]]
+            following = results[self.n_outputs :]
+            now = [v.expand(shape) if apart else _full(v, shape) for v, apart in zip(following, self.shared)]
             for seen, value in zip(outputs, results):
-                seen.append(value.expand(shape).to(self.dtype))
+                seen.append(_full(value, shape).to(self.dtype))
             for name, value in zip(self.states, now):
                 if name in trace:
                     trace[name].append(value)
@@ -66,6 +71,10 @@ class Walker:
 
 def _as_tensor(value: ParamValue, like: Tensor) -> Tensor:
     return value.to(like.dtype) if isinstance(value, Tensor) else number(value, like)
+
+
+def _full(value: Tensor, shape: torch.Size) -> Tensor:
+    return value if value.shape == shape else value.expand(shape)
 
 
 def _stack(values: List[Tensor], x: Tensor) -> Tensor:

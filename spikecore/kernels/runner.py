@@ -19,14 +19,8 @@ from spikecore.kernels.execution import Call, Execution
 from spikecore.kernels.registered import key_of, register, run_registered
 from spikecore.lang import Program
 from spikecore.lang.eager import Straight
+from spikecore.lang.plain import is_compiling
 
-
-def _never() -> bool:
-    return False
-
-
-#: Before torch 2.3 there is no public way to ask.
-_is_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", _never)
 #: How many modes look at every op that torch dispatches, such as those that record a graph.
 _modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", int)
 #: The innermost transform of torch.func, or None.
@@ -73,7 +67,7 @@ class KernelRunner:
     def _cross(self, call: Call, tensors: Tensors) -> Sequence[Tensor]:
         self._refuse(tensors)
         save = torch.is_grad_enabled() and True in [tensor.requires_grad for tensor in tensors]
-        if _is_compiling() or type(tensors[0]) not in _PLAIN or _modes():
+        if is_compiling() or type(tensors[0]) not in _PLAIN or _modes():
             return run_registered(self.key, call, tensors, save)
         if save:
             crossed: Sequence[Tensor] = _Boundary.apply(self.execution, call, *tensors)
@@ -82,7 +76,7 @@ class KernelRunner:
 
     def _refuse(self, tensors: Tensors) -> None:
         """Raise where torch would follow this call and could not: it would see memory allocated, and never filled."""
-        if _is_compiling():
+        if is_compiling():
             return
         what = "torch.jit.trace" if torch._C._get_tracing_state() is not None else ""
         what = what or ("torch.func" if _transform() is not None else "")

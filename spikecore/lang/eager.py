@@ -6,31 +6,23 @@ backend. Plain torch functions carry torch's own derivative rules; ``spike`` and
 
 from __future__ import annotations
 
-import ctypes
-import math
-from typing import Any, Callable, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from spikecore.lang.node import Node, SpikeRule, topological
-
-_FLOAT32_MAX = torch.finfo(torch.float32).max
+from spikecore.lang.plain import ZERO, Constants, choice, is_plain, step
 
 
 class _Spike(torch.autograd.Function):
     """Heaviside step with a given derivative."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(u: Tensor, strict: bool, derivative: Callable[[Tensor], Any]) -> Tensor:
-        return (u > 0).to(u.dtype) if strict else (u >= 0).to(u.dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
-        u, _, ctx.derivative = inputs
+    def forward(ctx: Any, u: Tensor, strict: bool, derivative: Callable[[Tensor], Any]) -> Tensor:
+        ctx.derivative = derivative
         ctx.save_for_backward(u)
+        return step(u, strict)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tuple[Tensor, None, None]:
@@ -38,38 +30,85 @@ class _Spike(torch.autograd.Function):
         return grad * ctx.derivative(u), None, None
 
 
-class _Select(torch.autograd.Function):
-    """Exact choice by a 0/1 spike, with the derivative of the arithmetic form."""
+class _TransformedSpike(_Spike):
+    """The same in the form that torch.func takes, for which torch reads the signature again on every call."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    def forward(u: Tensor, strict: bool, derivative: Callable[[Tensor], Any]) -> Tensor:  # type: ignore[override]
+        return (u > 0).to(u.dtype) if strict else (u >= 0).to(u.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
+        u, _, ctx.derivative = inputs
+        ctx.save_for_backward(u)
+
+
+class _Select(torch.autograd.Function):
+    """Exact choice by a 0/1 spike, with the derivative of the arithmetic form."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(z, a, b)
+        return choice(z, a, b)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
+        z, a, b = ctx.saved_tensors
+        to_z, to_a, to_b = ctx.needs_input_grad
+        (zero,) = ZERO(grad)
+        # a choice by the spike again, so that the second derivative is that of the arithmetic form, too
+        return (
+            grad * (a - b) if to_z else None,
+            select(z, grad, zero) if to_a else None,
+            select(z, zero, grad) if to_b else None,
+        )
+
+
+class _TransformedSelect(_Select):
+    """The same in the form that torch.func takes, for which torch reads the signature again on every call."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(z: Tensor, a: Tensor, b: Tensor) -> Tensor:  # type: ignore[override]
         return torch.where(z != 0, a, b)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-        z, a, b = ctx.saved_tensors
-        zero = torch.zeros_like(grad)
-        # a choice by the spike again, so that the second derivative is that of the arithmetic form, too
-        return grad * (a - b), _Select.apply(z, grad, zero), _Select.apply(z, zero, grad)
-
 
 def spike(u: Tensor, strict: bool, derivative: Callable[[Tensor], Any]) -> Tensor:
     """1 where ``u >= 0`` (``u > 0`` if strict), else 0, in the dtype of ``u``."""
-    result: Tensor = _Spike.apply(u, strict, derivative)
+    if not is_plain(u):
+        result: Tensor = _TransformedSpike.apply(u, strict, derivative)
+    elif torch.is_grad_enabled() and u.requires_grad:
+        result = _Spike.apply(u, strict, derivative)
+    else:
+        result = step(u, strict)
     return result
 
 
 def select(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """``a`` where ``z`` is not 0, else ``b``; differentiated as ``z*a + (1-z)*b``."""
-    # expanding first leaves the summing over broadcast dimensions to autograd
-    result: Tensor = _Select.apply(*torch.broadcast_tensors(z, a, b))
+    if not is_plain(z):
+        result: Tensor = _TransformedSelect.apply(*torch.broadcast_tensors(z, a, b))
+    elif torch.is_grad_enabled() and (z.requires_grad or a.requires_grad or b.requires_grad):
+        # expanding first leaves the summing over broadcast dimensions to autograd
+        result = _Select.apply(*_broadcast(z, a, b))
+    else:
+        result = choice(z, a, b)
     return result
+
+
+def _broadcast(z: Tensor, a: Tensor, b: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+    # a number needs no gradient, and torch broadcasts it
+    if b.shape == z.shape and (a.shape == z.shape or (not a.requires_grad and not a.shape)):
+        return z, a, b
+    z, a, b = torch.broadcast_tensors(z, a, b)
+    return z, a, b
 
 
 def clamp(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -155,17 +194,6 @@ class SpikeFunction:
         return value
 
 
-def number(value: float, like: Tensor) -> Tensor:
-    """A number as a 0-d tensor of the dtype and on the device of ``like``; beyond float32 it is infinite.
-
-    A number given to torch as it is would be divided by through its reciprocal on some devices, and no longer correctly
-    rounded.
-    """
-    if like.dtype == torch.float32 and _FLOAT32_MAX < abs(value) < math.inf:
-        value = ctypes.c_float(value).value  # which torch.compile cannot trace, so only where torch.full would raise
-    return torch.full((), value, dtype=like.dtype, device=like.device)
-
-
 class Straight:
     """Straight-line code for some roots: leaves in, roots out, every node once, by the functions of a table."""
 
@@ -176,16 +204,18 @@ class Straight:
         if missing:
             raise KeyError(f"no value given for {missing}")
         slot = {node: i for i, node in enumerate([*leaves, *constants, *nodes])}
-        # as text: torch.compile would make variables of floats, and then cannot look into a surrogate
-        self.constants: List[str] = [repr(float(node.attr)) for node in constants]  # type: ignore[arg-type]
+        self.constants = Constants([float(node.attr) for node in constants])  # type: ignore[arg-type]
         self.code: List[Instruction] = [(function_of(n, functions), tuple(slot[a] for a in n.args)) for n in nodes]
         self.results: Tuple[int, ...] = tuple(slot[root] for root in roots)
 
     def __call__(self, leaves: Sequence[Tensor], like: Tensor) -> List[Tensor]:
         """Values of the roots, in the dtype and on the device of ``like``."""
-        slots = [*leaves, *(number(float(c), like) for c in self.constants)]
+        slots = [*leaves, *self.constants(like)]
         for function, args in self.code:
-            slots.append(function(*[slots[i] for i in args]))
+            if len(args) == 2:
+                slots.append(function(slots[args[0]], slots[args[1]]))
+            else:
+                slots.append(function(*[slots[i] for i in args]))
         return [slots[i] for i in self.results]
 
 

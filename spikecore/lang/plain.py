@@ -1,0 +1,111 @@
+"""Step and choice where nothing follows a computation: no transform, no tracer, no other kind of tensor.
+
+There the same values take fewer and quicker operations of torch than the forms that torch.func and torch.compile need.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any, Callable, Dict, List, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+_FLOAT32_MAX = torch.finfo(torch.float32).max
+
+
+def _never() -> bool:
+    return False
+
+
+#: Before torch 2.3 there is no public way to ask.
+is_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", _never)
+_transforms: Callable[[], bool] = torch._C._are_functorch_transforms_active
+#: How many modes look at every op that torch dispatches, such as those that record a graph.
+_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", int)
+_tracing: Callable[[], object] = torch._C._get_tracing_state
+_PLAIN = (Tensor, nn.Parameter)
+
+#: dtype -> the integers of that size.
+_BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
+#: From so many values on, torch.where takes longer on a CPU than a choice bit by bit.
+_MANY = 1 << 12
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether only autograd in reverse mode may follow what is computed from ``x``."""
+    return (
+        type(x) in _PLAIN
+        and not is_compiling()
+        and not _transforms()
+        and not _modes()
+        and forward_ad._current_level < 0
+        and _tracing() is None
+    )
+
+
+def step(u: Tensor, strict: bool) -> Tensor:
+    """1 where ``u >= 0`` (``u > 0`` if strict), else 0, in the dtype of ``u``. Of plain tensors, without a graph."""
+    # written as numbers at once: torch's kernels for truth values take four times as long on a CPU
+    return (torch.gt if strict else torch.ge)(u, _zero(u), out=torch.empty_like(u))
+
+
+def choice(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """``a`` where ``z`` is not 0, else ``b``, bit for bit. Of plain tensors, without a graph."""
+    zero = _zero(z)
+    bits = _BITS.get(z.dtype) if z.numel() >= _MANY and z.is_cpu else None
+    if bits is None or a.dtype != z.dtype or b.dtype != z.dtype:
+        return torch.where(torch.ne(z, zero), a, b)
+    # torch.where branches at every element there, and where spikes are irregular the CPU guesses half of them wrong
+    mask = torch.ne(z, zero, out=torch.empty_like(z)).to(bits).neg_()  # all bits 1 or all 0
+    a, b = a.resolve_neg().view(bits), b.resolve_neg().view(bits)
+    return (mask & (a ^ b)).bitwise_xor_(b).view(z.dtype)
+
+
+def _zero(like: Tensor) -> Any:
+    # a CPU compares with a tensor in half the time; elsewhere it would have to be filled first
+    return ZERO.of_plain(like)[0] if like.is_cpu else 0.0
+
+
+class Constants:
+    """Numbers as 0-d tensors. On a CPU they are made once; elsewhere they would belong to one stream."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        # as text: torch.compile would make variables of floats, and then cannot look into a surrogate
+        self.values: List[str] = [repr(float(value)) for value in values]
+        self._made: Dict[torch.dtype, List[Tensor]] = {}
+
+    def __call__(self, like: Tensor) -> List[Tensor]:
+        """The numbers in the dtype and on the device of ``like``."""
+        if not self.values:
+            return []
+        if not is_plain(like):
+            return [number(float(value), like) for value in self.values]
+        return self.of_plain(like)
+
+    def of_plain(self, like: Tensor) -> List[Tensor]:
+        """The same where ``like`` is plain."""
+        if not like.is_cpu:
+            return [number(float(value), like) for value in self.values]
+        made = self._made.get(like.dtype)
+        if made is None:
+            with torch.inference_mode(False):  # what is made in inference mode cannot be saved for backward later
+                made = self._made[like.dtype] = [number(float(value), like) for value in self.values]
+        return made
+
+
+def number(value: float, like: Tensor) -> Tensor:
+    """A number as a 0-d tensor of the dtype and on the device of ``like``; beyond float32 it is infinite.
+
+    A number given to torch as it is would be divided by through its reciprocal on some devices, and no longer correctly
+    rounded.
+    """
+    if like.dtype == torch.float32 and _FLOAT32_MAX < abs(value) < math.inf:
+        value = ctypes.c_float(value).value  # which torch.compile cannot trace, so only where torch.full would raise
+    return torch.full((), value, dtype=like.dtype, device=like.device)
+
+
+#: The number 0.
+ZERO = Constants([0.0])
