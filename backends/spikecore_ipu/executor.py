@@ -15,6 +15,7 @@ from torch import nn
 from spikecore.backend import Unsupported
 from spikecore.batches import flattened, home
 from spikecore.functional import stateful_modules
+from spikecore_ipu.layout import lay_out, scattered
 from spikecore_ipu.sdk import poptorch
 from spikecore_ipu.step import Step
 
@@ -69,6 +70,19 @@ class Compiled:
     def _wrapped(self) -> Any:
         """The executor of the step, made anew."""
         raise NotImplementedError
+
+    def _check_layout(self) -> None:
+        """Lay weights out as PopTorch copies them; once there is a program, they must lie so."""
+        if not self.compiled:
+            lay_out(self.net)
+            return
+        moved = scattered(self.net)
+        if moved:
+            raise Unsupported(
+                f"net.{', net.'.join(moved)} became non-contiguous after this network was compiled, as by "
+                ".to(memory_format=torch.channels_last), and PopTorch copies memory as if it were contiguous; make "
+                "it contiguous again, .to(memory_format=torch.contiguous_format)"
+            )
 
     def _take_device(self) -> None:
         """Detach the other programs of this network from the device, unless it is another than this program's."""

@@ -35,6 +35,7 @@ class IpuInference(Compiled):
         modes = [(module, module.training) for module in self.net.modules()]
         self.net.eval()
         try:
+            self._check_layout()
             self._take_device()
             self._hand_over()
             return joined(self._run(inputs), self._step.traced)

@@ -86,6 +86,7 @@ class IpuTraining(Compiled):
         """Train on the micro batches of one call; outputs and losses are those from before the updates."""
         if not self.calls:
             self._tell_schedulers()
+        self._check_layout()
         self._take_device()
         if self.compiled and not self.executor.isAttachedToDevice():
             self.executor.attachToDevice()  # with the weights of the host

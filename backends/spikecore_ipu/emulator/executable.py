@@ -29,7 +29,7 @@ from .options import Options
 from .stages import placing
 from .tensor import STALE, IpuTensor, narrow, narrowed
 from .trace import Trace
-from .weights import DeviceWeights, check_changes, host_weights, on_device
+from .weights import DeviceWeights, check_changes, check_layout, host_weights, on_device
 
 _log = logging.getLogger("poptorch")
 
@@ -55,6 +55,7 @@ class Executable:
         trace = Trace(training)
         inputs = arguments.mapped(lambda tensor: trace.input(self.batching.slice(tensor, 0, 0, 0)))
         host = host_weights(model)
+        check_layout(host)
         with placing(options, training) as blocks, trace.recording(), on_device(model, trace):
             returned = model(*inputs.args, **inputs.kwargs)
         #: How many IPUs the model takes.

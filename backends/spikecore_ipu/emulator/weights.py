@@ -3,6 +3,7 @@
 Rules of this module:
 
 - Floating-point parameters and buffers are variables of the device. Those of integers and booleans are compiled in.
+- They must be contiguous: PopTorch copies memory from the first number on, whatever the strides are.
 - While ``forward`` is recorded the modules hold tensors of the trace. What they held before is put back in any case.
 - A buffer or a parameter is changed in place or not at all: one that ``forward`` replaces is an error.
 """
@@ -32,6 +33,18 @@ REPLICAS = (
 def host_weights(model: nn.Module) -> Dict[str, Tensor]:
     """Parameters and buffers by name, each once."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def check_layout(host: Dict[str, Tensor]) -> None:
+    """Raise poptorch.Error for what is not contiguous: PopTorch would compute with other numbers, without a word."""
+    with untouched():
+        for name, tensor in host.items():
+            if not tensor.is_contiguous():
+                raise py_error(
+                    f"{name} of shape {list(tensor.shape)} has strides {list(tensor.stride())}. PopTorch copies memory "
+                    "as if it were contiguous, and would compute with permuted numbers, or with memory that is not "
+                    f"the tensor's. Make it contiguous: {name}.data = {name}.data.contiguous()"
+                )
 
 
 @contextmanager
@@ -72,6 +85,7 @@ class DeviceWeights:
     def to_host(self) -> None:
         """Copy the variables of replica 0 to the model."""
         with untouched(), torch.no_grad():
+            check_layout(self.host)
             for name, tensor in self.host.items():
                 # as into memory: no version of the tensor tells of it
                 tensor.data.copy_(self.variables[name])
@@ -79,6 +93,7 @@ class DeviceWeights:
     def to_device(self) -> None:
         """Copy the model's parameters and buffers to every replica."""
         with untouched(), torch.no_grad():
+            check_layout(self.host)
             for name, tensor in self.host.items():
                 for variables in (self.variables, *self.others):
                     variables[name].copy_(tensor)

@@ -1,0 +1,62 @@
+"""Weights in memory as PopTorch reads them: it copies as many numbers as a tensor has, from its first on, whatever its
+strides are. What is transposed, channels-last or expanded would arrive permuted, or with memory that is not its own.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Dict, Iterator, List, Tuple
+
+import torch
+from torch import Tensor, nn
+
+
+def lay_out(net: nn.Module) -> None:
+    """Make every parameter and buffer contiguous, in place: the same object and values, in memory of its own.
+
+    Warns of those that were not. Raises ValueError for one that shares its memory with another of the network: laid out
+    anew it would follow the other no more.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        scattered = [(name, tensor) for name, tensor in _named(net) if not tensor.is_contiguous()]
+        if not scattered:
+            return
+        sharing = _sharing(net)
+        for name, tensor in scattered:
+            others = [other for other in sharing[_memory(tensor)] if other != name]
+            if others:
+                raise ValueError(
+                    f"net.{name} is a view of the memory of net.{', net.'.join(others)}, with strides "
+                    f"{tuple(tensor.stride())}, and PopTorch copies memory as if it were contiguous; share the "
+                    "nn.Parameter itself and turn it in forward, or give each its own with .contiguous()"
+                )
+        for _, tensor in scattered:
+            tensor.data = tensor.data.contiguous()
+    warnings.warn(
+        f"{', '.join(f'net.{name}' for name, _ in scattered)} did not lie contiguously (channels-last, transposed or "
+        "expanded), and PopTorch copies memory as if it did: laid out anew, with the same values",
+        UserWarning,
+        stacklevel=5,
+    )
+
+
+def scattered(net: nn.Module) -> List[str]:
+    """The names of the parameters and buffers that are not contiguous."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return [name for name, tensor in _named(net) if not tensor.is_contiguous()]
+
+
+def _named(net: nn.Module) -> Iterator[Tuple[str, Tensor]]:
+    yield from net.named_parameters()
+    yield from net.named_buffers()
+
+
+def _sharing(net: nn.Module) -> Dict[int, List[str]]:
+    names: Dict[int, List[str]] = {}
+    for name, tensor in _named(net):
+        names.setdefault(_memory(tensor), []).append(name)
+    return names
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -1,0 +1,135 @@
+"""Weights that do not lie contiguously: refused by the emulator, laid out anew by the backend."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import spikecore as sc
+from spikecore_ipu import emulator as poptorch
+
+
+class Module(nn.Module):
+    """One parameter or buffer, ``w``, which is added to the input."""
+
+    def __init__(self, w, parameter=True):
+        super().__init__()
+        if parameter:
+            self.w = nn.Parameter(w)
+        else:
+            self.register_buffer("w", w)
+
+    def forward(self, x):
+        return x + self.w
+
+
+def values(*shape):
+    return torch.arange(float(torch.Size(shape).numel())).reshape(shape)
+
+
+LAYOUTS = {
+    "transposed": lambda: values(3, 2).t(),
+    "expanded": lambda: values(1, 3).expand(2, 3),
+    "sliced": lambda: values(2, 6)[:, 1:4],
+    "stepped": lambda: values(2, 6)[:, ::2],
+    "channels last": lambda: values(1, 2, 3, 2).to(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.parametrize("parameter", [True, False], ids=["parameter", "buffer"])
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+class TestEmulator:
+    """PopTorch would read foreign or permuted memory."""
+
+    def test_refused(self, layout, parameter):
+        """The error names the tensor, its strides and the way out."""
+        net = Module(LAYOUTS[layout](), parameter)
+        with pytest.raises(poptorch.Error, match=r"w of shape \[.*\] has strides \[.*w.data = w.data.contiguous\(\)"):
+            poptorch.inferenceModel(net)(torch.ones(1, *net.w.shape[1:]))
+
+    def test_way_out(self, layout, parameter):
+        """What the error says helps."""
+        net = Module(LAYOUTS[layout](), parameter)
+        expected = net(torch.ones(1, *net.w.shape[1:]))
+        net.w.data = net.w.data.contiguous()
+        assert torch.equal(poptorch.inferenceModel(net)(torch.ones(1, *net.w.shape[1:])), expected)
+
+
+def test_rows_of_another_tensor():
+    """A slice of rows is contiguous, wherever it begins."""
+    net = Module(values(4, 3)[2:])
+    assert torch.equal(poptorch.inferenceModel(net)(torch.zeros(1, 3)), values(4, 3)[2:])
+
+
+def test_moved_after_compilation():
+    """A weight that loses its layout after compilation is refused where it is copied."""
+    net = Module(values(2, 3))
+    executor = poptorch.inferenceModel(net)
+    executor(torch.zeros(1, 3))
+    net.w.data = values(3, 2).t()
+    with pytest.raises(poptorch.Error, match="has strides"):
+        executor.copyWeightsToDevice()
+
+
+LAID_OUT = "did not lie contiguously.*laid out anew, with the same values"
+
+
+def convolutional():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(16, 3), sc.encode.Constant(4), sc.LIF(threshold=0.1, backend="ipu")
+    )
+
+
+def trained(net):
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+    step = sc.training_model(net, sc.losses.ce_count, optimizer, backend="ipu")
+    generator = torch.Generator().manual_seed(1)
+    return step, (torch.rand(3, 2, 4, 4, generator=generator), torch.tensor([0, 1, 2]))
+
+
+class TestBackend:
+    """``training_model`` and ``inference_model`` lay weights out, and say so."""
+
+    def test_channels_last(self):
+        """A channels-last network trains as one that is not, and its parameters stay the same objects."""
+        net, plain = convolutional().to(memory_format=torch.channels_last), convolutional()
+        before = [id(one) for one in net.parameters()]
+        step, batch = trained(net)
+        with pytest.warns(UserWarning, match=r"net.0.weight " + LAID_OUT):
+            step(*batch)
+        step.destroy()
+        same, _ = trained(plain)
+        same(*batch)
+        same.destroy()
+        assert before == [id(one) for one in net.parameters()]
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(net.parameters(), plain.parameters()))
+
+    @pytest.mark.filterwarnings("ignore:net.1.tau did not lie contiguously")
+    @pytest.mark.parametrize("learn", [(), ("tau",)])
+    def test_expanded_parameter_of_a_neuron(self, learn):
+        """``tau=t.expand(C)`` has its values, once per channel, learnt or not."""
+        tau = torch.tensor(3.0).expand(2)
+        net = nn.Sequential(sc.encode.Constant(3), sc.LIF(tau=tau, learn=learn, threshold=0.1, backend="ipu"))
+        x = torch.rand(4, 2)
+        assert torch.equal(sc.inference_model(net, backend="ipu")(x), net(x))
+        assert net[1].tau.is_contiguous()
+
+    def test_shared_memory(self):
+        """A transposed view of another weight is refused: laid out anew it would be tied no more."""
+        net = nn.Sequential(nn.Linear(3, 2, bias=False), nn.Linear(2, 3, bias=False))
+        net[1].weight = nn.Parameter(net[0].weight.detach().t())
+        with pytest.raises(ValueError, match=r"net.1.weight is a view of the memory of net.0.weight.*in forward"):
+            sc.inference_model(net, backend="ipu")(torch.ones(1, 3))
+
+    def test_moved_after_compilation(self):
+        """``.to(memory_format=...)`` after compilation is an error that says how to take it back."""
+        net = convolutional()
+        step, batch = trained(net)
+        step(*batch)
+        net.to(memory_format=torch.channels_last)
+        with pytest.raises(sc.Unsupported, match="net.0.weight became non-contiguous.*contiguous_format"):
+            step(*batch)
+        net.to(memory_format=torch.contiguous_format)
+        step(*batch)
