@@ -1,15 +1,18 @@
 """What one does to the neurons of a network: reset, detach, carry state, choose a backend.
 
-Each function takes any module and reaches the neurons inside it, nested ones included, and no others.
+Each function takes any module and reaches the neurons inside it, nested ones included, and no others. A module without
+neurons is warned of: it is the wrong one, or its neurons are another library's.
 """
 
 from __future__ import annotations
 
+import warnings
 from contextlib import contextmanager
-from typing import Iterator, List, Optional
+from typing import Iterator, List, Optional, Sequence
 
 from torch import nn
 
+from spikecore import reuse
 from spikecore.checks import shown
 from spikecore.state import Stateful
 
@@ -21,15 +24,43 @@ def stateful_modules(net: nn.Module) -> List[Stateful]:
     return [module for module in net.modules() if isinstance(module, Stateful)]
 
 
+def check_places(net: nn.Module, carries: bool = False) -> None:
+    """Raise ValueError if a neuron that carries its state is at two places of ``net``; ``carries``: if all will."""
+    for module in stateful_modules(net):
+        if carries or module.continues:
+            names = reuse.registered_twice(net, module)
+            if names is not None:
+                raise ValueError(
+                    f"{type(module).__name__} carries its state and is in the network twice, as {names[0]!r} and "
+                    f"{names[1]!r}: each would go on from the other's state; make a neuron for each place"
+                )
+
+
+def _neurons(net: nn.Module, function: str, carries: bool = False) -> List[Stateful]:
+    """The stateful modules of ``net``, for a function that its user calls."""
+    modules = stateful_modules(net)
+    check_places(net, carries)
+    if not modules:
+        # of the caller of the function that asked; carry_state is called through contextlib
+        level = 4 if function == "carry_state" else 3
+        warnings.warn(
+            f"sc.{function}: net={shown(net)} has no spikecore neuron, so nothing is done; give the network that holds "
+            "them. Neurons of other libraries (snnTorch, SpikingJelly) are reset and detached with those libraries",
+            UserWarning,
+            stacklevel=level,
+        )
+    return modules
+
+
 def reset(net: nn.Module) -> None:
     """Put every neuron of ``net`` back to rest: the next call starts from the initial state."""
-    for module in stateful_modules(net):
+    for module in _neurons(net, "reset"):
         module._keep(None)
 
 
 def detach(net: nn.Module) -> None:
     """Cut the graph of the carried state of every neuron of ``net``; values stay. For truncated backpropagation."""
-    for module in stateful_modules(net):
+    for module in _neurons(net, "detach"):
         module._detach()
 
 
@@ -46,19 +77,36 @@ def carry_state(net: nn.Module) -> Iterator[None]:
                 sc.detach(net)  # truncate the gradient here
 
     The first call starts at rest and leaving the block drops the state; blocks nest, and the outermost one counts.
+    Single-step neurons keep their state, before and after; within the block the steps of
+    :func:`spikecore.training_model` and :func:`spikecore.inference_model` continue from it, too.
     """
-    modules = stateful_modules(net)
+    modules = _neurons(net, "carry_state", carries=True)
     for module in modules:
-        if module.step == "multi" and not module._carrying:
-            module._keep(None)
-        module._carrying += 1
+        module._carry()
     try:
         yield
     finally:
         for module in modules:
-            module._carrying -= 1
-            if module.step == "multi" and not module._carrying:
-                module._keep(None)
+            module._carry_no_more()
+
+
+@contextmanager
+def own_state(modules: Sequence[Stateful]) -> Iterator[None]:
+    """One step of training or inference: neurons begin at rest, unless ``carry_state`` is active, and keep no graph."""
+    to_rest(modules)
+    try:
+        yield
+    finally:
+        for module in modules:
+            module._detach()
+        to_rest(modules)
+
+
+def to_rest(modules: Sequence[Stateful]) -> None:
+    """Drop the state of those that do not carry it on purpose."""
+    for module in modules:
+        if not module._carrying:
+            module._keep(None)
 
 
 def set_backend(net: nn.Module, backend: Optional[str]) -> None:
@@ -75,6 +123,6 @@ def set_backend(net: nn.Module, backend: Optional[str]) -> None:
     if backend and backend != AUTO_NAME:
         default_registry().info(backend, "set_backend()")
     request = Request(backend or None, "set_backend()" if backend else "")
-    for module in stateful_modules(net):
+    for module in _neurons(net, "set_backend"):
         if isinstance(module, Neuron):
             module._ask(request)

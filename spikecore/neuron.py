@@ -19,7 +19,7 @@ from spikecore.binding import Bound
 from spikecore.lang import Expr, Node, Program, TraceError, ops, trace
 from spikecore.lang.plain import is_compiling
 from spikecore.selection import capture
-from spikecore.state import State, Stateful
+from spikecore.state import State, Stateful, is_compiling
 from spikecore.surrogate import ATan, Surrogate
 
 __all__ = ["Neuron", "Stateful"]
@@ -130,16 +130,10 @@ class Neuron(Bound):
 
     def forward(self, *inputs: Tensor) -> Any:
         """Spikes (or whatever ``dynamics`` outputs) for ``[T, *N]``, or ``[*N]`` in single-step mode."""
-        if not self.continues:
+        if not (self.step == "single" or self._carrying or self._has_carried):
             outputs = self._again(inputs) or self._execute(inputs, None, (), final=False)[0]
-        elif self.step == "single":
-            at_once = tuple(x.unsqueeze(0) if isinstance(x, Tensor) else x for x in inputs)
-            outputs, state, _ = self._execute(at_once, self._state, (), final=True)
-            self._keep(state)
-            outputs = tuple(out.squeeze(0) for out in outputs)
         else:
-            outputs, state, _ = self._execute(inputs, self._state, (), final=True)
-            self._keep(state)
+            outputs = self._continue(inputs)
         return outputs[0] if len(outputs) == 1 else outputs
 
     def run(self, *inputs: Tensor, state: Optional[Mapping[str, Tensor]] = None, record: Sequence[str] = ()) -> Any:
@@ -153,6 +147,18 @@ class Neuron(Bound):
         outputs, final, trace_ = self._execute(inputs, state, names, final=True)
         out = outputs[0] if len(outputs) == 1 else outputs
         return (out, final, dict(zip(names, trace_))) if names else (out, final)
+
+    def _continue(self, inputs: Sequence[Tensor]) -> Tensors:
+        """Outputs of a call that goes on from the state of the last one, or may be the recomputation of one."""
+        slot = self._begin()
+        single = self.step == "single"
+        if not (single or slot["_carrying"]):
+            return self._again(inputs) or self._execute(inputs, None, (), final=False)[0]
+        if single:
+            inputs = tuple(x.unsqueeze(0) if isinstance(x, Tensor) else x for x in inputs)
+        outputs, state, _ = self._execute(inputs, slot["_state"], (), final=True)
+        self._end(slot, outputs, state)
+        return tuple(out.squeeze(0) for out in outputs) if single else outputs
 
     def _again(self, inputs: Sequence[Tensor]) -> Optional[Tensors]:
         """Outputs of a call at rest that asks what an earlier one did, past its checks; None if there was none."""

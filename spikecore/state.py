@@ -7,17 +7,34 @@ Rules of this module:
   single-step call continues from the last one until :func:`spikecore.reset`.
 - Copies (``deepcopy``, ``pickle``) keep the values of a single-step state and drop its graph; ``.to()`` moves the state
   along.
+- While torch computes a checkpointed part of a network again, state is that of the recomputation
+  (:mod:`spikecore.recompute`): ``_slot`` says where it is held.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, ClassVar, Dict, Mapping, Optional
+from typing import Any, Callable, ClassVar, Dict, Mapping, Optional, Sequence
 
+import torch
 from torch import Tensor, nn
 
-from spikecore import checks
+from spikecore import checks, freed, recompute, reuse
 
 State = Dict[str, Tensor]
+
+
+def _never() -> bool:
+    return False
+
+
+#: Before torch 2.3 there is no public way to ask.
+is_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", _never)
+
+
+#: What is known of a state, and holds for one that no call has made. ``_cut``: the region whose end its gradient cannot
+#: pass, see :mod:`spikecore.recompute`. ``_passed``: whether backward came through the call that made it, see
+#: :mod:`spikecore.freed`. ``_calls``: where this was called since it began at rest, see :mod:`spikecore.reuse`.
+_AT_REST: Dict[str, Any] = {"_cut": 0, "_passed": None, "_calls": None}
 
 
 class Stateful(nn.Module):
@@ -27,21 +44,64 @@ class Stateful(nn.Module):
     #: Attributes of configuration -> how their values are checked, in the constructor and whenever they are set.
     configuration: ClassVar[Mapping[str, checks.Check]] = {"step": checks.step}
 
+    #: Whether a multi-step call ever continued: a recomputation may have to, although ``carry_state`` has ended.
+    _has_carried = False
+    _cut: int
+
     def __init__(self, step: str = "multi") -> None:
         super().__init__()
         self.step = step
         self._state: Optional[State] = None
         self._carrying = 0
+        self.__dict__.update(_AT_REST)
 
     @property
     def state(self) -> Optional[State]:
         """The state that the next call continues from, by name; None at rest."""
-        return self._state
+        state: Optional[State] = self._slot()["_state"]
+        return state
 
     @property
     def continues(self) -> bool:
         """Whether a call continues from the last one."""
-        return self.step == "single" or self._carrying > 0
+        return self.step == "single" or self._slot()["_carrying"] > 0
+
+    def _slot(self, calls: bool = False) -> recompute.Slot:
+        """Where the state is held for what runs now; ``calls``: which is a call of this module."""
+        if is_compiling() or not (self._cut or recompute.possible()):
+            return self.__dict__
+        return recompute.slot(self, calls)
+
+    def _begin(self) -> recompute.Slot:
+        """Where a call of ``forward`` that may continue finds its state, which is checked."""
+        slot = self._slot(calls=True)
+        if is_compiling() or not (self.step == "single" or slot["_carrying"]):
+            return slot
+        if slot is self.__dict__:
+            slot["_calls"] = reuse.check_call(self, None if slot["_state"] is None else slot["_calls"])
+        if slot["_passed"] is not None:
+            slot["_state"] = freed.guarded(type(self).__name__, slot["_state"], slot["_passed"])
+        return slot
+
+    def _end(self, slot: recompute.Slot, outputs: Sequence[Tensor], state: Optional[State]) -> None:
+        """Keep the state after a call."""
+        slot["_state"] = state
+        if not is_compiling():
+            slot["_passed"] = freed.watched(outputs, state)
+
+    def _carry(self) -> None:
+        """Continue with multi-step calls, from rest, until :meth:`_carry_no_more` was called as often."""
+        slot = self._slot()
+        if self.step == "multi" and not slot["_carrying"]:
+            self._keep(None)
+        slot["_carrying"] += 1
+        self.__dict__["_has_carried"] = True
+
+    def _carry_no_more(self) -> None:
+        slot = self._slot()
+        slot["_carrying"] -= 1
+        if self.step == "multi" and not slot["_carrying"]:
+            self._keep(None)
 
     def __setattr__(self, name: str, value: Any) -> None:
         check = self.configuration.get(name)
@@ -49,25 +109,34 @@ class Stateful(nn.Module):
 
     def _keep(self, state: Optional[State]) -> None:
         # past nn.Module.__setattr__, which would look for parameters and modules on every step
-        self.__dict__["_state"] = state
+        slot = self._slot()
+        slot["_state"] = state
+        if not is_compiling():
+            calls = None if state is None else slot.get("_calls")
+            slot.update(_AT_REST, _calls=calls)
 
     def _detach(self) -> None:
-        if self._state is not None:
-            self._keep({name: value.detach() for name, value in self._state.items()})
+        state = self.state
+        if state is not None:
+            self._keep({name: value.detach() for name, value in state.items()})
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
         if self._state is not None:
             # dtypes stay, and so does every bit: state is float32 or float64 whatever the parameters are turned into
-            self._keep({name: _moved(fn(value), value) for name, value in self._state.items()})
+            self.__dict__["_state"] = {name: _moved(fn(value), value) for name, value in self._state.items()}
         return super()._apply(fn, *args, **kwargs)
 
     def __getstate__(self) -> Dict[str, Any]:
-        content = {**self.__dict__, "_carrying": 0}
+        content = {**self.__dict__, **_AT_REST, "_carrying": 0}
         if self.step == "multi":
             content["_state"] = None  # a copy made inside carry_state is not in its block, which could never end for it
         elif self._state is not None:
             content["_state"] = {name: value.detach() for name, value in self._state.items()}
         return content
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.update(_AT_REST)
 
 
 def _moved(converted: Tensor, value: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ Rules of this module:
   form, which serves every backend that runs inside PyTorch.
 - Batches go to the network's device, so that one script runs anywhere.
 - What a step returns is detached: nothing keeps its graph alive.
+- A step begins at rest and leaves no state behind, that of single-step neurons included; within ``carry_state`` it goes
+  on from the step before, without its graph.
 - ``net.train()`` and ``net.eval()`` are the caller's; inference runs in eval mode and puts every module back as it was.
 """
 
@@ -21,7 +23,7 @@ from torch import Tensor, nn
 from spikecore.backend import Backend
 from spikecore.batches import home, mapped, run, sent
 from spikecore.checks import shown
-from spikecore.functional import set_backend, stateful_modules
+from spikecore.functional import check_places, own_state, set_backend, stateful_modules
 from spikecore.neuron import Neuron
 from spikecore.selection import backend_named, capture, resolve
 
@@ -59,7 +61,7 @@ def training_model(
     """A callable ``step(inputs, targets) -> (outputs, loss)``: forward, loss, backward, update, on any backend.
 
     ``inputs`` is a tensor, a tuple for ``net(*inputs)``, or a dict for ``net(**inputs)``; ``loss(outputs, targets)``
-    gives one number.
+    gives one number. A step begins at rest, single-step neurons included, unless ``sc.carry_state(net)`` is active.
     ``backend`` asks for a backend in every neuron of ``net`` (see :func:`spikecore.set_backend`). ``options`` are those
     of the backend: :class:`TrainingOptions` where it runs eagerly, :class:`CudaOptions` for CUDA graphs there.
     """
@@ -73,7 +75,10 @@ def training_model(
 
 
 def inference_model(net: nn.Module, *, backend: Optional[str] = None, options: Any = None) -> Any:
-    """A callable ``predict(inputs) -> outputs`` that runs ``net`` in eval mode and without gradients."""
+    """A callable ``predict(inputs) -> outputs`` that runs ``net`` in eval mode and without gradients.
+
+    Each call begins at rest, single-step neurons included, unless ``sc.carry_state(net)`` is active.
+    """
     _check(net, len)
     predict = _backend_of(net, backend).inference_model(net, options)
     if _wants_graph(options):
@@ -108,6 +113,7 @@ def _check(net: Any, loss: Any) -> None:
         raise TypeError(f"loss={loss.__name__} is the class; give an object, {loss.__name__}()")
     if not callable(loss):
         raise TypeError(f"loss={loss!r} must be callable as loss(outputs, targets), such as spikecore.losses.ce_count")
+    check_places(net)
 
 
 def check_loss(loss: Any) -> Tensor:
@@ -129,7 +135,7 @@ def check_optimizer(optimizer: Any, net: nn.Module) -> None:
 
 def _backend_of(net: nn.Module, backend: Optional[str]) -> Backend:
     """The backend that trains ``net``: the one its neurons agree on."""
-    if backend is not None:
+    if backend is not None and stateful_modules(net):
         set_backend(net, backend)
     device = next((p.device.type for p in net.parameters()), "cpu")
     neurons = [module for module in stateful_modules(net) if isinstance(module, Neuron)]
@@ -172,14 +178,13 @@ class EagerTraining:
         device, scaler = home(self.net), self.options.scaler
         inputs, targets = sent(inputs, device), sent(targets, device)
         self.optimizer.zero_grad(set_to_none=True)
-        with _casting(self.options, device):
-            outputs = run(self.net, inputs)
-            loss = self.loss(outputs, targets)
-        check_loss(loss)
-        (loss if scaler is None else scaler.scale(loss)).backward()
+        with own_state(self._stateful):
+            with _casting(self.options, device):
+                outputs = run(self.net, inputs)
+                loss = self.loss(outputs, targets)
+            check_loss(loss)
+            (loss if scaler is None else scaler.scale(loss)).backward()
         self._update(scaler)
-        for module in self._stateful:
-            module._detach()  # a carried state goes on without the graph of this step, which is gone
         return mapped(Tensor.detach, outputs), loss.detach()
 
     def state_dict(self) -> Dict[str, Any]:
@@ -219,6 +224,7 @@ class EagerInference:
     def __init__(self, net: nn.Module, options: Any = None) -> None:
         self.net = net
         self.options = _options(options)
+        self._stateful = stateful_modules(net)
 
     def __call__(self, inputs: Any) -> Any:
         """Outputs in eval mode, without gradients."""
@@ -226,7 +232,7 @@ class EagerInference:
         modes = [(module, module.training) for module in self.net.modules()]
         self.net.eval()
         try:
-            with torch.no_grad(), _casting(self.options, device):
+            with torch.no_grad(), own_state(self._stateful), _casting(self.options, device):
                 return run(self.net, sent(inputs, device))
         finally:
             for module, mode in modes:

@@ -7,18 +7,15 @@ Rules of this module:
   shallow copy which PopTorch makes of the module shares.
 - The loss is in the last block of the network: ``with poptorch.Block(...)`` ends its block, and what comes after it
   would be in none.
-- Nothing persists on an IPU between calls. A neuron that would go on from the state of the call before is refused, and
-  what a call leaves on a module is dropped.
+- Nothing persists on an IPU between calls. Neurons begin at rest, and what a call leaves on a module is dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping as AbstractMapping
-from typing import Any, Callable, Iterator, List, NoReturn, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 from torch import Tensor, nn
 
-from spikecore.backend import Unsupported
 from spikecore.batches import flattened, run
 from spikecore.functional import stateful_modules
 from spikecore.training import check_loss
@@ -99,40 +96,15 @@ def _micro_batch(given: Tuple[int, ...], tensors: List[Tensor]) -> int:
 
 
 class _Fresh:
-    """While a network is traced, none of its neurons may go on from the call before, and none keeps a state of it."""
+    """While a network is traced, its neurons begin at rest, and none keeps a state of it."""
 
     def __init__(self, net: nn.Module) -> None:
-        names = {id(module): name for name, module in net.named_modules()}
-        self.modules = [(names[id(module)], module) for module in stateful_modules(net)]
+        self.modules = stateful_modules(net)
 
     def __enter__(self) -> None:
-        for name, module in self.modules:
-            if module.continues:
-                gone: Any = _Gone(f"{name or 'the network'} ({type(module).__name__})")
-                module._keep(gone)
-
-    def __exit__(self, *error: object) -> None:
-        for _, module in self.modules:
+        for module in self.modules:
             module._keep(None)
 
-
-class _Gone(AbstractMapping):  # type: ignore[type-arg]  # not subscriptable on Python 3.8
-    """A state that cannot be read: that of the call before."""
-
-    def __init__(self, owner: str) -> None:
-        self.owner = owner
-
-    def _refuse(self) -> NoReturn:
-        raise Unsupported(
-            f"{self.owner} goes on from the state of the last call, and an IPU keeps none between calls; call "
-            "sc.reset(self) at the start of the network's forward, or use step='multi' without carry_state"
-        )
-
-    def __getitem__(self, name: str) -> Tensor:
-        self._refuse()
-
-    def __iter__(self) -> Iterator[str]:
-        self._refuse()
-
-    def __len__(self) -> int:  # noqa: PLE0303  # it raises
-        self._refuse()
+    def __exit__(self, *error: object) -> None:
+        for module in self.modules:
+            module._keep(None)

@@ -15,7 +15,7 @@ from spikecore.checks import is_device
 from spikecore.cuda_graph import facts
 from spikecore.cuda_graph.capture import Capture
 from spikecore.cuda_graph.options import CudaOptions
-from spikecore.functional import stateful_modules
+from spikecore.functional import stateful_modules, to_rest
 from spikecore.training import EagerInference, EagerTraining
 
 #: So many steps in a row without a graph, beyond the warm-up, are worth a warning.
@@ -78,6 +78,7 @@ class _Graphed:
     def _run(self, *batch: Any) -> Any:
         if self._circumstances() != self._seen:
             self._prepare()
+        to_rest(self._stateful)  # as the eager step does; what it begins with is part of the kind of batch
         whole = (*batch, [module._state for module in self._stateful])
         kind = facts.kind(whole)
         graph = self._graphs.get(kind)

@@ -38,11 +38,15 @@ class Recurrent(Stateful):
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs for ``[T, *N]``, or ``[*N]`` in single-step mode."""
-        if not self.continues:
-            return self._steps(x, None, ())[0]
         single = self.step == "single"
-        out, state, _ = self._steps(x.unsqueeze(0) if single and isinstance(x, Tensor) else x, self._state, ())
-        self._keep(state)
+        if not (single or self._carrying or self._has_carried):
+            return self._steps(x, None, ())[0]
+        slot = self._begin()
+        if not (single or slot["_carrying"]):
+            return self._steps(x, None, ())[0]
+        at_once = x.unsqueeze(0) if single and isinstance(x, Tensor) else x
+        out, state, _ = self._steps(at_once, slot["_state"], ())
+        self._end(slot, (out,), state)
         return out.squeeze(0) if single else out
 
     def run(self, x: Tensor, *, state: Optional[Mapping[str, Tensor]] = None, record: Sequence[str] = ()) -> Any:

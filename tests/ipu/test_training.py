@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import io
 import pickle
@@ -88,7 +89,7 @@ def count_and_spikes(net):
 class TestTheSameScript:
     """What a script sees is what it sees on other backends."""
 
-    @pytest.mark.parametrize("make", [Net, Stepwise])
+    @pytest.mark.parametrize("make", [Net, Stepwise, functools.partial(Stepwise, resets=False)])
     def test_outputs_and_losses(self, make):
         results = []
         for backend in ("torch", "ipu"):
@@ -463,10 +464,6 @@ class TestRefusals:
     def test_options_of_another_kind(self):
         with pytest.raises(TypeError, match=r"must be a poptorch\.Options on backend 'ipu', or None"):
             trained(Net(), options=sc.TrainingOptions())
-
-    def test_a_network_that_is_not_reset(self):
-        with pytest.raises(sc.Unsupported, match=r"net\.lif1|lif1 \(LIF\) goes on from the state of the last call"):
-            trained(Stepwise(resets=False))(*data())
 
     def test_a_carried_state(self):
         net = Net()

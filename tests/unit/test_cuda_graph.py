@@ -270,16 +270,34 @@ class TestReplay:
         model, expected = nn.Sequential(Looks(6, 3), neuron), torch.zeros(8, 3)
         x, _ = batch()
         predict, reference = sc.inference_model(model, options=GRAPH), copy.deepcopy(neuron)
-        for _ in range(6):
-            neuron._keep({"v": torch.cat([expected[0, :1], expected.flatten()])[1:].view(expected.shape)})
-            reference._keep({"v": expected})
-            with torch.no_grad():
-                out = reference(nn.functional.linear(x[0], model[0].weight, model[0].bias))
-            assert torch.equal(predict(x[0]), out)
-            expected = reference.state["v"]
-            assert torch.equal(neuron.state["v"], expected)
+        with sc.carry_state(model):
+            for _ in range(6):
+                neuron._keep({"v": torch.cat([expected[0, :1], expected.flatten()])[1:].view(expected.shape)})
+                reference._keep({"v": expected})
+                with torch.no_grad():
+                    out = reference(nn.functional.linear(x[0], model[0].weight, model[0].bias))
+                assert torch.equal(predict(x[0]), out)
+                expected = reference.state["v"]
+                assert torch.equal(neuron.state["v"], expected)
         assert (capture().eager, capture().recorded) == (3, 1)
         assert set(seen) == {(0, False)}
+
+    def test_single_steps_begin_at_rest(self, capture):
+        """A network that loops over single-step neurons begins each step at rest, eager or replayed."""
+
+        class Looped(nn.Sequential):
+            def forward(self, x):
+                return torch.stack([self[1](self[0](x_t)) for x_t in x])
+
+        model = Looped(nn.Linear(6, 3), sc.LIF(tau=4.0, threshold=0.2, step="single"))
+        x, y = batch()
+        expected = model(x)
+        optimizer = torch.optim.SGD(model.parameters(), 0.0)
+        step = sc.training_model(model, sc.losses.ce_count, optimizer, options=GRAPH)
+        for _ in range(6):
+            assert torch.equal(step(x, y)[0], expected)
+            assert model[1].state is None
+        assert (capture().eager, capture().recorded) == (3, 1)
 
     def test_inference(self, capture):
         """predict replays eval mode, sees trained weights, and leaves the modes as they were."""

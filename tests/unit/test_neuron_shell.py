@@ -281,6 +281,10 @@ class TestSingleStep:
             assert torch.equal(neuron(x), expected)
 
 
+def partial_set_backend(net):
+    sc.set_backend(net, "torch")
+
+
 class TestResetAndDetach:
     """sc.reset and sc.detach."""
 
@@ -322,11 +326,12 @@ class TestResetAndDetach:
             function(net)
 
     def test_net_without_neurons(self):
-        """A net without neurons has nothing to do."""
-        sc.reset(nn.Linear(1, 1))
-        sc.detach(nn.Linear(1, 1))
-        with sc.carry_state(nn.Linear(1, 1)):
-            pass
+        """A net without neurons is the wrong one, or another library's: a warning names it, at the caller's line."""
+        net = nn.Linear(1, 1)
+        for function in (sc.reset, sc.detach, lambda net: sc.carry_state(net).__enter__(), partial_set_backend):
+            with pytest.warns(UserWarning, match=r"^sc\.\w+: net=Linear\(.* has no spikecore neuron") as seen:
+                function(net)
+            assert [warning.filename for warning in seen] == [__file__]
 
 
 class TestCarryState:

@@ -303,3 +303,53 @@ def test_batches_of_any_structure():
         outputs, _ = step(inputs, y)
         assert not outputs["out"].requires_grad
         assert not outputs["both"][1][0].requires_grad
+
+
+class Looped(nn.Module):
+    """Single-step neurons in a loop over time that nobody resets."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc = nn.Linear(6, 3)
+        self.lif = sc.LIF(3.0, threshold=0.3, step="single")
+
+    def forward(self, x):
+        return torch.stack([self.lif(self.fc(x_t)) for x_t in x])
+
+
+def test_a_step_begins_at_rest():
+    """Without an update the same batch gives the same numbers, in training and in inference, and leaves no state."""
+    model, (x, y) = Looped(), batch()
+    step = sc.training_model(model, sc.losses.ce_count, torch.optim.SGD(model.parameters(), 0.0))
+    predict = sc.inference_model(model)
+    expected = model(x)
+    assert expected.sum() > 0
+    for _ in range(2):
+        assert torch.equal(step(x, y)[0], expected)
+        assert model.lif.state is None
+        assert torch.equal(predict(x), expected)
+        assert model.lif.state is None
+
+
+def test_a_step_goes_on_where_state_is_carried_on_purpose():
+    """Within carry_state single-step neurons go on from step to step, without a graph, and keep their state."""
+    model, (x, y) = Looped(), batch()
+    step = sc.training_model(model, sc.losses.ce_count, torch.optim.SGD(model.parameters(), 0.0))
+    predict = sc.inference_model(model)
+    expected = model(torch.cat([x] * 4)).chunk(4)
+    sc.reset(model)
+    with sc.carry_state(model):
+        for call, whole in zip((step, predict) * 2, expected):
+            found = call(x, y)[0] if call is step else call(x)
+            assert torch.equal(found, whole)
+            assert not model.lif.state["v"].requires_grad
+
+
+def test_a_failed_step_leaves_no_state():
+    """An error in the loss leaves the neurons at rest."""
+    model, (x, _) = Looped(), batch()
+    step = sc.training_model(model, lambda out, y: out, torch.optim.SGD(model.parameters(), 0.0))
+    with pytest.raises(ValueError, match="one number"):
+        step(x, x)
+    assert model.lif.state is None

@@ -1,0 +1,95 @@
+"""A carried state whose graph backward has freed: an error that says ``sc.detach`` or ``sc.reset``.
+
+torch says "Trying to backward through the graph a second time" for a forgotten ``sc.detach`` or ``sc.reset``, and names
+no neuron. Whether a graph was freed cannot be asked cheaply. So :class:`Passed` notes when backward comes through the
+last call; only then the next call looks closer (:func:`guarded`), and puts a node before the state that raises when
+backward reaches it. A call that never goes backward is not disturbed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+State = Dict[str, Tensor]
+
+#: So many nodes of a graph are looked at; the first ones freed lie at its end.
+_MOST = 500
+
+
+class Passed:
+    """Whether backward came through the nodes that this watches."""
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    def note(self, grads: Any) -> None:
+        """Hook of a node of the graph."""
+        self.seen = True
+
+
+def watched(outputs: Sequence[Tensor], state: Optional[State]) -> Optional[Passed]:
+    """What will know whether backward came through this call; None if it has no graph."""
+    if state is None or not torch.is_grad_enabled():
+        return None
+    nodes = {value.grad_fn for value in (*outputs, *state.values()) if value.grad_fn is not None}
+    if not nodes:
+        return None
+    passed = Passed()
+    for node in nodes:
+        node.register_prehook(passed.note)
+    return passed
+
+
+def guarded(owner: str, state: Optional[State], passed: Optional[Passed]) -> Optional[State]:
+    """The state, with a node that raises in backward before each value whose graph has been freed."""
+    if state is None or passed is None or not passed.seen or not torch.is_grad_enabled():
+        return state
+    return {
+        name: _Freed.apply(owner, value) if value.grad_fn is not None and _freed(value.grad_fn) else value
+        for name, value in state.items()
+    }
+
+
+def _freed(node: Any) -> bool:
+    """Whether backward has freed what a graph that ends in ``node`` had saved."""
+    nodes, seen = [node], {node}
+    while nodes and len(seen) < _MOST:
+        node = nodes.pop(0)
+        if _is_freed(node):
+            return True
+        for before, _ in node.next_functions:
+            if before is not None and before not in seen:
+                seen.add(before)
+                nodes.append(before)
+    return False
+
+
+def _is_freed(node: Any) -> bool:
+    names = ["saved_tensors"] if hasattr(type(node), "saved_tensors") else dir(node)
+    try:
+        for name in names:
+            if name == "saved_tensors" or name.startswith("_saved_"):
+                getattr(node, name)
+    except RuntimeError as error:
+        return "a second time" in str(error)
+    return False
+
+
+class _Freed(torch.autograd.Function):
+    """The identity, which refuses to go backward."""
+
+    @staticmethod
+    def forward(ctx: Any, owner: str, value: Tensor) -> Tensor:
+        ctx.owner = owner
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tuple[None, None]:
+        raise RuntimeError(
+            f"{ctx.owner} goes on from the state of its last call, and backward has freed the graph of that call "
+            "(torch: trying to backward through the graph a second time). Call sc.detach(net) after each backward to "
+            "keep the state without its graph, or sc.reset(net) to begin at rest"
+        )
