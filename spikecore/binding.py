@@ -22,7 +22,7 @@ from spikecore.backend import Spec, Unsupported, lacking
 from spikecore.lang import Program
 from spikecore.lang.plain import is_compiling
 from spikecore.selection import Request, Resolved, resolve
-from spikecore.state import Stateful, is_compiling
+from spikecore.state import Stateful
 
 #: Counts definitions; each is told apart from every other until its program is known.
 _definitions = itertools.count()

@@ -19,7 +19,7 @@ from spikecore.binding import Bound
 from spikecore.lang import Expr, Node, Program, TraceError, ops, trace
 from spikecore.lang.plain import is_compiling
 from spikecore.selection import capture
-from spikecore.state import State, Stateful, is_compiling
+from spikecore.state import State, Stateful
 from spikecore.surrogate import ATan, Surrogate
 
 __all__ = ["Neuron", "Stateful"]

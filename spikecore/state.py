@@ -15,20 +15,12 @@ from __future__ import annotations
 
 from typing import Any, Callable, ClassVar, Dict, Mapping, Optional, Sequence
 
-import torch
 from torch import Tensor, nn
 
 from spikecore import checks, freed, recompute, reuse
+from spikecore.lang.plain import is_compiling
 
 State = Dict[str, Tensor]
-
-
-def _never() -> bool:
-    return False
-
-
-#: Before torch 2.3 there is no public way to ask.
-is_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", _never)
 
 
 #: What is known of a state, and holds for one that no call has made. ``_cut``: the region whose end its gradient cannot
