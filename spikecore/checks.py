@@ -19,7 +19,7 @@ from spikecore.surrogate import Surrogate
 
 RESETS = ("hard", "soft", "none")
 #: Keywords of every neuron, beside its parameters.
-COMMON = ("surrogate", "detach_reset", "learn", "channel_dim", "step", "backend")
+COMMON = ("surrogate", "detach_reset", "learn", "channel_dim", "step", "backend", "bounds")
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 

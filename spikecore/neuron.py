@@ -8,16 +8,17 @@ everything to the runner that the bound backend compiled from the traced program
 from __future__ import annotations
 
 import operator
+from types import MappingProxyType
 from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
-from spikecore import checks, parameters
+from spikecore import checks, parameters, ranges
 from spikecore.backend import MAX_STATIC_STEPS, Tensors
-from spikecore.binding import Bound
 from spikecore.lang import Expr, Node, Program, TraceError, ops, trace
 from spikecore.lang.plain import is_compiling
+from spikecore.ranged import Ranged
 from spikecore.selection import capture
 from spikecore.state import State, Stateful
 from spikecore.surrogate import ATan, Surrogate
@@ -25,7 +26,7 @@ from spikecore.surrogate import ATan, Surrogate
 __all__ = ["Neuron", "Stateful"]
 
 
-class Neuron(Bound):
+class Neuron(Ranged):
     """Base class of every neuron. A subclass declares states and parameters and writes one step as arithmetic::
 
         class AdaptiveLIF(sc.Neuron):
@@ -42,6 +43,8 @@ class Neuron(Bound):
     surrogate: what stands for the derivative of the spike, see :mod:`spikecore.surrogate`.
     detach_reset: if true, spikes carry no gradient where they enter the next value of a state in ``reset_states``.
     learn: names of the parameters to learn; they become ``nn.Parameter``.
+    bounds: ranges of parameters that replace those the class declares, ``{"tau": (1.0, 10.0)}``; ``{"tau": None}`` for
+        none, and ``bounds=None`` for no ranges at all. See :mod:`spikecore.ranges`.
     channel_dim: dimension of one time step ``[B, C, ...]`` that parameters of shape ``[C]`` lie along.
     step: ``"multi"``: a call takes ``[T, *N]`` and starts at rest. ``"single"``: a call takes ``[*N]`` and continues.
     backend: name of the backend; ``None`` leaves it to context, environment and auto.
@@ -51,12 +54,8 @@ class Neuron(Bound):
 
     #: name -> initial value: a number, or the name of a parameter.
     states: Mapping[str, Union[float, str]] = {}
-    #: name -> default value.
-    params: Mapping[str, Any] = {}
     #: Names of the inputs. With more than one, ``dynamics`` gets them as a named tuple.
     inputs: Tuple[str, ...] = ("x",)
-    #: Parameters that must be above 0.
-    positive: ClassVar[Tuple[str, ...]] = ()
     #: States whose next value counts as reset by the spike, for ``detach_reset``; None for all of them.
     reset_states: ClassVar[Optional[Tuple[str, ...]]] = None
     configuration = {
@@ -69,6 +68,7 @@ class Neuron(Bound):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         checks.declaration(cls, Neuron)
+        ranges.declaration(cls)
 
     def __init__(
         self,
@@ -79,6 +79,7 @@ class Neuron(Bound):
         channel_dim: int = 1,
         step: str = "multi",
         backend: Optional[str] = None,
+        bounds: Any = MappingProxyType({}),
         **params: Any,
     ) -> None:
         super().__init__(step)
@@ -87,8 +88,11 @@ class Neuron(Bound):
         self.detach_reset = detach_reset
         self.channel_dim = channel_dim
         self.learn = parameters.names_to_learn(type(self).__name__, learn, tuple(self.params))
-        for name, default in self.params.items():
-            parameters.declare(self, name, params.get(name, default), name in self.learn)
+        values = {name: params.get(name, default) for name, default in self.params.items()}
+        owner = type(self).__name__
+        self.__dict__["bounds"] = ranges.overridden(owner, self.params, self._declared_bounds(values), bounds)
+        for name, value in values.items():
+            parameters.declare(self, name, value, name in self.learn)
         self._ask(capture(backend))
 
     # -- definition
@@ -176,6 +180,8 @@ class Neuron(Bound):
         inputs = checks.inputs(owner, self.inputs, inputs)
         x = inputs[0]
         named = [(name, getattr(self, name)) for name in self._used(self._stamp)]
+        if self._parameters and self.bounds:
+            named = ranges.kept(named, self._parameters, self.bounds)
         checks.same_device(owner, x.device, named)
         values, kinds = parameters.place(owner, named, x.shape[1:], self.channel_dim)
         start = checks.state(owner, self.states, state, x, carried=state is not None and state is self._state)
@@ -204,8 +210,12 @@ class Neuron(Bound):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.params:
             self.__dict__["_quick"] = {}
+        if name == "bounds":
+            self._set_bounds(value)
+            return
+        if name in self.params:
+            value = parameters.checked(type(self).__name__, name, value, self.bounds.get(name))
         if name in self.params and not isinstance(value, nn.Parameter):
-            value = parameters.checked(type(self).__name__, name, value, name in self.positive)
             held = self._parameters.get(name, self._buffers.get(name))
             if isinstance(value, float) and held is not None:
                 with torch.no_grad():

@@ -17,12 +17,13 @@ class Synaptic(Membrane):
         h  = beta v + i'
         z  = [h >= threshold]
 
-    then reset of ``v``; the current is not reset. ``alpha`` and ``beta`` are the parts that remain after one step.
-    SpikingJelly's ``CUBALIFNode``. (snnTorch's ``Synaptic`` fires on ``>`` and resets one step later.)
+    then reset of ``v``; the current is not reset. ``alpha`` and ``beta`` are the parts that remain after one step, in
+    [0, 1]. SpikingJelly's ``CUBALIFNode``. (snnTorch's ``Synaptic`` fires on ``>`` and resets one step later.)
     """
 
     states = {"i": 0.0, "v": "v_reset"}
     params = {"alpha": 0.5, "beta": 0.75, **Membrane.params}
+    bounds = {"alpha": (0.0, 1.0), "beta": (0.0, 1.0)}
     reset_states = ("v",)
 
     def __init__(
@@ -50,11 +51,13 @@ class ALIF(LIF):
         z  = [h >= threshold + beta a]      h as in LIF
         a' = rho a + z
 
-    A soft reset subtracts the raised threshold. ``detach_reset`` concerns ``v`` only.
+    A soft reset subtracts the raised threshold. ``detach_reset`` concerns ``v`` only. ``rho`` is in [0, 1], ``beta`` 0
+    or above.
     """
 
     states = {"v": "v_reset", "a": 0.0}
     params = {"rho": 0.9, "beta": 0.2, **LIF.params}
+    bounds = {"rho": (0.0, 1.0), "beta": (0.0, None)}
     reset_states = ("v",)
 
     def __init__(self, tau: Any = 2.0, *, rho: Any = 0.9, beta: Any = 0.2, **options: Any) -> None:
@@ -73,13 +76,14 @@ class LI(Neuron):
         v' = v + (x - (v - v_rest)) / tau      decay_input=True
         v' = v - (v - v_rest) / tau + x        decay_input=False
 
-    ``v`` starts at ``v_rest``. SpikingJelly's ``NonSpikingLIFNode`` is the first form with ``v_rest = 0``.
+    ``v`` starts at ``v_rest``; ``tau`` is 1 or above. SpikingJelly's ``NonSpikingLIFNode`` is the first form with
+    ``v_rest = 0``.
     """
 
     states = {"v": "v_rest"}
     params = {"tau": 2.0, "v_rest": 0.0}
     configuration = {**Neuron.configuration, "decay_input": checks.flag}
-    positive = ("tau",)
+    bounds = {"tau": (1.0, None)}
 
     def __init__(self, tau: Any = 2.0, *, decay_input: bool = True, v_rest: Any = 0.0, **options: Any) -> None:
         super().__init__(tau=tau, v_rest=v_rest, **options)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Optional, Tuple
+
+from torch import Tensor
 
 from spikecore import checks
 from spikecore.lang import ops
@@ -24,11 +26,16 @@ class Leaky(Neuron):
     and its gradient flows: ``u'' = u' - (z - R) threshold`` (soft) or ``u' - (z - R) u'`` (hard).
 
     It fires on ``>``, unlike the other neurons here. The state is ``v``, the membrane potential, and starts at 0.
+    ``beta`` is in [0, 1], ``threshold`` 0 or above. (With ``bounds=None`` the equation still limits ``beta``, which
+    outside learns nothing, as in snnTorch.)
+
+    A ``state_dict`` of ``snntorch.Leaky`` loads, fixed ``beta`` and ``threshold`` included, which are buffers there.
     """
 
     states = {"v": 0.0}
     params = {"beta": 0.9, "threshold": 1.0}
     configuration = {**Neuron.configuration, "reset": checks.reset, "reset_delay": checks.flag}
+    bounds = {"beta": (0.0, 1.0), "threshold": (0.0, None)}
 
     def __init__(
         self, beta: Any, *, threshold: Any = 1.0, reset: str = "soft", reset_delay: bool = True, **options: Any
@@ -36,6 +43,16 @@ class Leaky(Neuron):
         super().__init__(beta=beta, threshold=threshold, **options)
         self.reset = reset
         self.reset_delay = reset_delay
+
+    def _foreign(self, name: str, value: Tensor) -> Optional[str]:
+        # snnTorch keeps these as buffers beside beta and threshold
+        if name == "reset_mechanism_val":
+            reset = dict(enumerate(("soft", "hard", "none"))).get(int(value))
+            return "" if reset == self.reset else f"is {int(value)}, which means reset={reset!r}, not {self.reset!r}"
+        if name == "graded_spikes_factor":
+            one = bool((value == 1).all())
+            return "" if one else f"is {value.tolist()}, and spikes are 1 here; multiply the neuron's output by it"
+        return None
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
         b = ops.clamp(p.beta, 0.0, 1.0)

@@ -34,12 +34,13 @@ class LIF(Membrane):
         h = v - (v - v_reset) / tau + x        decay_input=False
         z = [h >= threshold]
 
-    then reset (:class:`Membrane`). SpikingJelly's ``LIFNode``.
+    then reset (:class:`Membrane`). ``tau`` is 1 or above: below, the leak overshoots, and ``v`` changes sign at each
+    step. SpikingJelly's ``LIFNode``.
     """
 
     params = {"tau": 2.0, **Membrane.params}
     configuration = {**Membrane.configuration, "decay_input": checks.flag}
-    positive = ("tau",)
+    bounds = {"tau": (1.0, None)}
 
     def __init__(
         self,
@@ -116,12 +117,13 @@ class PLIF(Membrane):
 class KLIF(LIF):
     """LIF with a learnt gain and a rectified potential: ``h = relu(k charge)`` (Jiang and Zhang, 2023).
 
-    With ``scale_reset`` the reset acts on ``h / k``, and a soft one subtracts ``threshold / k``. SpikingJelly's
-    ``KLIFNode``.
+    With ``scale_reset`` the reset acts on ``h / k``, and a soft one subtracts ``threshold / k``. ``k`` is above 0.
+    SpikingJelly's ``KLIFNode``.
     """
 
     params = {"k": 1.0, **LIF.params}
     configuration = {**LIF.configuration, "scale_reset": checks.flag}
+    positive = ("k",)
 
     def __init__(
         self, tau: Any = 2.0, *, k: Any = 1.0, scale_reset: bool = False, learn: Any = ("k",), **options: Any

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, Dict, Mapping
+
+from torch import Tensor
 
 from spikecore import checks
 from spikecore.lang import ops
 from spikecore.neuron import Neuron
+from spikecore.ranges import Interval
 
 
 class Membrane(Neuron):
@@ -20,15 +24,28 @@ class Membrane(Neuron):
         v' = h                            reset="none"
 
     ``v`` starts at ``v_reset``. With ``detach_reset`` the spike in the reset carries no gradient.
+
+    ``threshold`` is 0 or above; where ``v_reset`` is below 0, as in millivolts, ``v_reset`` or above.
     """
 
     states = {"v": "v_reset"}
     params = {"threshold": 1.0, "v_reset": 0.0}
     configuration = {**Neuron.configuration, "reset": checks.reset}
+    bounds = {"threshold": (0.0, None)}
 
     def __init__(self, *, reset: str = "hard", **options: Any) -> None:
         super().__init__(**options)
         self.reset = reset
+
+    def _declared_bounds(self, values: Mapping[str, Any]) -> Dict[str, Interval]:
+        bounds = super()._declared_bounds(values)
+        v_reset = values["v_reset"]
+        if isinstance(v_reset, Tensor):
+            # no wait for a device: there a threshold of any value may be above it
+            v_reset = v_reset.min().item() if v_reset.device.type == "cpu" and v_reset.numel() else -math.inf
+        if bounds.get("threshold") == Interval(0.0) and isinstance(v_reset, (int, float)) and v_reset < 0:
+            bounds["threshold"] = Interval(v_reset)
+        return bounds
 
     def after_spike(self, h: Any, z: Any, p: Any, threshold: Any = None) -> Any:
         """The potential after the reset. ``threshold`` is what a soft reset subtracts, the neuron's by default."""

@@ -11,11 +11,13 @@ from spikecore.neurons.membrane import Membrane
 class QIF(Membrane):
     """Quadratic integrate-and-fire: ``h = v + (x + a0 (v - v_rest) (v - v_c)) / tau``, then fire and reset.
 
-    ``v_c`` is the critical potential above which ``v`` grows by itself. SpikingJelly's ``QIFNode``.
+    ``v_c`` is the critical potential above which ``v`` grows by itself. ``tau`` and ``a0`` are above 0; the threshold
+    may be anywhere. SpikingJelly's ``QIFNode``.
     """
 
     params = {"tau": 2.0, "v_c": 0.8, "a0": 1.0, "v_rest": 0.0, **Membrane.params}
     positive = ("tau", "a0")
+    bounds = {"threshold": None}
 
     def __init__(
         self,
@@ -42,11 +44,13 @@ class QIF(Membrane):
 class EIF(Membrane):
     """Exponential integrate-and-fire: ``h = v + (x + v_rest - v + delta_t exp((v - theta_rh) / delta_t)) / tau``.
 
-    ``theta_rh`` is the rheobase potential, ``delta_t`` the sharpness of the upstroke. SpikingJelly's ``EIFNode``.
+    ``theta_rh`` is the rheobase potential, ``delta_t`` (above 0) the sharpness of the upstroke. ``tau`` is 1 or above,
+    as in LIF; the threshold may be anywhere. SpikingJelly's ``EIFNode``.
     """
 
     params = {"tau": 2.0, "delta_t": 1.0, "theta_rh": 0.8, "v_rest": 0.0, **Membrane.params}
-    positive = ("tau", "delta_t")
+    positive = ("delta_t",)
+    bounds = {"tau": (1.0, None), "threshold": None}
 
     def __init__(
         self,
@@ -84,7 +88,8 @@ class Izhikevich(Membrane):
         w' = w + (a (h - v_rest) - w) / tau_w + b z
 
     then reset of ``v``. ``detach_reset`` concerns ``v`` only: the spike's push on ``w`` keeps its gradient. ``w``
-    starts at ``w_rest``. SpikingJelly's ``IzhikevichNode``.
+    starts at ``w_rest``. ``tau`` and ``a0`` are above 0, ``tau_w``, with which ``w`` leaks, is 1 or above; the
+    threshold may be anywhere. SpikingJelly's ``IzhikevichNode``.
     """
 
     states = {"v": "v_reset", "w": "w_rest"}
@@ -100,7 +105,8 @@ class Izhikevich(Membrane):
         **Membrane.params,
     }
     reset_states = ("v",)
-    positive = ("tau", "a0", "tau_w")
+    positive = ("tau", "a0")
+    bounds = {"tau_w": (1.0, None), "threshold": None}
 
     def __init__(
         self,

@@ -219,7 +219,7 @@ def test_options_reach_the_neuron() -> None:
         (["LI", "--reset", "soft"], "LI has no parameter 'reset'"),
         (["LIF", "--learn", "tua"], "learn names 'tua', which is no parameter; parameters: tau"),
         (["LIF", "--set", "tua=3"], "LIF has no parameter 'tua'; did you mean 'tau'?"),
-        (["LIF", "--set", "tau=-3"], "tau=-3.0 must be above 0"),
+        (["LIF", "--set", "tau=-3"], "tau=-3.0 must be at least 1"),
         (["LIF", "--set", "tau=x"], "--set 'tau=x' must be NAME=VALUE with a number, true or false"),
         (["LIF", "--set", "tau"], "--set 'tau' must be NAME=VALUE with a number, true or false, such as beta=0.8"),
     ],

@@ -112,7 +112,13 @@ LEAKY = pytest.mark.parametrize("values", PARAMETERS)
 def ours(values, reset, delay, dtype=torch.float64, spike="atan"):
     """Our Leaky, both parameters learnt."""
     beta, threshold = (torch.tensor(value, dtype=dtype) for value in PARAMETERS[values])
-    settings = {"threshold": threshold, "reset": reset, "reset_delay": delay, "learn": ("beta", "threshold")}
+    settings = {
+        "threshold": threshold,
+        "reset": reset,
+        "reset_delay": delay,
+        "learn": ("beta", "threshold"),
+        "bounds": None,
+    }
     return sc.Leaky(beta, **settings, surrogate=SPIKES[spike][0], backend="torch")
 
 
@@ -183,7 +189,7 @@ def test_leaky_is_identical_beside_float32_spikes(snn, reset, delay):
     The threshold is exact in float32, which theirs subtracts it in.
     """
     beta, settings = torch.tensor(PARAMETERS["channels"][0], dtype=torch.float64), {"threshold": 0.875}
-    mine = sc.Leaky(beta, **settings, reset=reset, reset_delay=delay, backend="torch")
+    mine = sc.Leaky(beta, **settings, reset=reset, reset_delay=delay, bounds=None, backend="torch")
     x, v = drive(0)
     spikes, _, trace = mine.run(x, state={"v": v}, record=("v",))
     peer = snn.Leaky(beta, **settings, reset_mechanism=RESETS[reset], reset_delay=delay)

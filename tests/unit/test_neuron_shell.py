@@ -885,9 +885,9 @@ class TestSetLater:
         assert getattr(lif, name) == before
 
     @pytest.mark.parametrize("value", [0.0, -1.0, torch.tensor([1.0, 0.0])])
-    def test_a_time_constant_stays_above_zero(self, value):
+    def test_a_time_constant_stays_in_its_range(self, value):
         """What the constructor refuses, an assignment refuses, too."""
-        with pytest.raises(ValueError, match="LIF: tau=.* must be above 0"):
+        with pytest.raises(ValueError, match="LIF: tau=.* must be at least 1"):
             sc.LIF().tau = value
 
     def test_a_number_fills_a_tensor(self):
@@ -948,7 +948,7 @@ class TestWrongArguments:
         """A keyword that no neuron has: the close one, and all there are."""
         message = (
             r"^LIF has no parameter 'thresold'; did you mean 'threshold'\? Parameters: tau, threshold, v_reset; "
-            "every neuron takes: surrogate, detach_reset, learn, channel_dim, step, backend$"
+            "every neuron takes: surrogate, detach_reset, learn, channel_dim, step, backend, bounds$"
         )
         with pytest.raises(TypeError, match=message):
             sc.LIF(thresold=1.0)

@@ -550,9 +550,9 @@ class TestLeaky:
 
     @pytest.mark.parametrize(("beta", "acts_as", "grad"), [(1.5, 1.0, 0), (1.0, 1.0, 1), (0.0, 0.0, 1), (-0.2, 0.0, 0)])
     def test_beta_is_clamped(self, beta, acts_as, grad):
-        """The decay is held within 0..1; its gradient is 0 outside, and passes at the bounds."""
+        """Without a range the equation holds the decay within 0..1; its gradient is 0 outside, not at the ends."""
         x = torch.full((3, 1), 0.25)
-        neuron = sc.Leaky(beta, learn=("beta",))
+        neuron = sc.Leaky(beta, learn=("beta",), bounds=None)
         _, state = neuron.run(x)
         assert torch.equal(state["v"], sc.Leaky(acts_as).run(x)[1]["v"])
         state["v"].sum().backward()
@@ -575,16 +575,17 @@ class TestArguments:
     @pytest.mark.parametrize("cls", [sc.LIF, sc.KLIF, sc.QIF, sc.EIF, sc.Izhikevich, sc.ALIF, sc.LI])
     @pytest.mark.parametrize("tau", [0, -1.5, torch.tensor([2.0, 0.0])])
     def test_time_constant_above_zero(self, cls, tau):
-        """A time constant of zero or less."""
-        with pytest.raises(ValueError, match=f"^{cls.__name__}: tau=.* must be above 0$"):
+        """A time constant of zero or less; of a leak, of less than one step."""
+        least = "above 0" if cls in (sc.QIF, sc.Izhikevich) else "at least 1"
+        with pytest.raises(ValueError, match=f"^{cls.__name__}: tau=.* must be {least};"):
             cls(tau)
 
     @pytest.mark.parametrize(
-        ("cls", "name"), [(sc.QIF, "a0"), (sc.EIF, "delta_t"), (sc.Izhikevich, "a0"), (sc.Izhikevich, "tau_w")]
+        ("cls", "name"), [(sc.QIF, "a0"), (sc.EIF, "delta_t"), (sc.Izhikevich, "a0"), (sc.KLIF, "k")]
     )
     def test_scale_above_zero(self, cls, name):
         """Other scales of zero or less."""
-        with pytest.raises(ValueError, match=f"^{cls.__name__}: {name}=0.0 must be above 0$"):
+        with pytest.raises(ValueError, match=f"^{cls.__name__}: {name}=0.0 must be above 0;"):
             cls(**{name: 0})
 
     @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ def clamped(context: Context) -> None:
     beta = spread(0.5, _CHANNELS)
     beta[:] = (-0.25, 0.0, 0.25, 0.5, 0.75, 1.0, 1.25)
     for reset in ("hard", "soft"):
-        learn(Subject(context, "leaky", reset, values={"beta": beta}, learn=("beta", "threshold")))
+        learn(Subject(context, "leaky", reset, values={"beta": beta}, learn=("beta", "threshold"), bounds=None))
 
 
 def many(context: Context) -> None:

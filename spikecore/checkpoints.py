@@ -1,0 +1,102 @@
+"""What a neuron makes of a ``state_dict``: values in their ranges, numbers, and entries of other libraries.
+
+Rules of this module:
+
+- A value outside the range of its parameter is refused, and of that neuron nothing is loaded. (Torch loads the other
+  modules all the same, and raises at the end; :func:`refusals` tells before anything is loaded.)
+- A parameter that is a Python number here, or a tensor that is not learnt, takes what a checkpoint has for it: a single
+  value for a number stays a number.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, Mapping, Optional, Set
+
+import torch
+from torch import Tensor, nn
+
+from spikecore.ranges import Interval
+
+
+def refusals(net: nn.Module, state_dict: Mapping[str, Any]) -> List[str]:
+    """What the neurons of ``net`` would refuse of a checkpoint, one sentence for each entry; nothing is loaded."""
+    from spikecore.neuron import Neuron  # which loads by this module
+
+    found: List[str] = []
+    for name, module in net.named_modules(remove_duplicate=False):
+        if isinstance(module, Neuron):
+            found += refused(module, state_dict, f"{name}." if name else "")
+    return found
+
+
+def refused(neuron: Any, state_dict: Mapping[str, Any], prefix: str) -> List[str]:
+    """What one neuron refuses of a checkpoint, one sentence for each entry."""
+    found: List[str] = []
+    for name in neuron.params:
+        value = _entry(state_dict, prefix + name)
+        if value is not None:
+            found += _faults(neuron, name, prefix + name, value)
+    for name, value in _foreign(neuron, state_dict, prefix).items():
+        why = neuron._foreign(name, value)
+        if why:
+            found.append(f"{prefix}{name} {why}")
+    return found
+
+
+def take(neuron: Any, state_dict: Mapping[str, Any], prefix: str) -> Set[str]:
+    """Set what ``nn.Module`` has no place for, and return the keys that it need not know."""
+    taken: Set[str] = set()
+    for name in neuron.params:
+        value = _entry(state_dict, prefix + name)
+        if value is None or name in neuron._parameters:
+            continue
+        held, held_to = neuron._buffers.get(name), neuron.bounds.get(name)
+        if held is None and value.numel() == 1:
+            setattr(neuron, name, _inside(value.double(), held_to).item())
+            taken.add(prefix + name)
+        elif held is None:
+            dtype = value.dtype if value.is_floating_point() else torch.get_default_dtype()
+            setattr(neuron, name, _inside(value.to(dtype, copy=True), held_to))
+        elif held.shape != value.shape and value.numel() != 1:
+            setattr(neuron, name, _inside(value.to(held, copy=True), held_to))
+    for name, value in _foreign(neuron, state_dict, prefix).items():
+        if neuron._foreign(name, value) is not None:
+            taken.add(prefix + name)
+    return taken
+
+
+def _entry(state_dict: Mapping[str, Any], key: str) -> Optional[Tensor]:
+    value = state_dict.get(key)
+    return value.detach() if isinstance(value, Tensor) and value.device.type != "meta" else None
+
+
+def _foreign(neuron: Any, state_dict: Mapping[str, Any], prefix: str) -> Mapping[str, Tensor]:
+    """Entries under the neuron's name that are no parameters of it."""
+    names = [key[len(prefix) :] for key in state_dict if key.startswith(prefix)]
+    entries = {name: _entry(state_dict, prefix + name) for name in names if name not in neuron.params}
+    return {name: value for name, value in entries.items() if value is not None and "." not in name}
+
+
+def _faults(neuron: Any, name: str, key: str, value: Tensor) -> List[str]:
+    held, held_to = neuron._parameters.get(name), neuron.bounds.get(name)
+    if held is not None and held.ndim == 0 and value.numel() > 1:
+        # torch before 2.1 would take the first
+        shape = list(value.shape)
+        return [
+            f"{key} has shape {shape}, and {name} is one learnt value for all here; make the {type(neuron).__name__} "
+            f"with {name}=torch.full({tuple(shape)}, ...)"
+        ]
+    inside = None if held_to is None else held_to.holds(value)
+    if inside is None or bool(inside.all()):
+        return []
+    outside = value[~inside].flatten()
+    some = ", ".join(f"{one:g}" for one in outside[:3].tolist()) + (", ..." if outside.numel() > 3 else "")
+    return [
+        f"{key} holds {some}, and {name} of {type(neuron).__name__} must be {held_to}; to load it all the same, set "
+        f"bounds=None on the neuron, or bounds={{{name!r}: (low, high)}} for another range"
+    ]
+
+
+def _inside(value: Tensor, held_to: Optional[Interval]) -> Tensor:
+    # a value that was inside in a 16-bit type may be a rounding outside in a wider one
+    return value if held_to is None else held_to.nearest(value)

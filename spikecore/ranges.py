@@ -1,0 +1,197 @@
+"""Ranges of parameters: declared with the class, checked where a value is given, kept while it is learnt.
+
+Rules of this module:
+
+- A learnt parameter is projected: at every call, and before it is saved, a value outside its range becomes the nearest
+  value inside. A value inside keeps every bit, a gradient is never touched, and nothing waits for a device.
+- The projection is in place, in the parameter's own memory, at every call. Version counters cannot tell when it is
+  needed: torch's fused optimisers, replayed CUDA graphs and weights read back from a device do not raise them.
+- Where a parameter must not be changed in place (``torch.compile``, ``torch.func``, ``torch.jit.trace``, an IPU), the
+  value that is computed with is the nearest one inside, with derivative 1, and the parameter keeps its value.
+- NaN is in no range and stays NaN, so that it is seen.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from spikecore.checks import shown
+from spikecore.lang.plain import is_compiling
+
+Named = Sequence[Tuple[str, Any]]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """All numbers from ``low`` to ``high``; with ``open`` without these two."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    open: bool = False
+
+    def __str__(self) -> str:
+        if self.high == math.inf:
+            return f"{'above' if self.open else 'at least'} {self.low:g}"
+        if self.low == -math.inf:
+            return f"{'below' if self.open else 'at most'} {self.high:g}"
+        return f"in {'(' if self.open else '['}{self.low:g}, {self.high:g}{')' if self.open else ']'}"
+
+    def holds(self, value: Any) -> Any:
+        """Whether a number is in the interval; for a tensor elementwise, compared in the precision of the tensor."""
+        if self.open:
+            return (value > self.low) & (value < self.high)
+        return (value >= self.low) & (value <= self.high)
+
+    def nearest(self, value: Tensor) -> Tensor:
+        """The value where it is inside, else the nearest one inside; one epsilon inside an open end."""
+        if not self.open:
+            return value.clamp(_finite(self.low), _finite(self.high))
+        eps = torch.finfo(value.dtype).eps
+        if self.low > -math.inf:
+            inside = torch.full_like(value, self.low + eps * max(1.0, abs(self.low)))
+            value = torch.where(value <= self.low, inside, value)
+        if self.high < math.inf:
+            inside = torch.full_like(value, self.high - eps * max(1.0, abs(self.high)))
+            value = torch.where(value >= self.high, inside, value)
+        return value
+
+    def project(self, value: Tensor) -> None:
+        """As :meth:`nearest`, in place."""
+        if self.open:
+            value.copy_(self.nearest(value))
+        else:
+            value.clamp_(_finite(self.low), _finite(self.high))
+
+    def straight_through(self, value: Tensor) -> Tensor:
+        """As :meth:`nearest`, with derivative 1 everywhere, so that a value outside can come back."""
+        fixed = value.detach()
+        # plain operations: the backward of an autograd.Function never runs on an IPU. value - fixed is 0
+        return self.nearest(fixed) + (value - fixed)
+
+
+Bounds = Mapping[str, Interval]
+
+POSITIVE = Interval(0.0, open=True)
+
+
+def _finite(end: float) -> Optional[float]:
+    return end if math.isfinite(end) else None
+
+
+def interval(owner: str, name: str, given: Any) -> Optional[Interval]:
+    """A range as it is declared, ``(low, high)`` with None for no end, or None for none at all."""
+    if isinstance(given, Interval) or given is None:
+        return given
+    if not isinstance(given, (tuple, list)) or len(given) != 2 or not all(_is_end(end) for end in given):
+        raise TypeError(
+            f"{owner}: bounds has {name!r}: {given!r}; give (low, high), each a number or None, or None for no range"
+        )
+    low, high = (default if end is None else float(end) for end, default in zip(given, (-math.inf, math.inf)))
+    if not low < high:
+        raise ValueError(f"{owner}: bounds has {name!r}: {given!r}; the low end must be below the high end")
+    return None if (low, high) == (-math.inf, math.inf) else Interval(low, high)
+
+
+def _is_end(end: Any) -> bool:
+    return end is None or (isinstance(end, Real) and not isinstance(end, bool))
+
+
+def declaration(cls: Any) -> None:
+    """Check ``bounds`` and ``positive`` of a class itself."""
+    own = vars(cls)
+    bounds, positive = own.get("bounds", {}), own.get("positive", ())
+    if not isinstance(bounds, Mapping):
+        raise TypeError(f"{cls.__name__}.bounds={bounds!r} must be a dict of parameter: (low, high)")
+    if isinstance(positive, str):
+        raise TypeError(f"{cls.__name__}.positive={positive!r} must hold names; for one name write ({positive!r},)")
+    for kind, names in (("bounds", bounds), ("positive", positive)):
+        for name in names:
+            if name not in cls.params:
+                known = ", ".join(cls.params) or "none"
+                raise TypeError(f"{cls.__name__}.{kind} has {name!r}, which is no parameter; parameters: {known}")
+    for name, given in bounds.items():
+        interval(cls.__name__, name, given)
+
+
+def declared(cls: Any) -> Dict[str, Interval]:
+    """The ranges that a class and its bases declare; of two for one parameter, that of the derived class."""
+    found: Dict[str, Optional[Interval]] = {}
+    for base in reversed(cls.__mro__):
+        own = vars(base)
+        found.update(dict.fromkeys(own.get("positive", ()), POSITIVE))
+        found.update({name: interval(cls.__name__, name, given) for name, given in own.get("bounds", {}).items()})
+    return {name: one for name, one in found.items() if one is not None and name in cls.params}
+
+
+def overridden(owner: str, params: Mapping[str, Any], bounds: Bounds, given: Any) -> Dict[str, Interval]:
+    """Declared ranges with those that an instance is given: a dict replaces those it names, None lifts all."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{owner}: bounds={given!r} must be a dict of parameter: (low, high), or None for no ranges")
+    found: Dict[str, Optional[Interval]] = dict(bounds)
+    for name, one in given.items():
+        if name not in params:
+            raise ValueError(f"{owner}: bounds names {name!r}, which is no parameter; parameters: {', '.join(params)}")
+        found[name] = interval(owner, name, one)
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def require(owner: str, name: str, value: Any, held_to: Optional[Interval]) -> None:
+    """Raise ValueError for a value outside its range, where that can be known without waiting for a device."""
+    if held_to is None:
+        return
+    if isinstance(value, Tensor):
+        # of a subclass, such as a DTensor, all ranks would have to ask
+        plain = type(value) in (Tensor, nn.Parameter) and value.device.type == "cpu"
+        fine = not plain or bool(held_to.holds(value.detach()).all())
+    else:
+        fine = bool(held_to.holds(value))
+    if not fine:
+        value = shown(value.detach() if isinstance(value, Tensor) else value)
+        raise ValueError(
+            f"{owner}: {name}={value} must be {held_to}; bounds={{{name!r}: (low, high)}} sets another range, "
+            "bounds=None none"
+        )
+
+
+def kept(named: Named, learnt: Mapping[str, Any], bounds: Bounds) -> List[Tuple[str, Any]]:
+    """The parameters of a call, of which those that are learnt are now inside their ranges."""
+    return [
+        (name, _kept(value, bounds[name])) if name in learnt and name in bounds else (name, value)
+        for name, value in named
+    ]
+
+
+def _kept(value: Tensor, held_to: Interval) -> Tensor:
+    if not _may_change(value):
+        return held_to.straight_through(value)
+    # .data: a graph that holds the parameter already is one of the value inside, since each call projects first
+    held_to.project(value.data)
+    return value
+
+
+def project(learnt: Mapping[str, Optional[Tensor]], bounds: Bounds) -> None:
+    """Put learnt parameters inside their ranges, in place, but for those that must not be changed now."""
+    for name, held_to in bounds.items():
+        value = learnt.get(name)
+        if value is not None and _may_change(value):
+            held_to.project(value.data)
+
+
+def _may_change(value: Tensor) -> bool:
+    """Whether this is the stored parameter itself, and nothing that traces or transforms the call forbids a change."""
+    return (
+        (type(value) is nn.Parameter or isinstance(value, nn.Parameter))  # else of torch.func.functional_call
+        and not is_compiling()  # a compiled graph raises the version of what it changes, and breaks older graphs
+        and value.device.type != "ipu"  # PopTorch refuses changes of what the optimiser trains
+        and torch._C._get_tracing_state() is None
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and not value.is_inference()
+    )

@@ -1,0 +1,408 @@
+"""Ranges of parameters: declared, checked where a value is given, kept while it is learnt."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import spikecore as sc
+from spikecore.ranges import Interval
+
+INF = float("inf")
+NAN = float("nan")
+
+
+def drive(*shape, seed=0):
+    """Inputs in float32 that make neurons fire."""
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def pushed(neuron, name, by, **options):
+    """The neuron after SGD has moved one learnt parameter by ``by`` against its gradient of 1."""
+    parameter = getattr(neuron, name)
+    optimizer = torch.optim.SGD([parameter], lr=1.0, **options)
+    parameter.grad = torch.full_like(parameter, -by)
+    optimizer.step()
+    return neuron
+
+
+#: Of every neuron: which parameter, a value outside, and the nearest value inside.
+EPS = torch.finfo(torch.float32).eps
+OUTSIDE = [
+    (sc.IF, {}, "threshold", -0.5, 0.0),
+    (sc.LIF, {}, "tau", 0.15, 1.0),
+    (sc.LIF, {}, "tau", -0.29, 1.0),
+    (sc.LIF, {}, "tau", -INF, 1.0),
+    (sc.LIF, {}, "threshold", -0.5, 0.0),
+    (sc.LIF, {"v_reset": -65.0, "threshold": -50.0}, "threshold", -70.0, -65.0),
+    (sc.PLIF, {}, "threshold", -0.5, 0.0),
+    (sc.KLIF, {}, "tau", 0.5, 1.0),
+    (sc.KLIF, {}, "k", 0.0, EPS),
+    (sc.KLIF, {}, "k", -3.0, EPS),
+    (sc.Leaky, {"beta": 0.9}, "beta", 1.03, 1.0),
+    (sc.Leaky, {"beta": 0.9}, "beta", -0.1, 0.0),
+    (sc.Leaky, {"beta": 0.9}, "threshold", -0.1, 0.0),
+    (sc.Synaptic, {}, "alpha", 1.5, 1.0),
+    (sc.Synaptic, {}, "beta", -0.5, 0.0),
+    (sc.ALIF, {}, "tau", 0.5, 1.0),
+    (sc.ALIF, {}, "rho", 1.25, 1.0),
+    (sc.ALIF, {}, "beta", -0.25, 0.0),
+    (sc.LI, {}, "tau", 0.5, 1.0),
+    (sc.QIF, {}, "tau", -1.0, EPS),
+    (sc.QIF, {}, "a0", 0.0, EPS),
+    (sc.EIF, {}, "tau", 0.5, 1.0),
+    (sc.EIF, {}, "delta_t", 0.0, EPS),
+    (sc.Izhikevich, {}, "tau", -1.0, EPS),
+    (sc.Izhikevich, {}, "tau_w", 0.5, 1.0),
+]
+
+
+class TestDeclared:
+    """What the neurons and users' classes declare."""
+
+    @pytest.mark.parametrize(("build", "given", "name", "value", "nearest"), OUTSIDE)
+    def test_value_outside_is_refused_where_it_is_given(self, build, given, name, value, nearest):
+        """At construction, as a number, a tensor or a Parameter, and when it is set: with range and way out."""
+        way_out = (
+            rf"must be (in|above|at least) .*; bounds=\{{'{name}': \(low, high\)\}} sets another range, bounds=None"
+        )
+        for wrong in (value, torch.tensor([1.5, value]), nn.Parameter(torch.tensor([1.5, value]))):
+            with pytest.raises(ValueError, match=rf"^{build.__name__}: {name}=.*{way_out}"):
+                build(**{**given, name: wrong})
+            with pytest.raises(ValueError, match=rf"^{build.__name__}: {name}=.*{way_out}"):
+                setattr(build(**given), name, wrong)
+            assert build(**{**given, name: wrong}, bounds=None)(drive(3, 1, 2)).shape == (3, 1, 2)
+        learnt = build(**given, learn=(name,))
+        with pytest.raises(ValueError, match=way_out):
+            setattr(learnt, name, value)
+        with pytest.raises(ValueError, match=way_out):
+            setattr(learnt, name, torch.tensor(NAN))
+
+    @pytest.mark.parametrize(("build", "given", "name", "value", "nearest"), OUTSIDE)
+    def test_learnt_value_comes_back(self, build, given, name, value, nearest):
+        """What an optimiser moved outside is the nearest value inside, at the next call and for good."""
+        neuron = build(**given, learn=(name,))
+        parameter = getattr(neuron, name)
+        with torch.no_grad():
+            parameter.fill_(value)
+        out = neuron(drive(4, 2, 3))
+        assert getattr(neuron, name) is parameter
+        assert parameter.item() == nearest
+        fixed = build(**{**given, name: nearest})
+        assert torch.equal(out, fixed(drive(4, 2, 3)))
+
+    def test_ends_are_inside(self):
+        """The ends of a closed range are values like others."""
+        sc.LIF(1.0, threshold=0.0)
+        sc.Leaky(0.0)
+        sc.Leaky(1.0)
+        sc.LIF(tau=INF)
+        sc.EIF(threshold=-50.0)
+
+    def test_own_neuron(self):
+        """A class declares pairs, with None for no end, and its bases' ranges hold unless it replaces or lifts them."""
+
+        class Base(sc.Neuron):
+            states = {"v": 0.0}
+            params = {"tau": 2.0, "gain": 0.5, "width": 1.0, "free": 0.0}
+            bounds = {"tau": (1.0, 9), "gain": (None, 1.0)}
+            positive = ("width",)
+
+            def dynamics(self, x, s, p):
+                v = s.v + (x * p.gain - s.v) / p.tau + p.free / p.width
+                return v, {"v": v}
+
+        class Derived(Base):
+            bounds = {"tau": None, "free": (-1, 1)}
+
+        assert Base().bounds == {
+            "tau": Interval(1.0, 9.0),
+            "gain": Interval(high=1.0),
+            "width": Interval(0.0, open=True),
+        }
+        assert Derived().bounds == {
+            "gain": Interval(high=1.0),
+            "width": Interval(0.0, open=True),
+            "free": Interval(-1.0, 1.0),
+        }
+        for text, values in (
+            (r"tau=9\.5 must be in \[1, 9\]", {"tau": 9.5}),
+            (r"gain=1\.5 must be at most 1", {"gain": 1.5}),
+            (r"width=0\.0 must be above 0", {"width": 0.0}),
+        ):
+            with pytest.raises(ValueError, match=f"^Base: {text};"):
+                Base(**values)
+        assert Derived(tau=-3.0).tau == -3.0
+        assert pushed(Base(learn=("gain",)), "gain", 2.0)(drive(2, 3)).shape == (2, 3)
+
+    @pytest.mark.parametrize(
+        ("body", "text"),
+        [
+            ({"bounds": {"tua": (0, 1)}}, r"bounds has 'tua', which is no parameter; parameters: tau"),
+            ({"positive": ("tua",)}, r"positive has 'tua', which is no parameter; parameters: tau"),
+            ({"positive": "tau"}, r"positive='tau' must hold names; for one name write \('tau',\)"),
+            ({"bounds": ("tau",)}, r"bounds=\('tau',\) must be a dict of parameter: \(low, high\)"),
+            ({"bounds": {"tau": 1.0}}, r"bounds has 'tau': 1\.0; give \(low, high\), each a number or None, or None"),
+            ({"bounds": {"tau": ("a", 1)}}, r"bounds has 'tau': \('a', 1\); give \(low, high\)"),
+        ],
+    )
+    def test_wrong_declaration(self, body, text):
+        """A range that cannot be is an error of the class."""
+        with pytest.raises(TypeError, match=text):
+            type("Wrong", (sc.Neuron,), {"params": {"tau": 1.0}, **body})
+
+    @pytest.mark.parametrize("pair", [(2.0, 1.0), (1.0, 1.0), (NAN, 1.0)])
+    def test_empty_range(self, pair):
+        """A range without two numbers in it is refused."""
+        with pytest.raises(ValueError, match=r"LIF: bounds has 'tau': .*; the low end must be below the high end"):
+            sc.LIF(bounds={"tau": pair})
+
+
+class TestInstance:
+    """``bounds=`` of one neuron."""
+
+    def test_replaces_those_it_names(self):
+        """A dict replaces the ranges of the parameters it names and no others."""
+        lif = sc.LIF(2.0, bounds={"tau": (1, 10)}, learn=("tau", "threshold"))
+        pushed(pushed(lif, "tau", 100.0), "threshold", -100.0)(drive(3, 2))
+        assert (lif.tau.item(), lif.threshold.item()) == (10.0, 0.0)
+        with pytest.raises(ValueError, match=r"^LIF: tau=11\.0 must be in \[1, 10\]"):
+            sc.LIF(11.0, bounds={"tau": (1, 10)})
+        assert sc.LIF(-1.0, bounds={"tau": None}).tau == -1.0
+
+    def test_none_lifts_all(self):
+        """Without ranges nothing is refused and nothing moved."""
+        lif = sc.LIF(2.0, bounds=None, learn=("tau",))
+        pushed(lif, "tau", -3.0)(drive(3, 2))
+        assert lif.tau.item() == -1.0
+        assert sc.LIF(-1.0, threshold=-1.0, bounds=None).bounds == {}
+
+    def test_set_later(self):
+        """Ranges may be set at any time; what is outside then is named, and nothing changes."""
+        lif = sc.LIF(2.0, learn=("tau",))
+        key = lif.program.key
+        lif.bounds = {"tau": (1.5, None)}
+        pushed(lif, "tau", -1.0)(drive(3, 2))
+        assert lif.tau.item() == 1.5
+        with pytest.raises(ValueError, match=r"^LIF: tau=.* must be at least 3"):
+            lif.bounds = {"tau": (3.0, None)}
+        assert lif.bounds["tau"] == Interval(1.5)
+        lif.bounds = None
+        lif.tau = -1.0
+        assert lif.program.key == key
+
+    @pytest.mark.parametrize(
+        ("bounds", "error", "text"),
+        [
+            (
+                {"tua": (1, 2)},
+                ValueError,
+                r"^LIF: bounds names 'tua', which is no parameter; parameters: tau, threshold",
+            ),
+            (("tau", 1), TypeError, r"^LIF: bounds=\('tau', 1\) must be a dict of parameter: \(low, high\), or None"),
+            ({"tau": (1, 2, 3)}, TypeError, r"^LIF: bounds has 'tau': \(1, 2, 3\); give \(low, high\)"),
+        ],
+    )
+    def test_wrong(self, bounds, error, text):
+        """What is no range is named."""
+        with pytest.raises(error, match=text):
+            sc.LIF(bounds=bounds)
+
+
+class TestKept:
+    """Projection: inside nothing changes, outside comes back."""
+
+    def test_values_and_gradients_inside_are_those_without_ranges(self):
+        """Three optimiser steps inside the range are equal to the bit, values and gradients."""
+        nets = [
+            sc.LIF(torch.linspace(1.5, 4, 3), learn=("tau", "threshold"), **free) for free in ({}, {"bounds": None})
+        ]
+        optimizers = [torch.optim.Adam(net.parameters(), 0.01) for net in nets]
+        for seed in range(3):
+            for net, optimizer in zip(nets, optimizers):
+                optimizer.zero_grad()
+                net(drive(8, 2, 3, seed=seed)).sum().backward()
+                optimizer.step()
+            for one, other in zip(nets[0].parameters(), nets[1].parameters()):
+                assert torch.equal(one, other)
+                assert torch.equal(one.grad, other.grad)
+
+    def test_sgd_that_drives_tau_away(self):
+        """SGD that took tau from 1.2 to 0.15 and -0.29 leaves it at 1, where the neuron still fires and learns."""
+        x, lif = torch.full((16, 1, 8), 1.5), sc.LIF(1.2, learn=("tau",))
+        optimizer, seen = torch.optim.SGD(lif.parameters(), lr=0.5), []
+        for _ in range(6):
+            optimizer.zero_grad()
+            spikes, _, trace = lif.run(x, record=("v",))
+            seen.append(lif.tau.item())
+            assert spikes.sum() > 0
+            (-trace["v"].mean() + 2 * lif.tau).backward()
+            optimizer.step()
+            assert torch.isfinite(lif.tau.grad)
+        assert lif.tau.item() < 1.0
+        assert seen[0] == pytest.approx(1.2)
+        assert seen[1:] == [1.0] * 5
+
+    @pytest.mark.parametrize(
+        ("neuron", "name"),
+        [(sc.ALIF(rho=0.99, learn=("rho",)), "rho"), (sc.Leaky(0.99, learn=("beta",)), "beta")],
+        ids=["rho", "beta"],
+    )
+    def test_decay_above_1_is_not_stuck(self, neuron, name):
+        """A decay that was pushed to 1.03 is 1 at the next call and has a gradient there, so that it can come back."""
+        pushed(neuron, name, 0.04)
+        decay = getattr(neuron, name)
+        assert decay.item() == pytest.approx(1.03)
+        decay.grad = None
+        _, state = neuron.run(drive(6, 2, 3))
+        assert decay.item() == 1.0
+        sum(value.sum() for value in state.values()).backward()
+        assert decay.grad != 0
+
+    @pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}, {"foreach": False}])
+    def test_every_optimiser(self, options):
+        """Fused updates, which raise no version of the parameter, are seen as well."""
+        if options.get("fused") and "fused" not in torch.optim.SGD.__init__.__code__.co_varnames:
+            pytest.skip("torch before 2.3 has no fused SGD")
+        lif = pushed(sc.LIF(2.0, learn=("tau",)), "tau", -5.0, **options)
+        lif(drive(3, 2))
+        assert lif.tau.item() == 1.0
+
+    @pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+    def test_shapes_and_dtypes(self, shape, dtype):
+        """Of a tensor, the values outside move and the others stay, in every precision."""
+        values = torch.linspace(-0.5, 1.5, 6).to(dtype)[: max(1, torch.Size(shape).numel())].reshape(shape)
+        neuron = sc.KLIF(k=torch.ones(shape, dtype=dtype), learn=("k", "tau"), bounds={"tau": None}).to(dtype)
+        with torch.no_grad():
+            neuron.k.copy_(values)
+        neuron(drive(3, 2, 3).to(dtype))
+        eps = torch.finfo(dtype).eps
+        assert neuron.k.dtype == dtype
+        assert torch.equal(neuron.k, torch.where(values > 0, values, torch.full_like(values, eps)))
+
+    def test_nan_stays(self):
+        """A NaN is not hidden behind a bound."""
+        for name in ("k", "tau"):
+            neuron = sc.KLIF(learn=(name,))
+            with torch.no_grad():
+                getattr(neuron, name).fill_(NAN)
+            assert neuron.run(drive(3, 2))[1]["v"].isnan().all()
+            assert getattr(neuron, name).isnan()
+
+    def test_graph_in_flight(self):
+        """Calls between a forward and its backward pass, in training or without gradients, leave its gradient."""
+        x, lif = drive(6, 2, 3), sc.LIF(1.2, learn=("tau",))
+        (wanted,) = torch.autograd.grad(lif(x).sum(), lif.tau)
+        out = lif(x).sum() + lif.tau**2
+        with torch.no_grad():
+            lif(x)
+        lif(x)
+        lif.state_dict()
+        out.backward()
+        torch.testing.assert_close(lif.tau.grad, wanted + 2 * lif.tau.detach())
+
+    def test_other_calls(self):
+        """Single steps, Recurrent, no_grad, inference mode, frozen and assigned parameters are kept, too."""
+        single = sc.LIF(2.0, learn=("tau",), step="single")
+        single(drive(2, 3))
+        pushed(single, "tau", -5.0)(drive(2, 3))
+        inner = sc.LIF(2.0, learn=("tau",))
+        recurrent = sc.Recurrent(pushed(inner, "tau", -5.0), nn.Linear(3, 3))
+        recurrent(drive(4, 2, 3))
+        frozen = pushed(sc.LIF(2.0, learn=("tau",)), "tau", -5.0)
+        frozen.tau.requires_grad_(False)
+        with torch.no_grad():
+            frozen(drive(4, 2))
+        assigned = sc.LIF(2.0)
+        assigned.tau = nn.Parameter(torch.tensor(3.0))
+        with torch.inference_mode():
+            pushed(assigned, "tau", -5.0)(drive(4, 2))
+        assert [one.tau.item() for one in (single, inner, frozen, assigned)] == [1.0] * 4
+
+    def test_made_in_inference_mode(self):
+        """A neuron made in inference mode runs anywhere."""
+        with torch.inference_mode():
+            lif = sc.LIF(2.0, learn=("tau",))
+        with torch.no_grad():
+            assert torch.equal(lif(drive(4, 2)), sc.LIF(2.0)(drive(4, 2)))
+
+    def test_shared(self):
+        """A Parameter of two neurons ends in what their ranges have in common."""
+        tau = nn.Parameter(torch.tensor(4.0))
+        net = nn.Sequential(sc.LIF(tau), sc.LIF(tau, bounds={"tau": (3.0, 5.0)}))
+        for by, end in ((-9.0, 3.0), (9.0, 5.0)):
+            pushed(net[0], "tau", by)
+            net(drive(3, 2))
+            assert tau.item() == end
+
+    def test_copies(self):
+        """Copies have the ranges, and parameters of their own to keep in them."""
+        lif = sc.LIF(2.0, bounds={"tau": (1.5, 3.0)}, learn=("tau",))
+        for twin in (copy.deepcopy(lif), pickle.loads(pickle.dumps(lif))):
+            pushed(twin, "tau", -5.0)(drive(3, 2))
+            assert twin.tau.item() == 1.5
+        assert lif.tau.item() == 2.0
+
+    def test_pickle_from_before_ranges(self):
+        """A neuron that was pickled without ranges has those of its class."""
+        state = {name: value for name, value in sc.LIF(2.0).__getstate__().items() if name != "bounds"}
+        lif = sc.LIF.__new__(sc.LIF)
+        lif.__setstate__(state)
+        assert lif.bounds == sc.LIF().bounds
+
+
+class TestTransformed:
+    """Where a parameter must not be changed in place, the value computed with is inside, with derivative 1."""
+
+    def test_functional_call(self):
+        """The tensor that stands in for a parameter is not written to, and its gradient is that of the value inside."""
+        x, lif = drive(6, 2, 3), sc.LI(2.0, learn=("tau",))
+        tau = torch.tensor(0.25, requires_grad=True)
+        out = torch.func.functional_call(lif, {"tau": tau}, x)
+        (got,) = torch.autograd.grad(out.sum(), tau)
+        inside = sc.LI(1.0, learn=("tau",))
+        (want,) = torch.autograd.grad(inside(x).sum(), inside.tau)
+        assert torch.equal(out, inside(x))
+        assert torch.equal(got, want)
+        assert (tau.item(), lif.tau.item()) == (0.25, 2.0)
+
+    def test_torch_func(self):
+        """``grad``, ``vmap`` and ``grad`` of the input alone work, inside the range to the bit of autograd."""
+        x, lif = drive(6, 2, 3), sc.LI(2.5, learn=("tau",), backend="torch")
+
+        def loss(tau):
+            return torch.func.functional_call(lif, {"tau": tau}, (x,)).sum()
+
+        (want,) = torch.autograd.grad(lif(x).sum(), lif.tau)
+        torch.testing.assert_close(torch.func.grad(loss)(torch.tensor(2.5)), want)
+        taus = torch.tensor([-1.0, 1.0, 2.5])
+        values = torch.func.vmap(loss)(taus)
+        torch.testing.assert_close(values, torch.stack([sc.LI(t)(x).sum() for t in (1.0, 1.0, 2.5)]))
+        pushed(lif, "tau", -9.0)
+        by_x = torch.func.grad(lambda value: lif(value).sum())(x)
+        assert lif.tau.item() == -6.5
+        plain = x.clone().requires_grad_()
+        torch.testing.assert_close(by_x, torch.autograd.grad(sc.LI(1.0)(plain).sum(), plain)[0])
+
+    def test_parametrised(self):
+        """A parametrisation of torch's own decides alone what the parameter is."""
+        lif = sc.LI(2.0, learn=("tau",), bounds={"tau": (1.0, 4.0)})
+        torch.nn.utils.parametrize.register_parametrization(lif, "tau", nn.Softplus(), unsafe=True)
+        with torch.no_grad():
+            lif.parametrizations.tau.original.fill_(8.0)
+        assert torch.equal(lif(drive(4, 2)), sc.LI(nn.functional.softplus(torch.tensor(8.0)))(drive(4, 2)))
+
+    @pytest.mark.filterwarnings("ignore")  # torch warns of what it takes for constants, and of jit itself
+    def test_traced(self):
+        """A traced program holds the range, and changes no parameter."""
+        lif = pushed(sc.LI(2.0, learn=("tau",), backend="torch"), "tau", -9.0)
+        with torch.no_grad():
+            traced = torch.jit.trace(lif, drive(4, 2))
+            lif.tau.fill_(-7.0)
+            assert torch.equal(traced(drive(4, 2)), sc.LI(1.0)(drive(4, 2)))
+        assert lif.tau.item() == -7.0
