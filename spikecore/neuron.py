@@ -62,7 +62,7 @@ class Neuron(Ranged):
         "surrogate": checks.surrogate,
         "detach_reset": checks.flag,
         "channel_dim": checks.whole,
-        **Bound.configuration,
+        **Ranged.configuration,
     }
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

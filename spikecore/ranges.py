@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +76,9 @@ class Interval:
 
 
 Bounds = Mapping[str, Interval]
+
+#: How many modes look at every op that torch dispatches, such as those that record a graph.
+_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", int)
 
 POSITIVE = Interval(0.0, open=True)
 
@@ -192,6 +195,7 @@ def _may_change(value: Tensor) -> bool:
         and not is_compiling()  # a compiled graph raises the version of what it changes, and breaks older graphs
         and value.device.type != "ipu"  # PopTorch refuses changes of what the optimiser trains
         and torch._C._get_tracing_state() is None
-        and torch._C._functorch.peek_interpreter_stack() is None
+        and not torch._C._are_functorch_transforms_active()
+        and not _modes()
         and not value.is_inference()
     )
