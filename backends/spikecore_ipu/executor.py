@@ -1,13 +1,13 @@
 """What training and inference on an IPU share: the wrapped step, its call, and what goes stale.
 
-The programs of one network take turns on the device, since a machine may have just one: before a call, the others are
-detached, which reads their weights back. ``options.useIpuId`` on both gives each a device of its own.
+Programs take turns on the device, since a machine may have just one: before a call, the others are detached, which
+reads their weights back. ``options.useIpuId`` on both gives each a device of its own.
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import Any, List, MutableMapping, Optional
+from typing import Any, List, Optional
 
 import torch
 from torch import nn
@@ -53,7 +53,7 @@ class Compiled:
         self._modes: Optional[List[bool]] = None
         self._frozen: Optional[List[bool]] = None
         self._executor: Any = None
-        _of_network.setdefault(net, weakref.WeakSet()).add(self)
+        _programs.add(self)
 
     @property
     def executor(self) -> Any:
@@ -85,9 +85,9 @@ class Compiled:
             )
 
     def _take_device(self) -> None:
-        """Detach the other programs of this network from the device, unless it is another than this program's."""
+        """Detach the other programs from their devices, but for one that is another than this program's."""
         own = getattr(self._options, "ipu_id", None)
-        for other in list(_of_network[self.net]):
+        for other in list(_programs):
             theirs = getattr(other._options, "ipu_id", None)
             apart = own is not None and theirs is not None and own != theirs
             if other is not self and not apart and other.compiled and other.executor.isAttachedToDevice():
@@ -129,8 +129,8 @@ class Compiled:
         self._executor = self._modes = self._frozen = None
 
 
-#: What was made of each network, training and inference.
-_of_network: MutableMapping[nn.Module, weakref.WeakSet[Compiled]] = weakref.WeakKeyDictionary()
+#: Those that there are, training and inference.
+_programs: weakref.WeakSet[Compiled] = weakref.WeakSet()
 
 #: The attribute itself, past what PopTorch puts on a parameter to read weights back when it is looked at.
 _Base: Any = getattr(torch._C, "TensorBase", None) or torch._C._TensorBase  # the latter before torch 2.1

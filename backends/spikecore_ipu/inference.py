@@ -16,8 +16,8 @@ from spikecore_ipu.training import trainer_of
 class IpuInference(Compiled):
     """``predict(inputs) -> outputs`` in eval mode, compiled at the first call, with the weights as they are now.
 
-    Weights that a training step of the same network holds on its device are read back before a call, and the step is
-    detached from it until its next call, unless both have an ``options.useIpuId`` of their own. The outputs of
+    Weights that a training step of the same network holds on its device are read back before a call, and other programs
+    are detached until their next call, unless both have an ``options.useIpuId`` of their own. The outputs of
     all micro batches are put side by side along their batch dimension, unless the options' output mode says otherwise.
     """
 

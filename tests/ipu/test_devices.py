@@ -94,7 +94,7 @@ class TestMachine:
 
 
 class TestTurns:
-    """``training_model`` and ``inference_model`` of one network share the device."""
+    """``training_model`` and ``inference_model`` share the device."""
 
     def test_trains_on_as_if_nothing_had_been(self):
         """Predicting between two updates changes neither weights nor the optimiser's state."""
@@ -143,6 +143,12 @@ class TestTurns:
         _, loss = step(*batch())
         with sc.use_backend("ipu"):
             assert torch.allclose(loss, sc.losses.ce_count(other(batch()[0]), batch()[1]))
+
+    def test_another_network(self):
+        """One that is trained meanwhile takes its turn, too."""
+        steps = [trainer(network()), trainer(network())]
+        losses = [[step(*batch())[1] for step in steps] for _ in range(3)]
+        assert all(torch.equal(one, other) for one, other in losses)
 
     def test_devices_of_their_own(self):
         """With ``useIpuId`` on both neither lets go."""

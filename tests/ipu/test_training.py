@@ -324,7 +324,6 @@ class TestWeights:
         net.load_state_dict(start)
         assert step(*data())[1] == first
 
-    @pytest.mark.usefixtures("several_devices")
     def test_checkpoint_and_resume(self):
         """Four steps are two, a file, and two more in another process's objects."""
         whole, first = Net(), Net()
@@ -354,7 +353,6 @@ class TestWeights:
         with pytest.raises(ValueError, match="ran on an IPU, which keeps its state in a form of its own"):
             elsewhere.load_state_dict(step.state_dict())
 
-    @pytest.mark.usefixtures("several_devices")
     def test_a_checkpoint_after_a_schedule_moved(self):
         """The rate of the checkpoint is the one in force, and the one set after loading is the one that counts."""
         nets = []
@@ -378,7 +376,6 @@ class TestWeights:
             nets.append(steps[1].net)
         same_weights(*nets)
 
-    @pytest.mark.usefixtures("several_devices")
     @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
     def test_a_copy_is_in_no_step(self, duplicate):
         net = Net()
