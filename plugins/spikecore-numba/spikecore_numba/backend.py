@@ -47,10 +47,10 @@ class NumbaBackend(KernelBackend):
                 prefer_large_pages((*groups[OUTPUTS], *groups[TRACE]))
 
             def work(begin: int, end: int) -> None:
-                scratch = _scratch.address(scratch_bytes)
-                kernel.run(begin, end, steps, neurons, width, scratch, *before, *after)
+                scratch = _scratch.memory(scratch_bytes)
+                kernel.run(begin, end, steps, neurons, width, scratch.data_ptr(), *before, *after)
 
-            over_blocks(work, -(-neurons // width), steps * neurons)
+            over_blocks(work, -(-neurons // width), steps * neurons, groups)
 
         return launch
 
@@ -73,11 +73,12 @@ class NumbaBackend(KernelBackend):
             chunking = (length, chunks) if kept else ()
 
             def work(begin: int, end: int) -> None:
-                scratch = _scratch.address(scratch_bytes + kept * each)
-                histories = [scratch + scratch_bytes + k * each for k in range(kept)]
-                kernel.run(begin, end, steps, neurons, width, scratch, *chunking, *before, *histories, *after)
+                scratch = _scratch.memory(scratch_bytes + kept * each)
+                address = scratch.data_ptr()
+                histories = [address + scratch_bytes + k * each for k in range(kept)]
+                kernel.run(begin, end, steps, neurons, width, address, *chunking, *before, *histories, *after)
 
-            over_blocks(work, -(-neurons // width), steps * neurons)
+            over_blocks(work, -(-neurons // width), steps * neurons, (inputs, state, params, groups, sums))
             return sums
 
         return launch

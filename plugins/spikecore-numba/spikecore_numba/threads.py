@@ -3,6 +3,9 @@
 A kernel releases the GIL, so Python threads do. The calling thread takes part; ranges of blocks are handed out as
 threads become free, so that a busy core does not hold up the rest. What is computed does not depend on the number of
 threads.
+
+Kernels write to addresses. So a call never ends, by an exception neither (Ctrl-C, a time limit), while another thread
+still runs for it, and every range keeps the tensors alive that it reads and writes.
 """
 
 from __future__ import annotations
@@ -10,8 +13,8 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Callable, Deque, Optional, Tuple
+from queue import Empty, SimpleQueue
+from typing import Any, Callable, Deque, List, Optional, Tuple
 
 import torch
 
@@ -19,25 +22,41 @@ import torch
 WORTHWHILE = 1 << 17
 #: Ranges per thread.
 _SHARES = 4
+#: Seconds until a caller looks again whether others are done. They say so themselves; only an interrupt loses a word.
+_LOOK_AGAIN = 0.05
 
 
 class _Pool:
     """The other threads, made when they are first needed."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._executor: Optional[ThreadPoolExecutor] = None
+        self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._threads: List[threading.Thread] = []
 
-    def submit(self, function: Callable[..., None], *arguments: Any) -> Future[None]:
-        """Let another thread call the function."""
-        with self._lock:
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="spikecore-numba")
-            return self._executor.submit(function, *arguments)
+    def submit(self, job: Callable[[], None], times: int) -> None:
+        """Let other threads call the function, so many times."""
+        # two callers at once may make a thread too many, which does no harm
+        while len(self._threads) < min(times, os.cpu_count() or 1):
+            number = len(self._threads)
+            # daemons, because they wait for jobs for ever; no call returns while one of them computes for it
+            thread = threading.Thread(
+                target=_serve, args=(self._jobs,), name=f"spikecore-numba_{number}", daemon=True
+            )
+            thread.start()
+            self._threads.append(thread)
+        for _ in range(times):
+            self._jobs.put(job)
 
     def forget(self) -> None:
         """Begin anew: a forked process has none of its parent's threads."""
         self.__init__()  # type: ignore[misc]
+
+
+def _serve(jobs: SimpleQueue[Callable[[], None]]) -> None:
+    while True:
+        job: Optional[Callable[[], None]] = jobs.get()
+        job()
+        job = None  # or the tensors of the last call stay until the next one
 
 
 _pool = _Pool()
@@ -45,39 +64,104 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_pool.forget)
 
 
-def over_blocks(work: Callable[[int, int], None], blocks: int, size: int) -> None:
-    """Call ``work(begin, end)`` for ranges that cover ``range(blocks)``; ``size`` says how much work it is."""
+def over_blocks(work: Callable[[int, int], None], blocks: int, size: int, tensors: Any = ()) -> None:
+    """Call ``work(begin, end)`` for ranges that cover ``range(blocks)``; ``size`` says how much work it is.
+
+    ``tensors`` holds what ``work`` reads and writes by address. When this function returns or raises, no thread runs
+    ``work`` any more; after an exception on any thread no further range is begun, and it is raised here.
+    """
     threads = min(torch.get_num_threads(), blocks) if size >= WORTHWHILE else 1
     if threads == 1:
         work(0, blocks)
         return
     shares = min(threads * _SHARES, blocks)
     cuts = [blocks * k // shares for k in range(shares + 1)]
-    waiting: Deque[Tuple[int, int]] = deque(zip(cuts, cuts[1:]))
-    others = [_pool.submit(_until_done, work, waiting) for _ in range(threads - 1)]
-    _until_done(work, waiting)
-    for other in others:
-        other.result()
+    batch = _Batch(work, list(zip(cuts, cuts[1:])), tensors)
+    try:
+        _pool.submit(batch.help, threads - 1)
+        batch.take()
+    finally:
+        batch.end()
+    if batch.errors:
+        raise batch.errors[0]
 
 
-def _until_done(work: Callable[[int, int], None], waiting: Deque[Tuple[int, int]]) -> None:
-    while True:
+class _Batch:
+    """The ranges of one call, and who works on them.
+
+    An interrupt may come between any two steps of the calling thread, so that thread keeps no count that one of them
+    could spoil: helpers enter their names in two lists, and the caller may compare those as often as it likes.
+    """
+
+    def __init__(self, work: Callable[[int, int], None], ranges: List[Tuple[int, int]], tensors: Any) -> None:
+        self.errors: List[BaseException] = []
+        self._work: Optional[Callable[[int, int], None]] = work
+        self._ranges: Deque[Tuple[int, int]] = deque(ranges)
+        self._tensors = tensors
+        self._entered: List[int] = []
+        self._left: List[int] = []
+        self._closed = False
+        self._bell: SimpleQueue[None] = SimpleQueue()
+
+    def help(self) -> None:
+        """Take ranges on another thread."""
+        self._entered.append(threading.get_ident())
+        # looked at after entering: whoever closes looks at the entries afterwards, so one of the two sees the other
         try:
-            begin, end = waiting.popleft()
-        except IndexError:
-            return
-        work(begin, end)
+            if not self._closed:
+                self.take()
+        except BaseException as error:
+            self._closed = True
+            self.errors.append(error)
+        finally:
+            self._left.append(threading.get_ident())
+            self._bell.put(None)
+
+    def take(self) -> None:
+        """Take ranges until there is none."""
+        work = self._work
+        while work is not None and not self._closed:
+            try:
+                begin, end = self._ranges.popleft()
+            except IndexError:
+                return
+            work(begin, end)
+
+    def end(self) -> None:
+        """Begin no further range, and return when no other thread is at work; whatever is raised meanwhile comes after.
+
+        Helpers that have not begun are not waited for; they find the batch closed.
+        """
+        try:
+            self._closed = True
+            while len(self._left) < len(self._entered):
+                try:
+                    self._bell.get(timeout=_LOOK_AGAIN)
+                except Empty:
+                    continue
+        except BaseException:
+            self.end()  # a second Ctrl-C finds the same wait
+            raise
+        self._work = self._tensors = None  # helpers that come too late hold nothing
 
 
 class Scratch(threading.local):
     """Memory that a thread's kernels compute in, kept between calls."""
 
     def __init__(self) -> None:
-        self._held: Any = torch.empty(0, dtype=torch.uint8)
+        self._held = _bytes(0)
 
-    def address(self, size: int) -> int:
-        """The address of at least ``size`` bytes; valid until this thread asks again."""
+    def memory(self, size: int) -> torch.Tensor:
+        """At least ``size`` bytes, whose content is anything.
+
+        The caller keeps the tensor until its kernel is done: a signal's handler may run a larger kernel on this thread
+        between this call and the kernel.
+        """
         if self._held.numel() < size:
-            self._held = torch.empty(size, dtype=torch.uint8)
-        address: int = self._held.data_ptr()
-        return address
+            self._held = _bytes(size)
+        return self._held
+
+
+def _bytes(size: int) -> torch.Tensor:
+    # named, because torch.set_default_device may say "meta" or "cuda"
+    return torch.empty(size, dtype=torch.uint8, device="cpu")

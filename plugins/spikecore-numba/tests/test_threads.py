@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import threading
-from typing import Iterator, List
+import weakref
+from typing import Any, Iterator, List
 
 import pytest
 import torch
@@ -98,3 +102,148 @@ def test_shares_cover_all_blocks_once() -> None:
             seen: List[int] = []
             threads.over_blocks(lambda a, b: seen.extend(range(a, b)), blocks, threads.WORTHWHILE)  # noqa: B023
             assert sorted(seen) == list(range(blocks))
+
+
+class TestInterrupts:
+    """Whatever ends a call early, no thread works for it afterwards."""
+
+    def test_ctrl_c_in_the_calling_thread_waits_for_the_others(self) -> None:
+        """KeyboardInterrupt leaves the call only when the other thread has ended its range; no further one begins."""
+        torch.set_num_threads(2)
+        main, inside, interrupted = threading.get_ident(), threading.Event(), threading.Event()
+        begun: List[int] = []
+        ended: List[int] = []
+
+        def work(begin: int, end: int) -> None:
+            begun.append(begin)
+            if threading.get_ident() == main:
+                inside.wait()
+                try:
+                    signal.raise_signal(signal.SIGINT)
+                finally:
+                    interrupted.set()
+            else:
+                inside.set()
+                interrupted.wait()
+            ended.append(begin)
+
+        with pytest.raises(KeyboardInterrupt):
+            threads.over_blocks(work, 100, threads.WORTHWHILE)
+        assert len(begun) == 2
+        assert len(ended) == 1
+
+    def test_another_ctrl_c_while_it_waits_changes_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Three more interrupts while the call waits for the other thread do not make it return early."""
+        torch.set_num_threads(2)
+        main, inside = threading.get_ident(), threading.Event()
+        handled = threading.Semaphore(0)
+        ended: List[int] = []
+
+        def handler(number: int, frame: Any) -> None:
+            handled.release()
+            raise KeyboardInterrupt
+
+        def work(begin: int, end: int) -> None:
+            if threading.get_ident() == main:
+                inside.wait()
+                raise MemoryError
+            inside.set()
+            for _ in range(3):
+                signal.pthread_kill(main, signal.SIGINT)
+                handled.acquire()
+            ended.append(begin)
+
+        before = signal.signal(signal.SIGINT, handler)
+        try:
+            with pytest.raises((KeyboardInterrupt, MemoryError)):
+                threads.over_blocks(work, 100, threads.WORTHWHILE)
+            assert len(ended) == 1
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def test_tensors_live_until_the_last_thread_is_done(self) -> None:
+        """What a range reads and writes is kept by the ranges, not by the caller alone; afterwards by nobody."""
+        torch.set_num_threads(2)
+        memory = torch.zeros(3)
+        seen = weakref.ref(memory)
+        alive: List[bool] = []
+        held = [memory]
+        del memory
+
+        def work(begin: int, end: int) -> None:
+            held.clear()
+            alive.append(seen() is not None)
+
+        threads.over_blocks(work, 100, threads.WORTHWHILE, tuple(held))
+        assert alive == [True] * len(alive)
+        # a helper that came too late must not hold them either
+        assert seen() is None
+
+    def test_an_error_ends_the_handing_out(self) -> None:
+        """After an error on one thread no range is begun on another, and the error is kept for the caller."""
+        begun: List[int] = []
+
+        def work(begin: int, end: int) -> None:
+            begun.append(begin)
+            raise KeyError(begin)
+
+        batch = threads._Batch(work, [(0, 1), (1, 2), (2, 3)], ())
+        batch.help()
+        batch.take()
+        assert begun == [0]
+        assert [type(error) for error in batch.errors] == [KeyError]
+
+    def test_interrupted_calls_write_nowhere_afterwards(self) -> None:
+        """A process whose calls are interrupted at any moment, hundreds of times, goes on with its memory as it was."""
+        done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split() == ["sound"]
+
+
+INTERRUPTED = """
+import itertools, signal, torch, spikecore as sc
+torch.set_num_threads(2)
+steps, neurons = 64, 1 << 16
+x = torch.rand(steps, neurons) * 2
+lif = sc.LIF(backend="numba")
+expected = lif(x).clone()
+
+def handler(number, frame):
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, handler)
+interrupted = 0
+for k in itertools.count():
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0003 + 0.0001 * (k % 40))
+        lif(x)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        interrupted += 1
+    # takes the memory that the interrupted call had, if it gave it back too early
+    watched = torch.full((steps, neurons), 7.0)
+    total = watched.sum()
+    assert (watched == 7.0).all(), "another thread has written here"
+    if interrupted >= 100 or k >= 1000:
+        break
+assert interrupted > 20, interrupted
+assert torch.equal(lif(x), expected)
+print("sound")
+"""
+
+
+@pytest.mark.parametrize("device", ["meta", "cuda"])
+def test_the_default_device_is_for_others(device: str) -> None:
+    """``torch.set_default_device`` moves no memory of kernels: forward and backward stay on the CPU."""
+    code = f"""
+import torch, spikecore as sc
+x = torch.full((4, 3), 1.7)
+expected = sc.ALIF(backend="torch")(x).tolist()
+torch.set_default_device({device!r})
+x.requires_grad_()
+y = sc.ALIF(backend="numba")(x)
+y.backward(torch.ones(4, 3, device="cpu"))
+assert y.tolist() == expected and x.grad.device.type == "cpu"
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
