@@ -14,6 +14,7 @@ from torch import Tensor
 from spikecore.backend import Spec, Tensors
 from spikecore.kernels.backend import Geometry, KernelBackend, KernelParams, Launch
 from spikecore.kernels.layout import Layout, layout_of
+from spikecore.kernels.memory import not_negated, resolved
 from spikecore.kernels.plan import BackwardPlan, ForwardPlan, saved_states
 from spikecore.lang import Program
 
@@ -60,7 +61,7 @@ class Execution:
 
     def forward(self, call: Call, tensors: Sequence[Tensor], save: bool) -> List[Tensor]:
         """Outputs, final states, recorded states and, for backward, checkpoints."""
-        tensors = _resolved(tensors)
+        tensors = resolved(tensors)
         x = tensors[0]
         if len(tensors) == 1 and not (call.record or self.n_final) and x.is_contiguous() and x.numel():
             return self._forward_alone(call, x, save)
@@ -117,7 +118,7 @@ class Execution:
 
     def layout(self, tensors: Sequence[Tensor]) -> Layout:
         """The layout in which a call of these tensors is computed, forward and backward."""
-        return layout_of(_resolved(tensors[:1])[0])
+        return layout_of(not_negated(tensors[0]))
 
     def backward(
         self,
@@ -133,7 +134,7 @@ class Execution:
         ``layout`` is that of the forward pass. The tensors may lie elsewhere by now, each in its own way: saved-tensor
         hooks, such as those that move tensors to the host, give back tensors with other strides.
         """
-        tensors, grads = _resolved(tensors), _resolved(grads)
+        tensors, grads = resolved(tensors), resolved(grads)
         self._check_saved(call, tensors, checkpoints, grads, layout)
         checkpoints = tuple([layout.fit_saved(kept) for kept in checkpoints])
         found = self._gradients(call, grads, wanted)
@@ -305,10 +306,3 @@ def _channel(value: Tensor, layout: Layout) -> Tuple[int, int]:
     """How a parameter ``[1, C, 1, ...]`` lies: (neurons between neighbouring channels, channels)."""
     dim = max(range(value.ndim), key=lambda d: value.shape[d])
     return layout.inner_of(dim), value.shape[dim]
-
-
-def _resolved(tensors: Sequence[Any]) -> Sequence[Any]:
-    """The tensors with memory that holds what they say: torch has views whose memory holds the opposite numbers."""
-    if True not in [tensor is not None and tensor.is_neg() for tensor in tensors]:
-        return tensors
-    return [None if tensor is None else tensor.resolve_neg() for tensor in tensors]

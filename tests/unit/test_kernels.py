@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import spikecore as sc
 from spikecore.backend import Capabilities, Spec, Unsupported
@@ -718,6 +719,49 @@ def test_a_mode_that_watches_every_op_sees_the_kernel() -> None:
     graph = make_fx(neuron)(x)
     assert "spikecore" in graph.code
     assert torch.equal(graph(x), neuron(x))
+
+
+@pytest.mark.parametrize("steps", [5, 20])
+def test_zeros_without_memory_are_zeros(steps: int) -> None:
+    """The zeros that autograd passes on have no memory: as input, state and cotangent they count as plain zeros."""
+    zeros = torch.zeros(steps, 3)
+    shadow = torch._efficientzerotensor((steps, 3), dtype=torch.float32)
+    one, other = twins(sc.LIF, chunk=16)
+    assert torch.equal(one(shadow), other(zeros))
+    state = {"v": torch._efficientzerotensor((3,), dtype=torch.float32)}
+    assert torch.equal(one.run(zeros + 1.7, state=state)[0], other.run(zeros + 1.7, state={"v": zeros[0]})[0])
+    x = (zeros + 1.7).requires_grad_()
+    one(x).backward(shadow)
+    assert torch.equal(x.grad, zeros)
+
+
+@pytest.mark.parametrize("which", ["freed", "fake", "kept from vmap"])
+@pytest.mark.parametrize("role", ["input", "state", "cotangent"])
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+def test_a_tensor_without_memory_is_refused(which: str, role: str) -> None:
+    """Whatever its role: an error in words, before a kernel gets an address that is none."""
+    if (which, role) in (("fake", "input"), ("kept from vmap", "input")):
+        pytest.skip("torch dispatches on the first input, and says so itself")
+    x = torch.full((4, 3), 1.7).requires_grad_()
+    bad = torch.ones(3) if role == "state" else torch.ones(4, 3)
+    neuron = bound(sc.LIF(), Loop())
+    y = neuron(x)
+    if which == "fake":
+        with FakeTensorMode():
+            bad = torch.ones(bad.shape)
+    elif which == "kept from vmap":
+        kept: List[Tensor] = []
+        torch.func.vmap(lambda row: kept.append(row) or row)(torch.ones(2, *bad.shape))
+        bad = kept[0]
+    else:
+        bad.untyped_storage().resize_(0)
+    calls = {
+        "input": lambda: neuron(bad),
+        "state": lambda: neuron.run(x, state={"v": bad}),
+        "cotangent": lambda: y.backward(bad),
+    }
+    with pytest.raises((ValueError, RuntimeError), match="has no memory|escaped from inside a function being vmapped"):
+        calls[role]()
 
 
 def test_a_view_of_opposite_numbers_is_taken_for_what_it_says() -> None:

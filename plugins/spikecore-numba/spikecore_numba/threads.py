@@ -39,9 +39,7 @@ class _Pool:
         while len(self._threads) < min(times, os.cpu_count() or 1):
             number = len(self._threads)
             # daemons, because they wait for jobs for ever; no call returns while one of them computes for it
-            thread = threading.Thread(
-                target=_serve, args=(self._jobs,), name=f"spikecore-numba_{number}", daemon=True
-            )
+            thread = threading.Thread(target=_serve, args=(self._jobs,), name=f"spikecore-numba_{number}", daemon=True)
             thread.start()
             self._threads.append(thread)
         for _ in range(times):
@@ -54,9 +52,7 @@ class _Pool:
 
 def _serve(jobs: SimpleQueue[Callable[[], None]]) -> None:
     while True:
-        job: Optional[Callable[[], None]] = jobs.get()
-        job()
-        job = None  # or the tensors of the last call stay until the next one
+        jobs.get()()  # not kept in a variable, which would hold the tensors of a call until the next one
 
 
 _pool = _Pool()
