@@ -19,6 +19,7 @@ import torch
 
 from spikecore import checks
 from spikecore.backend import Spec, Unsupported, lacking
+from spikecore.earlier import Earlier
 from spikecore.lang import Program
 from spikecore.lang.plain import is_compiling
 from spikecore.selection import Request, Resolved, resolve
@@ -40,8 +41,8 @@ class Bound(Stateful):
     _bound: Dict[str, Resolved]
     _names: Dict[Any, str]
     _compiled: SimpleNamespace
-    #: What a call that passed all checks was given to, for those like it.
-    _quick: Dict[Any, Any]
+    #: Calls that passed every check, by their kind (see :mod:`spikecore.earlier`).
+    _quick: Dict[Tuple[Any, ...], Earlier]
     _stamp: str
     #: Names of the attributes there were when the definition was traced; None before.
     _read: Optional[FrozenSet[str]] = None

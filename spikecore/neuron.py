@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore import checks, parameters, ranges
+from spikecore import checks, earlier, parameters, ranges
 from spikecore.backend import MAX_STATIC_STEPS, Tensors
 from spikecore.lang import Expr, Node, Program, TraceError, ops, trace
 from spikecore.lang.plain import is_compiling
@@ -135,7 +135,7 @@ class Neuron(Ranged):
     def forward(self, *inputs: Tensor) -> Any:
         """Spikes (or whatever ``dynamics`` outputs) for ``[T, *N]``, or ``[*N]`` in single-step mode."""
         if not (self.step == "single" or self._carrying or self._has_carried):
-            outputs = self._again(inputs) or self._execute(inputs, None, (), final=False)[0]
+            outputs, _ = self._call(inputs, None, final=False)
         else:
             outputs = self._continue(inputs)
         return outputs[0] if len(outputs) == 1 else outputs
@@ -148,29 +148,38 @@ class Neuron(Ranged):
         to its values after every step, ``[T, *N]``. All are differentiable.
         """
         names = checks.recorded(type(self).__name__, record, self.states)
+        if not names:
+            outputs, final = self._call(inputs, state, final=True)
+            return outputs[0] if len(outputs) == 1 else outputs, final
         outputs, final, trace_ = self._execute(inputs, state, names, final=True)
-        out = outputs[0] if len(outputs) == 1 else outputs
-        return (out, final, dict(zip(names, trace_))) if names else (out, final)
+        return outputs[0] if len(outputs) == 1 else outputs, final, dict(zip(names, trace_))
 
     def _continue(self, inputs: Sequence[Tensor]) -> Tensors:
         """Outputs of a call that goes on from the state of the last one, or may be the recomputation of one."""
         slot = self._begin()
         single = self.step == "single"
         if not (single or slot["_carrying"]):
-            return self._again(inputs) or self._execute(inputs, None, (), final=False)[0]
+            return self._call(inputs, None, final=False)[0]
         if single:
-            inputs = tuple(x.unsqueeze(0) if isinstance(x, Tensor) else x for x in inputs)
-        outputs, state, _ = self._execute(inputs, slot["_state"], (), final=True)
+            inputs = tuple([x.unsqueeze(0) if isinstance(x, Tensor) else x for x in inputs])
+        outputs, state = self._call(inputs, slot["_state"], final=True)
         self._end(slot, outputs, state)
-        return tuple(out.squeeze(0) for out in outputs) if single else outputs
+        return tuple([out.squeeze(0) for out in outputs]) if single else outputs
 
-    def _again(self, inputs: Sequence[Tensor]) -> Optional[Tensors]:
-        """Outputs of a call at rest that asks what an earlier one did, past its checks; None if there was none."""
-        x = inputs[0] if len(inputs) == 1 else None
-        if type(x) is not Tensor or x.ndim == 0 or is_compiling():
-            return None
-        found = self._quick.get(_kind(x))
-        return None if found is None else found[0](inputs, None, found[1], ())[0]
+    def _call(
+        self, inputs: Sequence[Tensor], state: Optional[Mapping[str, Tensor]], final: bool
+    ) -> Tuple[Tensors, Optional[State]]:
+        """A call without a record: as an earlier one of its kind, past the checks that one passed, or through all."""
+        x = None if is_compiling() else earlier.only_input(inputs)
+        start = None if x is None or state is None else earlier.state_as_before(self.states, state, x)
+        if x is None or (start is None and state is not None):
+            return self._execute(inputs, state, (), final)[:2]
+        found = self._quick.get(earlier.kind_of(x, start, final))
+        values = None if found is None else earlier.values_as_before(found, self, x, self.bounds)
+        if found is None or values is None:
+            return self._execute(inputs, state, (), final)[:2]
+        outputs, end, _ = found.runner((x,), start, values, ())
+        return outputs, dict(zip(self.states, end)) if end is not None else None
 
     def _execute(
         self, inputs: Sequence[Tensor], state: Optional[Mapping[str, Tensor]], record: Tuple[str, ...], final: bool
@@ -200,9 +209,8 @@ class Neuron(Ranged):
         self._settle()
         runner = getattr(self._compiled, name)
         outputs, end, trace_ = runner(inputs, start, values, record)
-        plain = len(inputs) == 1 and start is None and not (final or record or is_compiling())
-        if plain and not any(isinstance(value, Tensor) for value in values):
-            quick[_kind(x)] = runner, values
+        if len(inputs) == 1 and not (record or is_compiling()):
+            quick[earlier.kind_of(x, start, final)] = earlier.noted(runner, named, values, x)
         return outputs, dict(zip(self.states, end)) if end is not None else None, trace_
 
     # -- module
@@ -248,12 +256,6 @@ class Neuron(Ranged):
         bound = ", ".join(f"{resolved.backend.name} on {device}" for device, resolved in self._bound.items())
         asked = self._request.name or "auto"
         return ", ".join(parts) + f", backend={asked}" + (f" ({bound})" if bound else "")
-
-
-def _kind(x: Tensor) -> Tuple[Any, ...]:
-    """What decides the runner of a call at rest with one input, if no parameter is a tensor."""
-    steps = x.shape[0] if x.shape[0] <= MAX_STATIC_STEPS else None
-    return x.dtype, steps, x.device.type, x.requires_grad, torch.is_grad_enabled()
 
 
 def _tensor_text(value: Tensor) -> str:

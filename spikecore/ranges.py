@@ -167,12 +167,13 @@ def require(owner: str, name: str, value: Any, held_to: Optional[Interval]) -> N
 def kept(named: Named, learnt: Mapping[str, Any], bounds: Bounds) -> List[Tuple[str, Any]]:
     """The parameters of a call, of which those that are learnt are now inside their ranges."""
     return [
-        (name, _kept(value, bounds[name])) if name in learnt and name in bounds else (name, value)
+        (name, inside(value, bounds[name])) if name in learnt and name in bounds else (name, value)
         for name, value in named
     ]
 
 
-def _kept(value: Tensor, held_to: Interval) -> Tensor:
+def inside(value: Tensor, held_to: Interval) -> Tensor:
+    """A learnt parameter for a call: the parameter itself, now inside its range, or the nearest value there."""
     if not _may_change(value):
         return held_to.straight_through(value)
     # .data: a graph that holds the parameter already is one of the value inside, since each call projects first

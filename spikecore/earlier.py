@@ -1,0 +1,97 @@
+"""Calls that passed every check before: what lets the next one of the same kind go straight to its runner.
+
+A call is of a kind that passed (:func:`kind_of`) and its tensors are as those were (:func:`state_as_before`,
+:func:`values_as_before`), or it goes through every check again. Nothing here raises.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Collection, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from spikecore import ranges
+from spikecore.backend import MAX_STATIC_STEPS, ParamValue, Runner, Tensors, compute_dtype
+
+
+class PlacedTensor(NamedTuple):
+    """A parameter that is a tensor, as it was, and how it was viewed over the neurons of one time step."""
+
+    position: int
+    name: str
+    shape: torch.Size
+    device: torch.device
+    learnt: bool
+    view: Tuple[int, ...]
+
+
+class Earlier(NamedTuple):
+    """A call that passed every check."""
+
+    runner: Runner
+    values: Tuple[ParamValue, ...]
+    tensors: Tuple[PlacedTensor, ...]
+    #: One time step of the input, which tensors were placed on; None if all parameters are numbers.
+    shape: Optional[torch.Size]
+
+
+def kind_of(x: Tensor, start: Optional[Tensors], final: bool) -> Tuple[Any, ...]:
+    """What decides the runner of a call with one input and without a record, beside the parameters."""
+    steps = x.shape[0] if x.shape[0] <= MAX_STATIC_STEPS else None
+    carried = None if start is None else True in [value.requires_grad for value in start]
+    return x.dtype, steps, x.device, x.requires_grad, torch.is_grad_enabled(), final, carried
+
+
+def only_input(inputs: Sequence[Any]) -> Optional[Tensor]:
+    """The input of a call if it has one, a dense tensor with time steps, else None."""
+    x = inputs[0] if len(inputs) == 1 else None
+    return x if type(x) is Tensor and x.ndim > 0 and x.layout is torch.strided else None
+
+
+def state_as_before(names: Collection[str], state: Mapping[str, Any], x: Tensor) -> Optional[Tensors]:
+    """A state in the order of ``names`` if there is nothing to check or convert about it, else None."""
+    if type(state) is not dict or len(state) != len(names):
+        return None
+    shape, dtype, device = x.shape[1:], compute_dtype(x.dtype), x.device
+    start = tuple([state.get(name) for name in names])
+    for value in start:
+        if type(value) is not Tensor or value.shape != shape or value.dtype != dtype or value.device != device:
+            return None
+        if value.layout is not torch.strided:
+            return None
+    return start  # type: ignore[return-value]  # no None among them
+
+
+def noted(
+    runner: Runner, named: Sequence[Tuple[str, ParamValue]], values: Tuple[ParamValue, ...], x: Tensor
+) -> Earlier:
+    """A call that passed every check, with its parameters as they are and as they were placed."""
+    tensors = tuple(
+        PlacedTensor(position, name, value.shape, value.device, value.requires_grad, tuple(placed.shape))
+        for position, ((name, value), placed) in enumerate(zip(named, values))
+        if isinstance(value, Tensor) and isinstance(placed, Tensor)
+    )
+    numbers = tuple(None if isinstance(value, Tensor) else value for value in values)
+    return Earlier(runner, numbers, tensors, x.shape[1:] if tensors else None)  # type: ignore[arg-type]
+
+
+def values_as_before(
+    found: Earlier, module: nn.Module, x: Tensor, bounds: ranges.Bounds
+) -> Optional[Tuple[ParamValue, ...]]:
+    """The parameters as the runner takes them, learnt ones kept in their ranges; None if one is not as it was."""
+    if not found.tensors:
+        return found.values
+    if x.shape[1:] != found.shape:
+        return None
+    values = list(found.values)
+    for position, name, shape, device, learnt, view in found.tensors:
+        value: Optional[Tensor] = module._parameters.get(name)
+        if value is None:
+            value = module._buffers.get(name)
+        if value is None or value.shape != shape or value.device != device or value.requires_grad is not learnt:
+            return None
+        if name in bounds and name in module._parameters:
+            value = ranges.inside(value, bounds[name])
+        values[position] = value if view == shape else value.view(view)
+    return tuple(values)
