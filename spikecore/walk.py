@@ -15,9 +15,20 @@ import torch
 from torch import Tensor
 
 from spikecore.backend import ParamValue, Spec, Tensors
+from spikecore.ends import tied
 from spikecore.lang import Node, Program, once, topological
 from spikecore.lang.eager import TORCH, Functions, Straight
-from spikecore.lang.plain import number
+from spikecore.lang.plain import is_plain, number
+
+
+def is_autocast(device: str) -> bool:
+    """Whether autocast is on for a type of device."""
+    try:
+        return torch.is_autocast_enabled(device)
+    except RuntimeError:  # a type of device that autocast does not know
+        return False
+    except TypeError:  # before torch 2.4
+        return {"cpu": torch.is_autocast_cpu_enabled, "cuda": torch.is_autocast_enabled}.get(device, bool)()
 
 
 class Walker:
@@ -25,7 +36,7 @@ class Walker:
 
     def __init__(self, program: Program, spec: Spec, functions: Functions = TORCH) -> None:
         self.dtype, self.compute, self.final = spec.dtype, spec.compute, spec.final
-        self.states = program.states
+        self.program, self.states = program, program.states
         n_moving = len(program.inputs) + len(program.states)
         moving, params = program.leaves[:n_moving], program.leaves[n_moving:]
         roots = [*program.outputs, *program.next]
@@ -40,9 +51,33 @@ class Walker:
         self.shared = tuple(roots.count(node) > 1 for node in program.next)
 
     def walk(
-        self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
+        self,
+        inputs: Tensors,
+        state: Optional[Tensors],
+        params: Tuple[ParamValue, ...],
+        record: Tuple[str, ...],
+        tie: bool = True,
     ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
-        """One call, as that of a runner (see :meth:`spikecore.backend.Backend.compile`)."""
+        """One call, as that of a runner (see :meth:`spikecore.backend.Backend.compile`).
+
+        ``tie``: whether gradients begin as those of a kernel do (:mod:`spikecore.ends`), for which the device must run
+        the backward of an ``autograd.Function``.
+        """
+        device = inputs[0].device.type
+        if not is_autocast(device):
+            return self._walk(inputs, state, params, record, tie)
+        # the arithmetic has its dtype already, and CPU autocast takes no other half type than its own
+        with torch.autocast(device, enabled=False):
+            return self._walk(inputs, state, params, record, tie)
+
+    def _walk(
+        self,
+        inputs: Tensors,
+        state: Optional[Tensors],
+        params: Tuple[ParamValue, ...],
+        record: Tuple[str, ...],
+        tie: bool,
+    ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
         like = inputs[0].new_empty((), dtype=self.compute)
         shape = inputs[0].shape[1:]
         values = [_as_tensor(value, like) for value in params]
@@ -60,6 +95,14 @@ class Walker:
             for name, value in zip(self.states, now):
                 if name in trace:
                     trace[name].append(value)
+        if tie and inputs[0].shape[0] and is_plain(inputs[0]):
+            sources = self._sources(inputs, state, params)
+            last = [seen[-1] for seen in outputs]
+            last, traced, now = tied(self.program, record, self.final, last, now, sources)
+            for seen, value in zip(outputs, last):
+                seen[-1] = value
+            for name, value in zip(record, traced):
+                trace[name][-1] = value
         # a state may be an input or a parameter itself, or one value seen many times: what is given back is its own
         final = tuple(value.clone(memory_format=torch.contiguous_format) for value in now) if self.final else None
         return (
@@ -67,6 +110,18 @@ class Walker:
             final,
             tuple(_stack(trace[name], inputs[0]).to(self.compute) for name in record),
         )
+
+    def _sources(
+        self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
+    ) -> List[Tuple[str, str, Tensor]]:
+        """The tensors that a walk begins with: kind of leaf, name, tensor."""
+        program = self.program
+        given = [("param", name, value) for name, value in zip(program.params, params) if isinstance(value, Tensor)]
+        return [
+            *(("input", name, x) for name, x in zip(program.inputs, inputs)),
+            *(("state", name, value) for name, value in zip(program.states, state or ())),
+            *given,
+        ]
 
 
 def _as_tensor(value: ParamValue, like: Tensor) -> Tensor:

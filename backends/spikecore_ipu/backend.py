@@ -64,7 +64,8 @@ class IpuWalk(Walker):
             shape = list(inputs[0].shape)
             if 0 in shape:
                 raise Unsupported(f"{self.owner}: input of shape {shape} is empty, which PopTorch cannot compile")
-            return self.walk(inputs, state, params, record)
+            # there the backward of an autograd.Function never runs
+            return self.walk(inputs, state, params, record, tie=False)
         outputs, final, trace = self.walk(inputs, state, params, record)
         once = Once.apply
         return tuple(map(once, outputs)), None if final is None else tuple(map(once, final)), tuple(map(once, trace))

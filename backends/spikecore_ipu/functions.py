@@ -8,7 +8,7 @@ PopTorch records the forward pass and grows the backward pass from it by PopART'
 has the value ``value`` and the derivative ``derivative``. Rules of this module:
 
 - Forward values are those of the reference, bit by bit, infinities included: what is added is 0, whatever a derivative
-  is. (``maximum``, ``minimum`` and ``clamp`` of zeros of both signs may give the other zero.)
+  is.
 - Where a value is infinite, so is its difference with itself: there the derivative is 0.
 - Only operations with a handler in PopTorch 3.4; of those only what PopART differentiates as torch does. It gives the
   whole gradient to both arguments of ``maximum`` at a tie, and ``clamp`` takes numbers only.
@@ -21,6 +21,7 @@ from typing import Callable
 import torch
 from torch import Tensor
 
+from spikecore.lang import exact
 from spikecore.lang.eager import TORCH, Functions
 from spikecore.lang.plain import number
 
@@ -58,24 +59,34 @@ def minimum(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _half_of_a_tie(a: Tensor, b: Tensor) -> Tensor:
-    apart = b - a
+    """0, whose gradient is half of one to ``b``, and against it to ``a``, where they are equal."""
+    apart = b - a + number(0.0, a)  # never -0, so that zeros keep their sign
     return torch.where(apart == 0, apart, number(0.0, a)) * number(0.5, a)
 
 
 def clamp(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """``min(max(x, low), high)``; at a bound the gradient is that of ``x``."""
-    # bounds that meet leave nothing between them to move
-    floor = torch.where(low < high, low, low.detach())
-    raised = torch.where(x < low, floor, x)
-    return torch.where(raised > high, high, raised)
+    raised = torch.where(torch.logical_or(x > low, x != x), x, low)
+    value = torch.where(torch.logical_or(raised < high, raised != raised), raised, high).detach()
+    # whose gradient it is
+    moved = torch.where(torch.logical_and(x >= low, x <= high), x, value)
+    moved = torch.where(torch.logical_and(low < high, x < low), low, moved)
+    moved = torch.where(torch.logical_or(x > high, high < low), high, moved)
+    moved = _finite(moved)
+    return value - (moved.detach() - moved)  # the difference is +0, which leaves zeros their sign
 
 
-#: What differs from the reference. Its ``sqrt`` goes through float64, which an IPU has not: this one is the device's.
+def sqrt(x: Tensor) -> Tensor:
+    """Square root. That of the reference goes through float64, which an IPU has not: there it is the device's own."""
+    return torch.sqrt(x) if x.device.type == "ipu" else exact.sqrt(x)
+
+
+#: What differs from the reference.
 PLAIN: Functions = {
     **TORCH,
     "spike": spike,
     "select": select,
-    "sqrt": torch.sqrt,
+    "sqrt": sqrt,
     "maximum": maximum,
     "minimum": minimum,
     "clamp": clamp,

@@ -17,6 +17,7 @@ from spikecore.kernels.cut import smallest_cut
 from spikecore.lang import Adjoint, Node, Program, once, topological
 from spikecore.lang.grad import reverse
 from spikecore.lang.node import const
+from spikecore.lang.reach import reach
 
 #: Kinds of parameters that have one value for all neurons.
 UNIFORM_KINDS = ("number", "scalar")
@@ -91,7 +92,10 @@ class BackwardPlan(NamedTuple):
         """The adjoint of one step, without what this plan does not need; an input gradient not wanted is 0."""
         program = self.program
         roots = [(node, Node("out_grad", (), i)) for i, node in enumerate(program.outputs) if self.outputs[i]]
-        roots += [(node, Node("next_grad", (), name)) for name, node in zip(program.states, program.next)]
+        # a state that nothing asked for depends on has no cotangent, not one that is 0
+        live = reach(program, self.outputs, self.trace, self.final).live
+        following = zip(program.states, program.next)
+        roots += [(node, Node("next_grad", (), name)) for name, node in following if name in live]
         moving = program.leaves[: len(program.inputs) + len(program.states)]
         found = reverse(roots, [*moving, *(Node("param", (), name) for name in self.learn)])
         n, m = len(program.inputs), len(moving)

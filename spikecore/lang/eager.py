@@ -1,7 +1,8 @@
 """The operations of the language computed with PyTorch: what each one means, value and derivative.
 
 This table defines the language for everybody: ``sc.ops`` on tensors, the torch backend, and the tests of every other
-backend. Plain torch functions carry torch's own derivative rules; ``spike`` and ``select`` have theirs here.
+backend. Plain torch functions carry torch's own derivative rules; ``spike`` and ``select`` have theirs here, and what
+torch computes almost as the language has it is in :mod:`spikecore.lang.exact`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
+from spikecore.lang import exact
 from spikecore.lang.node import Node, SpikeRule, topological
 from spikecore.lang.plain import ZERO, Constants, choice, is_plain, step
 
@@ -22,10 +24,13 @@ class _Spike(torch.autograd.Function):
     def forward(ctx: Any, u: Tensor, strict: bool, derivative: Callable[[Tensor], Any]) -> Tensor:
         ctx.derivative = derivative
         ctx.save_for_backward(u)
+        ctx.set_materialize_grads(False)
         return step(u, strict)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Optional[Tensor]) -> Tuple[Optional[Tensor], None, None]:
+        if grad is None:  # no cotangent is not one of 0, which an infinite derivative would make NaN
+            return None, None, None
         (u,) = ctx.saved_tensors
         return grad * ctx.derivative(u), None, None
 
@@ -51,10 +56,13 @@ class _Select(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, a: Tensor, b: Tensor) -> Tensor:
         ctx.save_for_backward(z, a, b)
+        ctx.set_materialize_grads(False)
         return choice(z, a, b)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
+    def backward(ctx: Any, grad: Optional[Tensor]) -> Tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
+        if grad is None:
+            return None, None, None
         z, a, b = ctx.saved_tensors
         to_z, to_a, to_b = ctx.needs_input_grad
         (zero,) = ZERO(grad)
@@ -111,16 +119,6 @@ def _broadcast(z: Tensor, a: Tensor, b: Tensor) -> Tuple[Tensor, Tensor, Tensor]
     return z, a, b
 
 
-def clamp(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """``min(max(x, low), high)``."""
-    return torch.clamp(x, low, high)
-
-
-def sqrt(x: Tensor) -> Tensor:
-    """Square root; in float32 correctly rounded by way of float64, which torch's own is not on every CPU."""
-    return x.double().sqrt().to(x.dtype) if x.dtype == torch.float32 else torch.sqrt(x)
-
-
 def detach(x: Tensor) -> Tensor:
     """The value without its graph."""
     return x.detach()
@@ -138,20 +136,20 @@ TORCH: Functions = {
     "neg": torch.neg,
     "exp": torch.exp,
     "log": torch.log,
-    "sqrt": sqrt,
+    "sqrt": exact.sqrt,
     "sin": torch.sin,
     "cos": torch.cos,
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
     "atan": torch.atan,
     "abs": torch.abs,
-    "sign": torch.sign,
-    "floor": torch.floor,
-    "round": torch.round,
+    "sign": exact.sign,
+    "floor": exact.floor,
+    "round": exact.round,
     "power": torch.pow,
-    "minimum": torch.minimum,
-    "maximum": torch.maximum,
-    "clamp": clamp,
+    "minimum": exact.minimum,
+    "maximum": exact.maximum,
+    "clamp": exact.clamp,
     "where": torch.where,
     "select": select,
     "detach": detach,

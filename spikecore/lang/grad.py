@@ -13,13 +13,11 @@ from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 from spikecore.lang.expr import Expr, make
 from spikecore.lang.node import Node, SpikeRule, const, substitute, topological
 from spikecore.lang.program import Adjoint, Program
+from spikecore.lang.reach import FLAT
 
 #: Contributions of one node's cotangent to its arguments; None for none.
 Contributions = Sequence[Optional[Expr]]
 Rule = Callable[[Expr, Expr, Sequence[Expr]], Contributions]
-
-#: Operations through which no gradient flows.
-_FLAT = frozenset(("detach", "sign", "floor", "round"))
 
 
 def _where(condition: Expr, a: Expr, b: Expr) -> Expr:
@@ -45,7 +43,7 @@ def _extremum(g: Expr, a: Expr, b: Expr, a_loses: Expr, b_loses: Expr) -> Contri
 def _power(g: Expr, y: Expr, args: Sequence[Expr]) -> Contributions:
     x, n = args
     to_x = _where(n == 0.0, _ZERO, g * (n * x ** (n - 1.0)))
-    to_n = _where((x == 0.0) & (n >= 0.0), _ZERO, g * (y * _function("log", x)))
+    to_n = g * _where((x == 0.0) & (n >= 0.0), _ZERO, y * _function("log", x))
     return to_x, to_n
 
 
@@ -94,7 +92,7 @@ def _active(order: Sequence[Node], wanted: Set[Node]) -> Set[Node]:
     """Nodes through which a gradient flows to a wanted leaf."""
     active = set(wanted)
     for node in order:
-        if node.op not in _FLAT and not node.is_bool and any(arg in active for arg in node.args):
+        if node.op not in FLAT and not node.is_bool and any(arg in active for arg in node.args):
             active.add(node)
     return active
 

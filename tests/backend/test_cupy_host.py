@@ -8,6 +8,7 @@ import torch
 import spikecore as sc
 from spikecore.testing import BackendConformance
 from spikecore.testing.loopback import installed
+from spikecore.testing.random_programs.edges import TABLE, check_edges, check_paths
 from spikecore_cupy.host import HostBackend, reason
 
 pytestmark = [pytest.mark.kernels, pytest.mark.skipif(reason() is not None, reason=str(reason()))]
@@ -23,6 +24,18 @@ class TestHost(BackendConformance):
     """The cupy backend with its kernels on the CPU."""
 
     backend = "cupy_host"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("operation", TABLE)
+def test_every_operation_at_the_edges(operation, dtype):
+    """Values, signs of zero and gradients at NaN, infinities, ties, zeros and subnormals are those of the table."""
+    check_edges("cupy_host", operation, dtype=dtype)
+
+
+def test_where_a_path_is_a_zero_cotangent_counts():
+    """Zero times infinity is NaN along a path, and what no path leads to is 0."""
+    check_paths("cupy_host")
 
 
 class Awkward(sc.Neuron):

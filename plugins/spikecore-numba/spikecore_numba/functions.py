@@ -104,3 +104,15 @@ def signf(x: Any) -> Any:
 def sign(x: Any) -> Any:
     """-1, 0 or 1 as float64; 0 for NaN."""
     return 1.0 if x > 0.0 else (-1.0 if x < 0.0 else 0.0)
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def lesser(a: Any, b: Any) -> Any:
+    """The smaller one; ``b`` at a tie, zeros of both signs included. NaN if one is NaN."""
+    return a if (a < b) | (a != a) else b
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def greater(a: Any, b: Any) -> Any:
+    """The larger one; ``b`` at a tie, zeros of both signs included. NaN if one is NaN."""
+    return a if (a > b) | (a != a) else b

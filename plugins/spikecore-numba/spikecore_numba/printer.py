@@ -12,7 +12,7 @@ from spikecore.lang.render import ATOM, C_TEMPLATES, PRODUCT, SUM, TERNARY, UNAR
 #: Names that the frame of every kernel uses (:mod:`spikecore_numba.source`).
 FRAME = frozenset(
     "begin end steps neurons width length chunks turn chunk start stop saved past block first count t i scratch "
-    "math np float32 abs range expf signf sign from_float16 to_float16 from_bfloat16 to_bfloat16".split()
+    "math np float32 abs range expf signf sign lesser greater from_float16 to_float16 from_bfloat16 to_bfloat16".split()
 )
 
 
@@ -33,9 +33,9 @@ class NumbaPrinter(Printer):
         "sigmoid": (PRODUCT, "{one} / ({one} + {exp}(-{0}))"),
         "abs": (ATOM, "abs({0})"),
         "sign": (ATOM, "sign{f}({0})"),
-        "minimum": (ATOM, "np.minimum({0}, {1})"),
-        "maximum": (ATOM, "np.maximum({0}, {1})"),
-        "clamp": (ATOM, "np.minimum(np.maximum({0}, {1}), {2})"),
+        "minimum": (ATOM, "lesser({0}, {1})"),
+        "maximum": (ATOM, "greater({0}, {1})"),
+        "clamp": (ATOM, "lesser(greater({0}, {1}), {2})"),
         "floor": (ATOM, "np.floor({0})"),
         "round": (ATOM, "np.rint({0})"),
         "power": (ATOM, "math.pow({0}, {1})"),

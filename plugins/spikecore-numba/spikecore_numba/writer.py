@@ -246,7 +246,7 @@ def indented(lines: Iterable[str], levels: int = 1) -> List[str]:
 
 def _imports(body: str) -> List[str]:
     """The imports that these lines need."""
-    ours = sorted(set(re.findall(r"\b(expf|signf?|(?:from|to)_b?float16)\(", body)))
+    ours = sorted(set(re.findall(r"\b(expf|signf?|lesser|greater|(?:from|to)_b?float16)\(", body)))
     lines = ["import math\n"] if "math." in body else []
     lines += ["import numpy as np"] if "np." in body else []
     lines += ["from numba import float32"] if "float32(" in body else []

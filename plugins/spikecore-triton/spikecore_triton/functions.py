@@ -16,7 +16,7 @@ if INTERPRETED:
 else:
     from triton.language.extra import libdevice  # type: ignore[no-redef]
 
-__all__ = ["float32", "hold", "libdevice", "sigmoid", "sign"]
+__all__ = ["float32", "greater", "hold", "lesser", "libdevice", "sigmoid", "sign"]
 
 
 def _compiled_for(vendor, _semantic=None):  # type: ignore[no-untyped-def]
@@ -59,3 +59,15 @@ def sigmoid(x):  # type: ignore[no-untyped-def]
 def sign(x):  # type: ignore[no-untyped-def]
     """-1, 0 or 1; 0 for NaN."""
     return tl.where(x > 0.0, 1.0, tl.where(x < 0.0, -1.0, 0.0))
+
+
+@triton.jit
+def lesser(a, b):  # type: ignore[no-untyped-def]
+    """The smaller one; ``b`` at a tie, of zeros, too, whose signs a GPU would order. NaN if one is NaN."""
+    return tl.where((a < b) | (a != a), a, b)
+
+
+@triton.jit
+def greater(a, b):  # type: ignore[no-untyped-def]
+    """The larger one; ``b`` at a tie, of zeros, too. NaN if one is NaN."""
+    return tl.where((a > b) | (a != a), a, b)

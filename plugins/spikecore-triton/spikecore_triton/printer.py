@@ -9,13 +9,12 @@ from spikecore.lang.render import ATOM, C_TEMPLATES, PRODUCT, SUM, UNARY, Printe
 
 #: Names that the frame of every kernel uses (:mod:`spikecore_triton.source`).
 FRAME = frozenset(
-    "triton tl at inside neurons chunks chunk turn first tail BLOCK range float float32 hold libdevice sigmoid "
-    "sign".split()
+    "triton tl at inside neurons chunks chunk turn first tail BLOCK range float float32 greater hold "
+    "lesser libdevice sigmoid sign".split()
 )
 
 #: Operations that are Python's on two Python numbers, which knows no float32.
 _OPERATORS = frozenset("add sub mul neg ge gt le lt eq ne".split())
-_NAN = "propagate_nan=tl.PropagateNan.ALL"
 _SMALLEST_NORMAL = 2.0**-126
 
 
@@ -38,9 +37,9 @@ class TritonPrinter(Printer):
         "floor": (ATOM, "tl.floor({0})"),
         "round": (ATOM, "libdevice.nearbyint({0})"),
         "power": (ATOM, "libdevice.pow({0}, {1})"),
-        "minimum": (ATOM, f"tl.minimum({{0}}, {{1}}, {_NAN})"),
-        "maximum": (ATOM, f"tl.maximum({{0}}, {{1}}, {_NAN})"),
-        "clamp": (ATOM, f"tl.minimum(tl.maximum({{0}}, {{1}}, {_NAN}), {{2}}, {_NAN})"),
+        "minimum": (ATOM, "lesser({0}, {1})"),
+        "maximum": (ATOM, "greater({0}, {1})"),
+        "clamp": (ATOM, "lesser(greater({0}, {1}), {2})"),
         "select": (ATOM, "tl.where({0} != 0.0, {1}, {2})"),
         "spike": (ATOM, "tl.where({0} {compare} 0.0, 1.0, 0.0)"),
     }

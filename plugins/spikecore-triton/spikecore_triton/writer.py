@@ -259,7 +259,7 @@ def _filled(words: Sequence[str]) -> str:
 
 
 def _imports(body: str) -> List[str]:
-    ours = sorted(set(re.findall(r"(?<!\.)\b(float32|hold|sigmoid|sign)\(|\b(libdevice)\.", body)))
+    ours = sorted(set(re.findall(r"(?<!\.)\b(float32|greater|hold|lesser|sigmoid|sign)\(|\b(libdevice)\.", body)))
     names = sorted(function or library for function, library in ours)
     return [f"\nfrom spikecore_triton.functions import {', '.join(names)}"] if names else []
 

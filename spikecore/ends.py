@@ -1,0 +1,83 @@
+"""Where a walk's gradients come from: the same cotangents that a kernel starts from.
+
+Autograd runs no backward of what nobody asked the gradient of, and gives ``None`` for what it did not reach. A kernel
+starts with a cotangent for every state it carries, 0 if none arrives, and writes zeros for what no path leads to.
+:func:`tied` gives a walk the kernel's rules, so that a zero cotangent that meets an infinite derivative is NaN on every
+backend, and no gradient is missing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from spikecore.lang import Node, Program
+from spikecore.lang.reach import reach
+
+
+class _Ends(torch.autograd.Function):
+    """The values after the last step, behind which further tensors get a zero gradient where the rules want one.
+
+    The first ``count`` tensors are outputs, recorded states and final states after the last step; behind them stand the
+    states again, and the tensors that the walk began with.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rules: _Rules, count: int, *tensors: Tensor) -> Tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.rules = rules
+        ctx.behind = [(t.shape, t.dtype, t.device) for t in tensors[count:]]
+        return tuple([tensor.view_as(tensor) for tensor in tensors[:count]])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Optional[Tensor]) -> Any:
+        zero = ctx.rules.zero([grad is not None for grad in grads])
+        behind = [
+            torch.zeros(shape, dtype=dtype, device=device) if wants and is_zero else None
+            for (shape, dtype, device), wants, is_zero in zip(ctx.behind, ctx.needs_input_grad[2 + len(grads) :], zero)
+        ]
+        return (None, None, *grads, *behind)
+
+
+class _Rules:
+    """Which of the tensors behind the values get a zero gradient."""
+
+    def __init__(self, program: Program, record: Tuple[str, ...], sources: Sequence[Tuple[str, str]]) -> None:
+        self.program, self.record, self.sources = program, record, sources
+
+    def zero(self, present: Sequence[bool]) -> List[bool]:
+        """For the states after the last step, and for the sources, given which values have a cotangent."""
+        program, n = self.program, len(self.program.outputs)
+        m = n + len(self.record)
+        trace = tuple(name for name, there in zip(self.record, present[n:m]) if there)
+        found = reach(program, tuple(present[:n]), trace, any(present[m:]))
+        leaves = set(found.leaves)
+        leaves |= {rest for name, rest in zip(program.states, program.rest) if name in found.live}
+        live = [name in found.live for name in program.states]
+        return [*live, *(Node(kind, (), name) not in leaves for kind, name in self.sources)]
+
+
+def tied(
+    program: Program,
+    record: Tuple[str, ...],
+    final: bool,
+    outputs: Sequence[Tensor],
+    now: Sequence[Tensor],
+    sources: Sequence[Tuple[str, str, Tensor]],
+) -> Tuple[List[Tensor], List[Tensor], List[Tensor]]:
+    """Outputs, recorded and final states after the last step, with the cotangents that a kernel would have there.
+
+    Nothing but autograd in reverse mode may follow the call: the tensors are plain ones. ``sources`` are the tensors
+    that the walk began with: kind of leaf, name, tensor.
+    """
+    traced = [now[program.states.index(name)] for name in record]
+    values = [*outputs, *traced, *(now if final else ())]
+    n, m = len(outputs), len(outputs) + len(record)
+    learnt = [(kind, name, tensor) for kind, name, tensor in sources if tensor.requires_grad]
+    if learnt and torch.is_grad_enabled():
+        rules = _Rules(program, record, [(kind, name) for kind, name, _ in learnt])
+        behind = [*now, *(tensor for _, _, tensor in learnt)]
+        values = list(_Ends.apply(rules, len(values), *values, *behind))
+    return values[:n], values[n:m], values[m:]

@@ -1,0 +1,54 @@
+"""Which cotangents there are: what a gradient can flow to, given where it comes from.
+
+A path is there or is not, whatever the numbers on it are: a zero cotangent that arrives along a path is multiplied like
+any other (0 times an infinite derivative is NaN), and what no path leads to has a zero gradient.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import FrozenSet, Iterable, NamedTuple, Set, Tuple
+
+from spikecore.lang.node import Node
+from spikecore.lang.program import Program
+
+#: Operations through which no gradient flows.
+FLAT = frozenset(("detach", "sign", "floor", "round"))
+
+
+class Reach(NamedTuple):
+    """Where the gradient of some results of a run arrives."""
+
+    #: States whose cotangent is carried from step to step; 0 after the last step, unless one arrives there.
+    live: FrozenSet[str]
+    #: Leaves of a step that a path leads to.
+    leaves: FrozenSet[Node]
+
+
+def differentiable_leaves(roots: Iterable[Node]) -> Set[Node]:
+    """The leaves that a gradient can flow to from the roots."""
+    waiting, seen = list(roots), set()
+    while waiting:
+        node = waiting.pop()
+        if node not in seen and not node.is_bool and node.op not in FLAT:
+            seen.add(node)
+            waiting.extend(node.args)
+    return {node for node in seen if node.is_leaf and node.op != "const"}
+
+
+@lru_cache(maxsize=1024)
+def reach(program: Program, outputs: Tuple[bool, ...], trace: Tuple[str, ...], final: bool) -> Reach:
+    """What is reached if cotangents arrive for these outputs, these recorded states, and any final state."""
+    following = dict(zip(program.states, program.next))
+    leaves = differentiable_leaves(node for node, there in zip(program.outputs, outputs) if there)
+    waiting = list(program.states if final else trace)
+    waiting += [str(leaf.attr) for leaf in leaves if leaf.op == "state"]
+    live: Set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name not in live:
+            live.add(name)
+            found = differentiable_leaves([following[name]])
+            leaves |= found
+            waiting += [str(leaf.attr) for leaf in found if leaf.op == "state"]
+    return Reach(frozenset(live), frozenset(leaves))

@@ -1,0 +1,1 @@
+"""What every operation means, by hand, apart from the language: values, derivatives, and their edges."""

@@ -1,0 +1,143 @@
+"""What every operation means, in NumPy: its value, and the cotangents of its arguments.
+
+Rules of this module:
+
+- One operation is one rounding to the dtype of its arguments. Functions that no library rounds correctly are computed
+  in float64 and rounded then.
+- A cotangent of 0 is multiplied like any other; what ends a path has no rule in :data:`BACK`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Tuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+#: Operations that every backend rounds as IEEE 754 has it, or that round nothing.
+EXACT = frozenset(
+    "add sub mul div neg sqrt abs sign floor round minimum maximum clamp where select detach spike "
+    "ge gt le lt eq ne and or not".split()
+)
+#: Operations that decide: where a decision hangs on the last digit, two sides may differ.
+DECIDING = frozenset("ge gt le lt eq ne sign floor round minimum maximum clamp spike abs".split())
+
+
+def wide(function: Callable[..., Array]) -> Callable[..., Array]:
+    """The function computed in float64, rounded to the dtype of its argument."""
+
+    def apply(*args: Array) -> Array:
+        return np.asarray(function(*(np.asarray(a, np.float64) for a in args))).astype(np.asarray(args[0]).dtype)
+
+    return apply
+
+
+def minimum(a: Array, b: Array) -> Array:
+    """``b`` at a tie."""
+    return np.asarray(np.where((a < b) | (a != a), a, b))
+
+
+def maximum(a: Array, b: Array) -> Array:
+    """``b`` at a tie."""
+    return np.asarray(np.where((a > b) | (a != a), a, b))
+
+
+def _logistic(x: Array) -> Array:
+    return 1.0 / (1.0 + np.exp(-x))
+
+
+def _sign(x: Array) -> Array:
+    one = np.ones_like(x)
+    return np.asarray(np.where(x > 0, one, np.where(x < 0, -one, 0 * one)))
+
+
+_exp, _log, _power = wide(np.exp), wide(np.log), wide(np.power)
+
+#: op -> its value. A spike's is ``spike(u, strict)``.
+VALUE: Dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "neg": np.negative,
+    "exp": _exp,
+    "log": _log,
+    "sqrt": np.sqrt,
+    "sin": wide(np.sin),
+    "cos": wide(np.cos),
+    "tanh": wide(np.tanh),
+    "sigmoid": wide(_logistic),
+    "atan": wide(np.arctan),
+    "abs": np.abs,
+    "sign": _sign,
+    "floor": np.floor,
+    "round": np.rint,
+    "power": _power,
+    "minimum": minimum,
+    "maximum": maximum,
+    "clamp": lambda x, low, high: minimum(maximum(x, low), high),
+    "where": np.where,
+    "select": lambda z, a, b: np.where(z != 0, a, b),
+    "detach": lambda x: x,
+    "ge": np.greater_equal,
+    "gt": np.greater,
+    "le": np.less_equal,
+    "lt": np.less,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "and": np.logical_and,
+    "or": np.logical_or,
+    "not": np.logical_not,
+}
+
+
+def _both(g: Array, a: Array, b: Array, a_loses: Array, b_loses: Array) -> Tuple[Array, Array]:
+    shared = np.where(a == b, g / g.dtype.type(2), g)
+    return np.where(a_loses, 0 * np.ones_like(g), shared), np.where(b_loses, 0 * np.ones_like(g), shared)
+
+
+def _power_back(g: Array, y: Array, x: Array, n: Array) -> Tuple[Array, Array]:
+    one, zero = np.ones_like(g), np.zeros_like(g)
+    to_x = np.where(n == 0, zero, g * (n * _power(x, n - one)))
+    return to_x, g * np.where((x == 0) & (n >= 0), zero, y * _log(x))
+
+
+def _clamp_back(g: Array, y: Array, x: Array, low: Array, high: Array) -> Tuple[Array, ...]:
+    zero = np.zeros_like(g)
+    return (
+        np.where((x >= low) & (x <= high), g, zero),
+        np.where((low < high) & (x < low), g, zero),
+        np.where((x > high) | (high < low), g, zero),
+    )
+
+
+#: op -> the cotangents of its arguments, given ``(g, y, *args)``; None for one that has none. All are of one shape.
+BACK: Dict[str, Callable[..., Tuple[Any, ...]]] = {
+    "add": lambda g, y, a, b: (g, g),
+    "sub": lambda g, y, a, b: (g, -g),
+    "mul": lambda g, y, a, b: (g * b, g * a),
+    "div": lambda g, y, a, b: (g / b, -g * (y / b)),
+    "neg": lambda g, y, a: (-g,),
+    "exp": lambda g, y, a: (g * y,),
+    "log": lambda g, y, a: (g / a,),
+    "sqrt": lambda g, y, a: (g / (y + y),),
+    "sin": lambda g, y, a: (g * wide(np.cos)(a),),
+    "cos": lambda g, y, a: (-g * wide(np.sin)(a),),
+    "tanh": lambda g, y, a: (g * (1 - y * y),),
+    "sigmoid": lambda g, y, a: (g * (1 - y) * y,),
+    "atan": lambda g, y, a: (g / (a * a + 1),),
+    "abs": lambda g, y, a: (g * _sign(a),),
+    "power": _power_back,
+    "minimum": lambda g, y, a, b: _both(g, a, b, a > b, a < b),
+    "maximum": lambda g, y, a, b: _both(g, a, b, a < b, a > b),
+    "clamp": _clamp_back,
+    "where": lambda g, y, c, a, b: (None, np.where(c, g, 0 * np.ones_like(g)), np.where(c, 0 * np.ones_like(g), g)),
+    # that of z a + (1 - z) b
+    "select": lambda g, y, z, a, b: (
+        g * (a - b),
+        np.where(z != 0, g, 0 * np.ones_like(g)),
+        np.where(z != 0, 0 * np.ones_like(g), g),
+    ),
+}

@@ -1,0 +1,105 @@
+"""What holds at NaN, infinities, ties and zeros: on the reference, and on the ipu backend's operations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import spikecore as sc
+from spikecore.testing.random_programs.edges import TABLE, check_edges, check_paths
+
+BACKENDS = ("torch", "ipu")
+
+
+@pytest.fixture(autouse=True)
+def _emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPIKECORE_IPU_EMULATOR", "1")
+
+
+@pytest.mark.parametrize("operation", TABLE)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_operation_at_the_edges(backend: str, operation: str) -> None:
+    """Values, signs of zero and gradients at NaN, infinities, ties, zeros and subnormals are those of the table."""
+    # a derivative that the ipu backend writes into the forward pass is 0 where a value is infinite
+    check_edges(backend, operation, infinite=backend != "ipu")
+
+
+@pytest.mark.parametrize("operation", TABLE)
+def test_every_operation_at_the_edges_in_float64(operation: str) -> None:
+    """The same in float64."""
+    check_edges("torch", operation, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_where_a_path_is_a_zero_cotangent_counts(backend: str) -> None:
+    """Zero times infinity is NaN along a path, and what no path leads to is 0."""
+    check_paths(backend)
+
+
+class Clamped(sc.Neuron):
+    """A bound that has more numbers than what is clamped."""
+
+    params = {"a": 1.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        return sc.ops.clamp(p.a, -7.0, x), {}
+
+
+def test_clamp_of_a_number_by_a_tensor_is_differentiable() -> None:
+    """The derivative of clamp with respect to a learnt number is the sum over what it was clamped by."""
+    x = torch.tensor([[0.5, 2.0, 3.0]], requires_grad=True)
+    neuron = Clamped(learn=("a",), backend="torch")
+    neuron(x).sum().backward()
+    assert neuron.a.grad.item() == 2.0
+    assert x.grad.tolist() == [[1.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("other", [torch.float16, torch.bfloat16])
+def test_autocast_changes_nothing_within_a_neuron(dtype: torch.dtype, other: torch.dtype) -> None:
+    """Under CPU autocast of either half type every input gives what it gives without."""
+    x = torch.linspace(0.0, 2.0, 24).reshape(4, 6).to(dtype).requires_grad_()
+    neuron = sc.EIF(backend="torch")
+    expected = neuron(x)
+    (wanted,) = torch.autograd.grad(expected.sum(), x)
+    with torch.autocast("cpu", other):
+        out, _, trace = neuron.run(x, record=("v",))
+    (grad,) = torch.autograd.grad(out.sum(), x)
+    assert out.dtype == dtype
+    assert trace["v"].dtype == torch.float32
+    assert torch.equal(out, expected)
+    assert torch.equal(grad, wanted)
+
+
+def test_the_root_of_float64_is_rounded_correctly() -> None:
+    """The reference's sqrt is IEEE's in float64, too, from subnormal to large numbers, with torch's derivative."""
+    generator = torch.Generator().manual_seed(0)
+    exponents = torch.rand(200_000, generator=generator, dtype=torch.float64) * 1450 - 740
+    x = torch.exp(exponents)
+    found: Tensor = sc.ops.sqrt(x)
+    assert (torch.from_numpy(_root(x)) == found).all()
+    special = torch.tensor([0.0, -0.0, float("inf"), -1.0], dtype=torch.float64)
+    assert [str(v) for v in sc.ops.sqrt(special).tolist()] == ["0.0", "-0.0", "inf", "nan"]
+    y = torch.tensor([4.0, 0.0], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.grad(sc.ops.sqrt(y).sum(), y)[0].tolist() == [0.25, float("inf")]
+
+
+def _root(x: Tensor) -> Any:
+    import numpy as np
+
+    return np.sqrt(x.numpy())
+
+
+def test_torch_func_looks_through_minimum_maximum_and_clamp() -> None:
+    """vmap, grad and second derivatives go through the choices that the language defines itself."""
+
+    def value(x: Tensor) -> Tensor:
+        return sc.ops.clamp(x * x, 0.5, 2.0).sum() + sc.ops.minimum(x * x, x).sum() + sc.ops.maximum(x, 0.0 * x).sum()
+
+    x = torch.tensor([-1.0, 0.3, 1.1, 1.7])
+    expected = torch.tensor([-2.0 + 1.0, 0.6 + 1.0, 2.2 + 1.0 + 1.0, 1.0 + 1.0])
+    torch.testing.assert_close(torch.func.grad(value)(x), expected)
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(value))(x.unsqueeze(1)).squeeze(1), expected)
