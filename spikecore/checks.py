@@ -5,13 +5,13 @@ Every sentence names the argument, its value, and what would be right.
 
 from __future__ import annotations
 
-import difflib
 import keyword
 from typing import Any, Callable, Collection, Iterable, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
+from spikecore import misnamed
 from spikecore.backend import BackendError, Tensors, compute_dtype
 from spikecore.registry import AUTO_NAME, default_registry
 from spikecore.selection import Resolved
@@ -64,8 +64,7 @@ def known_keywords(cls: Any, given: Mapping[str, Any]) -> None:
     for name in given:
         if name not in cls.params:
             own = [key for base in cls.__mro__ for key in getattr(base.__init__, "__kwdefaults__", None) or ()]
-            close = difflib.get_close_matches(name, [*cls.params, *COMMON, *own], n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
+            hint = misnamed.hint(name, [*cls.params, *COMMON, *own])
             raise TypeError(
                 f"{cls.__name__} has no parameter {name!r}; {hint}Parameters: {', '.join(cls.params) or 'none'}; "
                 f"every neuron takes: {', '.join(COMMON)}"
@@ -106,14 +105,16 @@ def whole(owner: str, name: str, value: Any) -> int:
 def reset(owner: str, name: str, value: Any) -> str:
     """What a spike does to the membrane potential."""
     if value not in RESETS:
-        raise ValueError(f"{owner}: {name}={value!r} must be one of {', '.join(map(repr, RESETS))}")
+        meant = misnamed.hint_of_value(name, value)
+        raise ValueError(f"{owner}: {name}={value!r} must be one of {', '.join(map(repr, RESETS))}{meant}")
     return str(value)
 
 
 def step(owner: str, name: str, value: Any) -> str:
     """The step mode."""
     if value not in ("multi", "single"):
-        raise ValueError(f"{owner}: {name}={value!r} must be 'multi' (input [T, *N]) or 'single' (input [*N])")
+        meant = misnamed.hint_of_value(name, value)
+        raise ValueError(f"{owner}: {name}={value!r} must be 'multi' (input [T, *N]) or 'single' (input [*N]){meant}")
     return str(value)
 
 
@@ -144,6 +145,11 @@ def inputs(owner: str, names: Sequence[str], values: Sequence[Any]) -> Tensors:
             raise TypeError(f"{owner}: {name} is a {type(value).__name__}; give a tensor")
         if value.dtype not in _FLOATS:
             raise TypeError(f"{owner}: {name} has dtype {value.dtype}; give floating-point input, e.g. {name}.float()")
+        if value.is_nested:
+            raise TypeError(
+                f"{owner}: {name} is a nested tensor; give a dense tensor, "
+                f"e.g. torch.nested.to_padded_tensor({name}, 0.0)"
+            )
         if value.layout is not torch.strided:
             raise TypeError(f"{owner}: {name} has layout {value.layout}; give a dense tensor, e.g. {name}.to_dense()")
         if value.ndim == 0:
@@ -206,6 +212,8 @@ def state(
         value = given[name]
         if not isinstance(value, Tensor) or not value.is_floating_point():
             raise TypeError(f"{owner}: {what} has {name}={value!r}; give a floating-point tensor")
+        if value.is_nested or value.layout is not torch.strided:
+            raise TypeError(f"{owner}: {what} has {name} of layout {value.layout}; give a dense tensor")
         if value.shape != wanted:
             raise ValueError(
                 f"{owner}: {what} has {name} of shape {list(value.shape)}, one time step of the input has "

@@ -46,7 +46,9 @@ def kind_of(x: Tensor, start: Optional[Tensors], final: bool) -> Tuple[Any, ...]
 def only_input(inputs: Sequence[Any]) -> Optional[Tensor]:
     """The input of a call if it has one, a dense tensor with time steps, else None."""
     x = inputs[0] if len(inputs) == 1 else None
-    return x if type(x) is Tensor and x.ndim > 0 and x.layout is torch.strided else None
+    if type(x) is not Tensor or x.layout is not torch.strided or x.is_nested or x.ndim == 0:
+        return None
+    return x
 
 
 def state_as_before(names: Collection[str], state: Mapping[str, Any], x: Tensor) -> Optional[Tensors]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from types import MappingProxyType
-from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, ClassVar, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -214,6 +214,9 @@ class Neuron(Ranged):
         return outputs, dict(zip(self.states, end)) if end is not None else None, trace_
 
     # -- module
+
+    def _own_names(self) -> Collection[str]:
+        return tuple(dict.fromkeys((*self.params, *self.configuration, *checks.COMMON)))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.params:

@@ -14,6 +14,7 @@ from typing import Any, Iterable, List, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor, nn
 
+from spikecore.misnamed import hint_of_value
 from spikecore.ranges import Interval
 from spikecore.ranges import require as require_range
 
@@ -45,7 +46,8 @@ def checked(owner: str, name: str, value: Any, held_to: Optional[Interval] = Non
             )
         return value
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{owner}: {name}={value!r} must be a number or a floating-point tensor")
+        meant = hint_of_value(name, value)
+        raise TypeError(f"{owner}: {name}={value!r} must be a number or a floating-point tensor{meant}")
     if math.isnan(float(value)):
         raise ValueError(f"{owner}: {name} is NaN")
     return float(value)

@@ -1,4 +1,4 @@
-"""One neuron at two places of a network: its carried state would be that of both, in silence.
+"""One neuron at two places of a network, or copied to several devices: its state would be that of both, or lost.
 
 At rest a neuron may be used anywhere, since every call begins anew. A neuron that carries its state belongs to one
 place. Two are seen in two ways:
@@ -6,6 +6,9 @@ place. Two are seen in two ways:
 - It is registered twice in one ``nn.Sequential`` or ``nn.ModuleList``, which run what they hold one after the other.
 - ``forward`` of a module that contains it calls it from two places of its source. Scripts and other functions may call
   a neuron from wherever they like.
+
+``nn.DataParallel`` runs copies of a network and forgets them: they carry nothing. Unless told otherwise it splits the
+first dimension, which is time.
 """
 
 from __future__ import annotations
@@ -81,6 +84,30 @@ def _contains(frame: FrameType, module: nn.Module) -> bool:
     names = frame.f_code.co_varnames
     owner: Any = frame.f_locals.get(names[0]) if names else None
     return isinstance(owner, nn.Module) and any(one is module for one in owner.modules())
+
+
+def check_replica(module: nn.Module, carries: bool) -> None:
+    """Raise RuntimeError if ``nn.DataParallel`` would split time, or lose the state of a replica that carries it."""
+    frame: Optional[FrameType] = sys._getframe(1)
+    dim: Any = None
+    while frame is not None and dim is None:
+        if frame.f_globals.get("__name__") == "torch.nn.parallel.data_parallel":
+            dim = frame.f_locals.get("dim", getattr(frame.f_locals.get("self"), "dim", None))
+        frame = frame.f_back
+    if carries:
+        raise RuntimeError(
+            f"{type(module).__name__} carries its state, and nn.DataParallel forgets that of its replicas after each "
+            "call; use nn.parallel.DistributedDataParallel, or step='multi' outside sc.carry_state with dim=1"
+        )
+    if dim == 0:
+        raise RuntimeError(f"{type(module).__name__} is in an {SPLITS_TIME}")
+
+
+#: What is wrong with the default of ``nn.DataParallel``.
+SPLITS_TIME = (
+    "nn.DataParallel that splits dimension 0 of its input, which is time; write nn.DataParallel(net, dim=1), which "
+    "splits the batch, or use nn.parallel.DistributedDataParallel"
+)
 
 
 def registered_twice(net: nn.Module, module: nn.Module) -> Optional[Tuple[str, str]]:

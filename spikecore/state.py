@@ -13,11 +13,11 @@ Rules of this module:
 
 from __future__ import annotations
 
-from typing import Any, Callable, ClassVar, Dict, Mapping, Optional, Sequence
+from typing import Any, Callable, ClassVar, Collection, Dict, Mapping, Optional, Sequence
 
 from torch import Tensor, nn
 
-from spikecore import checks, freed, recompute, reuse
+from spikecore import checks, freed, misnamed, recompute, reuse
 from spikecore.lang.plain import is_compiling
 
 State = Dict[str, Tensor]
@@ -95,7 +95,13 @@ class Stateful(nn.Module):
         if self.step == "multi" and not slot["_carrying"]:
             self._keep(None)
 
+    def _own_names(self) -> Collection[str]:
+        """Attributes that are for others to set."""
+        return tuple(self.configuration)
+
     def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in self.__dict__ or name.startswith("_") or hasattr(type(self), name)):
+            misnamed.check_new(self, name, value, self._own_names())
         check = self.configuration.get(name)
         super().__setattr__(name, value if check is None else check(type(self).__name__, name, value))
 
@@ -111,6 +117,10 @@ class Stateful(nn.Module):
         state = self.state
         if state is not None:
             self._keep({name: value.detach() for name, value in state.items()})
+
+    def _replicate_for_data_parallel(self) -> Any:
+        reuse.check_replica(self, self.continues)
+        return super()._replicate_for_data_parallel()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
         if self._state is not None:

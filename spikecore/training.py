@@ -25,6 +25,7 @@ from spikecore.batches import home, mapped, run, sent
 from spikecore.checks import shown
 from spikecore.functional import check_places, own_state, set_backend, stateful_modules
 from spikecore.neuron import Neuron
+from spikecore.reuse import SPLITS_TIME
 from spikecore.selection import backend_named, capture, resolve
 
 Loss = Callable[[Any, Any], Tensor]
@@ -114,6 +115,9 @@ def _check(net: Any, loss: Any) -> None:
     if not callable(loss):
         raise TypeError(f"loss={loss!r} must be callable as loss(outputs, targets), such as spikecore.losses.ce_count")
     check_places(net)
+    splits = isinstance(net, nn.DataParallel) and len(net.device_ids) > 1 and net.dim == 0
+    if splits and any(module.step == "multi" for module in stateful_modules(net)):
+        raise ValueError(f"net is an {SPLITS_TIME}")
 
 
 def check_loss(loss: Any) -> Tensor:

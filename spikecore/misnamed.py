@@ -1,0 +1,105 @@
+"""Names that a neuron does not have: which one is meant.
+
+A misspelt attribute, or one of another library, would be kept by Python and change nothing. Rules for a new attribute:
+
+- A name that begins with an underscore is free, and so is one that the class declares, by a value or an annotation.
+- Methods of the neuron itself, its constructor among them, and torch set what they like.
+- Others may add tensors, parameters and modules. Any other value under a new name raises AttributeError, and so does
+  the name of a state, or a name that another library has for one of ours, whatever the value.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from types import FrameType
+from typing import Any, Collection, Dict, Iterable, Optional
+
+from torch import Tensor, nn
+
+_STATE = "a state: see neuron.state, or out, state = neuron.run(x, state=state)"
+_FEEDBACK = "sc.Recurrent(neuron, linear)"
+_SURROGATE = "surrogate, such as sc.surrogate.FastSigmoid(slope=25.0)"
+#: Names of snnTorch and SpikingJelly -> what they are here.
+PEERS: Dict[str, str] = {
+    "spike_grad": _SURROGATE,
+    "surrogate_function": _SURROGATE,
+    "surrogate_disable": _SURROGATE,
+    "reset_mechanism": "reset, 'soft' (by subtraction), 'hard' or 'none'",
+    "graded_spikes_factor": "a product: factor * neuron(x)",
+    "init_hidden": "step='single', which carries state until sc.reset(net)",
+    "learn_alpha": "learn=('alpha',)",
+    "learn_beta": "learn=('beta',)",
+    "learn_threshold": "learn=('threshold',)",
+    "mem": _STATE,
+    "syn": _STATE,
+    "output": "what out, state = neuron.run(x) returns",
+    "all_to_all": _FEEDBACK,
+    "linear_features": _FEEDBACK,
+    "learn_recurrent": _FEEDBACK,
+    "v_threshold": "threshold",
+    "v_th": "threshold",
+    "step_mode": "step, 'multi' or 'single'",
+    "store_v_seq": "record: out, state, trace = neuron.run(x, record=('v',))",
+    "v_seq": "record: out, state, trace = neuron.run(x, record=('v',))",
+    "decay_input": "an option of LIF, PLIF and KLIF",
+    "init_tau": "tau",
+    "tau_mem": "tau",
+    "c_decay": "alpha of sc.Synaptic",
+    "v_decay": "beta of sc.Synaptic",
+}
+#: Name -> values of these libraries -> ours.
+_VALUES: Dict[str, Dict[Any, str]] = {
+    "reset": {"subtract": "'soft'", "zero": "'hard'"},
+    "step": {"m": "'multi'", "s": "'single'"},
+}
+
+
+def hint(name: str, own: Iterable[str]) -> str:
+    """What is meant by a name that there is not, with a space after it; empty if nobody knows."""
+    if name in PEERS:
+        return f"what other libraries call {name!r} is {PEERS[name]}. "
+    close = difflib.get_close_matches(name, list(own), n=1)
+    return f"did you mean {close[0]!r}? " if close else ""
+
+
+def hint_of_value(name: str, value: Any) -> str:
+    """What is meant by a value of another library, with what leads to it; empty if nobody knows."""
+    if name == "v_reset" and value is None:
+        return "; for a reset by subtraction write reset='soft'"
+    ours = _VALUES.get(name, {}).get(value) if isinstance(value, str) else None
+    return f"; what other libraries call {value!r} is {name}={ours}" if ours else ""
+
+
+def check_new(module: nn.Module, name: str, value: Any, own: Collection[str]) -> None:
+    """Raise AttributeError if nobody will look at this attribute, which the module does not have yet."""
+    held = module.__dict__
+    if name in own or any(name in held.get(kind, ()) for kind in ("_parameters", "_buffers", "_modules")):
+        return
+    cls = type(module)
+    if any(name in getattr(base, "__annotations__", ()) for base in cls.__mro__) or _is_own(module):
+        return
+    states = getattr(module, "states", ())
+    if isinstance(value, (Tensor, nn.Module)) and name not in PEERS and name not in states:
+        return
+    meant = f"it is {_STATE}. " if name in states else hint(name, own)
+    raise AttributeError(
+        f"{cls.__name__} has no attribute {name!r}, and setting it would change nothing; {meant}There are: "
+        f"{', '.join(own)}. For data of your own use a name that begins with an underscore, or declare it in the class"
+    )
+
+
+def _is_own(module: nn.Module) -> bool:
+    """Whether torch or a method of ``module`` sets the attribute."""
+    frame: Optional[FrameType] = sys._getframe(1)
+    first = True
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name != "__setattr__" and frame.f_globals.get("__name__") != __name__:
+            if first and str(frame.f_globals.get("__name__")).partition(".")[0] == "torch":
+                return True
+            first = False
+            if code.co_argcount and frame.f_locals.get(code.co_varnames[0]) is module:
+                return True
+        frame = frame.f_back
+    return False
