@@ -593,15 +593,17 @@ class TestArguments:
     )
     @pytest.mark.parametrize("word", ["subtract", "zero", "Hard", "", None, 0.0])
     def test_reset_word(self, make, word):
-        """A reset that is none of the three, such as snnTorch's words."""
+        """A reset that is none of the three; of snnTorch's words it says which one is meant."""
+        ours = {"subtract": "soft", "zero": "hard"}.get(word)
+        meant = f"; what other libraries call {word!r} is reset={ours!r}" if ours else ""
         with pytest.raises(
-            ValueError, match=f"^{make.__name__}: reset={word!r} must be one of 'hard', 'soft', 'none'$"
+            ValueError, match=f"^{make.__name__}: reset={word!r} must be one of 'hard', 'soft', 'none'{meant}$"
         ):
             make(reset=word)
 
     def test_reset_word_of_leaky(self):
         """The words are the same for Leaky."""
-        with pytest.raises(ValueError, match="^Leaky: reset='subtract' must be one of 'hard', 'soft', 'none'$"):
+        with pytest.raises(ValueError, match="^Leaky: reset='subtract' must be one of 'hard', 'soft', 'none';"):
             sc.Leaky(0.9, reset="subtract")
 
     @pytest.mark.parametrize(
