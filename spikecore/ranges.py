@@ -29,44 +29,40 @@ Named = Sequence[Tuple[str, Any]]
 
 @dataclass(frozen=True)
 class Interval:
-    """All numbers from ``low`` to ``high``; with ``open`` without these two."""
+    """All numbers from ``low`` to ``high``, ends included; with ``open``, all above ``low``."""
 
     low: float = -math.inf
     high: float = math.inf
     open: bool = False
 
     def __str__(self) -> str:
+        if self.open:
+            return f"above {self.low:g}"
         if self.high == math.inf:
-            return f"{'above' if self.open else 'at least'} {self.low:g}"
+            return f"at least {self.low:g}"
         if self.low == -math.inf:
-            return f"{'below' if self.open else 'at most'} {self.high:g}"
-        return f"in {'(' if self.open else '['}{self.low:g}, {self.high:g}{')' if self.open else ']'}"
+            return f"at most {self.high:g}"
+        return f"in [{self.low:g}, {self.high:g}]"
 
     def holds(self, value: Any) -> Any:
         """Whether a number is in the interval; for a tensor elementwise, compared in the precision of the tensor."""
-        if self.open:
-            return (value > self.low) & (value < self.high)
-        return (value >= self.low) & (value <= self.high)
+        return value > self.low if self.open else (value >= self.low) & (value <= self.high)
 
     def nearest(self, value: Tensor) -> Tensor:
-        """The value where it is inside, else the nearest one inside; one epsilon inside an open end."""
-        if not self.open:
-            return value.clamp(_finite(self.low), _finite(self.high))
-        eps = torch.finfo(value.dtype).eps
-        if self.low > -math.inf:
-            inside = torch.full_like(value, self.low + eps * max(1.0, abs(self.low)))
-            value = torch.where(value <= self.low, inside, value)
-        if self.high < math.inf:
-            inside = torch.full_like(value, self.high - eps * max(1.0, abs(self.high)))
-            value = torch.where(value >= self.high, inside, value)
-        return value
+        """The value where it is inside, else the nearest one inside: one epsilon of its dtype beyond an open end."""
+        if self.open:
+            return torch.where(value <= self.low, value.clamp(self._least(value)), value)
+        return value.clamp(_finite(self.low), _finite(self.high))
 
     def project(self, value: Tensor) -> None:
-        """As :meth:`nearest`, in place."""
+        """As :meth:`nearest`, in place, in one operation."""
         if self.open:
-            value.copy_(self.nearest(value))
+            torch.threshold_(value, self.low, self._least(value))
         else:
-            value.clamp_(_finite(self.low), _finite(self.high))
+            value.clamp_(self.low, self.high)
+
+    def _least(self, value: Tensor) -> float:
+        return self.low + torch.finfo(value.dtype).eps * max(1.0, abs(self.low))
 
     def straight_through(self, value: Tensor) -> Tensor:
         """As :meth:`nearest`, with derivative 1 everywhere, so that a value outside can come back."""
@@ -194,7 +190,9 @@ def _may_change(value: Tensor) -> bool:
     return (
         (type(value) is nn.Parameter or isinstance(value, nn.Parameter))  # else of torch.func.functional_call
         and not is_compiling()  # a compiled graph raises the version of what it changes, and breaks older graphs
-        and value.device.type != "ipu"  # PopTorch refuses changes of what the optimiser trains
+        and (
+            value.is_cpu or value.is_cuda or value.device.type != "ipu"
+        )  # PopTorch refuses changes of what the optimiser trains
         and torch._C._get_tracing_state() is None
         and not torch._C._are_functorch_transforms_active()
         and not _modes()
