@@ -12,7 +12,7 @@ from spikecore.backend import (
     Unsupported,
 )
 from spikecore.cuda_graph import CudaOptions
-from spikecore.functional import carry_state, detach, reset, set_backend
+from spikecore.functional import carry_state, detach, project, reset, set_backend
 from spikecore.hookspecs import hookimpl
 from spikecore.lang import Program, TraceError, ops
 from spikecore.neuron import Neuron
@@ -66,6 +66,7 @@ __all__ = [
     "losses",
     "metrics",
     "ops",
+    "project",
     "reset",
     "set_backend",
     "surrogate",

@@ -1,4 +1,4 @@
-"""What one does to the neurons of a network: reset, detach, carry state, choose a backend.
+"""What one does to the neurons of a network: reset, detach, keep in ranges, carry state, choose a backend.
 
 Each function takes any module and reaches the neurons inside it, nested ones included, and no others. A module without
 neurons is warned of: it is the wrong one, or its neurons are another library's.
@@ -14,6 +14,7 @@ from torch import nn
 
 from spikecore import reuse
 from spikecore.checks import shown
+from spikecore.ranged import Ranged
 from spikecore.state import Stateful
 
 
@@ -62,6 +63,18 @@ def detach(net: nn.Module) -> None:
     """Cut the graph of the carried state of every neuron of ``net``; values stay. For truncated backpropagation."""
     for module in _neurons(net, "detach"):
         module._detach()
+
+
+def project(net: nn.Module) -> None:
+    """Put every learnt parameter of ``net`` that left its range back to the nearest value inside, in place.
+
+    A call of a neuron does so first, as ``state_dict()`` and a step of ``training_model`` do. What remains is a loop of
+    one's own around ``torch.compile``, whose graphs compute with the value inside and leave the parameter outside: call
+    this after ``optimizer.step()``, so that a parameter need not come back from afar.
+    """
+    for module in _neurons(net, "project"):
+        if isinstance(module, Ranged):
+            module._project()
 
 
 @contextmanager

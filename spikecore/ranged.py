@@ -25,9 +25,14 @@ class Ranged(Bound):
         """The ranges of this neuron's parameters, given their values, before ``bounds`` replaces some."""
         return ranges.declared(type(self))
 
+    def _project(self) -> None:
+        """Put learnt parameters inside their ranges now."""
+        if self._parameters:
+            ranges.project(self._parameters, self.bounds)
+
     def _set_bounds(self, given: Any) -> None:
         owner = type(self).__name__
-        ranges.project(self._parameters, self.bounds)
+        self._project()
         values = {name: getattr(self, name) for name in self.params}
         bounds = ranges.overridden(owner, self.params, self._declared_bounds(values), given)
         for name, value in values.items():
@@ -36,7 +41,7 @@ class Ranged(Bound):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         # an optimiser may have stepped since the last call, and what is saved must load again
-        ranges.project(self._parameters, self.bounds)
+        self._project()
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(

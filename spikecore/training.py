@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from spikecore.backend import Backend
 from spikecore.batches import home, mapped, run, sent
+from spikecore.checkpoints import check
 from spikecore.checks import shown
 from spikecore.functional import check_places, own_state, set_backend, stateful_modules
 from spikecore.neuron import Neuron
@@ -204,6 +205,7 @@ class EagerTraining:
                 "state['optimizer'] is of an optimiser that ran on an IPU, which keeps its state in a form of its own; "
                 "net.load_state_dict(state['net']) goes on from the weights, with a fresh optimiser"
             )
+        check(self.net, state["net"])
         self.net.load_state_dict(state["net"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.options.scaler is not None:
@@ -220,6 +222,9 @@ class EagerTraining:
         else:
             scaler.step(self.optimizer)
             scaler.update()
+        for module in self._stateful:
+            if isinstance(module, Neuron):
+                module._project()  # seen by who looks at a parameter now, and by compiled networks
 
 
 class EagerInference:

@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, List, MutableMapping, Optional, Tuple
 from torch import Tensor, nn
 
 from spikecore.backend import Unsupported
+from spikecore.checkpoints import check
 from spikecore.training import check_optimizer
 from spikecore_ipu.executor import Compiled, checked_net, checked_options
 from spikecore_ipu.outputs import joined
@@ -130,6 +131,7 @@ class IpuTraining(Compiled):
                 "state['optimizer'] is of an optimiser that did not run on an IPU, and PopTorch takes only its own; "
                 "net.load_state_dict(state['net']) goes on from the weights, with a fresh optimiser"
             )
+        check(self.net, state["net"])
         self.net.load_state_dict(state["net"])
         self._translated.load_state_dict(state["optimizer"])
         if self._executor is not None:

@@ -14,6 +14,7 @@ from spikecore.ranges import Interval
 
 INF = float("inf")
 NAN = float("nan")
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 
 
 def drive(*shape, seed=0):
@@ -406,3 +407,54 @@ class TestTransformed:
             lif.tau.fill_(-7.0)
             assert torch.equal(traced(drive(4, 2)), sc.LI(1.0)(drive(4, 2)))
         assert lif.tau.item() == -7.0
+
+    @pytest.mark.skipif(TORCH < (2, 6), reason="the reference compiles from torch 2.6 on")
+    # torch.compile makes an object of every autograd.Function it meets, of which torch itself warns
+    @pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
+    def test_compiled(self):
+        """A compiled network computes with values inside, whatever the loop does; ``sc.project`` brings them in."""
+        nets = [nn.Sequential(sc.LIF(1.2, learn=("tau",), backend="torch"), sc.KLIF(backend="torch")) for _ in range(2)]
+        compiled = torch.compile(nets[1], fullgraph=True, backend="aot_eager")
+        x, optimizers = drive(4, 2, 3), [torch.optim.SGD(net.parameters(), 0.3) for net in nets]
+        for step in range(4):
+            for net, call, optimizer in zip(nets, (nets[0], compiled), optimizers):
+                optimizer.zero_grad()
+                before = (
+                    3 * net[0].tau ** 2 + 3 * net[1].k ** 2
+                )  # of the graph before the calls, which must not break it
+                out, again = call(x), call(x)
+                (out.sum() + again.sum() + before).backward()
+                optimizer.step()
+                if step < 2:
+                    sc.project(net)
+            for one, other in zip(*(net.parameters() for net in nets)):
+                assert torch.equal(one.grad, other.grad) or step > 2
+        assert nets[1][0].tau.item() < 1.0
+        assert torch.equal(compiled(x), nn.Sequential(sc.LIF(1.0), sc.KLIF(k=EPS))(x))
+        assert nets[1].state_dict()["0.tau"].item() == 1.0
+
+
+class TestTraining:
+    """``training_model``."""
+
+    def test_step_leaves_parameters_inside(self):
+        """After a step a parameter that left its range is at its end, before any other call."""
+        net = nn.Sequential(nn.Linear(3, 3), sc.LIF(1.2, learn=("tau",)), sc.KLIF())
+        optimizer = torch.optim.SGD(net.parameters(), 1.0)
+        step = sc.training_model(net, lambda out, _: out.sum() + 5 * net[1].tau + 5 * net[2].k, optimizer)
+        step(drive(4, 2, 3), torch.zeros(2))
+        assert (net[1].tau.item(), net[2].k.item()) == (1.0, EPS)
+
+    def test_step_loads_all_or_nothing(self):
+        """A checkpoint of a step with a value outside is refused before anything of it is loaded."""
+        net = nn.Sequential(nn.Linear(3, 3), sc.LIF(2.0, learn=("tau",)))
+        step = sc.training_model(net, sc.losses.ce_count, torch.optim.SGD(net.parameters(), 1.0))
+        state = copy.deepcopy(step.state_dict())
+        before = copy.deepcopy(net.state_dict())
+        state["net"]["0.weight"].zero_()
+        state["net"]["1.tau"].fill_(-0.29)
+        with pytest.raises(
+            RuntimeError, match=r"loading state_dict for Sequential:\n\t1\.tau holds -0\.29, and tau of"
+        ):
+            step.load_state_dict(state)
+        assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
