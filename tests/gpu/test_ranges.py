@@ -1,0 +1,127 @@
+"""Ranges of parameters on a GPU: no wait for the device, fused optimisers, and steps replayed from CUDA graphs."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import spikecore as sc
+
+pytestmark = pytest.mark.gpu
+
+Noise = Callable[..., Tensor]
+EPS = torch.finfo(torch.float32).eps
+ENDS = {"1.tau": 1.0, "2.k": EPS, "3.beta": 1.0}
+
+
+def network(backend: str = "cupy") -> nn.Sequential:
+    """Three neurons with a range of each kind."""
+    neurons = (
+        sc.LIF(1.2, learn=("tau",), backend=backend),
+        sc.KLIF(backend=backend),
+        sc.Leaky(0.99, learn=("beta",), backend=backend),
+    )
+    return nn.Sequential(nn.Linear(6, 6), *neurons).cuda()
+
+
+def ranged(net: nn.Module) -> Dict[str, float]:
+    """The parameters that have ranges, as they are now."""
+    return {name: value.item() for name, value in net.named_parameters() if name in ENDS}
+
+
+def outwards(net: Any) -> Callable[[Tensor, Any], Tensor]:
+    """A loss that drives each parameter out of its range."""
+    return lambda out, _: out.mean() + 2 * net[1].tau + 5 * net[2].k - net[3].beta
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=str)
+def test_every_optimiser_without_waiting(options: Dict[str, bool], noise: Noise) -> None:
+    """The call after an update that left the ranges computes at their ends, and the host waits for nothing."""
+    net, x = network(), noise(8, 4, 6)
+    optimizer = torch.optim.SGD(net.parameters(), 1.0, **options)
+    net(x)
+    loss = outwards(net)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss(net(x), None).backward()
+            optimizer.step()
+        out = net(x)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert ranged(net) == ENDS
+    inside = nn.Sequential(sc.LIF(1.0), sc.KLIF(k=EPS).cuda(), sc.Leaky(1.0))
+    assert torch.equal(out, inside(net[0](x)))
+
+
+def test_replayed_steps_stay_inside(noise: Noise) -> None:
+    """A step from a CUDA graph has the projection in it: parameters are those of eager steps, to the bit."""
+    seen = []
+    x, targets = noise(8, 4, 6), torch.zeros(4, device="cuda")
+    for graph in (False, True):
+        torch.manual_seed(0)
+        net = network()
+        optimizer = torch.optim.SGD(net.parameters(), 0.05)
+        step = sc.training_model(net, outwards(net), optimizer, options=sc.CudaOptions(graph=graph))
+        for _ in range(12):
+            step(x, targets)
+        seen.append(ranged(net))
+        assert torch.equal(sc.inference_model(net)(x), net(x))
+    assert seen[0] == seen[1] == ENDS
+
+
+def test_a_graph_of_ones_own_stays_inside(noise: Noise) -> None:
+    """Replays of a captured forward, backward and update, then an eager call: all of them at the ends of the ranges."""
+    net, x = network(), noise(8, 4, 6)
+    optimizer = torch.optim.SGD(net.parameters(), 0.5)
+    loss = outwards(net)
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        out: Tensor = net(x)
+        loss(out, None).backward()
+        optimizer.step()
+        return out.detach()
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    for _ in range(5):
+        graph.replay()
+    linear = nn.functional.linear
+    last = net(x)
+    assert ranged(net) == ENDS
+    inside = nn.Sequential(sc.LIF(1.0), sc.KLIF(k=EPS).cuda(), sc.Leaky(1.0))
+    assert torch.equal(last, inside(linear(x, net[0].weight, net[0].bias)))
+    assert torch.isfinite(out).all()
+
+
+def test_what_is_given_is_not_read(noise: Noise) -> None:
+    """A CUDA tensor outside its range is not refused, which would wait for the device; learnt, it is projected."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        fixed = sc.LIF(torch.full((6,), -1.0, device="cuda"))
+        learnt = sc.LIF(torch.full((6,), -1.0, device="cuda"), learn=("tau",))
+        fixed(noise(4, 2, 6))
+        learnt(noise(4, 2, 6))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert learnt.tau.tolist() == [1.0] * 6
+
+
+def test_checkpoint_on_the_gpu_is_checked() -> None:
+    """Loading may wait for the device: a value outside is refused."""
+    net = network()
+    state = net.state_dict()
+    state["3.beta"] = torch.tensor(1.03, device="cuda")
+    with pytest.raises(RuntimeError, match=r"3\.beta holds 1\.03, and beta of Leaky must be in \[0, 1\]"):
+        net.load_state_dict(state)
