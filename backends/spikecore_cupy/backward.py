@@ -29,7 +29,10 @@ def backward_kernel(plan: BackwardPlan, width: int) -> Source:
     rest = [node for name, node in zip(program.states, program.rest) if name in plan.kept and not plan.given]
     roots = [*found.roots, *(following[name] for name in plan.kept)]
     writer = Writer(plan, "backward", width, roots, rest, found.approximate)
-    between = {node: writer.free(_word(writer, node)) for node in found.cut if node.op != "input"}
+    between: Dict[Node, str] = {}
+    for node in found.cut:
+        if node.op != "input":
+            between[node] = _kept(writer, node, between)
     step = writer.function("step", _recomputed(writer, plan, between))
     adjoint = _adjoint(writer, plan, found, between)
     shared = [name for name in plan.learn if plan.spec.params[program.params.index(name)] == "scalar"]
@@ -57,11 +60,14 @@ def backward_kernel(plan: BackwardPlan, width: int) -> Source:
     return writer.finished(functions, [*sums, *inside, *after])
 
 
-def _word(writer: Writer, node: Node) -> str:
-    """What a value of a forward step is called that backward keeps."""
+def _kept(writer: Writer, node: Node, between: Mapping[Node, str]) -> str:
+    """The symbol of a value of a forward step that backward keeps, beside those between the two already."""
     if node.op == "state":
-        return f"{writer.local[node]}_before"
-    return writer.program.labels.get(node, "kept")
+        return writer.free(f"{writer.local[node]}_before")
+    word = writer.program.labels.get(node, "kept")
+    name = writer.printer.label(node, word)
+    # a value that is kept and detached, too, is kept twice
+    return writer.free(word) if name in between.values() else name
 
 
 def _recomputed(writer: Writer, plan: BackwardPlan, between: Mapping[Node, str]) -> Dict[str, Node]:

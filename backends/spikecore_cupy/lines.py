@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Iterable, List, Sequence
+from typing import Any, Iterable, List, Sequence
 
 _IN = "    "
+#: A long name is longer than a line, and stays whole.
+_WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
 
 
 def indented(lines: Iterable[str]) -> List[str]:
@@ -31,10 +33,16 @@ def over_steps(fixed: bool, lines: Sequence[str], backwards: bool = False) -> Li
     return [unroll, f"for ({head}) {{", *indented([*now, *lines]), "}"]
 
 
-def wrapped(words: Sequence[str]) -> List[str]:
+def wrapped(words: Iterable[str]) -> List[str]:
     """Words between commas, as lines."""
     text = ", ".join(word.replace(" ", "\0") for word in words)
-    return [line.replace("\0", " ") for line in textwrap.wrap(text, 112, initial_indent=_IN, subsequent_indent=_IN)]
+    lines = textwrap.wrap(text, 112, initial_indent=_IN, subsequent_indent=_IN, **_WHOLE_WORDS)
+    return [line.replace("\0", " ") for line in lines]
+
+
+def commented(text: str) -> List[str]:
+    """Lines of a comment."""
+    return [f"// {line}".rstrip() for line in text.splitlines()]
 
 
 def folded(line: str) -> List[str]:
@@ -42,4 +50,4 @@ def folded(line: str) -> List[str]:
     if len(line) <= 120 or line.startswith("//"):
         return [line]
     begin = line[: len(line) - len(line.lstrip())]
-    return textwrap.wrap(line.strip(), 120, initial_indent=begin, subsequent_indent=begin + _IN, break_long_words=False)
+    return textwrap.wrap(line.strip(), 120, initial_indent=begin, subsequent_indent=begin + _IN, **_WHOLE_WORDS)

@@ -7,7 +7,7 @@ from typing import Dict, FrozenSet, Tuple
 import torch
 
 from spikecore.lang import Node
-from spikecore.lang.render import ATOM, C_RESERVED, Printer
+from spikecore.lang.render import ATOM, Printer
 
 #: dtype -> its name in kernels.
 TYPES: Dict[torch.dtype, str] = {
@@ -17,21 +17,12 @@ TYPES: Dict[torch.dtype, str] = {
     torch.bfloat16: "bfloat16",
 }
 
-#: Names of the frame of every kernel and of what it includes.
-FRAME = frozenset(
-    "T U V N k neurons steps begin count chunk whole step adjoint value rounded spike load store channel block_sum "
-    "quotient full_quotient hold Pack Halves Known float16 bfloat16 blockIdx blockDim threadIdx gridDim warpSize "
-    "__global__ __device__ main".split()
-)
-
 
 class CudaPrinter(Printer):
     """CUDA C++ that NVRTC compiles without contraction (``--fmad=false``) and with IEEE division and square root.
 
     ``approximate`` are divisions that may be off by two units in the last place.
     """
-
-    reserved = C_RESERVED | FRAME
 
     def __init__(self, compute: torch.dtype, approximate: FrozenSet[Node] = frozenset()) -> None:
         super().__init__(TYPES[compute])
@@ -44,5 +35,5 @@ class CudaPrinter(Printer):
         return ATOM, "quotient({0}, {1})" if number else "full_quotient({0}, {1})"
 
     def leaf(self, node: Node) -> str:
-        """The name of a leaf: cotangents are called after what they belong to."""
+        """What a leaf would like to be called: cotangents are called after what they belong to."""
         return {"out_grad": "grad_out{}", "next_grad": "grad_{}"}.get(node.op, "{}").format(node.attr)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Sequence, Set, Tuple, Union
+from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Sequence, Set, Tuple, Union
 
 from spikecore.kernels import BackwardPlan, ForwardPlan, hoisted
 from spikecore.lang import Node, topological
-from spikecore_cupy.lines import folded, indented, over_neurons, wrapped
+from spikecore.lang.symbols import on_one_line
+from spikecore_cupy.lines import commented, folded, indented, over_neurons, wrapped
 from spikecore_cupy.printer import TYPES, CudaPrinter
 
 #: Steps whose inputs a thread holds in registers at a time.
@@ -50,10 +51,17 @@ class Source(NamedTuple):
 
 
 class Function(NamedTuple):
-    """A device function: its lines, the values it takes, and the names of what it sets."""
+    """A device function: its name, its arguments as they are declared, its lines, and the values that it takes."""
 
-    lines: List[str]
+    name: str
+    arguments: List[str]
+    body: List[str]
     takes: Tuple[Node, ...]
+
+    @property
+    def head(self) -> str:
+        """What stands before its arguments."""
+        return f"__device__ __forceinline__ void {self.name}("
 
 
 class Writer:
@@ -76,23 +84,21 @@ class Writer:
         self.stored, self.real = TYPES[plan.dtype], TYPES[plan.compute]
         self.uniform, self.varying = hoisted(plan.program, plan.spec, roots)
         self.printer = CudaPrinter(plan.compute, approximate)
-        self.name = self.printer.identifier(f"{plan.program.name.lower()}_{direction}", ())
+        self.name = self.printer.symbols.new(f"{plan.program.name.lower()}_{direction}")
         #: Whether the number of steps is a constant of the kernel.
         self.fixed = plan.spec.steps is not None
         #: Which of a chunk's loaded steps is the one of step t.
         self.now = "t" if self.fixed else "k"
-        self._taken: Set[str] = {self.name}
         self._arguments: Dict[str, Argument] = {}
-        self._unique: Dict[str, str] = {}
         program = plan.program
         cotangents = [Node("out_grad", (), i) for i in range(len(program.outputs))]
         cotangents += [Node("next_grad", (), name) for name in program.states]
         #: The name of each leaf, and of each expression of parameters that is computed before the first step.
         self.local: Dict[Node, str] = {}
         for leaf in (*program.leaves, *cotangents):
-            self.local[leaf] = self.free(self.printer.leaf(leaf))
+            self.local[leaf] = self.printer.symbol(leaf)
         for node in (*self.uniform, *self.varying):
-            self.local[node] = self.free(program.labels.get(node, "k"))
+            self.local[node] = self.printer.label(node, program.labels.get(node, "k"))
         used = set(topological([*roots, *rest]))
         kinds = dict(zip(program.params, plan.spec.params))
         params = [leaf for leaf in program.leaves if leaf.op == "param" and leaf in used]
@@ -105,22 +111,18 @@ class Writer:
     # -- names and arguments
 
     def free(self, name: str) -> str:
-        """The name, changed where needed, and taken from now on."""
-        name = self.printer.identifier(name, self._taken)
-        self._taken.add(name)
-        return name
+        """A symbol that would like this name, and is no other one."""
+        return self.printer.symbols.new(name)
 
     def unique(self, name: str) -> str:
-        """The name that stands for this one wherever it is asked for: taken when it is first needed."""
-        if name not in self._unique:
-            self._unique[name] = self.free(name)
-        return self._unique[name]
+        """The symbol that would like this name, the same wherever it is asked for."""
+        return self.printer.symbols.of(("unique", name), name)
 
     def argument(self, name: str, kind: str, group: str, index: int) -> str:
         """The name of an argument, which the kernel has from now on."""
         key = f"{kind} {group} {index}"
         if key not in self._arguments:
-            self._arguments[key] = Argument(self.free(name), kind, group, index)
+            self._arguments[key] = Argument(self.printer.symbols.of(key, name), kind, group, index)
         return self._arguments[key].name
 
     def one(self, name: str, group: str, index: int) -> str:
@@ -169,11 +171,8 @@ class Writer:
             if self._kinds[str(leaf.attr)] == "scalar":
                 lines.append(f"const {self.real} {name} = *{self.argument(f'{name}s', 'pointer', *self._param(leaf))};")
             else:
-                self._taken.discard(name)
                 self.argument(name, "number", *self._param(leaf))
-        for node in self.uniform:
-            lines.append(self.printer.statement(node, self.local[node], names))
-            names[node] = self.local[node]
+        lines += self.printer.block(self.uniform, names, self.local)
         for leaf in self._many:
             name = self.local[leaf]
             if self._kinds[str(leaf.attr)] == "full":
@@ -184,9 +183,9 @@ class Writer:
         for node in self.varying:
             inside = {**names, **{leaf: self.at(leaf) for leaf in self._many}}
             inside.update((other, self.at(other)) for other in self.varying if other is not node)
-            text = self.printer.expression(node, inside)
-            name = self.local[node]
-            lines += [self.pack(name, self.type_of(node)), *over_neurons([f"{name}[j] = {text};"])]
+            within = self.printer.block([node], inside, name_roots=False)
+            name, text = self.local[node], inside.get(node) or self.printer.expression(node, inside)
+            lines += [self.pack(name, self.type_of(node)), *over_neurons([*within, f"{name}[j] = {text};"])]
         return lines
 
     def _param(self, leaf: Node) -> Tuple[str, int]:
@@ -226,45 +225,48 @@ class Writer:
         names = {node: self.local[node] for node in self.local if node in used}
         names.update((node, given) for node, given in known.items() if node in used)
         takes = tuple(names)
-        taken = {*names.values(), *self.program.labels.values()}
-        targets = [self.printer.identifier(target, taken) for target in (*results, *sums)]
+        targets = [self.unique(target) for target in (*results, *sums)]
         arguments = [f"const {self.type_of(node)} {names[node]}" for node in takes]
         arguments += [f"{self.real}& {target}" for target in targets]
         body = self.printer.block(roots, names, self.program.labels, name_roots=False)
         for k, (target, root) in enumerate(zip(targets, roots)):
             sign = "=" if k < len(results) else "+="
             body.append(f"{target} {sign} {names.get(root) or self.printer.expression(root, names)};")
-        head = f"__device__ __forceinline__ void {name}("
-        return Function([head, *wrapped(arguments), ") {", *indented(body), "}"], takes)
+        return Function(name, arguments, body, takes)
 
-    def finished(self, functions: Iterable[Function], body: Sequence[str]) -> Source:
+    def finished(self, functions: Sequence[Function], body: Sequence[str]) -> Source:
         """The kernel: its text, and what a launch must know."""
         arguments = sorted(self._arguments.values(), key=lambda argument: ORDER.index(argument.kind))
         steps = self.plan.spec.steps if self.fixed else CHUNK
         types = ["long long", *([] if self.fixed else ["int"]), *map(self._type, arguments)]
         names = ["neurons", *([] if self.fixed else ["steps"]), *(argument.name for argument in arguments)]
         words = [_declared(kind, name) for kind, name in zip(types, names)]
-        what = f"{_words(self.plan.dtype)} in memory, {_words(self.plan.compute)} arithmetic"
-        lines = [
-            f"// {self.program.name}, {self.direction}: {what}.",
-            "//",
-            *(f"// {line}".rstrip() for line in str(self.program).splitlines()),
-            "",
+        around = [
             '#include "spikecore.cuh"',
             "",
             f"constexpr int V = {self.width};  // neighbouring neurons of a thread",
             f"constexpr int T = {steps};  // time steps" + ("" if self.fixed else " of a chunk"),
-            "",
-            *(line for function in functions for line in (*function.lines, "")),
-            f'extern "C" __global__ void __launch_bounds__({BLOCK}) {self.name}(',
-            *wrapped(words),
-            ") {",
-            *indented(["const long long i = V * (blockIdx.x * (long long)blockDim.x + threadIdx.x);"]),
-            *indented(body),
-            "}",
         ]
+        head = f'extern "C" __global__ void __launch_bounds__({BLOCK}) {self.name}('
+        body = ["const long long i = V * (blockIdx.x * (long long)blockDim.x + threadIdx.x);", *body]
+        inside = [line for f in functions for line in (f.head, *f.arguments, *f.body)]
+        write = self.printer.named([*around, *inside, head, *words, *body])
+        what = f"{_words(self.plan.dtype)} in memory, {_words(self.plan.compute)} arithmetic"
+        lines = [
+            f"// {on_one_line(self.program.name)}, {self.direction}: {what}.",
+            "//",
+            *commented(str(self.program)),
+            "",
+            *around,
+            "",
+        ]
+        for function in functions:
+            lines += [function.head, *wrapped(map(write, function.arguments)), ") {"]
+            lines += [*indented(map(write, function.body)), "}", ""]
+        lines += [write(head), *wrapped(map(write, words)), ") {", *indented(map(write, body)), "}"]
         text = "\n".join(part for line in lines for part in folded(line))
-        return Source(self.name, f"{text}\n", self.fixed, tuple(arguments), tuple(types))
+        named = tuple(argument._replace(name=write(argument.name)) for argument in arguments)
+        return Source(write(self.name), f"{text}\n", self.fixed, named, tuple(types))
 
     def _type(self, argument: Argument) -> str:
         if argument.kind == "number":

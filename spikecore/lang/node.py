@@ -129,14 +129,14 @@ class Node:
         return (Node, (self.op, self.args, self.attr))
 
     def __repr__(self) -> str:
-        from spikecore.lang.render import TextPrinter
+        from spikecore.lang.text import TextPrinter
 
         # written out, a shared graph can be exponentially long
         waiting, written = [self], 0
         while waiting and written < _LONGEST_REPR:
             waiting.extend(waiting.pop().args)
             written += 1
-        return TextPrinter().expression(self) if not waiting else f"<a long expression, {self.op} of others>"
+        return TextPrinter().read(self) if not waiting else f"<a long expression, {self.op} of others>"
 
     @property
     def is_bool(self) -> bool:

@@ -103,7 +103,7 @@ class Program:
         return f"<Program {self.name} {self.key[:8]}>"
 
     def __str__(self) -> str:
-        from spikecore.lang.render import TextPrinter
+        from spikecore.lang.text import TextPrinter
 
         return TextPrinter().program(self)
 

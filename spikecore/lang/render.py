@@ -3,8 +3,9 @@
 Rules of this module:
 
 - Text keeps the order of evaluation of the graph. Parentheses stand wherever the target language would group otherwise.
-- A value gets a line of its own if the definition named it, if it is used twice, or if it is asked for; the rest is
-  written in place. Nothing unused is written.
+- A value gets a line of its own if the definition named it, if it is used twice, if it is asked for, or if the text
+  would be nested too deeply; the rest is written in place. Nothing unused is written.
+- Names are symbols (:mod:`spikecore.lang.symbols`) until the text is complete: :meth:`Printer.named` chooses them.
 - A target is a subclass with other class attributes; it overrides a method only for what no template can say.
 """
 
@@ -12,12 +13,14 @@ from __future__ import annotations
 
 import keyword
 import math
+import re
 import struct
 from collections import Counter
-from typing import Dict, Iterable, List, Mapping, Sequence, Tuple
+from typing import Callable, Dict, FrozenSet, Iterable, List, Mapping, Sequence, Set, Tuple
 
 from spikecore.lang.node import Node, SpikeRule, topological
-from spikecore.lang.program import Program, once
+from spikecore.lang.symbols import Symbols, ascii_name
+from spikecore.lang.words import C_WORDS
 
 #: How tightly operators bind, loosest first. A template's arguments are put in parentheses when they bind less tightly.
 TERNARY, OR, AND, EQUALITY, ORDER, SUM, PRODUCT, UNARY, ATOM = range(9)
@@ -68,27 +71,26 @@ _LEFT_ASSOCIATIVE = frozenset(("add", "sub", "mul", "div", "and", "or"))
 
 _FUNCTION_SUFFIX = {"float": "f", "double": ""}
 
-C_RESERVED = frozenset(
-    "auto bool break case char const continue default do double else enum extern false float for goto if inline int "
-    "long register return short signed sizeof static struct switch this true typedef union unsigned void volatile "
-    "while "
-    "and asm catch class compl concept constexpr delete explicit export friend mutable namespace new noexcept not "
-    "nullptr operator or private protected public requires template throw try typeid typename using virtual xor "
-    "alignas alignof and_eq bitand bitor char16_t char32_t const_cast decltype dynamic_cast not_eq or_eq "
-    "reinterpret_cast static_assert static_cast thread_local wchar_t xor_eq NAN INFINITY "
-    "expf logf sqrtf sinf cosf tanhf atanf fabsf floorf rintf powf "
-    "exp log sqrt sin cos tanh atan fabs floor rint pow sigmoid sign minimum maximum clamp half t T N i".split()
-)
+#: Capitals, or capitals before the first underscore: NULL, M_PI, M_PIf.
+_LIKE_A_MACRO = re.compile(r"[A-Z][A-Z0-9]*(_\w*)?")
+
+#: How many operations an expression nests. Python's parser takes 200 parentheses, compilers of C 256.
+DEEPEST = 24
 
 
 class Printer:
     """C-like text. ``real`` is the arithmetic type: ``"float"`` or ``"double"``."""
 
     templates: Templates = C_TEMPLATES
-    reserved: frozenset = C_RESERVED  # type: ignore[type-arg]  # not subscriptable on Python 3.8
+    #: Words that no name may be although a text need not have them: those of the language, and macros.
+    reserved: FrozenSet[str] = C_WORDS
     declaration = "const {type} {name} = {value};"
+    #: What a comment begins with, as a regular expression.
+    comment = "//"
     bool_type = "bool"
     infinity, nan = "INFINITY", "NAN"
+    #: How the two are written in float64: C's own are float, and templates want both arguments of one type.
+    wide = "double({})"
     #: Operations that the target has no text for because their value is their argument's.
     transparent: frozenset = frozenset(("detach",))  # type: ignore[type-arg]
 
@@ -96,15 +98,16 @@ class Printer:
         if real not in _FUNCTION_SUFFIX:
             raise ValueError(f"real={real!r}: the arithmetic type is 'float' or 'double'")
         self.real = real
+        self.symbols = Symbols()
+        self._temporaries: Set[str] = set()
 
-    # -- numbers and names
+    # -- numbers
 
     def number(self, value: float) -> str:
         """A literal that reads back as exactly the value that arithmetic uses."""
-        if math.isnan(value):
-            return self.nan
-        if math.isinf(value):
-            return self.infinity if value > 0 else f"-{self.infinity}"
+        if not math.isfinite(value):
+            text = self.nan if math.isnan(value) else self.infinity if value > 0 else f"-{self.infinity}"
+            return self.wide.format(text) if self.real == "double" else text
         digits = shortest(value, single=self.real == "float")
         # beyond the largest float32, the value that arithmetic uses is infinite
         return digits.replace("inf", self.infinity) if "inf" in digits else self.literal(digits)
@@ -113,17 +116,42 @@ class Printer:
         """A finite number, given its decimal digits."""
         return digits + _FUNCTION_SUFFIX[self.real]
 
+    # -- names
+
     def leaf(self, node: Node) -> str:
-        """The name of a leaf that nobody named."""
+        """What a leaf would like to be called."""
         return {"out_grad": "grad_out{}", "next_grad": "grad_next_{}"}.get(node.op, "{}").format(node.attr)
 
-    def identifier(self, name: str, taken: Iterable[str]) -> str:
-        """The name, changed as little as needed to be free and legal in the target."""
-        taken = set(taken)
-        name = "".join(letter if letter.isascii() else f"u{ord(letter):x}" for letter in name)
-        while name in taken or name in self.reserved or keyword.iskeyword(name):
-            name += "_"
-        return name
+    def symbol(self, node: Node) -> str:
+        """The symbol of a leaf, the same wherever it is asked for."""
+        return self.symbols.of(node, self.leaf(node))
+
+    def label(self, node: Node, name: str) -> str:
+        """The symbol of a value that has a name, the same wherever it is asked for, detached or not."""
+        while node.op in self.transparent:
+            (node,) = node.args
+        return self.symbols.of(("label", node), name)
+
+    def spelled(self, name: str) -> str:
+        """A user's name with the letters that the target has."""
+        return ascii_name(name)
+
+    def legal(self, name: str) -> str:
+        """A name in the shape that the target wants; here one that no macro has.
+
+        Macros begin with an underscore or with capitals, but for those among the reserved words.
+        """
+        name = re.sub("__+", "_", name.lstrip("_")) or "u"
+        return f"{name}_" if len(name) > 1 and _LIKE_A_MACRO.fullmatch(name) else name
+
+    def named(self, texts: Iterable[str]) -> Callable[[str], str]:
+        """The function that writes names for symbols, for texts that are all of a complete one but its comments."""
+        return self.symbols.named(texts, self.spelled, self.legal, (*self.reserved, *keyword.kwlist), self.comment)
+
+    def read(self, node: Node) -> str:
+        """An expression with the names of its leaves."""
+        text = self.expression(node)
+        return self.named([text])(text)
 
     # -- expressions
 
@@ -138,7 +166,7 @@ class Printer:
             text = self.number(float(node.attr))  # type: ignore[arg-type]
             return (UNARY if text.startswith("-") else ATOM), text
         if node.is_leaf:
-            return ATOM, self.leaf(node)
+            return ATOM, self.symbol(node)
         binding, template = self.template(node)
         args = []
         for position, arg in enumerate(node.args):
@@ -182,27 +210,38 @@ class Printer:
         labels = self._through_transparent(order, labels)
         uses: Counter[Node] = Counter(roots)
         named = set(roots) if name_roots else set()
-        # leaves that nobody named are written as they are, so no line may take their names
-        leaves = {self.leaf(node) for node in order if node.is_leaf and node.op != "const"}
         for node in reversed(order):
             for arg in node.args:
                 uses[arg] += uses[node] if node.op in self.transparent else 1
                 if node.op in self.transparent and node in named:
                     named.add(arg)
-        counter = sum(name[:1] == "t" and name[1:].isdigit() for name in names.values())
+        counter = sum(name in self._temporaries for name in set(names.values()))
         lines = []
+        depth: Dict[Node, int] = {}
         for node in order:
             if node.is_leaf:
                 continue
+            depth[node] = 1 + max(depth.get(arg, 0) for arg in node.args)
             if node.op in self.transparent:
                 if node.args[0] in names:
                     names[node] = names[node.args[0]]
-            elif node in named or node in labels or uses[node] > 1:
-                counter += node not in labels
-                name = self.identifier(labels.get(node, f"t{counter}"), {*names.values(), *leaves})
+                    depth[node] = 0
+            elif node in named or node in labels or uses[node] > 1 or depth[node] == DEEPEST:
+                if node in labels:
+                    name = self.label(node, labels[node])
+                else:
+                    counter += 1
+                    name = self._temporary(counter)
                 lines.append(self.statement(node, name, names))
                 names[node] = name
+                depth[node] = 0
         return lines
+
+    def _temporary(self, number: int) -> str:
+        """The symbol of a value that nobody named, for those of one scope that are numbered from 1."""
+        name = self.symbols.of(("temporary", number), f"t{number}")
+        self._temporaries.add(name)
+        return name
 
     def _through_transparent(self, order: Sequence[Node], labels: Mapping[Node, str]) -> Mapping[Node, str]:
         """Labels of transparent nodes handed on to what they stand for."""
@@ -220,57 +259,3 @@ def shortest(value: float, single: bool) -> str:
     texts = (f"{single_value:.{digits}g}" for digits in range(1, 10))
     text = next(text for text in texts if struct.unpack("f", struct.pack("f", float(text)))[0] == single_value)
     return text if any(mark in text for mark in ".e") else text + ".0"
-
-
-def _call(name: str, arity: int) -> Tuple[int, str]:
-    return ATOM, f"{name}({', '.join(f'{{{i}}}' for i in range(arity))})"
-
-
-class TextPrinter(Printer):
-    """The language's own notation, for people: what ``print(program)`` shows."""
-
-    templates = {
-        **C_TEMPLATES,
-        **{op: _call(op, 1) for op in ("exp", "log", "sqrt", "sin", "cos", "tanh", "atan", "abs", "floor", "round")},
-        "power": _call("power", 2),
-        "detach": _call("detach", 1),
-        "where": _call("where", 3),
-        "select": _call("select", 3),
-        # in Python these bind more tightly than comparisons, which therefore stand in parentheses
-        "and": (PRODUCT, "{0} & {1}"),
-        "or": (SUM, "{0} | {1}"),
-        "not": (UNARY, "~{0}"),
-        "spike": (ATOM, "spike({0} {compare} 0)"),
-    }
-    reserved = frozenset()
-    transparent = frozenset()
-    declaration = "{name} = {value}"
-    infinity, nan = "inf", "nan"
-
-    def __init__(self) -> None:
-        super().__init__("double")
-
-    def literal(self, digits: str) -> str:
-        """Whole numbers without a fraction."""
-        return digits[:-2] if digits.endswith(".0") else digits
-
-    def program(self, program: Program) -> str:
-        """A whole program: signature, rest, what is computed once, the step, its results, the surrogate derivatives."""
-        names: Dict[Node, str] = {leaf: self.leaf(leaf) for leaf in program.leaves}
-
-        def inline(node: Node) -> str:
-            return names.get(node) or self.expression(node, names)
-
-        head = f"{program.name}({', '.join(program.inputs)}; {', '.join(program.states)}; {', '.join(program.params)})"
-        lines = [head, *(f"  rest  {state} = {inline(node)}" for state, node in zip(program.states, program.rest))]
-        lines += [f"  once  {line}" for line in self.block(once(program.nodes), names, program.labels)]
-        results = [*program.outputs, *program.next]
-        lines += [f"  step  {line}" for line in self.block(results, names, program.labels, name_roots=False)]
-        lines += [f"  next  {state} = {inline(node)}" for state, node in zip(program.states, program.next)]
-        lines += [f"  out   {inline(node)}" for node in program.outputs]
-        spikes = {node.attr.label: node.attr for node in program.nodes if isinstance(node.attr, SpikeRule)}
-        for label, rule in spikes.items():
-            inner: Dict[Node, str] = {}
-            steps = [*self.block([rule.derivative], inner, name_roots=False), self.expression(rule.derivative, inner)]
-            lines.append(f"  grad  spike'(u) = {'; '.join(steps)}  # {label}")
-        return "\n".join(lines)

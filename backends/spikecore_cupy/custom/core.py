@@ -93,24 +93,24 @@ def core_of_program(program: Program, values: Sequence[Declared], typed: Typed) 
     """The function that computes a program's step. All that it takes is a number of arithmetic."""
     reads = of_role(values, "input", "param", "number", "state")
     kinds = {value.name: value.role if value.role in ("input", "state") else "param" for value in values}
-    names = {Node(kinds[name], (), name): name for name in reads}
+    printer = CudaPrinter(typed.compute)
+    names = {leaf: printer.symbol(leaf) for leaf in (Node(kinds[name], (), name) for name in reads)}
+    taken = [printer.symbols.wanted(name) for name in names.values()]
+    arguments = [f"const {typed.real} {name}" for name in names.values()]
     roots = [(f"new_{name}", node) for name, node in zip(program.states, program.next)]
     outputs = of_role(values, "output")
     roots += zip(outputs, program.outputs)
     labels = _needed(program.labels, [node for _, node in roots])
-    printer, taken = CudaPrinter(typed.compute), {*reads, *labels.values()}
-    targets = []
-    for name, _ in roots:
-        targets.append(printer.identifier(f"{name}_out" if name in taken else name, taken))
-        taken.add(targets[-1])
-    arguments = [f"const {typed.real} {name}" for name in reads]
+    # an output is called like the local variable that it is, unless that is used otherwise
+    taken += labels.values()
+    targets = [printer.symbols.new(f"{name}_out" if name in taken else name) for name, _ in roots]
     arguments += [f"{typed.real}& {target}" for target in targets]
-    # temporary names of the printer must leave those of the targets alone
-    names.update((Node("argument", (), target), target) for target in targets)
     lines = printer.block([node for _, node in roots], names, labels, name_roots=False)
     for target, (_, node) in zip(targets, roots):
         lines.append(f"{target} = {names.get(node) or printer.expression(node, names)};")
-    return Core(_function(arguments, lines), tuple(reads), (*program.states, *outputs))
+    write = printer.named([*arguments, *lines])
+    function = _function([*map(write, arguments)], [*map(write, lines)])
+    return Core(function, tuple(reads), (*program.states, *outputs))
 
 
 def _needed(labels: Mapping[Node, str], roots: Sequence[Node]) -> Dict[Node, str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import keyword
+import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Type, Union
 
 import torch
 
-from spikecore.lang.render import C_RESERVED
+from spikecore.lang.render import C_TEMPLATES
+from spikecore.lang.words import C_WORDS
 from spikecore_cupy.printer import TYPES
 
 #: A dtype, None for the floating-point dtype of the call, or the type of a number.
@@ -24,10 +26,17 @@ STORED: Dict[torch.dtype, str] = {
     torch.int64: "long long",
 }
 
-#: What values may not be called: words of C++ and of its library, and of the kernel around the body.
-RESERVED = C_RESERVED | frozenset(
-    "V j core real value rounded load store Pack float16 bfloat16 blockIdx blockDim threadIdx gridDim warpSize "
-    "INFINITY NAN".split()
+_FUNCTIONS = re.findall(r"\w+(?=(?:{f})?\()", " ".join(template for _, template in C_TEMPLATES.values()))
+
+#: What a kernel and its values may not be called, since a C text reads them: words of C++, functions of the language in
+#: both precisions, and what is around the body. Lines outside have names of their own (``spikecore.lang.symbols``).
+RESERVED = (
+    C_WORDS
+    | {f"{name}{suffix}" for name in _FUNCTIONS for suffix in ("", "f")}
+    | frozenset(
+        "V T N i j t core real value rounded load store half Pack float16 bfloat16 blockIdx blockDim threadIdx gridDim "
+        "warpSize INFINITY NAN".split()
+    )
 )
 
 _HALVES = (torch.float16, torch.bfloat16)

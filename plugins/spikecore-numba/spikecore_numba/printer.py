@@ -9,12 +9,6 @@ import torch
 from spikecore.lang import Node
 from spikecore.lang.render import ATOM, C_TEMPLATES, PRODUCT, SUM, TERNARY, UNARY, Printer
 
-#: Names that the frame of every kernel uses (:mod:`spikecore_numba.source`).
-FRAME = frozenset(
-    "begin end steps neurons width length chunks turn chunk start stop saved past block first count t i scratch "
-    "math np float32 abs range expf signf sign lesser greater from_float16 to_float16 from_bfloat16 to_bfloat16".split()
-)
-
 
 class NumbaPrinter(Printer):
     """Python that Numba compiles without reordering, contraction or Python objects."""
@@ -40,9 +34,11 @@ class NumbaPrinter(Printer):
         "round": (ATOM, "np.rint({0})"),
         "power": (ATOM, "math.pow({0}, {1})"),
     }
-    reserved = FRAME
+    reserved = frozenset()
     declaration = "{name} = {value}"
+    comment = "#"
     infinity, nan = "np.inf", "np.nan"
+    wide = "{}"
 
     def __init__(self, compute: torch.dtype) -> None:
         super().__init__("double" if compute == torch.float64 else "float")
@@ -60,6 +56,10 @@ class NumbaPrinter(Printer):
         """Plain digits."""
         return digits
 
+    def legal(self, name: str) -> str:
+        """Python has no macros: any shape will do."""
+        return name
+
     def leaf(self, node: Node) -> str:
-        """The name of a leaf: cotangents are called after what they belong to."""
+        """What a leaf would like to be called: cotangents are called after what they belong to."""
         return {"out_grad": "grad_out{}", "next_grad": "grad_{}"}.get(node.op, "{}").format(node.attr)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import textwrap
 from functools import partial
-from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Set, Tuple, Union
+from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple, Union
 
 import torch
 
 from spikecore.kernels import BackwardPlan, ForwardPlan, hoisted
 from spikecore.lang import Node, Program, topological
+from spikecore.lang.symbols import on_one_line
 from spikecore_numba.printer import NumbaPrinter
 
 #: Neurons of a block at most. With float32, a row of them is a page of memory.
@@ -72,21 +73,18 @@ class Writer:
     ) -> None:
         self.plan, self.program = plan, plan.program
         self.direction = direction
-        self.name = f"{plan.program.name.lower()}_{direction}"
         self.printer = NumbaPrinter(plan.compute)
-        # labels are what lines within a loop are called, so nothing else may be
-        self._taken: Set[str] = {self.name, *plan.program.labels.values()}
+        self.name = self.printer.symbols.new(f"{plan.program.name.lower()}_{direction}")
         self._arguments: Dict[str, Argument] = {}
         self._rows: Dict[str, str] = {}
         program = plan.program
         #: The name of each leaf, and of each expression of varying parameters that is computed before the first step.
         self.local: Dict[Node, str] = {}
         for leaf in (*program.leaves, *_cotangents(program)):
-            self.local[leaf] = self.free(self.printer.leaf(leaf))
+            self.local[leaf] = self.printer.symbol(leaf)
         self.uniform, varying = hoisted(program, plan.spec, roots)
         for node in varying:
-            label = program.labels.get(node)
-            self.local[node] = self.printer.identifier(label, ()) if label else self.free("k")
+            self.local[node] = self.printer.label(node, program.labels.get(node, "k"))
         direct = topological(roots, known=varying)
         per_channel = [leaf for leaf in self._params("channel") if leaf in direct]
         #: Values per neuron that get a row before the first step.
@@ -97,16 +95,10 @@ class Writer:
 
     # -- names and arguments
 
-    def free(self, name: str) -> str:
-        """The name, changed where needed, and taken from now on."""
-        name = self.printer.identifier(name, self._taken)
-        self._taken.add(name)
-        return name
-
     def row(self, name: str) -> str:
         """A number of the block that lies in scratch, under a local name."""
         if name not in self._rows:
-            self._rows[name] = self.free(name.upper())
+            self._rows[name] = self.printer.symbols.new(self.printer.symbols.wanted(name).upper())
         return f"scratch[{self._rows[name]} + i]"
 
     def one(self, name: str, group: str, index: int) -> str:
@@ -139,7 +131,7 @@ class Writer:
     def _argument(self, name: str, kind: str, group: str, index: int) -> str:
         key = f"{kind} {group} {index}"
         if key not in self._arguments:
-            self._arguments[key] = Argument(self.free(name), kind, group, index)
+            self._arguments[key] = Argument(self.printer.symbols.of(key, name), kind, group, index)
         return self._arguments[key].name
 
     def _params(self, *kinds: str) -> List[Node]:
@@ -160,9 +152,7 @@ class Writer:
             elif leaf in self._used:
                 self._arguments[name] = Argument(name, "number", "params", index)
             self._uniform_names[leaf] = name
-        block = self.printer.block(self.uniform, self._uniform_names, self.program.labels)
-        self._taken.update(self._uniform_names.values())
-        return [*lines, *block]
+        return [*lines, *self.printer.block(self.uniform, self._uniform_names, self.program.labels)]
 
     def loop(self, stores: Sequence[Store], loads: Loads) -> List[str]:
         """A loop over the neurons of a block: load what the stored values are computed from, compute, store."""
@@ -189,8 +179,18 @@ class Writer:
                 loads[leaf] = partial(self._channel, leaf)
         else:
             for node in self.prepared:
-                loads[node] = partial(self.row, self.local[node])
+                loads[node] = partial(self._prepared, node)
         return loads
+
+    def _prepared(self, node: Node) -> str:
+        """A value from its row; a row holds numbers, and ``&`` of a number is no truth value."""
+        row = self.row(self.local[node])
+        return f"{row} != {self.printer.number(0.0)}" if node.is_bool else row
+
+    def _preparing(self, node: Node) -> str:
+        """The line that puts a value into its row."""
+        choice = f"{self.printer.number(1.0)} if {{}} else {self.printer.number(0.0)}"
+        return f"{self.row(self.local[node])} = {choice if node.is_bool else '{}'}"
 
     def _channel(self, leaf: Node) -> str:
         name, index = self.local[leaf], self._index(leaf)
@@ -202,7 +202,7 @@ class Writer:
     def starting(self, states: Sequence[str]) -> List[str]:
         """The loop that gives these states their first values and prepares parameters."""
         loads = self.param_loads(first=True)
-        stores: List[Store] = [(node, f"{self.row(self.local[node])} = {{}}") for node in self.prepared]
+        stores: List[Store] = [(node, self._preparing(node)) for node in self.prepared]
         for index, (name, rest) in enumerate(zip(self.program.states, self.program.rest)):
             leaf = Node("state", (), name)
             if name in states:
@@ -215,28 +215,40 @@ class Writer:
         """The kernel: its module text and what a launch must know."""
         order = {kind: k for k, kind in enumerate(ORDER)}
         arguments = sorted(self._arguments.values(), key=lambda a: order[a.kind])
-        names = ", ".join([*head, *(a.name for a in arguments)])
-        signature = textwrap.fill(f"{names},", 116, initial_indent="    ", subsequent_indent="    ")
+        names = [*head, *(a.name for a in arguments)]
         body = [
-            *indented(self.opening),
-            *indented(["for block in range(begin, end):"]),
-            *indented(["first = block * width", "count = width if first + width <= neurons else neurons - first"], 2),
-            *indented(body, 2),
+            *self.opening,
+            "for block in range(begin, end):",
+            *indented(["first = block * width", "count = width if first + width <= neurons else neurons - first"]),
+            *indented(body),
         ]
-        lines = [
-            f'"""{self.program.name}, {self.direction}: {_text(self.plan.dtype)} in memory, '
-            f'{_text(self.plan.compute)} arithmetic."""\n',
+        before = [
             *_imports("\n".join(body)),
             "",
             *(f"{row} = {k * BLOCK}" for k, row in enumerate(self._rows.values())),
+        ]
+        write = self.printer.named([*before, self.name, *names, *body])
+        title = on_one_line(self.program.name).translate({ord(c): None for c in '"\\'})
+        signature = textwrap.fill(
+            f"{', '.join(map(write, names))},",
+            116,
+            initial_indent="    ",
+            subsequent_indent="    ",
+            break_long_words=False,
+        )
+        what = f"{_text(self.plan.dtype)} in memory, {_text(self.plan.compute)} arithmetic"
+        lines = [
+            f'"""{title}, {self.direction}: {what}."""\n',
+            *map(write, before),
             "",
             *(f"# {line}" for line in str(self.program).splitlines()),
             "",
             "",
-            f"def {self.name}(\n{signature}\n):",
-            *body,
+            f"def {write(self.name)}(\n{signature}\n):",
+            *indented(map(write, body)),
         ]
-        return Source(self.name, "\n".join(lines) + "\n", tuple(head), tuple(arguments), len(self._rows))
+        named = tuple(argument._replace(name=write(argument.name)) for argument in arguments)
+        return Source(write(self.name), "\n".join(lines) + "\n", tuple(head), named, len(self._rows))
 
 
 def indented(lines: Iterable[str], levels: int = 1) -> List[str]:

@@ -7,10 +7,16 @@ from typing import Collection, Dict, Mapping
 from spikecore.lang import Node, topological
 from spikecore.lang.render import ATOM, C_TEMPLATES, PRODUCT, SUM, UNARY, Printer
 
-#: Names that the frame of every kernel uses (:mod:`spikecore_triton.source`).
-FRAME = frozenset(
-    "triton tl at inside neurons chunks chunk turn first tail BLOCK range float float32 greater hold "
-    "lesser libdevice sigmoid sign".split()
+#: Names that Triton itself gives to what it makes of a kernel: the function that takes the arguments of a launch has
+#: them beside these, and a launch gives its options by name.
+LAUNCH = frozenset(
+    "allowed_dot_input_precisions arch args backend backend_name BLOCK cluster_dims ctas_per_cga debug "
+    "default_dot_input_precision deprecated_fp8_dot_operand_dtypes dynamic_func enable_fp_fusion "
+    "enable_reflect_ftz extern_libs fpsan_homomorphic_casts grid instrumentation_mode ir_override JITCallable "
+    "JITFunction kernel kwargs launch_cluster launch_cooperative_grid launch_pdl max_num_imprecise_acc_default "
+    "maxnreg maxRegAutoWS minRegAutoWS num_buffers_warp_spec num_consumer_groups num_ctas num_stages num_warps "
+    "options params pingpongAutoWS ptx_options ptx_version reg_dec_producer reg_inc_consumer sanitize_overflow "
+    "self specialization specialize_extra specialize_impl stream supported_fp8_dtypes warmup".split()
 )
 
 #: Operations that are Python's on two Python numbers, which knows no float32.
@@ -43,9 +49,11 @@ class TritonPrinter(Printer):
         "select": (ATOM, "tl.where({0} != 0.0, {1}, {2})"),
         "spike": (ATOM, "tl.where({0} {compare} 0.0, 1.0, 0.0)"),
     }
-    reserved = FRAME
+    reserved = LAUNCH
     declaration = "{name} = {value}"
+    comment = "#"
     infinity, nan = 'float("inf")', 'float("nan")'
+    wide = "{}"
 
     def __init__(self, approximate: Collection[Node] = ()) -> None:
         super().__init__("float")
@@ -59,6 +67,10 @@ class TritonPrinter(Printer):
     def literal(self, digits: str) -> str:
         """Plain digits."""
         return digits
+
+    def legal(self, name: str) -> str:
+        """Python has no macros: any shape will do."""
+        return name
 
     def typed(self, node: Node, names: Mapping[Node, str]) -> str:
         """An expression that is a value of Triton's even where it is a mere number."""
@@ -81,5 +93,5 @@ class TritonPrinter(Printer):
         return {**super().words(node), "divide": "tl.fdiv" if node in self.approximate else "tl.div_rn"}
 
     def leaf(self, node: Node) -> str:
-        """The name of a leaf: cotangents are called after what they belong to."""
+        """What a leaf would like to be called: cotangents are called after what they belong to."""
         return {"out_grad": "grad_out{}", "next_grad": "grad_{}"}.get(node.op, "{}").format(node.attr)

@@ -89,7 +89,7 @@ def _forward_chunk(writer: Writer, plan: ForwardPlan, step: Function, chunk: Chu
     inputs = [leaf for leaf in step.leaves if leaf.op == "input"]
     lines: List[str] = []
     loaded = [_load_all(writer, lines, leaf, "inputs", program.inputs.index(str(leaf.attr)), chunk) for leaf in inputs]
-    outs = [writer.free(f"{chunk.prefix}{program.labels.get(node, 'out')}") for node in program.outputs]
+    outs = [_out(writer, node, chunk.prefix) for node in program.outputs]
     states = [writer.local[Node("state", (), name)] for name in program.states]
     values = {**writer.fixed, **{Node("state", (), name): local for name, local in zip(program.states, states)}}
     for t in range(chunk.steps):
@@ -103,6 +103,12 @@ def _forward_chunk(writer: Writer, plan: ForwardPlan, step: Function, chunk: Chu
             local = states[program.states.index(name)]
             lines.append(store(writer.all(f"{local}_trace", "trace", index, chunk.first, t), local))
     return lines
+
+
+def _out(writer: Writer, node: Node, prefix: str) -> str:
+    """The symbol of an output: that of its value in the step, unless the kernel has such a value before its steps."""
+    own = not prefix and node in writer.program.labels and node not in writer.fixed
+    return writer.label(node, "out") if own else writer.free(f"{prefix}{writer.program.labels.get(node, 'out')}")
 
 
 def _load_all(writer: Writer, lines: List[str], leaf: Node, group: str, index: int, chunk: Chunk) -> List[str]:
@@ -150,7 +156,10 @@ def _backward(plan: BackwardPlan, left: int) -> Source:
     writer = Writer(plan, "backward", [*roots, *recomputed])
     rest = [node for name, node in zip(program.states, program.rest) if name in kept]
     body = writer.opening(() if plan.given else rest)
-    between = {node: _word(writer, node) for node in smallest_cut(roots) if node.op != "input"}
+    between: Dict[Node, str] = {}
+    for node in smallest_cut(roots):
+        if node.op != "input":
+            between[node] = writer.kept(node, between)
     following = writer.function("following", [*recomputed, *between]) if between else None
     sums = [writer.free(f"sum_{writer.local[Node('param', (), name)]}") for name in plan.learn]
     kernel = _Backward(writer, plan, between, following, writer.function("adjoint", roots, between), sums)
@@ -171,12 +180,6 @@ def _roots(plan: BackwardPlan) -> Sequence[Node]:
     fixed = {*once(order), *(node for node in order if node.op == "param")}
     new = with_reciprocals(order, {*plan.program.nodes, *fixed}, fixed)
     return [new[node] for node in plan.roots]
-
-
-def _word(writer: Writer, node: Node) -> str:
-    """What a value of a forward step is called that backward keeps."""
-    name = f"{writer.local[node]}_before" if node.op == "state" else writer.program.labels.get(node, "kept")
-    return writer.free(name)
 
 
 def _through_chunks(kernel: _Backward, starts: Dict[str, str], left: int) -> List[str]:

@@ -11,6 +11,7 @@ import torch
 from spikecore.kernels import BackwardPlan, ForwardPlan, hoisted
 from spikecore.lang import Node, Program, topological
 from spikecore.lang.node import SpikeRule, substitute
+from spikecore.lang.symbols import on_one_line
 from spikecore_triton.printer import TritonPrinter
 
 #: Steps whose loads are issued together, and between two checkpoints of the states.
@@ -70,17 +71,16 @@ class Writer:
 
     def __init__(self, plan: Union[ForwardPlan, BackwardPlan], direction: str, roots: Sequence[Node]) -> None:
         self.plan, self.program, self.direction = plan, plan.program, direction
-        self.name = f"{plan.program.name.lower()}_{direction}"
         self.printer = TritonPrinter(_of_surrogates(plan.program))
-        self._taken: Set[str] = {self.name}
+        self.name = self.printer.symbols.new(f"{plan.program.name.lower()}_{direction}")
         self._arguments: Dict[Tuple[str, str, int], Argument] = {}
-        self._functions: List[str] = []
+        self._functions: List[List[str]] = []
         self.argument("neurons", "neurons")
         #: The name of each leaf.
         self.local: Dict[Node, str] = {}
         for leaf in (*plan.program.leaves, *_cotangents(plan.program)):
             only = leaf.op == "out_grad" and len(plan.program.outputs) == 1
-            self.local[leaf] = self.free("grad_out" if only else self.printer.leaf(leaf))
+            self.local[leaf] = self.printer.symbols.of(leaf, "grad_out" if only else self.printer.leaf(leaf))
         self._uniform, self._varying = hoisted(plan.program, plan.spec, roots)
         self._used = set(topological(roots))
         #: The names of what is the same at every step: parameters, and expressions of them alone.
@@ -89,10 +89,20 @@ class Writer:
     # -- names and arguments
 
     def free(self, name: str) -> str:
-        """The name, changed where needed, and taken from now on."""
-        name = self.printer.identifier(name, self._taken)
-        self._taken.add(name)
-        return name
+        """A symbol that would like this name, and is no other one."""
+        return self.printer.symbols.new(name)
+
+    def label(self, node: Node, otherwise: str) -> str:
+        """The symbol of a value: the definition's name for it, or another one."""
+        return self.printer.label(node, self.program.labels.get(node, otherwise))
+
+    def kept(self, node: Node, between: Mapping[Node, str]) -> str:
+        """The symbol of a value of a forward step that backward keeps, beside those between the two already."""
+        if node.op == "state":
+            return self.free(f"{self.local[node]}_before")
+        name = self.label(node, "kept")
+        # a value that is kept and detached, too, is kept twice
+        return self.free(name) if name in between.values() else name
 
     def argument(self, name: str, kind: str, group: str = "", number: int = 0) -> str:
         """The name of an argument, which the kernel has from now on."""
@@ -143,7 +153,7 @@ class Writer:
         lines += self.printer.block(roots, names, self.program.labels, name_roots=False)
         lines.append(f"return {', '.join(self.printer.typed(node, names) for node in roots)}")
         head = f"def {name}({', '.join(names[leaf] for leaf in leaves)}):"
-        self._functions.append("\n".join(["@triton.jit", head, *indented(lines)]))
+        self._functions.append(["@triton.jit", head, *indented(lines)])
         return Function(name, leaves)
 
     def opening(self, rest: Sequence[Node]) -> List[str]:
@@ -159,9 +169,7 @@ class Writer:
                 lines.append(f"{local} = {self._loaded(f'{local}s', kind, index)}")
         for nodes in (self._uniform, self._varying):
             names = dict(self.fixed)
-            taken = {node: self.free(label) for node, label in self.program.labels.items() if node in nodes}
-            taken.update({node: self.free("k") for node in nodes if node not in taken})
-            lines += self.printer.block(nodes, names, taken)
+            lines += self.printer.block(nodes, names, {node: self.label(node, "k") for node in nodes})
             self.fixed.update((node, names[node]) for node in nodes if node in names)
         return lines
 
@@ -187,38 +195,33 @@ class Writer:
 
     def finished(self, body: Iterable[str]) -> Source:
         """The kernel: its module text and what a launch must know."""
-        body = list(body)
         arguments = sorted(self._arguments.values(), key=lambda a: ORDER.index(a.kind))
-        names = [f"{a.name}{_ANNOTATION.get(a.kind, ': tl.int64')}," for a in arguments]
-        signature = _filled([*names, "BLOCK: tl.constexpr,"])
+        signature = [f"{a.name}{_ANNOTATION.get(a.kind, ': tl.int64')}," for a in arguments] + ["BLOCK: tl.constexpr,"]
         # of these, no value is better than another
         free = [a.name for a in arguments if a.kind in ("chunks", "inner", "channels")]
-        parts = [
-            *self._functions,
-            "\n".join(
-                [
-                    f"@triton.jit(do_not_specialize={free!r})".replace("'", '"') if free else "@triton.jit",
-                    f"def {self.name}(\n{signature}\n):",
-                    *indented(
-                        [
-                            "at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)",
-                            "inside = at < neurons",
-                            *body,
-                        ]
-                    ),
-                ]
-            ),
+        words = ", ".join(f'"{name}"' for name in free)
+        decorator = f"@triton.jit(do_not_specialize=[{words}])" if free else "@triton.jit"
+        body = [
+            "at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)",
+            "inside = at < neurons",
+            *body,
         ]
+        functions = [line for function in self._functions for line in function]
+        imports = ["import triton\nimport triton.language as tl", *_imports("\n".join([*functions, *body]))]
+        write = self.printer.named([*imports, *functions, self.name, *signature, decorator, *body])
+        title = on_one_line(self.program.name).translate({ord(c): None for c in '"\\'})
+        what = f"{_text(self.plan.dtype)} in memory, {_text(self.plan.compute)} arithmetic"
         head = [
-            f'"""{self.program.name}, {self.direction}: {_text(self.plan.dtype)} in memory, '
-            f'{_text(self.plan.compute)} arithmetic."""\n',
-            "import triton\nimport triton.language as tl",
-            *_imports("\n".join(parts)),
+            f'"""{title}, {self.direction}: {what}."""\n',
+            *imports,
             "",
             *(f"# {line}" for line in str(self.program).splitlines()),
         ]
-        text = "\n\n\n".join(["\n".join(head), *parts]) + "\n"
-        return Source(self.name, text, tuple(arguments), block_of(self.plan))
+        kernel = [f"def {write(self.name)}(", _filled([*map(write, signature)]), "):", *indented(map(write, body))]
+        parts = [[*map(write, function)] for function in self._functions]
+        text = "\n\n\n".join("\n".join(lines) for lines in (head, *parts, [write(decorator), *kernel])) + "\n"
+        named = tuple(argument._replace(name=write(argument.name)) for argument in arguments)
+        return Source(write(self.name), text, named, block_of(self.plan))
 
 
 def load(address: str, where: str = "inside", other: str = "") -> str:
@@ -253,7 +256,11 @@ def _filled(words: Sequence[str]) -> str:
     """The words on as many lines as it takes, none of them broken."""
     # a space within a word is none to textwrap
     text = textwrap.fill(
-        " ".join(word.replace(" ", "\0") for word in words), 116, initial_indent="    ", subsequent_indent="    "
+        " ".join(word.replace(" ", "\0") for word in words),
+        116,
+        initial_indent="    ",
+        subsequent_indent="    ",
+        break_long_words=False,
     )
     return text.replace("\0", " ")
 
