@@ -90,31 +90,17 @@ class BackwardPlan(NamedTuple):
     @property
     def adjoint(self) -> Adjoint:
         """The adjoint of one step, without what this plan does not need; an input gradient not wanted is 0."""
-        program = self.program
-        roots = [(node, Node("out_grad", (), i)) for i, node in enumerate(program.outputs) if self.outputs[i]]
-        # a state that nothing asked for depends on has no cotangent, not one that is 0
-        live = reach(program, self.outputs, self.trace, self.final).live
-        following = zip(program.states, program.next)
-        roots += [(node, Node("next_grad", (), name)) for name, node in following if name in live]
-        moving = program.leaves[: len(program.inputs) + len(program.states)]
-        found = reverse(roots, [*moving, *(Node("param", (), name) for name in self.learn)])
-        n, m = len(program.inputs), len(moving)
-        inputs = [node if wants else const(0.0) for node, wants in zip(found[:n], self.inputs)]
-        return Adjoint(tuple(inputs), tuple(found[n:m]), tuple(found[m:]))
+        return _adjoint(self)
 
     @property
     def carried(self) -> Tuple[str, ...]:
         """Names of the states whose cotangents a kernel carries from step to step."""
-        adjoint = self.adjoint
-        of_state = dict(zip(self.program.states, adjoint.states))
-        start = set(of_state) if self.state else leaves_of("next_grad", [*adjoint.inputs, *adjoint.params])
-        return in_order(self.program.states, closure(start, "next_grad", of_state))
+        return _carried(self)
 
     @property
     def kept(self) -> Tuple[str, ...]:
         """Names of the states whose values a kernel recomputes: the adjoint, or such a state, is computed from them."""
-        following = dict(zip(self.program.states, self.program.next))
-        return in_order(self.program.states, closure(leaves_of("state", self.roots), "state", following))
+        return _kept(self)
 
     @property
     def saved(self) -> Tuple[str, ...]:
@@ -133,6 +119,37 @@ class BackwardPlan(NamedTuple):
         states = [node for name, node in zip(self.program.states, adjoint.states) if name in carried]
         inputs = [node for node, wants in zip(adjoint.inputs, self.inputs) if wants]
         return (*inputs, *states, *adjoint.params)
+
+
+# A writer asks for these at every state and line, and a program may have thousands of operations.
+
+
+@lru_cache(maxsize=64)
+def _adjoint(plan: BackwardPlan) -> Adjoint:
+    program = plan.program
+    roots = [(node, Node("out_grad", (), i)) for i, node in enumerate(program.outputs) if plan.outputs[i]]
+    # a state that nothing asked for depends on has no cotangent, not one that is 0
+    live = reach(program, plan.outputs, plan.trace, plan.final).live
+    following = zip(program.states, program.next)
+    roots += [(node, Node("next_grad", (), name)) for name, node in following if name in live]
+    moving = program.leaves[: len(program.inputs) + len(program.states)]
+    found = reverse(roots, [*moving, *(Node("param", (), name) for name in plan.learn)])
+    n, m = len(program.inputs), len(moving)
+    inputs = [node if wants else const(0.0) for node, wants in zip(found[:n], plan.inputs)]
+    return Adjoint(tuple(inputs), tuple(found[n:m]), tuple(found[m:]))
+
+
+@lru_cache(maxsize=64)
+def _carried(plan: BackwardPlan) -> Tuple[str, ...]:
+    of_state = dict(zip(plan.program.states, plan.adjoint.states))
+    start = set(of_state) if plan.state else leaves_of("next_grad", [*plan.adjoint.inputs, *plan.adjoint.params])
+    return in_order(plan.program.states, closure(start, "next_grad", of_state))
+
+
+@lru_cache(maxsize=64)
+def _kept(plan: BackwardPlan) -> Tuple[str, ...]:
+    following = dict(zip(plan.program.states, plan.program.next))
+    return in_order(plan.program.states, closure(leaves_of("state", plan.roots), "state", following))
 
 
 @lru_cache(maxsize=256)

@@ -142,7 +142,7 @@ class Printer:
         Macros begin with an underscore or with capitals, but for those among the reserved words.
         """
         name = re.sub("__+", "_", name.lstrip("_")) or "u"
-        return f"{name}_" if len(name) > 1 and _LIKE_A_MACRO.fullmatch(name) else name
+        return f"{name.rstrip('_')}_" if len(name) > 1 and _LIKE_A_MACRO.fullmatch(name) else name
 
     def named(self, texts: Iterable[str]) -> Callable[[str], str]:
         """The function that writes names for symbols, for texts that are all of a complete one but its comments."""

@@ -16,8 +16,8 @@ _LANGUAGE = (
 #: Macros of compilers and of the C library that are written in small letters; the others begin with an underscore or
 #: with capitals, which ``Printer.legal`` changes.
 _MACROS = (
-    "alloca assert be16toh be32toh be64toh complex errno fpclassify htobe16 htobe32 htobe64 htole16 htole32 "
-    "htole64 i386 imaginary isfinite isgreater isgreaterequal isinf isless islessequal islessgreater isnan "
+    "alloca assert assert_perror be16toh be32toh be64toh complex errno fpclassify htobe16 htobe32 htobe64 htole16 "
+    "htole32 htole64 i386 imaginary isfinite isgreater isgreaterequal isinf isless islessequal islessgreater isnan "
     "isnormal issubnormal isunordered le16toh le32toh le64toh linux math_errhandling offsetof setjmp signbit "
     "stderr stdin stdout strdupa strndupa unix va_arg va_copy va_end va_start vax"
 )

@@ -7,16 +7,12 @@ from typing import Collection, Dict, Mapping
 from spikecore.lang import Node, topological
 from spikecore.lang.render import ATOM, C_TEMPLATES, PRODUCT, SUM, UNARY, Printer
 
-#: Names that Triton itself gives to what it makes of a kernel: the function that takes the arguments of a launch has
-#: them beside these, and a launch gives its options by name.
+#: Names that are in no text of ours: Triton makes a function that takes a kernel's arguments and has names of its own,
+#: and a launch gives options by name.
 LAUNCH = frozenset(
-    "allowed_dot_input_precisions arch args backend backend_name BLOCK cluster_dims ctas_per_cga debug "
-    "default_dot_input_precision deprecated_fp8_dot_operand_dtypes dynamic_func enable_fp_fusion "
-    "enable_reflect_ftz extern_libs fpsan_homomorphic_casts grid instrumentation_mode ir_override JITCallable "
-    "JITFunction kernel kwargs launch_cluster launch_cooperative_grid launch_pdl max_num_imprecise_acc_default "
-    "maxnreg maxRegAutoWS minRegAutoWS num_buffers_warp_spec num_consumer_groups num_ctas num_stages num_warps "
-    "options params pingpongAutoWS ptx_options ptx_version reg_dec_producer reg_inc_consumer sanitize_overflow "
-    "self specialization specialize_extra specialize_impl stream supported_fp8_dtypes warmup".split()
+    "BLOCK JITCallable JITFunction args backend debug device device_type dynamic_func enable_fp_fusion "
+    "enable_reflect_ftz fpsan_homomorphic_casts grid instrumentation_mode kwargs mangle_type maxnreg num_ctas "
+    "num_stages num_warps options params sanitize_overflow self specialization specialize_impl stream warmup".split()
 )
 
 #: Operations that are Python's on two Python numbers, which knows no float32.

@@ -1,0 +1,125 @@
+"""CUDA kernels with names that CUDA, C and kernels themselves have: they compile and compute what torch does.
+
+That texts differ in names alone is a test of their own (tests/null/test_names.py). Here is what a text cannot show:
+words that compilers take for something else.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Iterator, List
+
+import pytest
+import torch
+
+import spikecore_cupy
+from spikecore.lang.words import C_WORDS
+from spikecore.testing.loopback import installed
+from spikecore.testing.naming import Naming, assert_like_torch, identifiers, namings, plans, usable
+from spikecore.testing.runner import required
+from spikecore_cupy.device import HEADER, header
+from spikecore_cupy.host import HostBackend, reason
+from spikecore_cupy.printer import CudaPrinter
+from spikecore_cupy.source import print_kernel
+
+pytestmark = pytest.mark.kernels
+
+HERE = Path(spikecore_cupy.__file__).parent
+#: Names that were missed once, and their kin: of the frame, of temporaries, of functions, macros, and words of CUDA.
+MISSED = (
+    "i j k t N T U V t0 t1 t2 t3 x_step grad_x v_next kept out_j chunk whole value quotient NULL M_PI HUGE_VAL errno "
+    "assert EOF stdin linux unix"
+).split()
+CUDA = (
+    "blockIdx threadIdx gridDim blockDim warpSize clock clock64 half float2 float4 double2 int4 uint3 dim3 "
+    "cudaError_t volatile managed shared constant device host global launch atomicAdd rsqrt rcp saturate surface "
+    "texture printf malloc free memcpy memset size_t ptrdiff_t nullptr_t std cuda main min max abs norm rnorm erf j0 "
+    "j1 jn y0 y1 yn gamma tgamma lgamma signbit fdim fma hypot sinpi cospi exp2 exp10 float16 bfloat16 parts offset"
+).split()
+
+
+def everything() -> List[str]:
+    """Every identifier of what kernels include and are built from, and words of C, C++ and CUDA."""
+    found = {*MISSED, *CUDA, *C_WORDS}
+    for name in ("spikecore.cuh", "host.h"):
+        found.update(identifiers((HERE / name).read_text(encoding="utf-8")))
+    return usable(found)
+
+
+@pytest.fixture
+def on_host() -> Iterator[None]:
+    """The backend whose kernels g++ builds."""
+    if reason():
+        pytest.skip(str(reason()))
+    with installed(HostBackend, devices=("cpu",)):
+        yield
+
+
+@pytest.mark.usefixtures("on_host")
+@pytest.mark.parametrize("steps", [5, 19])
+def test_names_that_were_missed(steps: int) -> None:
+    """Each in every role, with every kind of parameter: values, and gradients of all that has one."""
+    for naming in namings(usable(MISSED), 18):
+        assert_like_torch(naming, "cupy_host", steps=steps)
+
+
+@pytest.mark.usefixtures("on_host")
+def test_every_name_of_the_headers() -> None:
+    """What kernels include, and words of C and CUDA; g++ compiles them all."""
+    for k, naming in enumerate(namings(everything(), 120)):
+        assert_like_torch(naming, "cupy_host", steps=3 if k % 2 else 17)
+
+
+def test_nvrtc_compiles_every_name() -> None:
+    """Forward and backward, for the type of arithmetic and for 16 bits."""
+    try:
+        from cupy_backends.cuda.libs import nvrtc
+
+        nvrtc.getVersion()
+    except Exception as error:  # a missing package, a missing library
+        if required("cupy_host"):
+            raise
+        pytest.skip(f"compiling kernels needs CuPy and NVRTC: {error}")
+    # the text is what matters: without optimising, and to PTX alone, it takes a tenth of a second
+    options = ("-std=c++17", "-default-device", "-arch=compute_90", "-G")
+    for k, naming in enumerate(namings(everything(), 120)):
+        neuron = naming.neuron()(surrogate=naming.surrogate())
+        for plan in plans(neuron, 2 if k % 2 else None, torch.float16 if k % 3 else torch.float64):
+            source = print_kernel(plan, 2)
+            program = nvrtc.createProgram(source.text, "kernel.cu", [header().encode()], [HEADER.encode()])
+            try:
+                nvrtc.compileProgram(program, options)
+            except nvrtc.NVRTCError:
+                pytest.fail(f"{naming}: {nvrtc.getProgramLog(program)}\nof\n{source.text}", pytrace=False)
+            finally:
+                nvrtc.destroyProgram(program)
+
+
+def test_no_name_is_a_macro_of_the_compiler() -> None:
+    """Each macro that g++ knows in the headers that kernels may meet, under the name that a kernel gives it."""
+    if shutil.which("g++") is None:
+        pytest.skip("the macros are those of g++, which is not on the PATH")
+    includes = [
+        word
+        for name in ("math", "string", "stdio", "stdlib", "errno", "assert", "stdarg")
+        for word in ("-include", f"{name}.h")
+    ]
+    listed = subprocess.run(
+        ["g++", "-dM", "-E", *includes, "-x", "c++", "/dev/null"], capture_output=True, text=True, check=True
+    ).stdout
+    macros = {line.split()[1].partition("(")[0] for line in listed.splitlines()}
+    assert {"NULL", "M_PI", "errno", "linux", "__cplusplus"} <= macros
+    printer = CudaPrinter(torch.float32)
+    symbols = [printer.symbols.new(name) for name in sorted(macros)]
+    write = printer.named([" ".join(symbols)])
+    assert not {write(symbol) for symbol in symbols} & macros
+
+
+@pytest.mark.usefixtures("on_host")
+def test_names_of_any_length_and_alphabet() -> None:
+    """500 letters, and letters that C has not."""
+    long = "n" * 500
+    naming = Naming((f"{long}a", f"{long}b"), (f"{long}c", "τ"), (f"{long}e", "ü"), (f"{long}f",), ("α",), f"N{long}")
+    assert_like_torch(naming, "cupy_host")
