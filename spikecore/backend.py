@@ -12,11 +12,12 @@ Rules of this module:
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
+
+from spikecore.locking import Lock
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -158,13 +159,13 @@ class Backend:
     #: Conformance cases that are known to fail: id -> reason. Shown in every report; one that passes is a failure.
     expected_failures: Mapping[str, str] = {}
     _runners: Dict[Tuple[Program, Spec], Runner]
-    _lock: threading.RLock
+    _lock: Lock
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Here and not in ``__init__``, which a subclass may write without a thought of this one."""
         self = super().__new__(cls)
         self._runners = {}
-        self._lock = threading.RLock()
+        self._lock = Lock()
         return self
 
     def compile(self, program: Program, spec: Spec) -> Runner:

@@ -3,7 +3,7 @@
 Rules of this module:
 
 - A step either returns something that keeps the contract or raises :class:`BackendLoadError` with a sentence; what went
-  wrong in the plugin is its ``__cause__``. Nothing is remembered here: the registry does that.
+  wrong in the plugin is its ``__cause__``, whatever it is. Nothing is remembered here: the registry does that.
 - Each plugin gets a plugin manager of its own. pluggy stops at the first failing hook and loses all results, keeps a
   plugin registered that failed validation (before 1.7), and reports another's misspelt hook; alone, none of it spreads.
 """
@@ -11,88 +11,28 @@ Rules of this module:
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
-import logging
 import re
-from dataclasses import dataclass, field
 from functools import partial, reduce
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
+from typing import Any, Callable, List, NamedTuple, Optional
 
 import pluggy
 
-import spikecore
 from spikecore import hookspecs
 from spikecore.backend import SUPPORTED_API, Backend, BackendInfo, BackendLoadError, Capabilities
-
-_log = logging.getLogger("spikecore")
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """What metadata says about a backend, before anything of it is imported."""
-
-    name: str
-    value: str
-    distribution: str
-    version: str
-    builtin: bool
-    load: Callable[[], object] = field(compare=False, repr=False)
-
-    @property
-    def provider(self) -> str:
-        """Distribution and version, as errors name it."""
-        return f"{self.distribution} {self.version}".strip() or "unknown distribution"
-
-    def answers_to(self, word: str) -> bool:
-        """Whether ``word`` names this backend or its distribution, spelt in any of the ways of a distribution."""
-        return normal_name(word) in (normal_name(self.name), normal_name(self.distribution))
+from spikecore.candidates import Candidate
+from spikecore.containing import contained, described
 
 
-def normal_name(name: str) -> str:
-    """A distribution's name as package indexes compare it: ``Spikecore_Foo`` is ``spikecore-foo``."""
-    return re.sub(r"[-_.]+", "-", name).lower()
+class Probed(NamedTuple):
+    """What a probe said: why the backend is unusable here (None if it is usable), and what the probe raised, if so."""
 
-
-def builtin_candidates(modules: Mapping[str, str]) -> List[Candidate]:
-    """One candidate per entry of the table of built-ins."""
-    return [
-        Candidate(name, module, "spikecore", spikecore.__version__, True, partial(importlib.import_module, module))
-        for name, module in modules.items()
-    ]
-
-
-def entry_point_candidate(point: Any, distribution: Any = None) -> Candidate:
-    """The candidate behind an entry point. Before Python 3.10 an entry point does not know its distribution."""
-    distribution = distribution or getattr(point, "dist", None)
-    name, version = ("", "") if distribution is None else (distribution.metadata["Name"], distribution.version)
-    return Candidate(point.name, point.value, name or "", version or "", False, point.load)
-
-
-def installed_candidates() -> Iterator[Candidate]:
-    """One candidate per entry point of the group, of each distribution the one that Python would import."""
-    first: Dict[str, Any] = {}
-    for distribution in importlib.metadata.distributions():
-        try:
-            points = [point for point in distribution.entry_points if point.group == hookspecs.GROUP]
-            if points:
-                first.setdefault(normal_name(distribution.metadata["Name"]), (distribution, points))
-        except Exception as error:
-            _log.debug("unreadable metadata of %r: %s", distribution, error)
-    for distribution, points in first.values():
-        for point in points:
-            yield entry_point_candidate(point, distribution)
+    reason: Optional[str]
+    error: Optional[BaseException]
 
 
 def load_info(candidate: Candidate) -> BackendInfo:
     """Import the candidate's plugin module and take its description of the backend of that name."""
-    try:
-        info = _describe(candidate)
-        # the version first: another contract may well have other fields
-        skew = _skew(candidate, info)
-        if not skew:
-            _check_fields(info)
-    except Exception as error:
-        raise _failure(candidate, error) from error
+    info, skew = contained(partial(_described, candidate), partial(_failure, candidate))
     if skew:
         raise BackendLoadError(skew)
     return info
@@ -100,29 +40,57 @@ def load_info(candidate: Candidate) -> BackendInfo:
 
 def make_backend(candidate: Candidate, info: BackendInfo) -> Backend:
     """Import the factory that ``info`` names, call it, and check that it made what ``info`` says."""
+    return contained(partial(_made, info), partial(_failure, candidate))
+
+
+def probe(info: BackendInfo) -> Probed:
+    """Ask the backend whether it is usable here. An error of the probe is a reason like any other."""
     try:
-        module, _, attribute = info.factory.partition(":")
-        factory: Any = reduce(getattr, attribute.split("."), importlib.import_module(module))
-        backend = factory()
-        if not isinstance(backend, Backend):
-            raise TypeError(f"{info.factory} made a {type(backend).__name__}, not a spikecore.backend.Backend")
-        if backend.name != info.name:
-            raise ValueError(f"{info.factory} made a backend named {backend.name!r}, not {info.name!r}")
-        if backend.capabilities != info.capabilities:
-            raise ValueError(f"{info.factory} has other capabilities than its BackendInfo declares")
-    except Exception as error:
-        raise _failure(candidate, error) from error
+        return Probed(contained(lambda: _checked_reason(info.probe()), _ProbeError), None)
+    except _ProbeError as failed:
+        error = failed.args[0]
+        return Probed(f"its probe raised {described(error)}", error)
+
+
+class _ProbeError(Exception):
+    """Holds what a probe raised."""
+
+
+def _made(info: BackendInfo) -> Backend:
+    module, _, attribute = info.factory.partition(":")
+    factory: Any = reduce(getattr, attribute.split("."), importlib.import_module(module))
+    backend = factory()
+    if not isinstance(backend, Backend):
+        raise TypeError(f"{info.factory} made a {type(backend).__name__}, not a spikecore.backend.Backend")
+    if backend.name != info.name:
+        raise ValueError(f"{info.factory} made a backend named {backend.name!r}, not {info.name!r}")
+    if backend.capabilities != info.capabilities:
+        raise ValueError(f"{info.factory} has other capabilities than its BackendInfo declares")
     return backend
 
 
-def checked_reason(reason: object) -> Optional[str]:
-    """What a probe returned, when it is what a probe may return."""
+def _checked_reason(reason: object) -> Optional[str]:
     if reason is not None and not (isinstance(reason, str) and reason):
         raise TypeError(f"it must return None or a reason in words, got {reason!r}")
     return reason
 
 
-def _describe(candidate: Candidate) -> BackendInfo:
+class _Described(NamedTuple):
+    info: BackendInfo
+    #: What is wrong with the version of the contract, in words.
+    skew: str
+
+
+def _described(candidate: Candidate) -> _Described:
+    info = _description(candidate)
+    # the version first: another contract may well have other fields
+    skew = _skew(candidate, info)
+    if not skew:
+        _check_fields(info)
+    return _Described(info, skew)
+
+
+def _description(candidate: Candidate) -> BackendInfo:
     plugin = candidate.load()
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
@@ -178,10 +146,13 @@ def _check_fields(info: BackendInfo) -> None:
         raise TypeError(f"BackendInfo.capabilities must be a Capabilities, got {info.capabilities!r}")
     if not callable(info.probe):
         raise TypeError(f"BackendInfo.probe must be callable, got {info.probe!r}")
+    hint: Any = info.install_hint
+    if not isinstance(hint, str):
+        raise TypeError(f"BackendInfo.install_hint must be a string, got {hint!r}")
 
 
-def _failure(candidate: Candidate, error: Exception) -> BackendLoadError:
+def _failure(candidate: Candidate, error: BaseException) -> BackendLoadError:
     return BackendLoadError(
-        f"backend {candidate.name!r} ({candidate.provider}) failed to load: {type(error).__name__}: {error}; "
+        f"backend {candidate.name!r} ({candidate.provider}) failed to load: {described(error)}; "
         f"SPIKECORE_BLOCK={candidate.name} skips it"
     )

@@ -3,7 +3,9 @@
 Rules of this module:
 
 - Importing it reads no metadata; listing reads metadata only; a plugin's module is imported when its name is asked for.
-- A broken plugin harms itself alone: its error is kept, logged once, and is the ``__cause__`` when it is asked for.
+- A broken plugin harms itself alone: its error, whatever it is, is kept, logged once, and is the ``__cause__`` when it
+  is asked for.
+- No lock is held while a plugin's code runs, but its turn at loading (:mod:`spikecore.turns`).
 - Names are exact. A built-in's name cannot be taken, and a name that two distributions provide belongs to neither.
 - ``SPIKECORE_BLOCK`` (backend or distribution names, separated by commas) and ``SPIKECORE_NO_PLUGINS=1`` are read at
   time of use and act before any import.
@@ -17,20 +19,16 @@ import importlib
 import logging
 import os
 import re
-import threading
-from dataclasses import dataclass
 from typing import Any, Callable, Dict, Hashable, Iterable, List, Mapping, Optional, Set, Tuple, TypeVar
 
 from spikecore.backend import Backend, BackendError, BackendInfo, BackendLoadError, BackendUnavailable, UnknownBackend
-from spikecore.loading import (
-    Candidate,
-    builtin_candidates,
-    checked_reason,
-    entry_point_candidate,
-    installed_candidates,
-    load_info,
-    make_backend,
-)
+from spikecore.candidates import Candidate, builtin_candidates, entry_point_candidate, installed_candidates
+from spikecore.loading import Probed, load_info, make_backend, probe
+from spikecore.locking import Lock
+from spikecore.status import BackendStatus, Known
+from spikecore.turns import Turns
+
+__all__ = ["AUTO_NAME", "BUILTINS", "BackendStatus", "Registry", "default_registry"]
 
 #: The one table of built-in backends: name -> module with the hook. Strings, so that nothing is imported for them.
 BUILTINS: Mapping[str, str] = {"cupy": "spikecore_cupy", "ipu": "spikecore_ipu", "torch": "spikecore_torch"}
@@ -42,47 +40,6 @@ _DEVICES = ("cpu", "cuda", "gpu", "mps", "xpu")
 _NAME = re.compile(r"[a-z_][a-z0-9_]*")
 _log = logging.getLogger("spikecore")
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class BackendStatus:
-    """One line of the list of backends. A field is empty (``api``: None) while nobody knows it."""
-
-    name: str
-    #: ``ready``, ``unavailable``, ``failed``, ``blocked``, ``shadowed``, or ``installed``: nobody has tried it yet.
-    state: str
-    distribution: str
-    version: str
-    api: Optional[int]
-    devices: Tuple[str, ...]
-    #: Names of the declared capabilities.
-    capabilities: Tuple[str, ...]
-    #: Why it is in this state, and the way out.
-    detail: str
-
-
-@dataclass
-class _Known:
-    """What loading a candidate has shown so far."""
-
-    info: Optional[BackendInfo] = None
-    failure: Optional[BackendLoadError] = None
-    probed: bool = False
-    reason: Optional[str] = None
-    probe_error: Optional[Exception] = None
-    backend: Optional[Backend] = None
-
-    def unusable(self) -> str:
-        """The probe's reason with the hint how to get what is missing."""
-        hint = self.info.install_hint if self.info else ""
-        return f"{self.reason} ({hint})" if hint else str(self.reason)
-
-    def state(self) -> Tuple[str, str]:
-        if self.failure:
-            return "failed", str(self.failure)
-        if not self.probed:
-            return "installed", ""
-        return ("unavailable", self.unusable()) if self.reason else ("ready", "")
 
 
 class Registry:
@@ -102,9 +59,10 @@ class Registry:
         self.builtins: Mapping[str, str] = dict(builtins)
         self._entry_points = None if entry_points is None else tuple(entry_points)
         self._environ = environ
-        self._lock = threading.RLock()
+        self._lock = Lock()  # held for moments only
+        self._turns = Turns()
         self._found: Optional[Tuple[Candidate, ...]] = None
-        self._table: Dict[Candidate, _Known] = {}
+        self._table: Dict[Candidate, Known] = {}
         self._said: Set[Hashable] = set()
 
     def names(self) -> List[str]:
@@ -127,17 +85,27 @@ class Registry:
         """None when the backend is usable here, else the reason in words. Raises as :meth:`info` does."""
         return self._probed(self._pick(name, source)).reason
 
+    def offers(self, name: str) -> bool:
+        """Whether automatic choice may take this name: a built-in, or a plugin of this project that is installed and
+        not blocked. Imports nothing.
+        """
+        return any(c.builtin or (c.ours and not self._blocked(c)) for c in self._candidates() if c.name == name)
+
+    def check(self, name: str, source: str) -> None:
+        """Raise as :meth:`info` does for a name that cannot be asked for, without importing what provides it."""
+        self._pick(name, source)
+
     def get(self, name: str, source: str) -> Backend:
         """The backend, ready to use; the same object every time.
 
         Raises as :meth:`info` does, and :class:`BackendUnavailable` when it is not usable here.
         """
         candidate = self._pick(name, source)
-        known = self._probed(candidate)
-        if known.reason:
+        probed = self._probed(candidate)
+        if probed.reason:
             tail = "" if source == AUTO_NAME else "; no other backend was tried because the choice was explicit"
-            message = f"backend {name!r} (from {source}) is not usable here: {known.unusable()}{tail}"
-            raise BackendUnavailable(message) from known.probe_error
+            why = f"is not usable here: {self._known(candidate).unusable()}{tail}"
+            raise BackendUnavailable(f"backend {name!r} (from {source}) {why}") from probed.error
         return self._backend(candidate)
 
     def unprobed(self, name: str, source: str) -> Backend:
@@ -234,71 +202,63 @@ class Registry:
         return f"unknown backend {name!r} (from {source}); {guess}Known: {', '.join(known)}"
 
     def _row(self, candidate: Candidate, probe: bool) -> BackendStatus:
-        state, detail = self._verdict(candidate)
-        if probe and not state:
+        verdict = self._verdict(candidate)
+        if probe and not verdict[0]:
             try:
                 if not self._probed(candidate).reason:
                     self._backend(candidate)
             except BackendLoadError:
-                pass  # kept in the table, and shown from there
-        known = self._table.get(candidate) or _Known()
-        if not state:
-            state, detail = known.state()
-        return BackendStatus(
-            name=candidate.name,
-            state=state,
-            distribution=candidate.distribution,
-            version=candidate.version,
-            api=known.info.api if known.info else None,
-            devices=known.info.devices if known.info else (),
-            capabilities=known.info.capabilities.names() if known.info else (),
-            detail=detail,
-        )
+                pass  # kept, and shown from there
+        return self._known(candidate).row(candidate, verdict)
 
     # loading, step by step; each step is done once, and its failure kept
 
-    def _attempt(self, candidate: Candidate, step: Callable[[_Known], _T]) -> _T:
+    def _known(self, candidate: Candidate) -> Known:
         with self._lock:
-            known = self._table.setdefault(candidate, _Known())
-            if known.failure is None:
-                try:
-                    return step(known)
-                except BackendLoadError as error:
-                    known.failure = error
-                    _log.warning("%s", error)
-            # a new exception each time: raising the kept one again would make its traceback grow
-            raise BackendLoadError(str(known.failure)) from known.failure.__cause__
+            return self._table.setdefault(candidate, Known())
+
+    def _once(self, candidate: Candidate, done: Callable[[Known], Optional[_T]], step: Callable[[Known], _T]) -> _T:
+        """What ``done`` finds; if there is nothing, and no failure, what ``step`` makes on this thread's turn."""
+        known = self._known(candidate)
+        found = done(known)
+        if known.failure is None and found is not None:
+            return found
+        if known.failure is None:
+            with self._turns.taken(candidate.name):
+                found = done(known)
+                if known.failure is None:
+                    try:
+                        return step(known) if found is None else found
+                    except BackendLoadError as error:
+                        known.failure = error
+                        _log.warning("%s", error)
+        # a new exception each time: raising the kept one again would make its traceback grow
+        raise BackendLoadError(str(known.failure)) from getattr(known.failure, "__cause__", None)
 
     def _info(self, candidate: Candidate) -> BackendInfo:
-        def step(known: _Known) -> BackendInfo:
-            known.info = known.info or load_info(candidate)
+        def step(known: Known) -> BackendInfo:
+            known.info = load_info(candidate)
             return known.info
 
-        return self._attempt(candidate, step)
+        return self._once(candidate, lambda known: known.info, step)
 
-    def _probed(self, candidate: Candidate) -> _Known:
+    def _probed(self, candidate: Candidate) -> Probed:
         info = self._info(candidate)
 
-        def step(known: _Known) -> _Known:
-            if not known.probed:
-                try:
-                    known.reason = checked_reason(info.probe())
-                except Exception as error:
-                    known.reason, known.probe_error = f"its probe raised {type(error).__name__}: {error}", error
-                known.probed = True
-            return known
+        def step(known: Known) -> Probed:
+            known.probed = probe(info)
+            return known.probed
 
-        return self._attempt(candidate, step)
+        return self._once(candidate, lambda known: known.probed, step)
 
     def _backend(self, candidate: Candidate) -> Backend:
         info = self._info(candidate)
 
-        def step(known: _Known) -> Backend:
-            if known.backend is None:
-                known.backend = make_backend(candidate, info)
+        def step(known: Known) -> Backend:
+            known.backend = make_backend(candidate, info)
             return known.backend
 
-        return self._attempt(candidate, step)
+        return self._once(candidate, lambda known: known.backend, step)
 
 
 _default = Registry(BUILTINS)

@@ -17,6 +17,7 @@ import torch
 
 from spikecore.backend import BackendError
 from spikecore.kernels import cache
+from spikecore.locking import Lock
 from spikecore_cupy.writer import BLOCK
 
 HEADER = "spikecore.cuh"
@@ -102,7 +103,7 @@ class Kernel:
         self._pack_into = struct.Struct(layout).pack_into
         self._size = struct.calcsize(layout)
         self._launch: Callable[..., None] = driver.launchKernel
-        self._lock = threading.Lock()
+        self._lock = Lock()
         # CuPy's modules unload themselves, so they are kept beside the functions
         self._functions: Dict[int, Tuple[int, Any]] = {}
         self._local = threading.local()

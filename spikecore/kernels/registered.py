@@ -8,7 +8,6 @@ are first used, by torch 2.4 or newer. Eager calls go past them.
 from __future__ import annotations
 
 import hashlib
-import threading
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from spikecore.backend import Unsupported
 from spikecore.kernels.execution import Call, Execution
 from spikecore.kernels.layout import Layout, layout_of
+from spikecore.locking import Lock
 
 _FORWARD = "forward(str key, Tensor[] tensors, float[] numbers, str[] record, bool given, bool save) -> Tensor[]"
 _BACKWARD = (
@@ -29,7 +29,7 @@ SUPPORTED = hasattr(torch.library, "register_autograd")
 
 _executions: Dict[str, Execution] = {}
 _library: List[Any] = []
-_lock = threading.Lock()
+_lock = Lock()
 
 
 def key_of(execution: Execution) -> str:

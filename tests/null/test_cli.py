@@ -76,6 +76,7 @@ def test_json_has_every_field(probes: List[bool]) -> None:
         "devices",
         "capabilities",
         "detail",
+        "automatic",
     }
 
 

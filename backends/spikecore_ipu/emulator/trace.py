@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from spikecore.locking import Lock
 from spikecore.structure import leaves, mapped
 
 from .aliasing import changed, viewed
@@ -34,7 +35,7 @@ from .tensor import DEVICE, MOVE, READ, STALE, IpuTensor, host_tensor, narrow, n
 
 _thread = threading.local()
 #: Held while a model is recorded: functions of the module ``torch`` are replaced then.
-_turn = threading.Lock()
+_turn = Lock()
 
 
 def running() -> Optional[Trace]:

@@ -14,13 +14,13 @@ import functools
 import hashlib
 import importlib.metadata
 import re
-import threading
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 from llvmlite import binding as llvm
 
+from spikecore.locking import Lock
 from spikecore_numba import cache
 from spikecore_numba.source import STORED
 from spikecore_numba.writer import Argument, Source
@@ -32,7 +32,7 @@ Function = Callable[[bytes], None]
 _IN_MEMORY = {torch.float16: "uint16", torch.bfloat16: "uint16", torch.float32: "float32", torch.float64: "float64"}
 _PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
-_lock = threading.Lock()
+_lock = Lock()
 _functions: Dict[str, Function] = {}
 #: What must live as long as the process: the engines that hold the machine code.
 _engines: List[Any] = []

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from pathlib import Path
 from typing import Any, Iterator, List
 
 import pytest
@@ -83,6 +84,41 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+COMPILING = """
+import os, threading, torch, spikecore as sc
+from spikecore_numba import compiler
+
+inside, compile_ = threading.Event(), compiler._compile
+
+def announced(*arguments):
+    inside.set()
+    return compile_(*arguments)
+
+compiler._compile = announced
+x = torch.rand(3, 5)
+other = threading.Thread(target=sc.ALIF(backend="numba"), args=(x,))
+lif = sc.LIF(backend="numba")
+other.start()
+inside.wait()
+child = os.fork()
+if child == 0:
+    os._exit(0 if lif(x).shape == x.shape else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+other.join()
+print("whole", lif(x).shape == x.shape)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_fork_while_another_thread_compiles(tmp_path: Path) -> None:
+    """The child compiles its own first kernel: no lock, ours or Numba's, is left shut in it."""
+    environ = {**os.environ, "SPIKECORE_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILING], capture_output=True, text=True, check=False, timeout=120, env=environ
+    )
+    assert done.stdout.split() == ["whole", "True"], done.stderr
+
+
 def test_an_error_in_a_share_of_the_work_is_raised() -> None:
     """What goes wrong on another thread is raised on the caller's."""
     torch.set_num_threads(2)
@@ -106,6 +142,13 @@ def test_shares_cover_all_blocks_once() -> None:
 
 class TestInterrupts:
     """Whatever ends a call early, no thread works for it afterwards."""
+
+    @pytest.fixture(autouse=True)
+    def _ctrl_c(self) -> Iterator[None]:
+        """Python's own handler of Ctrl-C, which a shell's background job begins without."""
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        yield
+        signal.signal(signal.SIGINT, before)
 
     def test_ctrl_c_in_the_calling_thread_waits_for_the_others(self) -> None:
         """KeyboardInterrupt leaves the call only when the other thread has ended its range; no further one begins."""

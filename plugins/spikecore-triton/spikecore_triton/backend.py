@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import nullcontext
 from typing import Any, Callable, ContextManager, Dict, List, Sequence, Union
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry, KernelBackend, Launch
+from spikecore.locking import Lock
 from spikecore_triton import CAPABILITIES, INTERPRETED
 from spikecore_triton.compiler import compiled, options
 from spikecore_triton.source import BACKWARD_GROUPS, FORWARD_GROUPS, print_kernel
@@ -69,7 +69,7 @@ class Kernels:
     def __init__(self, plan: Plan, groups: Sequence[str]) -> None:
         self.plan, self.groups = plan, groups
         self._kernels: Dict[int, Kernel] = {}
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def of(self, steps: int) -> Kernel:
         """The kernel for so many steps."""

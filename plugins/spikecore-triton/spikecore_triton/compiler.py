@@ -6,16 +6,16 @@ Two of Triton's options are ours: no fused multiply-add, and functions of the GP
 from __future__ import annotations
 
 import functools
-import threading
 from types import ModuleType
 from typing import Any, Dict
 
 import torch
 
+from spikecore.locking import Lock
 from spikecore_triton import cache
 from spikecore_triton.writer import THREADS, Source
 
-_lock = threading.Lock()
+_lock = Lock()
 #: By their text.
 _modules: Dict[str, ModuleType] = {}
 

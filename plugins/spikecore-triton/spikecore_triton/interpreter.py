@@ -7,7 +7,6 @@ what a GPU makes of it, tests on a GPU show. It does not round to bfloat16 corre
 
 from __future__ import annotations
 
-import threading
 from types import SimpleNamespace
 from typing import Any, Callable
 
@@ -15,8 +14,10 @@ import numpy as np
 import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
+from spikecore.locking import Lock
+
 #: Held while a kernel is interpreted: the interpreter changes Triton's language meanwhile, for all threads.
-alone = threading.RLock()
+alone = Lock()
 
 
 def number(value: float) -> Any:

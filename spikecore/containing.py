@@ -1,0 +1,68 @@
+"""Running a plugin's code so that whatever it raises stays with the plugin.
+
+``SystemExit``, ``GeneratorExit``, pytest's ``Skipped`` and a ``KeyboardInterrupt`` that the code itself raises are
+errors of the plugin like any other. What a signal's handler raises while the code runs, by Ctrl-C or a time limit, is
+not the plugin's, and passes.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from contextlib import contextmanager
+from types import CodeType, FrameType
+from typing import Callable, Iterator, Optional, Set, TypeVar
+
+_T = TypeVar("_T")
+
+
+def contained(call: Callable[[], _T], failure: Callable[[BaseException], Exception]) -> _T:
+    """What the call returns. Whatever it raises is the ``__cause__`` of the ``failure`` made of it, which is raised."""
+    try:
+        with _visible_ctrl_c():
+            return call()
+    except BaseException as error:
+        if _by_signal(error):
+            raise
+        raise failure(error) from error
+
+
+def described(error: BaseException) -> str:
+    """The error in a sentence: its type and its text, where it has one."""
+    try:
+        text = contained(lambda: str(error), lambda _: ValueError())
+    except ValueError:  # even its text is broken
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _on_ctrl_c(number: int, frame: Optional[FrameType]) -> None:
+    signal.default_int_handler(number, frame)
+
+
+@contextmanager
+def _visible_ctrl_c() -> Iterator[None]:
+    """Python's own handler of Ctrl-C is no Python code, so a traceback does not show it; within the block it does."""
+    # only the main thread may set handlers, and handlers run in no other
+    replaces = threading.current_thread() is threading.main_thread()
+    if not replaces or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, _on_ctrl_c)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is _on_ctrl_c:  # else the plugin has set a handler of its own
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _by_signal(error: BaseException) -> bool:
+    """Whether a signal's handler raised it, as its traceback tells."""
+    handlers: Set[Optional[CodeType]] = {_on_ctrl_c.__code__}
+    handlers |= {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()} - {None}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in handlers:
+            return True
+        trace = trace.tb_next
+    return False

@@ -1,0 +1,320 @@
+"""Plugins are contained whatever they raise, wait for, or are interrupted by."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import types
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable, Dict, Iterator, List, Optional
+
+import pytest
+
+from spikecore.backend import Backend, BackendError, BackendInfo, BackendLoadError, BackendUnavailable, Capabilities
+from spikecore.hookspecs import hookimpl
+from spikecore.registry import Registry
+
+CAN = Capabilities(float32=True)
+
+
+class Escape(BaseException):
+    """What a test framework's Skipped or a library's time limit is: no Exception."""
+
+
+class BrokenText(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(4)
+
+
+class Plugin:
+    """An entry point and the plugin behind it; each step of loading calls what it is given."""
+
+    dist = None
+
+    def __init__(self, name: str, **steps: Callable[[], Any]) -> None:
+        self.name = self.value = name
+        self.steps = steps
+
+    def step(self, which: str) -> Any:
+        return self.steps.get(which, lambda: None)()
+
+    def load(self) -> Plugin:
+        """Be imported."""
+        self.step("load")
+        return self
+
+    @hookimpl
+    def spikecore_backends(self) -> List[BackendInfo]:
+        """Describe the backend."""
+        self.step("hook")
+        return [BackendInfo(self.name, f"fake_{self.name}:make", ("cpu",), CAN, lambda: self.step("probe"))]
+
+    def make(self) -> Backend:
+        """Make the backend."""
+        self.step("make")
+        return type("Fake", (Backend,), {"name": self.name, "capabilities": CAN})()
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c() -> Iterator[None]:
+    """Python's own handler of Ctrl-C, which a shell's background job begins without."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Registry]:
+    """Makes a registry of these plugins."""
+
+    def make(*plugins: Plugin) -> Registry:
+        for plugin in plugins:
+            module = types.ModuleType(f"fake_{plugin.name}")
+            module.make = plugin.make  # type: ignore[attr-defined]
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+        return Registry({}, entry_points=plugins, environ={})
+
+    return make
+
+
+def raises(error: BaseException) -> Callable[[], Any]:
+    def step() -> Any:
+        raise error
+
+    return step
+
+
+ERRORS = [
+    SystemExit(3),
+    KeyboardInterrupt(),
+    GeneratorExit(),
+    Escape("skipped"),
+    BrokenText(),
+    pytest.skip.Exception("no"),
+]
+
+
+@pytest.mark.parametrize("step", ["load", "hook", "probe", "make"])
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_whatever_a_plugin_raises_is_its_own_error(
+    registry: Callable[..., Registry], step: str, error: BaseException
+) -> None:
+    """No exception ends the list of backends or reaches another backend; asked for by name it is the cause."""
+    made = registry(Plugin("bad", **{step: raises(error)}), Plugin("good"))
+    states = {row.name: row for row in made.status(probe=True)}
+    assert states["bad"].state == ("unavailable" if step == "probe" else "failed")
+    assert type(error).__name__ in states["bad"].detail
+    assert states["good"].state == "ready"
+    with pytest.raises(BackendError, match=rf"backend 'bad' .*{type(error).__name__}") as caught:
+        made.get("bad", "argument")
+    assert caught.value.__cause__ is error
+
+
+def test_a_real_ctrl_c_while_a_plugin_loads_is_the_users(registry: Callable[..., Registry]) -> None:
+    """KeyboardInterrupt from the signal passes, nothing is held against the plugin, and the handler is as before."""
+    pressed: List[Callable[[], Any]] = [lambda: signal.raise_signal(signal.SIGINT)]
+    made = registry(Plugin("slow", load=lambda: pressed.pop()() if pressed else None))
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        made.get("slow", "argument")
+    assert signal.getsignal(signal.SIGINT) is before
+    assert made.get("slow", "argument").name == "slow"
+
+
+def test_a_time_limit_of_the_program_is_no_error_of_the_plugin(registry: Callable[..., Registry]) -> None:
+    """What a signal's handler raises passes, whatever it is, and the plugin can be loaded afterwards."""
+
+    def limit(number: int, frame: Any) -> None:
+        raise TimeoutError("took too long")
+
+    rung: List[Callable[[], Any]] = [lambda: signal.raise_signal(signal.SIGALRM)]
+    made = registry(Plugin("slow", probe=lambda: rung.pop()() if rung else None))
+    before = signal.signal(signal.SIGALRM, limit)
+    try:
+        with pytest.raises(TimeoutError):
+            made.get("slow", "argument")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert made.get("slow", "argument").name == "slow"
+
+
+def test_a_handler_that_a_plugin_sets_stays(registry: Callable[..., Registry]) -> None:
+    """A library may take Ctrl-C over when it is imported, as before."""
+
+    def own(number: int, frame: Any) -> None:
+        raise Escape
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        registry(Plugin("own", load=lambda: signal.signal(signal.SIGINT, own))).get("own", "argument")
+        assert signal.getsignal(signal.SIGINT) is own
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class TestLoadingOutsideTheLock:
+    """While a plugin's code runs, the registry serves everybody else."""
+
+    @pytest.mark.parametrize("step", ["load", "hook", "probe", "make"])
+    def test_a_plugin_may_wait_for_threads_that_use_the_registry(
+        self, registry: Callable[..., Registry], step: str
+    ) -> None:
+        """A probe with a time limit, run on another thread, may list, look up and load other backends."""
+        pool = ThreadPoolExecutor(1)
+
+        def on_another_thread() -> List[str]:
+            made.status()
+            made.get("good", "argument")
+            return made.names()
+
+        def waits() -> None:
+            assert pool.submit(on_another_thread).result(timeout=20) == ["good", "waits"]
+
+        made = registry(Plugin("waits", **{step: waits}), Plugin("good"))
+        assert made.get("waits", "argument").name == "waits"
+        pool.shutdown()
+
+    @pytest.mark.parametrize("step", ["load", "hook", "probe", "make"])
+    def test_a_plugin_that_asks_for_itself_gets_an_error(self, registry: Callable[..., Registry], step: str) -> None:
+        """Neither endless recursion nor waiting for itself: a sentence, in the plugin's hands."""
+        seen: List[BaseException] = []
+
+        def asks() -> None:
+            with pytest.raises(BackendLoadError) as caught:
+                made.get("me", "argument")
+            seen.append(caught.value)
+
+        made = registry(Plugin("me", **{step: asks}))
+        assert made.get("me", "argument").name == "me"
+        assert [str(error) for error in seen] == [
+            "backend 'me' is asked for while it is being loaded (me -> me): importing, describing, probing and making "
+            "a backend must not need that backend"
+        ]
+
+    def test_two_plugins_that_load_each_other_get_an_error(self, registry: Callable[..., Registry]) -> None:
+        """The error names the circle, on one thread."""
+        made = registry(
+            Plugin("a", load=lambda: made.get("b", "argument")), Plugin("b", load=lambda: made.get("a", "argument"))
+        )
+        with pytest.raises(
+            BackendLoadError, match="backend 'a' .*failed to load: BackendLoadError: backend 'b'"
+        ) as caught:
+            made.get("a", "argument")
+        assert "(a -> b -> a)" in str(caught.value)
+
+    def test_two_threads_whose_plugins_load_each_other_do_not_wait_for_ever(
+        self, registry: Callable[..., Registry]
+    ) -> None:
+        """Two threads that load one each, and each needs the other's: one of them gets the error, and both end."""
+        together = threading.Barrier(2)
+
+        def needs(other: str) -> Callable[[], Any]:
+            def step() -> None:
+                together.wait()
+                made.get(other, "argument")
+
+            return step
+
+        made = registry(Plugin("a", load=needs("b")), Plugin("b", load=needs("a")))
+        errors: Dict[str, Optional[BaseException]] = {}
+
+        def ask(name: str) -> None:
+            try:
+                made.get(name, "argument")
+            except BackendLoadError as error:
+                errors[name] = error
+
+        workers = [threading.Thread(target=ask, args=(name,), daemon=True) for name in "ab"]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(60)
+        assert not any(worker.is_alive() for worker in workers)
+        assert set(errors) == {"a", "b"}
+        assert any("is asked for while it is being loaded" in str(error) for error in errors.values())
+
+    def test_threads_that_ask_while_one_loads_get_what_it_made(self, registry: Callable[..., Registry]) -> None:
+        """One loader at a time: the others wait and share the one object."""
+        began, go = threading.Event(), threading.Event()
+        made_by: List[int] = []
+
+        def load() -> None:
+            made_by.append(threading.get_ident())
+            began.set()
+            go.wait(60)
+
+        made = registry(Plugin("slow", load=load))
+        with ThreadPoolExecutor(4) as pool:
+            first = pool.submit(made.get, "slow", "argument")
+            began.wait(60)
+            others = [pool.submit(made.get, "slow", "argument") for _ in range(3)]
+            go.set()
+            assert {id(one.result()) for one in (first, *others)} == {id(first.result())}
+        assert len(made_by) == 1
+
+
+FORKED = """
+import os, sys, threading, types
+from spikecore.backend import Backend, BackendError, BackendInfo, Capabilities
+from spikecore.hookspecs import hookimpl
+from spikecore.registry import Registry
+
+inside, go = threading.Event(), threading.Event()
+
+class Fake(Backend):
+    name = "slow"
+
+class Plugin:
+    name = value = "slow"
+    dist = None
+    def load(self):
+        if threading.current_thread() is not threading.main_thread():
+            inside.set()
+            go.wait()
+        return self
+    @hookimpl
+    def spikecore_backends(self):
+        return [BackendInfo("slow", "fake_slow:Fake", ("cpu",), Capabilities(), lambda: None)]
+
+module = types.ModuleType("fake_slow")
+module.Fake = Fake
+sys.modules["fake_slow"] = module
+registry = Registry({"torch": "spikecore_torch"}, entry_points=[Plugin()], environ={})
+loader = threading.Thread(target=registry.get, args=("slow", "argument"))
+loader.start()
+inside.wait()
+child = os.fork()
+if child == 0:
+    print(registry.get("torch", "argument").name, flush=True)
+    try:
+        registry.get("slow", "argument")
+    except BackendError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+go.set()
+loader.join()
+print(registry.get("slow", "argument").name)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_fork_while_another_thread_loads_leaves_the_child_able_to_ask() -> None:
+    """In the child other backends load, and the half loaded one is an error in words; the parent goes on."""
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout.splitlines() == [
+        "torch",
+        "backend 'slow' was being loaded by another thread when this process was forked, so it may be half imported "
+        "here; load it before forking, or start processes with the method 'spawn'",
+        "slow",
+    ], done.stderr
+
+
+def test_an_unusable_backend_keeps_its_reason_for_the_user(registry: Callable[..., Registry]) -> None:
+    """A probe that ends the process is a reason like any other."""
+    made = registry(Plugin("bad", probe=raises(SystemExit("no licence"))))
+    with pytest.raises(BackendUnavailable, match="its probe raised SystemExit: no licence"):
+        made.get("bad", "argument")
