@@ -100,7 +100,7 @@ class Translated:
         """The state of PopTorch's optimiser. Its hyperparameters go to the user's optimiser, too, and count from there.
 
         Those that PopTorch saved from the device are left out: they are older than the groups if a schedule moved since
-        the last call, and would count over what is set before the next one. PopTorch keeps what is missing as it is.
+        the last call. PopTorch keeps what is missing as it is.
         """
         self.target.load_state_dict({**state, "ipu_param": {}})
         if self.target is not self.source:
@@ -163,8 +163,10 @@ def _held(optimizer: torch.optim.Optimizer) -> Tuple[Tuple[int, ...], ...]:
 
 
 def _number(value: Any) -> Any:
-    """A learning rate may be a tensor."""
-    return value.item() if isinstance(value, torch.Tensor) else value
+    """A learning rate may be a tensor, and PopTorch takes betas in a tuple only."""
+    if isinstance(value, torch.Tensor):
+        return value.item()
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _check_groups(optimizer: torch.optim.Optimizer) -> None:

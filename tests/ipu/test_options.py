@@ -21,7 +21,7 @@ SIGNATURES = {
     "": {
         "deviceIterations": "device_iterations",
         "replicationFactor": "replication_factor",
-        "inputReplicaGrouping": "input_group_size, sharding_type",
+        "inputReplicaGrouping": "input_group_size, input_group_type",
         "broadcastBuffers": "broadcast_buffers=True",
         "outputMode": "output_mode, output_return_period=None",
         "defaultOutputMode": "",

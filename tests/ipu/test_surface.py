@@ -18,6 +18,7 @@ PACKAGE = Path(spikecore_ipu.__file__).parent
 #: Read off PopTorch's python/__init__.py, _poplar_executor.py, ops.py and optim.py at the tag sdk/poptorch/3.4.0.
 SURFACE = {
     "poptorch.BeginBlock": ("layer_to_call", "user_id", "ipu_id"),
+    "poptorch.Block": None,
     "poptorch.DataLoader": (
         "options",
         "dataset",
@@ -38,9 +39,11 @@ SURFACE = {
     "poptorch.inferenceModel": ("model", "options"),
     "poptorch.optim": None,
     "poptorch.trainingModel": ("model", "options", "optimizer"),
+    "executor.attachToDevice": (),
     "executor.copyWeightsToDevice": (),
     "executor.copyWeightsToHostIfNeeded": (),
     "executor.destroy": (),
+    "executor.detachFromDevice": (),
     "executor.isAttachedToDevice": (),
     "executor.isCompiled": (),
     "executor.setOptimizer": ("optimizer",),

@@ -13,7 +13,7 @@ from . import optim
 from .arguments import Arguments, Parser
 from .devices import acquire, release
 from .enums import ConnectionType, OutputMode
-from .errors import py_error
+from .errors import not_modelled, py_error
 from .executable import Executable
 from .options import Options
 from .update import Updater, read
@@ -264,4 +264,20 @@ class PoplarExecutor:
     def __getattr__(self, name: str) -> Any:
         if name in NOT_MODELLED:
             raise py_error(f"PoplarExecutor.{name} is not modelled by the emulator")
-        return getattr(self.__dict__["_user_model"], name)
+        value = getattr(self.__dict__["_user_model"], name)
+        return ReplicaGroupingWrapper(name, value) if isinstance(value, nn.Parameter) else value
+
+
+class ReplicaGroupingWrapper:
+    """What ``executor.weight`` is, in PopTorch as well: a parameter's attributes, and no tensor."""
+
+    def __init__(self, name: str, parameter: nn.Parameter) -> None:
+        self._name = name
+        self._parameter = parameter
+
+    def replicaGrouping(self, comm_group_type: Any, shards: int, variable_retrieval_mode: Any) -> None:
+        """Refused: groups of replicas with weights of their own."""
+        raise not_modelled(f"{self._name}.replicaGrouping", "all replicas have the same weights")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parameter, name)

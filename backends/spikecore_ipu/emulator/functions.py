@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .trace import Trace
 
 #: torch makes them of other operations; PopTorch has no handler for them.
-HIDDEN = frozenset(("isfinite", "isreal", "huber_loss", "gaussian_nll_loss", "multi_margin_loss"))
+HIDDEN = frozenset(("huber_loss", "gaussian_nll_loss", "multi_margin_loss"))
 #: Functions with a class weight that PopTorch refuses -> the name it has for them.
 _WEIGHTED = {
     "cross_entropy": "cross_entropy_loss",
@@ -67,7 +67,11 @@ class Functions(TorchFunctionMode):
             return one_hot(*args, **kwargs)
         if name in ("__getitem__", "__setitem__"):
             args = (args[0], self._index(args[1]), *args[2:])
-        result = func(*args, **kwargs)
+        if name in BUILT_IN:
+            with self.trace.whole():
+                result = func(*args, **kwargs)
+        else:
+            result = func(*args, **kwargs)
         if name in BUILT_IN and isinstance(result, IpuTensor):
             return self.trace.record("identity_loss", reduced, (result, "none"), {}, loss=name)
         return result

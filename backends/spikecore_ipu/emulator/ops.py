@@ -70,19 +70,19 @@ def for_loop(count: int, body: Callable[..., Any], inputs: List[Tensor]) -> List
 def cond(
     condition: Tensor,
     then_body: Callable[..., Any],
-    then_inputs: List[Tensor],
+    then_inps: List[Tensor],
     else_body: Callable[..., Any],
-    else_inputs: List[Tensor],
+    else_inps: List[Tensor],
 ) -> List[Tensor]:
     """The results of one of two functions; in inference only."""
-    for name, inputs in (("then_inputs", then_inputs), ("else_inputs", else_inputs)):
+    for name, inputs in (("then_inps", then_inps), ("else_inps", else_inps)):
         if not isinstance(inputs, list):
             raise ValueError(f"poptorch.cond expects {name} to be a list of tensors. (Object is not list)")
         _check_list("poptorch.cond", name, inputs)
     _inference_only("cond")
     then, other = (
         list(results) if isinstance(results, (list, tuple)) else [results]
-        for results in (then_body(*then_inputs), else_body(*else_inputs))
+        for results in (then_body(*then_inps), else_body(*else_inps))
     )
     if [(value.shape, value.dtype) for value in then] != [(value.shape, value.dtype) for value in other]:
         raise py_error("the branches of poptorch.cond must return as many tensors, of the same shapes")

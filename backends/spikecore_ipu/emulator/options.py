@@ -113,11 +113,11 @@ class Options(OptionsDict):
         self.set(replication_factor=checked_count(replication_factor, "replicationFactor"))
         return self
 
-    def inputReplicaGrouping(self, input_group_size: int, sharding_type: CommGroupType) -> Options:
+    def inputReplicaGrouping(self, input_group_size: int, input_group_type: CommGroupType) -> Options:
         """Groups of so many neighbouring replicas get the same part of the batch. Other arrangements are refused."""
         self.set(input_group_size=checked_count(input_group_size, "input_group_size"))
-        if sharding_type != CommGroupType.Consecutive:
-            raise not_modelled(f"inputReplicaGrouping({input_group_size}, {sharding_type!r})", "use Consecutive")
+        if input_group_type != CommGroupType.Consecutive:
+            raise not_modelled(f"inputReplicaGrouping({input_group_size}, {input_group_type!r})", "use Consecutive")
         return self
 
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Options:

@@ -1,9 +1,7 @@
-"""How one recorded operation is computed: by torch, except where PopART's value or derivative is another.
+"""How one recorded operation is computed: by torch, but for what PopART computes otherwise (:mod:`popart`).
 
 | operation         | what differs                                                                                     |
 |-------------------|--------------------------------------------------------------------------------------------------|
-| maximum, minimum  | where the two are equal, each gets the whole gradient; torch gives each a half                   |
-| sqrt of float32   | correctly rounded, through float64, so that it is the same number on every host                  |
 | view              | of any strides: which strides an operation leaves is torch's own affair, and differs by version  |
 | int32 as an index | widened for torch, which indexes with int64 only                                                 |
 """
@@ -17,6 +15,8 @@ import torch
 from torch import Tensor
 
 from spikecore.structure import mapped
+
+from .popart import COMPUTED
 
 #: Arguments, by their names in the schema, that torch takes as int64 only.
 _INDICES = frozenset(("index", "indices"))
@@ -57,31 +57,10 @@ def compute(target: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str,
     if not isinstance(target, torch._ops.OpOverload):
         return target(*args, **kwargs)
     name = base_name(target)
-    if name in _PAIRS and target._overloadname == "default":
-        return _WholeGradient.apply(*args, _PAIRS[name])
-    if name == "sqrt" and args[0].dtype == torch.float32:
-        return args[0].double().sqrt().float()
+    computed = COMPUTED.get(f"{name}.{target._overloadname}")
+    if computed is not None:
+        return computed(*args, **kwargs)
     if name == "view" and target._overloadname == "default":
         return args[0].reshape(args[1])
     args, kwargs = widened(target, args, kwargs)
     return target(*args, **kwargs)
-
-
-_PAIRS = {"maximum": torch.maximum, "minimum": torch.minimum}
-
-
-class _WholeGradient(torch.autograd.Function):
-    """The larger (smaller) of two; the gradient goes, whole, to each argument that is equal to it."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, choose: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        chosen = choose(a, b)
-        ctx.save_for_backward(a, b, chosen)
-        return chosen
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, Tensor, None]:
-        a, b, chosen = ctx.saved_tensors
-        to_a = torch.where(a == chosen, gradient, torch.zeros_like(gradient))
-        to_b = torch.where(b == chosen, gradient, torch.zeros_like(gradient))
-        return to_a.sum_to_size(a.shape).to(a.dtype), to_b.sum_to_size(b.shape).to(b.dtype), None

@@ -1,64 +1,78 @@
-"""The operations that PopTorch 3.4 has a handler for, by the names that torch's dispatcher has for them.
+"""Which operations PopTorch 3.4 takes, whatever version of torch they come from.
 
-A function of torch that is made of others comes here in parts, and other parts in another version of torch. So the
-table holds what the functions that PopTorch handles are made of, for every version. ``add_``, ``add.out`` and
-``add.Tensor`` are ``add``.
+A function of torch that is made of others comes here in parts, and other parts in another version of torch. So beside
+the operations that are :mod:`registered` there are those that torch makes of them: for what PopTorch takes whole, and
+for what torch 2.0.1 has kernels of its own for every device. ``add_``, ``add.out`` and ``add.Tensor`` are ``add``.
+
+What PopTorch takes and computes otherwise than torch, without a word, is refused here or computed in :mod:`popart`.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, List
+from typing import Any, Dict, List, Tuple
 
 import torch
+from torch import Tensor
 
-from .errors import Error, cpp_error
+from .errors import Error, cpp_error, py_error
+from .registered import HANDLERS, WHOLE
 from .replay import base_name
 
 #: Their result has a shape that depends on values, and torch infers none.
 _DYNAMIC = frozenset(("masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive"))
 
-_ARITHMETIC = """
-    add sub rsub mul div floor_divide fmod remainder addcmul addcdiv neg reciprocal square sqrt rsqrt pow exp expm1 log
-    log1p log2 log10 abs sign floor ceil round trunc frac sin cos tan asin acos atan atan2 sinh cosh tanh asinh
-    acosh atanh erf erfc eq ne gt ge lt le isnan logical_and logical_or logical_not bitwise_and bitwise_or bitwise_xor
-    bitwise_not where masked_fill maximum minimum max min clamp clamp_min clamp_max amax amin aminmax argmax argmin topk
-    sort
+#: What torch makes of operations that PopTorch takes whole, in this version or another.
+_PARTS = """
+    _adaptive_avg_pool2d _adaptive_avg_pool3d _batch_norm_with_update _ctc_loss _index_put_impl _native_batch_norm_legit
+    _native_batch_norm_legit_no_training _to_copy _unsafe_index _unsafe_index_put fill zero lift lift_fresh copy
+    native_dropout new_empty new_empty_strided empty_like rand_like randint_like randn_like scalar_tensor slice_scatter
+    max_pool2d_with_indices max_pool3d_with_indices uniform normal exponential random _cdist_forward
 """
-_ACTIVATIONS = """
-    relu hardtanh hardsigmoid hardswish sigmoid log_sigmoid_forward softplus elu gelu silu mish leaky_relu prelu
-    _prelu_kernel threshold softmax _softmax log_softmax _log_softmax softshrink hardshrink rrelu rrelu_with_noise glu
-"""
-_SHAPES = """
-    cat stack split split_with_sizes chunk unbind view reshape _reshape_alias _unsafe_view flatten permute transpose t
-    squeeze unsqueeze expand repeat narrow slice select index index_put _index_put_impl _unsafe_index _unsafe_index_put
-    index_fill index_select gather scatter scatter_add roll flip unfold triu as_strided clone detach copy fill zero
-    alias lift lift_fresh _to_copy slice_scatter select_scatter contiguous pixel_shuffle
-"""
-_REDUCTIONS = """
-    sum mean prod std var std_mean var_mean norm linalg_vector_norm logsumexp cumsum cumprod count_nonzero any all
-    _cdist_forward
-"""
-_LAYERS = """
-    linear addmm mm bmm baddbmm mv dot addmv matmul convolution _convolution embedding native_batch_norm
-    _native_batch_norm_legit _native_batch_norm_legit_no_training _batch_norm_with_update native_layer_norm
-    native_group_norm native_dropout avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d_with_indices
-    max_pool3d_with_indices adaptive_avg_pool1d _adaptive_avg_pool2d _adaptive_avg_pool3d constant_pad_nd
-    reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d upsample_nearest1d upsample_nearest2d
-    upsample_nearest3d upsample_bilinear2d upsample_bicubic2d
-"""
-_CREATION = """
-    arange empty full full_like zeros zeros_like ones ones_like empty_like new_empty new_full new_zeros new_ones
-    new_empty_strided empty_strided scalar_tensor rand rand_like randn randn_like randint randint_like randperm normal
-    bernoulli uniform exponential random
-"""
-_LOSSES = """
-    mse_loss smooth_l1_loss binary_cross_entropy binary_cross_entropy_with_logits nll_loss_forward nll_loss2d_forward
-    soft_margin_loss _ctc_loss xlogy
-"""
-HANDLED = frozenset(" ".join((_ARITHMETIC, _ACTIVATIONS, _SHAPES, _REDUCTIONS, _LAYERS, _CREATION, _LOSSES)).split())
+_PLAIN = (name if name.startswith("__") else name.rstrip("_") for name in HANDLERS)
+HANDLED = frozenset((*_PLAIN, *(name.split(".")[0].rstrip("_") for name in WHOLE), *_PARTS.split()))
 #: Only these overloads of an operation that is handled otherwise are not: bounds that are tensors.
 NOT_HANDLED = frozenset(("clamp.Tensor", "clamp_min.Tensor", "clamp_max.Tensor"))
+#: torch has a kernel for every device, made of operations that are handled.
+EXPLICIT = frozenset(("isinf",))
+#: Constants, though of the shape of a tensor: they are made of ``empty``, and a fill.
+SHAPED = frozenset(
+    "zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty new_empty_strided".split()
+)
+#: Never constant.
+RANDOM = frozenset(
+    """
+    rand rand_like randn randn_like randint randint_like randperm normal bernoulli uniform exponential random
+    native_dropout dropout rrelu_with_noise
+    """.split()
+)
+_VARIANCES = frozenset(("var", "std", "var_mean", "std_mean"))
+
+
+def check_arguments(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+    """Raise poptorch.Error for arguments that PopTorch ignores, or fails at in its compiler."""
+    name = base_name(func).rstrip("_")
+    if name == "triu":
+        raise cpp_error("aten::triu is only supported within constant expressions.")
+    if name == "div" and kwargs.get("rounding_mode") is not None:
+        raise py_error(
+            f"PopTorch ignores rounding_mode={kwargs['rounding_mode']!r} of torch.div, without a word; write "
+            "torch.floor(a / b), or torch.trunc(a / b)"
+        )
+    if name in _VARIANCES and "correction" in kwargs and kwargs["correction"] not in (None, 0, 1):
+        raise py_error(
+            f"PopTorch computes torch.{name} with correction={kwargs['correction']} as with 1, without a word; give 0 "
+            "or 1, and multiply by the factor"
+        )
+    if name == "floor_divide" and not any(_floating(value) for value in args):
+        raise py_error(
+            "integers cannot be divided by // on an IPU: PopTorch makes it a division and a floor, which takes no "
+            "integers; write torch.floor(a / b).int()"
+        )
+
+
+def _floating(value: Any) -> bool:
+    return value.is_floating_point() if isinstance(value, Tensor) else isinstance(value, float)
 
 
 @functools.lru_cache(maxsize=None)

@@ -30,8 +30,9 @@ from .graph import Graph, Node, Ref
 from .losses import RECORDED, reduced
 from .replay import base_name, widened
 from .stages import check_blocks, current
-from .support import check_shape, composed, no_shape, supported, unsupported
+from .support import EXPLICIT, RANDOM, SHAPED, check_arguments, check_shape, composed, no_shape, supported, unsupported
 from .tensor import DEVICE, MOVE, READ, STALE, IpuTensor, host_tensor, narrow, narrowed, on_ipu, zero_sized
+from .views import VIEWS, Views, kind_of
 
 _thread = threading.local()
 #: Held while a model is recorded: functions of the module ``torch`` are replaced then.
@@ -51,7 +52,10 @@ class Trace(TorchDispatchMode):
         super().__init__()
         self.training = training
         self.graph = Graph()
+        self._views = Views()
         self._aside = False
+        #: Inside of a function that PopTorch takes whole, and torch takes apart.
+        self._whole = False
         self._fakes = FakeTensorMode()
         self._unsupported: Dict[str, None] = {}
 
@@ -84,6 +88,15 @@ class Trace(TorchDispatchMode):
         finally:
             self._aside = before
 
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Take what a function of torch consists of, since PopTorch has a handler for the function."""
+        before, self._whole = self._whole, True
+        try:
+            yield
+        finally:
+            self._whole = before
+
     @property
     def listens(self) -> bool:
         """Whether this records what the thread that asks computes, and does not infer a shape at the moment."""
@@ -93,12 +106,14 @@ class Trace(TorchDispatchMode):
         """A new input of the graph, of the shape of ``tensor``."""
         value = self._new(tensor)
         self.graph.inputs.append(value.number)
+        self._views.create(value.number, value.fake, outer=True)
         return value
 
     def weight(self, name: str, tensor: Tensor) -> IpuTensor:
         """A parameter or buffer of the model."""
         value = self._new(tensor)
         self.graph.weights[name] = value.number
+        self._views.create(value.number, value.fake, outer=True)
         return value
 
     def constant(self, tensor: Tensor) -> IpuTensor:
@@ -107,6 +122,7 @@ class Trace(TorchDispatchMode):
             values = narrow(tensor.detach()).clone(memory_format=torch.contiguous_format)
         value = self._new(values)
         self.graph.constants[value.number] = values
+        self._views.create(value.number, value.fake, constant=True)
         return value
 
     def refuse(self, name: str) -> None:
@@ -117,6 +133,8 @@ class Trace(TorchDispatchMode):
         """The graph of all that ``returned`` depends on, and no more."""
         for tensor in leaves(returned, IpuTensor):
             self._check(tensor)
+            self._views.check(tensor.number, "the value that forward returns")
+        self._views.check_outer()
         self.graph.returned = _refs(returned)
         self.graph.prune()
         check_blocks([node.name for node in self.graph.nodes if not node.placed])
@@ -143,6 +161,9 @@ class Trace(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **kwargs)
         name = base_name(func)
+        if name in EXPLICIT:
+            with self:
+                return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
         moves_to = kwargs.get("device") if name == "_to_copy" else None
         if (name == "copy_" and not isinstance(args[0], IpuTensor)) or not on_ipu(moves_to or DEVICE):
             raise cpp_error(MOVE)
@@ -164,8 +185,10 @@ class Trace(TorchDispatchMode):
         if kwargs.get("generator") is not None:
             raise py_error(f"aten::{name}: the device draws its own random numbers, and takes no torch.Generator")
         kwargs = {name: value for name, value in kwargs.items() if name not in ("device", "pin_memory")}
-        if not supported(func):
-            self.refuse(name)
+        if not self._constant(name, args, kwargs):  # what is constant is evaluated on the host
+            check_arguments(func, args, kwargs)
+            if not supported(func) and not self._whole:
+                self.refuse(name)
         check_shape(name)
         results = self.record(name, func, args, kwargs)
         if name not in RECORDED:
@@ -189,17 +212,38 @@ class Trace(TorchDispatchMode):
                 return leaf
             return given[id(leaf)] if id(leaf) in given else self._wrap(leaf)
 
+        read = [tensor.number for tensor in _read(name, args, kwargs)]
+        for number in read:
+            self._views.check(number, f"aten::{name}")
         results = mapped(of_device, self._inferred(name, target, args, kwargs))
         placement = current()
         placed = placement is None or placement.active
-        node = Node(
-            name, target, _refs(args), _refs(kwargs), _refs(results), changed(target, args, kwargs), loss, placed
-        )
-        for base in viewed(target, args, kwargs):
+        changes = changed(target, args, kwargs)
+        node = Node(name, target, _refs(args), _refs(kwargs), _refs(results), changes, loss, placed)
+        bases = viewed(target, args, kwargs)
+        for base in bases:
             for view in node.writes:
                 self.graph.share(view, base)
+        constant = self._constant(name, args, kwargs)
+        for result in leaves(results, IpuTensor):
+            if result.number in read or result.number in changes:
+                continue
+            if bases:
+                self._views.derive(result.number, result.fake, bases[0], kind_of(name, args))
+            else:
+                self._views.create(result.number, result.fake, constant)
+        for number in changes:
+            self._views.write(number, name in _COPIES, constant)
         self.graph.nodes.append(node)
         return results
+
+    def _constant(self, name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
+        """Whether PopTorch knows the results when it compiles, and has the host evaluate them."""
+        if name in SHAPED:
+            return True
+        if name.rstrip("_") in RANDOM:
+            return False
+        return all(self._views.constant(tensor.number) for tensor in leaves([list(args), kwargs], IpuTensor))
 
     def _inferred(self, name: str, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The results on fake tensors: shapes and dtypes as torch infers them, from which PopTorch has them, too."""
@@ -222,6 +266,19 @@ class Trace(TorchDispatchMode):
             if 0 in result.shape and not (name == "empty" and result.dtype == torch.uint8):
                 raise zero_sized(result.shape)
         return results
+
+
+#: What changes a tensor in place, and reaches those that it is a view of.
+_COPIES = frozenset(("copy_", "normal_", "uniform_", "random_", "exponential_"))
+#: They overwrite their first argument, and do not read it.
+_FILLS = _COPIES | {"zero_", "fill_", "bernoulli_"}
+
+
+def _read(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Iterator[IpuTensor]:
+    """The tensors whose values an operation reads; a view reads none."""
+    if kind_of(name, args) in ("slice", "slice by steps", "reshape") or name in VIEWS:
+        return iter(())
+    return leaves([list(args[1:] if name in _FILLS else args), kwargs], IpuTensor)
 
 
 def _refs(part: Any) -> Any:

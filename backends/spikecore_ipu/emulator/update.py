@@ -107,6 +107,7 @@ class Updater:
     def write_state(self, state: DeviceState) -> None:
         """Go on from what :meth:`read_state` gave; what is missing in it stays as it is.
 
+        Hyper-parameters are those of the optimiser's groups: PopTorch copies saved ones no further than to the host.
         Raises poptorch.Error for the state of another optimiser or model.
         """
         for key, tensor in (state["ipu_state"] or {}).items():
@@ -120,10 +121,6 @@ class Updater:
                     f"the state {key} of shape {list(tensor.shape)} does not belong to this model and its optimizer, "
                     f"which have {has}"
                 )
-        for key, tensor in (state["ipu_param"] or {}).items():
-            attribute, found, name = key.partition(_SPECIFIC)
-            if found and name in self._weights and attribute in self._variables(name):
-                self._put(self._values[name], attribute, float(tensor))
 
     def _variables(self, name: str) -> Dict[str, float]:
         """The present values of one weight's variables, under PopART's names."""
@@ -137,13 +134,6 @@ class Updater:
             else:
                 values[_NAMES.get(attribute, attribute)] = value
         return values
-
-    def _put(self, values: Dict[str, Any], key: str, value: float) -> None:
-        if key in ("beta1", "beta2"):
-            first, second = values["betas"]
-            values["betas"] = (value, second) if key == "beta1" else (first, value)
-        else:
-            values[next((attribute for attribute, name in _NAMES.items() if name == key), key)] = value
 
     def _described(self, name: str) -> Values:
         return self._read.groups[self._group[name]]
