@@ -44,8 +44,9 @@ class _Ends(torch.autograd.Function):
 class _Rules:
     """Which of the tensors behind the values get a zero gradient."""
 
-    def __init__(self, program: Program, record: Tuple[str, ...], sources: Sequence[Tuple[str, str]]) -> None:
+    def __init__(self, program: Program, record: Tuple[str, ...], at_rest: bool, sources: Sequence[Tuple[str, str]]):
         self.program, self.record, self.sources = program, record, sources
+        self.rest = list(zip(program.states, program.rest)) if at_rest else []
 
     def zero(self, present: Sequence[bool]) -> List[bool]:
         """For the states after the last step, and for the sources, given which values have a cotangent."""
@@ -54,7 +55,7 @@ class _Rules:
         trace = tuple(name for name, there in zip(self.record, present[n:m]) if there)
         found = reach(program, tuple(present[:n]), trace, any(present[m:]))
         leaves = set(found.leaves)
-        leaves |= {rest for name, rest in zip(program.states, program.rest) if name in found.live}
+        leaves |= {rest for name, rest in self.rest if Node("state", (), name) in found.leaves}
         live = [name in found.live for name in program.states]
         return [*live, *(Node(kind, (), name) not in leaves for kind, name in self.sources)]
 
@@ -77,7 +78,8 @@ def tied(
     n, m = len(outputs), len(outputs) + len(record)
     learnt = [(kind, name, tensor) for kind, name, tensor in sources if tensor.requires_grad]
     if learnt and torch.is_grad_enabled():
-        rules = _Rules(program, record, [(kind, name) for kind, name, _ in learnt])
+        at_rest = not any(kind == "state" for kind, _, _ in sources)
+        rules = _Rules(program, record, at_rest, [(kind, name) for kind, name, _ in learnt])
         behind = [*now, *(tensor for _, _, tensor in learnt)]
         values = list(_Ends.apply(rules, len(values), *values, *behind))
     return values[:n], values[n:m], values[m:]

@@ -20,11 +20,6 @@ _here: ContextManager[Any] = nullcontext()
 #: Finds the value of an argument among the sizes and the groups of tensors of a launch.
 Finder = Callable[[Geometry, Sequence[Any]], Any]
 
-_OF_THE_INTERPRETER = {
-    f"language/{case}": "Triton's interpreter makes a number of a truth value that is the same for all neurons"
-    for case in ("power-parameter", "clamp-below-parameter")
-}
-
 
 class TritonBackend(KernelBackend):
     """Compiles every program for the GPU.
@@ -35,7 +30,6 @@ class TritonBackend(KernelBackend):
     name = "triton"
     capabilities = CAPABILITIES
     chunk = CHUNK
-    expected_failures = _OF_THE_INTERPRETER if INTERPRETED else {}
 
     def forward(self, plan: ForwardPlan) -> Launch:
         kernels = Kernels(plan, FORWARD_GROUPS)

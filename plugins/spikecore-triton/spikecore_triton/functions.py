@@ -64,10 +64,10 @@ def sign(x):  # type: ignore[no-untyped-def]
 @triton.jit
 def lesser(a, b):  # type: ignore[no-untyped-def]
     """The smaller one; ``b`` at a tie, of zeros, too, whose signs a GPU would order. NaN if one is NaN."""
-    return tl.where((a < b) | (a != a), a, b)
+    return tl.where(a < b, a, tl.where(a != a, a, b))
 
 
 @triton.jit
 def greater(a, b):  # type: ignore[no-untyped-def]
     """The larger one; ``b`` at a tie, of zeros, too. NaN if one is NaN."""
-    return tl.where((a > b) | (a != a), a, b)
+    return tl.where(a > b, a, tl.where(a != a, a, b))

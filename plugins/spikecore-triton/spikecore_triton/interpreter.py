@@ -12,7 +12,7 @@ from typing import Any, Callable
 
 import numpy as np
 import triton.language as tl
-from triton.runtime.interpreter import TensorHandle
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from spikecore.locking import Lock
 
@@ -47,3 +47,16 @@ libdevice = SimpleNamespace(
     pow=_interpreted(np.power),
     nearbyint=_interpreted(np.rint),
 )
+
+
+_create_splat = InterpreterBuilder.create_splat
+
+
+def _splat(builder: Any, *args: Any) -> Any:
+    """One value for all neurons. The interpreter makes a number of a truth value there, which ``&`` refuses."""
+    made = _create_splat(builder, *args)
+    truth = any(isinstance(arg, TensorHandle) and arg.data.dtype == np.bool_ for arg in args)
+    return TensorHandle(made.data.astype(np.bool_), tl.int1) if truth else made
+
+
+InterpreterBuilder.create_splat = _splat

@@ -1,1 +1,15 @@
-"""What every operation means, by hand, apart from the language: values, derivatives, and their edges."""
+"""Random neurons against an oracle that knows nothing of the language.
+
+A program is drawn as a tree of our own (:mod:`.tree`, :mod:`.draw`), written as the Python source of a neuron class,
+and evaluated twice: by a backend from that source, and by NumPy, operation by operation in source order, with reverse
+rules of its own (:mod:`.rules`, :mod:`.oracle`). :mod:`.case` draws everything around it: values, layouts, dtypes,
+parameters, states, cotangents. :mod:`.check` compares. :mod:`.edges` is a table of what holds at NaN, infinities, ties
+and zeros.
+
+Everything follows from one seed. ``python -m spikecore.testing.random_programs torch --seed 7 --count 100`` runs the
+programs 7 to 106; a program that fails says its seed, which ``--seed`` alone repeats.
+"""
+
+from spikecore.testing.random_programs.check import Difference, check, check_many, first_seed
+
+__all__ = ["Difference", "check", "check_many", "first_seed"]

@@ -170,6 +170,17 @@ class _Flat(sc.Neuron):
         return (flat + x, root * p.unused), {}
 
 
+class _Start(sc.Neuron):
+    """A state that starts at a parameter, and one that no step reads."""
+
+    states = {"v": "start", "last": "other"}
+    params = {"start": 1.0, "other": 2.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        """Leaky integration; ``last`` is the input of the step."""
+        return s.v, {"v": s.v * 0.5 + x, "last": x * 1.0}
+
+
 def check_paths(backend: str, device: str = "cpu") -> None:
     """Raise AssertionError where a gradient is there that should not be, or is missing."""
     x = torch.tensor([[4.0, 0.0], [4.0, 4.0], [4.0, 0.0]], device=device).requires_grad_()
@@ -184,6 +195,14 @@ def check_paths(backend: str, device: str = "cpu") -> None:
     _rows("floor, round, sign and detach", backend, grads[0], [[1.0, 1.0]] * 3)
     for name, found in zip(("w", "unused"), grads[1:]):
         _rows(f"parameter {name}, which no path leads to,", backend, found, 0.0)
+    start = _Start(backend=backend, learn=("start", "other")).to(device)
+    wanted = [start.get_parameter("start"), start.get_parameter("other")]
+    for given, expected in ((False, 2.0 * 1.75), (True, 0.0)):
+        state = {"v": torch.zeros(2, device=device), "last": torch.zeros(2, device=device)} if given else None
+        out, end = start.run(x, state=state)
+        grads = torch.autograd.grad(out.sum() + end["last"].sum(), wanted, allow_unused=True)
+        _rows("a parameter that states start from", backend, grads[0], expected)
+        _rows("a parameter that a state starts from which no step reads", backend, grads[1], 0.0)
     constant = type("Constant", (_Step,), {"edge": Edge("floor", 1, sc.ops.floor)})(backend=backend)
     (found,) = torch.autograd.grad(constant(x, x, x).sum(), x)
     _rows("an output that is 0 by definition", backend, found, [[0.0, 0.0]] * 3)

@@ -1,0 +1,90 @@
+"""Random programs on the reference and on the ipu backend's operations, against the oracle."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import spikecore as sc
+from spikecore.lang import eager
+from spikecore.testing.random_programs import Difference, check_many
+from spikecore.testing.random_programs.case import draw, rounded
+from spikecore.testing.random_programs.tree import built, source
+
+
+def test_the_reference_gives_what_the_oracle_gives() -> None:
+    """Values, traces, final states and gradients of random programs; the seed is new in each run, and printed."""
+    check_many("torch", 60)
+
+
+def test_the_operations_of_the_ipu_backend_give_what_the_oracle_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, called eagerly."""
+    monkeypatch.setenv("SPIKECORE_IPU_EMULATOR", "1")
+    check_many("ipu", 30)
+
+
+def test_a_seed_is_one_program() -> None:
+    """A seed gives the same source, arguments and expectation each time; another seed another one."""
+    one, again, other = draw(11), draw(11), draw(12)
+    assert source(one.tree) == source(again.tree) != source(other.tree)
+    assert all(np.array_equal(a, b) for a, b in zip(one.inputs, again.inputs))
+    assert all(np.array_equal(a, b) for a, b in zip(one.expected.outputs, again.expected.outputs))
+
+
+def test_every_corner_is_drawn() -> None:
+    """A hundred seeds draw every dtype, layout, kind of parameter and number of inputs, and no steps at all."""
+    seen = set()
+    for seed in range(100):
+        case = draw(seed)
+        seen |= {case.dtype, *case.layouts, *case.kinds.values(), len(case.inputs), f"{len(case.inputs[0])} steps"}
+        seen |= {"given"} if case.state is not None else {"rest"}
+        seen |= {
+            word for word in ("select", "where", "clamp", "detach", "power", "self.spike") if word in source(case.tree)
+        }
+    wanted = {"float32", "float16", "bfloat16", "float64", "permuted", "batch first", "every other", "part", "one step"}
+    wanted |= {"number", "scalar", "channel", "full", 1, 2, 3, "0 steps", "70 steps", "given", "rest"}
+    wanted |= {"select", "where", "clamp", "detach", "power", "self.spike"}
+    assert wanted <= seen, wanted - seen
+
+
+def test_source_is_what_a_person_would_write() -> None:
+    """The class that a case makes is an ordinary neuron, with its names."""
+    tree = draw(3).tree
+    kind, surrogate = built(tree)
+    neuron = kind(surrogate=surrogate)
+    assert isinstance(neuron, sc.Neuron)
+    assert tuple(neuron.program.inputs) == tree.inputs
+    assert dataclasses.is_dataclass(surrogate)
+
+
+@pytest.mark.parametrize(
+    ("op", "wrong"),
+    [
+        ("minimum", lambda a, b: torch.minimum(a, b) + 1e-3),
+        ("add", lambda a, b: a + b + 1e-3),
+        ("round", torch.floor),
+        ("detach", lambda x: x),
+        ("clamp", lambda x, low, high: torch.maximum(torch.minimum(x, high), low)),
+        ("ge", torch.gt),
+    ],
+)
+def test_a_wrong_operation_is_found(op: str, wrong: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend that is wrong in one operation differs within some hundred programs, and says how to see it again."""
+    monkeypatch.setitem(eager.TORCH, op, wrong)  # type: ignore[arg-type]  # a mapping to its readers
+    with pytest.raises(Difference, match=r"def dynamics\(self, x, s, p\):(.|\n)*SPIKECORE_SEED=\d+ python -m"):
+        check_many("torch", 300, 0)
+
+
+def test_16_bit_numbers_are_rounded_as_torch_does() -> None:
+    """The oracle's own rounding to float16 and bfloat16, ties and subnormals included."""
+    values = np.concatenate(
+        [np.random.default_rng(0).normal(size=2000), np.ldexp(1.0, np.arange(-30, 16)), [0.0, -0.0]]
+    )
+    values = np.concatenate([values, np.nextafter(values, math.inf)]).astype(np.float32)
+    for name in ("float16", "bfloat16"):
+        expected = torch.from_numpy(values).to(getattr(torch, name)).float().numpy()
+        assert np.array_equal(rounded(values, name), expected)
