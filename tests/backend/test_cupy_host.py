@@ -41,7 +41,7 @@ def test_where_a_path_is_a_zero_cotangent_counts():
 
 def test_random_programs_give_what_the_oracle_gives():
     """Random neurons, layouts and dtypes; the seed is new in each run, and printed."""
-    check_many("cupy_host", 12, hostile=False)
+    check_many("cupy_host", 12)
 
 
 class Awkward(sc.Neuron):

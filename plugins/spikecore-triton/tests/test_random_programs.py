@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
+import pytest
+import torch
+
+import spikecore as sc
 from spikecore.testing.random_programs import check_many
 
 #: Triton's interpreter is NumPy, which warns where a number is not finite.
@@ -12,4 +16,23 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 def test_kernels_give_what_the_oracle_gives(device: str) -> None:
     """Values, traces, final states and gradients of random neurons, in random layouts and dtypes."""
-    check_many("triton", 8, device=device, hostile=False)
+    check_many("triton", 8, device=device)
+
+
+class Detached(sc.Neuron):
+    """A parameter, and the same one without its gradient."""
+
+    params = {"a": 2.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        return x * p.a + sc.ops.detach(p.a), {}
+
+
+def test_a_parameter_and_itself_detached_are_one_argument(device: str) -> None:
+    """A step that takes both is a function of one of them."""
+    x = torch.tensor([[1.0, 2.0]], device=device)
+    neuron = Detached(learn=("a",), backend="triton").to(device)
+    out = neuron(x)
+    assert out.tolist() == [[4.0, 6.0]]
+    out.sum().backward()
+    assert neuron.a.grad.item() == 3.0
