@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
+
+from spikecore.lang.plain import is_compiling
 
 __all__ = ["TimeBatched"]
 
@@ -20,7 +24,8 @@ class TimeBatched(nn.Module):
 
     Raises TypeError for something that is not a module, no tensor in or no tensor out; ValueError without modules, for
     one that contains a stateful neuron (a neuron needs the time dimension: place it outside), for ``x`` of fewer than
-    two dimensions, and for a module that changes the size of the leading dimension.
+    two dimensions, and for a module that changes the size of the leading dimension. What the module itself raises says
+    how ``x`` was taken.
     """
 
     def __init__(self, *modules: nn.Module) -> None:
@@ -49,7 +54,7 @@ class TimeBatched(nn.Module):
         if x.ndim < 2:
             raise ValueError(f"x must be [T, B, ...] (time, batch), got shape {tuple(x.shape)}")
         steps, batch = x.shape[:2]
-        y = self.module(x.flatten(0, 1))
+        y = self._folded(x)
         if not isinstance(y, Tensor):
             raise TypeError(f"the module of TimeBatched must return a tensor, got {type(y).__name__}")
         if y.ndim == 0 or y.shape[0] != steps * batch:
@@ -58,3 +63,18 @@ class TimeBatched(nn.Module):
                 f"{tuple(x.shape)}, got an output of shape {tuple(y.shape)}"
             )
         return y.view(steps, batch, *y.shape[1:])
+
+    def _folded(self, x: Tensor) -> Any:
+        """The module on time and batch as one."""
+        if is_compiling():
+            return self.module(x.flatten(0, 1))
+        try:
+            return self.module(x.flatten(0, 1))
+        except (RuntimeError, ValueError) as error:
+            if type(error) not in (RuntimeError, ValueError):
+                raise  # its own kind says what it is, such as a lack of memory
+            raise type(error)(
+                f"TimeBatched took x of shape {tuple(x.shape)} for {x.shape[0]} time steps of a batch of "
+                f"{x.shape[1]}, and its module raised: {error}\nx must be [T, B, ...]. A network of "
+                "step='single' neurons has no time dimension: use the module there without TimeBatched"
+            ) from error

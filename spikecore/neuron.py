@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Collection, Dict, List, Mapping, Optional, Seq
 import torch
 from torch import Tensor, nn
 
-from spikecore import checks, earlier, parameters, ranges
+from spikecore import checks, earlier, parameters, ranges, recompute
 from spikecore.backend import MAX_STATIC_STEPS, Tensors
 from spikecore.lang import Expr, Node, Program, TraceError, ops, trace
 from spikecore.lang.plain import is_compiling
@@ -136,6 +136,8 @@ class Neuron(Ranged):
         """Spikes (or whatever ``dynamics`` outputs) for ``[T, *N]``, or ``[*N]`` in single-step mode."""
         if not (self.step == "single" or self._carrying or self._has_carried):
             outputs, _ = self._call(inputs, None, final=False)
+        elif is_compiling() and recompute.near():
+            return self._eagerly(*inputs)
         else:
             outputs = self._continue(inputs)
         return outputs[0] if len(outputs) == 1 else outputs

@@ -70,6 +70,16 @@ def possible() -> bool:
     return _task() != -1 or _hooks(True) is not None or not torch.is_grad_enabled()
 
 
+def near() -> bool:
+    """Whether this is in a checkpointed region, or in one that runs again. For torch.compile, while it traces."""
+    around = _around()
+    return bool(around.first) or around.frame is not None
+
+
+# torch.compile calls it when it traces, rather than tracing it: the stack is not what a compiled graph can follow
+near._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+
+
 def slot(module: nn.Module, calls: bool) -> Slot:
     """Where the state of ``module`` is for what runs now: in the module, or in the recomputation around it.
 

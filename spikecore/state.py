@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, ClassVar, Collection, Dict, Mapping, Optional, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from spikecore import checks, freed, misnamed, recompute, reuse
@@ -23,6 +24,8 @@ from spikecore.lang.plain import is_compiling
 State = Dict[str, Tensor]
 
 
+#: Keeps torch.compile out of a function. torch.compiler.disable would import the compiler.
+_uncompiled: Callable[[Any], Any] = getattr(torch, "_disable_dynamo", lambda function: function)
 #: What is known of a state, and holds for one that no call has made. ``_cut``: the region whose end its gradient cannot
 #: pass, see :mod:`spikecore.recompute`. ``_passed``: whether backward came through the call that made it, see
 #: :mod:`spikecore.freed`. ``_calls``: where this was called since it began at rest, see :mod:`spikecore.reuse`.
@@ -63,6 +66,11 @@ class Stateful(nn.Module):
         if is_compiling() or not (self._cut or recompute.possible()):
             return self.__dict__
         return recompute.slot(self, calls)
+
+    @_uncompiled
+    def _eagerly(self, *inputs: Any) -> Any:
+        """``forward``, as a break in a compiled graph, which knows the state of now only."""
+        return self.forward(*inputs)
 
     def _begin(self) -> recompute.Slot:
         """Where a call of ``forward`` that may continue finds its state, which is checked."""

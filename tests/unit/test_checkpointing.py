@@ -299,6 +299,29 @@ def test_saved_values_unpacked_outside_backward():
         assert torch.equal(value, reference)
 
 
+@BOTH
+@pytest.mark.skipif(not hasattr(torch.library, "register_autograd"), reason="torch.compile needs torch 2.4 here")
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # the compiler's own
+@pytest.mark.parametrize("step", ["multi", "single"])
+def test_a_compiled_network(reentrant, step):
+    """A compiled network in a region is computed again from its own beginning, too."""
+
+    def run(call, compiled, net, x):
+        torch._dynamo.reset()
+        used = torch.compile(net, backend="eager") if compiled else net
+        with sc.carry_state(net):
+            net(x[:2])
+            sc.detach(net)
+            out = call(used, x)
+            sc.detach(net)
+            used(x[:2])
+            end = states(net)
+        return [out], end
+
+    make = partial(Net, step)
+    same(outcome(make, partial(run, way(reentrant), True)), outcome(make, partial(run, plain, False)))
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @BOTH
 def test_without_gradients(reentrant, mode):

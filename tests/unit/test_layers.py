@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import spikecore as sc
 from spikecore.layers import TimeBatched
 from spikecore.neuron import Stateful
 
@@ -158,3 +159,18 @@ class TestErrors:
             TimeBatched(nn.Unflatten(1, (4, 2)), nn.Flatten(0, 1))(torch.zeros(T, B, 8))
         with pytest.raises(TypeError, match="the module of TimeBatched must return a tensor, got tuple"):
             TimeBatched(nn.GRU(8, 2))(torch.zeros(T, B, 8))
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "error"),
+    [(nn.Conv2d(2, 3, 3), (4, 2, 8, 8), RuntimeError), (nn.BatchNorm1d(3), (4, 3), ValueError)],
+    ids=["conv", "norm"],
+)
+def test_in_a_single_step_network(module, shape, error):
+    """A step without a time dimension: what the module says, how x was taken, and what to do."""
+    net = nn.Sequential(TimeBatched(module), sc.LIF(step="single"))
+    text = rf"^TimeBatched took x of shape \({shape[0]}, .* for 4 time steps of a batch of {shape[1]}, and its module "
+    with pytest.raises(error, match=text) as caught:
+        net(torch.rand(shape))
+    assert "A network of step='single' neurons has no time dimension" in str(caught.value)
+    assert str(caught.value.__cause__) in str(caught.value)
