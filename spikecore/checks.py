@@ -5,7 +5,9 @@ Every sentence names the argument, its value, and what would be right.
 
 from __future__ import annotations
 
+import inspect
 import keyword
+import unicodedata
 from typing import Any, Callable, Collection, Iterable, Mapping, Optional, Sequence, Tuple
 
 import torch
@@ -42,6 +44,9 @@ def declaration(cls: Any, base: type) -> None:
         for name in declared:
             if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
                 raise TypeError(f"{cls.__name__}.{kind} has {name!r}, which is no usable name; use a plain identifier")
+            read = unicodedata.normalize("NFKC", name)
+            if read != name:  # s.ﬁ in a definition asks for "fi"
+                raise TypeError(f"{cls.__name__}.{kind} has {name!r}, which Python reads as {read!r}; write {read!r}")
     for name, value in cls.states.items():
         if isinstance(value, bool) or not isinstance(value, (int, float, str)):
             raise TypeError(
@@ -57,6 +62,11 @@ def declaration(cls: Any, base: type) -> None:
     for name in cls.params:
         if hasattr(base, name) or name in (*COMMON, "training"):
             raise TypeError(f"{cls.__name__}.params has {name!r}, which every neuron uses already; choose another name")
+        own = inspect.getattr_static(cls, name, None)
+        if callable(own) or isinstance(own, property) or name in cls.configuration:
+            raise TypeError(
+                f"{cls.__name__}.params has {name!r}, which the class has as a method or a setting; rename one"
+            )
 
 
 def known_keywords(cls: Any, given: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ Rules of this module:
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Dict, Iterable, NoReturn, Set, Tuple, Union
+from typing import Any, Dict, Iterable, List, NoReturn, Set, Tuple, Union
 
 #: Leaves: op name -> what its attribute is.
 LEAVES = {
@@ -126,7 +126,8 @@ class Node:
         return hash(self.key)
 
     def __reduce__(self) -> Tuple[Any, ...]:
-        return (Node, (self.op, self.args, self.attr))
+        # one in the other, a deep expression would be too deep to pickle
+        return (_last, (flat([self]),))
 
     def __repr__(self) -> str:
         from spikecore.lang.text import TextPrinter
@@ -169,6 +170,29 @@ def topological(roots: Iterable[Node], known: Iterable[Node] = ()) -> Tuple[Node
                 stack.append((node, True))
                 stack.extend((arg, False) for arg in reversed(node.args))
     return tuple(order)
+
+
+#: Nodes as a list, arguments before users: operation, places of the arguments, attribute.
+Flat = List[Tuple[str, Tuple[int, ...], Attribute]]
+
+
+def flat(roots: Iterable[Node]) -> Flat:
+    """The nodes that the roots need, and the roots, in the order of :func:`topological`."""
+    order = topological(roots)
+    place = {node: k for k, node in enumerate(order)}
+    return [(node.op, tuple(place[arg] for arg in node.args), node.attr) for node in order]
+
+
+def unflat(entries: Flat) -> List[Node]:
+    """The nodes of a list that :func:`flat` made."""
+    nodes: List[Node] = []
+    for op, args, attr in entries:
+        nodes.append(Node(op, tuple(nodes[k] for k in args), attr))
+    return nodes
+
+
+def _last(entries: Flat) -> Node:
+    return unflat(entries)[-1]
 
 
 def substitute(root: Node, replace: Dict[Node, Node]) -> Node:

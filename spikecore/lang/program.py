@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Dict, Mapping, NamedTuple, Sequence, Tuple
 
-from spikecore.lang.node import Node, topological
+from spikecore.lang.node import Flat, Node, flat, topological, unflat
 
 
 class Adjoint(NamedTuple):
@@ -97,7 +97,13 @@ class Program:
         return hash(self.key)
 
     def __reduce__(self) -> Tuple[Any, ...]:
-        return (_restore, ({name: getattr(self, name) for name in self.__slots__ if name != "key"},))
+        values = {name: getattr(self, name) for name in self.__slots__ if name != "key"}
+        roots = [*self.outputs, *self.next, *self.rest, *self.labels]
+        place = {node: k for k, node in enumerate(topological(roots))}
+        for name in ("outputs", "next", "rest"):
+            values[name] = [place[node] for node in values[name]]
+        values["labels"] = [(place[node], label) for node, label in self.labels.items()]
+        return (_restore, (flat(roots), values))
 
     def __repr__(self) -> str:
         return f"<Program {self.name} {self.key[:8]}>"
@@ -128,7 +134,11 @@ class Program:
         return adjoint(self, tuple(learn))
 
 
-def _restore(values: Dict[str, Any]) -> Program:
+def _restore(entries: Flat, values: Dict[str, Any]) -> Program:
+    nodes = unflat(entries)
+    for name in ("outputs", "next", "rest"):
+        values[name] = [nodes[k] for k in values[name]]
+    values["labels"] = {nodes[k]: label for k, label in values["labels"]}
     return Program(values.pop("name"), **values)
 
 

@@ -32,6 +32,11 @@ class Recurrent(Stateful):
             raise TypeError(f"Recurrent: linear={linear!r} must be a module, such as nn.Linear(C, C)")
         if len(neuron.inputs) != 1 or len(neuron.program.outputs) != 1:
             raise ValueError(f"Recurrent: {type(neuron).__name__} must have one input and one output to feed back")
+        if FEEDBACK in neuron.states:
+            raise ValueError(
+                f"Recurrent: {type(neuron).__name__} has a state {FEEDBACK!r}, as the last output is called in "
+                "the state of Recurrent; rename it"
+            )
         if neuron.step != "multi":
             raise ValueError("Recurrent: neuron has step='single'; give the step mode to Recurrent(step=...) instead")
         self.neuron = neuron

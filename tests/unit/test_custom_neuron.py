@@ -367,6 +367,23 @@ class TestDeclaration:
             ({"params": {"step": 1.0}}, r"Mine\.params has 'step', which every neuron uses already; choose another"),
             ({"params": {"run": 1.0}}, r"Mine\.params has 'run', which every neuron uses already"),
             ({"params": {"training": 1.0}}, r"Mine\.params has 'training', which every neuron uses already"),
+            ({"params": {"\ufb01": 1.0}}, r"Mine\.params has '\ufb01', which Python reads as 'fi'; write 'fi'"),
+            ({"states": {"\ufb01": 0.0, "fi": 0.0}}, r"Mine\.states has '\ufb01', which Python reads as 'fi'"),
+            ({"inputs": ("x", "\u00aa")}, r"Mine\.inputs has '\u00aa', which Python reads as 'a'; write 'a'"),
+            (
+                {"params": {"gain": 1.0}, "gain": lambda self: 1},
+                r"Mine\.params has 'gain', which the class has",
+            ),
+            (
+                {"params": {"gain": 1.0}, "gain": property(id)},
+                r"Mine\.params has 'gain', which the class has",
+            ),
+            (
+                {"states": {"v": 0.0}, "params": {"v": 1.0}},
+                r"Mine has 'v' more than once among inputs, states and params",
+            ),
+            ({"inputs": ("v",), "states": {"v": 0.0}}, r"Mine has 'v' more than once among"),
+            ({"inputs": ("x", "_y")}, r"Mine\.inputs has '_y', which is no usable name"),
             ({"states": {"v": 0.0}, "reset_states": "v"}, r"Mine\.reset_states='v' must be a tuple of names of states"),
             ({"states": {"v": 0.0}, "reset_states": ("u",)}, r"Mine\.reset_states=\('u',\) must be a tuple of names"),
         ],
@@ -375,6 +392,21 @@ class TestDeclaration:
         """Names that are no names, or taken; values that are no values; a single name where names belong."""
         with pytest.raises(TypeError, match=f"^{text}"):
             self.declare(**attributes)
+
+    def test_a_setting_of_a_parent_is_no_parameter(self):
+        """A class below one that has a keyword cannot have a parameter of that name."""
+        with pytest.raises(TypeError, match=r"Mine\.params has 'reset', which the class has as a method or a setting"):
+            type("Mine", (sc.LIF,), {"params": {**sc.LIF.params, "reset": 1.0}})
+
+    def test_inputs_may_be_called_like_methods_of_a_tuple(self):
+        """Inputs come as a named tuple, whose own methods stand behind its fields."""
+        names = ("count", "index", "real", "T")
+        cls = self.declare(
+            inputs=names, dynamics=lambda self, x, s, p: (x.count + 2.0 * x.index + 3.0 * x.real + 4.0 * x.T, {})
+        )
+        values = [torch.rand(2, 3) for _ in names]
+        expected = values[0] + 2.0 * values[1] + 3.0 * values[2] + 4.0 * values[3]
+        torch.testing.assert_close(cls()(*values), expected)
 
     @pytest.mark.parametrize(
         ("returned", "text"),

@@ -264,6 +264,13 @@ class TestErrors:
         ):
             Recurrent(sc.LIF(step="single"), layer())
 
+    def test_a_state_called_feedback(self):
+        """The state of Recurrent has that name already."""
+        cls = type("Mine", (sc.LI,), {"states": {"v": 0.0, "feedback": 0.0}})
+        cls.dynamics = lambda self, x, s, p: (x + s.feedback, {"v": s.v, "feedback": x})
+        with pytest.raises(ValueError, match="^Recurrent: Mine has a state 'feedback', as the last output is called"):
+            sc.Recurrent(cls(), torch.nn.Identity())
+
     def test_step(self):
         """A step mode that is none."""
         with pytest.raises(ValueError, match="^Recurrent: step='all' must be 'multi'"):

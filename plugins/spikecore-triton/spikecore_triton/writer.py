@@ -75,6 +75,7 @@ class Writer:
         self.name = self.printer.symbols.new(f"{plan.program.name.lower()}_{direction}")
         self._arguments: Dict[Tuple[str, str, int], Argument] = {}
         self._functions: List[List[str]] = []
+        self._varies: Dict[Node, bool] = {}
         self.argument("neurons", "neurons")
         #: The name of each leaf.
         self.local: Dict[Node, str] = {}
@@ -131,11 +132,13 @@ class Writer:
 
     def varies(self, node: Node) -> bool:
         """Whether a value is another one for each neuron."""
-        kinds = dict(zip(self.program.params, self.plan.spec.params))
-        return any(
-            leaf.op in _MOVING or (leaf.op == "param" and kinds[str(leaf.attr)] in ("channel", "full"))
-            for leaf in topological([node])
-        )
+        if node not in self._varies:
+            kinds = dict(zip(self.program.params, self.plan.spec.params))
+            self._varies[node] = any(
+                leaf.op in _MOVING or (leaf.op == "param" and kinds[str(leaf.attr)] in ("channel", "full"))
+                for leaf in topological([node])
+            )
+        return self._varies[node]
 
     # -- lines
 
