@@ -10,15 +10,16 @@ import spikecore as sc
 
 
 class Deep(sc.Neuron):
-    """Two hundred operations, one in the other, of inputs and of parameters alone."""
+    """Hundreds of operations, one in the other, of inputs and of parameters alone."""
 
     states = {"v": 0.0}
     params = {"a": 0.5}
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
         y, c = x, p.a
-        for _ in range(100):
-            y, c = y * 0.5 + s.v, c * 0.25 + p.a
+        for k in range(220):
+            y = y * 0.5 + s.v
+            c = c * 0.25 + p.a if k < 60 else c
         return y, {"v": x * c}
 
 
