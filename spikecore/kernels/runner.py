@@ -106,6 +106,9 @@ class KernelRunner:
 class _Boundary(torch.autograd.Function):
     """Where autograd ends and kernels begin."""
 
+    #: See :data:`spikecore.freed.PASSED`.
+    _spikecore_passed = False
+
     @staticmethod
     def forward(ctx: Any, execution: Execution, call: Call, *tensors: Tensor) -> Tuple[Tensor, ...]:
         results = execution.forward(call, tensors, save=True)
@@ -117,6 +120,7 @@ class _Boundary(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
+        ctx._spikecore_passed = True
         execution, call, count, layout = ctx.context
         saved, wanted = ctx.saved_tensors, ctx.needs_input_grad[2:]
         if not torch.is_grad_enabled():
