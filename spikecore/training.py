@@ -20,6 +20,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterable, Optional, Tupl
 import torch
 from torch import Tensor, nn
 
+from spikecore import restore
 from spikecore.backend import Backend
 from spikecore.batches import home, mapped, run, sent
 from spikecore.checkpoints import check
@@ -199,17 +200,25 @@ class EagerTraining:
         return {"net": self.net.state_dict(), "optimizer": self.optimizer.state_dict(), **scaled}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` gave. Raises ValueError if its optimiser ran on an IPU."""
+        """Go on from what :meth:`state_dict` gave, as a whole or not at all.
+
+        Raises ValueError for a state that lacks a part, is of another optimiser, or of one that ran on an IPU, and
+        RuntimeError, as torch does, for weights that do not fit; nothing has changed then.
+        """
+        scaler = self.options.scaler
+        restore.check_parts(state, ("net", "optimizer") if scaler is None else ("net", "optimizer", "scaler"))
         if "ipu_state" in state["optimizer"]:
             raise ValueError(
                 "state['optimizer'] is of an optimiser that ran on an IPU, which keeps its state in a form of its own; "
                 "net.load_state_dict(state['net']) goes on from the weights, with a fresh optimiser"
             )
         check(self.net, state["net"])
-        self.net.load_state_dict(state["net"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.options.scaler is not None:
-            self.options.scaler.load_state_dict(state["scaler"])
+        restore.check_optimizer_state(self.optimizer, state["optimizer"])
+        with restore.all_or_nothing(self.net, [self.optimizer], scaler):
+            self.net.load_state_dict(state["net"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            if scaler is not None:
+                scaler.load_state_dict(state["scaler"])
 
     def _update(self, scaler: Any) -> None:
         if self.options.clip_norm is not None:

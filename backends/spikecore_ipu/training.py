@@ -16,6 +16,7 @@ from typing import Any, Callable, Dict, List, MutableMapping, Optional, Tuple
 
 from torch import Tensor, nn
 
+from spikecore import restore
 from spikecore.backend import Unsupported
 from spikecore.checkpoints import check
 from spikecore.training import check_optimizer
@@ -125,17 +126,24 @@ class IpuTraining(Compiled):
         }
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` gave. Raises ValueError if its optimiser ran elsewhere."""
+        """Go on from what :meth:`state_dict` gave, as a whole or not at all.
+
+        Raises ValueError for a state that lacks a part or is of an optimiser that ran elsewhere, and RuntimeError, as
+        torch does, for weights that do not fit; nothing has changed then.
+        """
+        restore.check_parts(state, ("net", "optimizer"))
         if "ipu_state" not in state["optimizer"]:
             raise ValueError(
                 "state['optimizer'] is of an optimiser that did not run on an IPU, and PopTorch takes only its own; "
                 "net.load_state_dict(state['net']) goes on from the weights, with a fresh optimiser"
             )
         check(self.net, state["net"])
-        self.net.load_state_dict(state["net"])
-        self._translated.load_state_dict(state["optimizer"])
-        if self._executor is not None:
-            self.executor.setOptimizer(self._translated.target)
+        target = self._translated.target
+        with restore.all_or_nothing(self.net, [self.optimizer, self._translated, target]):
+            self.net.load_state_dict(state["net"])
+            self._translated.load_state_dict(state["optimizer"])
+            if self._executor is not None:
+                self.executor.setOptimizer(target)
 
 
 class _Edited:

@@ -353,6 +353,37 @@ class TestWeights:
         with pytest.raises(ValueError, match="ran on an IPU, which keeps its state in a form of its own"):
             elsewhere.load_state_dict(step.state_dict())
 
+    @pytest.mark.parametrize("compiled", [False, True])
+    def test_a_state_that_does_not_fit_changes_nothing(self, compiled):
+        """Neither on the host nor on the device, nor the optimiser: training goes on as if nothing had been tried."""
+        losses = []
+        for tries in (False, True):
+            net = Net()
+            step = trained(net)
+            if compiled:
+                step(*data())
+            other = trained(Net())
+            other(*data(seed=5))
+            state = other.state_dict()
+            for spoilt, error, text in (
+                (
+                    ({"net": state["net"]}, ValueError, "state has no 'optimizer'"),
+                    (
+                        {**state, "net": {**state["net"], "fc2.bias": torch.zeros(77)}},
+                        RuntimeError,
+                        "size mismatch for fc2",
+                    ),
+                    ({**state, "net": {"fc1.weight": state["net"]["fc1.weight"] + 1}}, RuntimeError, "Missing key"),
+                    ({**state, "optimizer": {"ipu_state": {}}}, Exception, "."),
+                )
+                if tries
+                else ()
+            ):
+                with pytest.raises(error, match=text):
+                    step.load_state_dict(spoilt)
+            losses.append([step(*data(seed=seed))[1] for seed in range(3)])
+        assert torch.equal(torch.stack(losses[0]), torch.stack(losses[1]))
+
     def test_a_checkpoint_after_a_schedule_moved(self):
         """The rate of the checkpoint is the one in force, and the one set after loading is the one that counts."""
         nets = []
