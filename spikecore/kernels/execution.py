@@ -16,6 +16,7 @@ from spikecore.kernels.backend import Geometry, KernelBackend, KernelParams, Lau
 from spikecore.kernels.layout import Layout, layout_of
 from spikecore.kernels.memory import not_negated, resolved
 from spikecore.kernels.plan import BackwardPlan, ForwardPlan, saved_states
+from spikecore.kernels.saved import check_saved
 from spikecore.lang import Program
 
 
@@ -135,7 +136,7 @@ class Execution:
         hooks, such as those that move tensors to the host, give back tensors with other strides.
         """
         tensors, grads = resolved(tensors), resolved(grads)
-        self._check_saved(call, tensors, checkpoints, grads, layout)
+        check_saved(self.program, self.spec, call.given, tensors, checkpoints, grads, layout)
         checkpoints = tuple([layout.fit_saved(kept) for kept in checkpoints])
         found = self._gradients(call, grads, wanted)
         x, grad = tensors[0], grads[0]
@@ -151,30 +152,6 @@ class Execution:
             arriving = self._arriving(layout, tensors[0], grads, found.final)
             sums = found.launch(geometry, inputs, state, params, checkpoints, *arriving, grad_inputs, grad_state)
         return self._returned(call, tensors, layout, found, grad_inputs, grad_state, sums)
-
-    def _check_saved(
-        self,
-        call: Call,
-        tensors: Sequence[Tensor],
-        checkpoints: Tensors,
-        grads: Sequence[Optional[Tensor]],
-        layout: Layout,
-    ) -> None:
-        """Raise where a saved-tensor hook gave back something else than what forward saved."""
-        x, moving = tensors[0], self._n_moving(call)
-        there = next((grad for grad in grads if grad is not None), x)
-        steps = there.shape[0] if there.ndim > len(layout.shape) else x.shape[0]  # no cotangent but a final state's
-        for i, tensor in enumerate((*tensors, *checkpoints)):
-            dtype = self.spec.dtype if i < self.n_inputs else self.spec.compute
-            shape = tensor.shape[1:] if i < self.n_inputs or i >= len(tensors) else layout.shape
-            fits = tensor.dtype == dtype and tensor.device == there.device and tuple(shape) == layout.shape
-            fits = fits and (i >= self.n_inputs or tensor.shape[0] == steps)
-            if not fits or (self.n_inputs <= i < moving and tuple(tensor.shape) != layout.shape):
-                raise RuntimeError(
-                    f"{self.program.name}: a saved-tensor hook gave back {tensor.dtype} {list(tensor.shape)} on "
-                    f"{tensor.device}, where {dtype} with neurons of shape {list(layout.shape)} on {there.device} was "
-                    f"saved; what a hook unpacks must have the dtype, shape and device of what it packed"
-                )
 
     def _backward_alone(self, found: Gradients, call: Call, x: Tensor, checkpoints: Tensors, grad: Tensor) -> Tensor:
         """The short way of most calls: the gradient of one contiguous input from one contiguous cotangent."""

@@ -175,17 +175,18 @@ def saved_states(program: Program, spec: Spec, given: bool) -> Tuple[str, ...]:
 def hoisted(program: Program, spec: Spec, roots: Sequence[Node]) -> Tuple[Tuple[Node, ...], Tuple[Node, ...]]:
     """What the roots use of the expressions of parameters alone: those that are one value, and one value per neuron.
 
-    Both are computed before the first step. What only another one of them uses is left out.
+    Both are computed before the first step. What only another one of them uses is left out, and so is ``detach``: a
+    kernel has one symbol for a value and itself detached, which would be computed twice.
     """
     order = topological(roots)
     fixed = once(order)
-    inside = set(fixed)
+    inside = {node for node in fixed if node.op != "detach"}
     used = {arg for node in order if node not in inside for arg in node.args} | set(roots)
     varying = {Node("param", (), name) for name, kind in zip(program.params, spec.params) if kind not in UNIFORM_KINDS}
     for node in fixed:
         if any(arg in varying for arg in node.args):
             varying.add(node)
-    front = [node for node in fixed if node in used]
+    front = [node for node in fixed if node in inside and node in used]
     return tuple(n for n in front if n not in varying), tuple(n for n in front if n in varying)
 
 

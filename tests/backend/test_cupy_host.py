@@ -44,6 +44,31 @@ def test_random_programs_give_what_the_oracle_gives():
     check_many("cupy_host", 12)
 
 
+class Detached(sc.Neuron):
+    """A parameter, an expression of it, and both without their gradient."""
+
+    params = {"a": 2.0, "b": 0.5}
+
+    def dynamics(self, x, s, p):
+        half = p.a * p.b
+        both = sc.ops.detach(half) + x
+        return (x * p.a + sc.ops.detach(p.a), half * both, sc.ops.detach(half) * x / sc.ops.detach(p.b)), {}
+
+
+@pytest.mark.parametrize("size", [(), (3,)])
+def test_a_parameter_and_itself_detached_are_one_value(size):
+    """A step that takes both takes one of them; values and gradients are those of the reference."""
+    x = torch.tensor([[[1.0, 2.0, 3.0]]])
+    found = []
+    for backend in ("cupy_host", "torch"):
+        values = {name: torch.full(size, value) for name, value in (("a", 2.0), ("b", 0.5))}
+        neuron = Detached(**values, learn=("a", "b"), backend=backend)
+        outs = neuron(x)
+        grads = torch.autograd.grad(sum(out.sum() for out in outs), [neuron.a, neuron.b], allow_unused=True)
+        found.append([*outs, *grads])
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-6)
+
+
 class Awkward(sc.Neuron):
     """A neuron whose names are those that a kernel would use."""
 

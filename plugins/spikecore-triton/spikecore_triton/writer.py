@@ -150,8 +150,6 @@ class Writer:
         moving = [leaf for leaf in self.local if leaf.op in _MOVING and leaf in used and leaf not in between]
         leaves = (*moving, *(node for node in known if node in used))
         names = {leaf: known.get(leaf) or self.local[leaf] for leaf in leaves}
-        # a detached value has the symbol of the value itself, which is one argument
-        leaves = tuple({names[leaf]: leaf for leaf in reversed(leaves)}.values())[::-1]
         name = self.free(f"{self.program.name.lower()}_{suffix}")
         stored = [names[leaf] for leaf in moving if leaf.op in ("input", "out_grad")]
         lines = [f"{name} = {name}.to(tl.float32)" for name in stored if self.plan.dtype != self.plan.compute]
