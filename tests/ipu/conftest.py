@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from spikecore.registry import default_registry
 from spikecore_ipu.emulator import devices
@@ -22,3 +23,22 @@ def _emulator():
 def several_devices(monkeypatch):
     """A machine on which several models are compiled at a time."""
     monkeypatch.setenv(devices.VARIABLE, "8")
+
+
+@pytest.fixture
+def agrees():
+    """Runs a probe, which is to give a value, ``("is", value)``, or to raise with a text, ``(anything else, text)``."""
+
+    def check(probe, expected):
+        kind, value = expected
+        if kind != "is":
+            with pytest.raises(Exception, match=value):
+                probe()
+            return
+        found = probe()
+        if isinstance(found, torch.Tensor):
+            torch.testing.assert_close(found.detach(), torch.tensor(value).to(found.dtype), equal_nan=True)
+        else:
+            assert found == value
+
+    return check

@@ -70,6 +70,11 @@ class Optimizer(torch.optim.Optimizer):
         #: Whether the state was loaded, and is still to be written to the device.
         self.ipu_state_is_dirty = False
         self._init_torch(**{name: value for name, value in given.items() if name not in self._own})
+        for group in (self.defaults, *self.param_groups):
+            if "betas" in given and group["betas"] == tuple(given["betas"]):
+                group["betas"] = given[
+                    "betas"
+                ]  # newer versions of torch make a tuple of a list, which PopTorch refuses
         for name, default in self._own.items():
             value = given.get(name, default)
             if name.endswith("accum_type") and value not in (torch.float16, torch.float32):
