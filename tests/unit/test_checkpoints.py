@@ -98,3 +98,66 @@ class TestSaved:
         )
         with pytest.raises(RuntimeError, match=text):
             sc.LIF(2.0, learn=("tau",)).load_state_dict({"tau": torch.tensor([2.0, 3.0])})
+
+
+def snntorch_state(**changes):
+    """The entries of ``snntorch.Leaky(0.77)``, 1.0.0: what is not learnt there is a buffer."""
+    values = {"threshold": 1.0, "graded_spikes_factor": 1.0, "reset_mechanism_val": 0, "beta": 0.77}
+    return {f"lif1.{name}": torch.as_tensor(value) for name, value in {**values, **changes}.items()}
+
+
+class TestOfSnnTorch:
+    """Leaky takes what ``snntorch.Leaky`` saves."""
+
+    @pytest.mark.parametrize("strict", [True, False])
+    def test_fixed_values(self, strict):
+        """Fixed beta and threshold become ours: numbers, or tensors where there is one for each channel."""
+        net = nn.ModuleDict({"lif1": sc.Leaky(0.5)})
+        result = net.load_state_dict(snntorch_state(threshold=torch.tensor([0.5, 0.7, 0.9])), strict=strict)
+        assert (result.missing_keys, result.unexpected_keys) == ([], [])
+        assert net["lif1"].beta == pytest.approx(0.77)
+        assert isinstance(net["lif1"].beta, float)
+        assert torch.equal(net["lif1"].threshold, torch.tensor([0.5, 0.7, 0.9]))
+        x = drive(6, 2, 3)
+        assert torch.equal(net["lif1"](x), sc.Leaky(net["lif1"].beta, threshold=torch.tensor([0.5, 0.7, 0.9]))(x))
+
+    def test_whole_numbers(self):
+        """``threshold=1`` is an integer there."""
+        leaky = sc.Leaky(0.5)
+        state = {name[len("lif1.") :]: value for name, value in snntorch_state(threshold=2, beta=1).items()}
+        leaky.load_state_dict(state)
+        assert (leaky.beta, leaky.threshold) == (1.0, 2.0)
+
+    @pytest.mark.parametrize("learn", [("beta",), ("beta", "threshold")])
+    def test_learnt_values(self, learn):
+        """Where ours learns they are the start."""
+        net = nn.ModuleDict({"lif1": sc.Leaky(0.5, learn=learn)})
+        net.load_state_dict(snntorch_state(threshold=0.6))
+        assert isinstance(net["lif1"].beta, nn.Parameter)
+        assert net["lif1"].beta.item() == pytest.approx(0.77)
+        assert float(net["lif1"].threshold) == pytest.approx(0.6)
+
+    @pytest.mark.parametrize("strict", [True, False])
+    @pytest.mark.parametrize(
+        ("changes", "text"),
+        [
+            ({"reset_mechanism_val": 1}, r"lif1\.reset_mechanism_val is 1, which means reset='hard', not 'soft'"),
+            ({"reset_mechanism_val": 2}, r"lif1\.reset_mechanism_val is 2, which means reset='none', not 'soft'"),
+            ({"graded_spikes_factor": 3.0}, r"lif1\.graded_spikes_factor is 3\.0, and spikes are 1 here; multiply"),
+            ({"beta": 1.03}, r"lif1\.beta holds 1\.03, and beta of Leaky must be in \[0, 1\]"),
+        ],
+    )
+    def test_what_means_something_else(self, changes, text, strict):
+        """An entry that this neuron cannot be is refused, and nothing of it is loaded."""
+        net = nn.ModuleDict({"lif1": sc.Leaky(0.5)})
+        with pytest.raises(RuntimeError, match=text):
+            net.load_state_dict(snntorch_state(**changes), strict=strict)
+        assert net["lif1"].beta == 0.5
+
+    def test_unknown_entries(self):
+        """What nobody knows is named, as by torch."""
+        net = nn.ModuleDict({"lif1": sc.Leaky(0.5)})
+        result = net.load_state_dict(snntorch_state(V=1.0), strict=False)
+        assert result.unexpected_keys == ["lif1.V"]
+        with pytest.raises(RuntimeError, match=r'Unexpected key\(s\) in state_dict: "lif1\.V"'):
+            net.load_state_dict(snntorch_state(V=1.0))

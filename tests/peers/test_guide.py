@@ -1,0 +1,265 @@
+"""The guide's tables for who comes from snnTorch or SpikingJelly: every row runs against the peer as it is written."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import spikecore as sc
+
+pytestmark = pytest.mark.peers
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
+B, C = 8, 6
+STEPS = (1, 5, 20)
+#: The largest difference of gradients, and of values that a row says are equal to rounding, relative to the largest.
+GRADIENTS, ROUNDING = 1e-5, 1e-5
+
+
+def section():
+    """The guide's section on porting."""
+    text = GUIDE.read_text(encoding="utf-8")
+    return text[text.index("## Coming from snnTorch or SpikingJelly") : text.index("## Backends\n")]
+
+
+def tables():
+    """Its tables, each as the cells of its head and those of its rows."""
+    found = []
+    for block in re.findall(r"(?:^\|.*\n)+", section(), flags=re.M):
+        head, _, *rows = [[cell.strip() for cell in line.strip("| \n").split(" | ")] for line in block.splitlines()]
+        found.append((head, rows))
+    return found
+
+
+def code(cell):
+    """What stands between the backticks of a cell that is one piece of code."""
+    (inner,) = re.fullmatch(r"`([^`]+)`", cell).groups()
+    return inner
+
+
+NEURONS = [row for head, rows in tables() if head[0] in ("SpikingJelly", "snnTorch") for row in rows]
+USES = [row for head, rows in tables() if head[0] == "there" for row in rows]
+
+
+class Gain(nn.Module):
+    """Feedback from each neuron to itself."""
+
+    def __init__(self, gain):
+        super().__init__()
+        self.V = nn.Parameter(torch.tensor(gain))
+
+    def forward(self, x):
+        return x * self.V
+
+
+@pytest.fixture(scope="module")
+def names():
+    """What the rows may use: the peers, spikecore, and the neuron that the section defines."""
+    import snntorch
+    from snntorch import functional as snn_functional
+    from spikingjelly.activation_based import functional, layer, neuron, surrogate
+
+    known = {"torch": torch, "nn": nn, "sc": sc, "Gain": Gain, "snn": snntorch, "SF": snn_functional}
+    known.update(neuron=neuron, surrogate=surrogate, layer=layer, functional=functional)
+    for block in re.findall(r"```python\n(.*?)```", section(), flags=re.S):
+        exec(block, known)
+    return SimpleNamespace(**known)
+
+
+def built(cell, names):
+    """The neuron that a cell writes."""
+    torch.manual_seed(0)
+    return eval(code(cell), dict(vars(names)))
+
+
+def run_theirs(peer, x):
+    """Spikes (None if it does not fire) and potentials of the peer, one step after the other, from rest."""
+    if type(peer).__name__.startswith("NonSpiking"):
+        return None, torch.stack(list(peer(x)))
+    if hasattr(peer, "step_mode"):
+        outputs, potentials = zip(*((peer(now), peer.v) for now in x))
+        return torch.stack(outputs), torch.stack(potentials)
+    state = peer.reset_mem()
+    state = state if isinstance(state, tuple) else (state,)
+    spikes, potentials = [], []
+    for now in x:
+        out = peer(now, *state)
+        state = out[-len(state) :] if len(out) > len(state) else out
+        spikes.append(out[0])
+        potentials.append(out[-1])
+    return torch.stack(spikes), torch.stack(potentials)
+
+
+def run_ours(neuron, x):
+    """Likewise; a read-out's output is its potential."""
+    out, _, trace = neuron.run(x, record=("v",))
+    return (None if isinstance(neuron, sc.LI) else out), trace["v"]
+
+
+def learnt(module):
+    """Parameters by name, a recurrent layer's under one name on both sides."""
+    named = {re.sub(r"^(neuron|recurrent|linear)\.", "", name): p for name, p in module.named_parameters()}
+    return dict(sorted(named.items()))
+
+
+def gradients(values, wanted):
+    """Gradients of a random linear function of spikes and potentials."""
+    random = torch.Generator().manual_seed(7)
+    total = sum((v * torch.randn(v.shape, generator=random)).sum() for v in values if v is not None)
+    return torch.autograd.grad(total, wanted, allow_unused=True)
+
+
+def close(got, want, limit):
+    """Equal, or different by no more than a part of the largest value there is, or of 1."""
+    if got is None or want is None:
+        return got is want
+    return bool((got - want).abs().max() <= limit * max(1.0, want.abs().max().item()))
+
+
+def drive(steps, seed, scale):
+    """Input ``[T, B, C]``."""
+    return (torch.rand(steps, B, C, generator=torch.Generator().manual_seed(seed)) * 1.4 - 0.2) * scale
+
+
+def firing(cell, names):
+    """The scale of the input with which the peer fires in 10 to 60 % of 20 steps; 1 for what does not fire."""
+    for scale in (1.0, 0.5, 0.25, 0.15, 2.0, 3.0):
+        spikes, _ = run_theirs(built(cell, names), drive(20, 0, scale))
+        if spikes is None or 0.1 <= spikes.mean() <= 0.6:
+            return scale
+    raise AssertionError(f"no input makes {cell} fire in 10 to 60 % of the steps")
+
+
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("row", NEURONS, ids=lambda row: code(row[0]))
+def test_neuron_of_a_row_is_the_peers(names, row, steps):
+    """Spikes and potentials are as equal as the row says, and the gradients of inputs and parameters agree."""
+    theirs, ours, claim = row
+    assert claim == "equal to the bit" or claim.startswith("to rounding: ")
+    scale = firing(theirs, names)
+    for seed in range(3):
+        peer, mine = built(theirs, names), built(ours, names)
+        if isinstance(mine, sc.Recurrent):
+            mine.linear.load_state_dict(peer.recurrent.state_dict())
+        xs = [drive(steps, seed, scale).requires_grad_() for _ in range(2)]
+        want, got = run_theirs(peer, xs[0]), run_ours(mine, xs[1])
+        if want[0] is not None:
+            assert torch.equal(got[0], want[0])
+        assert torch.equal(got[1], want[1]) or (claim != "equal to the bit" and close(got[1], want[1], ROUNDING))
+        assert list(learnt(mine)) == list(learnt(peer))
+        by_theirs = gradients(want, [xs[0], *learnt(peer).values()])
+        by_ours = gradients(got, [xs[1], *learnt(mine).values()])
+        assert by_ours[0].abs().max() > 0
+        for name, mine_grad, their_grad in zip(("x", *learnt(mine)), by_ours, by_theirs):
+            assert close(mine_grad, their_grad, GRADIENTS), f"gradient of {name} differs"
+
+
+# -- the other rows: what stands in their first cell -> what shows that the second does the same
+
+
+def loop(names):
+    x = drive(9, 0, 1.0)
+    lif, single, mem, spikes, singles = names.snn.Leaky(beta=0.9), sc.Leaky(0.9, step="single"), None, [], []
+    for x_t in x:
+        spk, mem = lif(x_t, mem)
+        spikes.append(spk)
+        singles.append(single(x_t))
+    assert torch.equal(sc.Leaky(0.9)(x), torch.stack(spikes))
+    assert torch.equal(torch.stack(singles), torch.stack(spikes))
+
+
+def record(names):
+    x = drive(9, 0, 1.0)
+    lif = sc.Leaky(0.9)
+    spk, state, trace = lif.run(x, record=("v",))
+    spikes, mem_rec = run_theirs(names.snn.Leaky(beta=0.9), x)
+    assert torch.equal(trace["v"], mem_rec)
+    assert torch.equal(spk, spikes)
+    assert torch.equal(state["v"], mem_rec[-1])
+
+
+def losses(names):
+    spk, y = (drive(9, 0, 1.0) > 0.4).float().requires_grad_(), torch.arange(B) % C
+    ours, theirs = sc.losses.ce_count(spk, y), names.SF.ce_count_loss()(spk, y)
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(*(torch.autograd.grad(loss, spk)[0] for loss in (ours, theirs)))
+    assert float(sc.metrics.accuracy(spk, y)) == pytest.approx(float(names.SF.accuracy_rate(spk, y)))
+
+
+def checkpoints(names):
+    def networks(leaky, plif, klif):
+        return nn.ModuleDict({"fc": nn.Linear(C, C), "lif1": leaky, "lif2": plif, "lif3": klif})
+
+    channels = torch.linspace(0.5, 1.5, C)
+    leaky = names.snn.Leaky(beta=0.77, threshold=channels)
+    theirs = networks(leaky, names.neuron.ParametricLIFNode(init_tau=3.0), names.neuron.KLIFNode())
+    theirs["lif3"].k.data.fill_(1.2)
+    ours = networks(sc.Leaky(0.5), sc.PLIF(), sc.KLIF())
+    result = ours.load_state_dict(theirs.state_dict())
+    assert (result.missing_keys, result.unexpected_keys) == ([], [])
+    x = drive(9, 0, 1.0)
+    assert torch.equal(ours["lif1"](x), run_theirs(theirs["lif1"], x)[0])
+    assert torch.equal(ours["lif2"](x), run_theirs(theirs["lif2"], x)[0])
+    assert torch.equal(ours["lif3"](x), run_theirs(theirs["lif3"], x)[0])
+
+
+def modes(names):
+    x = drive(9, 0, 2.0)
+    assert torch.equal(sc.LIF(step="multi")(x), names.neuron.LIFNode(step_mode="m")(x))
+    theirs, ours = names.neuron.LIFNode(step_mode="s"), sc.LIF(step="single")
+    assert torch.equal(torch.stack([ours(now) for now in x]), torch.stack([theirs(now) for now in x]))
+
+
+def resets(names):
+    x = drive(9, 0, 1.5)
+    theirs, ours = names.neuron.LIFNode(), sc.LIF(step="single")
+    for prepare in ("none", "detach", "reset"):
+        if prepare == "detach":
+            names.functional.detach_net(theirs)
+            sc.detach(ours)
+        elif prepare == "reset":
+            names.functional.reset_net(theirs)
+            sc.reset(ours)
+        assert torch.equal(torch.stack([ours(now) for now in x]), torch.stack([theirs(now) for now in x]))
+    multi = sc.LIF()
+    assert torch.equal(multi(x), multi(x))
+
+
+def batched(names):
+    x = torch.rand(5, B, 1, 7, 7, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    ours = sc.layers.TimeBatched(nn.Conv2d(1, 2, 3))
+    theirs = names.layer.Conv2d(1, 2, 3, step_mode="m")
+    theirs.load_state_dict({name.split(".")[-1]: value for name, value in ours.state_dict().items()})
+    assert torch.equal(ours(x), theirs(x))
+    plain = nn.Conv2d(1, 2, 3)
+    assert torch.equal(sc.layers.TimeBatched(plain)(x), names.functional.seq_to_ann_forward(x, plain))
+
+
+CHECKS = {
+    "`for x_t in x: spk, mem = lif(x_t, mem)`": loop,
+    "`mem_rec`": record,
+    "`SF.ce_count_loss()(spk, y)`, `SF.accuracy_rate(spk, y)`": losses,
+    "`net.load_state_dict(...)` of a snnTorch or SpikingJelly network": checkpoints,
+    '`step_mode="m"`, `step_mode="s"`': modes,
+    "`functional.reset_net(net)`, `functional.detach_net(net)`": resets,
+    '`layer.Conv2d(1, 2, 3, step_mode="m")`, `functional.seq_to_ann_forward(x, conv)`': batched,
+}
+
+
+def test_every_row_is_run():
+    """There is no table and no row of the section that no test here knows."""
+    assert [head[0] for head, _ in tables()] == ["SpikingJelly", "snnTorch", "there"]
+    assert [row[0] for row in USES] == list(CHECKS)
+    assert len(NEURONS) > 20
+
+
+@pytest.mark.parametrize("row", USES, ids=lambda row: row[0].strip("`"))
+def test_use_of_a_row_is_the_peers(names, row):
+    """What the row says to write here does what the peer's does."""
+    CHECKS[row[0]](names)
