@@ -227,7 +227,10 @@ class Neuron(Ranged):
             self._set_bounds(value)
             return
         if name in self.params:
-            value = parameters.checked(type(self).__name__, name, value, self.bounds.get(name))
+            # FSDP puts its gathered copy in the place of a shard before each call, which then projects it
+            swapped = isinstance(value, nn.Parameter) and type(self._parameters.get(name, value)) is not type(value)
+            held_to = None if swapped else self.bounds.get(name)
+            value = parameters.checked(type(self).__name__, name, value, held_to)
         if name in self.params and not isinstance(value, nn.Parameter):
             held = self._parameters.get(name, self._buffers.get(name))
             if isinstance(value, float) and held is not None:

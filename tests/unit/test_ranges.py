@@ -458,3 +458,30 @@ class TestTraining:
         ):
             step.load_state_dict(state)
         assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+    @pytest.mark.skipif(TORCH < (2, 6), reason="before torch 2.6 fully_shard is private")
+    @pytest.mark.filterwarnings("ignore")  # of a process group on one CPU
+    def test_sharded(self):
+        """Under fully_shard calls compute with values inside, and what is saved is inside."""
+        from torch import distributed
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+        try:
+            net = nn.Sequential(nn.Linear(6, 6), sc.LI(torch.full((6,), 1.2), learn=("tau",)))
+            fully_shard(net, mesh=init_device_mesh("cpu", (1,)))
+            optimizer = torch.optim.SGD([net[1].tau], 1.0)
+            for _ in range(2):
+                optimizer.zero_grad()
+                out = net(drive(4, 2, 6))
+                (-out.sum()).backward()
+                net[1].tau.grad.mul_(0.0).add_(1.0)
+                optimizer.step()
+            weight, bias = (value.full_tensor() for value in (net[0].weight, net[0].bias))
+            assert torch.equal(out, sc.LI(1.0)(nn.functional.linear(drive(4, 2, 6), weight, bias)))
+            state = net.state_dict()
+            assert state["1.tau"].full_tensor().tolist() == [1.0] * 6
+            net.load_state_dict(state)
+        finally:
+            distributed.destroy_process_group()
