@@ -145,6 +145,8 @@ class BackendInfo:
     install_hint: str = ""
     #: Device types that ``"*"`` does not stand for.
     never: Tuple[str, ...] = ()
+    #: What serves here, in words, where it is not what the name says (an emulator), else "". Asked after the probe.
+    note: Optional[Callable[[], str]] = None
 
     def takes(self, device_type: str) -> bool:
         """Whether tensors of this device type can be given to the backend."""

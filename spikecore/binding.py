@@ -10,6 +10,7 @@ Rules of this module:
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 from types import SimpleNamespace
@@ -18,10 +19,12 @@ from typing import Any, Dict, FrozenSet, Mapping, Optional, Tuple
 import torch
 
 from spikecore import checks
-from spikecore.backend import Spec, Unsupported, lacking
+from spikecore.automatic import Calls, automatic_runner
+from spikecore.backend import Runner, Spec, Unsupported, lacking
 from spikecore.earlier import Earlier
 from spikecore.lang import Program
 from spikecore.lang.plain import is_compiling
+from spikecore.registry import AUTO_NAME
 from spikecore.selection import Request, Resolved, resolve
 from spikecore.state import Stateful
 
@@ -114,19 +117,25 @@ class Bound(Stateful):
         name = self._names.get(key)
         if name is None:
             program, resolved, wanted = self.program, self._bind(device_type), Spec(*spec)
-            lacks = lacking(
-                resolved.backend.capabilities,
-                program,
-                wanted,
+            lacks = functools.partial(
+                lacking,
+                program=program,
+                spec=wanted,
                 gradients=gradients,
                 state_gradients=state_gradients,
                 record=record,
             )
-            if lacks:
-                raise Unsupported(checks.unsupported(resolved, type(self).__name__, lacks))
+            runner: Runner
+            if resolved.source == AUTO_NAME:
+                runner = automatic_runner(resolved, Calls(device_type, program, wanted, lacks))
+            elif lacks(resolved.backend.capabilities):
+                missing = lacks(resolved.backend.capabilities)
+                raise Unsupported(checks.unsupported(resolved, type(self).__name__, missing))
+            else:
+                runner = resolved.backend.runner(program, wanted)
             # named by content: threads that come here together, and neurons of one program, agree on it
             name = "runner_" + hashlib.blake2b(repr(key).encode(), digest_size=8).hexdigest()
-            setattr(self._compiled, name, resolved.backend.runner(program, wanted))
+            setattr(self._compiled, name, runner)
             self._names[key] = name
         return name
 

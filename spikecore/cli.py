@@ -10,11 +10,14 @@ Rules of this module:
 from __future__ import annotations
 
 import json
+import sys
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from typing import List
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -22,11 +25,14 @@ import spikecore
 from spikecore.bench.cli import bench
 from spikecore.kernels.cli import kernel
 from spikecore.registry import BackendStatus
+from spikecore.selection import AUTO, automatic_order
 from spikecore.selection import backends as list_backends
 from spikecore.testing.cli import conformance
 
 app = typer.Typer(name="spikecore", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
+#: Columns of a screen that a table of backends needs.
+_WIDE = 120
 _COLOURS = {"ready": "green", "unavailable": "yellow", "failed": "red", "blocked": "dim", "shadowed": "yellow"}
 
 
@@ -52,16 +58,38 @@ def backends(
     probe: bool = typer.Option(False, "--probe", help="Load each backend and try whether it works here."),
 ) -> None:
     """List the installed backends. Imports none of them, unless --probe."""
-    rows = list_backends(probe)
+    with redirect_stdout(sys.stderr):  # a plugin that prints while it is imported must not spoil the list
+        rows = list_backends(probe)
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
-    else:
-        Console().print(_table(rows))
+        return
+    console = Console()
+    console.print(_table(rows) if console.width >= _WIDE else _lines(rows))
+    console.print(Text(f"chosen automatically, the first that works: {_order()}"), soft_wrap=console.width >= _WIDE)
 
 
 app.command()(conformance)
 app.command()(bench)
 app.command()(kernel)
+
+
+def _order() -> str:
+    """The orders of automatic choice, in words."""
+    each = [f"{device}: {', '.join(automatic_order(device))}" for device in sorted(AUTO)]
+    return "; ".join([*each, f"other devices: {', '.join(automatic_order('other'))}"])
+
+
+def _lines(rows: List[BackendStatus]) -> Group:
+    """The list where a table would break words: a line for each backend, and its details under it."""
+    lines: List[RenderableType] = []
+    for row in rows:
+        line = Text(f"{row.name} ").append(row.state, style=_COLOURS.get(row.state, ""))
+        lines.append(line.append(f" ({row.distribution} {row.version})" if row.distribution else ""))
+        for heading, words in (("", row.detail), ("devices: ", row.devices), ("can: ", row.capabilities)):
+            text = words if isinstance(words, str) else ", ".join(words)
+            if text:
+                lines.append(Padding(Text(heading + text), (0, 0, 0, 4)))
+    return Group(*lines)
 
 
 def _table(rows: List[BackendStatus]) -> Table:

@@ -127,6 +127,11 @@ def set_backend(net: nn.Module, backend: Optional[str]) -> None:
 
     The name is resolved on the next call; a name nobody knows raises :class:`~spikecore.backend.UnknownBackend` now.
     """
+    ask_for(net, backend, "set_backend()")
+
+
+def ask_for(net: nn.Module, backend: Optional[str], source: str) -> None:
+    """What :func:`set_backend` does; ``source`` is who asks, in the words that errors use."""
     from spikecore.neuron import Neuron
     from spikecore.registry import AUTO_NAME, default_registry
     from spikecore.selection import Request
@@ -134,8 +139,8 @@ def set_backend(net: nn.Module, backend: Optional[str]) -> None:
     if backend is not None and not isinstance(backend, str):
         raise TypeError(f"backend={shown(backend)} must be a backend's name, 'auto' or None")
     if backend and backend != AUTO_NAME:
-        default_registry().info(backend, "set_backend()")
-    request = Request(backend or None, "set_backend()" if backend else "")
+        default_registry().info(backend, source)
+    request = Request(backend or None, source if backend else "")
     for module in _neurons(net, "set_backend"):
         if isinstance(module, Neuron):
             module._ask(request)

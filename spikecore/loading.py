@@ -28,6 +28,8 @@ class Probed(NamedTuple):
 
     reason: Optional[str]
     error: Optional[BaseException]
+    #: What serves here, if it is not what the name says.
+    note: str = ""
 
 
 def load_info(candidate: Candidate) -> BackendInfo:
@@ -46,7 +48,7 @@ def make_backend(candidate: Candidate, info: BackendInfo) -> Backend:
 def probe(info: BackendInfo) -> Probed:
     """Ask the backend whether it is usable here. An error of the probe is a reason like any other."""
     try:
-        return Probed(contained(lambda: _checked_reason(info.probe()), _ProbeError), None)
+        return contained(partial(_asked, info), _ProbeError)
     except _ProbeError as failed:
         error = failed.args[0]
         return Probed(f"its probe raised {described(error)}", error)
@@ -69,10 +71,11 @@ def _made(info: BackendInfo) -> Backend:
     return backend
 
 
-def _checked_reason(reason: object) -> Optional[str]:
+def _asked(info: BackendInfo) -> Probed:
+    reason: object = info.probe()
     if reason is not None and not (isinstance(reason, str) and reason):
         raise TypeError(f"it must return None or a reason in words, got {reason!r}")
-    return reason
+    return Probed(reason, None, "" if reason or info.note is None else str(info.note()))
 
 
 class _Described(NamedTuple):
@@ -146,6 +149,8 @@ def _check_fields(info: BackendInfo) -> None:
         raise TypeError(f"BackendInfo.capabilities must be a Capabilities, got {info.capabilities!r}")
     if not callable(info.probe):
         raise TypeError(f"BackendInfo.probe must be callable, got {info.probe!r}")
+    if info.note is not None and not callable(info.note):
+        raise TypeError(f"BackendInfo.note must be callable or None, got {info.note!r}")
     hint: Any = info.install_hint
     if not isinstance(hint, str):
         raise TypeError(f"BackendInfo.install_hint must be a string, got {hint!r}")

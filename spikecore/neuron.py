@@ -19,7 +19,7 @@ from spikecore.backend import MAX_STATIC_STEPS, Tensors
 from spikecore.lang import Expr, Node, Program, TraceError, ops, trace
 from spikecore.lang.plain import is_compiling
 from spikecore.ranged import Ranged
-from spikecore.selection import capture
+from spikecore.selection import asked_in_words, capture
 from spikecore.state import State, Stateful
 from spikecore.surrogate import ATan, Surrogate
 
@@ -262,7 +262,7 @@ class Neuron(Ranged):
         told = [name for name in (*own, *Neuron.configuration) if getattr(self, name) != usual.get(name)]
         parts += [f"{name}={getattr(self, name)!r}" for name in told]
         bound = ", ".join(f"{resolved.backend.name} on {device}" for device, resolved in self._bound.items())
-        asked = self._request.name or "auto"
+        asked = asked_in_words(self._request, self._bound.values())
         return ", ".join(parts) + f", backend={asked}" + (f" ({bound})" if bound else "")
 
 

@@ -19,6 +19,7 @@ import importlib
 import logging
 import os
 import re
+from types import MappingProxyType
 from typing import Any, Callable, Dict, Hashable, Iterable, List, Mapping, Optional, Set, Tuple, TypeVar
 
 from spikecore.backend import Backend, BackendError, BackendInfo, BackendLoadError, BackendUnavailable, UnknownBackend
@@ -35,8 +36,8 @@ BUILTINS: Mapping[str, str] = {"cupy": "spikecore_cupy", "ipu": "spikecore_ipu",
 #: The value that asks for automatic choice, and therefore no backend's name.
 AUTO_NAME = "auto"
 
-#: Words for devices that are asked for as if they were backends.
-_DEVICES = ("cpu", "cuda", "gpu", "mps", "xpu")
+#: Words for devices that are asked for as if they were backends, and what torch calls them.
+_DEVICES = {"cpu": "cpu", "gpu": "cuda", "mps": "mps", "xpu": "xpu"}
 _NAME = re.compile(r"[a-z_][a-z0-9_]*")
 _log = logging.getLogger("spikecore")
 _T = TypeVar("_T")
@@ -69,10 +70,15 @@ class Registry:
         """Names that can be asked for, sorted: not the blocked, shadowed, ill-named or doubly provided ones."""
         return sorted({candidate.name for candidate in self._candidates() if not self._verdict(candidate)[0]})
 
-    def status(self, probe: bool = False) -> List[BackendStatus]:
-        """Every backend of every distribution. Imports nothing, unless ``probe`` asks to load and try all it may."""
+    def status(
+        self, probe: bool = False, automatic: Mapping[str, Tuple[str, ...]] = MappingProxyType({})
+    ) -> List[BackendStatus]:
+        """Every backend of every distribution. Imports nothing, unless ``probe`` asks to load and try all it may.
+
+        ``automatic`` has the device types for which a name is chosen automatically, if it is one of the project's own.
+        """
         found = sorted(self._candidates(), key=lambda c: (c.name, not c.builtin, c.distribution))
-        return [self._row(candidate, probe) for candidate in found]
+        return [self._row(candidate, probe, automatic.get(candidate.name, ())) for candidate in found]
 
     def info(self, name: str, source: str) -> BackendInfo:
         """What the backend says about itself. ``source`` is who asks, in the words that errors use.
@@ -191,17 +197,18 @@ class Registry:
         meant: Dict[str, str] = {}
         for builtin in (n for n in known if n in self.builtins):
             try:  # whoever asks for 'cuda' means the built-in that computes there
-                meant.update(dict.fromkeys(self.info(builtin, source).devices, builtin))
+                meant.update((d, builtin) for d in self.info(builtin, source).devices if d not in _DEVICES)
             except BackendError:
                 continue
         meant.update((n, n) for n in known)
         close = difflib.get_close_matches(name.lower(), meant, n=1, cutoff=0.7)
         guess = f"did you mean {meant[close[0]]!r}? " if close else ""
-        if not close and name.lower() in _DEVICES:
-            guess = "a backend is no device: it computes where the tensors are, so move the network, net.to(...). "
+        if name.lower() in _DEVICES:
+            move = f"net.to({_DEVICES[name.lower()]!r})"
+            guess = f"that is a device: a backend computes where the tensors are, so move the network, {move}. "
         return f"unknown backend {name!r} (from {source}); {guess}Known: {', '.join(known)}"
 
-    def _row(self, candidate: Candidate, probe: bool) -> BackendStatus:
+    def _row(self, candidate: Candidate, probe: bool, automatic: Tuple[str, ...]) -> BackendStatus:
         verdict = self._verdict(candidate)
         if probe and not verdict[0]:
             try:
@@ -209,7 +216,8 @@ class Registry:
                     self._backend(candidate)
             except BackendLoadError:
                 pass  # kept, and shown from there
-        return self._known(candidate).row(candidate, verdict)
+        chosen = automatic if candidate.ours and not verdict[0] else ()
+        return self._known(candidate).row(candidate, verdict, chosen)
 
     # loading, step by step; each step is done once, and its failure kept
 

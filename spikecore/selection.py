@@ -5,8 +5,11 @@ Rules of this module:
 - Argument, then ``with use_backend(...)``, then ``SPIKECORE_BACKEND``, then automatic choice. ``None`` and ``""`` mean
   "go on"; ``"auto"`` ends the search.
 - Argument and context are taken when a neuron is made, the rest when it first meets a tensor.
+- A name is checked when it is given, which imports nothing of a plugin.
 - An explicit choice that cannot be honoured raises and is never replaced by another.
-- Automatic choice knows built-ins only: installing a plugin changes nothing by itself.
+- Automatic choice takes the first of the project's own backends that works for the device, in the order of
+  :data:`AUTO`, then the reference. Nobody else's backend is ever chosen unasked. A backend that is installed and does
+  not work is passed over with a warning, a plugin that is not installed or is blocked in silence.
 """
 
 from __future__ import annotations
@@ -17,15 +20,20 @@ import warnings
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from types import TracebackType
-from typing import List, Mapping, Optional, Type
+from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
 
-from spikecore.backend import Backend, BackendError, BackendUnavailable
+from spikecore.backend import ANY_DEVICE, Backend, BackendError, BackendUnavailable, UnknownBackend
 from spikecore.registry import AUTO_NAME, BackendStatus, Registry, default_registry
 
-#: Device type -> the built-in that automatic choice prefers there.
-AUTO: Mapping[str, str] = {"cuda": "cupy", "ipu": "ipu"}
-#: The backend of every other device, and of those above where the preferred one cannot be used.
+#: The backend that defines what is right; automatic choice on every device type that :data:`AUTO` does not name.
 REFERENCE = "torch"
+#: Device type -> the backends that automatic choice tries there, best first: built-ins, and plugins of this project
+#: (:data:`spikecore.candidates.OWN`).
+AUTO: Mapping[str, Tuple[str, ...]] = {
+    "cpu": ("numba", REFERENCE),
+    "cuda": ("cupy", "triton", REFERENCE),
+    "ipu": ("ipu",),
+}
 
 _context: ContextVar[Optional[str]] = ContextVar("spikecore_backend", default=None)
 _log = logging.getLogger("spikecore")
@@ -35,11 +43,12 @@ class use_backend:  # noqa: N801 - a statement more than a class, as torch.no_gr
     """``with use_backend("cupy"):`` neurons made inside ask for this backend; others are left as they are.
 
     ``None`` or ``""`` takes back what an outer ``use_backend`` asked for. Blocks nest; one object serves one block. As
-    every context variable it holds for this thread and task only. Raises ``TypeError`` if ``name`` is not a string.
+    every context variable it holds for this thread and task only. Raises ``TypeError`` if ``name`` is not a string,
+    and :class:`~spikecore.backend.UnknownBackend` if no backend has it.
     """
 
     def __init__(self, name: Optional[str]) -> None:
-        self.name = _checked(name, "name")
+        self.name = _checked(name, "name", "use_backend()")
         self._token: Optional[Token[Optional[str]]] = None
 
     def __enter__(self) -> None:
@@ -74,14 +83,16 @@ class Resolved:
     reason: str
 
 
-def capture(backend: Optional[str]) -> Request:
+def capture(backend: Optional[str], source: str = "argument") -> Request:
     """The request at construction: the argument ``backend``, else that of the ``use_backend`` block around.
 
-    Raises ``TypeError`` if ``backend`` is not a string. Whether it can be honoured is known when it is resolved.
+    ``source`` is who asks, in the words that errors use. Raises ``TypeError`` if ``backend`` is not a string, and
+    :class:`~spikecore.backend.BackendError` for a name that nobody has or that is blocked; whether the backend works
+    here is known when it is resolved.
     """
-    argument = _checked(backend, "backend")
+    argument = _checked(backend, "backend", source)
     if argument is not None:
-        return Request(argument, "argument")
+        return Request(argument, source)
     context = _context.get()
     return Request(None, "") if context is None else Request(context, "use_backend()")
 
@@ -91,7 +102,7 @@ def resolve(
     device_type: str,
     registry: Optional[Registry] = None,
     environ: Optional[Mapping[str, str]] = None,
-    auto: Optional[Mapping[str, str]] = None,
+    auto: Optional[Mapping[str, Sequence[str]]] = None,
 ) -> Resolved:
     """The backend for tensors of ``device_type``, under ``request``, the context and the environment of now.
 
@@ -101,7 +112,7 @@ def resolve(
     registry = default_registry() if registry is None else registry
     request = _asked(request, os.environ if environ is None else environ)
     if request.name is None or request.name == AUTO_NAME:
-        return _choose(device_type, registry, AUTO if auto is None else auto)
+        return _choose(device_type, registry, (AUTO if auto is None else auto).get(device_type, (REFERENCE,)))
     name, source = request.name, request.source
     backend = registry.get(name, source)
     info = registry.info(name, source)
@@ -114,6 +125,21 @@ def resolve(
             f"backend {name!r} (from {source}) {where}; the input is on {device_type}: {move}choose another backend"
         )
     return Resolved(backend, source, f"asked for by {source}")
+
+
+def asked_in_words(request: Request, bound: Iterable[Resolved] = ()) -> str:
+    """What was asked for, and by whom unless by argument: ``numba from SPIKECORE_BACKEND``.
+
+    Where the environment decides, what is bound already counts, and not the environment of now.
+    """
+    if not request.name:
+        now = _asked(request, os.environ)
+        for resolved in bound:
+            now = Request(resolved.backend.name, resolved.source)
+        request = now if now.source != AUTO_NAME else Request(AUTO_NAME, AUTO_NAME)
+    if not request.name or request.name == AUTO_NAME:
+        return AUTO_NAME
+    return request.name if request.source == "argument" else f"{request.name} from {request.source}"
 
 
 def backend_named(request: Request) -> Backend:
@@ -132,12 +158,34 @@ def backends(probe: bool = False) -> List[BackendStatus]:
 
     Imports nothing of them, unless ``probe`` asks to load and try each one.
     """
-    return default_registry().status(probe)
+    devices: Dict[str, Tuple[str, ...]] = {}
+    for device_type, names in {**AUTO, ANY_DEVICE: (REFERENCE,)}.items():
+        for name in names:
+            devices[name] = (*devices.get(name, ()), device_type)
+    return default_registry().status(probe, devices)
 
 
-def _checked(name: Optional[str], argument: str) -> Optional[str]:
+def automatic_order(device_type: str) -> Tuple[str, ...]:
+    """The backends that automatic choice tries for a device type, in this order, where they are installed."""
+    return tuple(filter(default_registry().offers, AUTO.get(device_type, (REFERENCE,))))
+
+
+def alternatives(device_type: str, after: str) -> Iterator[Resolved]:
+    """What automatic choice would take if it had not taken the backend ``after``: the usable ones behind it."""
+    registry, order = default_registry(), automatic_order(device_type)
+    for name in order[order.index(after) + 1 :] if after in order else ():
+        try:
+            if registry.info(name, AUTO_NAME).takes(device_type):
+                yield Resolved(registry.get(name, AUTO_NAME), AUTO_NAME, _reason(name, device_type, registry))
+        except BackendError:
+            continue
+
+
+def _checked(name: Optional[str], argument: str, source: str) -> Optional[str]:
     if name is not None and not isinstance(name, str):
         raise TypeError(f"{argument} must be a backend's name, 'auto' or None, got {name!r}")
+    if name and name != AUTO_NAME:
+        default_registry().check(name, source)
     return name or None
 
 
@@ -148,31 +196,44 @@ def _asked(request: Request, environ: Mapping[str, str]) -> Request:
     return Request(environ.get("SPIKECORE_BACKEND", "").strip() or None, "SPIKECORE_BACKEND")
 
 
-def _choose(device_type: str, registry: Registry, auto: Mapping[str, str]) -> Resolved:
-    """The built-in for this device type: the preferred one, or the reference, which says why."""
-    name = auto.get(device_type, REFERENCE)
-    reason = f"auto: the built-in for {device_type} tensors"
-    try:
-        backend = registry.get(name, AUTO_NAME)
-    except BackendError as error:
-        if name == REFERENCE or not registry.info(REFERENCE, AUTO_NAME).takes(device_type):
-            raise
-        backend = registry.get(REFERENCE, AUTO_NAME)
-        reason = f"auto: the reference, for {device_type} tensors; {error}"
-        if registry.first(("fallback", device_type)):
-            warnings.warn(_fallback(device_type, error, registry), RuntimeWarning, stacklevel=3)
-    if registry.first(("auto", device_type)):
-        _log.info("backend %r chosen for %s tensors (%s)", backend.name, device_type, reason)
-    return Resolved(backend, AUTO_NAME, reason)
+def _choose(device_type: str, registry: Registry, order: Sequence[str]) -> Resolved:
+    """The first backend of the order that works for this device type, and why none before it does."""
+    passed: List[BackendError] = []
+    for name in filter(registry.offers, order):
+        try:
+            backend = registry.get(name, AUTO_NAME)
+            if not registry.info(name, AUTO_NAME).takes(device_type):
+                raise BackendUnavailable(f"backend {name!r} (from {AUTO_NAME}) does not compute on {device_type} here")
+        except BackendError as error:
+            passed.append(error)
+            continue
+        reason = _reason(name, device_type, registry)
+        if passed:
+            first = f"auto: the reference, for {device_type} tensors" if name == REFERENCE else reason
+            reason = "; ".join((first, *map(str, passed)))
+            if registry.first(("fallback", device_type)):
+                warnings.warn(_fallback(name, device_type, passed, registry), RuntimeWarning, stacklevel=3)
+        if registry.first(("auto", device_type)):
+            _log.info("backend %r chosen for %s tensors (%s)", name, device_type, reason)
+        return Resolved(backend, AUTO_NAME, reason)
+    raise passed[0] if passed else UnknownBackend(f"there is no backend for {device_type} tensors")
 
 
-def _fallback(device_type: str, error: BackendError, registry: Registry) -> str:
-    able = [name for name in registry.names() if name not in registry.builtins and _able(name, device_type, registry)]
+def _reason(name: str, device_type: str, registry: Registry) -> str:
+    whose = "built-in" if name in registry.builtins else "project's own plugin"
+    return f"auto: the {whose} for {device_type} tensors"
+
+
+def _fallback(name: str, device_type: str, passed: Sequence[BackendError], registry: Registry) -> str:
+    why = "; ".join(map(str, passed))
+    choice = f"SPIKECORE_BACKEND={name} makes this a choice and silences the warning"
+    if name != REFERENCE:
+        return f"{device_type} tensors run on backend {name!r}: {why}; {choice}"
+    able = [
+        other for other in registry.names() if other not in registry.builtins and _able(other, device_type, registry)
+    ]
     plugins = f"installed plugins that could, if asked for: {', '.join(able)}; " if able else ""
-    return (
-        f"{device_type} tensors run on the reference backend {REFERENCE!r}, which is slow: {error}; {plugins}"
-        f"SPIKECORE_BACKEND={REFERENCE} makes this a choice and silences the warning"
-    )
+    return f"{device_type} tensors run on the reference backend {name!r}, which is slow: {why}; {plugins}{choice}"
 
 
 def _able(name: str, device_type: str, registry: Registry) -> bool:

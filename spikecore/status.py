@@ -23,7 +23,7 @@ class BackendStatus:
     devices: Tuple[str, ...]
     #: Names of the declared capabilities.
     capabilities: Tuple[str, ...]
-    #: Why it is in this state, and the way out.
+    #: Why it is in this state, and the way out; for a ready one, what serves if it is not what the name says.
     detail: str
     #: Device types whose tensors automatic choice may give to it.
     automatic: Tuple[str, ...] = ()
@@ -50,9 +50,9 @@ class Known:
             return "failed", str(self.failure)
         if self.probed is None:
             return "installed", ""
-        return ("unavailable", self.unusable()) if self.probed.reason else ("ready", "")
+        return ("unavailable", self.unusable()) if self.probed.reason else ("ready", self.probed.note)
 
-    def row(self, candidate: Candidate, verdict: Tuple[str, str]) -> BackendStatus:
+    def row(self, candidate: Candidate, verdict: Tuple[str, str], automatic: Tuple[str, ...]) -> BackendStatus:
         """The line of a candidate. ``verdict`` is why it must not be loaded, if so."""
         state, detail = verdict if verdict[0] else self.state()
         return BackendStatus(
@@ -64,4 +64,5 @@ class Known:
             devices=self.info.devices if self.info else (),
             capabilities=self.info.capabilities.names() if self.info else (),
             detail=detail,
+            automatic=automatic,
         )

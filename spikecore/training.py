@@ -25,7 +25,7 @@ from spikecore.backend import Backend
 from spikecore.batches import home, mapped, run, sent
 from spikecore.checkpoints import check
 from spikecore.checks import shown
-from spikecore.functional import check_places, own_state, set_backend, stateful_modules
+from spikecore.functional import ask_for, check_places, own_state, stateful_modules
 from spikecore.neuron import Neuron
 from spikecore.reuse import SPLITS_TIME
 from spikecore.selection import backend_named, capture, resolve
@@ -69,7 +69,7 @@ def training_model(
     of the backend: :class:`TrainingOptions` where it runs eagerly, :class:`CudaOptions` for CUDA graphs there.
     """
     _check(net, loss)
-    step = _backend_of(net, backend).training_model(net, loss, optimizer, options)
+    step = _backend_of(net, backend, "training_model()").training_model(net, loss, optimizer, options)
     if _wants_graph(options):
         from spikecore.cuda_graph.step import GraphedTraining
 
@@ -83,7 +83,7 @@ def inference_model(net: nn.Module, *, backend: Optional[str] = None, options: A
     Each call begins at rest, single-step neurons included, unless ``sc.carry_state(net)`` is active.
     """
     _check(net, len)
-    predict = _backend_of(net, backend).inference_model(net, options)
+    predict = _backend_of(net, backend, "inference_model()").inference_model(net, options)
     if _wants_graph(options):
         from spikecore.cuda_graph.step import GraphedInference
 
@@ -99,7 +99,9 @@ def DataLoader(  # noqa: N802  # stands where torch.utils.data.DataLoader would
     The backend is that of the argument, the ``use_backend`` block, or ``SPIKECORE_BACKEND``; otherwise torch's own
     loader.
     """
-    return backend_named(capture(backend)).data_loader(dataset, options, batch_size=batch_size, **kwargs)
+    return backend_named(capture(backend, "DataLoader()")).data_loader(
+        dataset, options, batch_size=batch_size, **kwargs
+    )
 
 
 def _wants_graph(options: Any) -> bool:
@@ -139,13 +141,13 @@ def check_optimizer(optimizer: Any, net: nn.Module) -> None:
         raise ValueError("optimizer holds no parameter of this network; make it from net.parameters()")
 
 
-def _backend_of(net: nn.Module, backend: Optional[str]) -> Backend:
-    """The backend that trains ``net``: the one its neurons agree on."""
+def _backend_of(net: nn.Module, backend: Optional[str], source: str) -> Backend:
+    """The backend that trains ``net``: the one its neurons agree on. ``source`` is who asks, for errors."""
     if backend is not None and stateful_modules(net):
-        set_backend(net, backend)
+        ask_for(net, backend, source)
     device = next((p.device.type for p in net.parameters()), "cpu")
     neurons = [module for module in stateful_modules(net) if isinstance(module, Neuron)]
-    chosen = [neuron._bind(device).backend for neuron in neurons] or [resolve(capture(backend), device).backend]
+    chosen = [neuron._bind(device).backend for neuron in neurons] or [resolve(capture(backend, source), device).backend]
     if len({type(one).training_model for one in chosen}) > 1:
         names = ", ".join(sorted({one.name for one in chosen}))
         raise ValueError(f"the neurons of this network ask for {names}, which train differently; give backend=")

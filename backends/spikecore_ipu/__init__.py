@@ -7,7 +7,7 @@ from typing import List
 import spikecore
 from spikecore.backend import BackendInfo, Capabilities
 from spikecore_ipu.blocks import pipeline
-from spikecore_ipu.sdk import poptorch, reason
+from spikecore_ipu.sdk import VARIABLE, emulated, poptorch, reason
 
 __all__ = ["CAPABILITIES", "pipeline", "poptorch", "spikecore_backends"]
 
@@ -37,6 +37,7 @@ def spikecore_backends() -> List[BackendInfo]:
             devices=("cpu", "ipu"),
             capabilities=CAPABILITIES,
             probe=reason,
+            note=lambda: f"the emulator on the CPU, asked for by {VARIABLE}" if emulated() else "",
             install_hint="the Poplar SDK brings poptorch; SPIKECORE_IPU_EMULATOR=1 runs without it, on the CPU",
         )
     ]

@@ -7,16 +7,18 @@ look through.
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+import copy
+from typing import Any, Callable, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from spikecore.backend import ParamValue, Spec, Tensors, Unsupported
+from spikecore.backend import BackendError, ParamValue, Runner, Spec, Tensors, Unsupported
 from spikecore.kernels.backend import KernelBackend
 from spikecore.kernels.execution import Call, Execution
 from spikecore.kernels.registered import key_of, register, run_registered
+from spikecore.kernels.second import Again, Second
 from spikecore.lang import Program
 from spikecore.lang.eager import Straight
 from spikecore.lang.plain import is_compiling
@@ -42,6 +44,13 @@ class KernelRunner:
         self.rest = Straight(program.leaves[len(program.inputs) + len(program.states) :], program.rest)
         self.n_outputs = len(program.outputs)
         self.ends = self.n_outputs + self.execution.n_final
+        self.second: Second = None
+
+    def with_second(self, second: Callable[[BackendError], Runner]) -> KernelRunner:
+        """This runner, with second derivatives by the runner that ``second`` gives for the error it would raise."""
+        twin = copy.copy(self)
+        twin.second = second
+        return twin
 
     def __call__(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
@@ -70,7 +79,7 @@ class KernelRunner:
         if is_compiling() or type(tensors[0]) not in _PLAIN or _modes():
             return run_registered(self.key, call, tensors, save)
         if save:
-            crossed: Sequence[Tensor] = _Boundary.apply(self.execution, call, *tensors)
+            crossed: Sequence[Tensor] = _Boundary.apply(self.execution, self.second, call, *tensors)
             return crossed
         return self.execution.forward(call, tensors, save=False)
 
@@ -110,10 +119,10 @@ class _Boundary(torch.autograd.Function):
     _spikecore_passed = False
 
     @staticmethod
-    def forward(ctx: Any, execution: Execution, call: Call, *tensors: Tensor) -> Tuple[Tensor, ...]:
+    def forward(ctx: Any, execution: Execution, second: Second, call: Call, *tensors: Tensor) -> Tuple[Tensor, ...]:
         results = execution.forward(call, tensors, save=True)
         count = execution.n_outputs + execution.n_final + len(call.record)
-        ctx.context = execution, call, len(tensors), execution.layout(tensors)
+        ctx.context = execution, second, call, len(tensors), execution.layout(tensors)
         ctx.save_for_backward(*tensors, *results[count:])
         ctx.set_materialize_grads(False)
         return tuple(results[:count])
@@ -121,33 +130,11 @@ class _Boundary(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
         ctx._spikecore_passed = True
-        execution, call, count, layout = ctx.context
-        saved, wanted = ctx.saved_tensors, ctx.needs_input_grad[2:]
+        execution, second, call, count, layout = ctx.context
+        saved, wanted = ctx.saved_tensors, ctx.needs_input_grad[3:]
         if not torch.is_grad_enabled():
-            return (None, None, *execution.backward(call, saved[:count], saved[count:], grads, wanted, layout))
+            return (None, None, None, *execution.backward(call, saved[:count], saved[count:], grads, wanted, layout))
         with torch.no_grad():  # create_graph=True
             found = execution.backward(call, saved[:count], saved[count:], grads, wanted, layout)
-        sources = [tensor for tensor in (*grads, *saved) if tensor is not None]
-        return (None, None, *_refusing(execution.backend.name, found, sources))
-
-
-def _refusing(name: str, grads: List[Optional[Tensor]], sources: Sequence[Tensor]) -> List[Optional[Tensor]]:
-    """The gradients, with an error where someone differentiates them again."""
-    there = [grad for grad in grads if grad is not None]
-    again = iter(_Once.apply(name, len(there), *there, *sources))
-    return [None if grad is None else next(again) for grad in grads]
-
-
-class _Once(torch.autograd.Function):
-    """Values that depend on their sources in a way that is not known."""
-
-    @staticmethod
-    def forward(ctx: Any, name: str, count: int, *tensors: Tensor) -> Tuple[Tensor, ...]:
-        ctx.name = name
-        return tuple([tensor.clone() for tensor in tensors[:count]])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise Unsupported(
-            f"backend {ctx.name!r} derives first derivatives only; for a second one choose backend='torch'"
-        )
+        again = Again(execution, second, call, tuple(grad is not None for grad in grads), wanted)
+        return (None, None, None, *again.differentiable(found, grads, saved[:count]))

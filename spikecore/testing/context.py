@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import spikecore as sc
-from spikecore.backend import Backend, Runner, Spec
+from spikecore.backend import Backend, BackendInfo, Runner, Spec
 from spikecore.lang import Program
 from spikecore.registry import default_registry
 from spikecore.selection import REFERENCE
@@ -129,6 +129,16 @@ def choose_device(devices: Sequence[str]) -> str:
         if _works(device):
             return device
     return devices[0]
+
+
+def check_device(info: BackendInfo, device: str) -> None:
+    """Raise ``ValueError`` unless there is this device here, and the backend computes on it."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    if not info.takes(torch.device(device).type):
+        raise ValueError(f"backend {info.name!r} computes on {', '.join(info.devices)}, not on device {device!r}")
 
 
 def _works(device: str) -> bool:

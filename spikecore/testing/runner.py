@@ -23,7 +23,7 @@ from spikecore.registry import default_registry
 from spikecore.testing.case import Case
 from spikecore.testing.cases import CASES
 from spikecore.testing.compare import Mismatch
-from spikecore.testing.context import Context, Witness, choose_device
+from spikecore.testing.context import Context, Witness, check_device, choose_device
 
 #: How a case can end. Only the last three are wrong.
 OUTCOMES = ("passed", "xfailed", "unsupported", "unavailable", "failed", "error", "stale")
@@ -73,10 +73,14 @@ class Bench:
 
 
 def prepare(name: str, device: Optional[str] = None) -> Bench:
-    """Load the backend. Raises ``BackendError`` for one that is unknown, broken or not usable here."""
+    """Load the backend. Raises ``BackendError`` for one that is unknown, broken or not usable here, and ``ValueError``
+    for a device that there is not or that it does not compute on.
+    """
     registry = default_registry()
     info = registry.info(name, "the conformance suite")
     backend = registry.get(name, "the conformance suite")
+    if device is not None:
+        check_device(info, device)
     return Bench(info, backend, device or choose_device(info.devices))
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import List
 
 import pytest
 from typer.testing import CliRunner
 
 import spikecore
-from spikecore import cli
+from spikecore import Capabilities, cli
 from spikecore.registry import BackendStatus
 
 ROWS = [
@@ -55,12 +55,38 @@ def test_table_has_a_line_per_backend(probes: List[bool]) -> None:
     assert probes == [False]
 
 
-def test_narrow_screen_cuts_no_name_and_no_state(probes: List[bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    """On eighty columns names and states are whole, and details go on in the next line."""
-    monkeypatch.setenv("COLUMNS", "80")
-    output = invoke("backends")
-    assert all(row.name in output and row.state in output for row in ROWS)
-    assert "…" not in output
+def test_narrow_screen_cuts_no_word(probes: List[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On eighty columns, and on fifty, every word of every field is whole, in lines that fit."""
+    long = replace(ROWS[0], capabilities=tuple(Capabilities.__dataclass_fields__), detail="the emulator serves " * 9)
+    monkeypatch.setattr(cli, "list_backends", lambda probe: [long, *ROWS[1:]])
+    for columns in (80, 50):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        output = invoke("backends")
+        assert max(map(len, output.splitlines())) <= columns
+        assert "…" not in output
+        for row in (long, *ROWS[1:]):
+            words = " ".join(
+                (row.name, row.state, row.distribution, row.version, *row.capabilities, row.detail)
+            ).split()
+            assert set(words) <= {word.strip("(),") for word in output.split()} | set(output.split())
+
+
+def test_the_order_of_automatic_choice_is_shown(probes: List[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the list stands what is chosen where nobody asks, for each device."""
+    monkeypatch.setattr(cli, "automatic_order", lambda device: (f"best of {device}", "torch"))
+    assert "cpu: best of cpu, torch; cuda: best of cuda, torch; " in invoke("backends")
+
+
+def test_what_a_plugin_prints_does_not_spoil_the_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes where errors go."""
+
+    def loud(probe: bool) -> List[BackendStatus]:
+        print("imported")
+        return ROWS
+
+    monkeypatch.setattr(cli, "list_backends", loud)
+    result = CliRunner().invoke(cli.app, ["backends", "--json", "--probe"])
+    assert [row["name"] for row in json.loads(result.stdout)] == ["torch", "cupy", "foo"]
 
 
 def test_json_has_every_field(probes: List[bool]) -> None:

@@ -28,6 +28,7 @@ from spikecore.hookspecs import hookimpl
 from spikecore.registry import BUILTINS, Registry, default_registry
 
 CAN = Capabilities(float32=True, gradients=True)
+DEVICE = "that is a device: a backend computes where the tensors are, so move the network, net.to('{}'). "
 
 
 class Distribution:
@@ -404,7 +405,10 @@ class TestNames:
             ("Torch", "did you mean 'torch'? "),
             ("pytorch", "did you mean 'torch'? "),
             ("mind", ""),
-            ("gpu", "a backend is no device: it computes where the tensors are, so move the network, net.to(...). "),
+            ("cpu", DEVICE.format("cpu")),
+            ("CPU", DEVICE.format("cpu")),
+            ("gpu", DEVICE.format("cuda")),
+            ("mps", DEVICE.format("mps")),
             ("zebra", ""),
         ],
     )

@@ -9,7 +9,7 @@ import sys
 import threading
 import types
 import warnings
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 import pytest
 
@@ -20,15 +20,16 @@ from spikecore.registry import BackendStatus, Registry
 from spikecore.selection import Request, backends, capture, resolve, use_backend
 
 NOTHING = Request(None, "")
+#: As it is before the tests' own configuration takes the plugins out of it.
+REAL_AUTO = selection.AUTO
 
 
 class Point:
     """An entry point that leads to a plugin."""
 
-    dist = None
-
-    def __init__(self, name: str, plugin: object) -> None:
-        self.name, self.value, self.plugin = name, name, plugin
+    def __init__(self, name: str, plugin: object, distribution: str = "", module: str = "") -> None:
+        self.name, self.value, self.plugin = name, module or name, plugin
+        self.dist = types.SimpleNamespace(metadata={"Name": distribution}, version="1.0") if distribution else None
 
     def load(self) -> object:
         """The plugin."""
@@ -38,22 +39,28 @@ class Point:
 
 
 class World:
-    """Built-ins torch (every device) and cupy (cuda), plugins numba (cpu) and triton (cuda, xpu), and a broken one.
+    """Built-ins torch (every device) and cupy (cuda), plugins numba (cpu) and triton (cuda, xpu), and two broken ones,
+    of which one is a built-in.
 
-    ``reasons`` makes each of them unusable.
+    ``reasons`` makes each of them unusable; those in ``ours`` are installed by the project's own distributions. It is
+    the default registry, too.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ours: Sequence[str] = ()) -> None:
         self.environ: Dict[str, str] = {}
         self.reasons: Dict[str, str] = {}
         devices = {"torch": ("*",), "cupy": ("cuda",), "numba": ("cpu",), "triton": ("cuda", "xpu")}
         plugins = {name: self.plugin(name, devices[name]) for name in devices}
         for name, plugin in plugins.items():
             monkeypatch.setitem(sys.modules, f"fake_{name}", plugin)
-        points = [Point(name, plugins[name]) for name in ("numba", "triton")]
+        points = [
+            Point(name, plugins[name], *(f"spikecore{mark}{name}" for mark in "-_") if name in ours else ())
+            for name in ("numba", "triton")
+        ]
         points.append(Point("broken", ImportError("no libbroken")))
-        table = {"torch": "fake_torch", "cupy": "fake_cupy"}
+        table = {"torch": "fake_torch", "cupy": "fake_cupy", "absent": "no_such_module"}
         self.registry = Registry(table, entry_points=points, environ=self.environ)
+        monkeypatch.setattr(selection, "default_registry", lambda: self.registry)
 
     def plugin(self, name: str, devices: Any) -> types.ModuleType:
         """A module that describes a backend and has its factory."""
@@ -68,8 +75,9 @@ class World:
         return module
 
     def resolve(self, request: Request = NOTHING, device_type: str = "cpu", **auto: str) -> selection.Resolved:
-        """The choice in this world; ``auto`` is the table of preferred built-ins."""
-        return resolve(request, device_type, self.registry, self.environ, auto)
+        """The choice in this world; ``auto`` has the backends to try before the reference, in one string."""
+        table = {device: (*names.split(), "torch") for device, names in auto.items()}
+        return resolve(request, device_type, self.registry, self.environ, table)
 
 
 @pytest.fixture
@@ -79,6 +87,23 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 class TestRequest:
+    @pytest.fixture(autouse=True)
+    def _known(self, world: World) -> None:
+        """Names are checked where they are given, against this world."""
+
+    @pytest.mark.parametrize("give", [capture, use_backend])
+    def test_a_name_is_checked_when_it_is_given(self, world: World, give: Any) -> None:
+        """A name that nobody has and one that is blocked raise at once, with who asked; nothing is imported for it."""
+        who = r"\((from )?(argument|use_backend\(\))\)"
+        with pytest.raises(UnknownBackend, match=rf"^unknown backend 'numbra' {who}; did you mean 'numba'\? Known: "):
+            give("numbra")
+        world.environ["SPIKECORE_BLOCK"] = "numba"
+        with pytest.raises(BackendUnavailable, match=rf"^backend 'numba' {who} is blocked by SPIKECORE_BLOCK"):
+            give("numba")
+        give("broken"), give("auto"), give(""), give(None)
+        plugins = [row for row in world.registry.status() if row.name in ("broken", "numba", "triton")]
+        assert [row.state for row in plugins] == ["installed", "blocked", "installed"]
+
     def test_nothing_asked_is_no_request(self) -> None:
         """Without argument and context there is no request."""
         assert capture(None) == NOTHING
@@ -95,39 +120,39 @@ class TestRequest:
         """The innermost block counts, and each block ends where it ends, by an error too."""
 
         def broken_block() -> None:
-            with use_backend("b"):
-                assert capture(None).name == "b"
+            with use_backend("triton"):
+                assert capture(None).name == "triton"
                 raise ZeroDivisionError
 
-        with use_backend("a"):
+        with use_backend("numba"):
             with pytest.raises(ZeroDivisionError):
                 broken_block()
-            assert capture(None).name == "a"
+            assert capture(None).name == "numba"
         assert capture(None) == NOTHING
 
     @pytest.mark.parametrize("empty", [None, ""])
     def test_empty_context_is_no_request(self, empty: Optional[str]) -> None:
         """``use_backend(None)`` takes back what the block around asked for."""
-        with use_backend("a"), use_backend(empty):
+        with use_backend("numba"), use_backend(empty):
             assert capture(None) == NOTHING
 
     def test_context_holds_from_entering(self) -> None:
         """Making the object changes nothing, and what it restores is what held when it was entered."""
-        block = use_backend("late")
+        block = use_backend("cupy")
         assert capture(None) == NOTHING
-        with use_backend("outer"):
+        with use_backend("numba"):
             with block:
-                assert capture(None).name == "late"
-            assert capture(None).name == "outer"
+                assert capture(None).name == "cupy"
+            assert capture(None).name == "numba"
 
     def test_one_object_serves_one_block(self) -> None:
         """Entering the same object again is an error that says what to write; the first block is not harmed."""
-        block = use_backend("a")
+        block = use_backend("numba")
         with block:
             with pytest.raises(RuntimeError) as caught:
                 block.__enter__()
-            assert str(caught.value) == "this use_backend('a') was entered before; write use_backend(...) anew"
-            assert capture(None).name == "a"
+            assert str(caught.value) == "this use_backend('numba') was entered before; write use_backend(...) anew"
+            assert capture(None).name == "numba"
         assert capture(None) == NOTHING
 
     @pytest.mark.parametrize("name", [3, b"torch", ["torch"], True, 0])
@@ -149,17 +174,17 @@ class TestRequest:
                 return capture(None)
 
         async def both() -> List[Request]:
-            return list(await asyncio.gather(inside("a"), inside("b")))
+            return list(await asyncio.gather(inside("numba"), inside("triton")))
 
-        assert [request.name for request in asyncio.run(both())] == ["a", "b"]
-        with use_backend("a"):
+        assert [request.name for request in asyncio.run(both())] == ["numba", "triton"]
+        with use_backend("numba"):
             # an empty context, because a thread of Python 3.14 may start with a copy of its parent's
             thread = threading.Thread(target=contextvars.Context().run, args=(lambda: seen.append(capture(None)),))
             thread.start()
             thread.join()
             copied = contextvars.copy_context().run(capture, None)
         assert seen == [NOTHING]
-        assert copied.name == "a"
+        assert copied.name == "numba"
 
 
 class TestPrecedence:
@@ -218,7 +243,7 @@ class TestExplicit:
         world.environ["SPIKECORE_BACKEND"] = "cudda"
         expected = (
             r"^unknown backend 'cudda' \(from SPIKECORE_BACKEND\); did you mean 'cupy'\? "
-            r"Known: broken, cupy, numba, torch, triton$"
+            r"Known: absent, broken, cupy, numba, torch, triton$"
         )
         with pytest.raises(UnknownBackend, match=expected):
             world.resolve()
@@ -303,13 +328,19 @@ class TestAuto:
         with pytest.warns(RuntimeWarning, match="cupy is not installed; SPIKECORE_BACKEND=torch"):
             world.resolve(device_type="cuda", cuda="cupy")
 
-    @pytest.mark.parametrize(
-        ("preferred", "text"), [("broken", "failed to load: ImportError: no libbroken"), ("absent", "unknown backend")]
-    )
-    def test_broken_preferred_backend_is_a_fallback_too(self, world: World, preferred: str, text: str) -> None:
+    def test_broken_preferred_backend_is_a_fallback_too(self, world: World) -> None:
         """Automatic choice never raises for the preferred backend's sake."""
-        with pytest.warns(RuntimeWarning, match=text):
-            assert world.resolve(device_type="cuda", cuda=preferred).backend.name == "torch"
+        with pytest.warns(
+            RuntimeWarning, match="failed to load: ModuleNotFoundError: No module named 'no_such_module'"
+        ):
+            assert world.resolve(device_type="cuda", cuda="absent").backend.name == "torch"
+
+    def test_plugins_of_others_are_never_chosen(self, world: World) -> None:
+        """Not even where the table names them: the name of an entry point alone could be anybody's."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for name in ("numba", "broken"):
+                assert world.resolve(device_type="cpu", cpu=name).backend.name == "torch"
 
     def test_blocked_preferred_backend_is_a_fallback_too(self, world: World) -> None:
         """SPIKECORE_BLOCK takes a built-in out of automatic choice."""
@@ -334,16 +365,96 @@ class TestAuto:
         ]
 
 
+class TestOurOwn:
+    """Plugins of this project are chosen by themselves, where they are installed and work."""
+
+    @pytest.fixture
+    def ours(self, monkeypatch: pytest.MonkeyPatch) -> World:
+        """A world where spikecore-numba and spikecore-triton are what the names say."""
+        return World(monkeypatch, ours=("numba", "triton"))
+
+    def test_the_first_that_works_is_taken(self, ours: World) -> None:
+        """In the order of the table, without a warning, and the reason says what it is."""
+        assert ours.resolve(cpu="numba").backend.name == "numba"
+        assert ours.resolve(cpu="numba").reason == "auto: the project's own plugin for cpu tensors"
+        assert ours.resolve(device_type="cuda", cuda="cupy triton").backend.name == "cupy"
+
+    def test_the_real_table_has_an_order_for_each_device(self) -> None:
+        """CPU: numba, torch. CUDA: cupy, triton, torch. IPU: ipu alone, as the reference cannot be compiled for it."""
+        assert REAL_AUTO == {"cpu": ("numba", "torch"), "cuda": ("cupy", "triton", "torch"), "ipu": ("ipu",)}
+
+    @pytest.mark.parametrize(
+        ("distribution", "module"), [("numba-kernels", "spikecore_numba"), ("spikecore-numba", "other"), ("", "")]
+    )
+    def test_an_impostor_is_not_chosen(self, monkeypatch: pytest.MonkeyPatch, distribution: str, module: str) -> None:
+        """Name of the distribution and module must both be the project's; one of them is anybody's."""
+        world = World(monkeypatch)
+        world.registry._entry_points = (Point("numba", None, distribution, module),)
+        assert world.resolve(cpu="numba").backend.name == "torch"
+
+    def test_the_distributions_name_may_be_spelt_in_any_way(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As package indexes compare names."""
+        world = World(monkeypatch, ours=("numba",))
+        (point,) = [point for point in world.registry._entry_points or () if point.name == "numba"]
+        point.dist.metadata["Name"] = "Spikecore_Numba"
+        assert world.resolve(cpu="numba").backend.name == "numba"
+
+    def test_one_that_does_not_work_is_passed_over_with_a_warning(self, ours: World) -> None:
+        """Once, with the reason and how to silence it; the next in the order computes."""
+        ours.reasons["numba"] = "numba 0.1 is too old"
+        with pytest.warns(RuntimeWarning) as caught:
+            chosen = [ours.resolve(cpu="numba") for _ in range(2)]
+        assert [one.backend.name for one in chosen] == ["torch", "torch"]
+        assert [str(warning.message) for warning in caught] == [
+            "cpu tensors run on the reference backend 'torch', which is slow: backend 'numba' (from auto) is not "
+            "usable here: numba 0.1 is too old; SPIKECORE_BACKEND=torch makes this a choice and silences the warning"
+        ]
+
+    def test_the_second_choice_says_why_it_is_not_the_first(self, ours: World) -> None:
+        """CUDA without CuPy and with spikecore-triton runs on triton."""
+        ours.reasons["cupy"] = "CuPy is not installed"
+        with pytest.warns(RuntimeWarning) as caught:
+            assert ours.resolve(device_type="cuda", cuda="cupy triton").backend.name == "triton"
+        assert [str(warning.message) for warning in caught] == [
+            "cuda tensors run on backend 'triton': backend 'cupy' (from auto) is not usable here: CuPy is not "
+            "installed; SPIKECORE_BACKEND=triton makes this a choice and silences the warning"
+        ]
+
+    def test_one_that_computes_elsewhere_today_is_passed_over(self, ours: World) -> None:
+        """As triton does, whose interpreter is for the CPU."""
+        with pytest.warns(RuntimeWarning, match=r"backend 'numba' \(from auto\) does not compute on cuda here"):
+            assert ours.resolve(device_type="cuda", cuda="numba").backend.name == "torch"
+
+    @pytest.mark.parametrize("environ", [{"SPIKECORE_BLOCK": "numba"}, {"SPIKECORE_NO_PLUGINS": "1"}])
+    def test_blocking_overrules_in_silence(self, ours: World, environ: Dict[str, str]) -> None:
+        """Who blocks a plugin has chosen; there is nothing to warn of."""
+        ours.environ.update(environ)
+        assert ours.resolve(cpu="numba").backend.name == "torch"
+
+    def test_an_argument_and_the_environment_overrule(self, ours: World) -> None:
+        """As they overrule every automatic choice."""
+        assert ours.resolve(Request("torch", "argument"), cpu="numba").backend.name == "torch"
+        ours.environ["SPIKECORE_BACKEND"] = "torch"
+        assert ours.resolve(cpu="numba").backend.name == "torch"
+
+    def test_a_name_that_two_provide_is_not_chosen(self, ours: World) -> None:
+        """The project's plugin beside an impostor: nobody knows which is meant, and the warning names both."""
+        ours.registry._entry_points = (*(ours.registry._entry_points or ()), Point("numba", None, "evil", "evil"))
+        with pytest.warns(RuntimeWarning, match="'numba' is provided by evil 1.0 and spikecore-numba 1.0"):
+            assert ours.resolve(cpu="numba").backend.name == "torch"
+
+
 def test_backends_lists_the_default_registry(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """``backends()`` imports nothing and ``backends(probe=True)`` tries each."""
     monkeypatch.setattr(selection, "default_registry", lambda: world.registry)
     assert {row.state for row in backends()} == {"installed"}
     rows = backends(probe=True)
     assert all(isinstance(row, BackendStatus) for row in rows)
-    assert [(row.name, row.state) for row in rows] == [
-        ("broken", "failed"),
-        ("cupy", "ready"),
-        ("numba", "ready"),
-        ("torch", "ready"),
-        ("triton", "ready"),
+    assert [(row.name, row.state, row.automatic) for row in rows] == [
+        ("absent", "failed", ()),
+        ("broken", "failed", ()),
+        ("cupy", "ready", ("cuda",)),
+        ("numba", "ready", ()),
+        ("torch", "ready", ("cpu", "cuda", "*")),
+        ("triton", "ready", ()),
     ]

@@ -20,6 +20,7 @@ from typing import Any, Callable, Dict, List, Tuple
 import torch
 from llvmlite import binding as llvm
 
+from spikecore.backend import BackendUnavailable
 from spikecore.locking import Lock
 from spikecore_numba import cache
 from spikecore_numba.source import STORED
@@ -90,8 +91,13 @@ def _environment() -> Tuple[str, ...]:
 
 
 def _compile(source: Source, types: Tuple[str, ...]) -> cache.Entry:
-    import numba
-    from numba.core.compiler import Compiler
+    try:
+        import numba
+        from numba.core.compiler import Compiler
+    except Exception as error:  # it refuses a NumPy that is too new, for one
+        raise BackendUnavailable(
+            f"backend 'numba' cannot compile here: importing Numba raised {type(error).__name__}: {error}"
+        ) from error
 
     class NoOverlap(Compiler):  # type: ignore[misc]
         """Numba's pipeline, with pointers that do not overlap."""

@@ -1,0 +1,140 @@
+"""Chosen automatically: a program that works on the reference works here, too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Tuple
+
+import pytest
+import torch
+
+import spikecore as sc
+from spikecore.backend import Unsupported
+from spikecore.registry import default_registry
+
+
+@pytest.fixture(autouse=True)
+def _nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable chooses; warnings are said anew in every test."""
+    for name in ("SPIKECORE_BACKEND", "SPIKECORE_BLOCK", "SPIKECORE_NO_PLUGINS"):
+        monkeypatch.delenv(name, raising=False)
+    default_registry()._said.clear()
+
+
+def data(steps: int, *shape: int) -> torch.Tensor:
+    return torch.randn(steps, *shape, generator=torch.Generator().manual_seed(steps), dtype=torch.float64) + 0.8
+
+
+def test_a_cpu_tensor_is_computed_here() -> None:
+    """Without a word from anybody, and ``repr`` says so."""
+    lif = sc.LIF()
+    lif(torch.rand(4, 3))
+    assert repr(lif).endswith("backend=auto (numba on cpu))")
+    assert lif.bound["cpu"].reason == "auto: the project's own plugin for cpu tensors"
+
+
+def gradients(make: Callable[..., sc.Neuron], backend: Any, steps: int) -> List[torch.Tensor]:
+    """First, second and third derivatives of something that uses outputs, states and traces."""
+    neuron = make(backend=backend).double()
+    x, start = data(steps, 2, 3).requires_grad_(), torch.full((2, 3), 0.2, dtype=torch.float64, requires_grad=True)
+    rest = [torch.zeros(2, 3, dtype=torch.float64) for _ in range(len(neuron.states) - 1)]
+    state: Dict[str, torch.Tensor] = dict(zip(neuron.states, [start, *rest]))
+    out, final, trace = neuron.run(x.tanh() * 2, state=state, record=(next(iter(neuron.states)),))
+    parts = [out, *final.values(), *trace.values()]
+    # what is asked of the results depends on the input, too
+    value = sum((part * part * (k + 1)).sum() for k, part in enumerate(parts)) + (out * x**3).sum()
+    of: List[torch.Tensor] = [x, start, *neuron.parameters()]
+    found = []
+    for order in (1, 2, 3):
+        grads = torch.autograd.grad(value, of, create_graph=order < 3, allow_unused=True)
+        found += [torch.zeros(()) if grad is None else grad.detach() for grad in grads]
+        if order < 3:
+            value = sum((grad * grad).sum() for grad in grads if grad is not None)
+    return found
+
+
+NEURONS: Dict[str, Callable[..., sc.Neuron]] = {
+    "LIF": lambda **k: sc.LIF(2.5, learn=("tau",), **k),
+    "ALIF": lambda **k: sc.ALIF(torch.full((3,), 2.5), channel_dim=-1, learn=("tau", "rho"), **k),
+    "LI": lambda **k: sc.LI(2.5, **k),
+}
+
+
+@pytest.mark.parametrize("steps", [3, 20])
+@pytest.mark.parametrize("name", NEURONS)
+@pytest.mark.filterwarnings("ignore:backend 'torch' computes instead of 'numba':RuntimeWarning")
+def test_higher_derivatives_are_the_references(name: str, steps: int) -> None:
+    """Up to the third, of inputs, initial state and parameters, through outputs, final states and traces."""
+    for ours, theirs in zip(gradients(NEURONS[name], None, steps), gradients(NEURONS[name], "torch", steps)):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9 * max(1.0, theirs.abs().max().item()))
+
+
+def test_second_derivatives_say_who_computes_them() -> None:
+    """One warning; first derivatives with create_graph=True alone are the kernel's and say nothing."""
+    x = data(4, 3).requires_grad_()
+    (grad,) = torch.autograd.grad(sc.LIF()(x).sum(), x, create_graph=True)
+    with pytest.warns(RuntimeWarning) as caught:
+        grad.square().sum().backward()
+    assert [str(warning.message) for warning in caught] == [
+        "backend 'torch' computes instead of 'numba', which was chosen automatically: backend 'numba' derives first "
+        "derivatives only; for a second one choose backend='torch'"
+    ]
+
+
+def test_asked_for_by_name_it_refuses_second_derivatives() -> None:
+    """As it declares."""
+    x = data(4, 3).requires_grad_()
+    (grad,) = torch.autograd.grad(sc.LIF(backend="numba")(x).sum(), x, create_graph=True)
+    with pytest.raises(Unsupported, match="derives first derivatives only; for a second one choose backend='torch'"):
+        grad.sum().backward()
+
+
+TRANSFORMS: Dict[str, Tuple[Callable[[sc.Neuron, torch.Tensor], torch.Tensor], str]] = {
+    "grad": (lambda lif, x: torch.func.grad(lambda a: lif(a).sum())(x), "torch.func"),
+    "vmap": (lambda lif, x: torch.func.vmap(lif)(torch.stack([x, x + 1])), "torch.func"),
+    "jacrev": (lambda lif, x: torch.func.jacrev(lif)(x), "torch.func"),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_are_the_references(name: str) -> None:
+    """What kernels cannot be looked through for, the reference computes, with one warning."""
+    transform, words = TRANSFORMS[name]
+    x = data(4, 3)
+    with pytest.warns(RuntimeWarning, match=f"chosen automatically: {words} cannot look through"):
+        ours = transform(sc.LIF(), x)
+    assert torch.equal(ours, transform(sc.LIF(backend="torch"), x))
+
+
+def test_compiled_graphs_hold_the_kernel() -> None:
+    """``torch.compile(fullgraph=True)`` takes an automatically chosen neuron as it takes a named one."""
+    x = torch.rand(4, 3)
+    lif = sc.LIF()
+    compiled = torch.compile(lif, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x), sc.LIF(backend="torch")(x))
+
+
+BROKEN = """
+import sys, torch, spikecore as sc
+sys.modules["numba"] = None  # as where the wheel does not fit the installed NumPy
+lif = sc.LIF()
+x = torch.full((4, 3), 1.7)
+print(torch.equal(lif(x), sc.LIF(backend="torch")(x)))
+try:
+    sc.LIF(backend="numba")(x)
+except sc.BackendError as error:
+    print(error)
+"""
+
+
+def test_a_numba_that_cannot_be_imported_stops_nobody(tmp_path: Path) -> None:
+    """A program that did not ask for it runs on the reference, with a warning; one that did gets the reason."""
+    environ = {**os.environ, "SPIKECORE_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", BROKEN], capture_output=True, text=True, check=False, env=environ)
+    same, error = done.stdout.splitlines()
+    assert same == "True", done.stderr
+    assert error.startswith("backend 'numba' cannot compile here: importing Numba raised ModuleNotFoundError: ")
+    assert "backend 'torch' computes instead of 'numba', which was chosen automatically" in done.stderr

@@ -1,0 +1,93 @@
+"""Second derivatives of kernels, which have none of their own.
+
+A backward pass with ``create_graph=True`` is the kernel's. Where its result is differentiated again, a backend that was
+asked for by name refuses, and for one that was chosen automatically another runner computes the call anew.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from spikecore.backend import BackendError, ParamValue, Runner, Unsupported
+from spikecore.kernels.execution import Call, Execution
+
+#: Gives the runner of a backend that has second derivatives, for the error that is raised where there is none.
+Second = Optional[Callable[[BackendError], Runner]]
+
+
+class Again(NamedTuple):
+    """One backward pass, as it is needed to differentiate it."""
+
+    execution: Execution
+    second: Second
+    call: Call
+    #: For each result of the call, whether a cotangent arrived.
+    arrived: Tuple[bool, ...]
+    #: For each tensor of the call, whether its gradient is wanted.
+    wanted: Sequence[bool]
+
+    def differentiable(
+        self, found: Sequence[Optional[Tensor]], grads: Sequence[Optional[Tensor]], tensors: Sequence[Tensor]
+    ) -> List[Optional[Tensor]]:
+        """The gradients that were found, as functions of the cotangents and of the call's tensors."""
+        # a kernel gives the gradients of all states where that of one is wanted
+        there = [grad for grad, wants in zip(found, self.wanted) if wants]
+        sources = [grad for grad in grads if grad is not None]
+        results = iter(_Found.apply(self, len(there), *there, *sources, *tensors))
+        return [next(results) if wants else None for wants in self.wanted]
+
+    def derivatives(self, sources: Sequence[Tensor], cotangents: Sequence[Tensor]) -> List[Optional[Tensor]]:
+        """Gradients of the sources (cotangents that arrived, then the call's tensors) from those of what was found."""
+        name = self.execution.backend.name
+        error = Unsupported(f"backend {name!r} derives first derivatives only; for a second one choose backend='torch'")
+        if self.second is None:
+            raise error
+        runner, further = self.second(error), torch.is_grad_enabled()
+        with torch.enable_grad():
+            # views, so that derivatives end here even where one source was computed from another
+            local = [source.view_as(source) for source in sources]
+            count = sum(self.arrived)
+            grads, tensors = local[:count], local[count:]
+            results = [result for result, there in zip(self._results(runner, tensors), self.arrived) if there]
+            pairs = [(result, grad) for result, grad in zip(results, grads) if result.requires_grad]
+            of = [tensor for tensor, wants in zip(tensors, self.wanted) if wants]
+            first = torch.autograd.grad(
+                [result for result, _ in pairs], of, [grad for _, grad in pairs], create_graph=True, allow_unused=True
+            )
+            again = [(a, b) for a, b in zip(first, cotangents) if a is not None and a.requires_grad]
+            moving = [source for source in local if source.requires_grad]
+            second = iter(
+                torch.autograd.grad(
+                    [a for a, _ in again], moving, [b for _, b in again], create_graph=further, allow_unused=True
+                )
+                if again
+                else [None] * len(moving)
+            )
+        return [next(second) if source.requires_grad else None for source in local]
+
+    def _results(self, runner: Runner, tensors: Sequence[Tensor]) -> Tuple[Tensor, ...]:
+        execution, call = self.execution, self.call
+        n, m = execution.n_inputs, execution.n_inputs + (execution.n_states if call.given else 0)
+        each = iter(tensors[m:])
+        params: Tuple[ParamValue, ...] = tuple(next(each) if p is None else p for p in call.numbers)
+        outputs, final, trace = runner(
+            tuple(tensors[:n]), tuple(tensors[n:m]) if call.given else None, params, call.record
+        )
+        return (*outputs, *((final or ()) if execution.n_final else ()), *trace)
+
+
+class _Found(torch.autograd.Function):
+    """Gradients that a kernel found, and what they depend on."""
+
+    @staticmethod
+    def forward(ctx: Any, again: Again, count: int, *tensors: Tensor) -> Tuple[Tensor, ...]:
+        ctx.again, ctx.count = again, count
+        ctx.save_for_backward(*tensors[count:])
+        return tuple([tensor.clone() for tensor in tensors[:count]])
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Tuple[Optional[Tensor], ...]:
+        return (None, None, *[None] * ctx.count, *ctx.again.derivatives(ctx.saved_tensors, cotangents))
