@@ -158,13 +158,13 @@ def main() -> None:
         net = network().to(options.device)
     except (RuntimeError, AssertionError) as error:  # torch raises either for a device that is not there
         parser.error(f"--device {options.device}: {error}")
+    options.out.mkdir(parents=True, exist_ok=True)
     try:
         sc.set_backend(net, options.backend)
-    except sc.BackendError as error:
+        with SummaryWriter(str(options.out)) as log:
+            curves = train(net, options, log)
+    except sc.BackendError as error:  # by --backend or SPIKECORE_BACKEND; an automatic choice finds one that works
         parser.error(str(error))
-    options.out.mkdir(parents=True, exist_ok=True)
-    with SummaryWriter(str(options.out)) as log:
-        curves = train(net, options, log)
     draw_curves(curves, options.out / "learning-curve.png")
     draw_raster(net, options.out / "spike-raster.png")
 

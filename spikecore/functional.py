@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import contextmanager
-from typing import Iterator, List, Optional, Sequence
+from typing import TYPE_CHECKING, Iterator, List, Optional, Sequence
 
 from torch import nn
 
@@ -16,6 +16,9 @@ from spikecore import reuse
 from spikecore.checks import shown
 from spikecore.ranged import Ranged
 from spikecore.state import Stateful
+
+if TYPE_CHECKING:
+    from spikecore.selection import Request
 
 
 def stateful_modules(net: nn.Module) -> List[Stateful]:
@@ -127,20 +130,23 @@ def set_backend(net: nn.Module, backend: Optional[str]) -> None:
 
     The name is resolved on the next call; a name nobody knows raises :class:`~spikecore.backend.UnknownBackend` now.
     """
-    ask_for(net, backend, "set_backend()")
+    asked = request(backend, "set_backend()")
+    ask(_neurons(net, "set_backend"), asked)
 
 
-def ask_for(net: nn.Module, backend: Optional[str], source: str) -> None:
-    """What :func:`set_backend` does; ``source`` is who asks, in the words that errors use."""
-    from spikecore.neuron import Neuron
-    from spikecore.registry import AUTO_NAME, default_registry
-    from spikecore.selection import Request
+def request(backend: Optional[str], source: str) -> Request:
+    """The request for this backend, whose name is checked; ``source`` is who asks, in the words that errors use."""
+    from spikecore.selection import Request, capture
 
     if backend is not None and not isinstance(backend, str):
         raise TypeError(f"backend={shown(backend)} must be a backend's name, 'auto' or None")
-    if backend and backend != AUTO_NAME:
-        default_registry().info(backend, source)
-    request = Request(backend or None, source if backend else "")
-    for module in _neurons(net, "set_backend"):
+    return capture(backend, source) if backend else Request(None, "")
+
+
+def ask(modules: Sequence[Stateful], asked: Request) -> None:
+    """Ask for a backend in those that are neurons."""
+    from spikecore.neuron import Neuron
+
+    for module in modules:
         if isinstance(module, Neuron):
-            module._ask(request)
+            module._ask(asked)

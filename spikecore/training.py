@@ -25,7 +25,7 @@ from spikecore.backend import Backend
 from spikecore.batches import home, mapped, run, sent
 from spikecore.checkpoints import check
 from spikecore.checks import shown
-from spikecore.functional import ask_for, check_places, own_state, stateful_modules
+from spikecore.functional import ask, check_places, own_state, request, stateful_modules
 from spikecore.neuron import Neuron
 from spikecore.reuse import SPLITS_TIME
 from spikecore.selection import backend_named, capture, resolve
@@ -143,8 +143,8 @@ def check_optimizer(optimizer: Any, net: nn.Module) -> None:
 
 def _backend_of(net: nn.Module, backend: Optional[str], source: str) -> Backend:
     """The backend that trains ``net``: the one its neurons agree on. ``source`` is who asks, for errors."""
-    if backend is not None and stateful_modules(net):
-        ask_for(net, backend, source)
+    if backend is not None:
+        ask(stateful_modules(net), request(backend, source))
     device = next((p.device.type for p in net.parameters()), "cpu")
     neurons = [module for module in stateful_modules(net) if isinstance(module, Neuron)]
     chosen = [neuron._bind(device).backend for neuron in neurons] or [resolve(capture(backend, source), device).backend]

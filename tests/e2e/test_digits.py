@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -12,9 +13,15 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def run(out: Path, *args: str) -> str:
+def start(out: Path, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "examples" / "digits.py"), "--epochs", "2", "--out", str(out), *args]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # automatic choice of built-ins, whatever is installed beside them
+    env = {**os.environ, "SPIKECORE_BLOCK": "numba,triton", **environ}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+
+
+def run(out: Path, *args: str) -> str:
+    done = start(out, *args)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -53,3 +60,12 @@ def test_the_same_seed_gives_the_same_result(first, tmp_path):
     text = run(tmp_path, "--backend", "torch")
     assert accuracy(text) == accuracy(first[0])
     assert "torch on cpu (asked for by set_backend())" in text
+
+
+@pytest.mark.parametrize("how", [{"SPIKECORE_BACKEND": "cupy"}, {}])
+def test_a_backend_that_cannot_be_had_is_a_sentence(tmp_path, how):
+    """Named by the variable or the option, it ends the program with exit code 2 and the reason, without a traceback."""
+    done = start(tmp_path, *([] if how else ["--backend", "cupy"]), **how)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "digits.py: error: backend 'cupy' (from " in done.stderr

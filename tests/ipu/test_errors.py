@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from spikecore.registry import BUILTINS, Registry
 from spikecore_ipu.emulator import errors
 
 
@@ -35,3 +36,12 @@ class TestError:
         error = errors.not_modelled("max_grad_norm=1.0")
         assert str(error) == "'poptorch_py_error': max_grad_norm=1.0 is not modelled by the emulator"
         assert str(errors.not_modelled("this", "use that")).endswith("this is not modelled by the emulator: use that")
+
+
+def test_the_list_of_backends_says_who_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the emulator stands in for an IPU, the list says so; where nothing does, it says why."""
+    for value, state, words in (("1", "ready", "the emulator on the CPU"), ("yes", "unavailable", "is neither 1")):
+        monkeypatch.setenv("SPIKECORE_IPU_EMULATOR", value)
+        rows = {row.name: row for row in Registry(BUILTINS, entry_points=[]).status(probe=True)}
+        assert rows["ipu"].state == state
+        assert words in rows["ipu"].detail

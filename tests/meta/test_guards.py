@@ -281,6 +281,23 @@ class TestShell:
         app.command()(conformance)
         return CliRunner().invoke(app, list(arguments))
 
+    @pytest.mark.parametrize(
+        ("name", "device", "words"),
+        [
+            ("torch", "nope", "device 'nope' cannot be used here"),
+            ("torch", "cuda:99", "device 'cuda:99' cannot be used here"),
+            ("loopback", "meta", "backend 'loopback' computes on cpu, not on device 'meta'"),
+        ],
+    )
+    def test_a_device_that_cannot_be_used_is_said_before_anything_runs(self, monkeypatch, name, device, words):
+        """One sentence and exit code 2, and no case has run."""
+        monkeypatch.setenv("COLUMNS", "300")
+        with installed(Loopback, devices=("cpu",)):
+            result = self.run(name, "--device", device)
+        assert result.exit_code == 2
+        assert words in " ".join(result.output.split())
+        assert "failed" not in result.output
+
     def test_a_conforming_backend(self):
         """A line per tier, and 0."""
         result = self.run("torch", "--case", "forward/*", "--case", "record/lif-hard")

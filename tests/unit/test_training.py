@@ -353,3 +353,19 @@ def test_a_failed_step_leaves_no_state():
     with pytest.raises(ValueError, match="one number"):
         step(x, x)
     assert model.lif.state is None
+
+
+@pytest.mark.parametrize(
+    ("ask", "who"),
+    [
+        (lambda net, opt: sc.training_model(net, sc.losses.ce_count, opt, backend="troch"), "training_model()"),
+        (lambda net, opt: sc.inference_model(net, backend="troch"), "inference_model()"),
+        (lambda net, opt: sc.DataLoader([1, 2], backend="troch"), "DataLoader()"),
+    ],
+)
+def test_a_wrong_backend_is_an_error_that_names_who_asked(ask, who):
+    """At once, and by the name of the function that was called."""
+    net = nn.Sequential(nn.Linear(3, 2), sc.LIF())
+    with pytest.raises(sc.UnknownBackend) as caught:
+        ask(net, torch.optim.SGD(net.parameters(), 0.1))
+    assert str(caught.value).startswith(f"unknown backend 'troch' (from {who}); did you mean 'torch'? Known: ")

@@ -12,13 +12,16 @@ import pytest
 import torch
 
 import spikecore as sc
+from spikecore import selection
 from spikecore.backend import Unsupported
 from spikecore.registry import default_registry
 
 
 @pytest.fixture(autouse=True)
 def _nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variable chooses; warnings are said anew in every test."""
+    """No variable chooses, and the table is the project's; warnings are said anew in every test."""
+    # other tests of the same run may have it without plugins
+    monkeypatch.setattr(selection, "AUTO", {"cpu": ("numba", "torch")})
     for name in ("SPIKECORE_BACKEND", "SPIKECORE_BLOCK", "SPIKECORE_NO_PLUGINS"):
         monkeypatch.delenv(name, raising=False)
     default_registry()._said.clear()
