@@ -47,6 +47,8 @@ class Bound(Stateful):
     #: Calls that passed every check, by their kind (see :mod:`spikecore.earlier`).
     _quick: Dict[Tuple[Any, ...], Earlier]
     _stamp: str
+    #: The numbers of the surrogates: the values of ``program.numbers``, by name.
+    _numbers: Dict[str, float]
     #: Names of the attributes there were when the definition was traced; None before.
     _read: Optional[FrozenSet[str]] = None
     _request: Request
@@ -85,8 +87,23 @@ class Bound(Stateful):
         """Drop what was derived from the definition, and with ``binding`` the chosen backends, too."""
         stamp = f"{_UNTRACED}{next(_definitions)}"
         self.__dict__.update(_program=None, _names={}, _compiled=SimpleNamespace(), _quick={}, _stamp=stamp, _read=None)
+        self.__dict__["_numbers"] = {}
         if binding:
             self.__dict__["_bound"] = {}
+
+    def _resume(self, before: Mapping[str, Any]) -> None:
+        """Take back the runners of ``before`` (``__dict__`` as it was) if the program has only other numbers now.
+
+        Annealing then compiles nothing, torch.compile included, which guards the stamp.
+        """
+        if before["_program"] is None:
+            return
+        try:
+            program = self.program
+        except Exception:  # the next call traces again, and says what is wrong
+            return
+        if program == before["_program"]:
+            self.__dict__.update({name: before[name] for name in ("_program", "_names", "_compiled", "_stamp")})
 
     def _settle(self) -> None:
         """Take the program's key as the stamp, so that neurons of one program share what torch.compile makes."""
@@ -95,7 +112,7 @@ class Bound(Stateful):
             self.__dict__["_stamp"] = self.program.key
 
     def __getstate__(self) -> Dict[str, Any]:
-        derived = ("_program", "_bound", "_names", "_compiled", "_quick", "_stamp", "_read")
+        derived = ("_program", "_bound", "_names", "_compiled", "_quick", "_stamp", "_read", "_numbers")
         return {name: value for name, value in super().__getstate__().items() if name not in derived}
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
@@ -106,8 +123,9 @@ class Bound(Stateful):
     # cannot be traced. What it compiled is used again while ``stamp``, which it guards, is the same.
 
     def _used(self, stamp: str) -> Tuple[str, ...]:
-        """Names of the parameters that the program reads."""
-        return self.program.params
+        """Names of the neuron's own parameters that the program reads; those of ``_numbers`` come behind them."""
+        program = self.program
+        return program.params[: len(program.params) - len(program.numbers)]
 
     def _find(
         self, device_type: str, spec: SpecKey, gradients: bool, state_gradients: bool, record: bool, stamp: str

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from spikecore import checks, earlier, parameters, ranges, recompute
 from spikecore.backend import MAX_STATIC_STEPS, Tensors
-from spikecore.lang import Expr, Node, Program, TraceError, ops, trace
+from spikecore.lang import Expr, Node, Numbers, Program, TraceError, ops, trace
 from spikecore.lang.plain import is_compiling
 from spikecore.ranged import Ranged
 from spikecore.selection import asked_in_words, capture
@@ -116,18 +116,22 @@ class Neuron(Ranged):
             twin = object.__new__(type(self))
             twin.__dict__.update(self.__dict__)
             twin.__dict__.update({name: Expr(Node("param", (), name)) for name in self.params})
+            numbers = Numbers(taken=(*self.inputs, *self.states, *self.params))
             try:
-                self._program = trace(
+                program = trace(
                     twin.dynamics,
                     name=type(self).__name__,
                     inputs=self.inputs,
                     states=self.states,
                     params=tuple(self.params),
                     detached=names if self.detach_reset else (),
+                    numbers=numbers,
                 )
             except AttributeError as error:
                 # coming out of a property, nn.Module would take it for "no attribute 'program'"
                 raise TraceError(f"{type(self).__name__}.dynamics: {error}") from error
+            self.__dict__["_numbers"] = {name: numbers.values[name] for name in program.numbers}
+            self._program = program
         return self._program
 
     # -- calls
@@ -155,6 +159,10 @@ class Neuron(Ranged):
             return outputs[0] if len(outputs) == 1 else outputs, final
         outputs, final, trace_ = self._execute(inputs, state, names, final=True)
         return outputs[0] if len(outputs) == 1 else outputs, final, dict(zip(names, trace_))
+
+    def _values(self) -> List[Tuple[str, Any]]:
+        """The parameters of the program, by name: the neuron's own, and the numbers of its surrogate."""
+        return [*[(name, getattr(self, name)) for name in self._used(self._stamp)], *self._numbers.items()]
 
     def _continue(self, inputs: Sequence[Tensor]) -> Tensors:
         """Outputs of a call that goes on from the state of the last one, or may be the recomputation of one."""
@@ -190,7 +198,7 @@ class Neuron(Ranged):
         quick = self._quick  # this one: what changes from here on begins another
         inputs = checks.inputs(owner, self.inputs, inputs)
         x = inputs[0]
-        named = [(name, getattr(self, name)) for name in self._used(self._stamp)]
+        named = self._values()
         if self._parameters and self.bounds:
             named = ranges.kept(named, self._parameters, self.bounds)
         checks.same_device(owner, x.device, named)
@@ -246,7 +254,12 @@ class Neuron(Ranged):
                 "learn is fixed when a neuron is made; make a new one, or set a parameter to an nn.Parameter"
             )
         elif not name.startswith("_") and name != "training" and (self._read is None or name in self._read):
+            before = dict(self.__dict__)
             self._forget()  # the definition may read it
+            super().__setattr__(name, value)
+            if name == "surrogate":
+                self._resume(before)
+            return
         super().__setattr__(name, value)
 
     def extra_repr(self) -> str:

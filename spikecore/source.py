@@ -48,7 +48,7 @@ def kernel_source(
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps={steps!r} must be a whole number, 1 or more")
     program = neuron.program
-    values = [getattr(neuron, name) for name in program.params]
+    values = [value for _, value in neuron._values()]
     spec = Spec(
         dtype=dtype,
         steps=steps if steps <= MAX_STATIC_STEPS else None,

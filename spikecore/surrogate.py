@@ -8,7 +8,7 @@ everywhere, so the backward pass uses ``derivative(u)`` instead. Rules of this m
 - ``primitive(u)`` is a function with that derivative, on tensors, where a closed form exists. Nothing but plots and
   tests needs it: the forward pass is always the step.
 - A surrogate is a value: equal parameters make equal surrogates; it hashes, prints and pickles, and once a neuron has
-  it, it never changes. To anneal, give the neuron a new one.
+  it, it never changes. To anneal, give the neuron a new one: its floats are arguments of kernels, which stay the same.
 
 Your own::
 
@@ -52,6 +52,9 @@ class Surrogate:
                 raise ValueError(f"{type(self).__name__}: {name}={value!r} must be a finite number")
             if name in self.positive and value <= 0:
                 raise ValueError(f"{type(self).__name__}: {name}={value!r} must be above 0")
+        # floats are arguments of kernels, so that another value compiles nothing; whole numbers are part of a program
+        for name in [field.name for field in held if isinstance(field.default, float)]:
+            object.__setattr__(self, name, float(getattr(self, name)))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self.__dict__.get("_in_use"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, Tuple
+from typing import Collection, Dict, FrozenSet, Tuple
 
 import torch
 
@@ -21,17 +21,21 @@ TYPES: Dict[torch.dtype, str] = {
 class CudaPrinter(Printer):
     """CUDA C++ that NVRTC compiles without contraction (``--fmad=false``) and with IEEE division and square root.
 
-    ``approximate`` are divisions that may be off by two units in the last place.
+    ``approximate`` are divisions that may be off by two units in the last place, ``numbers`` the parameters that are
+    numbers of surrogates, of which an approximate division is as quick as of a constant.
     """
 
-    def __init__(self, compute: torch.dtype, approximate: FrozenSet[Node] = frozenset()) -> None:
+    def __init__(
+        self, compute: torch.dtype, approximate: FrozenSet[Node] = frozenset(), numbers: Collection[str] = ()
+    ) -> None:
         super().__init__(TYPES[compute])
-        self.approximate = approximate
+        self.approximate, self.numbers = approximate, numbers
 
     def template(self, node: Node) -> Tuple[int, str]:
         if node not in self.approximate:
             return super().template(node)
-        number = node.args[0].op == "const" and node.args[0].attr != 0.0
+        above = node.args[0]
+        number = above.attr != 0.0 if above.op == "const" else above.op == "param" and above.attr in self.numbers
         return ATOM, "quotient({0}, {1})" if number else "full_quotient({0}, {1})"
 
     def leaf(self, node: Node) -> str:

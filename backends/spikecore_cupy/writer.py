@@ -83,7 +83,7 @@ class Writer:
         self.plan, self.program, self.direction, self.width = plan, plan.program, direction, width
         self.stored, self.real = TYPES[plan.dtype], TYPES[plan.compute]
         self.uniform, self.varying = hoisted(plan.program, plan.spec, roots)
-        self.printer = CudaPrinter(plan.compute, approximate)
+        self.printer = CudaPrinter(plan.compute, approximate, plan.program.numbers)
         self.name = self.printer.symbols.new(f"{plan.program.name.lower()}_{direction}")
         #: Whether the number of steps is a constant of the kernel.
         self.fixed = plan.spec.steps is not None

@@ -34,11 +34,11 @@ def _finite(x: Tensor) -> Tensor:
     return torch.where(torch.abs(x) <= number(_MOST, x), x, number(0.0, x))
 
 
-def spike(u: Tensor, strict: bool, derivative: Callable[[Tensor], Tensor]) -> Tensor:
+def spike(u: Tensor, strict: bool, derivative: Callable[..., Tensor], *values: Tensor) -> Tensor:
     """1 where ``u >= 0`` (``u > 0`` if strict), else 0, in the dtype of ``u``; its derivative is the given one."""
     hard = (u > 0 if strict else u >= 0).to(u.dtype)
     finite = _finite(u)
-    return hard.detach() + (finite - finite.detach()) * _finite(derivative(finite.detach())).detach()
+    return hard.detach() + (finite - finite.detach()) * _finite(derivative(finite.detach(), *values)).detach()
 
 
 def select(z: Tensor, a: Tensor, b: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 from spikecore.lang.expr import Expr, TraceError
 from spikecore.lang.node import Node, SpikeRule, topological
+from spikecore.lang.numbers import Numbers
 from spikecore.lang.program import Adjoint, Program, once
 from spikecore.lang.trace import trace
 
-__all__ = ["Adjoint", "Expr", "Node", "Program", "SpikeRule", "TraceError", "once", "topological", "trace"]
+__all__ = ["Adjoint", "Expr", "Node", "Numbers", "Program", "SpikeRule", "TraceError", "once", "topological", "trace"]

@@ -18,21 +18,27 @@ from spikecore.lang.plain import ZERO, Constants, choice, is_plain, step
 
 
 class _Spike(torch.autograd.Function):
-    """Heaviside step with a given derivative."""
+    """Heaviside step with a given derivative.
+
+    The values of the derivative's parameters, which have no gradient, are one argument: before it calls ``forward``,
+    torch.compile compares the number of arguments with that of the signature.
+    """
 
     @staticmethod
-    def forward(ctx: Any, u: Tensor, strict: bool, derivative: Callable[[Tensor], Any]) -> Tensor:
+    def forward(
+        ctx: Any, u: Tensor, strict: bool, derivative: Callable[..., Any], values: Tuple[Tensor, ...]
+    ) -> Tensor:
         ctx.derivative = derivative
-        ctx.save_for_backward(u)
+        ctx.save_for_backward(u, *values)
         ctx.set_materialize_grads(False)
         return step(u, strict)
 
     @staticmethod
-    def backward(ctx: Any, grad: Optional[Tensor]) -> Tuple[Optional[Tensor], None, None]:
+    def backward(ctx: Any, grad: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
         if grad is None:  # no cotangent is not one of 0, which an infinite derivative would make NaN
-            return None, None, None
-        (u,) = ctx.saved_tensors
-        return grad * ctx.derivative(u), None, None
+            return None, None, None, None
+        u, *values = ctx.saved_tensors
+        return grad * ctx.derivative(u, *values), None, None, None
 
 
 class _TransformedSpike(_Spike):
@@ -41,13 +47,13 @@ class _TransformedSpike(_Spike):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(u: Tensor, strict: bool, derivative: Callable[[Tensor], Any]) -> Tensor:  # type: ignore[override]
+    def forward(u: Tensor, strict: bool, derivative: Callable[..., Any], values: Tuple[Tensor, ...]) -> Tensor:  # type: ignore[override]
         return (u > 0).to(u.dtype) if strict else (u >= 0).to(u.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
-        u, _, ctx.derivative = inputs
-        ctx.save_for_backward(u)
+        u, _, ctx.derivative, values = inputs
+        ctx.save_for_backward(u, *values)
 
 
 class _Select(torch.autograd.Function):
@@ -88,12 +94,12 @@ class _TransformedSelect(_Select):
         ctx.save_for_backward(*inputs)
 
 
-def spike(u: Tensor, strict: bool, derivative: Callable[[Tensor], Any]) -> Tensor:
+def spike(u: Tensor, strict: bool, derivative: Callable[..., Any], *values: Tensor) -> Tensor:
     """1 where ``u >= 0`` (``u > 0`` if strict), else 0, in the dtype of ``u``."""
     if not is_plain(u):
-        result: Tensor = _TransformedSpike.apply(u, strict, derivative)
+        result: Tensor = _TransformedSpike.apply(u, strict, derivative, values)
     elif torch.is_grad_enabled() and u.requires_grad:
-        result = _Spike.apply(u, strict, derivative)
+        result = _Spike.apply(u, strict, derivative, values)
     else:
         result = step(u, strict)
     return result
@@ -124,7 +130,8 @@ def detach(x: Tensor) -> Tensor:
     return x.detach()
 
 
-#: op name -> function of tensors; that of ``spike`` is called as ``spike(u, strict, derivative)``.
+#: op name -> function of tensors; that of ``spike`` is called as ``spike(u, strict, derivative, *values)``, where
+#: ``derivative(u, *values)`` is its derivative.
 Functions = Mapping[str, Callable[..., Tensor]]
 
 TORCH: Functions = {
@@ -168,27 +175,32 @@ TORCH: Functions = {
 Instruction = Tuple[Callable[..., Tensor], Tuple[int, ...]]
 
 
+def operands(node: Node) -> Tuple[Node, ...]:
+    """What the function of a node takes: its arguments, then the parameters that a spike's derivative reads."""
+    return (*node.args, *node.attr.params) if isinstance(node.attr, SpikeRule) else node.args
+
+
 def function_of(node: Node, functions: Functions = TORCH) -> Callable[..., Tensor]:
-    """The function of the table that computes a node from its arguments."""
+    """The function of the table that computes a node from its operands."""
     if isinstance(node.attr, SpikeRule):
         return SpikeFunction(node.attr, functions)
     return functions[node.op]
 
 
 class SpikeFunction:
-    """A spike node as a function of ``u``."""
+    """A spike node as a function of ``u`` and of the parameters that its derivative reads."""
 
     def __init__(self, rule: SpikeRule, functions: Functions = TORCH) -> None:
         self.strict = rule.strict
         self.spike = functions["spike"]
-        self.derivative = Straight([Node("argument", (), "u")], [rule.derivative], functions)
+        self.derivative = Straight([Node("argument", (), "u"), *rule.params], [rule.derivative], functions)
 
-    def __call__(self, u: Tensor) -> Tensor:
+    def __call__(self, u: Tensor, *values: Tensor) -> Tensor:
         """Spikes for ``u``."""
-        return self.spike(u, self.strict, self._derivative)
+        return self.spike(u, self.strict, self._derivative, *values)
 
-    def _derivative(self, u: Tensor) -> Tensor:
-        (value,) = self.derivative([u], like=u)
+    def _derivative(self, u: Tensor, *values: Tensor) -> Tensor:
+        (value,) = self.derivative([u, *values], like=u)
         return value
 
 
@@ -199,11 +211,12 @@ class Straight:
         nodes = [node for node in topological(roots, known=leaves) if node.op != "const"]
         constants = [node for node in topological(roots) if node.op == "const" and node not in leaves]
         missing = [node for node in nodes if node.is_leaf]
+        missing += [leaf for node in nodes for leaf in operands(node)[len(node.args) :] if leaf not in leaves]
         if missing:
             raise KeyError(f"no value given for {missing}")
         slot = {node: i for i, node in enumerate([*leaves, *constants, *nodes])}
         self.constants = Constants([float(node.attr) for node in constants])  # type: ignore[arg-type]
-        self.code: List[Instruction] = [(function_of(n, functions), tuple(slot[a] for a in n.args)) for n in nodes]
+        self.code: List[Instruction] = [(function_of(n, functions), tuple(slot[a] for a in operands(n))) for n in nodes]
         self.results: Tuple[int, ...] = tuple(slot[root] for root in roots)
 
     def __call__(self, leaves: Sequence[Tensor], like: Tensor) -> List[Tensor]:

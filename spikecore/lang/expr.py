@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from spikecore.lang.node import CHOICE, LOGIC, Attribute, Node, const
+from spikecore.lang.numbers import parameter_of
 
 
 class TraceError(TypeError):
@@ -62,7 +63,7 @@ def lift(value: Any, role: str = "value") -> Node:
     if isinstance(value, Expr):
         return value.node
     if type(value) is not bool and isinstance(value, Real):
-        return const(float(value))
+        return parameter_of(value) or const(float(value))
     kind = type(value).__name__
     way_out = (
         "declare it as a parameter of the neuron"

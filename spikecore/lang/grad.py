@@ -121,7 +121,8 @@ def adjoint(program: Program, learn: Tuple[str, ...]) -> Adjoint:
     """See :meth:`Program.adjoint`."""
     unknown = [name for name in learn if name not in program.params]
     if unknown:
-        raise ValueError(f"learn={learn!r}: {', '.join(unknown)} is no parameter of {program!r}: {program.params}")
+        known = tuple(name for name in program.params if name not in program.numbers)
+        raise ValueError(f"learn={learn!r}: {', '.join(unknown)} is no parameter of {program!r}: {known}")
     roots = [(node, Node("out_grad", (), i)) for i, node in enumerate(program.outputs)]
     roots += [(node, Node("next_grad", (), state)) for state, node in zip(program.states, program.next)]
     inputs, states = len(program.inputs), len(program.states)

@@ -72,15 +72,17 @@ class SpikeRule:
     """How a spike node fires and what stands for its derivative.
 
     ``strict`` fires on ``u > 0`` instead of ``u >= 0``; ``derivative`` is an expression in the leaf ``argument``.
-    The label is for people only and no part of the rule's identity.
+    The label is for people only and no part of the rule's identity. ``params`` are the parameters that the derivative
+    reads: the numbers of the surrogate.
     """
 
-    __slots__ = ("derivative", "label", "strict")
+    __slots__ = ("derivative", "label", "params", "strict")
 
     def __init__(self, strict: bool, derivative: Node, label: str) -> None:
         self.strict = strict
         self.derivative = derivative
         self.label = label
+        self.params = parameters([derivative])
 
     def __reduce__(self) -> Tuple[Any, ...]:
         return (SpikeRule, (self.strict, self.derivative, self.label))
@@ -153,6 +155,14 @@ class Node:
 def const(value: Union[int, float]) -> Node:
     """The node of a number."""
     return Node("const", (), float(value))
+
+
+def parameters(roots: Iterable[Node]) -> Tuple[Node, ...]:
+    """The parameters that the roots need, in order of first need, and then those of their spikes' derivatives."""
+    order = topological(roots)
+    found = [node for node in order if node.op == "param"]
+    found += [leaf for node in order if isinstance(node.attr, SpikeRule) for leaf in node.attr.params]
+    return tuple(dict.fromkeys(found))
 
 
 def topological(roots: Iterable[Node], known: Iterable[Node] = ()) -> Tuple[Node, ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict
 
 import torch
 
-from spikecore.lang import eager
+from spikecore.lang import eager, numbers
 from spikecore.lang.expr import Expr, TraceError, here, lift, make
 from spikecore.lang.node import Node, SpikeRule
 
@@ -26,7 +26,7 @@ def _apply(op: str, *args: Value) -> Value:
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
     if not tensors:
         values = [torch.as_tensor(arg, dtype=None if isinstance(arg, bool) else torch.float64) for arg in args]
-        return eager.TORCH[op](*values).item()
+        return numbers.computed(op, args, eager.TORCH[op](*values).item())
     # numbers take the dtype of the floating-point tensors, or the default one beside a mask alone
     floating = [arg for arg in tensors if arg.is_floating_point()]
     dtype = floating[0].dtype if floating else torch.get_default_dtype()
@@ -131,12 +131,16 @@ def detach(x: Value) -> Value:
 
 def spike(u: Value, surrogate: Surrogate, strict: bool = False) -> Value:
     """1 where ``u >= 0`` (``u > 0`` if ``strict``), else 0; ``surrogate.derivative(u)`` is its derivative."""
-    derivative = lift(surrogate.derivative(Expr(Node("argument", (), "u"))), "surrogate derivative")
+    # a traced program has parameters for the surrogate's numbers; computed now, they are the numbers themselves
+    followed = numbers.current() if isinstance(u, Expr) else None
+    asked = surrogate if followed is None else followed.copy_of(surrogate)
+    derivative = lift(asked.derivative(Expr(Node("argument", (), "u"))), "surrogate derivative")
     if derivative.is_bool:
         raise TraceError(f"{surrogate!r}.derivative gives a comparison{here()}; return sc.ops.where(comparison, a, b)")
     if not isinstance(u, (Expr, torch.Tensor)):
         return float(u > 0 if strict else u >= 0)
-    rule = SpikeRule(strict, derivative, repr(surrogate))
+    label = repr(surrogate) if followed is None else followed.label(surrogate, derivative)
+    rule = SpikeRule(strict, derivative, label)
     return Expr(make("spike", u.node, attr=rule)) if isinstance(u, Expr) else eager.SpikeFunction(rule)(u)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Dict, Mapping, NamedTuple, Sequence, Tuple
 
-from spikecore.lang.node import Flat, Node, flat, topological, unflat
+from spikecore.lang.node import Flat, Node, flat, parameters, topological, unflat
 
 
 class Adjoint(NamedTuple):
@@ -40,9 +40,10 @@ class Program:
     next: one expression per state, its value after the step.
     rest: one per state, its initial value: a ``const`` or a ``param`` node.
     labels: names that the definition gave to intermediate values.
+    numbers: those of ``params`` that are numbers of surrogates. They come last, and are Python numbers in every call.
     """
 
-    __slots__ = ("inputs", "key", "labels", "name", "next", "outputs", "params", "rest", "states")
+    __slots__ = ("inputs", "key", "labels", "name", "next", "numbers", "outputs", "params", "rest", "states")
 
     name: str
     inputs: Tuple[str, ...]
@@ -52,6 +53,7 @@ class Program:
     next: Tuple[Node, ...]
     rest: Tuple[Node, ...]
     labels: Mapping[Node, str]
+    numbers: Tuple[str, ...]
     key: str
 
     def __init__(
@@ -65,8 +67,9 @@ class Program:
         rest: Sequence[Node],
         params: Sequence[str] = (),
         labels: Mapping[Node, str] = {},  # never written to
+        numbers: Sequence[str] = (),
     ) -> None:
-        used = {node.attr for node in topological([*outputs, *next, *rest]) if node.op == "param"}
+        used = {node.attr for node in parameters([*outputs, *next, *rest])}
         values: Dict[str, Any] = {
             "name": name,
             "inputs": tuple(inputs),
@@ -76,6 +79,7 @@ class Program:
             "next": tuple(next),
             "rest": tuple(rest),
             "labels": dict(labels),
+            "numbers": tuple(name for name in numbers if name in used),
         }
         digest = hashlib.blake2b(digest_size=16)
         for names in (values["inputs"], values["states"], values["params"]):

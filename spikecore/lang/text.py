@@ -54,15 +54,18 @@ class TextPrinter(Printer):
         return name
 
     def program(self, program: Program) -> str:
-        """A whole program: signature, rest, what is computed once, the step, its results, the surrogate derivatives."""
+        """A whole program: signature, rest, what is computed once, the step, its results, the surrogate derivatives and
+        what the host computes for them.
+        """
         names: Dict[Node, str] = {leaf: self.symbol(leaf) for leaf in program.leaves}
 
         def inline(node: Node) -> str:
             return names.get(node) or self.expression(node, names)
 
+        own = [name for name in program.params if name not in program.numbers]
         inputs, states, params = (
             [self.symbol(Node(op, (), name)) for name in known]
-            for op, known in (("input", program.inputs), ("state", program.states), ("param", program.params))
+            for op, known in (("input", program.inputs), ("state", program.states), ("param", own))
         )
         lines = [("", f"({', '.join(inputs)}; {', '.join(states)}; {', '.join(params)})")]
         lines += [("  rest  ", f"{state} = {inline(node)}") for state, node in zip(states, program.rest)]
@@ -76,7 +79,9 @@ class TextPrinter(Printer):
         spikes = {node.attr.label: node.attr for node in program.nodes if isinstance(node.attr, SpikeRule)}
         texts = [on_one_line(program.name) + write(lines[0][1]), *(word + write(line) for word, line in lines[1:])]
         for label, rule in spikes.items():
-            texts.append(f"  grad  {TextPrinter().derivative(rule)}  # {on_one_line(label)}")
+            # what the host computes from the numbers of the surrogate is in the lines of the label behind the first
+            who, *computed = [on_one_line(line) for line in label.splitlines() or [""]]
+            texts += [*(f"  host  {line}" for line in computed), f"  grad  {TextPrinter().derivative(rule)}  # {who}"]
         return "\n".join(texts)
 
     def derivative(self, rule: SpikeRule) -> str:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections import namedtuple
+from contextlib import nullcontext
 from types import CodeType, FrameType
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from spikecore.lang.expr import Expr, TraceError, lift
 from spikecore.lang.node import Node, const, substitute, topological
+from spikecore.lang.numbers import Numbers
 from spikecore.lang.program import Program
 
 
@@ -53,29 +55,34 @@ def trace(
     states: Mapping[str, Union[float, str]],
     params: Sequence[str],
     detached: Sequence[str] = (),
+    numbers: Optional[Numbers] = None,
 ) -> Program:
     """Record ``dynamics(x, s, p) -> (outputs, next_states)``.
 
     ``states`` maps a name to its initial value, a number or the name of a parameter. In the next values of the states
-    named by ``detached``, spikes carry no gradient.
+    named by ``detached``, spikes carry no gradient. With ``numbers``, those of surrogates are parameters behind the
+    others, whose values it gets; without, they are constants.
     """
     rest = [_rest(name, state, value, params) for state, value in states.items()]
     leaves = [Node("input", (), i) for i in inputs]
     x = input_values(inputs, [Expr(leaf) for leaf in leaves])
     s = Names(name, "state", {state: Expr(Node("state", (), state)) for state in states})
     p = Names(name, "parameter", {param: Expr(Node("param", (), param)) for param in params})
-    returned, local = _call_and_watch(dynamics, (x, s, p))
+    with nullcontext() if numbers is None else numbers.following():
+        returned, local = _call_and_watch(dynamics, (x, s, p))
     outputs, following = _outputs(name, returned), _next(name, returned, states)
+    followed = () if numbers is None else tuple(numbers.values)
     following = [_detach_spikes(node) if state in detached else node for state, node in zip(states, following)]
     return Program(
         name,
         inputs=inputs,
         states=tuple(states),
-        params=params,
+        params=(*params, *followed),
         outputs=outputs,
         next=following,
         rest=rest,
         labels=_labels(local, reserved={*inputs, *states, *params}),
+        numbers=followed,
     )
 
 

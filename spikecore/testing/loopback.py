@@ -18,7 +18,7 @@ import spikecore
 from spikecore import registry
 from spikecore.backend import ANY_DEVICE, Backend, BackendInfo, Capabilities, ParamValue, Runner, Spec, Tensors
 from spikecore.lang import Node, Program
-from spikecore.lang.eager import function_of
+from spikecore.lang.eager import function_of, operands
 
 EVERYTHING = replace(Capabilities(**dict.fromkeys(Capabilities.__dataclass_fields__, True)), torch_compile=False)
 
@@ -88,11 +88,11 @@ class Loop:
                 some = like if like is not None else next(iter(values.values()))
                 values[root] = torch.full((), float(root.attr), dtype=self.compute, device=some.device)  # type: ignore[arg-type]
             else:
-                values[root] = self.operate(root, [self.evaluate(arg, values, t, like) for arg in root.args], t)
+                values[root] = self.operate(root, [self.evaluate(arg, values, t, like) for arg in operands(root)], t)
         return values[root]
 
     def operate(self, node: Node, args: List[Tensor], t: int) -> Tensor:
-        """The value of an operation."""
+        """The value of an operation, of its operands."""
         return function_of(node)(*args)
 
     def carry(self, before: List[Tensor], now: List[Tensor], t: int) -> List[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 import sys
 import types
@@ -28,9 +29,13 @@ def values(*shape, seed=0, dtype=torch.float64):
 
 
 def runner(program, dtype=torch.float64, **spec):
-    """The reference's runner for a program whose parameters are numbers, unless told otherwise."""
+    """The reference's runner for a program whose parameters are numbers, unless told otherwise.
+
+    It takes the neuron's own parameters; behind them come the numbers of the surrogate, those of ``ATan(alpha=2.0)``.
+    """
     spec = {"steps": T, "params": ("number",) * len(program.params), **spec}
-    return TorchBackend().compile(program, Spec(dtype=dtype, **spec))
+    made, numbers = TorchBackend().compile(program, Spec(dtype=dtype, **spec)), (math.pi, 1.0)[: len(program.numbers)]
+    return lambda inputs, state, params, record: made(inputs, state, (*params, *numbers), record)
 
 
 class Everything(sc.Neuron):
@@ -54,7 +59,7 @@ class TestRunner:
     def test_what_it_gives(self):
         """Tuples of tensors: [T, *N] outputs, [*N] states, [T, *N] trace in the order asked for."""
         program = Everything().program
-        assert program.params == ("tau", "start")
+        assert program.params == ("tau", "start", "alpha_1", "alpha_2")
         outputs, state, trace = runner(program)(self.inputs, None, (2.0, 0.25), ("n", "v"))
         assert [type(part) for part in (outputs, state, trace)] == [tuple] * 3
         assert [value.shape for value in outputs] == [(T, B, C)] * 2
@@ -97,7 +102,7 @@ class TestRunner:
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_dtypes(self, dtype):
         """Outputs in the input's dtype; states and trace in float32, or float64 for float64."""
-        spec = Spec(dtype=dtype, steps=T, params=("number",) * 3)
+        spec = Spec(dtype=dtype, steps=T, params=("number",) * 5)
         assert spec.compute == (torch.float64 if dtype == torch.float64 else torch.float32)
         x, state = values(T, B, dtype=dtype), (values(B, dtype=spec.compute),)
         for start in (None, state):
@@ -171,7 +176,7 @@ class TestRunner:
     def test_gradients(self):
         """Differentiable in inputs, state and parameters, through outputs, state and trace (gradcheck, no spikes)."""
         neuron = sc.Izhikevich(threshold=50.0, a=0.3, surrogate=sc.surrogate.Rectangular())
-        names = neuron.program.params
+        names = [name for name in neuron.program.params if name not in neuron.program.numbers]
         p = [torch.tensor(float(getattr(neuron, name))).double().requires_grad_() for name in names]
         x, v, w = (values(*shape, seed=i).mul(0.2).requires_grad_() for i, shape in enumerate([(4, 2), (2,), (2,)]))
         one = runner(neuron.program, params=("scalar",) * len(names), learn=names)
@@ -207,17 +212,17 @@ class TestBackendObject:
 
     def test_runners_are_kept(self):
         """One program and one spec have one runner; another spec, or another program, has its own."""
-        backend, spec = TorchBackend(), Spec(dtype=torch.float32, steps=4, params=("number",) * 3)
+        backend, spec = TorchBackend(), Spec(dtype=torch.float32, steps=4, params=("number",) * 5)
         program = sc.LIF().program
         again = pickle.loads(pickle.dumps(program))
         one = backend.runner(program, spec)
-        assert backend.runner(again, Spec(dtype=torch.float32, steps=4, params=("number",) * 3)) is one
-        assert backend.runner(program, Spec(dtype=torch.float64, steps=4, params=("number",) * 3)) is not one
+        assert backend.runner(again, Spec(dtype=torch.float32, steps=4, params=("number",) * 5)) is one
+        assert backend.runner(program, Spec(dtype=torch.float64, steps=4, params=("number",) * 5)) is not one
         assert backend.runner(sc.LIF(reset="soft").program, spec) is not one
 
     def test_default_of_the_base(self):
         """A backend that forgot compile says so."""
-        spec = Spec(dtype=torch.float32, steps=4, params=("number",) * 3)
+        spec = Spec(dtype=torch.float32, steps=4, params=("number",) * 5)
         with pytest.raises(Unsupported, match=r"does not implement compile\(\)"):
             Backend().runner(sc.LIF().program, spec)
 
@@ -344,7 +349,7 @@ class TestUnsupported:
         lif(torch.rand(2, 1, 3))
         lif(torch.rand(3, 1, 3))
         specs = here.get("poor", "test").specs
-        kinds = ("channel", "number", "number")
+        kinds = ("channel", *["number"] * 4)
         common = {"dtype": torch.float32, "params": kinds}
         assert specs == [Spec(steps=steps, learn=("tau",), final=False, **common) for steps in (2, 3)]
         lif.run(torch.rand(40, 1, 3))

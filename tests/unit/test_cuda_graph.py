@@ -324,6 +324,7 @@ class TestChanges:
         "dropout": lambda model, optimizer: setattr(model[2], "p", 0.5),
         "number of a neuron": lambda model, optimizer: setattr(model[5], "threshold", 0.5),
         "surrogate": lambda model, optimizer: setattr(model[3], "surrogate", sc.surrogate.Sigmoid()),
+        "number of a surrogate": lambda model, optimizer: setattr(model[3], "surrogate", sc.surrogate.ATan(3.0)),
         "backend": lambda model, optimizer: sc.set_backend(model, None),
         "frozen layer": lambda model, optimizer: model[0].requires_grad_(False),
         "other layer": lambda model, optimizer: model.__setitem__(2, nn.Identity()),

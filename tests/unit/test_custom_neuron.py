@@ -466,7 +466,7 @@ class OwnName(sc.Neuron):
 def test_a_parameter_read_from_self_is_the_parameter():
     """In dynamics ``self.tau`` means ``p.tau``: a later value takes effect, and it can be learnt."""
     neuron, x = OwnName(), torch.rand(6, 4) * 2
-    assert neuron.program.params == ("tau",)
+    assert neuron.program.params[0] == "tau"
     neuron(x)
     neuron.tau = 20.0
     assert torch.equal(neuron(x), OwnName(tau=20.0)(x))

@@ -605,17 +605,17 @@ compiled = pytest.mark.skipif(
 def test_opcheck(chunk: int, layout: str) -> None:
     """The registered op has a schema, a fake and a derivative that torch agrees with, forward and backward."""
     neuron = Gated(tau=torch.full((4,), 2.0), learn=("tau",))
-    spec = Spec(torch.float32, None, ("channel", "number", "number"), ("tau",))
-    runner = KernelRunner(Loop(chunk), neuron.program, spec)
+    spec = Spec(torch.float32, None, ("channel", *["number"] * (len(neuron.program.params) - 1)), ("tau",))
+    runner, numbers = KernelRunner(Loop(chunk), neuron.program, spec), [0.5, 0.1, *neuron._numbers.values()]
     tau = torch.full((1, 4, 1, 1), 2.0, requires_grad=True)
     xs = [LAYOUTS[layout](image(6, seed=s)).requires_grad_() for s in (0, 1)]
     state = [image(1, seed=s)[0].requires_grad_(s == 5) for s in (5, 6)]
     for tensors, given in (([*xs, tau], False), ([*xs, *state, tau], True)):
         for record in ([], ["w"]):
             torch.library.opcheck(
-                torch.ops.spikecore.forward.default, (runner.key, tensors, [0.5, 0.1], record, given, True)
+                torch.ops.spikecore.forward.default, (runner.key, tensors, numbers, record, given, True)
             )
-    outs = torch.ops.spikecore.forward(runner.key, [*xs, tau], [0.5, 0.1], ["w"], False, True)
+    outs = torch.ops.spikecore.forward(runner.key, [*xs, tau], numbers, ["w"], False, True)
     grads = [None, outs[1].detach() + 1, None, None, outs[4].detach()]
     saved = [out.detach() for out in outs[5:]]
     raw = [tensor.detach() for tensor in (*xs, tau)]
@@ -626,7 +626,7 @@ def test_opcheck(chunk: int, layout: str) -> None:
             raw,
             saved,
             grads,
-            [0.5, 0.1],
+            numbers,
             ["w"],
             False,
             [True, False, True],
