@@ -66,7 +66,8 @@ def plans(
 ) -> Tuple[ForwardPlan, BackwardPlan]:
     """The plans of a call: at rest with no more than outputs, or one that has and wants ``everything``."""
     program = neuron.program
-    spec = Spec(dtype, steps, (kind,) * len(program.params), tuple(learn), final=everything)
+    kinds = tuple("number" if name in program.numbers else kind for name in program.params)
+    spec = Spec(dtype, steps, kinds, tuple(learn), final=everything)
     states = tuple(program.states) if everything else ()
     forward = ForwardPlan(program, spec, states, given=everything, final=everything, checkpoints=steps is None)
     backward = BackwardPlan(
@@ -86,6 +87,11 @@ def plans(
 def build(model: Model, reset: Optional[str] = None, **options: Any) -> Neuron:
     """The neuron of a model."""
     return model.build("cupy", reset or model.resets[0], model.params, **options)
+
+
+def own(neuron: Neuron) -> Tuple[str, ...]:
+    """The parameters that are no numbers of a surrogate."""
+    return tuple(name for name in neuron.program.params if name not in neuron.program.numbers)
 
 
 def compile_all(plans: Sequence[Plan], width: Optional[int] = None, arch: int = HOPPER) -> None:
@@ -109,7 +115,7 @@ def test_every_neuron(model: Model, reset: str, dtype: torch.dtype, kind: str) -
     """The plainest call over four steps, and the fullest one over any number."""
     neuron = build(model, reset)
     compile_all(plans(neuron, dtype))
-    compile_all(plans(neuron, dtype, None, kind, neuron.program.params, everything=True))
+    compile_all(plans(neuron, dtype, None, kind, own(neuron), everything=True))
 
 
 @pytest.mark.parametrize("model", [pytest.param(model, id=model.name) for model in MODELS if model.fires])
@@ -139,7 +145,7 @@ def test_every_number_of_steps(steps: Optional[int], dtype: torch.dtype) -> None
 def test_every_kind_of_parameter(kind: str, everything: bool, dtype: torch.dtype) -> None:
     """Not learnt, one of them learnt, all of them learnt."""
     neuron = sc.KLIF(scale_reset=True)
-    for learn in [(), ("tau",), neuron.program.params] if kind != "number" else [()]:
+    for learn in [(), ("tau",), own(neuron)] if kind != "number" else [()]:
         compile_all(plans(neuron, dtype, 4, kind, learn, everything))
 
 

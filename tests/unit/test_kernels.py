@@ -539,14 +539,14 @@ def test_saved_tensor_hooks_may_not_change_numbers(hook: Any, layout: str) -> No
 def test_saved_tensor_hooks_may_restride_what_the_registered_op_saved(hook: str) -> None:
     """The registered op keeps the layout of the forward pass, too."""
     neuron = Gated(tau=torch.full((4,), 2.0), learn=("tau",))
-    spec = Spec(torch.float32, None, ("channel", "number", "number"), ("tau",))
-    runner = KernelRunner(Loop(4), neuron.program, spec)
+    spec = Spec(torch.float32, None, ("channel", *["number"] * (len(neuron.program.params) - 1)), ("tau",))
+    runner, numbers = KernelRunner(Loop(4), neuron.program, spec), [0.5, 0.1, *neuron._numbers.values()]
     found = []
     for unpack in (lambda t: t, getattr(Restrided, hook)):
         tau = torch.full((1, 4, 1, 1), 2.0, requires_grad=True)
         xs = [channels_last(image(38, seed=s)).requires_grad_() for s in (0, 1)]
         with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
-            outs = torch.ops.spikecore.forward(runner.key, [*xs, tau], [0.5, 0.1], [], False, True)
+            outs = torch.ops.spikecore.forward(runner.key, [*xs, tau], numbers, [], False, True)
         found.append(gradients(outs[:2], [*xs, tau], [image(38, seed=8), image(38, seed=9)]))
     same(found[1], found[0], rtol=0, atol=0)
 
@@ -575,11 +575,11 @@ def test_autocast_takes_the_half_input_as_it_is() -> None:
 
 def test_a_program_has_one_name_everywhere() -> None:
     """The key of the registered ops depends on backend, program and spec alone."""
-    spec = Spec(torch.float32, None, ("number",) * 3)
+    spec = Spec(torch.float32, None, ("number",) * 5)
     key = KernelRunner(Loop(), sc.LIF().program, spec).key
     assert key == KernelRunner(Loop(), sc.LIF(3.0).program, spec).key
     assert key != KernelRunner(Loop(), sc.LIF(reset="soft").program, spec).key
-    assert key != KernelRunner(Loop(), sc.LIF().program, Spec(torch.float32, 4, ("number",) * 3)).key
+    assert key != KernelRunner(Loop(), sc.LIF().program, Spec(torch.float32, 4, ("number",) * 5)).key
 
 
 def test_layout_finds_the_channel() -> None:
