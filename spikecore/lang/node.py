@@ -72,20 +72,22 @@ class SpikeRule:
     """How a spike node fires and what stands for its derivative.
 
     ``strict`` fires on ``u > 0`` instead of ``u >= 0``; ``derivative`` is an expression in the leaf ``argument``.
-    The label is for people only and no part of the rule's identity. ``params`` are the parameters that the derivative
-    reads: the numbers of the surrogate.
+    The label and the recipes are for people only and no part of the rule's identity. ``params`` are the parameters that
+    the derivative reads, the numbers of the surrogate; ``recipes`` are pairs of one that the host computes and the
+    expression of the surrogate's fields that it is.
     """
 
-    __slots__ = ("derivative", "label", "params", "strict")
+    __slots__ = ("derivative", "label", "params", "recipes", "strict")
 
-    def __init__(self, strict: bool, derivative: Node, label: str) -> None:
+    def __init__(self, strict: bool, derivative: Node, label: str, recipes: Tuple[Tuple[Node, Node], ...] = ()) -> None:
         self.strict = strict
         self.derivative = derivative
         self.label = label
+        self.recipes = recipes
         self.params = parameters([derivative])
 
     def __reduce__(self) -> Tuple[Any, ...]:
-        return (SpikeRule, (self.strict, self.derivative, self.label))
+        return (SpikeRule, (self.strict, self.derivative, self.label, self.recipes))
 
 
 Attribute = Union[None, float, int, str, SpikeRule]

@@ -166,20 +166,24 @@ class Numbers:
         self._taken.add(name)
         return name
 
-    def label(self, surrogate: Any, derivative: Node) -> str:
-        """What a surrogate is called where its values are not known: a line with its fields, then one for each number
-        that is computed from them.
-        """
-        followed, parts = self.copy_of(surrogate), []
-        for name, value in _held(followed).items():
+    def label(self, surrogate: Any) -> str:
+        """What a surrogate is called where its values are not known: its class and its fields."""
+        held, parts = _held(self.copy_of(surrogate)), []
+        if not any(isinstance(value, Number) for value in held.values()):
+            return repr(surrogate)
+        for name, value in held.items():
             if isinstance(value, Number):
                 own = str(value.recipe.attr)
                 parts.append(name if name == own else f"{name}={own}")
             else:
-                parts.append(f"{name}={' '.join(repr(value).split())}")
-        used = {str(node.attr) for node in topological([derivative]) if node.op == "param"}
-        legend = [f"{name} = {recipe!r}" for recipe, name in self._names.items() if name in used and not recipe.is_leaf]
-        return "\n".join([f"{type(surrogate).__name__}({', '.join(parts)})", *legend])
+                parts.append(f"{name}={value!r}")
+        return f"{type(surrogate).__name__}({', '.join(parts)})"
+
+    def recipes(self, derivative: Node) -> Tuple[Tuple[Node, Node], ...]:
+        """The parameters of a derivative that are computed from fields, each with how."""
+        used = {node for node in topological([derivative]) if node.op == "param"}
+        found = [(Node("param", (), name), recipe) for recipe, name in self._names.items()]
+        return tuple((leaf, recipe) for leaf, recipe in found if leaf in used and not recipe.is_leaf)
 
 
 def _held(surrogate: Any) -> Dict[str, Any]:
@@ -192,4 +196,4 @@ def _held(surrogate: Any) -> Dict[str, Any]:
 
 def _word(name: str) -> str:
     """An identifier for people, whatever the attribute is called."""
-    return re.sub(r"\W", "_", name).strip("_") or "number"
+    return re.sub(r"\W", "_", name)

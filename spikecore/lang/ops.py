@@ -139,8 +139,10 @@ def spike(u: Value, surrogate: Surrogate, strict: bool = False) -> Value:
         raise TraceError(f"{surrogate!r}.derivative gives a comparison{here()}; return sc.ops.where(comparison, a, b)")
     if not isinstance(u, (Expr, torch.Tensor)):
         return float(u > 0 if strict else u >= 0)
-    label = repr(surrogate) if followed is None else followed.label(surrogate, derivative)
-    rule = SpikeRule(strict, derivative, label)
+    if followed is None:
+        rule = SpikeRule(strict, derivative, repr(surrogate))
+    else:
+        rule = SpikeRule(strict, derivative, followed.label(surrogate), followed.recipes(derivative))
     return Expr(make("spike", u.node, attr=rule)) if isinstance(u, Expr) else eager.SpikeFunction(rule)(u)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
-from typing import Dict, Tuple
+from typing import Dict, Iterable, List, Tuple
 
 from spikecore.lang.node import Node, SpikeRule
 from spikecore.lang.program import Program, once
@@ -38,8 +39,17 @@ class TextPrinter(Printer):
     infinity, nan = "inf", "nan"
     wide = "{}"
 
-    def __init__(self) -> None:
+    def __init__(self, others: Iterable[str] = ()) -> None:
         super().__init__("double")
+        #: Names that values of another part of the text have, and no parameter gets.
+        self.others = frozenset(others)
+
+    def leaf(self, node: Node) -> str:
+        """What a leaf would like to be called."""
+        name = super().leaf(node)
+        while node.op == "param" and name in self.others:
+            name += "_"
+        return name
 
     def literal(self, digits: str) -> str:
         """Whole numbers without a fraction."""
@@ -78,16 +88,18 @@ class TextPrinter(Printer):
         write = self.named([line for _, line in lines])
         spikes = {node.attr.label: node.attr for node in program.nodes if isinstance(node.attr, SpikeRule)}
         texts = [on_one_line(program.name) + write(lines[0][1]), *(word + write(line) for word, line in lines[1:])]
+        others = re.findall(r"\w+", "\n".join(texts))
         for label, rule in spikes.items():
-            # what the host computes from the numbers of the surrogate is in the lines of the label behind the first
-            who, *computed = [on_one_line(line) for line in label.splitlines() or [""]]
-            texts += [*(f"  host  {line}" for line in computed), f"  grad  {TextPrinter().derivative(rule)}  # {who}"]
+            *computed, text = TextPrinter(others).derivative(rule)
+            texts += [*(f"  host  {line}" for line in computed), f"  grad  {text}  # {on_one_line(label)}"]
         return "\n".join(texts)
 
-    def derivative(self, rule: SpikeRule) -> str:
-        """The derivative that a spike has, with names of its own."""
+    def derivative(self, rule: SpikeRule) -> List[str]:
+        """What the host computes of the numbers of a surrogate, and the derivative, with names of their own."""
+        lines = [f"{self.symbol(leaf)} = {self.expression(recipe)}" for leaf, recipe in rule.recipes]
         names: Dict[Node, str] = {}
         steps = self.block([rule.derivative], names, name_roots=False)
         argument = self.symbol(Node("argument", (), "u"))
-        text = f"spike'({argument}) = {'; '.join([*steps, self.expression(rule.derivative, names)])}"
-        return self.named([text])(text)
+        lines.append(f"spike'({argument}) = {'; '.join([*steps, self.expression(rule.derivative, names)])}")
+        write = self.named(lines)
+        return [write(line) for line in lines]

@@ -164,7 +164,9 @@ def same_but_for_names(naming: Naming, print_text: Callable[[Neuron], str]) -> M
 def plans(neuron: Neuron, steps: Optional[int] = None, dtype: torch.dtype = torch.float32) -> Tuple[Plan, Plan]:
     """The plans of a call that has and wants everything, with every kind of parameter."""
     program = neuron.program
-    kinds = tuple(kind for kind, _ in zip(itertools.cycle(_KINDS), program.params))
+    kinds = tuple(
+        "number" if name in program.numbers else kind for kind, name in zip(itertools.cycle(_KINDS), program.params)
+    )
     learn = tuple(name for name, kind in zip(program.params, kinds) if kind != "number")
     spec = Spec(dtype, steps, kinds, learn, final=True)
     states, outputs = program.states, (True,) * len(program.outputs)
