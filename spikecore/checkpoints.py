@@ -3,7 +3,7 @@
 Rules of this module:
 
 - A value outside the range of its parameter is refused, and of that neuron nothing is loaded. (Torch loads the other
-  modules all the same, and raises at the end; :func:`check` tells before anything is loaded.)
+  modules all the same, and raises at the end; ``load_state_dict`` of a training step puts them back.)
 - A parameter that is a Python number here, or a tensor that is not learnt, takes what a checkpoint has for it: a single
   value for a number stays a number.
 """
@@ -13,22 +13,9 @@ from __future__ import annotations
 from typing import Any, List, Mapping, Optional, Set
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from spikecore.ranges import Interval
-
-
-def check(net: nn.Module, state_dict: Mapping[str, Any]) -> None:
-    """Raise RuntimeError, as ``load_state_dict`` would, for what neurons of ``net`` refuse; nothing is loaded."""
-    from spikecore.ranged import Ranged  # which loads by this module
-
-    found: List[str] = []
-    for name, module in net.named_modules(remove_duplicate=False):
-        if isinstance(module, Ranged):
-            found += refused(module, state_dict, f"{name}." if name else "")
-    if found:
-        listed = "".join(f"\n\t{one}" for one in found)
-        raise RuntimeError(f"Error(s) in loading state_dict for {type(net).__name__}:{listed}")
 
 
 def refused(neuron: Any, state_dict: Mapping[str, Any], prefix: str) -> List[str]:

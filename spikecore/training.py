@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from spikecore import restore
 from spikecore.backend import Backend
 from spikecore.batches import home, mapped, run, sent
-from spikecore.checkpoints import check
 from spikecore.checks import shown
 from spikecore.functional import ask, check_places, own_state, request, stateful_modules
 from spikecore.neuron import Neuron
@@ -214,7 +213,6 @@ class EagerTraining:
                 "state['optimizer'] is of an optimiser that ran on an IPU, which keeps its state in a form of its own; "
                 "net.load_state_dict(state['net']) goes on from the weights, with a fresh optimiser"
             )
-        check(self.net, state["net"])
         restore.check_optimizer_state(self.optimizer, state["optimizer"])
         with restore.all_or_nothing(self.net, [self.optimizer], scaler):
             self.net.load_state_dict(state["net"])

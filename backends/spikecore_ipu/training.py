@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from spikecore import restore
 from spikecore.backend import Unsupported
-from spikecore.checkpoints import check
 from spikecore.training import check_optimizer
 from spikecore_ipu.executor import Compiled, checked_net, checked_options
 from spikecore_ipu.outputs import joined
@@ -137,7 +136,6 @@ class IpuTraining(Compiled):
                 "state['optimizer'] is of an optimiser that did not run on an IPU, and PopTorch takes only its own; "
                 "net.load_state_dict(state['net']) goes on from the weights, with a fresh optimiser"
             )
-        check(self.net, state["net"])
         target = self._translated.target
         with restore.all_or_nothing(self.net, [self.optimizer, self._translated, target]):
             self.net.load_state_dict(state["net"])

@@ -10,7 +10,10 @@ from torch import Tensor, nn
 
 import spikecore as sc
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
+]
 
 Noise = Callable[..., Tensor]
 EPS = torch.finfo(torch.float32).eps
