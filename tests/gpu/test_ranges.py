@@ -110,12 +110,13 @@ def test_a_graph_of_ones_own_stays_inside(noise: Noise) -> None:
 
 def test_what_is_given_is_not_read(noise: Noise) -> None:
     """A CUDA tensor outside its range is not refused, which would wait for the device; learnt, it is projected."""
+    x = noise(4, 2, 6)
     torch.cuda.set_sync_debug_mode("error")
     try:
         fixed = sc.LIF(torch.full((6,), -1.0, device="cuda"))
         learnt = sc.LIF(torch.full((6,), -1.0, device="cuda"), learn=("tau",))
-        fixed(noise(4, 2, 6))
-        learnt(noise(4, 2, 6))
+        fixed(x)
+        learnt(x)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert learnt.tau.tolist() == [1.0] * 6
