@@ -1,17 +1,21 @@
 """Train a small convolutional spiking network on scikit-learn's handwritten digits (1,797 real images of 8x8 pixels).
 
-    python examples/digits.py [--backend NAME] [--epochs N] [--seed S] [--out FOLDER]
+    python examples/digits.py [--backend NAME] [--epochs N] [--seed S] [--out FOLDER] [--resume]
 
 The network names no backend: ``--backend`` or ``SPIKECORE_BACKEND`` chooses one, otherwise it is chosen automatically.
-In the output folder: TensorBoard logs, ``learning-curve.png`` and ``spike-raster.png``.
+In the output folder: TensorBoard logs, ``learning-curve.png``, ``spike-raster.png``, and ``checkpoint.pt``, written
+after every epoch. A run that was stopped, by Ctrl-C or otherwise, goes on from there with ``--resume``, to the weights
+of a run that was not.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 import time
 from pathlib import Path
-from typing import Dict, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 import matplotlib as mpl
 
@@ -72,7 +76,20 @@ def train(net: nn.Sequential, options: argparse.Namespace, log: SummaryWriter) -
     predict = sc.inference_model(net)
 
     curves: Dict[str, List[float]] = {"loss": [], "training accuracy": [], "test accuracy": []}
-    bar = tqdm(range(options.epochs), desc="training", unit="epoch")
+    settings = {"epochs": options.epochs, "seed": options.seed, "device": options.device}
+    begun = 0
+    if options.resume:
+        try:
+            saved = sc.load_checkpoint(checkpoint(options), settings)
+        except (FileNotFoundError, ValueError) as error:
+            sys.exit(f"--resume: {error}")
+        step.load_state_dict(saved["step"])
+        schedule.load_state_dict(saved["schedule"])
+        order.set_state(saved["order"])  # which images come next, and how they are shifted
+        torch.set_rng_state(saved["random"])
+        curves, begun = saved["curves"], saved["epoch"]
+
+    bar = tqdm(range(begun, options.epochs), desc="training", unit="epoch", initial=begun, total=options.epochs)
     for epoch in bar:
         seen = [train_on(step, shifted(batch, order), targets) for batch, targets in loader]
         schedule.step()
@@ -82,7 +99,16 @@ def train(net: nn.Sequential, options: argparse.Namespace, log: SummaryWriter) -
             curves[name].append(value)
             log.add_scalar(name, value, epoch)
         bar.set_postfix(loss=f"{loss:.3f}", test=f"{score:.1%}")
+        state: Dict[str, Any] = {"step": step.state_dict(), "schedule": schedule.state_dict()}
+        state.update(order=order.get_state(), random=torch.get_rng_state())
+        best = max(curves["test accuracy"])
+        sc.save_checkpoint(checkpoint(options), settings, **state, curves=curves, epoch=epoch + 1, best=best)
     return curves
+
+
+def checkpoint(options: argparse.Namespace) -> Path:
+    """Where the last finished epoch is kept."""
+    return options.out / "checkpoint.pt"
 
 
 def train_on(step: object, images: Tensor, targets: Tensor) -> Tuple[Tensor, Tensor]:
@@ -142,16 +168,23 @@ def which_backend(net: nn.Module) -> str:
     return "; ".join(f"{used.backend.name} on {device} ({used.reason})" for device, used in neuron.bound.items())
 
 
-def main() -> None:
-    """Run the example."""
+def arguments() -> argparse.ArgumentParser:
+    """What the command line takes."""
     parser = argparse.ArgumentParser(description="Train a spiking network on handwritten digits.")
     parser.add_argument("--backend", default=None, help="name of a backend; see `spikecore backends`")
     parser.add_argument("--device", default="cpu", help="torch device, for example cuda")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/demo"))
-    options = parser.parse_args()
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in the output folder")
+    return parser
 
+
+def main() -> None:
+    """Run the example."""
+    parser = arguments()
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `kill` ends it as Ctrl-C does
     start = time.perf_counter()
     torch.manual_seed(options.seed)
     try:
@@ -165,6 +198,10 @@ def main() -> None:
             curves = train(net, options, log)
     except sc.BackendError as error:  # by --backend or SPIKECORE_BACKEND; an automatic choice finds one that works
         parser.error(str(error))
+    except KeyboardInterrupt:
+        if not checkpoint(options).exists():
+            sys.exit("\nstopped: no epoch was finished")
+        sys.exit(f"\nstopped: the last finished epoch is in {checkpoint(options)}; go on with --resume")
     draw_curves(curves, options.out / "learning-curve.png")
     draw_raster(net, options.out / "spike-raster.png")
 
@@ -172,6 +209,7 @@ def main() -> None:
     print(f"backend        {which_backend(net)}")
     print(f"time           {time.perf_counter() - start:.0f} s")
     print(f"pictures       {options.out / 'learning-curve.png'}, {options.out / 'spike-raster.png'}")
+    print(f"checkpoint     {checkpoint(options)}")
     print(f"TensorBoard    tensorboard --logdir {options.out}")
 
 

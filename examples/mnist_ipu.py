@@ -1,18 +1,22 @@
 """snnTorch's IPU tutorial: two layers of leaky neurons on handwritten digits, trained with the loss inside the model.
 
-    python examples/mnist_ipu.py [--data FOLDER] [--epochs N] [--batch-size B] [--seed S]
+    python examples/mnist_ipu.py [--data FOLDER] [--epochs N] [--batch-size B] [--seed S] [--out FOLDER] [--resume]
 
 ``SPIKECORE_BACKEND`` chooses where: ``torch`` or ``cupy`` (with ``--device cuda``), or ``ipu``, a Graphcore IPU, with
 ``SPIKECORE_IPU_EMULATOR=1`` the emulator of its PopTorch. Nothing else changes. With torchvision and ``--data`` the
 data is MNIST (28x28 pixels, from that folder, nothing is downloaded), otherwise scikit-learn's digits (8x8).
+After every epoch ``checkpoint.pt`` in the output folder is replaced; a run that was stopped, by Ctrl-C or otherwise,
+goes on from there with ``--resume``.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 import time
 from pathlib import Path
-from typing import Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +72,36 @@ def datasets(folder: Optional[Path]) -> Tuple[Dataset, Dataset, int, str]:
     return TensorDataset(x, y), TensorDataset(x_test, y_test), 8 * 8, "scikit-learn's digits"
 
 
+def train(step: Any, loader: Any, options: argparse.Namespace) -> List[float]:
+    """Train, with a checkpoint after every epoch; returns the mean losses."""
+    kept = options.out / "checkpoint.pt"
+    settings = {"data": str(options.data), "epochs": options.epochs, "batch size": options.batch_size}
+    settings.update(seed=options.seed, device=options.device)
+    losses: List[float] = []
+    if options.resume:
+        try:
+            saved = sc.load_checkpoint(kept, settings)
+        except (FileNotFoundError, ValueError) as error:
+            sys.exit(f"--resume: {error}")
+        step.load_state_dict(saved["step"])
+        torch.set_rng_state(saved["random"])  # the order of the batches to come
+        losses = saved["losses"]
+    options.out.mkdir(parents=True, exist_ok=True)
+    bar = tqdm(range(len(losses), options.epochs), desc="epochs", initial=len(losses), total=options.epochs)
+    try:
+        for _ in bar:
+            seen = [step(data, labels)[1] for data, labels in loader]
+            losses.append(torch.stack(seen).mean().item())
+            bar.set_postfix(loss=f"{losses[-1]:.3f}")
+            sc.save_checkpoint(kept, settings, step=step.state_dict(), random=torch.get_rng_state(), losses=losses)
+    except KeyboardInterrupt:
+        left = (
+            f"the last finished epoch is in {kept}; go on with --resume" if kept.exists() else "no epoch was finished"
+        )
+        sys.exit(f"\nstopped: {left}")
+    return losses
+
+
 def main() -> None:
     """Run the example."""
     parser = argparse.ArgumentParser(description="snnTorch's IPU tutorial, on any backend.")
@@ -76,8 +110,18 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=120)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("runs/mnist_ipu"))
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in the output folder")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `kill` ends it as Ctrl-C does
+    try:
+        run(options)
+    except sc.BackendError as error:
+        parser.error(str(error))
 
+
+def run(options: argparse.Namespace) -> None:
+    """Train, test, and say how it went."""
     torch.manual_seed(options.seed)
     training, test, pixels, name = datasets(options.data)
     net = Model(pixels).to(options.device)
@@ -88,16 +132,14 @@ def main() -> None:
     predict = sc.inference_model(net)
 
     start = time.perf_counter()
-    bar = tqdm(range(options.epochs), desc="epochs")
-    for _ in bar:
-        losses = [step(data, labels)[1] for data, labels in train_loader]
-        bar.set_postfix(loss=f"{torch.stack(losses).mean().item():.3f}")
+    train(step, train_loader, options)
     scores = [sc.metrics.accuracy(predict(data)[0], labels) for data, labels in test_loader]
     accuracy = torch.stack(scores).mean().item()
     used = "; ".join(f"{one.backend.name} on {device}" for device, one in net.lif1.bound.items())
     print(f"test accuracy  {accuracy:.2%} of {len(test_loader) * options.batch_size} images of {name}")
     print(f"backend        {used}")
     print(f"time           {time.perf_counter() - start:.0f} s")
+    print(f"checkpoint     {options.out / 'checkpoint.pt'}")
 
 
 if __name__ == "__main__":

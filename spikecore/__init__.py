@@ -18,6 +18,7 @@ from spikecore.lang import Program, TraceError, ops
 from spikecore.neuron import Neuron
 from spikecore.neurons import ALIF, EIF, IF, KLIF, LI, LIF, PLIF, QIF, Izhikevich, Leaky, Recurrent, Synaptic
 from spikecore.registry import BackendStatus
+from spikecore.saving import load_checkpoint, save_checkpoint
 from spikecore.selection import backends, use_backend
 from spikecore.source import kernel_source
 from spikecore.surrogate import Surrogate
@@ -63,11 +64,13 @@ __all__ = [
     "inference_model",
     "kernel_source",
     "layers",
+    "load_checkpoint",
     "losses",
     "metrics",
     "ops",
     "project",
     "reset",
+    "save_checkpoint",
     "set_backend",
     "surrogate",
     "training_model",

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
+#: Automatic choice of built-ins, whatever is installed beside them.
+BUILT_IN = {**os.environ, "SPIKECORE_BLOCK": "numba,triton"}
 
 
 def start(out: Path, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "examples" / "digits.py"), "--epochs", "2", "--out", str(out), *args]
-    # automatic choice of built-ins, whatever is installed beside them
-    env = {**os.environ, "SPIKECORE_BLOCK": "numba,triton", **environ}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={**BUILT_IN, **environ})
 
 
 def run(out: Path, *args: str) -> str:
@@ -69,3 +71,93 @@ def test_a_backend_that_cannot_be_had_is_a_sentence(tmp_path, how):
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert "digits.py: error: backend 'cupy' (from " in done.stderr
+
+
+#: Runs an example until it has saved so many checkpoints, and sends it a signal then.
+STOPPING = """
+import os, runpy, signal, sys
+import spikecore as sc
+save, left, number = sc.save_checkpoint, int(sys.argv[1]), int(sys.argv[2])
+def saved(*args, **kwargs):
+    global left
+    save(*args, **kwargs)
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), number)
+sc.save_checkpoint = saved
+sys.argv = sys.argv[3:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def stopped(number: int, example: str, *args: str) -> subprocess.CompletedProcess[str]:
+    """An example that got a signal after its first epoch."""
+    path = str(ROOT / "examples" / example)
+    command = [sys.executable, "-c", STOPPING, "1", str(int(number)), path, *args]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=BUILT_IN)
+
+
+def same_weights(a: Path, b: Path) -> bool:
+    """Whether two checkpoints hold the same weights and moments, to the bit."""
+    one, other = (torch.load(str(path / "checkpoint.pt"), weights_only=True)["step"] for path in (a, b))
+    pairs = [(value, other["net"][name]) for name, value in one["net"].items()]
+    for key, moments in one["optimizer"]["state"].items():
+        pairs += [(value, other["optimizer"]["state"][key][name]) for name, value in moments.items()]
+    return all(torch.equal(x, y) for x, y in pairs)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_stopped_run_goes_on_to_the_same_weights(first, tmp_path, number):
+    """Ctrl-C or kill -9 after the first epoch, then --resume: weights and moments of the run in one go."""
+    ended = stopped(number, "digits.py", "--epochs", "2", "--out", str(tmp_path))
+    if number == signal.SIGKILL:
+        assert ended.returncode == -signal.SIGKILL
+    else:
+        assert ended.returncode == 1
+        assert "Traceback" not in ended.stderr
+        assert f"last finished epoch is in {tmp_path / 'checkpoint.pt'}; go on with --resume" in ended.stderr
+    assert not same_weights(tmp_path, first[1])
+    text = run(tmp_path, "--resume")
+    assert same_weights(tmp_path, first[1])
+    assert accuracy(text) == accuracy(first[0])
+
+
+def test_a_checkpoint_of_other_settings_is_refused(first):
+    """A sentence names what differs."""
+    command = [
+        sys.executable,
+        str(ROOT / "examples" / "digits.py"),
+        "--out",
+        str(first[1]),
+        "--resume",
+        "--epochs",
+        "3",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith("was written with epochs=2 (now 3); give the same, or begin without resuming")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the backend that must be missing is there")
+def test_the_tutorial_without_its_backend(tmp_path, monkeypatch):
+    """A sentence, and the exit status of wrong usage."""
+    monkeypatch.setenv("SPIKECORE_BACKEND", "cupy")
+    command = [sys.executable, str(ROOT / "examples" / "mnist_ipu.py"), "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "mnist_ipu.py: error: backend 'cupy' (from SPIKECORE_BACKEND) is not usable here" in done.stderr
+
+
+def test_the_tutorial_goes_on_to_the_same_weights(tmp_path):
+    """The example for IPUs, killed and resumed, too."""
+    args = ("--epochs", "2", "--batch-size", "360", "--out")
+    path = str(ROOT / "examples" / "mnist_ipu.py")
+    command = [sys.executable, path, *args, str(tmp_path / "whole")]
+    subprocess.run(command, check=True, capture_output=True, env=BUILT_IN)
+    ended = stopped(signal.SIGTERM, "mnist_ipu.py", *args, str(tmp_path / "cut"))
+    assert ended.returncode == 1
+    assert "checkpoint.pt; go on with --resume" in ended.stderr
+    command = [sys.executable, path, *args, str(tmp_path / "cut"), "--resume"]
+    subprocess.run(command, check=True, capture_output=True, env=BUILT_IN)
+    assert same_weights(tmp_path / "cut", tmp_path / "whole")

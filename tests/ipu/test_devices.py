@@ -161,10 +161,10 @@ class TestTurns:
         assert predict.executor.isAttachedToDevice()
 
 
-def test_the_example(monkeypatch, capsys):
+def test_the_example(monkeypatch, capsys, tmp_path):
     """``examples/mnist_ipu.py`` trains and evaluates on a machine with one device."""
     monkeypatch.setenv("SPIKECORE_BACKEND", "ipu")
-    monkeypatch.setattr(sys, "argv", ["mnist_ipu.py", "--epochs", "1", "--batch-size", "360"])
+    monkeypatch.setattr(sys, "argv", ["mnist_ipu.py", "--epochs", "1", "--batch-size", "360", "--out", str(tmp_path)])
     example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "mnist_ipu.py"))
     example["main"].__globals__["num_steps"] = 2
     example["main"]()
