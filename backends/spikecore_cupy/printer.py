@@ -6,6 +6,7 @@ from typing import Collection, Dict, FrozenSet, Tuple
 
 import torch
 
+from spikecore.kernels import negated_choice
 from spikecore.lang import Node
 from spikecore.lang.render import ATOM, Printer
 
@@ -33,7 +34,9 @@ class CudaPrinter(Printer):
 
     def template(self, node: Node) -> Tuple[int, str]:
         if node not in self.approximate:
-            return super().template(node)
+            binding, text = super().template(node)
+            index = negated_choice(node)
+            return binding, text if index is None else text.replace(f"{{{index}}}", f"opaque({{{index}}})")
         above = node.args[0]
         number = above.attr != 0.0 if above.op == "const" else above.op == "param" and above.attr in self.numbers
         return ATOM, "quotient({0}, {1})" if number else "full_quotient({0}, {1})"

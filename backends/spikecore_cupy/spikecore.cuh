@@ -120,6 +120,9 @@ template <typename S> __device__ __forceinline__ void hold(Pack<S, 1>&) {}
 template <typename R> inline void hold(R&) {}
 #endif
 
+// The same number, of which the compiler knows nothing. It would compute 0 or 1 as an integer, whose negation has no -0.
+template <typename R> __device__ __forceinline__ R opaque(R x) { hold(x); return x; }
+
 // -- functions of the language
 
 template <typename R> __device__ __forceinline__ R sign(R x) { return x > 0 ? R(1) : x < 0 ? R(-1) : R(0); }

@@ -6,7 +6,7 @@ Under ``torch.compile`` it needs torch 2.4 or newer.
 
 from spikecore.kernels.backend import Geometry, KernelBackend, KernelParams, Launch
 from spikecore.kernels.layout import Layout, layout_of
-from spikecore.kernels.plan import BackwardPlan, ForwardPlan, hoisted
+from spikecore.kernels.plan import BackwardPlan, ForwardPlan, hoisted, negated_choice
 from spikecore.kernels.reciprocals import with_reciprocals
 from spikecore.kernels.runner import KernelRunner
 
@@ -21,5 +21,6 @@ __all__ = [
     "Layout",
     "hoisted",
     "layout_of",
+    "negated_choice",
     "with_reciprocals",
 ]

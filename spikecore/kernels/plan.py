@@ -8,7 +8,7 @@ plan knows what of the program a kernel needs for it.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import FrozenSet, Iterable, List, NamedTuple, Sequence, Set, Tuple
+from typing import FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -188,6 +188,29 @@ def hoisted(program: Program, spec: Spec, roots: Sequence[Node]) -> Tuple[Tuple[
             varying.add(node)
     front = [node for node in fixed if node in inside and node in used]
     return tuple(n for n in front if n not in varying), tuple(n for n in front if n in varying)
+
+
+def is_choice(node: Node) -> bool:
+    """Whether a value is chosen among numbers: a spike, a sign, a choice between constants.
+
+    GPU compilers make integers of such values, and an integer has no -0, which the negation of 0 should be.
+    """
+    if node.op == "detach":
+        return is_choice(node.args[0])
+    chosen = node.args[1:] if node.op in ("where", "select") else ()
+    return node.op in ("spike", "sign") or (bool(chosen) and all(arg.op == "const" or is_choice(arg) for arg in chosen))
+
+
+def negated_choice(node: Node) -> Optional[int]:
+    """Which argument is a choice among numbers that this operation negates; None for others."""
+    if node.op == "neg" and is_choice(node.args[0]):
+        return 0
+    if node.op not in ("mul", "div"):
+        return None
+    a, b = node.args
+    if b.op == "const" and b.attr == -1.0 and is_choice(a):
+        return 0
+    return 1 if node.op == "mul" and a.op == "const" and a.attr == -1.0 and is_choice(b) else None
 
 
 def leaves_of(op: str, roots: Iterable[Node]) -> Set[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Collection, Dict, Mapping
+from typing import Collection, Dict, Mapping, Tuple
 
+from spikecore.kernels import negated_choice
 from spikecore.lang import Node, topological
 from spikecore.lang.render import ATOM, C_TEMPLATES, PRODUCT, SUM, UNARY, Printer
 
@@ -83,6 +84,12 @@ class TritonPrinter(Printer):
             if inner.op in _OPERATORS and all(arg.op == "const" for arg in inner.args)
         }
         return super().expression(node, {**names, **alone})
+
+    def template(self, node: Node) -> Tuple[int, str]:
+        binding, text = super().template(node)
+        index = negated_choice(node)
+        # held, since the compiler computes 0 or 1 as an integer, whose negation has no -0
+        return binding, text if index is None else text.replace(f"{{{index}}}", f"hold({{{index}}})")
 
     def words(self, node: Node) -> Dict[str, str]:
         """The base's, and how a node divides."""

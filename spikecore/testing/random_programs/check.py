@@ -214,8 +214,9 @@ def _compared(case: Case, found: Dict[str, Any]) -> List[Tuple[str, Any, Array, 
         top = np.abs(wanted).max(axis=0, initial=0.0) if kind in ("output", "input") else np.abs(wanted)
         tolerance = FACTOR * spread + ULPS * eps * (top + np.abs(wanted)) + 1e-30
         if kind == "param":
-            tolerance = tolerance + SUMMED.get(case.dtype, 4e-6) * _shaped(case, name, case.expected.sizes)
-            tolerance = tolerance + np.finfo(np.float32).eps * np.abs(wanted)  # the parameter's own dtype
+            # a parameter that a state starts from has two sums, added in its own dtype
+            sizes = _shaped(case, name, case.expected.sizes)
+            tolerance = tolerance + (SUMMED.get(case.dtype, 4e-6) + float(np.finfo(np.float32).eps)) * sizes
         relative, least = ROUNDED.get(stored, (0.0, 0.0))
         rows.append((name, ours, wanted, tolerance + relative * np.abs(wanted) + least))
     return rows

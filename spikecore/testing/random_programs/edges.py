@@ -170,6 +170,14 @@ class _Flat(sc.Neuron):
         return (flat + x, root * p.unused), {}
 
 
+class _Negated(sc.Neuron):
+    """0 or 1, which a compiler might compute as an integer, with the sign changed."""
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        """-0 where the choice is 0."""
+        return (-self.spike(x), -1.0 * sc.ops.sign(x), -sc.ops.where(x > 0.0, 1.0, 0.0)), {}
+
+
 class _Start(sc.Neuron):
     """A state that starts at a parameter, and one that no step reads."""
 
@@ -206,6 +214,12 @@ def check_paths(backend: str, device: str = "cpu") -> None:
     constant = type("Constant", (_Step,), {"edge": Edge("floor", 1, sc.ops.floor)})(backend=backend)
     (found,) = torch.autograd.grad(constant(x, x, x).sum(), x)
     _rows("an output that is 0 by definition", backend, found, [[0.0, 0.0]] * 3)
+
+    outs = _Negated(backend=backend)(torch.tensor([[-2.0, 0.0, 2.0]], device=device))
+    wanted_zeros = [[-0.0, -1.0, -1.0], [1.0, -0.0, -1.0], [-0.0, -0.0, -1.0]]
+    for what, found, row in zip(("spike", "sign", "choice"), outs, wanted_zeros):
+        if [str(value) for value in found[0].tolist()] != [str(value) for value in row]:
+            raise AssertionError(f"{backend}: a negated {what} is {found[0].tolist()}, should be {row}")
 
 
 def _rows(what: str, backend: str, found: Any, wanted: Any) -> None:
