@@ -13,7 +13,7 @@ from typing import Any, List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spikecore.lang import Node, Program
+from spikecore.lang import Node, Program, once
 from spikecore.lang.reach import reach
 
 
@@ -58,6 +58,27 @@ class _Rules:
         leaves |= {rest for name, rest in self.rest if Node("state", (), name) in found.leaves}
         live = [name in found.live for name in program.states]
         return [*live, *(Node(kind, (), name) not in leaves for kind, name in self.sources)]
+
+
+def needed(program: Program, learn: Sequence[str]) -> bool:
+    """Whether the rules make a difference for a program: a derivative can be infinite, or a result reaches not all.
+
+    Neurons of ``+ - *``, division by parameters, and bounded functions need nothing, and a walk of theirs is as quick
+    as torch's operations are. (An input that is infinite itself, at the last step, has a gradient of 0 there, not NaN.)
+    """
+    fixed = set(once(program.nodes)) | {node for node in program.nodes if node.op in ("param", "const")}
+    for node in program.nodes:
+        if node.op in ("sqrt", "log", "power") or (node.op == "div" and node.args[1] not in fixed):
+            return True
+    none = (False,) * len(program.outputs)
+    alone = [((*none[:k], True, *none[k + 1 :]), (), False) for k in range(len(none))]
+    results = [
+        *alone,
+        *((none, (name,), False) for name in program.states),
+        *([(none, (), True)] * bool(program.states)),
+    ]
+    sources = [leaf for leaf in program.leaves if leaf.op != "param" or leaf.attr in learn]
+    return any(leaf not in reach(program, *result).leaves for result in results for leaf in sources)
 
 
 def tied(

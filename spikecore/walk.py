@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from spikecore.backend import ParamValue, Spec, Tensors
-from spikecore.ends import tied
+from spikecore.ends import needed, tied
 from spikecore.lang import Node, Program, once, topological
 from spikecore.lang.eager import TORCH, Functions, Straight
 from spikecore.lang.plain import is_plain, number
@@ -37,6 +37,7 @@ class Walker:
     def __init__(self, program: Program, spec: Spec, functions: Functions = TORCH) -> None:
         self.dtype, self.compute, self.final = spec.dtype, spec.compute, spec.final
         self.program, self.states = program, program.states
+        self.ties = needed(program, spec.learn)
         n_moving = len(program.inputs) + len(program.states)
         moving, params = program.leaves[:n_moving], program.leaves[n_moving:]
         roots = [*program.outputs, *program.next]
@@ -95,7 +96,7 @@ class Walker:
             for name, value in zip(self.states, now):
                 if name in trace:
                     trace[name].append(value)
-        if tie and inputs[0].shape[0] and is_plain(inputs[0]):
+        if tie and self.ties and inputs[0].shape[0] and is_plain(inputs[0]):
             sources = self._sources(inputs, state, params)
             last = [seen[-1] for seen in outputs]
             last, traced, now = tied(self.program, record, self.final, last, now, sources)
