@@ -15,6 +15,7 @@ from torch import Tensor
 from spikecore.lang import exact
 from spikecore.lang.node import Node, SpikeRule, topological
 from spikecore.lang.plain import ZERO, Constants, choice, is_plain, step
+from spikecore.lang.plain import number as number  # plugins take it from here
 
 
 class _Spike(torch.autograd.Function):
