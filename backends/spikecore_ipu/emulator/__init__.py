@@ -7,6 +7,9 @@ It is a checker, not a mock: it fails where PopTorch fails, with its texts, and 
   in tensors of the host, replacing buffers, operations without a handler and stale tensors are errors.
 - The graph is replayed under PopTorch's rules of differentiation: the backward of an ``autograd.Function`` and
   ``no_grad`` are ignored, ``detach`` is not, and a maximum gives the whole gradient to both of two equal arguments.
+- What PopTorch loses without a word is an error: changes in place through a view, parts of constants that are filled
+  (``rec = zeros(T, B); rec[t] = x``), weights that are not contiguous, arguments that it ignores.
+- The machine has one device, which one executor holds; a block that was entered by ``with`` ends there.
 - One loss must be left; arithmetic after it, which PopTorch silently ignores, is an error.
 - A call is cut into micro batches for device iterations, gradient accumulation and replicas, with one update per device
   iteration; what comes back follows the output mode. Later calls must match the first.
