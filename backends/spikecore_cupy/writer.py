@@ -98,7 +98,10 @@ class Writer:
         for leaf in (*program.leaves, *cotangents):
             self.local[leaf] = self.printer.symbol(leaf)
         for node in (*self.uniform, *self.varying):
-            self.local[node] = self.printer.label(node, program.labels.get(node, "k"))
+            word = program.labels.get(node, "k")
+            name = self.printer.label(node, word)
+            # a value and the same value detached are two arguments of a step
+            self.local[node] = self.free(word) if name in self.local.values() else name
         used = set(topological([*roots, *rest]))
         kinds = dict(zip(program.params, plan.spec.params))
         params = [leaf for leaf in program.leaves if leaf.op == "param" and leaf in used]
@@ -173,6 +176,12 @@ class Writer:
             else:
                 self.argument(name, "number", *self._param(leaf))
         lines += self.printer.block(self.uniform, names, self.local)
+        for node in self.uniform:
+            # a detached value has no line in a block
+            if names.get(node) != self.local[node]:
+                value = names.get(node) or self.printer.expression(node, names)
+                lines.append(f"const {self.real} {self.local[node]} = {value};")
+                names[node] = self.local[node]
         for leaf in self._many:
             name = self.local[leaf]
             if self._kinds[str(leaf.attr)] == "full":

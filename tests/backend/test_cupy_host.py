@@ -123,3 +123,38 @@ def test_a_neuron_may_have_any_names(dtype):
         found.append((out, trace["v"], trace["v_t"], *grads))
     for ours, reference in zip(*found):
         torch.testing.assert_close(ours, reference)
+
+
+class Detached(sc.Neuron):
+    """Values of parameters alone and numbers, used as they are and detached."""
+
+    states = {"v": 0.1}
+    params = {"a": 0.5, "b": 0.25}
+
+    def dynamics(self, x, s, p):
+        detach = sc.ops.detach
+        c = p.a * 2.0
+        fixed = s.v * detach(c) + x * c + detach(p.b) * s.v + detach(detach(p.b * 3.0)) * x
+        h = fixed + detach(1.5 + 0.0 * p.a)
+        r = detach(h)
+        z = self.spike(h - r * 0.5)
+        return (z, h * r), {"v": h * 0.5 + detach(z) * z}
+
+
+@pytest.mark.parametrize("steps", [3, 18])
+@pytest.mark.parametrize("kind", ["number", "scalar", "channel", "full"])
+def test_a_value_and_the_same_value_detached(kind, steps):
+    """Both are arguments of a step, under two names, whatever kind of parameter they are computed from."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(steps, 2, 3, 4, generator=generator)
+    shape = {"scalar": (), "channel": (3,), "full": (2, 3, 4)}.get(kind)
+    value = 0.5 if shape is None else torch.rand(shape, generator=generator)
+    found = []
+    for backend in ("cupy_host", "torch"):
+        neuron = Detached(a=value, b=value, learn=() if shape is None else ("a",), backend=backend)
+        leaf = x.clone().requires_grad_()
+        (z, y), end = neuron.run(leaf)
+        grads = torch.autograd.grad(z.sum() + y.sum() + end["v"].sum(), [leaf, *neuron.parameters()])
+        found.append([z, y, end["v"], *grads])
+    for ours, reference in zip(*found):
+        torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-5)
