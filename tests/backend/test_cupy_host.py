@@ -125,7 +125,7 @@ def test_a_neuron_may_have_any_names(dtype):
         torch.testing.assert_close(ours, reference)
 
 
-class Detached(sc.Neuron):
+class Both(sc.Neuron):
     """Values of parameters alone and numbers, used as they are and detached."""
 
     states = {"v": 0.1}
@@ -151,7 +151,7 @@ def test_a_value_and_the_same_value_detached(kind, steps):
     value = 0.5 if shape is None else torch.rand(shape, generator=generator)
     found = []
     for backend in ("cupy_host", "torch"):
-        neuron = Detached(a=value, b=value, learn=() if shape is None else ("a",), backend=backend)
+        neuron = Both(a=value, b=value, learn=() if shape is None else ("a",), backend=backend)
         leaf = x.clone().requires_grad_()
         (z, y), end = neuron.run(leaf)
         grads = torch.autograd.grad(z.sum() + y.sum() + end["v"].sum(), [leaf, *neuron.parameters()])
