@@ -13,11 +13,12 @@ Rules of this module:
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Mapping, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 
 from spikecore.locking import Lock
+from spikecore.recent import RUNNERS, Recent
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -160,13 +161,13 @@ class Backend:
     capabilities: Capabilities = Capabilities()
     #: Conformance cases that are known to fail: id -> reason. Shown in every report; one that passes is a failure.
     expected_failures: Mapping[str, str] = {}
-    _runners: Dict[Tuple[Program, Spec], Runner]
+    _runners: Recent[Tuple[Program, Spec], Runner]
     _lock: Lock
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Here and not in ``__init__``, which a subclass may write without a thought of this one."""
         self = super().__new__(cls)
-        self._runners = {}
+        self._runners = Recent(RUNNERS)
         self._lock = Lock()
         return self
 
@@ -209,7 +210,7 @@ class Backend:
             with self._lock:
                 runner = self._runners.get(key)
                 if runner is None:
-                    runner = self._runners[key] = self.compile(program, spec)
+                    runner = self._runners.put(key, self.compile(program, spec))
         return runner
 
     def training_model(self, net: nn.Module, loss: Callable[..., Tensor], optimizer: Any, options: Any) -> Any:

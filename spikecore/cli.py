@@ -23,6 +23,7 @@ from rich.text import Text
 
 import spikecore
 from spikecore.bench.cli import bench
+from spikecore.kernels.cache_cli import show_cache
 from spikecore.kernels.cli import kernel
 from spikecore.registry import BackendStatus
 from spikecore.selection import AUTO, automatic_order
@@ -71,6 +72,7 @@ def backends(
 app.command()(conformance)
 app.command()(bench)
 app.command()(kernel)
+app.command("cache")(show_cache)
 
 
 def _order() -> str:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry, KernelBackend, Launch
 from spikecore_cupy import CAPABILITIES
-from spikecore_cupy.device import Kernel
+from spikecore_cupy.device import Kernel, shared
 from spikecore_cupy.source import BACKWARD_GROUPS, FORWARD_GROUPS, print_kernel
 from spikecore_cupy.writer import CHUNK, ORDER
 
@@ -107,5 +107,5 @@ class Launcher:
 
     def _compiled(self, width: int) -> Any:
         source = self._source if width == self._widest else print_kernel(self.plan, width)
-        kernel = self._kernels[width] = self.kernel(source.name, source.text, source.types)
+        kernel = self._kernels[width] = shared(self.kernel, source.name, source.text, source.types)
         return kernel

@@ -18,12 +18,15 @@ import torch
 from spikecore.backend import BackendError
 from spikecore.kernels import cache
 from spikecore.locking import Lock
+from spikecore.recent import KERNELS, Recent
 from spikecore_cupy.writer import BLOCK
 
 HEADER = "spikecore.cuh"
 OPTIONS = ("--fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true", "-std=c++17", "-default-device")
 _POINTER, _SIZE = 1, 2  # CU_LAUNCH_PARAM_BUFFER_POINTER and _SIZE
 _FORMATS = {"long long": "q", "int": "i", "float": "f", "double": "d"}
+#: Kernels by their text; each has its machine code on every GPU that it was launched on.
+_kernels: Recent[Any, Any] = Recent(KERNELS)
 _UNSUPPORTED_ARCH = "invalid value for --gpu-architecture"
 
 
@@ -59,8 +62,8 @@ def compiled(name: str, text: str, arch: int) -> bytes:
     """The kernel's machine code for GPUs of an architecture, such as 90; from disk if it was compiled before."""
     from cupy_backends.cuda.libs import nvrtc
 
-    included, version = header(), nvrtc.getVersion()
-    key = f"{cache.key_of(text, included, OPTIONS, arch, version)}.cubin"
+    included, version, meant = header(), nvrtc.getVersion(), cache.meaning(text, "//")
+    key = f"{cache.key_of(meant, included, OPTIONS, arch, version)}.cubin"
     code = cache.read("cupy", key)
     if code is None:
         options = (*OPTIONS, f"-arch=sm_{arch}")
@@ -84,6 +87,17 @@ def _explained(name: str, text: str, arch: int, version: Tuple[int, int], log: s
             f"{arch // 10}.{arch % 10}): install a CuPy for another CUDA version"
         )
     return f"NVRTC refuses kernel {name}:\n{log}\nof\n{text}"
+
+
+def shared(kernel: Callable[..., Any], name: str, text: str, types: Sequence[str]) -> Any:
+    """The kernel of a text: the one that there is of a text that means the same, or one made now."""
+    key = (kernel, name, cache.meaning(text, "//"), tuple(types))
+    return _kernels.get_or(key, lambda: kernel(name, text, types))
+
+
+def single(arguments: Sequence[Any]) -> List[Any]:
+    """Numbers beyond the largest float32 as arithmetic has them: infinite. :mod:`struct` refuses them."""
+    return [ctypes.c_float(value).value if isinstance(value, float) else value for value in arguments]
 
 
 class Kernel:
@@ -115,7 +129,10 @@ class Kernel:
                 self(blocks, device, arguments)
             return
         buffer, extra = self._buffer(device)
-        self._pack_into(buffer, 0, *arguments)
+        try:
+            self._pack_into(buffer, 0, *arguments)
+        except OverflowError:
+            self._pack_into(buffer, 0, *single(arguments))
         function = self._functions.get(device) or self._load(device)
         stream = torch._C._cuda_getCurrentRawStream(device)
         self._launch(function[0], blocks, 1, 1, self.block, 1, 1, 0, stream, 0, extra)

@@ -5,11 +5,13 @@ For tests of the text where there is no GPU, and for stepping through a kernel w
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import shutil
 import struct
 import subprocess
 import tempfile
+import weakref
 from pathlib import Path
 from typing import Any, List, Optional, Sequence
 
@@ -17,8 +19,9 @@ from spikecore.backend import BackendError
 from spikecore.kernels import cache
 from spikecore_cupy.backend import CupyBackend
 from spikecore_cupy.custom import ElementwiseKernel, ScanKernel
-from spikecore_cupy.device import HEADER, header, layout_of
+from spikecore_cupy.device import HEADER, header, layout_of, single
 
+_KIND = "cupy-host"
 #: Nothing that reorders or contracts arithmetic.
 OPTIONS = ("-std=c++17", "-O0", "-ffp-contract=off", "-fPIC", "-shared", "-w")
 
@@ -36,12 +39,18 @@ class HostKernel:
 
     def __init__(self, name: str, text: str, types: Sequence[str]) -> None:
         self._pack = struct.Struct(layout_of(types)).pack
-        self._launch = ctypes.CDLL(str(_built(name, f"{text}{_entry(name, types)}"))).launch
+        library = _loaded(name, f"{text}{_entry(name, types)}")
+        weakref.finalize(self, _ctypes.dlclose, library._handle)
+        self._launch = library.launch
         self._launch.argtypes, self._launch.restype = (ctypes.c_uint, ctypes.c_char_p), None
 
     def __call__(self, blocks: int, device: int, arguments: List[Any]) -> None:
         """Run all blocks."""
-        self._launch(blocks, self._pack(*arguments))
+        try:
+            packed = self._pack(*arguments)
+        except OverflowError:
+            packed = self._pack(*single(arguments))
+        self._launch(blocks, packed)
 
 
 class HostBackend(CupyBackend):
@@ -75,24 +84,29 @@ extern "C" void launch(const unsigned blocks, const Arguments* a) {{
 """
 
 
-def _built(name: str, text: str) -> Path:
+def _loaded(name: str, text: str) -> ctypes.CDLL:
+    """The library of a text, from disk or built now."""
     here = Path(__file__).parent
     text = f'#include "host.h"\n{text}'
     host = (here / "host.h").read_text(encoding="utf-8")
-    folder = cache.folder("cupy-host")
-    library = folder / f"{cache.key_of(text, host, header(), OPTIONS)}.so"
-    if not library.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            source, built = Path(scratch) / f"{name}.cpp", Path(scratch) / library.name
-            source.write_text(text, encoding="utf-8")
-            run = subprocess.run(
-                ["g++", *OPTIONS, f"-I{here}", str(source), "-o", str(built)],
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            if run.returncode:
-                raise BackendError(f"g++ refuses kernel {name} (with {HEADER}):\n{run.stderr}\nof\n{text}")
-            built.replace(library)
-    return library
+    key = f"{cache.key_of(cache.meaning(text, '//'), host, header(), OPTIONS)}.so"
+    # a library that is cut short would end the process where it is loaded, so it is verified before
+    kept = cache.verified(_KIND, key)
+    if kept is not None:
+        try:
+            return ctypes.CDLL(str(kept))
+        except OSError:  # another process has just removed it
+            pass
+    with tempfile.TemporaryDirectory() as scratch:
+        source, built = Path(scratch) / f"{name}.cpp", Path(scratch) / key
+        source.write_text(text, encoding="utf-8")
+        run = subprocess.run(
+            ["g++", *OPTIONS, f"-I{here}", str(source), "-o", str(built)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if run.returncode:
+            raise BackendError(f"g++ refuses kernel {name} (with {HEADER}):\n{run.stderr}\nof\n{text}")
+        cache.write(_KIND, key, built.read_bytes())
+        return ctypes.CDLL(str(built))  # in memory it stays when the file goes

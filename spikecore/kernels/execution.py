@@ -18,6 +18,7 @@ from spikecore.kernels.memory import not_negated, resolved
 from spikecore.kernels.plan import BackwardPlan, ForwardPlan, saved_states
 from spikecore.kernels.saved import check_saved
 from spikecore.lang import Program
+from spikecore.recent import CALLS, Recent
 
 
 class Call(NamedTuple):
@@ -54,8 +55,8 @@ class Execution:
         self.n_outputs = len(program.outputs)
         self.n_final = self.n_states if spec.final else 0
         self.tensor_params = tuple(i for i, kind in enumerate(spec.params) if kind != "number")
-        self._forwards: Dict[Any, Launch] = {}
-        self._backwards: Dict[Any, Gradients] = {}
+        self._forwards: Recent[Any, Launch] = Recent(CALLS)
+        self._backwards: Recent[Any, Gradients] = Recent(CALLS)
         self._saved: Dict[bool, int] = {}
 
     # -- forward
@@ -112,7 +113,7 @@ class Execution:
         launch = self._forwards.get(key)
         if launch is None:
             plan = ForwardPlan(self.program, self.spec, call.record, call.given, self.spec.final, checkpoints)
-            launch = self._forwards[key] = self.backend.forward(plan)
+            launch = self._forwards.put(key, self.backend.forward(plan))
         return launch
 
     # -- backward
@@ -197,7 +198,8 @@ class Execution:
                 learn=tuple(self.program.params[i] for i in learn),
             )
             launch = self.backend.backward(plan)
-            found = self._backwards[key] = Gradients(launch, plan.inputs, plan.state, plan.final, learn)
+            gradients = Gradients(launch, plan.inputs, plan.state, plan.final, learn)
+            found = self._backwards.put(key, gradients)
         return found
 
     def _arriving(

@@ -8,7 +8,8 @@ are first used, by torch 2.4 or newer. Eager calls go past them.
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+import weakref
+from typing import Any, List, MutableMapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from spikecore.backend import Unsupported
 from spikecore.kernels.execution import Call, Execution
 from spikecore.kernels.layout import Layout, layout_of
 from spikecore.locking import Lock
+from spikecore.recent import RUNNERS, Recent
 
 _FORWARD = "forward(str key, Tensor[] tensors, float[] numbers, str[] record, bool given, bool save) -> Tensor[]"
 _BACKWARD = (
@@ -27,7 +29,9 @@ _BACKWARD = (
 #: Whether this torch can look through registered ops with all that they need.
 SUPPORTED = hasattr(torch.library, "register_autograd")
 
-_executions: Dict[str, Execution] = {}
+#: Those of this process by their keys: the last ones used, and those that a runner still holds.
+_executions: Recent[str, Execution] = Recent(RUNNERS)
+_held: MutableMapping[str, Execution] = weakref.WeakValueDictionary()
 _library: List[Any] = []
 _lock = Lock()
 
@@ -36,7 +40,8 @@ def key_of(execution: Execution) -> str:
     """The name of an execution, the same wherever backend, program and spec are the same."""
     parts = (execution.backend.name, execution.program.key, repr(execution.spec))
     key = hashlib.blake2b("|".join(parts).encode(), digest_size=16).hexdigest()
-    _executions[key] = execution
+    _executions.put(key, execution)
+    _held[key] = execution
     return key
 
 
@@ -68,7 +73,7 @@ def register() -> None:
 
 
 def _find(key: str) -> Execution:
-    execution = _executions.get(key)
+    execution = _executions.get(key) or _held.get(key)
     if execution is None:
         raise RuntimeError(
             f"no program {key} in this process; build the neuron and call it once before the compiled graph"

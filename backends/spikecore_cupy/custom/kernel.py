@@ -14,7 +14,7 @@ from spikecore_cupy.custom import given as checks
 from spikecore_cupy.custom.core import Body, Core, core_of_program, core_of_text, recorded
 from spikecore_cupy.custom.declared import Declared, Typed, checked_name, of_role
 from spikecore_cupy.custom.text import CustomWriter, Printed
-from spikecore_cupy.device import Kernel, reason
+from spikecore_cupy.device import Kernel, reason, shared
 from spikecore_cupy.printer import TYPES
 
 
@@ -151,7 +151,7 @@ class CustomKernel:
         if why:
             raise BackendUnavailable(f"kernel {self.name} cannot run: {why}")
         printed = self._printed(typed, width)
-        found = self.kernel(self.name, printed.text, printed.types), printed
+        found = shared(self.kernel, self.name, printed.text, printed.types), printed
         self._compiled[dtype, width] = found
         return found
 

@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import importlib.metadata
 import re
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, Tuple
 
 import torch
 from llvmlite import binding as llvm
 
 from spikecore.backend import BackendUnavailable
+from spikecore.kernels.cache import key_of, meaning
 from spikecore.locking import Lock
+from spikecore.recent import KERNELS, Recent
 from spikecore_numba import cache
 from spikecore_numba.source import STORED
 from spikecore_numba.writer import Argument, Source
@@ -34,9 +35,8 @@ _IN_MEMORY = {torch.float16: "uint16", torch.bfloat16: "uint16", torch.float32: 
 _PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
 _lock = Lock()
-_functions: Dict[str, Function] = {}
-#: What must live as long as the process: the engines that hold the machine code.
-_engines: List[Any] = []
+#: Each holds the engine that has its machine code, which is freed with it.
+_functions: Recent[str, Function] = Recent(KERNELS)
 
 
 def compiled(source: Source, dtype: torch.dtype, compute: torch.dtype) -> Function:
@@ -53,7 +53,7 @@ def compiled(source: Source, dtype: torch.dtype, compute: torch.dtype) -> Functi
             if entry is None or not all(map(_resolved, entry.symbols)):
                 entry = _compile(source, types)
                 cache.write(key, entry, source.text)
-            function = _functions[key] = _load(entry)
+            function = _functions.put(key, _load(entry))
     return function
 
 
@@ -68,8 +68,8 @@ def _type(argument: Argument, dtype: torch.dtype, compute: torch.dtype) -> str:
 
 
 def _key(source: Source, types: Tuple[str, ...]) -> str:
-    parts = (source.text, repr(types), *_environment())
-    return f"{source.name}-{hashlib.blake2b('|'.join(parts).encode(), digest_size=12).hexdigest()}"
+    # comments have the names of a class and of its surrogate, of which the machine code does not depend
+    return f"{source.name}-{key_of(meaning(source.text, '#'), types, *_environment())}"
 
 
 @functools.lru_cache(maxsize=None)
@@ -156,10 +156,15 @@ def _with_entry(text: str, callback: str, types: Tuple[str, ...]) -> str:
 
 
 @functools.lru_cache(maxsize=None)
-def _machine() -> Any:
+def _target() -> Any:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    return llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(
+    return llvm.Target.from_triple(llvm.get_process_triple())
+
+
+def _machine() -> Any:
+    """A new one each time: an engine owns the machine that it gets, and ends it."""
+    return _target().create_target_machine(
         cpu=llvm.get_host_cpu_name(),
         features=llvm.get_host_cpu_features().flatten(),
         opt=3,
@@ -179,5 +184,6 @@ def _load(entry: cache.Entry) -> Function:
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
     engine.add_object_file(llvm.ObjectFileRef.from_data(entry.code))
     engine.finalize_object()
-    _engines.append(engine)
-    return _PROTOTYPE(engine.get_function_address("entry"))
+    function = _PROTOTYPE(engine.get_function_address("entry"))
+    function.engine = engine  # type: ignore[attr-defined]  # it takes attributes
+    return function

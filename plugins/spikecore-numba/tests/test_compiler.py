@@ -42,7 +42,8 @@ def start(folder: Path, surrogate: str = "ATan", tau: str = "2.0", **environ: st
 
 
 def files(folder: Path) -> Dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in (folder / "numba").iterdir()}
+    found = (path for path in (folder / "numba").iterdir() if path.name != "CACHEDIR.TAG")
+    return {path.name: path.read_bytes() for path in found}
 
 
 def test_second_process_loads_without_numba(tmp_path: Path) -> None:
@@ -138,3 +139,86 @@ def test_key_knows_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
             patch.setattr(compiler.llvm, name, lambda: "other")
             assert key != compiler._key(source, ("int64",))
     compiler._environment.cache_clear()
+
+
+def test_annealing_compiles_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A surrogate with another number, a class of another name and a forward kernel of another surrogate are the same
+    machine code.
+    """
+    import torch
+
+    import spikecore as sc
+    from spikecore_numba import compiler
+
+    monkeypatch.setenv("SPIKECORE_CACHE_DIR", str(tmp_path))
+    made: List[str] = []
+    compile_ = compiler._compile
+    monkeypatch.setattr(compiler, "_compile", lambda source, types: made.append(source.name) or compile_(source, types))
+
+    class Annealed(sc.LIF):
+        """With a name of its own, so that no other test has compiled it."""
+
+    def run(neuron: sc.Neuron) -> None:
+        x = torch.rand(5, 7, requires_grad=True)
+        neuron(x).sum().backward()
+
+    neuron = Annealed(backend="numba")
+    run(neuron)
+    assert made == ["annealed_forward", "annealed_backward"]
+    for k in range(20):
+        neuron.surrogate = sc.surrogate.ATan(alpha=1.0 + k / 3)
+        run(neuron)
+    run(type("Other", (sc.LIF,), {})(backend="numba", surrogate=sc.surrogate.ATan(9.0)))
+    assert len(made) == 2
+    neuron.surrogate = sc.surrogate.Sigmoid()
+    run(neuron)
+    assert made[2:] == ["annealed_backward"]
+
+
+def test_what_is_forgotten_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine of a kernel ends with its last user, and kernels in use go on to work."""
+    import gc
+    import weakref
+
+    import torch
+
+    import spikecore as sc
+    from spikecore.recent import Recent
+    from spikecore_numba import backend, compiler
+
+    monkeypatch.setattr(compiler, "_functions", Recent(1))
+    x = torch.rand(3, 5)
+    numba = backend.NumbaBackend()
+    neurons = [sc.IF(), sc.LI(), sc.LIF()]
+    launches = []
+    for neuron in neurons:
+        from spikecore.backend import Spec
+        from spikecore.kernels import ForwardPlan
+
+        spec = Spec(torch.float32, None, ("number",) * len(neuron.program.params))
+        launches.append(numba.forward(ForwardPlan(neuron.program, spec)))
+    assert len(compiler._functions) == 1
+    kernels = [cell.cell_contents for launch in launches for cell in launch.__closure__ or ()]
+    engines = [weakref.ref(k.function.engine) for k in kernels if isinstance(k, backend.Kernel)]
+    assert len(engines) == 3
+    out = torch.empty_like(x)
+    from spikecore.kernels import Geometry
+
+    launches[0](Geometry(3, 5, ()), (x,), (), tuple(v for _, v in neurons[0]._values()), [out], (), (), ())
+    assert torch.equal(out, sc.IF(backend="torch")(x))
+    del launches, kernels
+    compiler._functions.clear()
+    gc.collect()
+    assert [engine() for engine in engines] == [None] * 3
+
+
+def test_a_kernel_under_another_name_is_not_run(tmp_path: Path) -> None:
+    """Files that changed places are compiled again; results stay right."""
+    first = run(tmp_path)
+    forward, backward = sorted((tmp_path / "numba").glob("*.o"), key=lambda path: "backward" in path.name)
+    one, two = forward.read_bytes(), backward.read_bytes()
+    forward.write_bytes(two)
+    backward.write_bytes(one)
+    again = run(tmp_path)
+    assert again[1] == first[1]
+    assert (forward.read_bytes(), backward.read_bytes()) == (one, two)

@@ -11,21 +11,21 @@ from typing import Any, Dict
 
 import torch
 
+from spikecore.kernels.cache import meaning
 from spikecore.locking import Lock
+from spikecore.recent import KERNELS, Recent
 from spikecore_triton import cache
 from spikecore_triton.writer import THREADS, Source
 
 _lock = Lock()
-#: By their text.
-_modules: Dict[str, ModuleType] = {}
+#: By what their text means.
+_modules: Recent[str, ModuleType] = Recent(KERNELS)
 
 
 def compiled(source: Source) -> Any:
     """Triton's function of a printed kernel, called as ``function[blocks](*arguments, BLOCK=..., **options())``."""
     with _lock:
-        module = _modules.get(source.text)
-        if module is None:
-            module = _modules[source.text] = _module(source)
+        module = _modules.get_or(meaning(source.text, "#"), lambda: _module(source))
     return getattr(module, source.name)
 
 

@@ -1,0 +1,271 @@
+"""Compiled kernels on disk and in memory: private, verified by name and content, bounded."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any, List
+
+import pytest
+from typer.testing import CliRunner
+
+from spikecore import cli
+from spikecore.kernels import cache
+from spikecore.recent import Recent
+
+KEY = "kernel-0123456789abcdef01234567.o"
+OTHER = "kernel-89abcdef0123456701234567.o"
+
+posix = pytest.mark.skipif(not hasattr(os, "getuid"), reason="rights and owners are those of POSIX")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and the folder of one kind in it."""
+    monkeypatch.setenv("SPIKECORE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("SPIKECORE_CACHE_SIZE", raising=False)
+    return tmp_path / "cache" / "cpu"
+
+
+def names(folder: Path) -> List[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != "CACHEDIR.TAG")
+
+
+class TestContent:
+    def test_what_is_written_is_read(self, folder: Path) -> None:
+        """Under its kind and its name."""
+        cache.write("cpu", KEY, b"code")
+        assert cache.read("cpu", KEY) == b"code"
+        assert cache.read("cpu", OTHER) is None
+        assert cache.read("gpu", KEY) is None
+
+    def test_an_entry_under_another_name_is_none(self, folder: Path) -> None:
+        """A file that was copied or renamed is another kernel's, whatever its content: it is not run."""
+        cache.write("cpu", KEY, b"code")
+        cache.write("cpu", OTHER, b"other")
+        cache.write("gpu", KEY, b"gpu")
+        content = (folder / OTHER).read_bytes()
+        (folder / KEY).write_bytes(content)
+        (folder / KEY).chmod(0o600)
+        assert cache.read("cpu", KEY) is None
+        (folder / KEY).write_bytes((folder.parent / "gpu" / KEY).read_bytes())
+        assert cache.read("cpu", KEY) is None
+        assert cache.read("cpu", OTHER) == b"other"
+
+    @pytest.mark.parametrize("cut", [0, 1, 15, 17])
+    def test_a_file_that_is_cut_short_is_none(self, folder: Path, cut: int) -> None:
+        """Whether a hash is left of it or not."""
+        cache.write("cpu", KEY, b"code")
+        (folder / KEY).write_bytes((folder / KEY).read_bytes()[:cut])
+        assert cache.read("cpu", KEY) is None
+        assert cache.verified("cpu", KEY) is None
+
+    def test_a_key_is_of_its_parts(self) -> None:
+        """Parts that meet elsewhere are other parts."""
+        assert cache.key_of("ab", "c") != cache.key_of("a", "bc")
+        assert cache.key_of("ab", "c") == cache.key_of("ab", "c")
+
+    def test_comments_mean_nothing(self) -> None:
+        """Texts that differ in a docstring, in comments and in empty lines are one kernel; others are not."""
+        python = '"""LIF."""\n\n# ATan(alpha)\n\ndef f(x):\n    # a step\n    return x\n'
+        assert cache.meaning(python, "#") == cache.meaning('"""IF."""\ndef f(x):\n    return x\n', "#")
+        assert cache.meaning(python, "#") != cache.meaning(python.replace("return x", "return  x"), "#")
+        c = '// LIF\n#include "spikecore.cuh"\nint f();  // f\n'
+        assert cache.meaning(c, "//") == cache.meaning('#include "spikecore.cuh"\nint f();  // f\n', "//")
+        for exact in ("// a \\\nint f();\n", 'auto s = R"(\n// a\n)";\n'):
+            assert cache.meaning(exact, "//") == exact
+
+
+class TestRights:
+    @posix
+    @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+    def test_folders_and_files_are_the_users_alone(self, folder: Path, umask: int) -> None:
+        """Whatever the umask."""
+        before = os.umask(umask)
+        try:
+            cache.write("cpu", KEY, b"code")
+        finally:
+            os.umask(before)
+        assert (folder.stat().st_mode & 0o777, (folder / KEY).stat().st_mode & 0o777) == (0o700, 0o600)
+        assert cache.read("cpu", KEY) == b"code"
+
+    @posix
+    @pytest.mark.parametrize("what", ["folder", "file"])
+    def test_what_others_can_write_is_not_read(self, folder: Path, what: str, caplog: pytest.LogCaptureFixture) -> None:
+        """And the log says why; the next write makes it private."""
+        cache.write("cpu", KEY, b"code")
+        (folder if what == "folder" else folder / KEY).chmod(0o777)
+        with caplog.at_level(logging.DEBUG, "spikecore"):
+            assert cache.read("cpu", KEY) is None
+        assert "others may write to it" in caplog.text
+        cache.write("cpu", KEY, b"code")
+        assert cache.read("cpu", KEY) == b"code"
+
+    @posix
+    def test_what_belongs_to_others_is_neither_read_nor_written(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A folder of another user costs the cache and nothing else."""
+        cache.write("cpu", KEY, b"code")
+        me = os.getuid()
+        monkeypatch.setattr(os, "getuid", lambda: me + 1)
+        with caplog.at_level(logging.DEBUG, "spikecore"):
+            assert cache.read("cpu", KEY) is None
+            cache.write("cpu", OTHER, b"other")
+        assert f"it belongs to user {me}" in caplog.text
+        assert names(folder) == [KEY]
+        assert cache.kinds() == {}
+
+    @posix
+    def test_links_are_not_followed(self, folder: Path, tmp_path: Path) -> None:
+        """Neither to a file nor to a folder of a kind."""
+        cache.write("cpu", KEY, b"code")
+        (folder / KEY).rename(tmp_path / "elsewhere")
+        (folder / KEY).symlink_to(tmp_path / "elsewhere")
+        assert cache.read("cpu", KEY) is None
+        folder.rename(tmp_path / "moved")
+        folder.symlink_to(tmp_path / "moved")
+        cache.write("cpu", OTHER, b"other")
+        assert cache.read("cpu", OTHER) is None
+
+    def test_a_relative_xdg_folder_is_ignored(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """As the XDG rules want; an absolute one is taken."""
+        monkeypatch.delenv("SPIKECORE_CACHE_DIR", raising=False)
+        monkeypatch.delenv("LOCALAPPDATA", raising=False)
+        monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+        assert cache.folder("cpu") == Path.home() / ".cache" / "spikecore" / "cpu"
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        assert cache.folder("cpu") == tmp_path / "spikecore" / "cpu"
+
+
+class TestSize:
+    def test_what_was_not_used_for_longest_goes(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Reading counts as use."""
+        monkeypatch.setenv("SPIKECORE_CACHE_SIZE", "0.01")  # 10 KiB
+        keys = [f"kernel-{k:024x}.o" for k in range(3)]
+        for age, key in enumerate(keys):
+            cache.write("cpu", key, bytes(4000))
+            os.utime(folder / key, (time.time() - 100 + age,) * 2)
+        assert cache.read("cpu", keys[0]) is not None
+        cache.trim()
+        assert names(folder) == [keys[0], keys[2]]
+
+    def test_zero_keeps_nothing(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without a limit above 0 nothing is written."""
+        monkeypatch.setenv("SPIKECORE_CACHE_SIZE", "0")
+        cache.write("cpu", KEY, b"code")
+        assert not folder.exists()
+
+    @pytest.mark.parametrize("size", ["much", "-1", "nan", "inf"])
+    def test_a_limit_that_is_no_number(self, folder: Path, monkeypatch: pytest.MonkeyPatch, size: str) -> None:
+        """Is an error that names the setting."""
+        monkeypatch.setenv("SPIKECORE_CACHE_SIZE", size)
+        with pytest.raises(ValueError, match=rf"SPIKECORE_CACHE_SIZE='{size}' must be a number of MiB, 0 or more"):
+            cache.write("cpu", KEY, b"code")
+
+    def test_files_of_killed_processes_go(self, folder: Path) -> None:
+        """An hour later; what is being written now stays, and so does every file that is not ours."""
+        cache.write("cpu", KEY, b"code")
+        for name in (".spikecore-old", ".spikecore-new", "notes.txt"):
+            (folder / name).write_text("")
+        for name in (".spikecore-old", "notes.txt"):
+            os.utime(folder / name, (time.time() - 7200,) * 2)
+        cache.trim()
+        assert names(folder) == [".spikecore-new", KEY, "notes.txt"]
+
+    def test_folders_of_others_are_left_alone(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What lies beside has no tag of ours, whatever its files are called."""
+        beside = folder.parent / "theirs"
+        beside.mkdir(parents=True)
+        (beside / KEY).write_text("")
+        cache.write("cpu", KEY, b"code")
+        monkeypatch.setenv("SPIKECORE_CACHE_SIZE", "0")
+        cache.trim()
+        assert (names(beside), names(folder)) == ([KEY], [])
+
+
+class TestCommand:
+    def said(self, *arguments: str) -> str:
+        """What ``spikecore cache`` prints."""
+        result = CliRunner().invoke(cli.app, ["cache", *arguments])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    def test_it_shows_and_clears(self, folder: Path) -> None:
+        """Folder, limit, kinds with files and bytes; ``--clear`` removes entries, and folders that are then empty."""
+        assert "nothing is kept" in self.said()
+        cache.write("cpu", KEY, b"code")
+        cache.write_text("gpu", "kernel-0123456789abcdef01234567.cu", "text")
+        lines = self.said().splitlines()
+        assert lines == [
+            f"{folder.parent}, 512.0 MiB at most",
+            "  cpu: 1 files, 0.0 MiB",
+            "  gpu: 1 files, 0.0 MiB",
+        ]
+        kinds = {"cpu": {"files": 1, "bytes": 20}, "gpu": {"files": 1, "bytes": 4}}
+        assert json.loads(self.said("--json")) == {"folder": str(folder.parent), "limit": 512 * 2**20, "kinds": kinds}
+        assert self.said("--clear").startswith("removed 2 files, 0.0 MiB, from ")
+        assert list(folder.parent.iterdir()) == []
+
+    def test_a_bad_limit(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Is said in a sentence."""
+        monkeypatch.setenv("SPIKECORE_CACHE_SIZE", "much")
+        result = CliRunner().invoke(cli.app, ["cache"])
+        assert result.exit_code == 2
+        assert "SPIKECORE_CACHE_SIZE='much'" in " ".join(result.output.replace("│", " ").split())
+
+
+class Value:
+    """Something that can be watched."""
+
+
+class TestRecent:
+    def test_what_was_not_used_for_longest_goes(self) -> None:
+        """Asking and keeping count as use."""
+        recent: Recent[str, int] = Recent(2)
+        recent.put("a", 1)
+        recent.put("b", 2)
+        assert recent.get("a") == 1
+        recent.put("c", 3)
+        assert (list(recent), recent.get("b"), len(recent)) == (["a", "c"], None, 2)
+        recent.put("a", 4)
+        recent.put("d", 5)
+        assert (list(recent), recent.get("a")) == (["a", "d"], 4)
+
+    def test_what_is_forgotten_is_freed(self) -> None:
+        """With its last user."""
+        recent: Recent[int, Any] = Recent(1)
+        value = recent.get_or(0, Value)
+        gone = weakref.ref(value)
+        recent.put(1, Value())
+        assert gone() is value
+        del value
+        gc.collect()
+        assert gone() is None
+        recent.clear()
+        assert len(recent) == 0
+
+    def test_threads(self) -> None:
+        """That use it at the same time break nothing."""
+        recent: Recent[int, int] = Recent(3)
+        wrong: List[Any] = []
+
+        def use(seed: int) -> None:
+            for k in range(3000):
+                key = (k * seed) % 7
+                if recent.get_or(key, lambda key=key: key) != key:  # type: ignore[misc]
+                    wrong.append(key)
+
+        threads = [threading.Thread(target=use, args=(seed,)) for seed in (1, 2, 3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+        assert len(recent) == 3
