@@ -152,6 +152,12 @@ def inputs(owner: str, names: Sequence[str], values: Sequence[Any]) -> Tensors:
         )
     for name, value in zip(names, values):
         if not isinstance(value, Tensor):
+            if type(value).__module__.startswith("torch.fx"):
+                raise TypeError(
+                    f"{owner}: torch.fx.symbolic_trace cannot look through a neuron, which checks its input; keep "
+                    "neurons whole with a torch.fx.Tracer whose is_leaf_module returns True for spikecore.Neuron, or "
+                    "use torch.compile or torch.export"
+                )
             raise TypeError(f"{owner}: {name} is a {type(value).__name__}; give a tensor")
         if value.dtype not in _FLOATS:
             raise TypeError(f"{owner}: {name} has dtype {value.dtype}; give floating-point input, e.g. {name}.float()")

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from spikecore import checks
-from spikecore.backend import compute_dtype
+from spikecore.backend import Unsupported, compute_dtype
+from spikecore.lang.plain import is_compiling
 
 __all__ = ["Constant", "Delta", "Encoder", "Latency", "Poisson"]
 
@@ -98,6 +99,11 @@ class Poisson(Encoder):
             if x.device.type == "ipu":
                 way_out = "an IPU has none: leave it out, and set options.randomSeed(seed)"
             raise ValueError(f"generator is on {self.generator.device} but x is on {x.device}; {way_out}")
+        if self.generator is not None and is_compiling():
+            raise Unsupported(
+                "torch.compile cannot draw from a torch.Generator: leave generator= out and seed torch.manual_seed, or "
+                "encode before the compiled network"
+            )
         probability = (x.to(compute_dtype(x.dtype)) * self.gain + self.offset).clamp(0.0, 1.0)
         drawn = torch.rand((self.steps, *x.shape), generator=self.generator, device=x.device, dtype=probability.dtype)
         return (drawn < probability).to(x.dtype)

@@ -17,12 +17,13 @@ Rules of this module:
 from __future__ import annotations
 
 import math
-from typing import Optional, Tuple, Union
+from typing import Callable, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
 
 from spikecore.backend import compute_dtype
+from spikecore.lang.plain import is_compiling
 
 __all__ = ["ce_count", "ce_max_membrane", "ce_rate", "mse_count", "mse_membrane", "rate_regularizer", "rate_sparsity"]
 
@@ -247,7 +248,7 @@ def _compute(outputs: Tensor) -> Tensor:
 
 def _cross_entropy(log_p: Tensor, targets: Tensor) -> Tensor:
     """``-log_p[b, y_b]``, ``[B]``."""
-    return -log_p.gather(-1, targets.long().unsqueeze(-1)).squeeze(-1)
+    return -_indexed(lambda index: log_p.gather(-1, index), targets, log_p.shape[-1]).squeeze(-1)
 
 
 def _mean_square(error: Tensor) -> Tensor:
@@ -260,7 +261,25 @@ def _per_class(like: Tensor, targets: Tensor, *, on: float, off: float) -> Tenso
     Not one_hot, which reads the targets on the host on some devices; scatter checks their range where it runs.
     """
     wanted = torch.full_like(like, off)
-    return wanted.scatter(-1, targets.long().unsqueeze(-1), torch.full_like(like[:, :1], on))
+    ones = torch.full_like(like[:, :1], on)
+    return _indexed(lambda index: wanted.scatter(-1, index, ones), targets, like.shape[-1])
+
+
+def _indexed(function: Callable[[Tensor], Tensor], targets: Tensor, classes: int) -> Tensor:
+    """``function(targets[:, None])``; what torch says of a target that is no class becomes a sentence."""
+    index = targets.long().unsqueeze(-1)
+    if is_compiling():
+        return function(index)
+    try:
+        return function(index)
+    except (IndexError, RuntimeError) as error:
+        if "out of bounds" not in str(error):
+            raise
+        outside = targets[(targets < 0) | (targets >= classes)][:3].tolist()
+        raise IndexError(
+            f"targets has {', '.join(map(str, outside))}, out of range: the classes are 0 to {classes - 1}. There is "
+            "no ignore_index: leave these samples out, keep = targets >= 0; loss(outputs[:, keep], targets[keep])"
+        ) from error
 
 
 def _reduce(losses: Tensor, targets: Tensor, weight: Optional[Tensor], classes: int, reduction: str) -> Tensor:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore import checks, freed, misnamed, recompute, reuse
+from spikecore.backend import BackendError
 from spikecore.lang.plain import is_compiling
 
 State = Dict[str, Tensor]
@@ -135,6 +136,13 @@ class Stateful(nn.Module):
             # dtypes stay, and so does every bit: state is float32 or float64 whatever the parameters are turned into
             self.__dict__["_state"] = {name: _moved(fn(value), value) for name, value in self._state.items()}
         return super()._apply(fn, *args, **kwargs)
+
+    def __prepare_scriptable__(self) -> Any:
+        """What torch.jit.script asks for."""
+        raise BackendError(
+            f"torch.jit.script cannot compile a {type(self).__name__}, whose program is made when it is called; use "
+            "torch.compile or torch.export, or torch.jit.trace with backend='torch'"
+        )
 
     def __getstate__(self) -> Dict[str, Any]:
         content = {**self.__dict__, **_AT_REST, "_carrying": 0}

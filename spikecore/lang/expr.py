@@ -90,6 +90,54 @@ def _refuse(what: str, way_out: str) -> Callable[..., NoReturn]:
 
 _SEE_OPS = "see sc.ops for what there is"
 
+#: Methods of tensors that are operators here.
+_OPERATORS = {
+    "add": "x + y",
+    "sub": "x - y",
+    "subtract": "x - y",
+    "mul": "x * y",
+    "multiply": "x * y",
+    "div": "x / y",
+    "divide": "x / y",
+    "true_divide": "x / y",
+    "neg": "-x",
+    "negative": "-x",
+    "square": "x * x",
+    "reciprocal": "1.0 / x",
+    "rsqrt": "1.0 / sc.ops.sqrt(x)",
+    "ge": "x >= y",
+    "gt": "x > y",
+    "le": "x <= y",
+    "lt": "x < y",
+    "eq": "x == y",
+    "ne": "x != y",
+    "logical_and": "x & y",
+    "logical_or": "x | y",
+    "logical_not": "~x",
+    "relu": "sc.ops.maximum(x, 0.0)",
+    "float": "x",
+    "double": "x",
+    "half": "x",
+    "to": "x",
+    "clamp_min": "sc.ops.maximum(x, low)",
+    "clamp_max": "sc.ops.minimum(x, high)",
+}
+
+
+def _instead_of_method(name: str) -> str:
+    from spikecore.lang import ops
+
+    plain = name.rstrip("_")
+    if plain in _OPERATORS:
+        return f"write {_OPERATORS[plain]}"
+    function = ops.FROM_TORCH.get(plain)
+    if function is None:
+        return _SEE_OPS
+    arguments = {"clamp": "x, low, high", "power": "x, n", "where": "condition, x, y"}
+    arguments.update(dict.fromkeys(("minimum", "maximum"), "x, y"))
+    return f"write sc.ops.{function.__name__}({arguments.get(function.__name__, 'x')})"
+
+
 #: NumPy's name of an operator -> ours.
 _UFUNCS = {
     "add": "add",
@@ -167,7 +215,7 @@ class Expr:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise TraceError(f"the method .{name} is not part of the language{here()}; {_SEE_OPS}")
+        raise TraceError(f"the method .{name} is not part of the language{here()}; {_instead_of_method(name)}")
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         # NumPy takes over when its scalar stands on the left, as in np.sqrt(2.0) * x

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from types import CodeType, FrameType
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
-from spikecore.lang.expr import Expr, TraceError, lift
+from spikecore.lang.expr import Expr, TraceError, here, lift
 from spikecore.lang.node import Node, const, substitute, topological
 from spikecore.lang.numbers import Numbers
 from spikecore.lang.program import Program
@@ -32,6 +32,13 @@ class Names:
             raise AttributeError(name)
         known = ", ".join(values) or "none"
         raise TraceError(f"{self._owner} has no {self._kind} {name!r}; its {self._kind}s are: {known}")
+
+    def __getitem__(self, name: Any) -> Any:
+        short = {"state": "s", "parameter": "p"}.get(self._kind, self._kind)
+        known = name if name in self._values else next(iter(self._values), "v")
+        raise TraceError(
+            f"{self._kind}s of {self._owner} are attributes{here()}: write {short}.{known}, not [{name!r}]"
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)

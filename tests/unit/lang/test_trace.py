@@ -482,6 +482,7 @@ MIXED = "a Tensor is not part of the language as {role}{{here}}; declare it as a
 AS_NUMBER = " got a comparison ({what}){{here}}; turn it into a number with sc.ops.where(comparison, 1.0, 0.0)"
 AS_TRUTH = " got a number ({what}){{here}}; compare it with something first, as in v > 0"
 ARRAY = "a ndarray is not part of the language as operand of add{here}; declare it as a parameter of the neuron"
+METHOD = "the method .{name} is not part of the language{{here}}; write sc.ops.{way_out}"
 UNKNOWN = "{what} is not part of the language{{here}}; see sc.ops for what there is"
 
 #: What is written -> what is said, with ``{here}`` for file, line and source.
@@ -514,7 +515,7 @@ REFUSED = {
     "numpy ufunc": (lambda x, s, p: np.exp(x), UNKNOWN.format(what="numpy.exp")),
     "numpy array": (lambda x, s, p: np.ones(2) + x, ARRAY),
     "in place": (lambda x, s, p: torch.exp_(x), UNKNOWN.format(what="torch.exp_")),
-    "numpy function": (lambda x, s, p: np.clip(x, 0, 1), UNKNOWN.format(what="the method .clip")),
+    "numpy function": (lambda x, s, p: np.clip(x, 0, 1), METHOD.format(name="clip", way_out="clamp(x, low, high)")),
     "torch.erf": (lambda x, s, p: torch.erf(x), UNKNOWN.format(what="torch.erf")),
     "torch.nn.functional": (
         lambda x, s, p: torch.nn.functional.softplus(x),
@@ -540,7 +541,7 @@ REFUSED = {
         lambda x, s, p: x == "a",
         "a str is not part of the language as operand of eq{here}; use traced values and Python numbers only",
     ),
-    "method": (lambda x, s, p: x.exp(), UNKNOWN.format(what="the method .exp")),
+    "method": (lambda x, s, p: x.exp(), METHOD.format(name="exp", way_out="exp(x)")),
     "comparison + number": (lambda x, s, p: (x > 0) + 1.0, "add" + AS_NUMBER.format(what="x > 0")),
     "exp(comparison)": (lambda x, s, p: sc.ops.exp(x > 0), "exp" + AS_NUMBER.format(what="x > 0")),
     "select(comparison)": (lambda x, s, p: sc.ops.select(x > 0, x, s.v), "select" + AS_NUMBER.format(what="x > 0")),
