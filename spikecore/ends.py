@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from spikecore.lang import Node, Program, once
-from spikecore.lang.reach import reach
+from spikecore.lang.reach import differentiable_leaves, reach
 
 
 class _Ends(torch.autograd.Function):
@@ -44,9 +44,8 @@ class _Ends(torch.autograd.Function):
 class _Rules:
     """Which of the tensors behind the values get a zero gradient."""
 
-    def __init__(self, program: Program, record: Tuple[str, ...], at_rest: bool, sources: Sequence[Tuple[str, str]]):
+    def __init__(self, program: Program, record: Tuple[str, ...], sources: Sequence[Tuple[str, str]]) -> None:
         self.program, self.record, self.sources = program, record, sources
-        self.rest = list(zip(program.states, program.rest)) if at_rest else []
 
     def zero(self, present: Sequence[bool]) -> List[bool]:
         """For the states after the last step, and for the sources, given which values have a cotangent."""
@@ -54,10 +53,9 @@ class _Rules:
         m = n + len(self.record)
         trace = tuple(name for name, there in zip(self.record, present[n:m]) if there)
         found = reach(program, tuple(present[:n]), trace, any(present[m:]))
-        leaves = set(found.leaves)
-        leaves |= {rest for name, rest in self.rest if Node("state", (), name) in found.leaves}
         live = [name in found.live for name in program.states]
-        return [*live, *(Node(kind, (), name) not in leaves for kind, name in self.sources)]
+        # whether a path leads to a first state, and to the parameter that it is, depends on the number of steps
+        return [*live, *(kind == "state" or Node(kind, (), name) not in found.leaves for kind, name in self.sources)]
 
 
 def needed(program: Program, learn: Sequence[str]) -> bool:
@@ -70,15 +68,10 @@ def needed(program: Program, learn: Sequence[str]) -> bool:
     for node in program.nodes:
         if node.op in ("sqrt", "log", "power") or (node.op == "div" and node.args[1] not in fixed):
             return True
-    none = (False,) * len(program.outputs)
-    alone = [((*none[:k], True, *none[k + 1 :]), (), False) for k in range(len(none))]
-    results = [
-        *alone,
-        *((none, (name,), False) for name in program.states),
-        *([(none, (), True)] * bool(program.states)),
-    ]
+    # within one step, since there may be no more
     sources = [leaf for leaf in program.leaves if leaf.op != "param" or leaf.attr in learn]
-    return any(leaf not in reach(program, *result).leaves for result in results for leaf in sources)
+    reached = [differentiable_leaves([root]) for root in (*program.outputs, *program.next)]
+    return any(leaf not in leaves for leaves in reached for leaf in sources)
 
 
 def tied(
@@ -99,8 +92,7 @@ def tied(
     n, m = len(outputs), len(outputs) + len(record)
     learnt = [(kind, name, tensor) for kind, name, tensor in sources if tensor.requires_grad]
     if learnt and torch.is_grad_enabled():
-        at_rest = not any(kind == "state" for kind, _, _ in sources)
-        rules = _Rules(program, record, at_rest, [(kind, name) for kind, name, _ in learnt])
+        rules = _Rules(program, record, [(kind, name) for kind, name, _ in learnt])
         behind = [*now, *(tensor for _, _, tensor in learnt)]
         values = list(_Ends.apply(rules, len(values), *values, *behind))
     return values[:n], values[n:m], values[m:]
