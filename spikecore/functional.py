@@ -7,8 +7,9 @@ neurons is warned of: it is the wrong one, or its neurons are another library's.
 from __future__ import annotations
 
 import warnings
+import weakref
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Iterator, List, Optional, Sequence
+from typing import TYPE_CHECKING, Dict, Iterator, List, MutableMapping, Optional, Sequence, Tuple
 
 from torch import nn
 
@@ -20,6 +21,9 @@ from spikecore.state import Stateful
 if TYPE_CHECKING:
     from spikecore.selection import Request
 
+#: Networks that were searched for neurons at two places: how many neurons they had, and what was found.
+_searched: MutableMapping[nn.Module, Tuple[int, Dict[nn.Module, Tuple[str, str]]]] = weakref.WeakKeyDictionary()
+
 
 def stateful_modules(net: nn.Module) -> List[Stateful]:
     """The modules of ``net`` that hold state, itself included."""
@@ -28,22 +32,28 @@ def stateful_modules(net: nn.Module) -> List[Stateful]:
     return [module for module in net.modules() if isinstance(module, Stateful)]
 
 
-def check_places(net: nn.Module, carries: bool = False) -> None:
-    """Raise ValueError if a neuron that carries its state is at two places of ``net``; ``carries``: if all will."""
-    for module in stateful_modules(net):
-        if carries or module.continues:
-            names = reuse.registered_twice(net, module)
-            if names is not None:
-                raise ValueError(
-                    f"{type(module).__name__} carries its state and is in the network twice, as {names[0]!r} and "
-                    f"{names[1]!r}: each would go on from the other's state; make a neuron for each place"
-                )
+def check_places(net: nn.Module, carries: bool = False) -> List[Stateful]:
+    """The modules that hold state. ValueError if one that carries it is at two places; ``carries``: if all will."""
+    modules = stateful_modules(net)
+    if not any(carries or module.continues for module in modules):
+        return modules
+    # a search of names takes far longer than a reset, and a network that was searched rarely changes
+    size, twice = _searched.get(net, (-1, {}))
+    if size != len(modules):
+        twice = reuse.registered_twice(net)
+        _searched[net] = len(modules), twice
+    for module, (first, second) in twice.items():
+        if isinstance(module, Stateful) and (carries or module.continues):
+            raise ValueError(
+                f"{type(module).__name__} carries its state and is in the network twice, as {first!r} and {second!r}: "
+                "each would go on from the other's state; make a neuron for each place"
+            )
+    return modules
 
 
 def _neurons(net: nn.Module, function: str, carries: bool = False) -> List[Stateful]:
     """The stateful modules of ``net``, for a function that its user calls."""
-    modules = stateful_modules(net)
-    check_places(net, carries)
+    modules = check_places(net, carries)
     if not modules:
         # of the caller of the function that asked; carry_state is called through contextlib
         level = 4 if function == "carry_state" else 3

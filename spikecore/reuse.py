@@ -13,6 +13,7 @@ first dimension, which is time.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from types import CodeType, FrameType
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
@@ -110,15 +111,17 @@ SPLITS_TIME = (
 )
 
 
-def registered_twice(net: nn.Module, module: nn.Module) -> Optional[Tuple[str, str]]:
-    """Two names of ``module`` in one container of ``net`` that runs both; None if there are none."""
-    names = [name for name, one in net.named_modules(remove_duplicate=False) if one is module]
-    for i, first in enumerate(names):
-        for second in names[i + 1 :]:
-            shared = _shared(first, second)
-            if isinstance(net.get_submodule(shared), (nn.Sequential, nn.ModuleList)):
-                return first, second
-    return None
+def registered_twice(net: nn.Module) -> Dict[nn.Module, Tuple[str, str]]:
+    """The modules that one container of ``net`` runs twice, each with two of its names."""
+    names: Dict[nn.Module, List[str]] = {}
+    for name, module in net.named_modules(remove_duplicate=False):
+        names.setdefault(module, []).append(name)
+    found: Dict[nn.Module, Tuple[str, str]] = {}
+    for module, places in names.items():
+        for first, second in itertools.combinations(places, 2):
+            if isinstance(net.get_submodule(_shared(first, second)), (nn.Sequential, nn.ModuleList)):
+                found.setdefault(module, (first, second))
+    return found
 
 
 def _shared(first: str, second: str) -> str:

@@ -119,8 +119,9 @@ class Stateful(nn.Module):
         slot = self._slot()
         slot["_state"] = state
         if not is_compiling():
-            calls = None if state is None else slot.get("_calls")
-            slot.update(_AT_REST, _calls=calls)
+            slot["_cut"], slot["_passed"] = 0, None
+            if state is None:
+                slot["_calls"] = None
 
     def _detach(self) -> None:
         state = self.state
