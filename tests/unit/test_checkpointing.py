@@ -194,6 +194,8 @@ def test_block_of_carried_state_inside(reentrant):
 @pytest.mark.parametrize("step", ["multi", "single"])
 def test_nested_regions(outer, inner, step):
     """A region within a region; the state is carried into the outer one."""
+    if not outer and not hasattr(torch.utils.checkpoint, "_CheckpointFrame"):
+        pytest.skip("before torch 2.1 no region may lie in one with use_reentrant=False")
 
     def run(outer, inner, net, x):
         with sc.carry_state(net):
