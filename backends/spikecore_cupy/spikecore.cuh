@@ -148,10 +148,9 @@ __device__ __forceinline__ float full_quotient(float a, float b) {
 // A number over b to within two units in the last place; infinite where b is below 2^-124. A GPU's own reciprocal is 0
 // above 2^126. The quotient of an ordinary number is then under 2^-102, and 0 will do; that of a large one is not, and
 // the reciprocal of a quarter of b is not 0. The compiler keeps one of the two where it knows the number; a surrogate's
-// number, an argument of the kernel, is the same for all threads, and may be 0, which times an infinity is no 0.
+// number, an argument of the kernel, is the same for all threads, and is not 0 (spikecore.lang.numbers, numerator_of).
 __device__ __forceinline__ float quotient(float number, float b) {
 #ifdef __CUDA_ARCH__
-    if (number == 0.0f) return full_quotient(number, b);
     const float part = fabsf(number) <= 16777216.0f ? 1.0f : 0.25f;
     float x;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(x) : "f"(part * b));

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from spikecore.lang.node import CHOICE, LOGIC, Attribute, Node, const
-from spikecore.lang.numbers import parameter_of
+from spikecore.lang.numbers import numerator_of, parameter_of
 
 
 class TraceError(TypeError):
@@ -75,7 +75,8 @@ def lift(value: Any, role: str = "value") -> Node:
 
 def _binary(op: str, swap: bool = False) -> Callable[[Expr, Any], Expr]:
     def method(self: Expr, other: Any) -> Expr:
-        left, right = self.node, lift(other, f"operand of {op}")
+        known = numerator_of(other) if op == "div" and swap else None
+        left, right = self.node, known or lift(other, f"operand of {op}")
         return Expr(make(op, right, left) if swap else make(op, left, right))
 
     return method

@@ -9,6 +9,7 @@ with kernels of its own. Rules of this module:
   becomes a parameter of the program. The host computes its value, in float64, as it did when it was a constant.
 - What Python does with a number beyond arithmetic (``if alpha > 1``, ``math.sqrt(alpha)``, ``int(alpha)``) is no longer
   followed: it is part of the program, which is traced again for every surrogate.
+- A 0 that a traced value divides is a constant all the same (:func:`numerator_of`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from spikecore.lang.node import Node, const, topological
+
+#: The smallest normal number of float32.
+_SMALLEST = 2.0**-126
 
 _current: ContextVar[Optional[Numbers]] = ContextVar("spikecore_numbers", default=None)
 
@@ -95,6 +99,17 @@ def parameter_of(value: Any) -> Optional[Node]:
     """The parameter that a number of the trace that is going on becomes; None for any other value."""
     if isinstance(value, Number) and value.numbers is _current.get():
         return value.numbers.parameter(value)
+    return None
+
+
+def numerator_of(value: Any) -> Optional[Node]:
+    """The constant that a surrogate's number becomes above a traced value if it is 0; None for any other value.
+
+    An approximate division of 16-bit kernels would otherwise look for a 0 in every step, which took an eighth of the
+    speed of LIF in bfloat16 on an H200. What is below float32's normal numbers counts as 0, which it may be there.
+    """
+    if isinstance(value, Number) and abs(value) < _SMALLEST:
+        return const(float(value))
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from pathlib import Path
-from typing import Any, Callable, List
+from typing import Any, Callable, List, Tuple
 
 import pytest
 import torch
@@ -14,6 +14,10 @@ from torch import Tensor, nn
 import spikecore as sc
 from spikecore import registry
 from spikecore.backend import Spec
+from spikecore.lang import Program
+from spikecore.recent import KERNELS, Recent
+from spikecore_cupy import device
+from spikecore_cupy.backend import CupyBackend
 
 pytestmark = pytest.mark.gpu
 
@@ -68,18 +72,38 @@ def compilations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> List[int]:
 
     monkeypatch.setattr(nvrtc, "compileProgram", compile_program)
     monkeypatch.setenv("SPIKECORE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(device, "_kernels", Recent(KERNELS))
     return count
 
 
-def test_kernels_are_kept_on_disk(compilations: List[int], tmp_path: Path, noise: Noise) -> None:
-    """The first use compiles each kernel once, and keeps code and text; other objects and sizes compile nothing."""
-    from spikecore_cupy.backend import CupyBackend
+@pytest.fixture
+def new_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], CupyBackend]:
+    """Makes a backend that finds no kernel in memory, as in a new process."""
 
-    program, spec = sc.LIF().program, Spec(torch.float32, 4, ("number",) * 3, final=False)
+    def make() -> CupyBackend:
+        monkeypatch.setattr(device, "_kernels", Recent(KERNELS))
+        return CupyBackend()
+
+    return make
+
+
+def lif_of_four_steps() -> Tuple[Program, Spec, Tuple[float, ...]]:
+    """The program, the spec and the values of the parameters of a LIF, those of its surrogate included."""
+    neuron = sc.LIF()
+    program = neuron.program
+    values = (2.0, 1.0, 0.0, *neuron._numbers.values())
+    return program, Spec(torch.float32, 4, ("number",) * len(values), final=False), values
+
+
+def test_kernels_are_kept_on_disk(
+    compilations: List[int], new_process: Callable[[], CupyBackend], tmp_path: Path, noise: Noise
+) -> None:
+    """The first use compiles each kernel once, and keeps code and text; other processes and sizes compile nothing."""
+    program, spec, values = lif_of_four_steps()
 
     def use(backend: CupyBackend, size: int) -> Tensor:
         x = noise(4, size).requires_grad_()
-        (out,), _, _ = backend.runner(program, spec)((x,), None, (2.0, 1.0, 0.0), ())
+        (out,), _, _ = backend.runner(program, spec)((x,), None, values, ())
         out.sum().backward()
         torch.cuda.synchronize()
         return out
@@ -93,21 +117,21 @@ def test_kernels_are_kept_on_disk(compilations: List[int], tmp_path: Path, noise
     assert sorted("lif_backward" in text for text in texts) == [False, True]
     use(first, 2000)
     use(first, 123456)
-    assert torch.equal(use(CupyBackend(), 1000), out)
-    use(CupyBackend(), 4000)
+    assert torch.equal(use(new_process(), 1000), out)
+    use(new_process(), 4000)
     assert len(compilations) == made
 
 
-def test_a_broken_entry_is_compiled_again(compilations: List[int], tmp_path: Path, noise: Noise) -> None:
+def test_a_broken_entry_is_compiled_again(
+    compilations: List[int], new_process: Callable[[], CupyBackend], tmp_path: Path, noise: Noise
+) -> None:
     """What is on disk and is not whole does no harm."""
-    from spikecore_cupy.backend import CupyBackend
-
-    program, spec = sc.LIF().program, Spec(torch.float32, 4, ("number",) * 3, final=False)
-    call = ((noise(4, 1000),), None, (2.0, 1.0, 0.0), ())
+    program, spec, values = lif_of_four_steps()
+    call = ((noise(4, 1000),), None, values, ())
     out = CupyBackend().runner(program, spec)(*call)[0][0]
     (entry,) = (tmp_path / "cupy").glob("*.cubin")
     entry.write_bytes(entry.read_bytes()[:-100])
-    assert torch.equal(CupyBackend().runner(program, spec)(*call)[0][0], out)
+    assert torch.equal(new_process().runner(program, spec)(*call)[0][0], out)
     assert len(compilations) == 2
 
 
@@ -152,12 +176,10 @@ def test_autocast(dtype: torch.dtype, noise: Noise) -> None:
 
 def test_the_text_on_disk_is_the_text_that_runs(compilations: List[int], tmp_path: Path, noise: Noise) -> None:
     """What :meth:`CupyBackend.text` shows of a call is what was compiled for it."""
-    from spikecore_cupy.backend import CupyBackend
-
-    program, spec = sc.LIF().program, Spec(torch.float32, 4, ("number",) * 3, final=False)
+    program, spec, values = lif_of_four_steps()
     backend = CupyBackend()
     x = noise(4, 4000).requires_grad_()
-    backend.runner(program, spec)((x,), None, (2.0, 1.0, 0.0), ())[0][0].sum().backward()
+    backend.runner(program, spec)((x,), None, values, ())[0][0].sum().backward()
     torch.cuda.synchronize()
     kept = {path.read_text(encoding="utf-8") for path in (tmp_path / "cupy").glob("*.cu")}
     assert kept == set(backend.source(program, spec).values())

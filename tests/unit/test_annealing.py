@@ -82,6 +82,23 @@ def test_a_whole_number_for_a_float_is_a_float():
     assert type(S.SquarewaveFourier(n=3).n) is int
 
 
+def test_a_zero_above_a_division_is_a_constant():
+    """So is what float32 may have as a zero: kernels need not look for it at every step. Others are arguments."""
+    divided = sc.IF(surrogate=S.SuperSpike(2.5)), sc.IF(surrogate=Loose(1e-45)), sc.IF(surrogate=Loose(0.0))
+    assert [neuron.program.numbers for neuron in divided] == [("alpha",), (), ()]
+    assert torch.equal(slope(Loose(0.0)), torch.zeros_like(slope(Loose(0.0))))
+
+
+@dataclass(frozen=True)
+class Loose(sc.Surrogate):
+    """``alpha / (1 + u^2)`` for any number."""
+
+    alpha: float = 1.0
+
+    def derivative(self, u):
+        return self.alpha / (1.0 + u * u)
+
+
 def test_annealing_compiles_nothing(monkeypatch):
     """A hundred surrogates of one class have one runner, and each has its own gradient."""
     compiled = []
