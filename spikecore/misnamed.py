@@ -11,9 +11,10 @@ A misspelt attribute, or one of another library, would be kept by Python and cha
 from __future__ import annotations
 
 import difflib
+import inspect
 import sys
-from types import FrameType
-from typing import Any, Collection, Dict, Iterable, Optional
+from types import CodeType, FrameType, FunctionType
+from typing import Any, Collection, Dict, Iterable, Optional, Set, Type
 
 from torch import Tensor, nn
 
@@ -99,7 +100,24 @@ def _is_own(module: nn.Module) -> bool:
             if first and str(frame.f_globals.get("__name__")).partition(".")[0] == "torch":
                 return True
             first = False
-            if code.co_argcount and frame.f_locals.get(code.co_varnames[0]) is module:
+            if (
+                code.co_argcount
+                and frame.f_locals.get(code.co_varnames[0]) is module
+                and code in _methods(type(module))
+            ):
                 return True
         frame = frame.f_back
     return False
+
+
+def _methods(cls: Type[nn.Module]) -> Set[CodeType]:
+    """The code of the methods of a class, but for torch's: ``net.apply(function)`` would make any function one."""
+    found: Set[CodeType] = set()
+    for base in cls.__mro__:
+        if base.__module__.partition(".")[0] != "torch":
+            for value in vars(base).values():
+                accessors = (value.fget, value.fset) if isinstance(value, property) else (value,)
+                for function in map(inspect.unwrap, filter(callable, accessors)):
+                    if isinstance(function, FunctionType):
+                        found.add(function.__code__)
+    return found

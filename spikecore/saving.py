@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Dict, Mapping, Union
 
@@ -35,7 +36,8 @@ def save_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], **parts
             os.fsync(file.fileno())
         os.replace(name, str(path))
     except BaseException:
-        os.unlink(name)
+        with suppress(FileNotFoundError):  # an interrupt may come between the replacement and here
+            os.unlink(name)
         raise
 
 

@@ -23,6 +23,7 @@ import re
 import stat
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
@@ -232,7 +233,8 @@ def _place(kind: str, name: str, content: bytes) -> None:
                 file.write(content)
             os.replace(temporary, path)
         except BaseException:
-            os.unlink(temporary)
+            with suppress(FileNotFoundError):  # an interrupt may come between the replacement and here
+                os.unlink(temporary)
             raise
         if next(_writes) % _EVERY == 0:
             trim()

@@ -106,6 +106,18 @@ def test_a_tensor_under_a_name_that_means_something():
             setattr(lif, name, torch.zeros(1))
 
 
+def test_functions_are_no_methods():
+    """A function that is given the neuron may set no more than the script that calls it, ``net.apply`` included."""
+
+    def configure(lif):
+        lif.tua = 3.0
+
+    with pytest.raises(AttributeError, match="did you mean 'tau'"):
+        configure(sc.LIF())
+    with pytest.raises(AttributeError, match="did you mean 'tau'"):
+        sc.LIF().apply(configure)
+
+
 def test_feedback():
     """Recurrent has names, too."""
     with pytest.raises(AttributeError, match="^Recurrent has no attribute 'tau'"):

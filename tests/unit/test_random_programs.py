@@ -14,11 +14,26 @@ from spikecore.lang import eager
 from spikecore.testing.random_programs import Difference, check_many
 from spikecore.testing.random_programs.case import draw, rounded
 from spikecore.testing.random_programs.tree import built, source
+from spikecore_torch.backend import Walk as TorchWalk
 
 
 def test_the_reference_gives_what_the_oracle_gives() -> None:
     """Values, traces, final states and gradients of random programs; the seed is new in each run, and printed."""
     check_many("torch", 60)
+
+
+def test_a_backend_without_gradients_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right values that have lost their graph are a difference."""
+    walk = TorchWalk.__call__
+
+    def detached(self: TorchWalk, *args: object) -> object:
+        outputs, final, trace = walk(self, *args)  # type: ignore[arg-type]
+        bare = [None if part is None else tuple(value.detach() for value in part) for part in (outputs, final, trace)]
+        return tuple(bare)
+
+    monkeypatch.setattr(TorchWalk, "__call__", detached)
+    with pytest.raises(AssertionError, match="gradient of"):
+        check_many("torch", 10)
 
 
 def test_the_operations_of_the_ipu_backend_give_what_the_oracle_gives(monkeypatch: pytest.MonkeyPatch) -> None:

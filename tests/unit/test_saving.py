@@ -81,3 +81,17 @@ def test_a_kill_leaves_a_whole_file(tmp_path, moment):
     done = subprocess.run([sys.executable, "-c", code], check=False)
     assert done.returncode == -signal.SIGKILL
     assert sc.load_checkpoint(path, SETTINGS)["epoch"] == 1
+
+
+def test_an_interrupt_behind_the_replacement_is_an_interrupt(tmp_path, monkeypatch):
+    """Ctrl-C is not hidden by an error about the temporary file, which is gone by then; the new file is whole."""
+    replace = os.replace
+
+    def interrupted(*names):
+        replace(*names)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sc.save_checkpoint(tmp_path / "run.pt", SETTINGS, epoch=3)
+    assert sc.load_checkpoint(tmp_path / "run.pt", SETTINGS)["epoch"] == 3

@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, Tuple
 import torch
 from llvmlite import binding as llvm
 
-from spikecore.backend import BackendUnavailable
+from spikecore.backend import BackendError, BackendUnavailable
 from spikecore.kernels.cache import key_of, meaning
 from spikecore.locking import Lock
 from spikecore.recent import KERNELS, Recent
@@ -51,7 +51,7 @@ def compiled(source: Source, dtype: torch.dtype, compute: torch.dtype) -> Functi
         if function is None:
             entry = cache.read(key)
             if entry is None or not all(map(_resolved, entry.symbols)):
-                entry = _compile(source, types)
+                entry = _made(source, types)
                 cache.write(key, entry, source.text)
             function = _functions.put(key, _load(entry))
     return function
@@ -88,6 +88,22 @@ def _environment() -> Tuple[str, ...]:
 
 
 # -- text to machine code
+
+
+def _made(source: Source, types: Tuple[str, ...]) -> cache.Entry:
+    """The compiled kernel. What Numba or LLVM cannot compile is a :class:`BackendError`, as an automatic choice expects
+    of a program that another backend should compute.
+    """
+    try:
+        return _compile(source, types)
+    except (BackendError, MemoryError):
+        raise
+    except Exception as error:
+        said = str(error).strip().splitlines() or ["no text"]
+        raise BackendError(
+            f"backend 'numba' cannot compile kernel {source.name}: {type(error).__name__}: {said[0]}; "
+            "choose backend='torch' for this neuron"
+        ) from error
 
 
 def _compile(source: Source, types: Tuple[str, ...]) -> cache.Entry:

@@ -13,7 +13,7 @@ import torch
 
 import spikecore as sc
 from spikecore import selection
-from spikecore.backend import Unsupported
+from spikecore.backend import BackendError, Unsupported
 from spikecore.registry import default_registry
 
 
@@ -141,3 +141,28 @@ def test_a_numba_that_cannot_be_imported_stops_nobody(tmp_path: Path) -> None:
     assert same == "True", done.stderr
     assert error.startswith("backend 'numba' cannot compile here: importing Numba raised ModuleNotFoundError: ")
     assert "backend 'torch' computes instead of 'numba', which was chosen automatically" in done.stderr
+
+
+def test_what_numba_cannot_compile_the_reference_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of Numba's own is one of the backend: an automatic choice goes on, a named one says which kernel."""
+
+    def broken(source: Any, types: Any) -> Any:
+        raise ValueError("no way to lower this\nand more")
+
+    monkeypatch.setattr("spikecore_numba.compiler._compile", broken)
+    x = torch.rand(3, 5)
+
+    class Uncompiled(sc.Neuron):
+        """A program that no test has compiled."""
+
+        states = {"v": 0.0}
+
+        def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+            v = s.v * 0.3125 + x * 1.0078125
+            return v, {"v": v}
+
+    with pytest.raises(BackendError, match="cannot compile kernel uncompiled_forward: ValueError: no way to lower"):
+        Uncompiled(backend="numba")(x)
+    with pytest.warns(RuntimeWarning, match="no way to lower this"):
+        found = Uncompiled()(x)
+    assert torch.equal(found, Uncompiled(backend="torch")(x))
