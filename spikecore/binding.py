@@ -28,7 +28,7 @@ from spikecore.registry import AUTO_NAME
 from spikecore.selection import Request, Resolved, resolve
 from spikecore.state import Stateful
 
-#: Counts definitions; each is told apart from every other until its program is known.
+#: Unique id of a definition until the hash of its program is known.
 _definitions = itertools.count()
 _UNTRACED = "definition "
 

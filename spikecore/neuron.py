@@ -111,7 +111,7 @@ class Neuron(Ranged):
         if self._program is None:
             names = self.reset_states if self.reset_states is not None else tuple(self.states)
             # in dynamics self.tau means p.tau: as a number it would be frozen into the program
-            # what is set from here on, and was not there, the definition cannot have read
+            # attributes added after tracing cannot affect the program
             self._read = frozenset((*self.__dict__, *self.configuration))
             twin = object.__new__(type(self))
             twin.__dict__.update(self.__dict__)
@@ -195,7 +195,7 @@ class Neuron(Ranged):
         self, inputs: Sequence[Tensor], state: Optional[Mapping[str, Tensor]], record: Tuple[str, ...], final: bool
     ) -> Tuple[Tensors, Optional[State], Tensors]:
         owner = type(self).__name__
-        quick = self._quick  # this one: what changes from here on begins another
+        quick = self._quick  # kept: a concurrent change replaces the dict, and the new one must not get our entry
         inputs = checks.inputs(owner, self.inputs, inputs)
         x = inputs[0]
         named = self._values()

@@ -104,7 +104,7 @@ class Walker:
                 seen[-1] = value
             for name, value in zip(record, traced):
                 trace[name][-1] = value
-        # a state may be an input or a parameter itself, or one value seen many times: what is given back is its own
+        # cloned: a state may alias an input, a parameter or an expanded value
         final = tuple(value.clone(memory_format=torch.contiguous_format) for value in now) if self.final else None
         return (
             tuple(_stack(seen, inputs[0]) for seen in outputs),
@@ -134,5 +134,5 @@ def _full(value: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _stack(values: List[Tensor], x: Tensor) -> Tensor:
-    # without steps, of the graph of the input all the same, so that the call can be differentiated
+    # T = 0: stay connected to the input, so that backward works
     return torch.stack(values) if values else x[:0].clone()

@@ -1,6 +1,6 @@
 """A runner: from a call's arguments to the autograd boundary and back.
 
-The boundary has two doors with the same room behind them (:mod:`spikecore.kernels.execution`): an
+The boundary has two entry points that share one implementation (:mod:`spikecore.kernels.execution`): an
 ``autograd.Function``, which is quicker for small layers, and ops registered with torch, which ``torch.compile`` can
 look through.
 """
