@@ -1,7 +1,7 @@
-"""Tensors whose memory holds what they say.
+"""Tensors whose memory holds their values, materialised from those whose memory does not.
 
-Kernels read memory, and some tensors of torch are more than their memory, or have none: lazily negated views hold the
-opposite numbers, the zeros that autograd passes on (``torch._efficientzerotensor``) and fake tensors have no memory,
+Kernels read memory, and some tensors of torch are more than their memory, or have none: the memory of lazily negated
+views (torch's neg bit) has the wrong sign, the zeros that autograd passes on (``torch._efficientzerotensor``) and fake tensors have no memory,
 and a storage can be freed under its tensors (``untyped_storage().resize_(0)``, as sharded training does).
 """
 
