@@ -1,8 +1,9 @@
 """Tensors whose memory holds their values, materialised from those whose memory does not.
 
 Kernels read memory, and some tensors of torch are more than their memory, or have none: the memory of lazily negated
-views (torch's neg bit) has the wrong sign, the zeros that autograd passes on (``torch._efficientzerotensor``) and fake tensors have no memory,
-and a storage can be freed under its tensors (``untyped_storage().resize_(0)``, as sharded training does).
+views (torch's neg bit) has the wrong sign, the zeros that autograd passes on (``torch._efficientzerotensor``) and
+fake tensors have no memory, and a storage can be freed under its tensors (``untyped_storage().resize_(0)``, as sharded
+training does).
 """
 
 from __future__ import annotations

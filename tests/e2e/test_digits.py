@@ -77,6 +77,7 @@ def test_a_backend_that_cannot_be_had_is_a_sentence(tmp_path, how):
 STOPPING = """
 import os, runpy, signal, sys
 import spikecore as sc
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores Ctrl-C
 save, left, number = sc.save_checkpoint, int(sys.argv[1]), int(sys.argv[2])
 def saved(*args, **kwargs):
     global left
