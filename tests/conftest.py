@@ -8,6 +8,7 @@ import pytest
 
 from spikecore import selection
 from spikecore.candidates import OWN
+from spikecore.registry import default_registry
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -17,3 +18,12 @@ def _no_plugin_unasked() -> Iterator[None]:
     selection.AUTO = {device: tuple(n for n in names if n not in OWN) for device, names in before.items()}
     yield
     selection.AUTO = before
+
+
+@pytest.fixture
+def emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The ipu backend serves by its emulator, also where an earlier test of the process found that it cannot."""
+    monkeypatch.setenv("SPIKECORE_IPU_EMULATOR", "1")
+    default_registry().refresh()
+    yield
+    default_registry().refresh()

@@ -13,10 +13,7 @@ from spikecore.testing.random_programs.edges import TABLE, check_edges, check_pa
 
 BACKENDS = ("torch", "ipu")
 
-
-@pytest.fixture(autouse=True)
-def _emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPIKECORE_IPU_EMULATOR", "1")
+pytestmark = pytest.mark.usefixtures("emulator")
 
 
 @pytest.mark.parametrize("operation", TABLE)

@@ -36,9 +36,9 @@ def test_a_backend_without_gradients_is_caught(monkeypatch: pytest.MonkeyPatch) 
         check_many("torch", 10)
 
 
-def test_the_operations_of_the_ipu_backend_give_what_the_oracle_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("emulator")
+def test_the_operations_of_the_ipu_backend_give_what_the_oracle_gives() -> None:
     """The same, called eagerly."""
-    monkeypatch.setenv("SPIKECORE_IPU_EMULATOR", "1")
     check_many("ipu", 30)
 
 
