@@ -16,13 +16,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from spikecore.checks import shown
-from spikecore.lang.plain import is_compiling
+from spikecore.lang.plain import dispatch_modes, is_compiling
 
 Named = Sequence[Tuple[str, Any]]
 
@@ -76,9 +76,6 @@ class Interval:
 
 
 Bounds = Mapping[str, Interval]
-
-#: How many modes look at every op that torch dispatches, such as those that record a graph.
-_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", int)
 
 POSITIVE = Interval(0.0, open=True)
 
@@ -198,6 +195,6 @@ def _may_change(value: Tensor) -> bool:
         and (value.is_cpu or value.is_cuda or value.device.type != "ipu")
         and torch._C._get_tracing_state() is None
         and not torch._C._are_functorch_transforms_active()
-        and not _modes()
+        and not dispatch_modes()
         and not value.is_inference()
     )

@@ -11,7 +11,7 @@ import copy
 from typing import Any, Callable, Optional, Sequence, Tuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import forward_ad
 
 from spikecore.backend import BackendError, ParamValue, Runner, Spec, Tensors, Unsupported
@@ -21,14 +21,10 @@ from spikecore.kernels.registered import key_of, register, run_registered
 from spikecore.kernels.second import Again, Second
 from spikecore.lang import Program
 from spikecore.lang.eager import Straight
-from spikecore.lang.plain import is_compiling
+from spikecore.lang.plain import PLAIN, dispatch_modes, is_compiling
 
-#: How many modes look at every op that torch dispatches, such as those that record a graph.
-_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", int)
 #: The innermost transform of torch.func, or None.
 _transform: Callable[[], Any] = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None)
-#: Tensors with memory of their own. Others, such as those that stand for shapes only, go through torch's dispatcher.
-_PLAIN = (Tensor, nn.Parameter)
 
 
 class KernelRunner:
@@ -76,7 +72,7 @@ class KernelRunner:
     def _cross(self, call: Call, tensors: Tensors) -> Sequence[Tensor]:
         self._refuse(tensors)
         save = torch.is_grad_enabled() and True in [tensor.requires_grad for tensor in tensors]
-        if is_compiling() or type(tensors[0]) not in _PLAIN or _modes():
+        if is_compiling() or type(tensors[0]) not in PLAIN or dispatch_modes():
             return run_registered(self.key, call, tensors, save)
         if save:
             crossed: Sequence[Tensor] = _Boundary.apply(self.execution, self.second, call, *tensors)

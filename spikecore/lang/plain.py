@@ -24,9 +24,10 @@ def _never() -> bool:
 is_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", _never)
 _transforms: Callable[[], bool] = torch._C._are_functorch_transforms_active
 #: How many modes look at every op that torch dispatches, such as those that record a graph.
-_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", int)
+dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", int)
 _tracing: Callable[[], object] = torch._C._get_tracing_state
-_PLAIN = (Tensor, nn.Parameter)
+#: Tensors with memory of their own; others, such as those that stand for shapes only, go through torch's dispatcher.
+PLAIN = (Tensor, nn.Parameter)
 
 #: dtype -> the integers of that size.
 _BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
@@ -37,10 +38,10 @@ _MANY = 1 << 12
 def is_plain(x: Tensor) -> bool:
     """Whether only autograd in reverse mode may follow what is computed from ``x``."""
     return (
-        type(x) in _PLAIN
+        type(x) in PLAIN
         and not is_compiling()
         and not _transforms()
-        and not _modes()
+        and not dispatch_modes()
         and forward_ad._current_level < 0
         and _tracing() is None
     )

@@ -80,9 +80,9 @@ def check(
             same = np.abs(ours - wanted) <= tolerance
         if not same.all():
             at = tuple(int(i) for i in np.argwhere(~same)[0])
-            room = "" if tolerance is None else f" to within {np.broadcast_to(tolerance, wanted.shape)[at]:.3g}"
+            within = "" if tolerance is None else f" to within {np.broadcast_to(tolerance, wanted.shape)[at]:.3g}"
             raise Difference(
-                f"{what}{list(at)} is {ours[at]!r}, should be {wanted[at]!r}{room}; {(~same).sum()} of {same.size} "
+                f"{what}{list(at)} is {ours[at]!r}, should be {wanted[at]!r}{within}; {(~same).sum()} of {same.size} "
                 f"differ\n{_told(case, backend)}"
             )
 
