@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import os
+import pathlib
 import signal
+import stat
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -61,7 +65,9 @@ def test_a_file_of_something_else_of_torch(tmp_path):
 def test_an_exception_leaves_the_old_file(tmp_path):
     """What cannot be written leaves the checkpoint before it, and nothing half done."""
     sc.save_checkpoint(tmp_path / "run.pt", SETTINGS, epoch=1)
-    with pytest.raises(Exception, match="pickle"):
+    with pytest.raises(
+        TypeError, match=r"epoch=<function .* is a builtins.function, which sc.load_checkpoint could not"
+    ):
         sc.save_checkpoint(tmp_path / "run.pt", SETTINGS, epoch=lambda: 2)
     assert sc.load_checkpoint(tmp_path / "run.pt", SETTINGS)["epoch"] == 1
     assert os.listdir(str(tmp_path)) == ["run.pt"]
@@ -95,3 +101,124 @@ def test_an_interrupt_behind_the_replacement_is_an_interrupt(tmp_path, monkeypat
     with pytest.raises(KeyboardInterrupt):
         sc.save_checkpoint(tmp_path / "run.pt", SETTINGS, epoch=3)
     assert sc.load_checkpoint(tmp_path / "run.pt", SETTINGS)["epoch"] == 3
+
+
+class Text(str):
+    """A text with a type of its own."""
+
+
+#: Values that a file can hold and that cannot be read back, and what is said of them.
+UNREADABLE = [
+    (np.float64(0.5), r"is a numpy\.float64, .*; give value\.item\(\)"),
+    (np.int64(3), r"is a numpy\.int64, .*; give value\.item\(\)"),
+    (np.zeros(2), r"is a numpy\.ndarray, .*; give torch\.from_numpy\(value\) or value\.tolist\(\)"),
+    (pathlib.Path("data"), r"is a pathlib\.\w+, .*; give str\(value\)"),
+    (Text("a"), r"is a .*\.Text, .*; give str\(value\)"),
+    (collections.defaultdict(list), r"is a collections\.defaultdict, .*; give numbers, texts and tensors"),
+    (range(3), r"is a builtins\.range, "),
+    (torch.zeros(2, device="meta"), r"is a torch\.Tensor, "),
+    (torch.nn.Linear(1, 1), r"is a torch\.nn\.modules\.linear\.Linear, "),
+]
+
+
+@pytest.mark.parametrize(("value", "text"), UNREADABLE, ids=lambda value: type(value).__name__)
+def test_what_cannot_be_read_back_is_refused_when_it_is_written(tmp_path, value, text):
+    """As a part, within one, and as a setting: with the key, and the old file stays."""
+    path = tmp_path / "run.pt"
+    sc.save_checkpoint(path, SETTINGS, epoch=1)
+    for given, key in (
+        ({"best": value}, "best="),
+        ({"curves": [1, (2, value)]}, r"curves\[1\]\[1\]="),
+        ({"step": {"net": {"w": value}}}, r"step\['net'\]\['w'\]="),
+    ):
+        with pytest.raises(TypeError, match=f"^{key}.*{text}"):
+            sc.save_checkpoint(path, SETTINGS, **given)
+    if not torch.is_tensor(value):
+        with pytest.raises(TypeError, match=rf"^settings\['rate'\]=.*{text}"):
+            sc.save_checkpoint(path, {**SETTINGS, "rate": value}, epoch=2)
+        with pytest.raises(TypeError, match=rf"^settings\['rate'\]=.*{text}"):
+            sc.load_checkpoint(path, {**SETTINGS, "rate": value})
+    assert sc.load_checkpoint(path, SETTINGS)["epoch"] == 1
+    assert os.listdir(str(tmp_path)) == ["run.pt"]
+
+
+def test_keys_that_cannot_be_read_back(tmp_path):
+    """Keys of dicts are values like others."""
+    with pytest.raises(TypeError, match=r"^a key of curves=.* is a numpy\.int64, .*; give value\.item\(\)"):
+        sc.save_checkpoint(tmp_path / "run.pt", SETTINGS, curves={np.int64(3): 0.5})
+
+
+def test_settings_that_never_compare_equal(tmp_path):
+    """NaN and tensors are no settings, since no run could go on from them."""
+    with pytest.raises(ValueError, match=r"^settings\['rate'\] is NaN, which equals no setting"):
+        sc.save_checkpoint(tmp_path / "run.pt", {"rate": float("nan")}, epoch=1)
+    with pytest.raises(TypeError, match=r"^settings\['rates'\]\[0\]=.* is a tensor, .*; give value\.tolist\(\)"):
+        sc.save_checkpoint(tmp_path / "run.pt", {"rates": [torch.ones(2)]}, epoch=1)
+    with pytest.raises(TypeError, match=r"^settings=3 is a int; give a dict"):
+        sc.save_checkpoint(tmp_path / "run.pt", 3, epoch=1)
+    assert os.listdir(str(tmp_path)) == []
+
+
+def test_what_else_is_read_back(tmp_path):
+    """None, NaN among the parts, sizes, types and devices of torch, a part that holds itself, and buffers by layers."""
+    ring = [1]
+    ring.append(ring)
+    parts = {"none": None, "worst": float("nan"), "shape": torch.Size([2]), "dtype": torch.half, "ring": ring}
+    net = torch.nn.BatchNorm1d(3).state_dict()
+    sc.save_checkpoint(tmp_path / "run.pt", {"dtype": torch.half}, net=net, **parts)
+    found = sc.load_checkpoint(tmp_path / "run.pt", {"dtype": torch.half})
+    assert (found["none"], found["shape"], found["dtype"]) == (None, torch.Size([2]), torch.half)
+    assert found["worst"] != found["worst"]
+    assert found["ring"][1] is found["ring"]
+    assert list(found["net"]) == list(net)
+
+
+def test_a_link_stays_a_link(tmp_path):
+    """What it leads to is replaced, also where that does not exist yet."""
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "last.pt").symlink_to(tmp_path / "runs" / "3.pt")
+    for epoch in (1, 2):
+        sc.save_checkpoint(tmp_path / "last.pt", SETTINGS, epoch=epoch)
+        assert (tmp_path / "last.pt").is_symlink()
+        assert sc.load_checkpoint(tmp_path / "runs" / "3.pt", SETTINGS)["epoch"] == epoch
+    assert os.listdir(str(tmp_path / "runs")) == ["3.pt"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="permissions are those of POSIX")
+def test_permissions(tmp_path):
+    """A new file has those of any new file, and one that is replaced keeps its own."""
+    (tmp_path / "plain").write_text("")
+    usual = stat.S_IMODE((tmp_path / "plain").stat().st_mode)
+    path = tmp_path / "run.pt"
+    sc.save_checkpoint(path, SETTINGS, epoch=1)
+    assert stat.S_IMODE(path.stat().st_mode) == usual
+    path.chmod(0o640)
+    sc.save_checkpoint(path, SETTINGS, epoch=2)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_no_such_place(tmp_path):
+    """A missing folder, or a folder in the place of the file, is named, and no file that nobody asked for."""
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*/none for the checkpoint: '.*/none/run\.pt'$"):
+        sc.save_checkpoint(tmp_path / "none" / "run.pt", SETTINGS, epoch=1)
+    with pytest.raises(IsADirectoryError, match=r"takes the place of a file, and this is none: '.*'$") as caught:
+        sc.save_checkpoint(tmp_path, SETTINGS, epoch=1)
+    assert caught.value.filename == str(tmp_path)
+
+
+def test_a_folder_that_takes_no_file(tmp_path, monkeypatch):
+    """The error names the checkpoint, and says that a file is written beside it."""
+
+    def refusing(name, mode="r"):
+        raise PermissionError(13, "Permission denied", name)
+
+    monkeypatch.setattr("builtins.open", refusing)
+    with pytest.raises(PermissionError, match=r"Permission denied \(to write a new file beside it\): '.*/run\.pt'$"):
+        sc.save_checkpoint(tmp_path / "run.pt", SETTINGS, epoch=1)
+
+
+def test_settings_of_something_else(tmp_path):
+    """A file of torch whose settings are no dict is no checkpoint."""
+    torch.save({"settings": 3}, str(tmp_path / "run.pt"))
+    with pytest.raises(ValueError, match=r"run.pt is no checkpoint of sc.save_checkpoint"):
+        sc.load_checkpoint(tmp_path / "run.pt", SETTINGS)
