@@ -1,19 +1,29 @@
 """What becomes of a call that the automatically chosen backend refuses.
 
 Nobody asked for that backend by name. A program that runs on the reference must not fail because a faster backend was
-installed, so the next backend of the order computes the call, and one warning says so. Second derivatives go the same
-way. What was asked for by name raises instead, and this module has no part in it.
+installed, so the next backend of the order computes the call, and one warning says so. Derivatives go the same way:
+the second ones, and the first where the backward kernel, which is compiled in backward, cannot be had. What was asked
+for by name raises instead, and this module has no part in it.
+
+How often a refusing runner is asked again:
+
+- After an error that is no :class:`~spikecore.backend.Unsupported`, such as a kernel that cannot be compiled, never.
+- After ``Unsupported`` in a call that torch follows (a transform, a tracer, a mode), always: the reason passes with it.
+- After ``Unsupported`` in a plain call, for calls that differ from it: in shape, layout, state, record or gradients.
 """
 
 from __future__ import annotations
 
 import warnings
-from typing import Callable, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Hashable, NamedTuple, Optional, Tuple
+
+import torch
 
 from spikecore import checks
 from spikecore.backend import BackendError, Capabilities, ParamValue, Runner, Spec, Tensors, Unsupported
 from spikecore.lang import Program
-from spikecore.lang.plain import is_compiling
+from spikecore.lang.plain import is_compiling, is_plain
+from spikecore.recent import CALLS, Recent
 from spikecore.registry import default_registry
 from spikecore.selection import Resolved, alternatives
 
@@ -31,23 +41,28 @@ class Calls(NamedTuple):
 def automatic_runner(resolved: Resolved, calls: Calls) -> Runner:
     """A runner of the chosen backend, or of the next one where that does not do what these calls need.
 
-    Raises :class:`Unsupported` where no backend does.
+    Raises the error of the first one, :class:`Unsupported` for one, where no backend does.
     """
     missing = calls.lacks(resolved.backend.capabilities)
     if missing:
         return _next(resolved, calls, Unsupported(checks.unsupported(resolved, calls.program.name, missing)))
     try:
         return _Automatic(resolved, calls)
-    except Unsupported as error:
+    except BackendError as error:
         return _next(resolved, calls, error)
 
 
 def _next(refusing: Resolved, calls: Calls, error: BackendError) -> Runner:
     """The runner of the first backend behind the refusing one that can; raises the error where none can."""
+    return automatic_runner(_behind(refusing, calls, error), calls)
+
+
+def _behind(refusing: Resolved, calls: Calls, error: BackendError) -> Resolved:
+    """The first backend behind the refusing one that can, with a warning; raises the error where none can."""
     for other in alternatives(calls.device_type, refusing.backend.name):
         if not calls.lacks(other.backend.capabilities):
             _warn(refusing.backend.name, other.backend.name, error)
-            return automatic_runner(other, calls)
+            return other
     raise error
 
 
@@ -66,26 +81,42 @@ class _Automatic:
     def __init__(self, resolved: Resolved, calls: Calls) -> None:
         self._resolved, self._calls = resolved, calls
         self._other: Optional[Runner] = None
+        #: Kinds of plain calls that the runner refused.
+        self._refused: Recent[Hashable, bool] = Recent(CALLS)
         runner = resolved.backend.runner(calls.program, calls.spec)
-        with_second = getattr(runner, "with_second", None)
-        self._runner: Runner = runner if with_second is None else with_second(self._instead)
+        with_other = getattr(runner, "with_other", None)
+        self._runner: Runner = runner if with_other is None else with_other(self._instead)
 
     def __call__(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
     ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
         """See :meth:`spikecore.backend.Backend.compile`."""
-        if is_compiling():
+        if is_compiling() or self._runner is self._other:
             return self._runner(inputs, state, params, record)
+        if self._other is not None and len(self._refused) and is_plain(inputs[0]):
+            again = self._refused.get(_kind(inputs, state, params, record))
+            if again:
+                return self._other(inputs, state, params, record)
         try:
             return self._runner(inputs, state, params, record)
         except BackendError as error:
             other = self._instead(error)
-            if not isinstance(error, Unsupported):
-                self._runner = other  # it is broken, and not only for this call
+            if isinstance(error, Unsupported) and is_plain(inputs[0]):
+                self._refused.put(_kind(inputs, state, params, record), True)
         return other(inputs, state, params, record)
 
     def _instead(self, error: BackendError) -> Runner:
-        # threads that come here together make the same, and one of them counts
+        # said of every error, but made once; threads that come here together make the same, and one of them counts
+        behind = _behind(self._resolved, self._calls, error)
         if self._other is None:
-            self._other = _next(self._resolved, self._calls, error)
+            self._other = automatic_runner(behind, self._calls)
+        if not isinstance(error, Unsupported):
+            self._runner = self._other  # it is broken, and not only for this call
         return self._other
+
+
+def _kind(inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]) -> Any:
+    """All of a plain call that a runner can refuse it for, beside what the runner was made for."""
+    grad = torch.is_grad_enabled()
+    tensors = (*inputs, *(state or ()), *(value for value in params if isinstance(value, torch.Tensor)))
+    return tuple((x.shape, x.stride(), x.device, grad and x.requires_grad) for x in tensors), state is None, record

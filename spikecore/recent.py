@@ -16,6 +16,8 @@ V = TypeVar("V")
 
 #: Programs with a spec that a backend keeps runners of, compiled kernels that it keeps, and kinds of calls of a runner.
 RUNNERS, KERNELS, CALLS = 512, 512, 128
+#: Warnings that a registry does not repeat.
+SAID = 512
 
 
 class Recent(Generic[K, V]):

@@ -20,12 +20,13 @@ import logging
 import os
 import re
 from types import MappingProxyType
-from typing import Any, Callable, Dict, Hashable, Iterable, List, Mapping, Optional, Set, Tuple, TypeVar
+from typing import Any, Callable, Dict, Hashable, Iterable, List, Mapping, Optional, Tuple, TypeVar
 
 from spikecore.backend import Backend, BackendError, BackendInfo, BackendLoadError, BackendUnavailable, UnknownBackend
 from spikecore.candidates import Candidate, builtin_candidates, entry_point_candidate, installed_candidates
 from spikecore.loading import Probed, load_info, make_backend, probe
 from spikecore.locking import Lock
+from spikecore.recent import SAID, Recent
 from spikecore.status import BackendStatus, Known
 from spikecore.turns import Turns
 
@@ -64,7 +65,7 @@ class Registry:
         self._turns = Turns()
         self._found: Optional[Tuple[Candidate, ...]] = None
         self._table: Dict[Candidate, Known] = {}
-        self._said: Set[Hashable] = set()
+        self._said: Recent[Hashable, bool] = Recent(SAID)
 
     def names(self) -> List[str]:
         """Names that can be asked for, sorted: not the blocked, shadowed, ill-named or doubly provided ones."""
@@ -129,10 +130,11 @@ class Registry:
             self._said.clear()
 
     def first(self, key: Hashable) -> bool:
-        """True the first time it is asked for this key: for what is said only once."""
+        """True the first time it is asked for this key, among the last :data:`SAID`: for what is said only once."""
+        said = hash(key)  # the text of an error may be long
         with self._lock:
-            new = key not in self._said
-            self._said.add(key)
+            new = self._said.get(said) is None
+            self._said.put(said, True)
             return new
 
     # what there is: metadata and environment, nothing imported

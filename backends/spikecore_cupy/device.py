@@ -158,9 +158,15 @@ class Kernel:
         with self._lock:
             if device not in self._functions:
                 major, minor = torch.cuda.get_device_capability(device)
-                module = Module()
-                module.load(compiled(self.name, self.text, 10 * major + minor))
-                function = module.get_function(self.name)
+                code, module = compiled(self.name, self.text, 10 * major + minor), Module()
+                try:
+                    module.load(code)
+                    function = module.get_function(self.name)
+                except Exception as error:  # the driver's, for one that is too old: an automatic choice goes on
+                    raise BackendError(
+                        f"the driver cannot load kernel {self.name}: {type(error).__name__}: {error}; "
+                        "choose backend='torch' for this neuron"
+                    ) from error
                 self._functions[device] = (function.ptr, function)
             return self._functions[device]
 

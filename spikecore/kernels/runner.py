@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from spikecore.backend import BackendError, ParamValue, Runner, Spec, Tensors, Unsupported
+from spikecore.kernels.again import Again, Instead
 from spikecore.kernels.backend import KernelBackend
 from spikecore.kernels.execution import Call, Execution
 from spikecore.kernels.registered import key_of, register, run_registered
-from spikecore.kernels.second import Again, Second
 from spikecore.lang import Program
 from spikecore.lang.eager import Straight
 from spikecore.lang.plain import PLAIN, dispatch_modes, is_compiling
@@ -40,12 +40,12 @@ class KernelRunner:
         self.rest = Straight(program.leaves[len(program.inputs) + len(program.states) :], program.rest)
         self.n_outputs = len(program.outputs)
         self.ends = self.n_outputs + self.execution.n_final
-        self.second: Second = None
+        self.instead: Instead = None
 
-    def with_second(self, second: Callable[[BackendError], Runner]) -> KernelRunner:
-        """This runner, with second derivatives by the runner that ``second`` gives for the error it would raise."""
+    def with_other(self, instead: Callable[[BackendError], Runner]) -> KernelRunner:
+        """This runner; what fails in its backward, the runner computes that ``instead`` gives for the error."""
         twin = copy.copy(self)
-        twin.second = second
+        twin.instead = instead
         return twin
 
     def __call__(
@@ -75,7 +75,7 @@ class KernelRunner:
         if is_compiling() or type(tensors[0]) not in PLAIN or dispatch_modes():
             return run_registered(self.key, call, tensors, save)
         if save:
-            crossed: Sequence[Tensor] = _Boundary.apply(self.execution, self.second, call, *tensors)
+            crossed: Sequence[Tensor] = _Boundary.apply(self.execution, self.instead, call, *tensors)
             return crossed
         return self.execution.forward(call, tensors, save=False)
 
@@ -115,10 +115,10 @@ class _Boundary(torch.autograd.Function):
     _spikecore_passed = False
 
     @staticmethod
-    def forward(ctx: Any, execution: Execution, second: Second, call: Call, *tensors: Tensor) -> Tuple[Tensor, ...]:
+    def forward(ctx: Any, execution: Execution, instead: Instead, call: Call, *tensors: Tensor) -> Tuple[Tensor, ...]:
         results = execution.forward(call, tensors, save=True)
         count = execution.n_outputs + execution.n_final + len(call.record)
-        ctx.context = execution, second, call, len(tensors), execution.layout(tensors)
+        ctx.context = execution, instead, call, len(tensors), execution.layout(tensors)
         ctx.save_for_backward(*tensors, *results[count:])
         ctx.set_materialize_grads(False)
         return tuple(results[:count])
@@ -126,11 +126,24 @@ class _Boundary(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
         ctx._spikecore_passed = True
-        execution, second, call, count, layout = ctx.context
-        saved, wanted = ctx.saved_tensors, ctx.needs_input_grad[3:]
+        count, tensors = ctx.context[3], ctx.saved_tensors
         if not torch.is_grad_enabled():
-            return (None, None, None, *execution.backward(call, saved[:count], saved[count:], grads, wanted, layout))
+            return (None, None, None, *_gradients(ctx, tensors, grads))
         with torch.no_grad():  # create_graph=True
-            found = execution.backward(call, saved[:count], saved[count:], grads, wanted, layout)
-        again = Again(execution, second, call, tuple(grad is not None for grad in grads), wanted)
-        return (None, None, None, *again.differentiable(found, grads, saved[:count]))
+            found = _gradients(ctx, tensors, grads)
+        return (None, None, None, *_again(ctx, grads).differentiable(found, grads, tensors[:count]))
+
+
+def _gradients(ctx: Any, saved: Tensors, grads: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
+    """Those of a call's tensors, by the kernel, or by another runner where the kernel cannot be had."""
+    execution: Execution = ctx.context[0]
+    _, _, call, count, layout = ctx.context
+    try:
+        return execution.backward(call, saved[:count], saved[count:], grads, ctx.needs_input_grad[3:], layout)
+    except BackendError as error:
+        return _again(ctx, grads).gradients(error, grads, saved[:count])
+
+
+def _again(ctx: Any, grads: Sequence[Optional[Tensor]]) -> Again:
+    execution, instead, call, _, _ = ctx.context
+    return Again(execution, instead, call, tuple(grad is not None for grad in grads), ctx.needs_input_grad[3:])

@@ -13,7 +13,7 @@ from spikecore.registry import default_registry
 def _said_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Warnings that are said once are said in every test."""
     monkeypatch.delenv("SPIKECORE_BACKEND", raising=False)
-    monkeypatch.setattr(default_registry(), "_said", set())
+    default_registry()._said.clear()
 
 
 def test_second_derivatives_are_the_references() -> None:

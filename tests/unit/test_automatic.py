@@ -13,8 +13,10 @@ import torch
 
 import spikecore as sc
 from spikecore import registry, selection
-from spikecore.backend import Backend, BackendInfo, BackendUnavailable, Capabilities, Unsupported
+from spikecore.backend import Backend, BackendError, BackendInfo, BackendUnavailable, Capabilities, Unsupported
 from spikecore.hookspecs import hookimpl
+from spikecore.kernels import KernelBackend
+from spikecore.recent import SAID
 from spikecore.registry import BUILTINS, Registry
 from spikecore.testing.loopback import EVERYTHING, Loop
 
@@ -42,6 +44,39 @@ class Quick(Backend):
         return runner
 
 
+class Kernels(KernelBackend):
+    """A kernel backend that automatic choice prefers, whose backward kernel cannot be had.
+
+    ``lazily``: only the first launch finds that out, as where a driver loads what was compiled.
+    """
+
+    name = "quick"
+    capabilities = replace(EVERYTHING, double_backward=False)
+    error: BackendError = BackendError("the backward kernel cannot be compiled")
+    lazily = False
+    asked: List[str] = []
+
+    def forward(self, plan: Any) -> Any:
+        loop = Loop(plan.program, plan.spec)
+
+        def launch(geometry: Any, inputs: Any, state: Any, params: Any, *groups: Any) -> None:
+            self.asked.append("forward")
+            given = tuple(state) if plan.given else None
+            results = loop(tuple(inputs), given, tuple(params), plan.record)
+            for there, found in zip(groups, results):
+                for memory, values in zip(there, found):
+                    memory.copy_(values)
+
+        return launch
+
+    def backward(self, plan: Any) -> Any:
+        def launch(*_: Any) -> Any:
+            self.asked.append("backward")
+            raise self.error
+
+        return launch if self.lazily else launch()
+
+
 class World:
     """Makes the class of the preferred backend, and installs it."""
 
@@ -51,7 +86,11 @@ class World:
     def prefer(self, can: Capabilities = EVERYTHING, **members: Any) -> Any:
         """From now on CPU tensors go to such a backend, then to the reference."""
         functions = {name: staticmethod(member) for name, member in members.items()}
-        made = type("Quick", (Quick,), {"capabilities": can, "calls": [], **functions})
+        return self.install(type("Quick", (Quick,), {"capabilities": can, "calls": [], **functions}))
+
+    def install(self, made: Any) -> Any:
+        """The same with a backend of its own class."""
+        can = made.capabilities
         module: Any = types.ModuleType("fake_quick")
         module.Quick = made
         module.spikecore_backends = hookimpl(
@@ -99,15 +138,122 @@ def test_what_it_does_not_declare_the_reference_computes(world: World) -> None:
 
 
 def test_a_call_that_it_refuses_goes_on_and_the_next_is_its_own_again(world: World) -> None:
-    """Unsupported from a runner is about this call: transforms of torch, for one."""
-    refused = [Unsupported("torch.func cannot look through this")]
+    """What it refuses while torch follows the call, it is asked again: the reason passes with the transform."""
+    refused = [Unsupported("torch.func cannot look through this")] * 2
     made = world.prefer(answer=lambda: refusing(refused.pop())() if refused else None)
     lif = sc.LIF()
     with pytest.warns(RuntimeWarning, match="chosen automatically: torch.func cannot look through this$"):
-        first = lif(X)
-    assert made.calls == []
+        first = torch.func.vmap(lif)(X[None])[0]
+    torch.func.vmap(lif)(X[None])
+    assert made.calls == [] == refused
     assert torch.equal(first, lif(X))
     assert made.calls == ["LIF"]
+
+
+def test_a_plain_call_that_it_refuses_is_not_asked_again(world: World) -> None:
+    """Nor is any other of its kind; one of another shape, state, record or gradient is."""
+    asked: List[int] = []
+
+    def answer() -> None:
+        asked.append(1)
+        raise Unsupported("too many neurons")
+
+    world.prefer(answer=answer)
+    lif, expected = sc.LIF(), sc.LIF(backend="torch")(X)
+    with pytest.warns(RuntimeWarning) as caught:
+        found = [lif(X) for _ in range(5)]
+    assert [str(warning.message).partition(": ")[2] for warning in caught] == ["too many neurons"]
+    assert all(torch.equal(one, expected) for one in found)
+    assert len(asked) == 1
+    for _ in range(2):
+        lif(X[:, :2])
+    assert len(asked) == 2
+    for _ in range(2):
+        lif(X.clone().requires_grad_()).sum().backward()
+    assert len(asked) == 3
+    for _ in range(2):
+        lif.run(X)
+    assert len(asked) == 4
+    for _ in range(2):
+        lif.run(X, record=("v",))
+    assert len(asked) == 5
+
+
+def test_a_backend_that_cannot_be_used_when_it_compiles_is_passed_over(world: World) -> None:
+    """Whatever error of a backend it is, not Unsupported alone."""
+    world.prefer(refuse=refusing(BackendUnavailable("the driver is gone")))
+    with pytest.warns(RuntimeWarning, match="chosen automatically: the driver is gone$"):
+        assert torch.equal(sc.LIF()(X), sc.LIF(backend="torch")(X))
+
+
+def test_what_was_said_is_forgotten_in_the_end() -> None:
+    """The keys of warnings take bounded memory, whatever texts errors have."""
+    some = Registry({}, entry_points=[])
+    assert [some.first("text"), some.first("text")] == [True, False]
+    assert all(some.first(("refused", str(k))) for k in range(SAID + 9))
+    assert len(some._said) == SAID
+    assert some.first("text")
+
+
+class TestBackwardKernel:
+    """A backward kernel is compiled in backward: where that fails, the next backend gives the gradients."""
+
+    def gradients(self, create_graph: bool = False, **backend: Any) -> List[torch.Tensor]:
+        """Of two inputs of a network, an initial state, a learnt parameter, and one that nothing leads to."""
+        neuron = sc.ALIF(2.5, learn=("tau", "rho"), **backend).double()
+        x = torch.linspace(-1.0, 4.0, 24, dtype=torch.float64).reshape(4, 2, 3).requires_grad_()
+        state = {name: torch.full((2, 3), 0.25, dtype=torch.float64, requires_grad=True) for name in neuron.states}
+        out, final, trace = neuron.run(x.tanh() * 2, state=state, record=("v",))
+        value = (out * x).sum() + (final["v"] ** 2).sum() + (trace["v"] * x).sum()
+        of = [x, *state.values(), *neuron.parameters()]
+        grads = torch.autograd.grad(value, of, create_graph=create_graph)
+        if create_graph:
+            grads = (*grads, *torch.autograd.grad(sum((grad**2).sum() for grad in grads), of))
+        return [grad.detach() for grad in grads]
+
+    @pytest.mark.parametrize("create_graph", [False, True])
+    @pytest.mark.parametrize("lazily", [False, True])
+    @pytest.mark.parametrize("error", [BackendError, Unsupported])
+    def test_the_reference_gives_the_gradients(
+        self, world: World, error: Any, lazily: bool, create_graph: bool
+    ) -> None:
+        """Those of all that was asked for, first and second, with one warning that has the error."""
+        raised = error("no backward kernel")
+        world.install(type("Quick", (Kernels,), {"error": raised, "lazily": lazily, "asked": []}))
+        with pytest.warns(RuntimeWarning) as caught:
+            ours = self.gradients(create_graph)
+        said = "backend 'torch' computes instead of 'quick', which was chosen automatically: "
+        texts = [str(warning.message) for warning in caught]
+        assert texts[0] == said + "no backward kernel"
+        assert len(texts) == (2 if create_graph else 1)  # the other one is about second derivatives
+        for one, other in zip(ours, self.gradients(create_graph, backend="torch")):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+    def test_a_broken_one_is_not_asked_again(self, world: World) -> None:
+        """The calls that follow are the reference's from the beginning."""
+        made = world.install(type("Quick", (Kernels,), {"asked": []}))
+        lif = sc.LIF()
+        first = lif(X.clone().requires_grad_()).sum()
+        with pytest.warns(RuntimeWarning, match="the backward kernel cannot be compiled"):
+            first.backward()
+        for _ in range(3):
+            lif(X.clone().requires_grad_()).sum().backward()
+        assert made.asked == ["forward", "backward"]
+
+    def test_asked_for_by_name_it_raises(self, world: World) -> None:
+        """Nothing computes in its place."""
+        world.install(type("Quick", (Kernels,), {"asked": []}))
+        out = sc.LIF(backend="quick")(X.clone().requires_grad_())
+        with pytest.raises(BackendError, match="^the backward kernel cannot be compiled$"):
+            out.sum().backward()
+
+    def test_where_no_backend_is_left_its_error_is_raised(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The order has an end."""
+        world.install(type("Quick", (Kernels,), {"asked": []}))
+        monkeypatch.setattr(selection, "AUTO", {"cpu": ("quick",)})
+        out = sc.LIF()(X.clone().requires_grad_())
+        with pytest.raises(BackendError, match="^the backward kernel cannot be compiled$"):
+            out.sum().backward()
 
 
 def test_a_broken_backend_is_left_for_good(world: World) -> None:

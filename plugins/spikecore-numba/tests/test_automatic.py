@@ -15,6 +15,7 @@ import spikecore as sc
 from spikecore import selection
 from spikecore.backend import BackendError, Unsupported
 from spikecore.registry import default_registry
+from spikecore_numba import compiler
 
 
 @pytest.fixture(autouse=True)
@@ -166,3 +167,37 @@ def test_what_numba_cannot_compile_the_reference_computes(monkeypatch: pytest.Mo
     with pytest.warns(RuntimeWarning, match="no way to lower this"):
         found = Uncompiled()(x)
     assert torch.equal(found, Uncompiled(backend="torch")(x))
+
+
+def test_a_backward_kernel_that_numba_cannot_compile_is_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is compiled in backward, which must not end a program that named no backend; a named one gets the reason."""
+    real = compiler._compile
+
+    def forward_alone(source: Any, types: Any) -> Any:
+        if source.name.endswith("_backward"):
+            raise ValueError("no way to lower this")
+        return real(source, types)
+
+    monkeypatch.setattr(compiler, "_compile", forward_alone)
+
+    class Uncompiled(sc.Neuron):
+        """A program that no test has compiled."""
+
+        states = {"v": 0.0}
+        params = {"k": 0.6875}
+
+        def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+            v = s.v * p.k + x * 1.0234375
+            return self.spike(v - 1.0), {"v": v}
+
+    def gradients(backend: Any) -> List[torch.Tensor]:
+        neuron, x = Uncompiled(learn=("k",), backend=backend), data(20, 5).float().requires_grad_()
+        return [*torch.autograd.grad(neuron(x).sum(), [x, *neuron.parameters()])]
+
+    with pytest.raises(BackendError, match="cannot compile kernel uncompiled_backward: ValueError: no way to lower"):
+        gradients("numba")
+    with pytest.warns(RuntimeWarning) as caught:
+        found = gradients(None)
+    assert len(caught) == 1
+    assert "'torch' computes instead of 'numba', which was chosen automatically" in str(caught[0].message)
+    assert all(map(torch.equal, found, gradients("torch")))

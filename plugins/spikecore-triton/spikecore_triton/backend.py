@@ -8,6 +8,7 @@ from typing import Any, Callable, ContextManager, Dict, List, Sequence, Union
 import torch
 from torch import Tensor
 
+from spikecore.backend import BackendError
 from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry, KernelBackend, Launch
 from spikecore.locking import Lock
 from spikecore_triton import CAPABILITIES, INTERPRETED
@@ -88,11 +89,24 @@ class Kernel:
         return -(-neurons // self.source.block)
 
     def launch(self, geometry: Geometry, groups: Sequence[Any]) -> None:
-        """Launch it on the device of the tensors and on torch's current stream there."""
+        """Launch it on the device of the tensors and on torch's current stream there.
+
+        Triton compiles at the first launch. What it cannot compile or load is a :class:`BackendError`, as an automatic
+        choice expects of a program that another backend should compute.
+        """
         values = [find(geometry, groups) for find in self._finders]
         run = self.function[(self.blocks(geometry.neurons),)]
         with _on(groups[0][0].device):
-            run(*values, BLOCK=self.source.block, **options())
+            try:
+                run(*values, BLOCK=self.source.block, **options())
+            except (BackendError, MemoryError, torch.cuda.OutOfMemoryError):
+                raise
+            except Exception as error:
+                said = str(error).strip().splitlines() or ["no text"]
+                raise BackendError(
+                    f"backend 'triton' cannot run kernel {self.source.name}: {type(error).__name__}: {said[0]}; "
+                    "choose backend='torch' for this neuron"
+                ) from error
 
 
 def _on(device: torch.device) -> ContextManager[Any]:

@@ -1,7 +1,10 @@
-"""Second derivatives of kernels, which have none of their own.
+"""Derivatives of a call that its kernels do not give: another runner computes the call anew.
 
-A backward pass with ``create_graph=True`` is the kernel's. Where its result is differentiated again, a backend that was
-asked for by name refuses, and for one that was chosen automatically another runner computes the call anew.
+- First derivatives, where the backward kernel cannot be had: it is compiled when backward first needs it.
+- Second derivatives, which kernels have none of. A backward pass with ``create_graph=True`` is the kernel's; only where
+  its result is differentiated again, it is computed anew.
+
+The other runner is there where the backend was chosen automatically; one that was asked for by name refuses.
 """
 
 from __future__ import annotations
@@ -14,20 +17,44 @@ from torch import Tensor
 from spikecore.backend import BackendError, ParamValue, Runner, Unsupported
 from spikecore.kernels.execution import Call, Execution
 
-#: Gives the runner of a backend that has second derivatives, for the error that is raised where there is none.
-Second = Optional[Callable[[BackendError], Runner]]
+#: Gives the runner of another backend for the error of this one; None where this one was asked for by name.
+Instead = Optional[Callable[[BackendError], Runner]]
 
 
 class Again(NamedTuple):
-    """One backward pass, as it is needed to differentiate it."""
+    """One backward pass, as it is needed to compute its call anew."""
 
     execution: Execution
-    second: Second
+    instead: Instead
     call: Call
     #: For each result of the call, whether a cotangent arrived.
     arrived: Tuple[bool, ...]
     #: For each tensor of the call, whether its gradient is wanted.
     wanted: Sequence[bool]
+
+    def gradients(
+        self, error: BackendError, grads: Sequence[Optional[Tensor]], tensors: Sequence[Tensor]
+    ) -> List[Optional[Tensor]]:
+        """The wanted gradients of the call's tensors, from the cotangents that arrived, after an error of the kernel.
+
+        Raises that error where there is no other runner.
+        """
+        if self.instead is None:
+            raise error
+        runner = self.instead(error)
+        with torch.enable_grad():
+            local = [tensor.detach().requires_grad_(wants) for tensor, wants in zip(tensors, self.wanted)]
+            results = self._results(runner, local)
+        pairs = [(a, b) for a, b in zip(results, grads) if b is not None and a.requires_grad]
+        of = [tensor for tensor in local if tensor.requires_grad]
+        found = iter(
+            torch.autograd.grad([a for a, _ in pairs], of, [b for _, b in pairs], allow_unused=True)
+            if pairs
+            else [None] * len(of)
+        )
+        # zeros where no path leads, as a kernel gives them
+        each = [(tensor, next(found) if tensor.requires_grad else None) for tensor in local]
+        return [torch.zeros_like(t) if t.requires_grad and grad is None else grad for t, grad in each]
 
     def differentiable(
         self, found: Sequence[Optional[Tensor]], grads: Sequence[Optional[Tensor]], tensors: Sequence[Tensor]
@@ -43,9 +70,9 @@ class Again(NamedTuple):
         """Gradients of the sources (cotangents that arrived, then the call's tensors) from those of what was found."""
         name = self.execution.backend.name
         error = Unsupported(f"backend {name!r} derives first derivatives only; for a second one choose backend='torch'")
-        if self.second is None:
+        if self.instead is None:
             raise error
-        runner, further = self.second(error), torch.is_grad_enabled()
+        runner, further = self.instead(error), torch.is_grad_enabled()
         with torch.enable_grad():
             # views, so that derivatives end here even where one source was computed from another
             local = [source.view_as(source) for source in sources]
