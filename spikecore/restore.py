@@ -1,22 +1,20 @@
 """The state of a training step is loaded as a whole or not at all, on every backend.
 
-What can be known before anything changes is checked first. What fails later, in a module's own hook or by Ctrl-C, is
-undone: network, optimiser and scaler are then as they were.
+What can be known before anything changes is checked first, and needs no copy to be undone. A network with a module that
+loads in a way of its own, or has hooks, is put back from a copy.
 """
 
 from __future__ import annotations
 
 import copy
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Callable, Iterator, List, Mapping, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from spikecore.checks import shown
-
-#: Optimisers of torch that keep other shapes than those of their parameters.
-_OTHER_SHAPES = ("Adafactor", "LBFGS")
+from spikecore.rehearsal import can_be_rehearsed, rehearse, uninterrupted
 
 
 def check_parts(state: Any, parts: Sequence[str]) -> None:
@@ -33,47 +31,53 @@ def check_parts(state: Any, parts: Sequence[str]) -> None:
         raise ValueError(
             f"state {' and '.join(faults)}: a step's state_dict() has {', '.join(parts)}{hint}. Nothing was loaded"
         )
+    for name in parts:
+        if not isinstance(state[name], Mapping):
+            raise ValueError(f"state[{name!r}] is a {type(state[name]).__name__}, and no dict. Nothing was loaded")
 
 
-def check_optimizer_state(optimizer: torch.optim.Optimizer, state: Any) -> None:
-    """Raise ValueError unless ``state`` is of an optimiser with groups, parameters and shapes like this one's."""
-    for name in ("state", "param_groups"):
-        if not isinstance(state, Mapping) or name not in state:
-            raise ValueError(f"state['optimizer'] has no {name!r}; give what state_dict() of an optimiser returned")
-    mine = [group["params"] for group in optimizer.param_groups]
-    theirs = [group["params"] for group in state["param_groups"]]
-    if [len(group) for group in mine] != [len(group) for group in theirs]:
-        raise ValueError(
-            f"state['optimizer'] is of groups of {[len(group) for group in theirs]} parameters, and this optimiser has "
-            f"groups of {[len(group) for group in mine]}; make network and optimiser as they were when it was saved"
-        )
-    module = type(optimizer).__module__
-    if not module.startswith("torch.optim") or type(optimizer).__name__ in _OTHER_SHAPES:
+def check_scaler_state(scaler: Any, state: Any) -> None:
+    """Raise ValueError unless ``state`` has what the state of this gradient scaler has."""
+    mine = scaler.state_dict()
+    if not mine:  # of a disabled one, which takes anything
         return
-    parameters = {key: p for group, held in zip(theirs, mine) for key, p in zip(group, held)}
-    for key, values in state["state"].items():
-        for name, value in values.items() if key in parameters else ():
-            if isinstance(value, Tensor) and value.ndim and value.shape != parameters[key].shape:
-                raise ValueError(
-                    f"state['optimizer'] has {name} of shape {list(value.shape)} for parameter {key} of shape "
-                    f"{list(parameters[key].shape)}; make network and optimiser as they were when it was saved"
-                )
+    if not isinstance(state, Mapping):
+        raise ValueError(f"state['scaler'] is a {type(state).__name__}; give what state_dict() of a scaler returned")
+    faults = [f"has no {name!r}" for name in mine if name not in state]
+    faults += [f"has {name!r}, which this scaler has not" for name in state if name not in mine]
+    if faults:
+        raise ValueError(f"state['scaler'] {' and '.join(faults)}: it has {', '.join(mine)}. Nothing was loaded")
 
 
 @contextmanager
-def all_or_nothing(net: nn.Module, others: Sequence[Any], scaler: Any = None) -> Iterator[None]:
+def all_or_nothing(net: nn.Module, others: Sequence[Any], scaler: Any = None, state: Any = None) -> Iterator[None]:
     """Whatever is raised within, ``net``, ``others`` (optimisers and what holds their settings) and ``scaler`` are then
     as they were.
+
+    With ``state``, what the network is to load, that is tried first and the network's values are not copied, where this
+    is possible (:mod:`spikecore.rehearsal`); the network must then be what is loaded last.
     """
-    undo = [*_held(net, others), _values(net)]
+    held = _held(net, others)
+    rehearsed = can_be_rehearsed(net, state)
+    if rehearsed:
+        try:
+            rehearse(net, state)
+        finally:
+            _all(held)
+    undo = [*held] if rehearsed else [*held, _values(net)]
     if scaler is not None:
         undo.append(_state_of(scaler))
-    try:
-        yield
-    except BaseException:
-        for put_back in undo:
-            put_back()
-        raise
+    with uninterrupted() if rehearsed else nullcontext():
+        try:
+            yield
+        except BaseException:
+            _all(undo)
+            raise
+
+
+def _all(undo: Sequence[Callable[[], None]]) -> None:
+    for put_back in undo:
+        put_back()
 
 
 def _held(net: nn.Module, others: Sequence[Any]) -> List[Callable[[], None]]:

@@ -20,7 +20,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterable, Optional, Tupl
 import torch
 from torch import Tensor, nn
 
-from spikecore import restore
+from spikecore import optimizer_state, restore
 from spikecore.backend import Backend
 from spikecore.batches import home, mapped, run, sent
 from spikecore.checks import shown
@@ -198,13 +198,15 @@ class EagerTraining:
         """Weights and the state of the optimiser (and scaler), to go on from with :meth:`load_state_dict`."""
         scaler = self.options.scaler
         scaled = {} if scaler is None else {"scaler": scaler.state_dict()}
-        return {"net": self.net.state_dict(), "optimizer": self.optimizer.state_dict(), **scaled}
+        optimizer = optimizer_state.complete(self.optimizer, self.optimizer.state_dict())
+        return {"net": self.net.state_dict(), "optimizer": optimizer, **scaled}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Go on from what :meth:`state_dict` gave, as a whole or not at all.
 
-        Raises ValueError for a state that lacks a part, is of another optimiser, or of one that ran on an IPU, and
-        RuntimeError, as torch does, for weights that do not fit; nothing has changed then.
+        Raises ValueError, naming all that is missing or too much, for a state that lacks a part, is of another
+        optimiser, or of one that ran on an IPU, and RuntimeError, as torch does, for weights that do not fit; nothing
+        has changed then. What is trained afterwards leaves ``state`` as it is.
         """
         scaler = self.options.scaler
         restore.check_parts(state, ("net", "optimizer") if scaler is None else ("net", "optimizer", "scaler"))
@@ -213,12 +215,15 @@ class EagerTraining:
                 "state['optimizer'] is of an optimiser that ran on an IPU, which keeps its state in a form of its own; "
                 "net.load_state_dict(state['net']) goes on from the weights, with a fresh optimiser"
             )
-        restore.check_optimizer_state(self.optimizer, state["optimizer"])
-        with restore.all_or_nothing(self.net, [self.optimizer], scaler):
-            self.net.load_state_dict(state["net"])
+        optimizer_state.check_optimizer_state(self.optimizer, state["optimizer"])
+        if scaler is not None:
+            restore.check_scaler_state(scaler, state["scaler"])
+        with restore.all_or_nothing(self.net, [self.optimizer], scaler, state["net"]):
             self.optimizer.load_state_dict(state["optimizer"])
+            optimizer_state.separate(self.optimizer, state["optimizer"])
             if scaler is not None:
                 scaler.load_state_dict(state["scaler"])
+            self.net.load_state_dict(state["net"])
 
     def _update(self, scaler: Any) -> None:
         if self.options.clip_norm is not None:

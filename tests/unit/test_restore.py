@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import signal
 
 import pytest
 import torch
@@ -103,11 +104,14 @@ def test_a_whole_state_is_loaded():
             "has no 'net' and has no 'optimizer' and has no 'scaler' and has '0.wei",
         ),
         (lambda s: [s], TypeError, "is a list; give what state_dict.. of a step returned"),
-        (lambda s: without(s, "optimizer", "param_groups"), ValueError, r"state\['optimizer'\] has no 'param_groups'"),
+        (lambda s: without(s, "optimizer", "param_groups"), ValueError, r"this Adam: it has no 'param_groups'\. Make"),
+        (lambda s: {**s, "optimizer": [1]}, ValueError, r"state\['optimizer'\] is a list, and no dict"),
+        (lambda s: {**s, "net": 3}, ValueError, r"state\['net'\] is a int, and no dict"),
         (lambda s: without(s, "net", "2.bias"), RuntimeError, r'Missing key.*"2.bias"'),
         (lambda s: {**s, "net": {**s["net"], "2.bias": torch.zeros(7)}}, RuntimeError, "size mismatch for 2.bias"),
         (lambda s: {**s, "net": {**s["net"], "9.bias": torch.zeros(7)}}, RuntimeError, r'Unexpected key.*"9.bias"'),
-        (lambda s: {**s, "scaler": {}}, KeyError, "scale"),
+        (lambda s: {**s, "scaler": {}}, ValueError, r"state\['scaler'\] has no 'scale': it has scale\. Nothing was"),
+        (lambda s: {**s, "scaler": {"scale": 1.0, "x": 2}}, ValueError, "has 'x', which this scaler has not"),
         (lambda s: {**s, "net": {**s["net"], "1.threshold": torch.tensor([1.0, 2.0])}}, RuntimeError, "threshold"),
     ],
 )
@@ -138,7 +142,7 @@ def test_another_optimizer():
     with pytest.raises(ValueError, match=r"groups of \[4\] parameters, and this optimiser has groups of \[5\]"):
         step.load_state_dict(fewer)
     narrow = {**other, "optimizer": made(1, hidden=5).state_dict()["optimizer"]}
-    with pytest.raises(ValueError, match=r"has exp_avg of shape \[5, 4\] for parameter 0 of shape \[6, 4\]"):
+    with pytest.raises(ValueError, match=r"has exp_avg of shape \[5, 4\] for parameter 0, where that is \[6, 4\]"):
         step.load_state_dict(narrow)
     assert same(everything(step), before)
 
@@ -152,3 +156,242 @@ def test_interrupted_midway():
     assert same(everything(step), before)
     step(torch.rand(5, 2, 4) * 4, torch.tensor([0, 1]))
     assert not same(everything(step), before)
+
+
+# -- the optimiser's state: what is missing, too much or malformed
+
+
+class Signs(torch.optim.Optimizer):
+    """An optimiser that torch does not know, which moves by the sign of an average."""
+
+    def __init__(self, params, lr=0.01):
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    kept = self.state[p]
+                    kept["count"] = kept.get("count", 0) + 1
+                    kept["mean"] = kept.get("mean", torch.zeros_like(p)).mul(0.9).add(p.grad)
+                    p.data.sub_(kept["mean"].sign() * group["lr"])
+
+
+OPTIMIZERS = {
+    "SGD": (lambda ps: torch.optim.SGD(ps, 0.1), ()),
+    "SGD with momentum": (lambda ps: torch.optim.SGD(ps, 0.1, momentum=0.9), ("momentum_buffer",)),
+    "Adam": (torch.optim.Adam, ("step", "exp_avg", "exp_avg_sq")),
+    "Adam with amsgrad": (lambda ps: torch.optim.Adam(ps, amsgrad=True), ("exp_avg", "max_exp_avg_sq")),
+    "AdamW": (torch.optim.AdamW, ("step", "exp_avg", "exp_avg_sq")),
+    "RMSprop": (torch.optim.RMSprop, ("step", "square_avg")),
+    "RMSprop with all": (
+        lambda ps: torch.optim.RMSprop(ps, momentum=0.9, centered=True),
+        ("square_avg", "momentum_buffer", "grad_avg"),
+    ),
+    "NAdam": (torch.optim.NAdam, ("mu_product", "exp_avg")),
+    "RAdam": (torch.optim.RAdam, ("exp_avg_sq",)),
+    "Adamax": (torch.optim.Adamax, ("exp_inf",)),
+    "Adagrad": (torch.optim.Adagrad, ("sum",)),
+    "Adadelta": (torch.optim.Adadelta, ("acc_delta",)),
+    "Rprop": (torch.optim.Rprop, ("prev", "step_size")),
+    "ASGD": (torch.optim.ASGD, ("eta", "ax")),
+    "of somebody else": (Signs, ("mean",)),
+}
+
+
+def trained(build, seed=0, steps=2):
+    """A step with two groups of parameters, one of them without a gradient."""
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(4, 6), sc.LIF(), nn.Linear(6, 3), sc.LIF())
+    net.register_parameter("unused", nn.Parameter(torch.ones(2)))
+    optimizer = build([{"params": net[0].parameters()}, {"params": [*net[2].parameters(), net.unused]}])
+    step = sc.training_model(net, sc.losses.ce_count, optimizer)
+    for i in range(steps):
+        generator = torch.Generator().manual_seed(10 * seed + i)
+        step(torch.rand(5, 2, 4, generator=generator) * 4, torch.tensor([0, 1]))
+    return step
+
+
+@pytest.mark.parametrize("steps", [0, 2], ids=["fresh", "trained"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_state_goes_on_and_nothing_of_it_may_lack(name, steps):
+    """A whole state trains on to the bit; without a moment, an option, an entry or a group it is refused by name."""
+    build, kept = OPTIMIZERS[name]
+    source = trained(build, 1)
+    whole = copy.deepcopy(source.state_dict())
+    step = trained(build, 0, steps)
+    before = everything(step)
+    spoilt = [(("optimizer", "state", 0, one), f"parameter 0 has no '{one}'") for one in kept]
+    if kept:
+        spoilt += [(("optimizer", "state", 2), r"no entry for parameter 2 \(\{.*\}, if that never had a gradient\)")]
+    if name == "of somebody else" and not steps:
+        spoilt = []  # nobody knows what it keeps before it has stepped
+    spoilt += [
+        (("optimizer", "param_groups", 1, "lr"), r"param_groups\[1\] has no 'lr'"),
+        (("optimizer", "param_groups", 1), r"groups of \[2\] parameters, and this optimiser has groups of \[2, 3\]"),
+        (("optimizer", "param_groups", 0, "params"), r"param_groups\[0\] has no 'params' that is a list"),
+        (("optimizer", "state"), r"it has no 'state'"),
+    ]
+    for path, text in spoilt:
+        with pytest.raises(
+            ValueError, match=rf"does not fit this {type(step.optimizer).__name__}: .*{text}.*Nothing was"
+        ):
+            step.load_state_dict(without(whole, *path))
+    assert same(everything(step), before)
+    step.load_state_dict(copy.deepcopy(whole))
+    assert same(everything(step), everything(source))
+    batch = torch.rand(5, 2, 4) * 4, torch.tensor([0, 1])
+    step(*batch)
+    source(*batch)
+    assert same(everything(step), everything(source))
+
+
+def spoilt(**changes):
+    """A function that changes parts of an optimiser's state."""
+
+    def spoil(state):
+        state = copy.deepcopy(state)
+        state["optimizer"].update({name: change(state["optimizer"]) for name, change in changes.items()})
+        return state
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (spoilt(state=lambda s: 3), "its 'state' is a int, and no dict"),
+        (spoilt(state=lambda s: {**s["state"], 0: 3}), "parameter 0 has 3, and no dict"),
+        (spoilt(state=lambda s: {**s["state"], 9: {}}), "it has an entry for 9, which is no parameter of its groups"),
+        (
+            spoilt(state=lambda s: {**s["state"], 0: {**s["state"][0], "sum": torch.ones(6, 4)}}),
+            "parameter 0 has 'sum', wh",
+        ),
+        (
+            spoilt(state=lambda s: {**s["state"], 0: {**s["state"][0], "exp_avg": 3.0}}),
+            "has exp_avg=3.0, which is no ten",
+        ),
+        (spoilt(state=lambda s: {**s["state"], 0: {**s["state"][0], "step": "a"}}), "has step='a', which is no number"),
+        (
+            spoilt(state=lambda s: {**s["state"], 0: {**s["state"][0], "exp_avg": torch.tensor(1.0)}}),
+            r"has exp_avg of shape \[\] for parameter 0, where that is \[6, 4\]",
+        ),
+        (spoilt(param_groups=lambda s: {"lr": 1}), "its 'param_groups' is a dict, and no list of dicts"),
+        (spoilt(param_groups=lambda s: [3, 4]), r"param_groups\[0\] is a int, and no dict"),
+        (
+            spoilt(param_groups=lambda s: [{**g, "lr": "fast"} for g in s["param_groups"]]),
+            r"param_groups\[0\] has lr='fast', and this optimiser 0.001; param_groups\[1\] has lr='fast'",
+        ),
+        (
+            spoilt(param_groups=lambda s: [{**g, "betas": (0.9,)} for g in s["param_groups"]]),
+            r"has betas=\(0.9,\), and",
+        ),
+        (spoilt(param_groups=lambda s: [{**g, "momentum": 1} for g in s["param_groups"]]), r"\] has 'momentum', which"),
+        (
+            spoilt(param_groups=lambda s: [{**g, "params": [0, 0]} for g in s["param_groups"]]),
+            r"a parameter twice: \[0, 0",
+        ),
+        (spoilt(schedule=lambda s: 3), "it has 'schedule', which this optimiser has not"),
+    ],
+)
+def test_a_malformed_state_of_an_optimizer(spoil, text):
+    """What it is instead is said, and nothing changes."""
+    step = trained(torch.optim.Adam)
+    before = everything(step)
+    with pytest.raises(ValueError, match=text):
+        step.load_state_dict(spoil(trained(torch.optim.Adam, 1).state_dict()))
+    assert same(everything(step), before)
+
+
+def test_the_state_of_another_class():
+    """All that the one has and the other lacks is named."""
+    step = trained(lambda ps: torch.optim.SGD(ps, 0.1))
+    with pytest.raises(
+        ValueError, match=r"no 'momentum'; .*no 'dampening'; .*has 'betas', which this optimiser has not"
+    ):
+        step.load_state_dict(trained(torch.optim.Adam).state_dict())
+
+
+def test_what_old_and_scheduled_states_have():
+    """A state of an older torch lacks options that torch fills in, and a schedule's entries come and go."""
+    old = copy.deepcopy(trained(torch.optim.Adam, 1).state_dict())
+    del old["optimizer"]["state"][4]  # of what had no gradient, which torch does not list
+    for group in old["optimizer"]["param_groups"]:
+        del group["maximize"], group["foreach"]
+        group["initial_lr"] = 0.1
+    step = trained(torch.optim.Adam)
+    step.load_state_dict(old)
+    assert step.optimizer.param_groups[1]["initial_lr"] == 0.1
+    torch.optim.lr_scheduler.OneCycleLR(step.optimizer, 0.1, total_steps=10)
+    step.load_state_dict(trained(torch.optim.Adam, 1).state_dict())
+
+
+def test_a_loaded_state_stays_as_it_is():
+    """Training on does not change the moments of the state that was loaded, nor those of the step it came from."""
+    source = trained(torch.optim.Adam, 1)
+    state = source.state_dict()
+    before = everything(source)
+    step = trained(torch.optim.Adam)
+    step.load_state_dict(state)
+    step(torch.rand(5, 2, 4) * 4, torch.tensor([0, 1]))
+    assert same(everything(source), before)
+    step.load_state_dict(state)
+    assert same(everything(step), before)
+
+
+class Clones(torch.utils._python_dispatch.TorchDispatchMode):
+    """The sizes of all tensors that are copied."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.clone.default:
+            self.sizes.append(args[0].numel())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_network_is_loaded_without_a_copy(fits):
+    """Of weights that torch alone loads none are kept twice, and one that does not fit changes nothing all the same."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(20, 30), nn.BatchNorm1d(30), sc.LIF(torch.full((30,), 2.0), learn=("tau",)), sc.LIF())
+    step = sc.training_model(net, lambda out, _: out.sum(), torch.optim.SGD(net.parameters(), 0.1))
+    state = copy.deepcopy(step.state_dict())
+    for value in state["net"].values():
+        value.add_(1)
+    state["net"]["3.tau"] = torch.tensor(5.0)
+    before = everything(step)
+    with Clones() as clones:
+        if fits:
+            step.load_state_dict(state)
+        else:
+            state["net"]["2.tau"].fill_(-1.0)
+            with pytest.raises(RuntimeError, match=r"2\.tau holds -1"):
+                step.load_state_dict(state)
+    assert max(clones.sizes, default=0) <= 1
+    assert same(everything(step), before) != fits
+    assert net[3].tau == (5.0 if fits else 2.0)
+    if fits:
+        assert all(torch.equal(value, state["net"][name]) for name, value in net.state_dict().items())
+
+
+def test_an_interrupt_while_it_is_loaded(monkeypatch):
+    """Ctrl-C comes up when the state is whole: all of it is loaded."""
+    step, other = made(0), made(1)
+    load = step.optimizer.load_state_dict
+
+    def pressed(state):
+        signal.raise_signal(signal.SIGINT)
+        load(state)
+
+    monkeypatch.setattr(step.optimizer, "load_state_dict", pressed)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            step.load_state_dict(copy.deepcopy(other.state_dict()))
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert same(everything(step)[:-3], everything(other)[:-3])
