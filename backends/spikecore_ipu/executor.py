@@ -1,7 +1,8 @@
 """What training and inference on an IPU share: the wrapped step, its call, and what goes stale.
 
-Programs take turns on the device, since a machine may have just one: before a call, the others are detached, which
-reads their weights back. ``options.useIpuId`` on both gives each a device of its own.
+Programs take turns on the device, since a machine may have just one: before a program is compiled or attached, the
+others are detached, which reads their weights back. ``options.useIpuId`` on both gives each a device of its own.
+:mod:`~spikecore_ipu.device` says why, and has calls of several threads wait for each other.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import nn
 from spikecore.backend import Unsupported
 from spikecore.batches import flattened, home
 from spikecore.functional import stateful_modules
+from spikecore_ipu.device import exclusive
 from spikecore_ipu.layout import lay_out, scattered
 from spikecore_ipu.sdk import poptorch
 from spikecore_ipu.step import Step
@@ -59,7 +61,9 @@ class Compiled:
     def executor(self) -> Any:
         """The ``poptorch.PoplarExecutor``, for what is PopTorch's alone: devices, executables, profiles."""
         if self._executor is None:
-            self._executor = self._wrapped()
+            with exclusive():
+                if self._executor is None:  # another thread may have made it meanwhile
+                    self._executor = self._wrapped()
         return self._executor
 
     @property
@@ -85,7 +89,9 @@ class Compiled:
             )
 
     def _take_device(self) -> None:
-        """Detach the other programs from their devices, but for one that is another than this program's."""
+        """Unless this program has a device, detach the others, but for those with a device of their own."""
+        if self.compiled and self.executor.isAttachedToDevice():
+            return
         own = getattr(self._options, "ipu_id", None)
         for other in list(_programs):
             theirs = getattr(other._options, "ipu_id", None)
@@ -124,9 +130,10 @@ class Compiled:
 
     def destroy(self) -> None:
         """Give the device back, after reading weights and the optimiser's state; the next call compiles anew."""
-        if self.compiled:
-            self.executor.destroy()
-        self._executor = self._modes = self._frozen = None
+        with exclusive():
+            if self.compiled:
+                self.executor.destroy()
+            self._executor = self._modes = self._frozen = None
 
 
 #: Those that there are, training and inference.

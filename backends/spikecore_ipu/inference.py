@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from spikecore_ipu.device import exclusive
 from spikecore_ipu.executor import Compiled, checked_net, checked_options
 from spikecore_ipu.outputs import joined
 from spikecore_ipu.sdk import poptorch
@@ -32,6 +33,10 @@ class IpuInference(Compiled):
 
     def __call__(self, inputs: Any) -> Any:
         """Outputs, without gradients."""
+        with exclusive():
+            return self._predict(inputs)
+
+    def _predict(self, inputs: Any) -> Any:
         modes = [(module, module.training) for module in self.net.modules()]
         self.net.eval()
         try:

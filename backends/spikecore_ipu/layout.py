@@ -10,6 +10,8 @@ from typing import Dict, Iterator, List, Tuple
 import torch
 from torch import Tensor, nn
 
+from spikecore_ipu.overlap import overlapping
+
 
 def lay_out(net: nn.Module) -> None:
     """Make every parameter and buffer contiguous, in place: the same object and values, in memory of its own.
@@ -38,6 +40,20 @@ def lay_out(net: nn.Module) -> None:
         UserWarning,
         stacklevel=5,
     )
+
+
+def check_sharing(net: nn.Module) -> None:
+    """Raise ValueError for a trained parameter whose memory is that of another parameter or buffer, too.
+
+    PopTorch gives each its own memory on the device, trains them apart, and copies both back to the same place.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        for one, other in overlapping(_named(net)):
+            if one.tensor.requires_grad or other.tensor.requires_grad:
+                raise ValueError(
+                    f"net.{one.name} and net.{other.name} are two tensors in the same memory; PopTorch would train "
+                    "them apart without a word; share the nn.Parameter itself, b.weight = a.weight, or clone() one"
+                )
 
 
 def scattered(net: nn.Module) -> List[str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from functools import partial
 from typing import Any, Callable, Dict, List, MutableMapping, Optional, Tuple
 
 from torch import Tensor, nn
@@ -19,7 +20,9 @@ from torch import Tensor, nn
 from spikecore import restore
 from spikecore.backend import Unsupported
 from spikecore.training import check_optimizer
+from spikecore_ipu.device import exclusive, when_idle
 from spikecore_ipu.executor import Compiled, checked_net, checked_options
+from spikecore_ipu.layout import check_sharing
 from spikecore_ipu.outputs import joined
 from spikecore_ipu.sdk import poptorch
 from spikecore_ipu.step import Step
@@ -72,22 +75,31 @@ class IpuTraining(Compiled):
         _trainers[self.net] = weakref.ref(self)
         edited = _Edited(self)
         hooks = [module.register_load_state_dict_post_hook(edited) for module in self.net.modules()]
-        self._end = weakref.finalize(self, _ended, executor, hooks, self._step)
+        self._end = weakref.finalize(self, when_idle, partial(_ended, executor, hooks, self._step))
         self._end.atexit = False
         return executor
 
     def destroy(self) -> None:
         """Give the device back, after reading weights and the optimiser's state; the next call compiles anew."""
-        if self._executor is not None:
-            self._end()
-            self._step = Step(self.net, self.loss)
-        super().destroy()
+        with exclusive():
+            kept = None if self._executor is None else self._end.detach()
+            if kept is not None:
+                _, _, (end,), _ = kept
+                end()
+                self._step = Step(self.net, self.loss)
+            super().destroy()
 
     def __call__(self, inputs: Any, targets: Any) -> Tuple[Any, Tensor]:
         """Train on the micro batches of one call; outputs and losses are those from before the updates."""
+        with exclusive():
+            return self._train(inputs, targets)
+
+    def _train(self, inputs: Any, targets: Any) -> Tuple[Any, Tensor]:
         if not self.calls:
             self._tell_schedulers()
         self._check_layout()
+        if not self.compiled:
+            check_sharing(self.net)
         self._take_device()
         if self.compiled and not self.executor.isAttachedToDevice():
             self.executor.attachToDevice()  # with the weights of the host
@@ -116,13 +128,14 @@ class IpuTraining(Compiled):
 
         PopTorch keeps the optimiser's state on the device: that of the torch optimiser has none of it.
         """
-        self._send_hyperparameters()
-        weights = self._step.state_dict()
         prefix = "net."
-        return {
-            "net": {name[len(prefix) :]: value for name, value in weights.items() if name.startswith(prefix)},
-            "optimizer": self._translated.target.state_dict(),
-        }
+        with exclusive():
+            self._send_hyperparameters()
+            weights = self._step.state_dict()
+            return {
+                "net": {name[len(prefix) :]: value for name, value in weights.items() if name.startswith(prefix)},
+                "optimizer": self._translated.target.state_dict(),
+            }
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Go on from what :meth:`state_dict` gave, as a whole or not at all.
@@ -137,7 +150,7 @@ class IpuTraining(Compiled):
                 "net.load_state_dict(state['net']) goes on from the weights, with a fresh optimiser"
             )
         target = self._translated.target
-        with restore.all_or_nothing(self.net, [self.optimizer, self._translated, target]):
+        with exclusive(), restore.all_or_nothing(self.net, [self.optimizer, self._translated, target]):
             self.net.load_state_dict(state["net"])
             self._translated.load_state_dict(state["optimizer"])
             if self._executor is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import runpy
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
+from spikecore_ipu import device
 from spikecore_ipu import emulator as poptorch
 from spikecore_ipu.emulator import devices
 
@@ -51,8 +54,21 @@ class TestMachine:
         with pytest.raises(poptorch.Error, match="Failed to acquire"):
             first.attachToDevice()
         assert not first.isAttachedToDevice()
+
+    def test_lost_device(self):
+        """An executor whose attach failed can only be compiled anew: in PopTorch it has a null pointer for a device."""
+        first = inference()
+        first.detachFromDevice()
+        second = inference()
+        with pytest.raises(poptorch.Error, match="Failed to acquire"):
+            first.attachToDevice()
         second.destroy()
-        first.attachToDevice()
+        with pytest.raises(poptorch.Error, match=r"found no device.*Call destroy\(\) and compile again"):
+            first.attachToDevice()
+        with pytest.raises(poptorch.Error, match=r"found no device"):
+            first(torch.ones(1, 3))
+        first.destroy()
+        first(torch.ones(1, 3))
 
     def test_dropped(self):
         """An executor that is gone holds nothing."""
@@ -90,6 +106,7 @@ class TestMachine:
         with pytest.raises(poptorch.Error, match="Failed to acquire"):
             late(torch.ones(1, 3))
         held.destroy()
+        late.destroy()
         late(torch.ones(1, 3))
 
 
@@ -159,6 +176,84 @@ class TestTurns:
         predict(batch()[0])
         assert step.executor.isAttachedToDevice()
         assert predict.executor.isAttachedToDevice()
+
+
+class Calling(nn.Module):
+    """Hands its input on, and calls a function when it is compiled."""
+
+    def __init__(self, run):
+        super().__init__()
+        self.run = [run]  # no submodule
+
+    def forward(self, x):
+        for run in self.run:
+            run()
+        return x
+
+
+class TestThreads:
+    """Calls of several threads wait for each other, as PopTorch needs it."""
+
+    def test_one_program_at_a_time(self):
+        """While one is compiled, another thread can neither compile nor run nor detach anything."""
+        found = []
+
+        def look():
+            found.append(device._lock.acquire(timeout=0))
+
+        def compiling():
+            other = threading.Thread(target=look)
+            other.start()
+            other.join()
+
+        sc.inference_model(nn.Sequential(Calling(compiling), nn.Linear(3, 2)), backend="ipu")(torch.ones(1, 3))
+        assert found == [False]
+        look()
+        device._lock.release()
+        assert found == [False, True]
+
+    def test_many_threads_take_turns(self):
+        """Steps of four networks on four threads end with the weights that they have alone."""
+        steps = [trainer(network()) for _ in range(4)]
+        errors = []
+
+        def train(step):
+            try:
+                for _ in range(3):
+                    step(*batch())
+            except Exception as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=train, args=(step,)) for step in steps]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        alone = trainer(network())
+        train(alone)
+        for step in steps:
+            assert all(torch.equal(a, b) for a, b in zip(step.net.parameters(), alone.net.parameters()))
+
+    def test_dropped_while_another_is_compiled(self):
+        """A step that is collected meanwhile is ended afterwards: its weights are read, and the network is free."""
+        net = network()
+        kept = [trainer(net)]
+        kept[0](*batch())
+        wrapped, seen = type(net[1].weight), []
+
+        def drop():
+            kept.clear()
+            gc.collect()
+            seen.append(type(net[1].weight) is wrapped)
+
+        sc.inference_model(nn.Sequential(Calling(drop), nn.Linear(3, 2)), backend="ipu")(torch.ones(1, 3))
+        assert seen == [True]
+        assert type(net[1].weight) is nn.Parameter
+        alone = trainer(network())
+        alone(*batch())
+        alone.destroy()
+        assert all(torch.equal(a, b) for a, b in zip(net.parameters(), alone.net.parameters()))
 
 
 def test_the_example(monkeypatch, capsys, tmp_path):

@@ -123,6 +123,45 @@ class TestBackend:
         with pytest.raises(ValueError, match=r"net.1.weight is a view of the memory of net.0.weight.*in forward"):
             sc.inference_model(net, backend="ipu")(torch.ones(1, 3))
 
+    @pytest.mark.parametrize("share", [lambda w: w.detach(), lambda w: w.detach()[:1]], ids=["all", "part"])
+    def test_two_parameters_in_one_memory(self, share):
+        """Weights tied by their memory are refused: PopTorch would train each for itself, and the last one stays."""
+        net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+        net[1].weight = nn.Parameter(share(net[0].weight))
+        step = sc.training_model(net, nn.functional.mse_loss, torch.optim.SGD(net.parameters(), 0.1), backend="ipu")
+        said = r"net.[01].weight and net.[01].weight are two tensors in the same memory.*b.weight = a.weight"
+        with pytest.raises(ValueError, match=said):
+            step(torch.ones(1, 2), torch.ones(1, net[1].weight.shape[0]))
+
+    def test_the_emulator_refuses_two_parameters_in_one_memory(self):
+        """A network that somebody wraps by hand, too."""
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.w = nn.Parameter(torch.ones(2, 2))
+                self.row = nn.Parameter(self.w.detach()[1])
+
+            def forward(self, x):
+                return poptorch.identity_loss(x @ self.w + self.row, "sum")
+
+        with pytest.raises(poptorch.Error, match="w and row are two tensors in the same memory"):
+            poptorch.trainingModel(Net()).compile(torch.ones(1, 2))
+
+    def test_memory_that_is_shared_rightly(self):
+        """One parameter in two modules, parts of one memory side by side, and what is not trained are taken."""
+        flat = torch.arange(8.0)
+        net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+        net[0].weight, net[1].weight = (nn.Parameter(part.reshape(2, 2)) for part in flat.split(4))
+        net[2].weight = net[1].weight
+        step = sc.training_model(net, nn.functional.mse_loss, torch.optim.SGD(net.parameters(), 1e-6), backend="ipu")
+        step(torch.ones(1, 2), torch.ones(1, 2))
+        step.destroy()
+        net[2].weight = nn.Parameter(net[1].weight.detach())
+        net.requires_grad_(False)
+        x = torch.ones(1, 2)
+        assert torch.equal(sc.inference_model(net, backend="ipu")(x), net(x))
+
     def test_moved_after_compilation(self):
         """``.to(memory_format=...)`` after compilation is an error that says how to take it back."""
         net = convolutional()

@@ -116,6 +116,43 @@ print(lock.acquire(timeout=0))
 
 
 @forks
+def test_a_fork_does_not_wait_for_a_lock_without_patience() -> None:
+    """It takes the other locks all the same, so that what those guard is whole in the child."""
+    assert run("""
+import os, threading
+found = []
+
+def look():
+    found.append(second.acquire(timeout=0))
+
+def look_on_a_thread():
+    third = threading.Thread(target=look)
+    third.start()
+    third.join()
+
+os.register_at_fork(before=look_on_a_thread)  # called after that of spikecore, which is registered later
+from spikecore.locking import Lock
+lock, second, inside, go = Lock(patience=0), Lock(), threading.Event(), threading.Event()
+
+def hold():
+    with lock:
+        inside.set()
+        go.wait()
+
+other = threading.Thread(target=hold)
+other.start()
+inside.wait()
+if os.fork() == 0:
+    print(lock.acquire(timeout=0), second.acquire(timeout=0), flush=True)
+    os._exit(0)
+os.wait()
+go.set()
+other.join()
+print(found, lock.acquire(timeout=0), second.acquire(timeout=0))
+""").splitlines() == ["True True", "[False] True True"]
+
+
+@forks
 def test_a_thread_that_forks_inside_keeps_its_locks() -> None:
     """A fork within the block of a lock leaves the block valid in both processes."""
     assert run("""

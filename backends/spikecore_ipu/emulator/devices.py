@@ -15,6 +15,8 @@ import os
 import weakref
 from typing import Any, MutableMapping, Optional
 
+from spikecore.locking import Lock
+
 from .errors import Error, cpp_error, py_error
 
 #: How many devices there are.
@@ -22,6 +24,7 @@ VARIABLE = "SPIKECORE_IPU_EMULATOR_DEVICES"
 
 #: Executor -> the ID that it asked for, if any.
 _held: MutableMapping[Any, Optional[int]] = weakref.WeakKeyDictionary()
+_lock = Lock()
 
 
 def _count() -> int:
@@ -34,11 +37,12 @@ def _count() -> int:
 def acquire(executor: Any, ipus: int, ipu_id: Optional[int]) -> None:
     """Give a device to ``executor``; raises poptorch.Error if all that could serve it are held by others."""
     most = 1 if ipu_id is not None else _count()
-    if _holders(ipu_id) >= most:
-        gc.collect()  # an executor that nothing can reach has no device, whether or not Python has noticed
+    with _lock:
         if _holders(ipu_id) >= most:
-            raise _unavailable(ipus, ipu_id)
-    _held[executor] = ipu_id
+            gc.collect()  # an executor that nothing can reach has no device, whether or not Python has noticed
+            if _holders(ipu_id) >= most:
+                raise _unavailable(ipus, ipu_id)
+        _held[executor] = ipu_id
 
 
 def _holders(ipu_id: Optional[int]) -> int:

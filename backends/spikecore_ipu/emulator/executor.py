@@ -20,6 +20,11 @@ from .update import Updater, read
 from .wrapping import is_wrapped, unwrap, wrap
 
 VERSION = "3.4.0"
+#: PopTorch would read a null pointer here.
+LOST_DEVICE = (
+    "An earlier attachToDevice() found no device, and PopTorch's executable has none since then: another attempt would "
+    "end the process. Call destroy() and compile again; detach the other executors before attaching."
+)
 NO_EXECUTABLE = "Model has not been compiled or has been destroyed."
 INFERENCE_ACCUMULATION = (
     "You must set poptorch.Options().Training.gradientAccumulation to 1 or leave it as its default value (1) when "
@@ -99,6 +104,8 @@ class PoplarExecutor:
         self._parser = Parser(model.forward)
         self._executable: Optional[Executable] = None
         self._attached = False
+        #: An attach failed.
+        self._lost_device = False
         #: The device has weights that the host has not.
         self._stale_host = False
         #: Counts what was read to the host: another count there means that the weights here are old.
@@ -179,7 +186,7 @@ class PoplarExecutor:
         if self._training:
             self.copyWeightsToHostIfNeeded()
             self._optimizer.state_dict()
-        self._executable, self._updater, self._attached = None, None, False
+        self._executable, self._updater, self._attached, self._lost_device = None, None, False, False
         release(self)
         if self._training:
             unwrap(self._user_model)
@@ -234,7 +241,11 @@ class PoplarExecutor:
         executable = self._compiled()
         if self._attached:
             raise py_error("Device is already attached")
+        if self._lost_device:
+            raise py_error(LOST_DEVICE)
+        self._lost_device = True
         self._acquire(executable)
+        self._lost_device = False
         self.copyWeightsToDevice()
 
     def detachFromDevice(self) -> None:

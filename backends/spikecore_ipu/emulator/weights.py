@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator
+from typing import Any, Dict, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
+
+from spikecore_ipu.overlap import overlapping
 
 from .errors import cpp_error, py_error
 from .graph import Graph
@@ -47,6 +49,19 @@ def check_layout(host: Dict[str, Tensor]) -> None:
                 )
 
 
+def check_sharing(host: Dict[str, Tensor], trained: Sequence[str]) -> None:
+    """Raise poptorch.Error for a trained parameter in the memory of another: PopTorch would train them apart.
+
+    Each has memory of its own on the device, and both are copied back to the same place.
+    """
+    for one, other in overlapping(host.items()):
+        if one.name in trained or other.name in trained:
+            raise py_error(
+                f"{one.name} and {other.name} are two tensors in the same memory. PopTorch would train them apart, "
+                "without a word. Share the parameter itself, or clone() one"
+            )
+
+
 @contextmanager
 def untouched() -> Iterator[None]:
     """Inside, the weights of a wrapped model are read without a look at the device first."""
@@ -66,6 +81,7 @@ class DeviceWeights:
         with untouched():
             #: The parameters that are trained: what `requires_grad` said at compilation.
             self.trained = [name for name in self.parameters if self.host[name].requires_grad]
+            check_sharing(self.host, self.trained)
             self.variables = {
                 name: narrow(tensor.detach()).clone(memory_format=torch.contiguous_format)
                 for name, tensor in self.host.items()
