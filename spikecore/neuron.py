@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Collection, Dict, List, Mapping, Optional, Seq
 import torch
 from torch import Tensor, nn
 
-from spikecore import checks, earlier, parameters, ranges, recompute
+from spikecore import checks, compiled, earlier, parameters, ranges
 from spikecore.backend import MAX_STATIC_STEPS, Tensors
 from spikecore.lang import Expr, Node, Numbers, Program, TraceError, ops, trace
 from spikecore.lang.plain import is_compiling
@@ -140,7 +140,7 @@ class Neuron(Ranged):
         """Spikes (or whatever ``dynamics`` outputs) for ``[T, *N]``, or ``[*N]`` in single-step mode."""
         if not (self.step == "single" or self._carrying or self._has_carried):
             outputs, _ = self._call(inputs, None, final=False)
-        elif is_compiling() and recompute.near():
+        elif is_compiling() and (compiled.breaks() or self._cut):
             return self._eagerly(*inputs)
         else:
             outputs = self._continue(inputs)

@@ -33,6 +33,8 @@ _CHECKPOINT = vars(torch.utils.checkpoint)
 _task: Callable[[], int] = torch._C._current_graph_task_id
 #: The innermost hooks of tensors saved for backward; None if there are none. Before torch 2.2 one cannot ask.
 _hooks: Callable[[bool], Any] = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: True)
+#: Whether gradients in forward mode are on.
+_forward_mode: Callable[[], bool] = getattr(torch._C, "_is_fwd_grad_enabled", bool)
 #: Attribute of a region, name on the stack frame of a recomputation.
 _RECORD, _RUNS = "_spikecore_record", "_spikecore_runs"
 _numbers = itertools.count(1)
@@ -66,18 +68,19 @@ class _Around(NamedTuple):
 
 def possible() -> bool:
     """Whether a call can lie in a checkpointed region, or run one again. Asked at every call, so it is quick."""
-    # a region saves its tensors with hooks (use_reentrant=False) or runs without gradients (use_reentrant=True)
-    return _task() != -1 or _hooks(True) is not None or not torch.is_grad_enabled()
+    # a region saves its tensors with hooks (use_reentrant=False), or is the forward of an autograd.Function
+    # (use_reentrant=True), where torch turns off gradients of both modes; torch.no_grad() turns off one
+    return (
+        _task() != -1
+        or _hooks(True) is not None
+        or not (torch.is_grad_enabled() or _forward_mode() or torch.is_inference_mode_enabled())
+    )
 
 
 def near() -> bool:
-    """Whether this is in a checkpointed region, or in one that runs again. For torch.compile, while it traces."""
+    """Whether this is in a checkpointed region, or may run one again. For torch.compile."""
     around = _around()
-    return bool(around.first) or around.frame is not None
-
-
-# torch.compile calls it when it traces, rather than tracing it: the stack is not what a compiled graph can follow
-near._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+    return bool(around.first) or around.frame is not None or _task() != -1
 
 
 def slot(module: nn.Module, calls: bool) -> Slot:

@@ -18,7 +18,7 @@ from typing import Any, Callable, ClassVar, Collection, Dict, Mapping, Optional,
 import torch
 from torch import Tensor, nn
 
-from spikecore import checks, freed, misnamed, recompute, reuse
+from spikecore import checks, compiled, freed, misnamed, recompute, reuse
 from spikecore.backend import BackendError
 from spikecore.lang.plain import is_compiling
 
@@ -64,9 +64,15 @@ class Stateful(nn.Module):
 
     def _slot(self, calls: bool = False) -> recompute.Slot:
         """Where the state is held for what runs now; ``calls``: which is a call of this module."""
-        if is_compiling() or not (self._cut or recompute.possible()):
+        if is_compiling():
+            return self._slot_eagerly(calls) if compiled.breaks() else self.__dict__
+        if not (self._cut or recompute.possible()):
             return self.__dict__
         return recompute.slot(self, calls)
+
+    @_uncompiled
+    def _slot_eagerly(self, calls: bool) -> recompute.Slot:
+        return self._slot(calls)
 
     @_uncompiled
     def _eagerly(self, *inputs: Any) -> Any:

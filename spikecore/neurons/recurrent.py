@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore import checks, recompute
+from spikecore import checks, compiled
 from spikecore.lang.plain import is_compiling
 from spikecore.neuron import Neuron
 from spikecore.state import State, Stateful
@@ -47,7 +47,7 @@ class Recurrent(Stateful):
         single = self.step == "single"
         if not (single or self._carrying or self._has_carried):
             return self._steps(x, None, ())[0]
-        if is_compiling() and recompute.near():
+        if is_compiling() and (compiled.breaks() or self._cut):
             return self._eagerly(x)  # type: ignore[no-any-return]  # it is this method
         slot = self._begin()
         if not (single or slot["_carrying"]):

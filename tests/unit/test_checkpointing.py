@@ -334,6 +334,16 @@ def test_without_gradients(reentrant, mode):
             assert torch.equal(checkpoint(net, chunk, use_reentrant=reentrant), expected(chunk))
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_inference_asks_nothing(mode, monkeypatch):
+    """Outside regions a call without gradients does not read the stack, whose depth it would pay for."""
+    monkeypatch.setattr(recompute, "_around", lambda: pytest.fail("the stack was read"))
+    lif = sc.LIF(step="single")
+    with mode():
+        for x in inputs():
+            lif(x)
+
+
 class TestRefused:
     """What cannot be right raises, and says what to do."""
 
@@ -405,6 +415,19 @@ class TestRefused:
         Again.apply(fresh, x).sum().backward()
         expected = torch.autograd.grad(fresh(x).sum(), x)[0]
         torch.testing.assert_close(x.grad, expected)
+
+    def test_inference_mode_in_a_reentrant_region(self):
+        """torch hides the region from what runs in inference mode within it."""
+        lif, x = sc.LIF(step="single"), inputs()[0].detach().requires_grad_()
+
+        def watched(x):
+            with torch.inference_mode():
+                lif(x)
+            return x * 2
+
+        out = checkpoint(watched, x, use_reentrant=True)
+        with pytest.raises(RuntimeError, match=self.UNKNOWN):
+            out.sum().backward()
 
     @BOTH
     def test_a_region_that_is_not_recognised(self, reentrant, monkeypatch):
