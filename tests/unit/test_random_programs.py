@@ -1,4 +1,4 @@
-"""Random programs on the reference and on the ipu backend's operations, against the oracle."""
+"""Random programs against the oracle: on the reference, on ipu's operations, and compiled by its emulator."""
 
 from __future__ import annotations
 
@@ -38,8 +38,42 @@ def test_a_backend_without_gradients_is_caught(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.usefixtures("emulator")
 def test_the_operations_of_the_ipu_backend_give_what_the_oracle_gives() -> None:
-    """The same, called eagerly."""
+    """The same, called eagerly, without PopTorch."""
     check_many("ipu", 30)
+
+
+@pytest.mark.usefixtures("emulator")
+def test_what_the_emulator_compiles_gives_what_the_oracle_gives() -> None:
+    """The same in a network that ``inference_model`` and ``training_model`` compile: recorded, replayed, trained."""
+    check_many("ipu", 20, step=True)
+
+
+def test_a_training_step_of_the_reference_gives_what_the_oracle_gives() -> None:
+    """The eager ``inference_model`` and ``training_model``."""
+    check_many("torch", 20, step=True)
+
+
+@pytest.mark.usefixtures("emulator")
+def test_what_is_wrong_on_the_device_only_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operation that PopTorch computes otherwise is a difference of the compiled network, and none of a call."""
+    from spikecore_ipu.functions import PLAIN
+
+    right = PLAIN["add"]
+
+    def wrong(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return right(a, b) + (1e-3 if any(getattr(x, "device", None) == torch.device("ipu", 0) for x in (a, b)) else 0)
+
+    monkeypatch.setitem(PLAIN, "add", wrong)  # type: ignore[arg-type]  # a mapping to its readers
+    check_many("ipu", 20, 0)
+    with pytest.raises(Difference, match=r"_model: (.|\n)*SPIKECORE_SEED=\d+ python -m .* --step"):
+        check_many("ipu", 20, 0, step=True)
+
+
+def test_gradients_that_do_not_reach_the_weights_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right outputs and an optimiser that changes nothing are a difference."""
+    monkeypatch.setattr(torch.optim.SGD, "step", lambda self: None)
+    with pytest.raises(Difference, match="training_model: gradient of"):
+        check_many("torch", 10, 0, step=True)
 
 
 def test_a_seed_is_one_program() -> None:

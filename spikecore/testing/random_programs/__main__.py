@@ -19,6 +19,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--plain-names", action="store_true", help="names that no kernel uses")
     parser.add_argument("--install", metavar="MODULE:CLASS", help="a backend that no distribution declares")
+    parser.add_argument("--step", action="store_true", help="in a network, through inference_model and training_model")
     parser.add_argument("--stop", action="store_true", help="stop at the first difference")
     asked = parser.parse_args()
     if asked.install:
@@ -39,7 +40,7 @@ def _run(asked: argparse.Namespace) -> int:
     failed = 0
     for k in range(asked.count):
         try:
-            check(seed + k, asked.backend, device=asked.device, hostile=not asked.plain_names)
+            check(seed + k, asked.backend, device=asked.device, hostile=not asked.plain_names, step=asked.step)
         except Difference as difference:
             failed += 1
             _say(f"seed {seed + k}: {difference}\n")
