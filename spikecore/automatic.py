@@ -20,7 +20,17 @@ from typing import Any, Callable, Hashable, NamedTuple, Optional, Tuple
 import torch
 
 from spikecore import checks
-from spikecore.backend import BackendError, Capabilities, ParamValue, Runner, Spec, Tensors, Unsupported
+from spikecore.backend import (
+    BackendError,
+    Capabilities,
+    ParamValue,
+    Runner,
+    Spec,
+    Tensors,
+    Unsupported,
+    by_call,
+    once,
+)
 from spikecore.lang import Program
 from spikecore.lang.plain import is_compiling, is_plain
 from spikecore.recent import CALLS, Recent
@@ -104,6 +114,15 @@ class _Automatic:
             if isinstance(error, Unsupported) and is_plain(inputs[0]):
                 self._refused.put(_kind(inputs, state, params, record), True)
         return other(inputs, state, params, record)
+
+    def once(
+        self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
+    ) -> Tuple[Tensors, Optional[Tensors]]:
+        """See :func:`spikecore.backend.once`."""
+        try:
+            return once(self._runner, inputs, state, params)
+        except BackendError:  # a call finds out what becomes of it
+            return by_call(self, inputs, state, params)
 
     def _instead(self, error: BackendError) -> Runner:
         # said of every error, but made once; threads that come here together make the same, and one of them counts

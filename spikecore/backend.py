@@ -233,6 +233,29 @@ class Backend:
         return torch.utils.data.DataLoader(dataset, **kwargs)
 
 
+def once(
+    runner: Runner, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
+) -> Tuple[Tensors, Optional[Tensors]]:
+    """One time step of a runner: ``(outputs, state)`` for inputs ``[*N]``, without a dimension of time.
+
+    A runner may have a method ``once(inputs, state, params)`` that is quicker than a call with one time step and gives
+    the same bits.
+    """
+    quick = getattr(runner, "once", None)
+    if quick is None:
+        return by_call(runner, inputs, state, params)
+    found: Tuple[Tensors, Optional[Tensors]] = quick(inputs, state, params)
+    return found
+
+
+def by_call(
+    runner: Runner, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
+) -> Tuple[Tensors, Optional[Tensors]]:
+    """One time step by a call of the runner."""
+    outputs, final, _ = runner(tuple([x.unsqueeze(0) for x in inputs]), state, params, ())
+    return tuple([out.squeeze(0) for out in outputs]), final
+
+
 def _by_name(name: str) -> Backend:
     from spikecore.registry import default_registry
 

@@ -36,26 +36,39 @@ class Earlier(NamedTuple):
     shape: Optional[torch.Size]
 
 
-def kind_of(x: Tensor, start: Optional[Tensors], final: bool) -> Tuple[Any, ...]:
+def kind_of(x: Tensor, steps: int, start: Optional[Tensors], final: bool) -> Tuple[Any, ...]:
     """What decides the runner of a call with one input and without a record, beside the parameters."""
-    steps = x.shape[0] if x.shape[0] <= MAX_STATIC_STEPS else None
-    carried = None if start is None else True in [value.requires_grad for value in start]
-    return x.dtype, steps, x.device, x.requires_grad, torch.is_grad_enabled(), final, carried
+    grad = torch.is_grad_enabled()
+    carried = None if start is None else grad and True in [value.requires_grad for value in start]
+    return (
+        x.dtype,
+        steps if steps <= MAX_STATIC_STEPS else None,
+        x.device,
+        grad and x.requires_grad,
+        grad,
+        final,
+        carried,
+    )
 
 
 def only_input(inputs: Sequence[Any]) -> Optional[Tensor]:
-    """The input of a call if it has one, a dense tensor with time steps, else None."""
+    """The input of a call if it has one, a dense tensor, else None."""
     x = inputs[0] if len(inputs) == 1 else None
-    if type(x) is not Tensor or x.layout is not torch.strided or x.is_nested or x.ndim == 0:
+    if type(x) is not Tensor or x.layout is not torch.strided or x.is_nested:
         return None
     return x
 
 
-def state_as_before(names: Collection[str], state: Mapping[str, Any], x: Tensor) -> Optional[Tensors]:
-    """A state in the order of ``names`` if there is nothing to check or convert about it, else None."""
+def state_as_before(
+    names: Collection[str], state: Mapping[str, Any], x: Tensor, shape: torch.Size
+) -> Optional[Tensors]:
+    """A state in the order of ``names`` if there is nothing to check or convert about it, else None.
+
+    ``shape`` is that of one time step of ``x``.
+    """
     if type(state) is not dict or len(state) != len(names):
         return None
-    shape, dtype, device = x.shape[1:], compute_dtype(x.dtype), x.device
+    dtype, device = compute_dtype(x.dtype), x.device
     start = tuple([state.get(name) for name in names])
     for value in start:
         if type(value) is not Tensor or value.shape != shape or value.dtype != dtype or value.device != device:
@@ -79,21 +92,24 @@ def noted(
 
 
 def values_as_before(
-    found: Earlier, module: nn.Module, x: Tensor, bounds: ranges.Bounds
+    found: Earlier, module: nn.Module, shape: torch.Size, bounds: ranges.Bounds
 ) -> Optional[Tuple[ParamValue, ...]]:
-    """The parameters as the runner takes them, learnt ones kept in their ranges; None if one is not as it was."""
+    """The parameters as the runner takes them, learnt ones kept in their ranges; None if one is not as it was.
+
+    ``shape`` is that of one time step.
+    """
     if not found.tensors:
         return found.values
-    if x.shape[1:] != found.shape:
+    if shape != found.shape:
         return None
     values = list(found.values)
-    for position, name, shape, device, learnt, view in found.tensors:
+    for position, name, own, device, learnt, view in found.tensors:
         value: Optional[Tensor] = module._parameters.get(name)
         if value is None:
             value = module._buffers.get(name)
-        if value is None or value.shape != shape or value.device != device or value.requires_grad is not learnt:
+        if value is None or value.shape != own or value.device != device or value.requires_grad is not learnt:
             return None
         if name in bounds and name in module._parameters:
             value = ranges.inside(value, bounds[name])
-        values[position] = value if view == shape else value.view(view)
+        values[position] = value if view == own else value.view(view)
     return tuple(values)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore import checks, compiled, earlier, parameters, ranges
-from spikecore.backend import MAX_STATIC_STEPS, Tensors
+from spikecore.backend import MAX_STATIC_STEPS, Tensors, once
 from spikecore.lang import Expr, Node, Numbers, Program, TraceError, ops, trace
 from spikecore.lang.plain import is_compiling
 from spikecore.ranged import Ranged
@@ -170,26 +170,47 @@ class Neuron(Ranged):
         single = self.step == "single"
         if not (single or slot["_carrying"]):
             return self._call(inputs, None, final=False)[0]
-        if single:
-            inputs = tuple([x.unsqueeze(0) if isinstance(x, Tensor) else x for x in inputs])
-        outputs, state = self._call(inputs, slot["_state"], final=True)
+        outputs, state = self._call(inputs, slot["_state"], final=True, single=single)
         self._end(slot, outputs, state)
-        return tuple([out.squeeze(0) for out in outputs]) if single else outputs
+        return outputs
 
     def _call(
-        self, inputs: Sequence[Tensor], state: Optional[Mapping[str, Tensor]], final: bool
+        self,
+        inputs: Sequence[Tensor],
+        state: Optional[Mapping[str, Tensor]],
+        final: bool,
+        single: bool = False,
     ) -> Tuple[Tensors, Optional[State]]:
-        """A call without a record: as an earlier one of its kind, past the checks that one passed, or through all."""
+        """A call without a record: as an earlier one of its kind, past the checks that one passed, or through all.
+
+        ``single``: inputs and outputs are those of one time step, ``[*N]``.
+        """
         x = None if is_compiling() else earlier.only_input(inputs)
-        start = None if x is None or state is None else earlier.state_as_before(self.states, state, x)
-        if x is None or (start is None and state is not None):
-            return self._execute(inputs, state, (), final)[:2]
-        found = self._quick.get(earlier.kind_of(x, start, final))
-        values = None if found is None else earlier.values_as_before(found, self, x, self.bounds)
+        if x is None or not (single or x.ndim):
+            return self._checked(inputs, state, final, single)
+        shape = x.shape if single else x.shape[1:]
+        start = None if state is None else earlier.state_as_before(self.states, state, x, shape)
+        if start is None and state is not None:
+            return self._checked(inputs, state, final, single)
+        found = self._quick.get(earlier.kind_of(x, 1 if single else x.shape[0], start, final))
+        values = None if found is None else earlier.values_as_before(found, self, shape, self.bounds)
         if found is None or values is None:
-            return self._execute(inputs, state, (), final)[:2]
-        outputs, end, _ = found.runner((x,), start, values, ())
+            return self._checked(inputs, state, final, single)
+        if single:
+            outputs, end = once(found.runner, (x,), start, values)
+        else:
+            outputs, end, _ = found.runner((x,), start, values, ())
         return outputs, dict(zip(self.states, end)) if end is not None else None
+
+    def _checked(
+        self, inputs: Sequence[Tensor], state: Optional[Mapping[str, Tensor]], final: bool, single: bool
+    ) -> Tuple[Tensors, Optional[State]]:
+        """The same through all checks."""
+        if not single:
+            return self._execute(inputs, state, (), final)[:2]
+        inputs = [x.unsqueeze(0) if isinstance(x, Tensor) else x for x in inputs]
+        outputs, end, _ = self._execute(inputs, state, (), final)
+        return tuple([out.squeeze(0) for out in outputs]), end
 
     def _execute(
         self, inputs: Sequence[Tensor], state: Optional[Mapping[str, Tensor]], record: Tuple[str, ...], final: bool
@@ -220,7 +241,7 @@ class Neuron(Ranged):
         runner = getattr(self._compiled, name)
         outputs, end, trace_ = runner(inputs, start, values, record)
         if len(inputs) == 1 and not (record or is_compiling()):
-            quick[earlier.kind_of(x, start, final)] = earlier.noted(runner, named, values, x)
+            quick[earlier.kind_of(x, x.shape[0], start, final)] = earlier.noted(runner, named, values, x)
         return outputs, dict(zip(self.states, end)) if end is not None else None, trace_
 
     # -- module
@@ -267,8 +288,7 @@ class Neuron(Ranged):
         learnt = {name for name, _ in self.named_parameters(recurse=False)}
         parts: List[str] = []
         for name in self.params:
-            value = getattr(self, name)
-            text = f"{value:g}" if isinstance(value, float) else _tensor_text(value)
+            text = parameters.shown(getattr(self, name))
             parts.append(f"{name}={text}" + (" (learnt)" if name in learnt else ""))
         usual = {"step": "multi", "detach_reset": False, "channel_dim": 1}
         own = [name for name in self.configuration if name not in Neuron.configuration]
@@ -277,9 +297,3 @@ class Neuron(Ranged):
         bound = ", ".join(f"{resolved.backend.name} on {device}" for device, resolved in self._bound.items())
         asked = asked_in_words(self._request, self._bound.values())
         return ", ".join(parts) + f", backend={asked}" + (f" ({bound})" if bound else "")
-
-
-def _tensor_text(value: Tensor) -> str:
-    if value.ndim == 0 and value.device.type == "cpu":
-        return f"{value.item():g}"
-    return f"tensor{list(value.shape)}"

@@ -53,6 +53,13 @@ def checked(owner: str, name: str, value: Any, held_to: Optional[Interval] = Non
     return float(value)
 
 
+def shown(value: Value) -> str:
+    """The value in a few characters: a number, or the shape of a tensor."""
+    if isinstance(value, Tensor) and (value.ndim or value.device.type != "cpu"):
+        return f"tensor{list(value.shape)}"
+    return f"{value.item() if isinstance(value, Tensor) else value:g}"
+
+
 def require(owner: str, condition: str, holds: Any, **values: Any) -> None:
     """Raise ``ValueError`` unless ``holds(value)`` for each, where that can be known without waiting for a device."""
     for name, value in values.items():

@@ -17,8 +17,11 @@ from torch import Tensor
 from spikecore.backend import ParamValue, Spec, Tensors
 from spikecore.ends import needed, tied
 from spikecore.lang import Node, Program, once, topological
-from spikecore.lang.eager import TORCH, Functions, Straight
-from spikecore.lang.plain import is_plain, number
+from spikecore.lang.eager import TORCH, Functions, Straight, operands
+from spikecore.lang.plain import Held, is_plain
+
+#: Operations whose result is new memory, and whose derivative does not read it.
+_FRESH = ("add", "sub", "mul", "div", "neg", "where", "select")
 
 
 def is_autocast(device: str) -> bool:
@@ -50,6 +53,16 @@ class Walker:
         # a state that is an output, too, gets a node of its own in autograd's graph, where the gradients of later steps
         # are summed before that of the output is added
         self.shared = tuple(roots.count(node) > 1 for node in program.next)
+        read = [operand for node in topological(roots) for operand in operands(node)]
+        #: Whether an input is read more than once in a step.
+        self.several = tuple(read.count(leaf) > 1 for leaf in moving[: len(program.inputs)])
+        #: Whether the next value of a state is memory of its own that nothing else reads.
+        self.own = tuple(
+            node.op in _FRESH and node not in read and not shared for node, shared in zip(program.next, self.shared)
+        )
+        #: Whether the same holds of an output where no derivative is asked for.
+        self.own_outputs = tuple(node.op in (*_FRESH, "spike") and roots.count(node) == 1 for node in program.outputs)
+        self._held = Held()
 
     def walk(
         self,
@@ -79,12 +92,11 @@ class Walker:
         record: Tuple[str, ...],
         tie: bool,
     ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
-        like = inputs[0].new_empty((), dtype=self.compute)
-        shape = inputs[0].shape[1:]
-        values = [_as_tensor(value, like) for value in params]
-        fixed = self.fixed(values, like)
+        x, shape = inputs[0], inputs[0].shape[1:]
+        like = x if x.dtype == self.compute else x.new_empty((), dtype=self.compute)
+        fixed, rest = self._held(params, like, self._before)
         # rest values may be 0-d or per channel; from here on every state has the shape of one step
-        now = list(state) if state is not None else [value.expand(shape) for value in self.rest(values, like)]
+        now = list(state) if state is not None else [value.expand(shape) for value in rest]
         outputs: List[List[Tensor]] = [[] for _ in range(self.n_outputs)]
         trace: Dict[str, List[Tensor]] = {name: [] for name in record}
         for xs in zip(*(x.to(self.compute).unbind(0) for x in inputs)):
@@ -96,7 +108,7 @@ class Walker:
             for name, value in zip(self.states, now):
                 if name in trace:
                     trace[name].append(value)
-        if tie and self.ties and inputs[0].shape[0] and is_plain(inputs[0]):
+        if tie and self.ties and x.shape[0] and is_plain(x):
             sources = self._sources(inputs, state, params)
             last = [seen[-1] for seen in outputs]
             last, traced, now = tied(self.program, record, self.final, last, now, sources)
@@ -104,13 +116,33 @@ class Walker:
                 seen[-1] = value
             for name, value in zip(record, traced):
                 trace[name][-1] = value
-        # cloned: a state may alias an input, a parameter or an expanded value
-        final = tuple(value.clone(memory_format=torch.contiguous_format) for value in now) if self.final else None
+        own = self.own if tie and not self.ties and x.shape[0] and is_plain(x) else (False,) * len(now)
         return (
-            tuple(_stack(seen, inputs[0]) for seen in outputs),
-            final,
-            tuple(_stack(trace[name], inputs[0]).to(self.compute) for name in record),
+            tuple(_stack(seen, x) for seen in outputs),
+            tuple([_apart(value, is_own) for value, is_own in zip(now, own)]) if self.final else None,
+            tuple(_stack(trace[name], x).to(self.compute) for name in record),
         )
+
+    def step_alone(
+        self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
+    ) -> Tuple[Tensors, Optional[Tensors]]:
+        """One step of plain tensors ``[*N]`` of a program without ties: :meth:`walk` without a dimension of time."""
+        x, n = inputs[0], self.n_outputs
+        like, shape = x if x.dtype == self.compute else x.new_empty((), dtype=self.compute), x.shape
+        fixed, rest = self._held(params, like, self._before)
+        now = state if state is not None else [value.expand(shape) for value in rest]
+        # gradients of one input are summed apart from those that the caller's other uses of the tensor give
+        xs = [(x.expand(shape) if several else x).to(self.compute) for x, several in zip(inputs, self.several)]
+        results = [_full(value, shape) for value in self.step([*xs, *now, *fixed], like)]
+        own = (False,) * n if torch.is_grad_enabled() else self.own_outputs
+        return (
+            tuple([_apart(value.to(self.dtype), is_own) for value, is_own in zip(results, own)]),
+            tuple([_apart(value, is_own) for value, is_own in zip(results[n:], self.own)]) if self.final else None,
+        )
+
+    def _before(self, values: Sequence[Tensor], like: Tensor) -> Tuple[List[Tensor], List[Tensor]]:
+        """What depends on parameters alone: the values that every step reads, and those of the states at rest."""
+        return self.fixed(values, like), self.rest(values, like)
 
     def _sources(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
@@ -125,8 +157,10 @@ class Walker:
         ]
 
 
-def _as_tensor(value: ParamValue, like: Tensor) -> Tensor:
-    return value.to(like.dtype) if isinstance(value, Tensor) else number(value, like)
+def _apart(value: Tensor, is_own: bool) -> Tensor:
+    """A value for the caller, who may change it in place: itself if it is memory of its own, else a copy."""
+    # what is no memory of its own may be that of an input, of a parameter, or of a value that backward reads
+    return value if is_own and value.is_contiguous() else value.clone(memory_format=torch.contiguous_format)
 
 
 def _full(value: Tensor, shape: torch.Size) -> Tensor:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Optional, Tuple
 
-from spikecore.backend import Backend, ParamValue, Runner, Spec, Tensors
+from spikecore.backend import Backend, ParamValue, Runner, Spec, Tensors, by_call
 from spikecore.lang import Program
-from spikecore.walk import Walker
+from spikecore.lang.plain import is_plain
+from spikecore.walk import Walker, is_autocast
 from spikecore_torch import CAPABILITIES
 
 
@@ -31,3 +32,11 @@ class Walk(Walker):
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
     ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
         return self.walk(inputs, state, params, record)
+
+    def once(
+        self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
+    ) -> Tuple[Tensors, Optional[Tensors]]:
+        """See :func:`spikecore.backend.once`."""
+        if self.ties or not is_plain(inputs[0]) or is_autocast(inputs[0].device.type):
+            return by_call(self, inputs, state, params)
+        return self.step_alone(inputs, state, params)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from spikecore.lang import exact
 from spikecore.lang.node import Node, SpikeRule, topological
-from spikecore.lang.plain import ZERO, Constants, choice, is_plain, step
+from spikecore.lang.plain import ZERO, Constants, choice, is_chosen, is_few, is_plain, step
 from spikecore.lang.plain import number as number  # plugins take it from here
 
 
@@ -70,15 +70,35 @@ class _Select(torch.autograd.Function):
     def backward(ctx: Any, grad: Optional[Tensor]) -> Tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
         if grad is None:
             return None, None, None
-        z, a, b = ctx.saved_tensors
-        to_z, to_a, to_b = ctx.needs_input_grad
-        (zero,) = ZERO(grad)
+        return _gradients(ctx.needs_input_grad, grad, *ctx.saved_tensors)
+
+
+def _gradients(
+    wanted: Sequence[bool], grad: Tensor, z: Tensor, a: Tensor, b: Tensor, chosen: Optional[Tensor] = None
+) -> Tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
+    """Gradients of a choice by ``z``; ``chosen``: where ``z`` is not 0, if that is known."""
+    to_z, to_a, to_b = wanted
+    (zero,) = ZERO(grad)
+    choose: Any = torch.where
+    if chosen is None or torch.is_grad_enabled():
         # a choice by the spike again, so that the second derivative is that of the arithmetic form, too
-        return (
-            grad * (a - b) if to_z else None,
-            select(z, grad, zero) if to_a else None,
-            select(z, zero, grad) if to_b else None,
-        )
+        chosen, choose = z, select
+    return (
+        grad * (a - b) if to_z else None,
+        choose(chosen, grad, zero) if to_a else None,
+        choose(chosen, zero, grad) if to_b else None,
+    )
+
+
+class _FewSelect(_Select):
+    """The same for few numbers on a CPU: the truth values are kept, which are found slowly and take little memory."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        chosen = is_chosen(z)
+        ctx.save_for_backward(z, a, b, chosen)
+        ctx.set_materialize_grads(False)
+        return torch.where(chosen, a, b)
 
 
 class _TransformedSelect(_Select):
@@ -112,7 +132,13 @@ def select(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
         result: Tensor = _TransformedSelect.apply(*torch.broadcast_tensors(z, a, b))
     elif torch.is_grad_enabled() and (z.requires_grad or a.requires_grad or b.requires_grad):
         # expanding first leaves the summing over broadcast dimensions to autograd
-        result = _Select.apply(*_broadcast(z, a, b))
+        z, a, b = _broadcast(z, a, b)
+        if not is_few(z):
+            result = _Select.apply(z, a, b)
+        elif z.requires_grad:
+            result = _FewSelect.apply(z, a, b)
+        else:  # as torch differentiates it
+            result = torch.where(is_chosen(z), a, b)
     else:
         result = choice(z, a, b)
     return result

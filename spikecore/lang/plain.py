@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import Any, Callable, Dict, List, Sequence
+import operator
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -56,13 +57,23 @@ def step(u: Tensor, strict: bool) -> Tensor:
 def choice(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """``a`` where ``z`` is not 0, else ``b``, bit for bit. Of plain tensors, without a graph."""
     zero = _zero(z)
-    bits = _BITS.get(z.dtype) if z.numel() >= _MANY and z.is_cpu else None
-    if bits is None or a.dtype != z.dtype or b.dtype != z.dtype:
+    bits = None if is_few(z) else _BITS.get(z.dtype)
+    if bits is None or a.dtype != z.dtype or b.dtype != z.dtype or not z.is_cpu:
         return torch.where(torch.ne(z, zero), a, b)
     # torch.where branches at every element there, and where spikes are irregular the CPU guesses half of them wrong
     mask = torch.ne(z, zero, out=torch.empty_like(z)).to(bits).neg_()  # all bits 1 or all 0
     a, b = a.resolve_neg().view(bits), b.resolve_neg().view(bits)
     return (mask & (a ^ b)).bitwise_xor_(b).view(z.dtype)
+
+
+def is_few(z: Tensor) -> bool:
+    """Whether a choice by ``z`` is quickest by truth values: few numbers, on a CPU."""
+    return z.numel() < _MANY and z.is_cpu
+
+
+def is_chosen(z: Tensor) -> Tensor:
+    """The truth values of ``z`` for a choice, where it is not 0."""
+    return torch.ne(z, _zero(z))
 
 
 def _zero(like: Tensor) -> Any:
@@ -106,6 +117,52 @@ def number(value: float, like: Tensor) -> Tensor:
     if like.dtype == torch.float32 and _FLOAT32_MAX < abs(value) < math.inf:
         value = ctypes.c_float(value).value  # which torch.compile cannot trace, so only where torch.full would raise
     return torch.full((), value, dtype=like.dtype, device=like.device)
+
+
+#: What depends on the parameters of a call alone: the values that its steps read, and the states at rest.
+Before = Tuple[List[Tensor], List[Tensor]]
+
+
+class Held:
+    """What depends on parameters alone. On a CPU it is kept while the numbers among them are the same objects."""
+
+    def __init__(self) -> None:
+        self._numbers: Dict[int, Tuple[float, Tensor]] = {}
+        self._last: Optional[Tuple[Sequence[Any], Before]] = None
+
+    def __call__(
+        self,
+        params: Sequence[Union[float, Tensor]],
+        like: Tensor,
+        compute: Callable[[Sequence[Tensor], Tensor], Before],
+    ) -> Before:
+        """``compute(values, like)`` of the parameters as tensors of the dtype and on the device of ``like``."""
+        if not (like.is_cpu and is_plain(like)):
+            return compute([_as_tensor(value, like) for value in params], like)
+        last = self._last
+        # the same objects, since 0.0 == -0.0
+        if last is not None and all(map(operator.is_, last[0], params)):
+            return last[1]
+        values = [self._as_tensor(position, value, like) for position, value in enumerate(params)]
+        if any(isinstance(value, Tensor) for value in params):
+            return compute(values, like)
+        with torch.inference_mode(False):
+            found = compute(values, like)
+        self._last = params, found
+        return found
+
+    def _as_tensor(self, position: int, value: Union[float, Tensor], like: Tensor) -> Tensor:
+        if isinstance(value, Tensor):
+            return value.to(like.dtype)
+        known = self._numbers.get(position)
+        if known is None or known[0] is not value:
+            with torch.inference_mode(False):  # what is made in inference mode cannot be saved for backward later
+                known = self._numbers[position] = value, number(value, like)
+        return known[1]
+
+
+def _as_tensor(value: Union[float, Tensor], like: Tensor) -> Tensor:
+    return value.to(like.dtype) if isinstance(value, Tensor) else number(value, like)
 
 
 #: The number 0.
