@@ -9,7 +9,7 @@ Rules of this module:
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -24,14 +24,27 @@ from spikecore.lang.plain import Held, is_plain
 _FRESH = ("add", "sub", "mul", "div", "neg", "where", "select")
 
 
+try:
+    torch.is_autocast_enabled("cpu")
+except TypeError:
+    # Before torch 2.4 each type of device has a function of its own. Found out here and not in a call, because the
+    # torch.compile of torch 2.0 cannot trace a call that raises TypeError.
+    _OF_DEVICE: Dict[str, Callable[[], bool]] = {
+        "cpu": torch.is_autocast_cpu_enabled,
+        "cuda": torch.is_autocast_enabled,
+    }
+else:
+    _OF_DEVICE = {}
+
+
 def is_autocast(device: str) -> bool:
     """Whether autocast is on for a type of device."""
+    if _OF_DEVICE:
+        return device in _OF_DEVICE and _OF_DEVICE[device]()
     try:
         return torch.is_autocast_enabled(device)
     except RuntimeError:  # a type of device that autocast does not know
         return False
-    except TypeError:  # before torch 2.4
-        return {"cpu": torch.is_autocast_cpu_enabled, "cuda": torch.is_autocast_enabled}.get(device, bool)()
 
 
 class Walker:

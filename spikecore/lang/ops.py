@@ -30,8 +30,9 @@ def _apply(op: str, *args: Value) -> Value:
     # numbers take the dtype of the floating-point tensors, or the default one beside a mask alone
     floating = [arg for arg in tensors if arg.is_floating_point()]
     dtype = floating[0].dtype if floating else torch.get_default_dtype()
-    full = tensors[0].new_tensor
-    return eager.TORCH[op](*(arg if isinstance(arg, torch.Tensor) else full(arg, dtype=dtype) for arg in args))
+    device = tensors[0].device  # and not new_tensor(), which torch 2.0 refuses inside torch.func.grad
+    values = [arg if isinstance(arg, torch.Tensor) else torch.full((), arg, dtype=dtype, device=device) for arg in args]
+    return eager.TORCH[op](*values)
 
 
 def exp(x: Value) -> Value:

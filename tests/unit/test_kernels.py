@@ -32,6 +32,8 @@ from spikecore.lang.node import const
 from spikecore.selection import Resolved
 from spikecore_torch.backend import TorchBackend
 
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
 ALL = Capabilities(**{name: True for name in Capabilities.__dataclass_fields__ if name != "double_backward"})
 
 
@@ -742,6 +744,8 @@ def test_a_tensor_without_memory_is_refused(which: str, role: str) -> None:
     """Whatever its role: an error in words, before a kernel gets an address that is none."""
     if (which, role) in (("fake", "input"), ("kept from vmap", "input")):
         pytest.skip("torch dispatches on the first input, and says so itself")
+    if (which, role) == ("fake", "cotangent") and TORCH < (2, 1):
+        pytest.skip("before version 2.1 torch refuses the cotangent itself")
     x = torch.full((4, 3), 1.7).requires_grad_()
     bad = torch.ones(3) if role == "state" else torch.ones(4, 3)
     neuron = bound(sc.LIF(), Loop())
