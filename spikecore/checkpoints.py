@@ -6,25 +6,38 @@ Rules of this module:
   modules all the same, and raises at the end; ``load_state_dict`` of a training step puts them back.)
 - A parameter that is a Python number here, or a tensor that is not learnt, takes what a checkpoint has for it: a single
   value for a number stays a number.
+- A single value for a tensor parameter of several, learnt or not, is that of all of them.
+- Ranges that follow other parameters are those of the values in the checkpoint, whatever their order.
 """
 
 from __future__ import annotations
 
-from typing import Any, List, Mapping, Optional, Set
+from typing import Any, Dict, List, Mapping, Optional, Set
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from spikecore.ranges import Interval
 
 
-def refused(neuron: Any, state_dict: Mapping[str, Any], prefix: str) -> List[str]:
-    """What one neuron refuses of a checkpoint, one sentence for each entry."""
+def values_after(neuron: Any, state_dict: Mapping[str, Any], prefix: str) -> Dict[str, Any]:
+    """The values of a neuron's parameters once a checkpoint is loaded, as far as ranges follow them."""
+    entries = {name: _entry(state_dict, prefix + name) for name in neuron.params}
+    return {name: getattr(neuron, name) if value is None else value for name, value in entries.items()}
+
+
+def refused(neuron: Any, state_dict: Mapping[str, Any], prefix: str, after: Mapping[str, Interval]) -> List[str]:
+    """What one neuron refuses of a checkpoint, with the ranges ``after`` it is loaded, one sentence for each entry."""
     found: List[str] = []
     for name in neuron.params:
         value = _entry(state_dict, prefix + name)
         if value is not None:
-            found += _faults(neuron, name, prefix + name, value)
+            found += _faults(neuron, name, prefix + name, value, after.get(name))
+        elif after.get(name) != neuron._ranges.get(name):
+            try:
+                neuron._require(name, getattr(neuron, name), after)
+            except ValueError as error:
+                found.append(f"{prefix}{name} is not in the checkpoint, and does not fit the rest of it: {error}")
     for name, value in _foreign(neuron, state_dict, prefix).items():
         why = neuron._foreign(name, value)
         if why:
@@ -39,7 +52,7 @@ def take(neuron: Any, state_dict: Mapping[str, Any], prefix: str) -> Set[str]:
         value = _entry(state_dict, prefix + name)
         if value is None or name in neuron._parameters:
             continue
-        held, held_to = neuron._buffers.get(name), neuron.bounds.get(name)
+        held, held_to = neuron._buffers.get(name), neuron._ranges.get(name)
         if held is None and value.numel() == 1:
             setattr(neuron, name, _inside(value.double(), held_to).item())
             taken.add(prefix + name)
@@ -54,6 +67,19 @@ def take(neuron: Any, state_dict: Mapping[str, Any], prefix: str) -> Set[str]:
     return taken
 
 
+def spread(neuron: Any, state_dict: Mapping[str, Any], prefix: str) -> Mapping[str, Any]:
+    """The entries, with a single value for all, where the neuron has several, as that many."""
+    found = {}
+    for name in neuron.params:
+        held: Any = neuron._parameters.get(name, neuron._buffers.get(name))
+        value: Any = state_dict.get(prefix + name)
+        if not (type(value) in (Tensor, nn.Parameter) and type(held) in (Tensor, nn.Parameter)):
+            continue
+        if held.ndim > 0 and value.numel() == 1 and value.shape != held.shape:
+            found[prefix + name] = value.detach().reshape(()).expand(held.shape).clone()
+    return {**state_dict, **found} if found else state_dict
+
+
 def _entry(state_dict: Mapping[str, Any], key: str) -> Optional[Tensor]:
     value = state_dict.get(key)
     return value.detach() if isinstance(value, Tensor) and value.device.type != "meta" else None
@@ -66,8 +92,8 @@ def _foreign(neuron: Any, state_dict: Mapping[str, Any], prefix: str) -> Mapping
     return {name: value for name, value in entries.items() if value is not None and "." not in name}
 
 
-def _faults(neuron: Any, name: str, key: str, value: Tensor) -> List[str]:
-    held, held_to = neuron._parameters.get(name), neuron.bounds.get(name)
+def _faults(neuron: Any, name: str, key: str, value: Tensor, held_to: Optional[Interval]) -> List[str]:
+    held = neuron._parameters.get(name)
     if held is not None and held.ndim == 0 and value.numel() > 1:
         # torch before 2.1 would take the first
         shape = list(value.shape)

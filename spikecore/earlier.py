@@ -24,6 +24,8 @@ class PlacedTensor(NamedTuple):
     device: torch.device
     learnt: bool
     view: Tuple[int, ...]
+    #: Of a tensor on the CPU that is not learnt: a change in place has it checked again.
+    version: Optional[int]
 
 
 class Earlier(NamedTuple):
@@ -83,12 +85,19 @@ def noted(
 ) -> Earlier:
     """A call that passed every check, with its parameters as they are and as they were placed."""
     tensors = tuple(
-        PlacedTensor(position, name, value.shape, value.device, value.requires_grad, tuple(placed.shape))
+        PlacedTensor(
+            position, name, value.shape, value.device, value.requires_grad, tuple(placed.shape), _version(value)
+        )
         for position, ((name, value), placed) in enumerate(zip(named, values))
         if isinstance(value, Tensor) and isinstance(placed, Tensor)
     )
     numbers = tuple(None if isinstance(value, Tensor) else value for value in values)
     return Earlier(runner, numbers, tensors, x.shape[1:] if tensors else None)  # type: ignore[arg-type]
+
+
+def _version(value: Tensor) -> Optional[int]:
+    followed = value.is_cpu and not isinstance(value, nn.Parameter) and not value.is_inference()
+    return value._version if followed else None
 
 
 def values_as_before(
@@ -103,11 +112,13 @@ def values_as_before(
     if shape != found.shape:
         return None
     values = list(found.values)
-    for position, name, own, device, learnt, view in found.tensors:
+    for position, name, own, device, learnt, view, version in found.tensors:
         value: Optional[Tensor] = module._parameters.get(name)
         if value is None:
             value = module._buffers.get(name)
         if value is None or value.shape != own or value.device != device or value.requires_grad is not learnt:
+            return None
+        if version is not None and (value.is_inference() or value._version != version):
             return None
         if name in bounds and name in module._parameters:
             value = ranges.inside(value, bounds[name])

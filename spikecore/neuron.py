@@ -89,8 +89,7 @@ class Neuron(Ranged):
         self.channel_dim = channel_dim
         self.learn = parameters.names_to_learn(type(self).__name__, learn, tuple(self.params))
         values = {name: params.get(name, default) for name, default in self.params.items()}
-        owner = type(self).__name__
-        self.__dict__["bounds"] = ranges.overridden(owner, self.params, self._declared_bounds(values), bounds)
+        self._first_bounds(values, bounds)
         for name, value in values.items():
             parameters.declare(self, name, value, name in self.learn)
         self._ask(capture(backend))
@@ -193,7 +192,7 @@ class Neuron(Ranged):
         if start is None and state is not None:
             return self._checked(inputs, state, final, single)
         found = self._quick.get(earlier.kind_of(x, 1 if single else x.shape[0], start, final))
-        values = None if found is None else earlier.values_as_before(found, self, shape, self.bounds)
+        values = None if found is None else earlier.values_as_before(found, self, shape, self._ranges)
         if found is None or values is None:
             return self._checked(inputs, state, final, single)
         if single:
@@ -220,8 +219,10 @@ class Neuron(Ranged):
         inputs = checks.inputs(owner, self.inputs, inputs)
         x = inputs[0]
         named = self._values()
-        if self._parameters and self.bounds:
-            named = ranges.kept(named, self._parameters, self.bounds)
+        if self._parameters and self._ranges:
+            named = ranges.kept(named, self._parameters, self._ranges)
+        if self._buffers and self._ranges and not is_compiling():
+            self._check_tensors()
         checks.same_device(owner, x.device, named)
         values, kinds = parameters.place(owner, named, x.shape[1:], self.channel_dim)
         start = checks.state(owner, self.states, state, x, carried=state is not None and state is self._state)
@@ -258,8 +259,9 @@ class Neuron(Ranged):
         if name in self.params:
             # FSDP puts its gathered copy in the place of a shard before each call, which then projects it
             swapped = isinstance(value, nn.Parameter) and type(self._parameters.get(name, value)) is not type(value)
-            held_to = None if swapped else self.bounds.get(name)
-            value = parameters.checked(type(self).__name__, name, value, held_to)
+            value = (
+                parameters.checked(type(self).__name__, name, value) if swapped else self._checked_value(name, value)
+            )
         if name in self.params and not isinstance(value, nn.Parameter):
             held = self._parameters.get(name, self._buffers.get(name))
             if isinstance(value, float) and held is not None:

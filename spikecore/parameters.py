@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import math
 from numbers import Real
-from typing import Any, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Iterable, List, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
 from spikecore.misnamed import hint_of_value
-from spikecore.ranges import Interval
-from spikecore.ranges import require as require_range
 
 Value = Union[float, Tensor]
 
 
-def declare(module: nn.Module, name: str, value: Any, learn: bool) -> None:
+def declare(module: Any, name: str, value: Any, learn: bool) -> None:
     """Store a parameter's value on its neuron under its name."""
-    value = checked(type(module).__name__, name, value, getattr(module, "bounds", {}).get(name))
+    value = module._checked_value(name, value)
     if isinstance(value, nn.Parameter):
         module.register_parameter(name, value)
     elif learn:
@@ -35,10 +33,8 @@ def declare(module: nn.Module, name: str, value: Any, learn: bool) -> None:
         setattr(module, name, value)
 
 
-def checked(owner: str, name: str, value: Any, held_to: Optional[Interval] = None) -> Value:
-    """The value as a float or a floating-point tensor, in its range if it has one; anything else raises, naming it."""
-    if held_to is not None:
-        require_range(owner, name, checked(owner, name, value), held_to)
+def checked(owner: str, name: str, value: Any) -> Value:
+    """The value as a float or a floating-point tensor; anything else raises, naming it."""
     if isinstance(value, Tensor):
         if not value.is_floating_point():
             raise TypeError(

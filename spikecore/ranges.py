@@ -16,13 +16,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from spikecore.checks import shown
-from spikecore.lang.plain import dispatch_modes, is_compiling
+from spikecore.lang.plain import dispatch_modes, is_compiling, is_plain
 
 Named = Sequence[Tuple[str, Any]]
 
@@ -69,15 +69,45 @@ class Interval:
         return self.low + torch.finfo(dtype).eps * max(1.0, abs(self.low))
 
     def straight_through(self, value: Tensor) -> Tensor:
-        """As :meth:`nearest`, with derivative 1 everywhere, so that a value outside can come back."""
+        """As :meth:`nearest`, with derivative 1 at every finite value, so that one outside can come back."""
         fixed = value.detach()
-        # plain operations: the backward of an autograd.Function never runs on an IPU. value - fixed is 0
-        return self.nearest(fixed) + (value - fixed)
+        # plain operations: the backward of an autograd.Function never runs on an IPU. value - fixed is 0, but NaN for
+        # an infinite value, which no finite gradient could bring back
+        zero = torch.where(fixed.abs() < math.inf, value - fixed, torch.zeros_like(fixed))
+        return self.nearest(fixed) + zero
 
 
 Bounds = Mapping[str, Interval]
 
 POSITIVE = Interval(0.0, open=True)
+
+
+class Shown(Mapping[str, Interval]):
+    """Ranges to look at. They are changed as a whole, which checks them."""
+
+    def __init__(self, found: Dict[str, Interval]) -> None:
+        self._found = found
+
+    def __getitem__(self, name: str) -> Interval:
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __repr__(self) -> str:
+        return repr(self._found)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        raise TypeError(
+            f"bounds of a neuron is changed as a whole, which checks it: neuron.bounds = {{{name!r}: (low, high)}}; "
+            "ranges that it does not name are then those of the class"
+        )
+
+    def __delitem__(self, name: str) -> None:
+        raise TypeError(f"bounds of a neuron is changed as a whole: neuron.bounds = {{{name!r}: None}} lifts a range")
 
 
 def _finite(end: float) -> Optional[float]:
@@ -143,8 +173,11 @@ def overridden(owner: str, params: Mapping[str, Any], bounds: Bounds, given: Any
     return {name: one for name, one in found.items() if one is not None}
 
 
-def require(owner: str, name: str, value: Any, held_to: Optional[Interval]) -> None:
-    """Raise ValueError for a value outside its range, where that can be known without waiting for a device."""
+def require(owner: str, name: str, value: Any, held_to: Optional[Interval], follows: str = "") -> None:
+    """Raise ValueError for a value outside its range, where that can be known without waiting for a device.
+
+    ``follows`` says what the range is made of, if that is another parameter.
+    """
     if held_to is None:
         return
     if isinstance(value, Tensor):
@@ -156,9 +189,24 @@ def require(owner: str, name: str, value: Any, held_to: Optional[Interval]) -> N
     if not fine:
         value = shown(value.detach() if isinstance(value, Tensor) else value)
         raise ValueError(
-            f"{owner}: {name}={value} must be {held_to}; bounds={{{name!r}: (low, high)}} sets another range, "
-            "bounds=None none"
+            f"{owner}: {name}={value} must be {held_to}{follows and f' ({follows})'}; bounds={{{name!r}: (low, high)}} "
+            "sets another range, bounds=None none"
         )
+
+
+def changed(
+    buffers: Mapping[str, Optional[Tensor]], params: Mapping[str, Any], seen: Mapping[str, Tuple[Tensor, int]]
+) -> Dict[str, Tuple[Tensor, int]]:
+    """The parameters that are tensors on the CPU, each with its version, unless all are as they were ``seen``."""
+    found = {
+        name: (value, value._version)
+        for name, value in buffers.items()
+        if value is not None and name in params and value.is_cpu and is_plain(value) and not value.is_inference()
+    }
+    same = len(found) == len(seen) and all(
+        name in seen and seen[name][0] is value and seen[name][1] == version for name, (value, version) in found.items()
+    )
+    return {} if same else found
 
 
 def kept(named: Named, learnt: Mapping[str, Any], bounds: Bounds) -> List[Tuple[str, Any]]:

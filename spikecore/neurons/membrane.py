@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, Mapping
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from spikecore import checks
 from spikecore.lang import ops
@@ -25,13 +26,15 @@ class Membrane(Neuron):
 
     ``v`` starts at ``v_reset``. With ``detach_reset`` the spike in the reset carries no gradient.
 
-    ``threshold`` is 0 or above; where ``v_reset`` is below 0, as in millivolts, ``v_reset`` or above.
+    ``threshold`` is 0 or above; where ``v_reset`` is below 0, as in millivolts, ``v_reset`` or above. Where such a
+    ``v_reset`` is learnt it has no range.
     """
 
     states = {"v": "v_reset"}
     params = {"threshold": 1.0, "v_reset": 0.0}
     configuration = {**Neuron.configuration, "reset": checks.reset}
     bounds = {"threshold": (0.0, None)}
+    follows = {"threshold": "v_reset where that is below 0, so set v_reset first"}
 
     def __init__(self, *, reset: str = "hard", **options: Any) -> None:
         super().__init__(**options)
@@ -40,7 +43,11 @@ class Membrane(Neuron):
     def _declared_bounds(self, values: Mapping[str, Any]) -> Dict[str, Interval]:
         bounds = super()._declared_bounds(values)
         v_reset = values["v_reset"]
-        if isinstance(v_reset, Tensor):
+        if isinstance(v_reset, nn.Parameter) or "v_reset" in self.learn:
+            # it moves at every update: below 0 no fixed end holds, and what is saved must load again
+            lowest = v_reset.detach() if isinstance(v_reset, Tensor) else torch.tensor(float(v_reset))
+            v_reset = -math.inf if lowest.device.type != "cpu" or bool((lowest < 0).any()) else 0.0
+        elif isinstance(v_reset, Tensor):
             # no wait for a device: there a threshold of any value may be above it
             v_reset = v_reset.min().item() if v_reset.device.type == "cpu" and v_reset.numel() else -math.inf
         if bounds.get("threshold") == Interval(0.0) and isinstance(v_reset, (int, float)) and v_reset < 0:

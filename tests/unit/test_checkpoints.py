@@ -12,6 +12,7 @@ import spikecore as sc
 
 INF = float("inf")
 NAN = float("nan")
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 
 
 def drive(*shape):
@@ -90,6 +91,28 @@ class TestSaved:
             lif.load_state_dict({"tau": torch.tensor(0.5)}, strict=False)
         with pytest.raises(RuntimeError, match=r'Unexpected key\(s\) in state_dict: "tua"'):
             sc.LIF(2.0).load_state_dict({"tua": torch.tensor(3.0)})
+
+    @pytest.mark.parametrize("assign", [False, True])
+    @pytest.mark.parametrize("learn", [("tau",), ()])
+    @pytest.mark.parametrize("shape", [(), (1,)])
+    def test_a_single_value_for_every_channel(self, shape, learn, assign):
+        """A value that was one for all, in an old checkpoint, is that of each channel here; outside it is refused."""
+        if assign and TORCH < (2, 1):
+            pytest.skip("torch before 2.1 has no assign")
+        options = {"assign": True} if assign else {}
+        lif = sc.LIF(torch.full((3,), 2.0), learn=learn)
+        lif.load_state_dict({"tau": torch.full(shape, 3.0)}, **options)
+        assert lif.tau.tolist() == [3.0] * 3
+        assert isinstance(lif.tau, nn.Parameter) == bool(learn)
+        lif(drive(4, 2, 3))
+        with torch.no_grad():
+            lif.tau[0] = 4.0  # memory of its own for each
+        assert lif.tau.tolist() == [4.0, 3.0, 3.0]
+        with pytest.raises(RuntimeError, match=r"tau holds 0\.5, and tau of LIF must be at least 1"):
+            lif.load_state_dict({"tau": torch.full(shape, 0.5)}, **options)
+        if learn:
+            with pytest.raises(RuntimeError, match=r"size mismatch for tau"):
+                lif.load_state_dict({"tau": torch.full((2,), 3.0)}, **options)
 
     def test_one_learnt_value_takes_no_tensor(self):
         """Torch 2.0 would take the first of several values for a single one."""

@@ -213,6 +213,125 @@ class TestInstance:
         with pytest.raises(error, match=text):
             sc.LIF(bounds=bounds)
 
+    def test_only_as_a_whole(self):
+        """What shows the ranges cannot be changed past the checks, and says how they are."""
+        lif = sc.LIF(2.0, bounds={"tau": (1.5, None)})
+        with pytest.raises(TypeError, match=r"changed as a whole, .*: neuron\.bounds = \{'tau': \(low, high\)\}"):
+            lif.bounds["tau"] = (9.0, 1.0)
+        with pytest.raises(TypeError, match=r"changed as a whole: neuron\.bounds = \{'tau': None\} lifts a range"):
+            del lif.bounds["tau"]
+        assert not hasattr(lif.bounds, "update")
+        assert lif.bounds == {"tau": Interval(1.5), "threshold": Interval(0.0)}
+        assert repr(lif.bounds) == repr(dict(lif.bounds))
+        lif.bounds = lif.bounds
+        assert lif.bounds == {"tau": Interval(1.5), "threshold": Interval(0.0)}
+
+
+class TestFollowing:
+    """The range of a threshold is that of ``v_reset`` as it is now."""
+
+    def test_one_after_the_other(self):
+        """``v_reset`` and then the threshold, there and back; the other order says which comes first."""
+        for lif in (sc.LIF(), sc.LIF(threshold=torch.ones(3), v_reset=torch.zeros(3)), sc.LIF(learn=("threshold",))):
+            with pytest.raises(
+                ValueError, match=r"^LIF: threshold=-50\.0 must be at least 0 \(v_reset where that is below"
+            ):
+                lif.threshold = -50.0
+            lif.v_reset = -65.0
+            assert lif.bounds["threshold"] == Interval(-65.0)
+            lif.threshold = -50.0
+            with pytest.raises(ValueError, match=r"^LIF: threshold=-70\.0 must be at least -65"):
+                lif.threshold = -70.0
+            with pytest.raises(
+                ValueError, match=r"^LIF: v_reset cannot be set to this value first; LIF: threshold=.*-50"
+            ):
+                lif.v_reset = 0.0
+            assert torch.as_tensor(lif.v_reset).min() == -65.0
+            assert lif.bounds["threshold"] == Interval(-65.0)
+            lif.threshold = 1.0
+            lif.v_reset = 0.0
+            assert lif.bounds["threshold"] == Interval(0.0)
+
+    def test_given_ranges_stay(self):
+        """A range that the neuron was given follows nothing, in a copy as well; None stays none."""
+        for lif in (sc.LIF(bounds={"threshold": (0.5, None)}), sc.LIF(bounds=None)):
+            for one in (lif, copy.deepcopy(lif), pickle.loads(pickle.dumps(lif))):
+                before = dict(one.bounds)
+                one.v_reset = -65.0
+                assert one.bounds == before
+        lif = copy.deepcopy(sc.LIF())
+        lif.v_reset = -65.0
+        lif.threshold = -50.0
+
+    @pytest.mark.parametrize("names", [("threshold", "v_reset"), ("v_reset", "threshold")])
+    @pytest.mark.parametrize(
+        "made", [{}, {"learn": ("threshold",)}, {"threshold": torch.ones(2), "v_reset": torch.zeros(2)}]
+    )
+    def test_loaded_together(self, made, names):
+        """A checkpoint with both is taken as it is, in either order; with one of them it must fit what there is."""
+        values = {"threshold": torch.tensor(-50.0), "v_reset": torch.tensor(-65.0)}
+        lif = sc.LIF(**made)
+        lif.load_state_dict({name: values[name] for name in names}, strict=False)
+        assert torch.as_tensor(lif.threshold).unique().tolist() == [-50.0]
+        assert lif.bounds["threshold"] == Interval(-65.0)
+        with pytest.raises(
+            RuntimeError, match=r"threshold is not in the checkpoint, and does not fit the rest of it: LIF: th"
+        ):
+            lif.load_state_dict({"v_reset": torch.tensor(0.0)}, strict=False)
+        assert torch.as_tensor(lif.v_reset).unique().tolist() == [-65.0]
+        with pytest.raises(RuntimeError, match=r"threshold holds -70, and threshold of LIF must be at least -65"):
+            lif.load_state_dict({"threshold": torch.tensor(-70.0)}, strict=False)
+
+    def test_a_learnt_one(self):
+        """Of a learnt ``v_reset`` below 0 every threshold is saved and loads, wherever it moved."""
+        lif = sc.LIF(threshold=-50.0, v_reset=-65.0, learn=("threshold", "v_reset"))
+        for by in (-30.0, 30.0):
+            state = copy.deepcopy(pushed(lif, "v_reset", by).state_dict())
+            sc.LIF(threshold=-50.0, v_reset=-65.0, learn=("threshold", "v_reset")).load_state_dict(state)
+            lif.load_state_dict(state)
+        assert "threshold" not in lif.bounds or lif.bounds["threshold"].low == -INF
+
+
+class TestTensorsThatAreNotLearnt:
+    """A tensor that is changed in place is checked by the next call, where that takes no wait for a device."""
+
+    @pytest.mark.parametrize("quick", [False, True])
+    @pytest.mark.parametrize("change", [lambda t: t.fill_(-1.0), lambda t: t.mul_(-1), lambda t: t[1:].zero_()])
+    def test_changed_in_place(self, change, quick):
+        """A value outside raises, at the first call or a later one, until it is inside."""
+        tau = torch.full((3,), 2.0)
+        lif = sc.LIF(tau)
+        if quick:
+            for _ in range(3):
+                lif(drive(4, 2, 3))
+        change(lif.tau)
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"^LIF: tau=.* must be at least 1; bounds="):
+                lif(drive(4, 2, 3))
+        lif.tau.fill_(3.0)
+        assert torch.equal(lif(drive(4, 2, 3)), sc.LIF(3.0)(drive(4, 2, 3)))
+        lif.bounds = None
+        lif.tau.fill_(-1.0)
+        lif(drive(4, 2, 3))
+
+    def test_a_range_follows(self):
+        """A threshold that is below a ``v_reset`` that was changed in place is outside."""
+        lif = sc.LIF(threshold=-50.0, v_reset=torch.full((3,), -65.0))
+        lif(drive(4, 2, 3))
+        lif.v_reset.fill_(-70.0)
+        lif(drive(4, 2, 3))
+        assert lif.bounds["threshold"] == Interval(-70.0)
+        lif.v_reset.fill_(-40.0)
+        with pytest.raises(ValueError, match=r"^LIF: threshold=-50.0 must be at least -40"):
+            lif(drive(4, 2, 3))
+
+    def test_made_in_inference_mode(self):
+        """A tensor that has no versions can be called with."""
+        with torch.inference_mode():
+            lif = sc.LIF(torch.full((3,), 2.0))
+            lif(drive(4, 2, 3))
+            lif(drive(4, 2, 3))
+
 
 class TestKept:
     """Projection: inside nothing changes, outside comes back."""
@@ -371,6 +490,17 @@ class TestTransformed:
         assert torch.equal(out, inside(x))
         assert torch.equal(got, want)
         assert (tau.item(), lif.tau.item()) == (0.25, 2.0)
+
+    def test_infinite_values(self):
+        """A stand-in that is infinite gives the nearest value, not NaN; NaN stays NaN."""
+        tau = torch.tensor([-INF, 3.0, NAN], requires_grad=True)
+        inside = Interval(1.0, 9.0).straight_through(tau)
+        torch.testing.assert_close(inside, torch.tensor([1.0, 3.0, NAN]), equal_nan=True)
+        assert Interval(1.0, 9.0).straight_through(torch.tensor(INF)) == 9.0
+        inside[1].backward()
+        assert tau.grad.tolist() == [0.0, 1.0, 0.0]
+        out = torch.func.functional_call(sc.LI(2.0, learn=("tau",)), {"tau": torch.tensor(-INF)}, drive(6, 2, 3))
+        assert torch.equal(out, sc.LI(1.0)(drive(6, 2, 3)))
 
     def test_torch_func(self):
         """``grad``, ``vmap`` and ``grad`` of the input alone work, inside the range to the bit of autograd."""
