@@ -119,10 +119,15 @@ class _Automatic:
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
     ) -> Tuple[Tensors, Optional[Tensors]]:
         """See :func:`spikecore.backend.once`."""
+        if len(self._refused):  # a call knows what becomes of it
+            return by_call(self, inputs, state, params)
         try:
             return once(self._runner, inputs, state, params)
-        except BackendError:  # a call finds out what becomes of it
+        except BackendError:
             return by_call(self, inputs, state, params)
+
+    def __deepcopy__(self, memo: Any) -> _Automatic:
+        return self  # as a backend: what holds a runner may be copied, and runners serve any number of neurons
 
     def _instead(self, error: BackendError) -> Runner:
         # said of every error, but made once; threads that come here together make the same, and one of them counts

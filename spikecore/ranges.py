@@ -6,8 +6,9 @@ Rules of this module:
   value inside. A value inside keeps every bit, a gradient is never touched, and nothing waits for a device.
 - The projection is in place, in the parameter's own memory, at every call. Version counters cannot tell when it is
   needed: torch's fused optimisers, replayed CUDA graphs and weights read back from a device do not raise them.
-- Where a parameter must not be changed in place (``torch.compile``, ``torch.func``, ``torch.jit.trace``, an IPU), the
-  value that is computed with is the nearest one inside, with derivative 1, and the parameter keeps its value.
+- Where a parameter must not be changed in place (``torch.compile``, ``torch.func``, forward-mode differentiation,
+  ``torch.jit.trace``, an IPU), the value that is computed with is the nearest one inside, with derivative 1, and the
+  parameter keeps its value.
 - NaN is in no range and stays NaN, so that it is seen.
 """
 
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore.checks import shown
-from spikecore.lang.plain import dispatch_modes, is_compiling, is_plain
+from spikecore.lang.plain import is_followed, is_plain
 
 Named = Sequence[Tuple[str, Any]]
 
@@ -238,11 +239,8 @@ def _may_change(value: Tensor) -> bool:
     """Whether this is the stored parameter itself, and nothing that traces or transforms the call forbids a change."""
     return (
         (type(value) is nn.Parameter or isinstance(value, nn.Parameter))  # else of torch.func.functional_call
-        and not is_compiling()  # a compiled graph raises the version of what it changes, and breaks older graphs
+        and not is_followed()  # a compiled graph raises the version of what it changes, and breaks older graphs
         # PopTorch refuses changes of what the optimiser trains; is_cpu takes a tenth of the time of device
         and (value.is_cpu or value.is_cuda or value.device.type != "ipu")
-        and torch._C._get_tracing_state() is None
-        and not torch._C._are_functorch_transforms_active()
-        and not dispatch_modes()
         and not value.is_inference()
     )

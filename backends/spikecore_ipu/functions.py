@@ -21,7 +21,6 @@ from typing import Callable
 import torch
 from torch import Tensor
 
-from spikecore.lang import exact
 from spikecore.lang.eager import TORCH, Functions
 from spikecore.lang.plain import number
 
@@ -76,17 +75,11 @@ def clamp(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return value - (moved.detach() - moved)  # the difference is +0, which leaves zeros their sign
 
 
-def sqrt(x: Tensor) -> Tensor:
-    """Square root. That of the reference goes through float64, which an IPU has not: there it is the device's own."""
-    return torch.sqrt(x) if x.device.type == "ipu" else exact.sqrt(x)
-
-
 #: What differs from the reference.
 PLAIN: Functions = {
     **TORCH,
     "spike": spike,
     "select": select,
-    "sqrt": sqrt,
     "maximum": maximum,
     "minimum": minimum,
     "clamp": clamp,

@@ -12,7 +12,6 @@ from typing import Any, Callable, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from spikecore.backend import BackendError, ParamValue, Runner, Spec, Tensors, Unsupported
 from spikecore.kernels.again import Again, Instead
@@ -21,10 +20,7 @@ from spikecore.kernels.execution import Call, Execution
 from spikecore.kernels.registered import key_of, register, run_registered
 from spikecore.lang import Program
 from spikecore.lang.eager import Straight
-from spikecore.lang.plain import PLAIN, dispatch_modes, is_compiling
-
-#: The innermost transform of torch.func, or None.
-_transform: Callable[[], Any] = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None)
+from spikecore.lang.plain import PLAIN, dispatch_modes, has_tangent, is_compiling, is_jit_tracing, is_transforming
 
 
 class KernelRunner:
@@ -47,6 +43,9 @@ class KernelRunner:
         twin = copy.copy(self)
         twin.instead = instead
         return twin
+
+    def __deepcopy__(self, memo: Any) -> KernelRunner:
+        return self  # as a backend: a neuron with torch.nn.utils.parametrize is copied with its runners
 
     def __call__(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
@@ -83,9 +82,8 @@ class KernelRunner:
         """Raise where torch would follow this call and could not: it would see memory allocated, and never filled."""
         if is_compiling():
             return
-        what = "torch.jit.trace" if torch._C._get_tracing_state() is not None else ""
-        what = what or ("torch.func" if _transform() is not None else "")
-        if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+        what = "torch.jit.trace" if is_jit_tracing() else "torch.func" if is_transforming() else ""
+        if has_tangent(tensors):
             what = "forward-mode differentiation"
         if what:
             name = self.execution.backend.name

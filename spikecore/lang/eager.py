@@ -1,155 +1,22 @@
 """The operations of the language computed with PyTorch: what each one means, value and derivative.
 
 This table defines the language for everybody: ``sc.ops`` on tensors, the torch backend, and the tests of every other
-backend. Plain torch functions carry torch's own derivative rules; ``spike`` and ``select`` have theirs here, and what
-torch computes almost as the language has it is in :mod:`spikecore.lang.exact`.
+backend. Plain torch functions carry torch's own derivative rules; those of ``spike`` and ``select`` are in
+:mod:`spikecore.lang.choices`, and what torch computes almost as the language has it is in :mod:`spikecore.lang.exact`.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, List, Mapping, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from spikecore.lang import exact
+from spikecore.lang.choices import select, spike
 from spikecore.lang.node import Node, SpikeRule, topological
-from spikecore.lang.plain import ZERO, Constants, choice, is_chosen, is_few, is_plain, step
+from spikecore.lang.plain import Constants
 from spikecore.lang.plain import number as number  # plugins take it from here
-
-
-class _Spike(torch.autograd.Function):
-    """Heaviside step with a given derivative.
-
-    The values of the derivative's parameters, which have no gradient, are one argument: before it calls ``forward``,
-    torch.compile compares the number of arguments with that of the signature.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, u: Tensor, strict: bool, derivative: Callable[..., Any], values: Tuple[Tensor, ...]
-    ) -> Tensor:
-        ctx.derivative = derivative
-        ctx.save_for_backward(u, *values)
-        ctx.set_materialize_grads(False)
-        return step(u, strict)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
-        if grad is None:  # no cotangent is not one of 0, which an infinite derivative would make NaN
-            return None, None, None, None
-        u, *values = ctx.saved_tensors
-        return grad * ctx.derivative(u, *values), None, None, None
-
-
-class _TransformedSpike(_Spike):
-    """The same in the form that torch.func takes, for which torch reads the signature again on every call."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(u: Tensor, strict: bool, derivative: Callable[..., Any], values: Tuple[Tensor, ...]) -> Tensor:  # type: ignore[override]
-        return (u > 0).to(u.dtype) if strict else (u >= 0).to(u.dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
-        u, _, ctx.derivative, values = inputs
-        ctx.save_for_backward(u, *values)
-
-
-class _Select(torch.autograd.Function):
-    """Exact choice by a 0/1 spike, with the derivative of the arithmetic form."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        ctx.save_for_backward(z, a, b)
-        ctx.set_materialize_grads(False)
-        return choice(z, a, b)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Optional[Tensor]) -> Tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
-        if grad is None:
-            return None, None, None
-        return _gradients(ctx.needs_input_grad, grad, *ctx.saved_tensors)
-
-
-def _gradients(
-    wanted: Sequence[bool], grad: Tensor, z: Tensor, a: Tensor, b: Tensor, chosen: Optional[Tensor] = None
-) -> Tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
-    """Gradients of a choice by ``z``; ``chosen``: where ``z`` is not 0, if that is known."""
-    to_z, to_a, to_b = wanted
-    (zero,) = ZERO(grad)
-    choose: Any = torch.where
-    if chosen is None or torch.is_grad_enabled():
-        # a choice by the spike again, so that the second derivative is that of the arithmetic form, too
-        chosen, choose = z, select
-    return (
-        grad * (a - b) if to_z else None,
-        choose(chosen, grad, zero) if to_a else None,
-        choose(chosen, zero, grad) if to_b else None,
-    )
-
-
-class _FewSelect(_Select):
-    """The same for few numbers on a CPU: the truth values are kept, which are found slowly and take little memory."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        chosen = is_chosen(z)
-        ctx.save_for_backward(z, a, b, chosen)
-        ctx.set_materialize_grads(False)
-        return torch.where(chosen, a, b)
-
-
-class _TransformedSelect(_Select):
-    """The same in the form that torch.func takes, for which torch reads the signature again on every call."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(z: Tensor, a: Tensor, b: Tensor) -> Tensor:  # type: ignore[override]
-        return torch.where(z != 0, a, b)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-
-def spike(u: Tensor, strict: bool, derivative: Callable[..., Any], *values: Tensor) -> Tensor:
-    """1 where ``u >= 0`` (``u > 0`` if strict), else 0, in the dtype of ``u``."""
-    if not is_plain(u):
-        result: Tensor = _TransformedSpike.apply(u, strict, derivative, values)
-    elif torch.is_grad_enabled() and u.requires_grad:
-        result = _Spike.apply(u, strict, derivative, values)
-    else:
-        result = step(u, strict)
-    return result
-
-
-def select(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """``a`` where ``z`` is not 0, else ``b``; differentiated as ``z*a + (1-z)*b``."""
-    if not is_plain(z):
-        result: Tensor = _TransformedSelect.apply(*torch.broadcast_tensors(z, a, b))
-    elif torch.is_grad_enabled() and (z.requires_grad or a.requires_grad or b.requires_grad):
-        # expanding first leaves the summing over broadcast dimensions to autograd
-        z, a, b = _broadcast(z, a, b)
-        if not is_few(z):
-            result = _Select.apply(z, a, b)
-        elif z.requires_grad:
-            result = _FewSelect.apply(z, a, b)
-        else:  # as torch differentiates it
-            result = torch.where(is_chosen(z), a, b)
-    else:
-        result = choice(z, a, b)
-    return result
-
-
-def _broadcast(z: Tensor, a: Tensor, b: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-    # a number needs no gradient, and torch broadcasts it
-    if b.shape == z.shape and (a.shape == z.shape or (not a.requires_grad and not a.shape)):
-        return z, a, b
-    z, a, b = torch.broadcast_tensors(z, a, b)
-    return z, a, b
 
 
 def detach(x: Tensor) -> Tensor:

@@ -7,27 +7,46 @@ What torch's own functions leave open, or round in another way, is settled here:
   the place of a number in a vector.
 - The derivative of ``floor``, ``round`` and ``sign`` is 0 and ends a path, as ``detach`` does. Torch goes on with a
   cotangent of 0, which an infinite derivative further down makes NaN.
-- ``sqrt`` is rounded correctly. Torch's is not on every CPU: those of Intel's vector library are off by one unit in the
-  last place for some values.
+- ``sqrt`` is rounded correctly on a CPU, where torch takes Intel's vector library, whose roots are off by one unit in
+  the last place for some values. On a GPU of NVIDIA's or AMD's torch's own is correct (it is compiled with the
+  compilers' default, ``-prec-sqrt=true`` for one). Other devices' roots are as they are: MPS has no float64.
 """
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+from typing import Any, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
-from spikecore.lang.plain import is_plain
+from spikecore.lang.plain import is_plain, wants_tangents
 
 
 class _Extremum(torch.autograd.Function):
-    """``minimum``, or ``maximum`` if ``largest``, of tensors of one shape; half of the gradient to each at a tie."""
+    """``minimum``, or ``maximum`` if ``largest``, of tensors of one shape; half of the gradient to each at a tie.
 
+    Of its three forms see :mod:`spikecore.lang.choices`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, largest: bool) -> Tensor:
+        ctx.largest = largest
+        ctx.save_for_backward(a, b)
+        ctx.set_materialize_grads(False)
+        return _extremum(a, b, largest)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Optional[Tensor]) -> Tuple[Optional[Tensor], Optional[Tensor], None]:
+        if grad is None:  # no cotangent is not one of 0, which an infinite derivative would make NaN
+            return None, None, None
+        return (*_parts_of_extremum(ctx, grad, grad), None)
+
+
+class _TransformedExtremum(_Extremum):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(a: Tensor, b: Tensor, largest: bool) -> Tensor:
+    def forward(a: Tensor, b: Tensor, largest: bool) -> Tensor:  # type: ignore[override]
         return _extremum(a, b, largest)
 
     @staticmethod
@@ -36,52 +55,96 @@ class _Extremum(torch.autograd.Function):
         ctx.save_for_backward(a, b)
         ctx.set_materialize_grads(False)
 
+
+class _ForwardExtremum(_TransformedExtremum):
     @staticmethod
-    def backward(ctx: Any, grad: Optional[Tensor]) -> Tuple[Optional[Tensor], Optional[Tensor], None]:
-        if grad is None:  # no cotangent is not one of 0, which an infinite derivative would make NaN
-            return None, None, None
-        a, b = ctx.saved_tensors
-        shared = torch.where(a == b, grad / 2.0, grad)
-        below, above = a < b, a > b
-        if not ctx.largest:
-            below, above = above, below
-        return shared.masked_fill(below, 0.0), shared.masked_fill(above, 0.0), None
+    def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
+        _TransformedExtremum.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(*inputs[:2])
+
+    @staticmethod
+    def jvp(ctx: Any, of_a: Optional[Tensor], of_b: Optional[Tensor], _: None) -> Tensor:
+        return _sum(_parts_of_extremum(ctx, of_a, of_b))
+
+
+def _parts_of_extremum(
+    ctx: Any, of_a: Optional[Tensor], of_b: Optional[Tensor]
+) -> Tuple[Optional[Tensor], Optional[Tensor]]:
+    """What the derivative leaves of the cotangents that go to each argument, or of the tangents that come from it."""
+    a, b = ctx.saved_tensors
+    tie, below, above = a == b, a < b, a > b
+    if not ctx.largest:
+        below, above = above, below
+
+    def part(given: Optional[Tensor], cut: Tensor) -> Optional[Tensor]:
+        return None if given is None else torch.where(tie, given / 2.0, given).masked_fill(cut, 0.0)
+
+    return part(of_a, below), part(of_b, above)
 
 
 class _Clamp(torch.autograd.Function):
-    """``minimum(maximum(x, low), high)`` of tensors of one shape; at a bound the gradient is that of ``x``."""
+    """``minimum(maximum(x, low), high)`` of tensors of one shape; at a bound the gradient is that of ``x``.
 
+    Of its three forms see :mod:`spikecore.lang.choices`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        ctx.save_for_backward(x, low, high)
+        ctx.set_materialize_grads(False)
+        return _clamped(x, low, high)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
+        if grad is None:
+            return None, None, None
+        return _parts_of_clamp(ctx, grad, grad, grad)
+
+
+class _TransformedClamp(_Clamp):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
-        return _extremum(_extremum(x, low, True), high, False)
+    def forward(x: Tensor, low: Tensor, high: Tensor) -> Tensor:  # type: ignore[override]
+        return _clamped(x, low, high)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
         ctx.set_materialize_grads(False)
 
+
+class _ForwardClamp(_TransformedClamp):
     @staticmethod
-    def backward(ctx: Any, grad: Optional[Tensor]) -> Tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
-        if grad is None:
-            return None, None, None
-        x, low, high = ctx.saved_tensors
-        zero = torch.zeros_like(grad)
-        return (
-            torch.where((x >= low) & (x <= high), grad, zero),
-            torch.where((low < high) & (x < low), grad, zero),
-            torch.where((x > high) | (high < low), grad, zero),
-        )
+    def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
+        _TransformedClamp.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Optional[Tensor]) -> Tensor:
+        return _sum(_parts_of_clamp(ctx, *tangents))
+
+
+def _parts_of_clamp(ctx: Any, *given: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
+    """As :func:`_parts_of_extremum`."""
+    x, low, high = ctx.saved_tensors
+    chosen = ((x >= low) & (x <= high), (low < high) & (x < low), (x > high) | (high < low))
+    return tuple([None if t is None else torch.where(mask, t, torch.zeros_like(t)) for mask, t in zip(chosen, given)])
+
+
+def _sum(parts: Sequence[Optional[Tensor]]) -> Tensor:
+    first, *others = [part for part in parts if part is not None]  # torch asks for no tangent where none came
+    for other in others:
+        first = first + other
+    return first
 
 
 def _extremum(a: Tensor, b: Tensor, largest: bool) -> Tensor:
     return torch.where((a > b if largest else a < b) | (a != a), a, b)
 
 
-def _is_followed(*tensors: Tensor) -> bool:
-    """Whether the derivative of what is computed from these tensors may be asked for."""
-    return (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)) or not is_plain(tensors[0])
+def _clamped(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    return _extremum(_extremum(x, low, True), high, False)
 
 
 def minimum(a: Tensor, b: Tensor) -> Tensor:
@@ -95,18 +158,29 @@ def maximum(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _of_two(a: Tensor, b: Tensor, largest: bool) -> Tensor:
-    if not _is_followed(a, b):
-        return _extremum(a, b, largest)
-    result: Tensor = _Extremum.apply(*torch.broadcast_tensors(a, b), largest)
+    result: Tensor
+    if not is_plain(a):
+        form = _ForwardExtremum if wants_tangents() else _TransformedExtremum
+        result = form.apply(*torch.broadcast_tensors(a, b), largest)
+    elif torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        result = _Extremum.apply(*torch.broadcast_tensors(a, b), largest)
+    else:
+        result = _extremum(a, b, largest)
     return result
 
 
 def clamp(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """``minimum(maximum(x, low), high)``."""
-    if not _is_followed(x, low, high):
-        return _extremum(_extremum(x, low, True), high, False)
-    # torch.clamp itself has no derivative for an x that has fewer numbers than its bounds
-    result: Tensor = _Clamp.apply(*torch.broadcast_tensors(x, low, high))
+    result: Tensor
+    if not is_plain(x):
+        result = (_ForwardClamp if wants_tangents() else _TransformedClamp).apply(
+            *torch.broadcast_tensors(x, low, high)
+        )
+    elif torch.is_grad_enabled() and (x.requires_grad or low.requires_grad or high.requires_grad):
+        # torch.clamp itself has no derivative for an x that has fewer numbers than its bounds
+        result = _Clamp.apply(*torch.broadcast_tensors(x, low, high))
+    else:
+        result = _clamped(x, low, high)
     return result
 
 
@@ -126,11 +200,15 @@ def sign(x: Tensor) -> Tensor:
 
 
 def sqrt(x: Tensor) -> Tensor:
-    """Square root, rounded correctly: float32 by way of float64, float64 on a CPU with one step of Newton's."""
-    if x.dtype == torch.float32:
-        return x.double().sqrt().to(x.dtype)
-    y = torch.sqrt(x)
-    return y + _error_of_sqrt(x.detach(), y.detach()) if x.dtype == torch.float64 and x.device.type == "cpu" else y
+    """Square root, on a CPU rounded correctly: float32 by way of float64, float64 with one step of Newton's."""
+    if x.device.type == "cpu":
+        if x.dtype == torch.float32:
+            # no root of a float32 is near enough to the middle of two for the error in float64 to matter
+            return x.double().sqrt().to(x.dtype)
+        if x.dtype == torch.float64:
+            y = torch.sqrt(x)
+            return y + _error_of_sqrt(x.detach(), y.detach())
+    return torch.sqrt(x)
 
 
 #: Times this number, a float64 splits into two halves whose products are exact (Dekker, 1971).

@@ -46,7 +46,7 @@ def log(x: Value) -> Value:
 
 
 def sqrt(x: Value) -> Value:
-    """Square root; in float32 correctly rounded on every backend."""
+    """Square root; correctly rounded on CPUs and GPUs of NVIDIA's and AMD's, on every backend."""
     return _apply("sqrt", x)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import math
 import operator
+import sys
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
@@ -21,31 +22,70 @@ def _never() -> bool:
     return False
 
 
-#: Before torch 2.3 there is no public way to ask.
+# What of torch may follow a computation, beside autograd in reverse mode. Whoever asks takes it from here.
+
+#: Whether torch.compile traces now. Torch says so from 2.3 on; it compiles kernels from 2.4 on, the reference from 2.6.
 is_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", _never)
-_transforms: Callable[[], bool] = torch._C._are_functorch_transforms_active
+#: Whether a transform of torch.func is at work: vmap, grad, jvp and those made of them.
+is_transforming: Callable[[], bool] = torch._C._are_functorch_transforms_active
 #: How many modes look at every op that torch dispatches, such as those that record a graph.
 dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", int)
-_tracing: Callable[[], object] = torch._C._get_tracing_state
+_tracing_state: Callable[[], object] = torch._C._get_tracing_state
 #: Tensors with memory of their own; others, such as those that stand for shapes only, go through torch's dispatcher.
 PLAIN = (Tensor, nn.Parameter)
+
+
+def is_jit_tracing() -> bool:
+    """Whether torch.jit.trace records now."""
+    return _tracing_state() is not None
+
+
+def in_forward_mode() -> bool:
+    """Whether tensors may have tangents now: within ``forward_ad.dual_level``, ``torch.func.jvp``, or ``jacfwd``."""
+    return not is_compiling() and forward_ad._current_level >= 0
+
+
+def wants_tangents() -> bool:
+    """As :func:`in_forward_mode`, for an ``autograd.Function``.
+
+    Raises NotImplementedError in forward mode within forward mode: there torch takes the tangent that a ``Function``
+    gives for a constant, and the second derivative would be 0 in silence.
+    """
+    if not in_forward_mode():
+        return False
+    if getattr(sys.modules.get("torch._functorch.eager_transforms"), "JVP_NESTING", 0) > 1:
+        raise NotImplementedError(
+            "spike, select, minimum, maximum and clamp have no forward-mode derivative within another one; take the "
+            "inner one in reverse mode, as in torch.func.jacfwd(torch.func.jacrev(f))"
+        )
+    return True
+
+
+def has_tangent(tensors: Sequence[Tensor]) -> bool:
+    """Whether one of them has a tangent."""
+    return in_forward_mode() and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+
+
+def is_followed() -> bool:
+    """Whether anything but autograd in reverse mode may follow what is computed now."""
+    return (
+        is_compiling()
+        or is_transforming()
+        or bool(dispatch_modes())
+        or forward_ad._current_level >= 0
+        or _tracing_state() is not None
+    )
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether only autograd in reverse mode may follow what is computed from ``x``."""
+    return type(x) in PLAIN and not is_followed()
+
 
 #: dtype -> the integers of that size.
 _BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 #: From so many values on, torch.where takes longer on a CPU than a choice bit by bit.
 _MANY = 1 << 12
-
-
-def is_plain(x: Tensor) -> bool:
-    """Whether only autograd in reverse mode may follow what is computed from ``x``."""
-    return (
-        type(x) in PLAIN
-        and not is_compiling()
-        and not _transforms()
-        and not dispatch_modes()
-        and forward_ad._current_level < 0
-        and _tracing() is None
-    )
 
 
 def step(u: Tensor, strict: bool) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import spikecore as sc
 from spikecore.testing.random_programs.edges import TABLE, check_edges, check_paths
@@ -86,6 +87,28 @@ def test_the_root_of_float64_is_rounded_correctly() -> None:
     assert [str(v) for v in sc.ops.sqrt(special).tolist()] == ["0.0", "-0.0", "inf", "nan"]
     y = torch.tensor([4.0, 0.0], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.grad(sc.ops.sqrt(y).sum(), y)[0].tolist() == [0.25, float("inf")]
+
+
+def test_the_root_of_float32_is_rounded_correctly() -> None:
+    """As NumPy's, which is the processor's own, from subnormal to large numbers."""
+    exponents = torch.rand(200_000, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 190 - 102
+    x = torch.exp(exponents).float()
+    assert (torch.from_numpy(_root(x)) == sc.ops.sqrt(x)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_root_on_other_devices_is_their_own(dtype: torch.dtype) -> None:
+    """One operation: float64 is slow on a GPU, and some devices have none."""
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        sc.ops.sqrt(torch.empty(3, dtype=dtype, device="meta"))
+    assert seen[1:] == ["aten.sqrt.default"]
 
 
 def _root(x: Tensor) -> Any:

@@ -712,6 +712,14 @@ def test_what_cannot_follow_a_kernel_is_refused_in_words() -> None:
     assert neuron(x).shape == x.shape
 
 
+def test_a_used_parametrized_neuron_is_copied() -> None:
+    """deepcopy of a neuron whose parameter is parametrized works after a call, and the copy computes the same."""
+    neuron, x = bound(sc.LIF(learn=("tau",)), Loop()), image()
+    nn.utils.parametrize.register_parametrization(neuron, "tau", nn.Softplus())
+    expected = neuron(x)
+    assert torch.equal(copy.deepcopy(neuron)(x), expected)
+
+
 @pytest.mark.skipif(not registered.SUPPORTED, reason="registered ops need torch 2.4")
 def test_a_mode_that_watches_every_op_sees_the_kernel() -> None:
     """Recording a graph records the registered op, and not memory that nothing fills."""

@@ -100,6 +100,7 @@ TRANSFORMS: Dict[str, Tuple[Callable[[sc.Neuron, torch.Tensor], torch.Tensor], s
     "grad": (lambda lif, x: torch.func.grad(lambda a: lif(a).sum())(x), "torch.func"),
     "vmap": (lambda lif, x: torch.func.vmap(lif)(torch.stack([x, x + 1])), "torch.func"),
     "jacrev": (lambda lif, x: torch.func.jacrev(lif)(x), "torch.func"),
+    "jvp": (lambda lif, x: torch.func.jvp(lif, (x,), (x * x,))[1], "forward-mode differentiation"),
 }
 
 
