@@ -28,7 +28,7 @@ def _classes(names: Iterable[str], module: Any, base: type) -> Dict[str, Any]:
 
 
 NEURONS = _classes((name for name in neurons.__all__ if name != "Membrane"), neurons, Neuron)
-SURROGATES = _classes((name for name in vars(surrogate) if name != "Surrogate"), surrogate, surrogate.Surrogate)
+SURROGATES = _classes((name for name in surrogate.__all__ if name != "Surrogate"), surrogate, surrogate.Surrogate)
 
 
 def kernel(

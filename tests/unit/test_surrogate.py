@@ -207,6 +207,14 @@ class TestValue:
             assert hash(surrogate) == hash(other)
         assert eval(repr(surrogate), dict(vars(S))) == surrogate
 
+    @pytest.mark.parametrize("surrogate", ALL, ids=repr)
+    def test_pickles_of_before_are_read(self, surrogate):
+        """One that was written while all classes were in one module, `spikecore.surrogate`."""
+        written = pickle.dumps(surrogate, protocol=0)
+        module = type(surrogate).__module__.encode()
+        assert module in written
+        assert pickle.loads(written.replace(module, b"spikecore.surrogate")) == surrogate
+
     def test_others_differ(self):
         """Another parameter or another class makes another surrogate; a whole number counts as its float."""
         assert len(set(ALL)) == len(ALL)

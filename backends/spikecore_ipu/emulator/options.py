@@ -19,10 +19,10 @@ import torch
 from .enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
 from .errors import not_modelled, py_error
 from .locations import PopartOptions, TensorLocationOptions
+from .no_effect import OptionsWithoutEffect
 from .settings import (
     DistributedOptions,
     JitOptions,
-    OptionsDict,
     PrecisionOptions,
     TrainingOptions,
     checked_count,
@@ -30,7 +30,7 @@ from .settings import (
 from .stages import ExecutionStrategy, PipelinedExecution
 
 
-class Options(OptionsDict):
+class Options(OptionsWithoutEffect):
     """``poptorch.Options``."""
 
     _jit: JitOptions
@@ -222,11 +222,6 @@ class Options(OptionsDict):
         self._relax_optimizer_checks = relax
         return self
 
-    def updatableNamedBuffers(self, buffers: List[str]) -> Options:
-        """No effect: ``copyNamedBuffersToDevice``, for which it is, is not modelled."""
-        self.createOrSet(updatable_named_buffers=buffers)
-        return self
-
     def anchorTensor(
         self,
         short_name: str,
@@ -238,54 +233,10 @@ class Options(OptionsDict):
         self.checkIsFrozen()
         self.anchored_tensors[short_name] = [long_name, output_mode is None, output_mode, output_return_period]
 
-    # files and logs
-
-    def enableExecutableCaching(self, path: Optional[str]) -> Options:
-        """No effect."""
-        return self._without_effect()
-
-    def enableProfiling(self, profile_dir: Optional[str] = None) -> Options:
-        """No effect."""
-        return self._without_effect()
-
-    def logCycleCount(self, log_cycle_count: bool) -> Options:
-        """No effect: there are no cycles."""
-        return self._without_effect()
-
-    def logDir(self, log_dir: str) -> Options:
-        """No effect."""
-        self.set(log_dir=log_dir)
-        return self
-
-    def modelName(self, name: str) -> Options:
-        """No effect."""
-        self.createOrSet(model_name=name)
-        return self
-
-    def showCompilationProgressBar(self, show: bool = True) -> Options:
-        """No effect: there is none."""
-        return self._without_effect()
-
-    def disableModuleNamescope(self) -> Options:
-        """No effect: names in PopART's graph."""
-        return self._without_effect()
-
-    def sourceLocationExcludes(self, excludes: List[str]) -> Options:
-        """No effect: source lines in PopART's graph."""
-        return self._without_effect()
-
-    def appendToLocationExcludes(self, *excludes: str) -> Options:
-        """No effect: source lines in PopART's graph."""
-        return self._without_effect()
-
     def loadFromFile(self, filepath: str) -> NoReturn:
         """Refused: set the options by their methods."""
         self.checkIsFrozen()
         raise not_modelled(f"loadFromFile({filepath!r})", "call the setters")
-
-    def _without_effect(self) -> Options:
-        self.checkIsFrozen()
-        return self
 
     def clone(self) -> Options:
         """A copy that is not frozen."""

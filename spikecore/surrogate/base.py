@@ -1,0 +1,48 @@
+"""What every surrogate is: a value with a formula."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, is_dataclass
+from numbers import Real
+from typing import Any, ClassVar, Tuple
+
+from torch import Tensor
+
+
+class Surrogate:
+    """Base class. A subclass writes :meth:`derivative`; a frozen dataclass gives it equality and a readable name."""
+
+    #: Parameters that must be above zero.
+    positive: ClassVar[Tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        held: Any = fields(self) if is_dataclass(self) else ()
+        # what has no number as its default may be anything: a subclass holds what it likes
+        for name in [field.name for field in held if isinstance(field.default, (int, float))]:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise TypeError(f"{type(self).__name__}: {name}={value!r} must be a finite number")
+            if not math.isfinite(value):
+                raise ValueError(f"{type(self).__name__}: {name}={value!r} must be a finite number")
+            if name in self.positive and value <= 0:
+                raise ValueError(f"{type(self).__name__}: {name}={value!r} must be above 0")
+        # floats are arguments of kernels, so that another value compiles nothing; whole numbers are part of a program
+        for name in [field.name for field in held if isinstance(field.default, float)]:
+            object.__setattr__(self, name, float(getattr(self, name)))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self.__dict__.get("_in_use"):
+            raise AttributeError(
+                f"{type(self).__name__}.{name} cannot change, since programs were made from it; "
+                "give the neuron a new one: neuron.surrogate = ..."
+            )
+        super().__setattr__(name, value)
+
+    def derivative(self, u: Any) -> Any:
+        """The stand-in for ``dz/du``, in the language."""
+        raise NotImplementedError(f"{type(self).__name__} must define derivative(self, u)")
+
+    def primitive(self, u: Tensor) -> Tensor:
+        """A function of a tensor whose derivative is :meth:`derivative`."""
+        raise NotImplementedError(f"{type(self).__name__} has no primitive in closed form")

@@ -1,0 +1,142 @@
+"""Surrogates of several pieces, with corners or jumps between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spikecore.lang import ops
+from spikecore.surrogate.base import Surrogate
+
+
+@dataclass(frozen=True)
+class PiecewiseQuadratic(Surrogate):
+    """A triangle of area 1: ``a - a^2 |u|`` for ``|u| <= 1/a``, else 0 (Esser et al., 2016)."""
+
+    alpha: float = 1.0
+    positive = ("alpha",)
+
+    def derivative(self, u: Any) -> Any:
+        d = ops.abs(u)
+        return ops.where(d > 1.0 / self.alpha, 0.0, self.alpha - (self.alpha * self.alpha) * d)
+
+    def primitive(self, u: Tensor) -> Tensor:
+        a = self.alpha
+        w = torch.clamp(u, -1.0 / a, 1.0 / a)
+        return -(a * a) / 2 * w.abs() * w + a * w + 0.5
+
+
+@dataclass(frozen=True)
+class Rectangular(Surrogate):
+    """``a`` for ``|u| < 1/(2a)``, else 0: a box of area 1 (Wu et al., 2018)."""
+
+    alpha: float = 1.0
+    positive = ("alpha",)
+
+    def derivative(self, u: Any) -> Any:
+        return ops.where(ops.abs(u) < 0.5 / self.alpha, self.alpha, 0.0)
+
+    def primitive(self, u: Tensor) -> Tensor:
+        return torch.clamp(self.alpha * u + 0.5, 0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Triangular(Surrogate):
+    """``gamma max(0, 1 - |u|/width)`` with a dampening factor (Bellec et al., 2018)."""
+
+    gamma: float = 0.3
+    width: float = 1.0
+    positive = ("gamma", "width")
+
+    def derivative(self, u: Any) -> Any:
+        return self.gamma * ops.maximum(0.0, 1.0 - ops.abs(u) / self.width)
+
+    def primitive(self, u: Tensor) -> Tensor:
+        w = torch.clamp(u / self.width, -1.0, 1.0)
+        return self.gamma * self.width * (w - w * w.abs() / 2 + 0.5)
+
+
+@dataclass(frozen=True)
+class PiecewiseLeakyReLU(Surrogate):
+    """``1/(2w)`` for ``|u| < w``, else ``c``."""
+
+    w: float = 1.0
+    c: float = 0.01
+    positive = ("w",)
+
+    def derivative(self, u: Any) -> Any:
+        return ops.where(ops.abs(u) < self.w, 1.0 / (2.0 * self.w), self.c)
+
+    def primitive(self, u: Tensor) -> Tensor:
+        inside = torch.clamp(u, -self.w, self.w)
+        return inside / (2.0 * self.w) + 0.5 + self.c * (u - inside)
+
+
+@dataclass(frozen=True)
+class S2NN(Surrogate):
+    """``a s (1 - s)``, ``s = sigmoid(a u)``, below threshold; ``b / (u + 1)`` above (Suetake et al., 2022)."""
+
+    alpha: float = 4.0
+    beta: float = 1.0
+    positive = ("alpha", "beta")
+
+    def derivative(self, u: Any) -> Any:
+        s = ops.sigmoid(self.alpha * u)
+        # |u| equals u where this branch counts, and keeps the other from dividing by zero
+        return ops.where(u < 0.0, self.alpha * (1.0 - s) * s, self.beta / (ops.abs(u) + 1.0))
+
+    def primitive(self, u: Tensor) -> Tensor:
+        return torch.where(u < 0, torch.sigmoid(self.alpha * u), self.beta * torch.log1p(u.clamp(min=0.0)) + 0.5)
+
+
+@dataclass(frozen=True)
+class LeakyKReLU(Surrogate):
+    """``k`` for ``u >= 0``, else ``leak``."""
+
+    leak: float = 0.0
+    k: float = 1.0
+
+    def derivative(self, u: Any) -> Any:
+        return ops.where(u >= 0.0, self.k, self.leak)
+
+    def primitive(self, u: Tensor) -> Tensor:
+        return torch.where(u >= 0, self.k * u, self.leak * u)
+
+
+@dataclass(frozen=True)
+class FakeNumericalGradient(Surrogate):
+    """``min(1/|u|, a)``: the slope of the step seen from ``u``."""
+
+    alpha: float = 0.3
+    positive = ("alpha",)
+
+    def derivative(self, u: Any) -> Any:
+        return ops.minimum(1.0 / ops.abs(u), self.alpha)
+
+
+@dataclass(frozen=True)
+class LogTailedReLU(Surrogate):
+    """``a`` for ``u <= 0``, 1 up to ``u = 1``, ``1/u`` above (Cai et al., 2017)."""
+
+    alpha: float = 0.0
+
+    def derivative(self, u: Any) -> Any:
+        return ops.where(u <= 0.0, self.alpha, 1.0 / ops.maximum(u, 1.0))
+
+    def primitive(self, u: Tensor) -> Tensor:
+        above = torch.log(u.clamp(min=1.0)) + u.clamp(max=1.0)
+        return torch.where(u <= 0, self.alpha * u, above)
+
+
+@dataclass(frozen=True)
+class StraightThrough(Surrogate):
+    """1 everywhere (Bengio et al., 2013)."""
+
+    def derivative(self, u: Any) -> Any:
+        return 1.0
+
+    def primitive(self, u: Tensor) -> Tensor:
+        return u
