@@ -134,6 +134,22 @@ def namings(names: Sequence[str], each: int, owner: str = "Named") -> Iterator[N
             yield _naming(groups, owner)
 
 
+def awkward() -> Naming:
+    """500 letters, letters beyond ASCII, and a class that ``type()`` made."""
+    long = "n" * 500
+    return Naming(
+        (f"{long}a", f"{long}b"), (f"{long}c", "τ"), (f"{long}e", "ü"), (f"{long}f",), ("α",), f'1 "\\\n{long}'
+    )
+
+
+def frame(*prints: Callable[[Neuron], str]) -> List[str]:
+    """Every identifier of some kernels that is nobody's name."""
+    plain = Naming(("h",), ("a", "b", "c", "d"), ("v",), ("x", "y"), ("alpha",)).harmless()
+    neuron: Any = plain.neuron()
+    texts = [print_text(neuron(surrogate=plain.surrogate())) for print_text in prints]
+    return usable(name for text in texts for name in identifiers(text) if _HARMLESS not in name.lower())
+
+
 def identifiers(text: str) -> List[str]:
     """Every identifier of a text, in order; not those in comments and strings, nor what is looked up in another."""
     text = re.sub(r'""".*?"""|"[^"\n]*"|//[^\n]*|# [^\n]*', "", text, flags=re.DOTALL)

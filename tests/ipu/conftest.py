@@ -27,7 +27,7 @@ def several_devices(monkeypatch):
 
 @pytest.fixture
 def agrees():
-    """Runs a probe, which is to give a value, ``("is", value)``, or to raise with a text, ``(anything else, text)``."""
+    """Runs a probe, which gives a value, ``("is", value)``, or raises with a text, ``("fails" or "silent", text)``."""
 
     def check(probe, expected):
         kind, value = expected

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Callable, List
+from typing import Any, Callable
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ import spikecore as sc
 from spikecore.lang.symbols import LONGEST, Symbols, ascii_name, on_one_line
 from spikecore.lang.words import C_WORDS
 from spikecore.neuron import Neuron
-from spikecore.testing.naming import Naming, identifiers, namings, plans, same_but_for_names, usable
+from spikecore.testing.naming import Naming, frame, identifiers, namings, plans, same_but_for_names, usable
 from spikecore_cupy.device import header
 from spikecore_cupy.source import print_kernel
 
@@ -30,21 +30,20 @@ def kernel(direction: int, steps: Any, dtype: torch.dtype = torch.float32) -> Ca
     return lambda neuron: print_kernel(plans(neuron, steps, dtype)[direction], 2).text
 
 
-def frame() -> List[str]:
-    """Every identifier of kernels that is nobody's name."""
-    plain: Any = Naming(("h",), ("a", "b", "c", "d"), ("v",), ("x", "y"), ("alpha",)).harmless()
-    found = set()
-    for steps in STEPS:
-        for direction in (0, 1):
-            for dtype in (torch.float32, torch.float16):
-                neuron = plain.neuron()(surrogate=plain.surrogate())
-                found.update(identifiers(kernel(direction, steps, dtype)(neuron)))
-    return usable(name for name in found if "harmless" not in name)
+#: Every identifier of kernels that is nobody's name.
+FRAME = frame(
+    *(
+        kernel(direction, steps, dtype)
+        for steps in STEPS
+        for direction in (0, 1)
+        for dtype in (torch.float32, torch.float16)
+    )
+)
 
 
 def test_the_frame_has_the_names_that_were_missed() -> None:
     """Kernels count neurons with j, which no list of theirs had."""
-    assert {"i", "j", "k", "t", "T", "V", "count", "whole", "begin"} <= {*frame()}
+    assert {"i", "j", "k", "t", "T", "V", "count", "whole", "begin"} <= {*FRAME}
 
 
 @pytest.mark.parametrize("direction", [0, 1], ids=["forward", "backward"])
@@ -53,7 +52,7 @@ def test_names_of_a_kernel_are_never_those_of_a_user(direction: int, steps: Any)
     """Each identifier of a kernel as parameter, state, input, local variable and field of a surrogate gives the text of
     harmless names, with others in their place.
     """
-    for naming in namings(usable([*frame(), *GENERATED]), 24):
+    for naming in namings(usable([*FRAME, *GENERATED]), 24):
         same_but_for_names(naming, kernel(direction, steps))
 
 

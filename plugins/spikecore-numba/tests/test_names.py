@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import builtins
 import keyword
-from typing import Any, Callable, List
+from typing import Any, Callable
 
 import pytest
 
 from spikecore.neuron import Neuron
-from spikecore.testing.naming import Naming, assert_like_torch, identifiers, namings, plans, same_but_for_names, usable
+from spikecore.testing.naming import assert_like_torch, frame, namings, plans, same_but_for_names, usable
 from spikecore_numba.source import print_kernel
 
 STEPS = [3, None]
@@ -29,12 +29,8 @@ def kernel(direction: int, steps: Any) -> Callable[[Neuron], str]:
     return lambda neuron: print_kernel(plans(neuron, steps)[direction]).text
 
 
-def frame() -> List[str]:
-    """Every identifier of kernels that is nobody's name."""
-    plain: Any = Naming(("h",), ("a", "b", "c", "d"), ("v",), ("x", "y"), ("alpha",)).harmless()
-    neuron = plain.neuron()(surrogate=plain.surrogate())
-    texts = [kernel(direction, steps)(neuron) for direction in (0, 1) for steps in STEPS]
-    return usable(name for text in texts for name in identifiers(text) if "harmless" not in name.lower())
+#: Every identifier of the kernels that is nobody's name.
+FRAME = frame(*(kernel(direction, steps) for direction in (0, 1) for steps in STEPS))
 
 
 @pytest.mark.parametrize("direction", [0, 1], ids=["forward", "backward"])
@@ -43,7 +39,7 @@ def test_names_of_a_kernel_are_never_those_of_a_user(direction: int, steps: Any)
     """Each identifier of a kernel, and words of the target, as parameter, state, input, local variable and field of a
     surrogate give the text of harmless names, with others in their place; and it is Python.
     """
-    for naming in namings(usable([*frame(), *OTHERS]), 150):
+    for naming in namings(usable([*FRAME, *OTHERS]), 150):
         same_but_for_names(naming, kernel(direction, steps))
         compile(kernel(direction, steps)(naming.neuron()(surrogate=naming.surrogate())), "kernel", "exec")
 
@@ -53,12 +49,3 @@ def test_names_that_were_missed(turn: int) -> None:
     """Each in another role, with every kind of parameter: values, and gradients of all that has one."""
     names = usable(["t0", "t1", "t2", "t3", "i", "t", "count", "K", "V", "np", "math", "float32", "expf", "range", "j"])
     assert_like_torch(list(namings(names, len(names)))[turn], "numba", steps=7)
-
-
-def test_names_of_any_length_and_alphabet() -> None:
-    """500 letters, letters beyond ASCII, and a class that type() made."""
-    long = "n" * 500
-    naming = Naming(
-        (f"{long}a", f"{long}b"), (f"{long}c", "τ"), (f"{long}e", "ü"), (f"{long}f",), ("α",), f'1 "\\\n{long}'
-    )
-    assert_like_torch(naming, "numba")

@@ -6,14 +6,14 @@ import builtins
 import inspect
 import keyword
 import re
-from typing import Any, Callable, List
+from typing import Any, Callable
 
 import pytest
 import triton.language
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from spikecore.neuron import Neuron
-from spikecore.testing.naming import Naming, assert_like_torch, identifiers, namings, plans, same_but_for_names, usable
+from spikecore.testing.naming import assert_like_torch, frame, namings, plans, same_but_for_names, usable
 from spikecore_triton.compiler import options
 from spikecore_triton.printer import LAUNCH
 from spikecore_triton.source import print_kernel
@@ -35,12 +35,8 @@ def kernel(direction: int, steps: Any) -> Callable[[Neuron], str]:
     return lambda neuron: print_kernel(plans(neuron, steps)[direction], 3 if steps is None else 0).text
 
 
-def frame() -> List[str]:
-    """Every identifier of kernels that is nobody's name."""
-    plain: Any = Naming(("h",), ("a", "b", "c", "d"), ("v",), ("x", "y"), ("alpha",)).harmless()
-    neuron = plain.neuron()(surrogate=plain.surrogate())
-    texts = [kernel(direction, steps)(neuron) for direction in (0, 1) for steps in STEPS]
-    return usable(name for text in texts for name in identifiers(text) if "harmless" not in name.lower())
+#: Every identifier of the kernels that is nobody's name.
+FRAME = frame(*(kernel(direction, steps) for direction in (0, 1) for steps in STEPS))
 
 
 @pytest.mark.parametrize("direction", [0, 1], ids=["forward", "backward"])
@@ -49,7 +45,7 @@ def test_names_of_a_kernel_are_never_those_of_a_user(direction: int, steps: Any)
     """Each identifier of a kernel, and words of the target, as parameter, state, input, local variable and field of a
     surrogate give the text of harmless names, with others in their place; and it is Python.
     """
-    for naming in namings(usable([*frame(), *OTHERS]), 150):
+    for naming in namings(usable([*FRAME, *OTHERS]), 150):
         same_but_for_names(naming, kernel(direction, steps))
         compile(kernel(direction, steps)(naming.neuron()(surrogate=naming.surrogate())), "kernel", "exec")
 
@@ -73,12 +69,3 @@ def test_names_of_a_launch_are_reserved() -> None:
     given = re.findall(r'func_namespace\["(\w+)"\]', inspect.getsource(create_function_from_signature))
     assert {"num_warps", "debug"} <= by_name
     assert {*its, *by_name, *given, *inspect.signature(JITFunction.run).parameters} <= LAUNCH
-
-
-def test_names_of_any_length_and_alphabet(device: str) -> None:
-    """500 letters, letters beyond ASCII, and a class that type() made."""
-    long = "n" * 500
-    naming = Naming(
-        (f"{long}a", f"{long}b"), (f"{long}c", "τ"), (f"{long}e", "ü"), (f"{long}f",), ("α",), f'1 "\\\n{long}'
-    )
-    assert_like_torch(naming, "triton", device)

@@ -12,10 +12,11 @@ from spikecore.testing.cases import (
     product,
     robust,
     state,
+    unusual,
 )
 
 CASES = Collection()
-for _tier in (core, dtypes, parameters, state, language, layouts, robust, machinery, compiled, product):
+for _tier in (core, dtypes, parameters, state, language, unusual, layouts, robust, machinery, compiled, product):
     _tier.add_to(CASES)
 
 __all__ = ["CASES"]
