@@ -14,11 +14,11 @@ import functools
 import hashlib
 import itertools
 from types import SimpleNamespace
-from typing import Any, Dict, FrozenSet, Mapping, Optional, Tuple
+from typing import Any, Container, Dict, Mapping, Optional, Sequence, Tuple
 
 import torch
 
-from spikecore import checks
+from spikecore import checks, definition
 from spikecore.automatic import Calls, automatic_runner
 from spikecore.backend import Runner, Spec, Unsupported, lacking
 from spikecore.earlier import Earlier
@@ -49,14 +49,20 @@ class Bound(Stateful):
     _stamp: str
     #: The numbers of the surrogates: the values of ``program.numbers``, by name.
     _numbers: Dict[str, float]
-    #: Names of the attributes there were when the definition was traced; None before.
-    _read: Optional[FrozenSet[str]] = None
+    #: Names of the attributes that the traced definition depends on; None before.
+    _read: Optional[Container[str]] = None
+    #: Those that can change within, as they were.
+    _watched: Sequence[Tuple[str, Any]] = ()
     _request: Request
 
     @property
     def program(self) -> Program:
         """What the backend compiles."""
         raise NotImplementedError(f"{type(self).__name__} must define program")
+
+    def _traced(self) -> Program:
+        """The program, without a look at what may have changed within the attributes that it depends on."""
+        return self.program
 
     @property
     def backend(self) -> Optional[str]:
@@ -87,9 +93,25 @@ class Bound(Stateful):
         """Drop what was derived from the definition, and with ``binding`` the chosen backends, too."""
         stamp = f"{_UNTRACED}{next(_definitions)}"
         self.__dict__.update(_program=None, _names={}, _compiled=SimpleNamespace(), _quick={}, _stamp=stamp, _read=None)
-        self.__dict__["_numbers"] = {}
+        self.__dict__.update(_numbers={}, _watched=())
         if binding:
             self.__dict__["_bound"] = {}
+
+    def _follow(self) -> None:
+        """Forget the program if what it depends on has changed within."""
+        if self._watched and definition.has_changed(self, self._watched):
+            self._forget()
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        if self._depends_on(name):
+            self._forget()
+
+    def _depends_on(self, name: str) -> bool:
+        """Whether the definition may read this attribute."""
+        if name == "training" or name in definition.SHELL:
+            return False
+        return not name.startswith("_") if self._read is None else name in self._read
 
     def _resume(self, before: Mapping[str, Any]) -> None:
         """Take back the runners of ``before`` (``__dict__`` as it was) if the program has only other numbers now.
@@ -109,10 +131,10 @@ class Bound(Stateful):
         """Take the program's key as the stamp, so that neurons of one program share what torch.compile makes."""
         # not while torch.compile traces: what it guards must not change under it
         if self._stamp.startswith(_UNTRACED) and not is_compiling():
-            self.__dict__["_stamp"] = self.program.key
+            self.__dict__["_stamp"] = self._traced().key
 
     def __getstate__(self) -> Dict[str, Any]:
-        derived = ("_program", "_bound", "_names", "_compiled", "_quick", "_stamp", "_read", "_numbers")
+        derived = ("_program", "_bound", "_names", "_compiled", "_quick", "_stamp", "_read", "_numbers", "_watched")
         return {name: value for name, value in super().__getstate__().items() if name not in derived}
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
@@ -124,7 +146,7 @@ class Bound(Stateful):
 
     def _used(self, stamp: str) -> Tuple[str, ...]:
         """Names of the neuron's own parameters that the program reads; those of ``_numbers`` come behind them."""
-        program = self.program
+        program = self._traced()
         return program.params[: len(program.params) - len(program.numbers)]
 
     def _find(
@@ -134,7 +156,7 @@ class Bound(Stateful):
         key = (device_type, spec, gradients, state_gradients, record)
         name = self._names.get(key)
         if name is None:
-            program, resolved, wanted = self.program, self._bind(device_type), Spec(*spec)
+            program, resolved, wanted = self._traced(), self._bind(device_type), Spec(*spec)
             lacks = functools.partial(
                 lacking,
                 program=program,

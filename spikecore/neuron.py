@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Collection, Dict, List, Mapping, Optional, Seq
 import torch
 from torch import Tensor, nn
 
-from spikecore import checks, compiled, earlier, parameters, ranges
+from spikecore import checks, compiled, definition, earlier, parameters, ranges
 from spikecore.backend import MAX_STATIC_STEPS, Tensors, once
-from spikecore.lang import Expr, Node, Numbers, Program, TraceError, ops, trace
+from spikecore.lang import Program, ops
 from spikecore.lang.plain import is_compiling
 from spikecore.ranged import Ranged
 from spikecore.selection import asked_in_words, capture
@@ -107,29 +107,14 @@ class Neuron(Ranged):
     @property
     def program(self) -> Program:
         """This neuron's dynamics as a program, as configured now."""
+        self._follow()
+        return self._traced()
+
+    def _traced(self) -> Program:
         if self._program is None:
             names = self.reset_states if self.reset_states is not None else tuple(self.states)
-            # in dynamics self.tau means p.tau: as a number it would be frozen into the program
-            # attributes added after tracing cannot affect the program
-            self._read = frozenset((*self.__dict__, *self.configuration))
-            twin = object.__new__(type(self))
-            twin.__dict__.update(self.__dict__)
-            twin.__dict__.update({name: Expr(Node("param", (), name)) for name in self.params})
-            numbers = Numbers(taken=(*self.inputs, *self.states, *self.params))
-            try:
-                program = trace(
-                    twin.dynamics,
-                    name=type(self).__name__,
-                    inputs=self.inputs,
-                    states=self.states,
-                    params=tuple(self.params),
-                    detached=names if self.detach_reset else (),
-                    numbers=numbers,
-                )
-            except AttributeError as error:
-                # coming out of a property, nn.Module would take it for "no attribute 'program'"
-                raise TraceError(f"{type(self).__name__}.dynamics: {error}") from error
-            self.__dict__["_numbers"] = {name: numbers.values[name] for name in program.numbers}
+            program, numbers, self._read, watched = definition.traced(self, names if self.detach_reset else ())
+            self.__dict__.update(_numbers=numbers, _watched=watched)
             self._program = program
         return self._program
 
@@ -156,6 +141,8 @@ class Neuron(Ranged):
         if not names:
             outputs, final = self._call(inputs, state, final=True)
             return outputs[0] if len(outputs) == 1 else outputs, final
+        if not is_compiling():
+            self._follow()
         outputs, final, trace_ = self._execute(inputs, state, names, final=True)
         return outputs[0] if len(outputs) == 1 else outputs, final, dict(zip(names, trace_))
 
@@ -184,7 +171,10 @@ class Neuron(Ranged):
 
         ``single``: inputs and outputs are those of one time step, ``[*N]``.
         """
-        x = None if is_compiling() else earlier.only_input(inputs)
+        x = None
+        if not is_compiling():
+            self._follow()
+            x = earlier.only_input(inputs)
         if x is None or not (single or x.ndim):
             return self._checked(inputs, state, final, single)
         shape = x.shape if single else x.shape[1:]
@@ -276,11 +266,11 @@ class Neuron(Ranged):
             raise AttributeError(
                 "learn is fixed when a neuron is made; make a new one, or set a parameter to an nn.Parameter"
             )
-        elif not name.startswith("_") and name != "training" and (self._read is None or name in self._read):
+        elif self._depends_on(name):
             before = dict(self.__dict__)
-            self._forget()  # the definition may read it
+            self._forget()
             super().__setattr__(name, value)
-            if name == "surrogate":
+            if isinstance(value, Surrogate) or (name.startswith("_") and before["_read"] is definition.EVERY):
                 self._resume(before)
             return
         super().__setattr__(name, value)

@@ -6,16 +6,29 @@ wrong with what it returns is said here, by name.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import namedtuple
 from contextlib import nullcontext
 from types import CodeType, FrameType
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from spikecore.lang.expr import Expr, TraceError, here, lift
 from spikecore.lang.node import Node, const, substitute, topological
 from spikecore.lang.numbers import Numbers
 from spikecore.lang.program import Program
+
+#: The folder of Python's own modules.
+_LIBRARY = os.path.dirname(os.__file__) + os.sep
+
+
+class Ran:
+    """The code of a definition that ran while it was traced, without that of spikecore, torch and Python's library."""
+
+    def __init__(self) -> None:
+        self.codes: Set[CodeType] = set()
+        #: False if nobody could look, since a profiler was running.
+        self.known = False
 
 
 class Names:
@@ -63,12 +76,13 @@ def trace(
     params: Sequence[str],
     detached: Sequence[str] = (),
     numbers: Optional[Numbers] = None,
+    ran: Optional[Ran] = None,
 ) -> Program:
     """Record ``dynamics(x, s, p) -> (outputs, next_states)``.
 
     ``states`` maps a name to its initial value, a number or the name of a parameter. In the next values of the states
     named by ``detached``, spikes carry no gradient. With ``numbers``, those of surrogates are parameters behind the
-    others, whose values it gets; without, they are constants.
+    others, whose values it gets; without, they are constants. ``ran`` gets the code that runs.
     """
     rest = [_rest(name, state, value, params) for state, value in states.items()]
     leaves = [Node("input", (), i) for i in inputs]
@@ -76,7 +90,7 @@ def trace(
     s = Names(name, "state", {state: Expr(Node("state", (), state)) for state in states})
     p = Names(name, "parameter", {param: Expr(Node("param", (), param)) for param in params})
     with nullcontext() if numbers is None else numbers.following():
-        returned, local = _call_and_watch(dynamics, (x, s, p))
+        returned, local = _call_and_watch(dynamics, (x, s, p), Ran() if ran is None else ran)
     outputs, following = _outputs(name, returned), _next(name, returned, states)
     followed = () if numbers is None else tuple(numbers.values)
     following = [_detach_spikes(node) if state in detached else node for state, node in zip(states, following)]
@@ -146,8 +160,8 @@ def _detach_spikes(root: Node) -> Node:
     return substitute(root, {spike: Node("detach", (spike,)) for spike in spikes})
 
 
-def _call_and_watch(function: Callable[..., Any], args: Tuple[Any, ...]) -> Tuple[Any, Mapping[str, Any]]:
-    """Call the function; also give back its local variables, whose names make generated code readable.
+def _call_and_watch(function: Callable[..., Any], args: Tuple[Any, ...], ran: Ran) -> Tuple[Any, Mapping[str, Any]]:
+    """Call the function; also give back its local variables, whose names make generated code readable, and what ran.
 
     Names never change what is computed, so where a profiler is already running the call goes without them.
     """
@@ -157,15 +171,24 @@ def _call_and_watch(function: Callable[..., Any], args: Tuple[Any, ...]) -> Tupl
     local: Dict[str, Any] = {}
 
     def watch(frame: FrameType, event: str, arg: Any) -> None:
+        if event == "call" and _is_a_users(frame):
+            ran.codes.add(frame.f_code)
         if event == "return" and frame.f_code is code:
             local.update(frame.f_locals)
 
+    ran.known = True
     sys.setprofile(watch)
     try:
         returned = function(*args)
     finally:
         sys.setprofile(None)
     return returned, local
+
+
+def _is_a_users(frame: FrameType) -> bool:
+    name, file = str(frame.f_globals.get("__name__")), frame.f_code.co_filename
+    library = file.startswith(("<frozen", _LIBRARY)) and "site-packages" not in file and "dist-packages" not in file
+    return name.partition(".")[0] not in ("spikecore", "torch") and not library
 
 
 def _labels(local: Mapping[str, Any], reserved: Any) -> Dict[Node, str]:
