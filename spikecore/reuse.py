@@ -1,125 +1,188 @@
-"""One neuron at two places of a network, or copied to several devices: its state would be that of both, or lost.
+"""One neuron at two places of a network: its state would be that of both.
 
 At rest a neuron may be used anywhere, since every call begins anew. A neuron that carries its state belongs to one
-place. Two are seen in two ways:
+place of the network. What is refused:
 
-- It is registered twice in one ``nn.Sequential`` or ``nn.ModuleList``, which run what they hold one after the other.
-- ``forward`` of a module that contains it calls it from two places of its source. Scripts and other functions may call
-  a neuron from wherever they like.
+- It is in one ``nn.Sequential`` twice, which runs what it holds one after the other.
+- One call of the outermost module that contains it reaches it through two places of the user's source, or reaches it
+  again where an ``nn.ModuleList`` or ``nn.ModuleDict`` holds it twice: a loop over that is one place.
 
-``nn.DataParallel`` runs copies of a network and forgets them: they carry nothing. Unless told otherwise it splits the
-first dimension, which is time.
+Scripts may call a neuron from wherever they like, and so may two calls of a network. Two steps of one sequence that are
+written out look like two places, and are refused as well.
 """
 
 from __future__ import annotations
 
 import itertools
 import sys
-from types import CodeType, FrameType
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+import weakref
+from types import CodeType
+from typing import Callable, Dict, List, MutableMapping, NamedTuple, Optional, Tuple
 
 from torch import nn
 
-#: So many frames of the stack are searched for ``forward``.
-_DEEPEST = 40
-_LIBRARIES = ("torch", "spikecore")
+from spikecore.stacks import Level, Place, levels, token_of, traced
+
+#: Name of a module twice in one container, as :func:`registered_twice` finds it.
+Twice = Dict[nn.Module, Tuple[str, str]]
+#: What networks hold twice in lists, with the number of modules they had then.
+_listed: MutableMapping[nn.Module, Tuple[int, Twice]] = weakref.WeakKeyDictionary()
 
 
 class Calls(NamedTuple):
-    """Where a neuron was called since it last began at rest."""
+    """The last call of a neuron."""
 
-    #: The last call: how far up the stack its code is, and the place in it.
-    last: List[Tuple[int, CodeType, int]]
-    #: ``forward`` methods that called it, by the id of their code: the place, and ``file:line``.
-    forwards: Dict[int, Tuple[CodeType, int, str]]
+    #: Frames that tell whether the next call comes from the same places: how far up, code, and place in it.
+    path: Tuple[Tuple[int, CodeType, int], ...]
+    #: The user's places within the call of the outermost module that contains the neuron, from the inside out.
+    places: Tuple[Place, ...]
+    #: How far up the frame of that call is, and what identifies it; None if no module calls the neuron.
+    outermost: int
+    token: Optional[object]
+    #: What identifies the graph that was made when torch.compile traced the call, else None.
+    graph: Optional[object]
+    #: Two names in a list of the outermost module.
+    listed: Optional[Tuple[str, str]]
 
 
 def check_call(module: nn.Module, calls: Optional[Calls]) -> Calls:
-    """Note from where ``module.forward`` is called. Raises RuntimeError for a second place of one ``forward``."""
-    if calls is None:
-        calls = Calls([], {})
-    elif calls.last:
-        depth, code, place = calls.last[0]
+    """Note from where ``module.forward`` is called. Raises RuntimeError for a second place."""
+    if calls is not None and calls.path:
         try:
-            frame = sys._getframe(depth)
+            for depth, code, at in calls.path:
+                frame = sys._getframe(depth)
+                if frame.f_code is not code or frame.f_lasti != at:
+                    break
+            else:
+                if calls.token is None:
+                    return calls
+                token = token_of(sys._getframe(calls.outermost))
+                if token is not calls.token:
+                    return calls._replace(token=token)
+                if calls.listed is None:
+                    return calls
         except ValueError:
-            pass
-        else:
-            if frame.f_code is code and frame.f_lasti == place:
-                return calls
-    depth, found = _forward_of(module)
-    code, place = found.f_code, found.f_lasti
-    if code.co_name == "forward":
-        where = f"{code.co_filename}:{found.f_lineno}"
-        _, before, there = calls.forwards.setdefault(id(code), (code, place, where))
-        if before != place:
-            raise RuntimeError(
-                f"{type(module).__name__} carries its state and is called at two places, {there} and {where}: each "
-                "would go on from the other's state. Make a neuron for each, call this one at one place with the "
-                "input chosen before, or give each its own state: out, state = neuron.run(x, state=state)"
-            )
-    calls.last[:] = [(depth, code, place)]
-    return calls
+            pass  # the stack is not that deep
+    found = _found(module, [*levels(sys._getframe())])
+    if calls is not None and found.token is not None and found.token is calls.token:
+        _check_place(module, calls, found)
+        _check_list(module, found)
+    return found
 
 
-def _forward_of(module: nn.Module) -> Tuple[int, FrameType]:
-    """The nearest ``forward`` of a user's module that contains this one, else the caller; and how far up it is."""
-    depth = 1
-    frame: Optional[FrameType] = sys._getframe(1)
-    caller: Optional[Tuple[int, FrameType]] = None
-    while frame is not None and depth < _DEEPEST:
-        is_forward = frame.f_code.co_name == "forward"
-        if (caller is None or is_forward) and not _is_library(frame):
-            if is_forward and _contains(frame, module):
-                return depth - 1, frame
-            caller = caller or (depth - 1, frame)
-        frame, depth = frame.f_back, depth + 1
-    return caller or (1, sys._getframe(1))
+def check_traced_call(module: nn.Module, calls: Optional[Calls]) -> Calls:
+    """The same while torch.compile traces, which it may do several times for one call."""
+    frame = sys._getframe()
+    found = _found(module, [*traced(frame), *levels(frame)])
+    again = calls is not None and found.graph is not None and found.graph is calls.graph
+    if calls is not None and (again or (found.token is not None and found.token is calls.token)):
+        _check_place(module, calls, found)
+    if again:
+        _check_list(module, found)
+    return found
 
 
-def _is_library(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__")).partition(".")[0] in _LIBRARIES
+def _found(module: nn.Module, stack: List[Level]) -> Calls:
+    """What the stack tells about a call of ``module``, whose own frames are the first ones."""
+    own = [number for number, level in enumerate(stack) if level.owner is module]
+    stack = stack[own[-1] + 1 :] if own else stack
+    places: List[Place] = []
+    pending: List[Level] = []
+    path: List[Level] = []
+    graph: Optional[object] = None
+    outermost: Optional[Level] = None
+    for level in stack:
+        if level.place is not None:
+            pending.append(level)
+        elif level.owner is not None and any(one is module for one in level.owner.modules()):
+            _check_in_turn(module, level.owner)
+            places += [one.place for one in pending if one.place is not None]
+            path += pending
+            pending, outermost = [], level
+            if level.real is None:
+                graph = token_of(level.notes)
+    path += pending[:1]  # who calls the outermost
+    real = outermost.real if outermost is not None else None
+    return Calls(
+        tuple([level.real for level in path if level.real is not None]) if graph is None else (),
+        tuple(places),
+        real[0] if real is not None else 0,
+        token_of(outermost.notes) if outermost is not None else None,
+        graph,
+        None if outermost is None or outermost.owner is None else _listed_in(outermost.owner).get(module),
+    )
 
 
-def _contains(frame: FrameType, module: nn.Module) -> bool:
-    names = frame.f_code.co_varnames
-    owner: Any = frame.f_locals.get(names[0]) if names else None
-    return isinstance(owner, nn.Module) and any(one is module for one in owner.modules())
-
-
-def check_replica(module: nn.Module, carries: bool) -> None:
-    """Raise RuntimeError if ``nn.DataParallel`` would split time, or lose the state of a replica that carries it."""
-    frame: Optional[FrameType] = sys._getframe(1)
-    dim: Any = None
-    while frame is not None and dim is None:
-        if frame.f_globals.get("__name__") == "torch.nn.parallel.data_parallel":
-            dim = frame.f_locals.get("dim", getattr(frame.f_locals.get("self"), "dim", None))
-        frame = frame.f_back
-    if carries:
+def _check_place(module: nn.Module, calls: Calls, found: Calls) -> None:
+    """Raise if the two are calls at different places."""
+    both = [*zip(reversed(calls.places), reversed(found.places))]
+    others = [(before, now) for before, now in both if now.is_other(before)]
+    if not others and len(calls.places) != len(found.places):
+        others = both[-1:]
+    if others:
+        before, now = others[0]
         raise RuntimeError(
-            f"{type(module).__name__} carries its state, and nn.DataParallel forgets that of its replicas after each "
-            "call; use nn.parallel.DistributedDataParallel, or step='multi' outside sc.carry_state with dim=1"
+            f"{type(module).__name__} carries its state and is called at two places, {before.file}:{before.line} and "
+            f"{now.file}:{now.line}: each would go on from the other's state. Make a neuron for each; or, if these are "
+            "steps of one sequence, call it in a loop; or call it at one place with the input chosen before; or give "
+            "each its own state: out, state = neuron.run(x, state=state)"
         )
-    if dim == 0:
-        raise RuntimeError(f"{type(module).__name__} is in an {SPLITS_TIME}")
 
 
-#: What is wrong with the default of ``nn.DataParallel``.
-SPLITS_TIME = (
-    "nn.DataParallel that splits dimension 0 of its input, which is time; write nn.DataParallel(net, dim=1), which "
-    "splits the batch, or use nn.parallel.DistributedDataParallel"
-)
+def _check_list(module: nn.Module, found: Calls) -> None:
+    """Raise if a list holds the module twice, which is called a second time."""
+    if found.listed is not None:
+        first, second = found.listed
+        raise RuntimeError(
+            f"{type(module).__name__} carries its state, is in one list twice, as {first!r} and {second!r}, and is "
+            "called again: each would go on from the other's state. Make a neuron for each; or, if these are steps of "
+            "one sequence, put it in the list once"
+        )
 
 
-def registered_twice(net: nn.Module) -> Dict[nn.Module, Tuple[str, str]]:
+def _check_in_turn(module: nn.Module, owner: nn.Module) -> None:
+    """Raise if ``owner`` is a sequence that runs the module twice."""
+    if _in_turn(owner):
+        names = [name for name, child in owner._modules.items() if child is not None and module in child.modules()]
+        if len(names) > 1:
+            raise RuntimeError(
+                f"{type(module).__name__} carries its state and is in one {type(owner).__name__} twice, as "
+                f"{names[0]!r} and {names[1]!r}: each would go on from the other's state; make a neuron for each place"
+            )
+
+
+def _in_turn(container: nn.Module) -> bool:
+    """Whether it runs what it holds one after the other."""
+    return isinstance(container, nn.Sequential) and type(container).forward is nn.Sequential.forward
+
+
+def _is_list(container: nn.Module) -> bool:
+    return isinstance(container, (nn.Sequential, nn.ModuleList, nn.ModuleDict)) and not _in_turn(container)
+
+
+def registered_twice(net: nn.Module) -> Twice:
     """The modules that one container of ``net`` runs twice, each with two of its names."""
+    return _twice(net, _in_turn)
+
+
+def _listed_in(net: nn.Module) -> Twice:
+    """The modules that a list of ``net`` holds twice; a loop over it would run them twice."""
+    size, found = _listed.get(net, (-1, {}))
+    now = sum(1 for _ in net.modules())
+    if size != now:
+        found = _twice(net, _is_list)
+        _listed[net] = now, found
+    return found
+
+
+def _twice(net: nn.Module, wanted: Callable[[nn.Module], bool]) -> Twice:
     names: Dict[nn.Module, List[str]] = {}
     for name, module in net.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name)
-    found: Dict[nn.Module, Tuple[str, str]] = {}
+    found: Twice = {}
     for module, places in names.items():
         for first, second in itertools.combinations(places, 2):
-            if isinstance(net.get_submodule(_shared(first, second)), (nn.Sequential, nn.ModuleList)):
+            if wanted(net.get_submodule(_shared(first, second))):
                 found.setdefault(module, (first, second))
     return found
 

@@ -18,7 +18,7 @@ from typing import Any, Callable, ClassVar, Collection, Dict, Mapping, Optional,
 import torch
 from torch import Tensor, nn
 
-from spikecore import checks, compiled, freed, misnamed, recompute, reuse
+from spikecore import checks, compiled, freed, misnamed, recompute, replicas, reuse
 from spikecore.backend import BackendError
 from spikecore.lang.plain import is_compiling
 
@@ -82,13 +82,22 @@ class Stateful(nn.Module):
     def _begin(self) -> recompute.Slot:
         """Where a call of ``forward`` that may continue finds its state, which is checked."""
         slot = self._slot(calls=True)
-        if is_compiling() or not (self.step == "single" or slot["_carrying"]):
+        if not (self.step == "single" or slot["_carrying"]):
+            return slot
+        if is_compiling():
+            self._check_traced()
             return slot
         if slot is self.__dict__:
             slot["_calls"] = reuse.check_call(self, None if slot["_state"] is None else slot["_calls"])
         if slot["_passed"] is not None:
             slot["_state"] = freed.guarded(type(self).__name__, slot["_state"], slot["_passed"])
         return slot
+
+    def _check_traced(self) -> None:
+        self.__dict__["_calls"] = reuse.check_traced_call(self, self.__dict__["_calls"])
+
+    # torch.compile calls it when it traces, rather than tracing it: it reads the stack
+    _check_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
     def _end(self, slot: recompute.Slot, outputs: Sequence[Tensor], state: Optional[State]) -> None:
         """Keep the state after a call."""
@@ -135,7 +144,7 @@ class Stateful(nn.Module):
             self._keep({name: value.detach() for name, value in state.items()})
 
     def _replicate_for_data_parallel(self) -> Any:
-        reuse.check_replica(self, self.continues)
+        replicas.check_replica(self, self.continues)
         return super()._replicate_for_data_parallel()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:

@@ -26,7 +26,7 @@ from spikecore.batches import home, mapped, run, sent
 from spikecore.checks import shown
 from spikecore.functional import ask, check_places, own_state, request, stateful_modules
 from spikecore.neuron import Neuron
-from spikecore.reuse import SPLITS_TIME
+from spikecore.replicas import SPLITS_TIME
 from spikecore.selection import backend_named, capture, resolve
 
 Loss = Callable[[Any, Any], Tensor]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import re
+import weakref
 
 import pytest
 import torch
@@ -15,6 +18,103 @@ T, B, C = 4, 2, 3
 
 def shared(lif):
     return nn.Sequential(nn.Linear(C, C), lif, nn.Linear(C, C), lif)
+
+
+#: What every message about two places begins with.
+TWO_PLACES = (
+    r"LIF carries its state(,| and) is (called at|in (the network|one (Sequential|list))) (twice, as|two places)"
+)
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+
+class Using(nn.Module):
+    """A module whose forward is a function of itself and the input."""
+
+    def __init__(self, function, **modules):
+        super().__init__()
+        self.function = function
+        for name, module in modules.items():
+            setattr(self, name, module)
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+def in_turn(net, x):
+    for layer in net.layers:
+        x = layer(x)
+    return x
+
+
+def by_index(net, x):
+    for i in range(len(net.layers)):
+        x = net.layers[i](x)
+    return x
+
+
+def of_dict(net, x):
+    for layer in net.layers.values():
+        x = layer(x)
+    return x
+
+
+def both(net, x):
+    return net.lif(net.lif(x))
+
+
+def through_helper(net, x):
+    return both(net, x)
+
+
+def stepwise(net, x):
+    return torch.stack([net.block(x_t) for x_t in x])
+
+
+def with_breaks(net, x):
+    out = []
+    for x_t in x:
+        out.append(net.block(x_t))
+        torch._dynamo.graph_break()
+    return torch.stack(out)
+
+
+def branching(net, x):
+    return torch.stack([net.block(x_t) for x_t in x] if net.training else [net.block(2 * x_t) for x_t in x])
+
+
+def carrying(net, step):
+    return sc.carry_state(net) if step == "multi" else contextlib.nullcontext()
+
+
+def block(lif):
+    return Using(lambda net, x: net.inner(net.fc(x)), inner=nn.Sequential(lif), fc=nn.Linear(C, C))
+
+
+def named(**cases):
+    return [pytest.param(case, id=name) for name, case in cases.items()]
+
+
+MISUSES = named(
+    block=lambda step: Using(lambda net, x: net.block(net.block(x)), block=block(sc.LIF(step=step))),
+    helper=lambda step: Using(through_helper, lif=sc.LIF(step=step)),
+    sequential=lambda step: nn.Sequential(*[sc.LIF(step=step)] * 2),
+    nested=lambda step: nn.Sequential(nn.Linear(C, C), nn.Sequential(*[block(sc.LIF(step=step))] * 2)),
+    list=lambda step: Using(in_turn, layers=nn.ModuleList([*[sc.LIF(step=step)] * 2, nn.Linear(C, C)])),
+    index=lambda step: Using(by_index, layers=nn.ModuleList([*[sc.LIF(step=step)] * 2, nn.Linear(C, C)])),
+    blocks=lambda step: Using(in_turn, layers=nn.ModuleList([*[block(sc.LIF(step=step))] * 2])),
+    dict=lambda step: Using(of_dict, layers=nn.ModuleDict(dict.fromkeys("ab", sc.LIF(step=step)))),
+    keys=lambda step: Using(
+        lambda net, x: net.layers["b"](net.layers["a"](x)), layers=nn.ModuleDict(dict.fromkeys("ab", sc.LIF(step=step)))
+    ),
+    two_blocks=lambda step: Using(
+        lambda net, x: net.b(net.a(x)), **(lambda lif: {"a": block(lif), "b": block(lif)})(sc.LIF(step=step))
+    ),
+)
+FINE = named(
+    loop=lambda: Using(stepwise, block=block(sc.LIF(step="single"))),
+    breaks=lambda: Using(with_breaks, block=block(sc.LIF(step="single"))),
+    branch=lambda: Using(branching, block=block(sc.LIF(step="single"))),
+)
 
 
 class Twice(nn.Module):
@@ -40,7 +140,6 @@ TWICE = rf"^LIF carries its state and is called at two places, {place(1)} and {p
 class TestRegistered:
     """One neuron under two names."""
 
-    @pytest.mark.parametrize("container", [nn.Sequential, lambda *m: nn.ModuleList(m)], ids=["Sequential", "list"])
     @pytest.mark.parametrize(
         "function",
         [
@@ -52,10 +151,9 @@ class TestRegistered:
         ],
         ids=["reset", "detach", "carry_state", "training_model", "inference_model"],
     )
-    def test_single_step(self, function, container):
+    def test_single_step(self, function):
         """Whatever is done to the network, both names are told."""
-        lif = sc.LIF(step="single")
-        net = container(nn.Linear(C, C), lif, nn.Linear(C, C), lif)
+        net = shared(sc.LIF(step="single"))
         with pytest.raises(ValueError, match="^LIF carries its state and is in the network twice, as '1' and '3'"):
             function(net)
 
@@ -152,27 +250,142 @@ class TestCalled:
         out.append(elsewhere(x[3]))
         assert torch.equal(torch.stack(out), sc.LIF()(x))
 
-    def test_a_reset_begins_anew(self):
-        """After a reset another place may be the one."""
+    def test_a_branch(self):
+        """Two calls of a network may take different branches."""
 
         class Net(nn.Module):
             def __init__(self):
                 super().__init__()
                 self.lif = sc.LIF(step="single")
 
-            def forward(self, x, first):
-                if first:
+            def forward(self, x):
+                if self.training:
                     return self.lif(x)
                 return self.lif(2 * x)
 
         net, x = Net(), torch.rand(B, C)
-        for first in (True, False):
-            net(x, first)
-            net(x, first)
-            sc.reset(net)
-        net(x, True)
-        with pytest.raises(RuntimeError, match="called at two places"):
-            net(x, False)
+        out = [net.train(training)(x) for training in (True, True, False, True, False, False)]
+        whole = torch.stack([x, x, 2 * x, x, 2 * x, 2 * x])
+        assert torch.equal(torch.stack(out), sc.LIF()(whole))
+
+    def test_branches_that_both_run(self):
+        """A second place is seen in whichever call it comes, after calls that took one of the two."""
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lif = sc.LIF(step="single")
+
+            def forward(self, x):
+                out = self.lif(x)
+                return out if self.training else self.lif(out)
+
+        net, x = Net(), torch.rand(B, C)
+        for _ in range(3):
+            net(x)
+        with pytest.raises(RuntimeError, match=TWO_PLACES):
+            net.eval()(x)
+
+    @pytest.mark.parametrize("make", MISUSES)
+    def test_every_way_is_seen(self, make):
+        """Through blocks, helpers, containers and loops over them, in single steps and carried."""
+        for step in ("single", "multi"):
+            net, x = make(step), torch.rand(*((B, C) if step == "single" else (T, B, C)))
+            if step == "multi":
+                net(x)  # right at rest
+            with pytest.raises((RuntimeError, ValueError), match=TWO_PLACES), carrying(net, step):
+                net(x)
+
+    @pytest.mark.skipif(TORCH < (2, 6), reason="torch.compile of neurons needs torch 2.6 here")
+    @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # the compiler's own
+    @pytest.mark.parametrize("function", [False, True], ids=["network", "function"])
+    @pytest.mark.parametrize("make", MISUSES)
+    def test_every_way_is_seen_compiled(self, make, function):
+        """torch.compile, which looks at the source once, is told, too."""
+        torch._dynamo.reset()
+        net, x = make("single"), torch.rand(B, C)
+        used = torch.compile((lambda x: net(x) * 2) if function else net, backend="eager")
+        with pytest.raises(Exception, match=TWO_PLACES):
+            used(x)
+
+    @pytest.mark.skipif(TORCH < (2, 6), reason="torch.compile of neurons needs torch 2.6 here")
+    @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # the compiler's own
+    @pytest.mark.parametrize("make", FINE)
+    def test_one_place_compiled(self, make):
+        """A compiled loop is one place, with breaks in its graph as well, and so are calls and branches."""
+        torch._dynamo.reset()
+        net, x = make(), torch.rand(T, B, C)
+        used = torch.compile(net, backend="eager")
+        found = [used(x), used(x), used.eval()(x), used.train()(x)]
+        sc.reset(net)
+        for ours, reference in zip(found, [net(x), net(x), net.eval()(x), net.train()(x)]):
+            torch.testing.assert_close(ours, reference)
+
+    def test_a_list_that_is_not_run_in_turn(self):
+        """A list may hold a neuron twice, from which each call of the network takes one."""
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                first, second = sc.LIF(step="single"), sc.LIF(3.0, step="single")
+                self.of_task = nn.ModuleList([first, second, first])
+
+            def forward(self, x, task):
+                return self.of_task[task](x)
+
+        net, x = Net(), torch.rand(T, B, C)
+        sc.reset(net)
+        out = [net(x_t, task) for x_t, task in zip(x, (0, 2, 0, 2))]
+        assert torch.equal(torch.stack(out), sc.LIF()(x))
+
+    def test_a_deep_call_again(self):
+        """The same network called by itself, and later twice by another one."""
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lif = sc.LIF(step="single")
+
+            def forward(self, x):
+                return self.lif(x)
+
+        class Outer(nn.Module):
+            def __init__(self, net):
+                super().__init__()
+                self.net = net
+
+            def forward(self, x):
+                return self.net(self.net(x))
+
+        net, x = Net(), torch.rand(B, C)
+        net(x)
+        net(x)
+        with pytest.raises(RuntimeError, match=TWO_PLACES):
+            Outer(net)(x)
+
+    def test_called_by_its_name(self):
+        """Modules may be called past ``__call__``."""
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lif = sc.LIF(step="single")
+
+            def forward(self, x):
+                return self.lif.forward(self.lif.forward(x))
+
+        with pytest.raises(RuntimeError, match=TWO_PLACES):
+            Net().forward(torch.rand(B, C))
+
+    def test_nothing_is_kept(self):
+        """What is noted of a call keeps nothing of it alive."""
+        net, x = FINE[0].values[0](), torch.rand(T, B, C)
+        with torch.no_grad():
+            net(x)
+        gone = weakref.ref(x)
+        del x
+        gc.collect()
+        assert gone() is None
 
 
 class TestFreedGraph:

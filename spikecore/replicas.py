@@ -1,0 +1,36 @@
+"""A neuron in ``nn.DataParallel``, which runs copies of a network and forgets them: they carry nothing.
+
+Unless told otherwise it splits the first dimension, which is time.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any, Optional
+
+from torch import nn
+
+
+def check_replica(module: nn.Module, carries: bool) -> None:
+    """Raise RuntimeError if ``nn.DataParallel`` would split time, or lose the state of a replica that carries it."""
+    frame: Optional[FrameType] = sys._getframe(1)
+    dim: Any = None
+    while frame is not None and dim is None:
+        if frame.f_globals.get("__name__") == "torch.nn.parallel.data_parallel":
+            dim = frame.f_locals.get("dim", getattr(frame.f_locals.get("self"), "dim", None))
+        frame = frame.f_back
+    if carries:
+        raise RuntimeError(
+            f"{type(module).__name__} carries its state, and nn.DataParallel forgets that of its replicas after each "
+            "call; use nn.parallel.DistributedDataParallel, or step='multi' outside sc.carry_state with dim=1"
+        )
+    if dim == 0:
+        raise RuntimeError(f"{type(module).__name__} is in an {SPLITS_TIME}")
+
+
+#: What is wrong with the default of ``nn.DataParallel``.
+SPLITS_TIME = (
+    "nn.DataParallel that splits dimension 0 of its input, which is time; write nn.DataParallel(net, dim=1), which "
+    "splits the batch, or use nn.parallel.DistributedDataParallel"
+)

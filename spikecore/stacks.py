@@ -1,0 +1,133 @@
+"""From where a module is called: the places in the user's code, from the call outwards, and the modules that run it.
+
+While torch.compile traces, the innermost part of the stack is that of the code it traces, which no frame of Python
+shows: torch's translators of bytecode do.
+"""
+
+from __future__ import annotations
+
+import itertools
+from types import CodeType, FrameType
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+from torch import nn
+
+#: So many frames are looked at.
+_DEEPEST = 120
+_LIBRARIES = ("torch", "spikecore")
+#: The method of torch that calls ``forward``: its frame lasts as long, and names the module.
+_CALLS: CodeType = nn.Module._call_impl.__code__
+#: Name on that frame, and on the graph that torch.compile makes, of what identifies this one call.
+_TOKEN = "_spikecore_activation"
+
+
+class Place(NamedTuple):
+    """A call in the user's source; ``column`` tells two of one line apart, if it is known."""
+
+    file: str
+    line: int
+    column: Optional[int]
+
+    def is_other(self, place: Place) -> bool:
+        """Whether this is surely another place."""
+        columns = {self.column, place.column}
+        return self[:2] != place[:2] or (len(columns) == 2 and None not in columns)
+
+
+class Level(NamedTuple):
+    """One frame, real or traced: a place in the user's code, or a module that is called."""
+
+    place: Optional[Place]
+    owner: Optional[nn.Module]
+    #: Where the token of this call of the owner is kept.
+    notes: Any
+    #: How far up the stack the frame is, its code, and the place in it; None if it is traced.
+    real: Optional[Tuple[int, CodeType, int]]
+
+
+def token_of(notes: Any) -> object:
+    """What identifies one call of a module."""
+    held: Dict[str, object] = notes.f_locals if isinstance(notes, FrameType) else vars(notes)
+    return held.setdefault(_TOKEN, object())
+
+
+def levels(frame: FrameType) -> Iterator[Level]:
+    """From ``frame`` outwards; the number of a level is how far it is from where ``frame`` was taken."""
+    above: Optional[FrameType] = frame
+    for depth in range(_DEEPEST):
+        if above is None:
+            return
+        code, place = above.f_code, (depth, above.f_code, above.f_lasti)
+        if code is _CALLS:
+            yield Level(None, above.f_locals["self"], above, place)
+        elif not _is_library(above.f_globals):
+            if code.co_name == "forward" and not (above.f_back is not None and _is_torch(above.f_back.f_globals)):
+                # called by its name, past the method of torch
+                owner = above.f_locals.get(code.co_varnames[0]) if code.co_varnames else None
+                if isinstance(owner, nn.Module):
+                    yield Level(_place(above), None, None, place)
+                    yield Level(None, owner, above, place)
+                    above = above.f_back
+                    continue
+            yield Level(_place(above), None, None, place)
+        above = above.f_back
+
+
+def traced(frame: FrameType) -> Iterator[Level]:
+    """The levels of the code that torch.compile traces, from the call outwards."""
+    translator = _translator(frame)
+    while translator is not None:
+        code, scope = translator.f_code, translator.f_globals
+        owner = _owner(translator, code)
+        if not _is_library(scope):
+            yield Level(_traced_place(translator, code), None, None, None)
+        if owner is not None:
+            yield Level(None, owner, translator.output, None)
+        translator = getattr(translator, "parent", None)
+
+
+def _translator(frame: Optional[FrameType]) -> Any:
+    """What translates the innermost code, where torch is as known."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch._dynamo.symbolic_convert":
+            found = frame.f_locals.get("self")
+            if all(hasattr(found, name) for name in ("f_code", "f_globals", "symbolic_locals", "output")):
+                return found
+        frame = frame.f_back
+    return None
+
+
+def _owner(translator: Any, code: CodeType) -> Optional[nn.Module]:
+    if code.co_name != "forward" or not code.co_varnames:
+        return None
+    variable = translator.symbolic_locals.get(code.co_varnames[0])
+    for name in ("value", "_value", "original_value", "peek_value"):
+        found = getattr(variable, name, None)
+        found = found() if name in ("original_value", "peek_value") and callable(found) else found
+        if isinstance(found, nn.Module):
+            return found
+    return None
+
+
+def _traced_place(translator: Any, code: CodeType) -> Place:
+    positions = getattr(getattr(translator, "current_instruction", None), "positions", None)
+    line = getattr(positions, "lineno", None) or getattr(translator, "lineno", None) or code.co_firstlineno
+    return Place(code.co_filename, line, getattr(positions, "col_offset", None))
+
+
+def _place(frame: FrameType) -> Place:
+    code = frame.f_code
+    positions: Any = getattr(code, "co_positions", None)
+    if positions is None:  # before Python 3.11: the place in the bytecode, which tells the same
+        return Place(code.co_filename, frame.f_lineno, frame.f_lasti)
+    at = frame.f_lasti // 2
+    found: List[Any] = list(itertools.islice(positions(), at, at + 1))
+    return Place(code.co_filename, frame.f_lineno, found[0][2] if found else None)
+
+
+def _is_library(scope: Dict[str, Any]) -> bool:
+    return str(scope.get("__name__")).partition(".")[0] in _LIBRARIES
+
+
+def _is_torch(scope: Dict[str, Any]) -> bool:
+    return str(scope.get("__name__")) == "torch.nn.modules.module"
