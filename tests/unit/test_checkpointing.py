@@ -334,8 +334,10 @@ def test_without_gradients(reentrant, mode):
             assert torch.equal(checkpoint(net, chunk, use_reentrant=reentrant), expected(chunk))
 
 
-#: Before torch 2.2 one cannot ask for hooks, so every call reads the stack.
-ASKS = pytest.mark.skipif(not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"), reason="torch before 2.2")
+ASKS = pytest.mark.skipif(
+    not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"),
+    reason="before torch 2.2 one cannot ask for hooks, so every call reads the stack",
+)
 
 
 @ASKS
