@@ -1,14 +1,18 @@
-"""What a test sees does not depend on which plugins are installed beside spikecore."""
+"""What a test sees depends neither on the plugins installed beside spikecore, nor on the tests before it."""
 
 from __future__ import annotations
 
+import os
 from typing import Iterator
 
 import pytest
 
 from spikecore import selection
 from spikecore.candidates import OWN
-from spikecore.registry import default_registry
+
+# There is no IPU and no SDK here. Asked for before anything looks for backends, and for the whole process: the registry
+# remembers what it found, so a variable that only some tests set made results depend on the order of tests.
+os.environ["SPIKECORE_IPU_EMULATOR"] = "1"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -18,12 +22,3 @@ def _no_plugin_unasked() -> Iterator[None]:
     selection.AUTO = {device: tuple(n for n in names if n not in OWN) for device, names in before.items()}
     yield
     selection.AUTO = before
-
-
-@pytest.fixture
-def emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The ipu backend serves by its emulator, also where an earlier test of the process found that it cannot."""
-    monkeypatch.setenv("SPIKECORE_IPU_EMULATOR", "1")
-    default_registry().refresh()
-    yield
-    default_registry().refresh()

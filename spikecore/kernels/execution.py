@@ -255,7 +255,8 @@ class Execution:
     def _prepared(self, call: Call, tensors: Sequence[Tensor], layout: Layout) -> Prepared:
         x = tensors[0]
         if len(tensors) == 1 and layout.order is None and x.is_contiguous():  # the short way of most calls
-            return Geometry(x.shape[0], x.numel() // x.shape[0], ()), tuple(tensors), (), call.numbers  # type: ignore[return-value]
+            numbers: KernelParams = call.numbers  # type: ignore[assignment]  # no None, which stands for a tensor
+            return Geometry(x.shape[0], x.numel() // x.shape[0], ()), tuple(tensors), (), numbers
         n, moving = self.n_inputs, self._n_moving(call)
         params: KernelParams = call.numbers  # type: ignore[assignment]  # no None if no tensor
         channels: Tuple[Tuple[int, int], ...] = ()

@@ -92,7 +92,7 @@ class Printer:
     #: How the two are written in float64: C's own are float, and templates want both arguments of one type.
     wide = "double({})"
     #: Operations that the target has no text for because their value is their argument's.
-    transparent: frozenset = frozenset(("detach",))  # type: ignore[type-arg]
+    transparent: FrozenSet[str] = frozenset(("detach",))
 
     def __init__(self, real: str = "float") -> None:
         if real not in _FUNCTION_SUFFIX:
@@ -163,7 +163,7 @@ class Printer:
         if node in names and not (top and node.args):
             return ATOM, names[node]
         if node.op == "const":
-            text = self.number(float(node.attr))  # type: ignore[arg-type]
+            text = self.number(float(node.attr))  # type: ignore[arg-type]  # of a constant it is a number
             return (UNARY if text.startswith("-") else ATOM), text
         if node.is_leaf:
             return ATOM, self.symbol(node)

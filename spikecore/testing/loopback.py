@@ -86,7 +86,8 @@ class Loop:
         if root not in values:
             if root.op == "const":
                 some = like if like is not None else next(iter(values.values()))
-                values[root] = torch.full((), float(root.attr), dtype=self.compute, device=some.device)  # type: ignore[arg-type]
+                number = float(root.attr)  # type: ignore[arg-type]  # of a constant it is a number
+                values[root] = torch.full((), number, dtype=self.compute, device=some.device)
             else:
                 values[root] = self.operate(root, [self.evaluate(arg, values, t, like) for arg in operands(root)], t)
         return values[root]

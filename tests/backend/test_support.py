@@ -14,21 +14,10 @@ from spikecore.testing.support import is_stale, read
 PAGE = Path(__file__).parents[2] / "docs" / "support.md"
 
 
-@pytest.fixture
-def emulator(monkeypatch):
-    """PopTorch's emulator, with which the column ``ipu`` is made."""
-    monkeypatch.setenv("SPIKECORE_IPU_EMULATOR", "1")
-    default_registry().refresh()
-    yield
-    monkeypatch.undo()
-    default_registry().refresh()
-
-
 @pytest.mark.skipif(
     tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6),
     reason="the table is made where neurons compile, from torch 2.6 on",
 )
-@pytest.mark.usefixtures("emulator")
 @pytest.mark.parametrize("name", read(PAGE.read_text(encoding="utf-8")))
 def test_the_table_is_fresh(name):
     """A column equals what a run says now; the message says how to make it anew."""

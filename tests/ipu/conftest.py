@@ -1,22 +1,11 @@
-"""These tests run PopTorch's emulator: there is no IPU here, and no SDK."""
+"""What tests on PopTorch's emulator share."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from spikecore.registry import default_registry
 from spikecore_ipu.emulator import devices
-from spikecore_ipu.sdk import VARIABLE
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _emulator():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, "1")
-        default_registry().refresh()
-        yield
-    default_registry().refresh()
 
 
 @pytest.fixture

@@ -16,8 +16,6 @@ TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 BACKENDS = ("torch", "ipu")
 
-pytestmark = pytest.mark.usefixtures("emulator")
-
 
 @pytest.mark.parametrize("operation", TABLE)
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -36,13 +36,11 @@ def test_a_backend_without_gradients_is_caught(monkeypatch: pytest.MonkeyPatch) 
         check_many("torch", 10)
 
 
-@pytest.mark.usefixtures("emulator")
 def test_the_operations_of_the_ipu_backend_give_what_the_oracle_gives() -> None:
     """The same, called eagerly, without PopTorch."""
     check_many("ipu", 30)
 
 
-@pytest.mark.usefixtures("emulator")
 def test_what_the_emulator_compiles_gives_what_the_oracle_gives() -> None:
     """The same in a network that ``inference_model`` and ``training_model`` compile: recorded, replayed, trained."""
     check_many("ipu", 20, step=True)
@@ -53,7 +51,6 @@ def test_a_training_step_of_the_reference_gives_what_the_oracle_gives() -> None:
     check_many("torch", 20, step=True)
 
 
-@pytest.mark.usefixtures("emulator")
 def test_what_is_wrong_on_the_device_only_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operation that PopTorch computes otherwise is a difference of the compiled network, and none of a call."""
     from spikecore_ipu.functions import PLAIN

@@ -125,10 +125,10 @@ class IpuTensor(Tensor):
         return DEVICE
 
     @property
-    def is_meta(self) -> bool:  # type: ignore[override]
+    def is_meta(self) -> bool:  # type: ignore[override]  # as device
         return False
 
-    @property  # type: ignore[override]
+    @property  # type: ignore[override]  # as device
     def data(self) -> NoReturn:
         raise py_error(DATA)
 

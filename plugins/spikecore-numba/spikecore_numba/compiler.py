@@ -115,7 +115,7 @@ def _compile(source: Source, types: Tuple[str, ...]) -> cache.Entry:
             f"backend 'numba' cannot compile here: importing Numba raised {type(error).__name__}: {error}"
         ) from error
 
-    class NoOverlap(Compiler):  # type: ignore[misc]
+    class NoOverlap(Compiler):  # type: ignore[misc]  # Numba has no types
         """Numba's pipeline, with pointers that do not overlap."""
 
         def __init__(self, *args: Any) -> None:

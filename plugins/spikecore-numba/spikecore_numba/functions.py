@@ -14,25 +14,25 @@ from numba import float32, int32, types, uint16, uint32
 from numba.extending import intrinsic, register_jitable
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def bits_of(context: Any, value: Any) -> Any:
     """The bits of a float32, as a uint32."""
     return types.uint32(types.float32), lambda _, builder, signature, args: builder.bitcast(args[0], ir.IntType(32))
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def real_of(context: Any, bits: Any) -> Any:
     """The float32 that these 32 bits are."""
     return types.float32(types.uint32), lambda _, builder, signature, args: builder.bitcast(args[0], ir.FloatType())
 
 
-@register_jitable  # type: ignore[untyped-decorator]
+@register_jitable
 def from_bfloat16(bits: Any) -> Any:
     """A stored bfloat16 as float32: its upper half."""
     return real_of(uint32(bits) << uint32(16))
 
 
-@register_jitable  # type: ignore[untyped-decorator]
+@register_jitable
 def to_bfloat16(value: Any) -> Any:
     """A float32 rounded to bfloat16."""
     bits = bits_of(value)
@@ -41,7 +41,7 @@ def to_bfloat16(value: Any) -> Any:
     return uint16(rounded if value == value else uint32(0x7FC0))
 
 
-@register_jitable  # type: ignore[untyped-decorator]
+@register_jitable
 def from_float16(bits: Any) -> Any:
     """A stored float16 as float32."""
     wide = uint32(bits)
@@ -51,7 +51,7 @@ def from_float16(bits: Any) -> Any:
     return real_of(magnitude | special | ((wide & uint32(0x8000)) << uint32(16)))
 
 
-@register_jitable  # type: ignore[untyped-decorator]
+@register_jitable
 def to_float16(value: Any) -> Any:
     """A float32 rounded to float16."""
     bits = bits_of(value)
@@ -67,7 +67,7 @@ def to_float16(value: Any) -> Any:
     return uint16((special if bits >= uint32(0x47800000) else finite) | sign)
 
 
-@register_jitable  # type: ignore[untyped-decorator]
+@register_jitable
 def expf(x: Any) -> Any:
     """``e**x`` in float32, within two units in the last place; unlike the C library's it becomes vector instructions.
 
@@ -88,31 +88,31 @@ def expf(x: Any) -> Any:
     return y if x == x else x
 
 
-@register_jitable  # type: ignore[untyped-decorator]
+@register_jitable
 def _two_to(n: Any) -> Any:
     """``2**n`` for a small whole ``n``."""
     return real_of(uint32(int32(n + int32(127))) << uint32(23))
 
 
-@register_jitable  # type: ignore[untyped-decorator]
+@register_jitable
 def signf(x: Any) -> Any:
     """-1, 0 or 1 as float32; 0 for NaN."""
     return float32(1.0) if x > float32(0.0) else (float32(-1.0) if x < float32(0.0) else float32(0.0))
 
 
-@register_jitable  # type: ignore[untyped-decorator]
+@register_jitable
 def sign(x: Any) -> Any:
     """-1, 0 or 1 as float64; 0 for NaN."""
     return 1.0 if x > 0.0 else (-1.0 if x < 0.0 else 0.0)
 
 
-@register_jitable  # type: ignore[untyped-decorator]
+@register_jitable
 def lesser(a: Any, b: Any) -> Any:
     """The smaller one; ``b`` at a tie, zeros of both signs included. NaN if one is NaN."""
     return a if (a < b) | (a != a) else b
 
 
-@register_jitable  # type: ignore[untyped-decorator]
+@register_jitable
 def greater(a: Any, b: Any) -> Any:
     """The larger one; ``b`` at a tie, zeros of both signs included. NaN if one is NaN."""
     return a if (a > b) | (a != a) else b

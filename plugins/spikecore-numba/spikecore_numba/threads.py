@@ -1,11 +1,11 @@
 """Blocks of neurons on several threads.
 
-A kernel releases the GIL, so Python threads do. The calling thread takes part; ranges of blocks are handed out as
-threads become free, so that a busy core does not hold up the rest. What is computed does not depend on the number of
+A kernel releases the GIL, so Python threads run in parallel. The calling thread works, too; ranges of blocks are handed
+out as threads become free, so that a busy core does not delay the others. Results do not depend on the number of
 threads.
 
-Kernels write to addresses. So a call never ends, by an exception neither (Ctrl-C, a time limit), while another thread
-still runs for it, and every range keeps the tensors alive that it reads and writes.
+Kernels write to memory addresses. So a call does not return or raise (Ctrl-C and time limits included) while another
+thread still runs a kernel for it, and a batch keeps the tensors alive that its kernels read and write.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ import torch
 WORTHWHILE = 1 << 17
 #: Ranges per thread.
 _SHARES = 4
-#: Seconds until a caller looks again whether others are done. They say so themselves; only an interrupt loses a word.
-_LOOK_AGAIN = 0.05
+#: Seconds until a caller checks again whether the helpers are done. They notify it; but an interrupt (Ctrl-C) can come
+#: between receiving a notification and acting on it, and that notification is lost.
+_POLL_SECONDS = 0.05
 
 
 class _Pool:
@@ -35,7 +36,7 @@ class _Pool:
 
     def submit(self, job: Callable[[], None], times: int) -> None:
         """Let other threads call the function, so many times."""
-        # two callers at once may make a thread too many, which does no harm
+        # without a lock: two callers at once may start one thread too many, which does no harm
         while len(self._threads) < min(times, os.cpu_count() or 1):
             number = len(self._threads)
             # daemons, because they wait for jobs for ever; no call returns while one of them computes for it
@@ -46,13 +47,13 @@ class _Pool:
             self._jobs.put(job)
 
     def forget(self) -> None:
-        """Begin anew: a forked process has none of its parent's threads."""
-        self.__init__()  # type: ignore[misc]
+        """Forget threads and jobs: a forked process has none of its parent's threads."""
+        self.__init__()  # type: ignore[misc]  # no subclass has another signature
 
 
 def _serve(jobs: SimpleQueue[Callable[[], None]]) -> None:
     while True:
-        jobs.get()()  # not kept in a variable, which would hold the tensors of a call until the next one
+        jobs.get()()  # no variable: it would keep the tensors of a call alive until the next job
 
 
 _pool = _Pool()
@@ -85,8 +86,9 @@ def over_blocks(work: Callable[[int, int], None], blocks: int, size: int, tensor
 class _Batch:
     """The ranges of one call, and who works on them.
 
-    An interrupt may come between any two steps of the calling thread, so that thread keeps no count that one of them
-    could spoil: helpers enter their names in two lists, and the caller may compare those as often as it likes.
+    An interrupt (Ctrl-C) may raise between any two steps of the calling thread, so that thread keeps no counter, which
+    would be wrong then. Helpers append to two lists when they enter and when they leave, and the caller compares the
+    lengths as often as it likes.
     """
 
     def __init__(self, work: Callable[[int, int], None], ranges: List[Tuple[int, int]], tensors: Any) -> None:
@@ -97,12 +99,13 @@ class _Batch:
         self._entered: List[int] = []
         self._left: List[int] = []
         self._closed = False
-        self._bell: SimpleQueue[None] = SimpleQueue()
+        #: One item for each helper that has left.
+        self._notifications: SimpleQueue[None] = SimpleQueue()
 
     def help(self) -> None:
         """Take ranges on another thread."""
         self._entered.append(threading.get_ident())
-        # looked at after entering: whoever closes looks at the entries afterwards, so one of the two sees the other
+        # _closed is read after entering, and end() reads _entered after closing: one of the two sees the other
         try:
             if not self._closed:
                 self.take()
@@ -111,7 +114,7 @@ class _Batch:
             self.errors.append(error)
         finally:
             self._left.append(threading.get_ident())
-            self._bell.put(None)
+            self._notifications.put(None)
 
     def take(self) -> None:
         """Take ranges until there is none."""
@@ -124,21 +127,21 @@ class _Batch:
             work(begin, end)
 
     def end(self) -> None:
-        """Begin no further range, and return when no other thread is at work; whatever is raised meanwhile comes after.
+        """Begin no further range, and return when no helper is at work. An interrupt meanwhile is raised after that.
 
-        Helpers that have not begun are not waited for; they find the batch closed.
+        Helpers that have not entered yet are not waited for; they find the batch closed.
         """
         try:
             self._closed = True
             while len(self._left) < len(self._entered):
                 try:
-                    self._bell.get(timeout=_LOOK_AGAIN)
+                    self._notifications.get(timeout=_POLL_SECONDS)
                 except Empty:
                     continue
         except BaseException:
-            self.end()  # a second Ctrl-C finds the same wait
+            self.end()  # after an interrupt go on waiting
             raise
-        self._work = self._tensors = None  # helpers that come too late hold nothing
+        self._work = self._tensors = None  # a helper that enters later must not keep tensors alive
 
 
 class Scratch(threading.local):

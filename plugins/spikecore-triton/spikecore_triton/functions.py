@@ -14,12 +14,12 @@ from spikecore_triton import INTERPRETED
 if INTERPRETED:
     from spikecore_triton.interpreter import libdevice
 else:
-    from triton.language.extra import libdevice  # type: ignore[no-redef]
+    from triton.language.extra import libdevice  # type: ignore[no-redef]  # the same functions
 
 __all__ = ["float32", "greater", "hold", "lesser", "libdevice", "sigmoid", "sign"]
 
 
-def _compiled_for(vendor, _semantic=None):  # type: ignore[no-untyped-def]
+def _compiled_for(vendor, _semantic=None):
     """Whether this is compiled for the GPUs of ``"cuda"`` or of ``"hip"``; the interpreter is neither."""
     return _semantic is not None and _semantic.builder.options.backend_name == vendor.value
 
@@ -29,7 +29,7 @@ if not INTERPRETED:
 
 
 @triton.jit
-def hold(x):  # type: ignore[no-untyped-def]
+def hold(x):
     """The same numbers, from which nothing is computed before this line.
 
     Without, the compiler computes at the first step backwards whatever does not depend on the last one, for all steps,
@@ -43,31 +43,31 @@ def hold(x):  # type: ignore[no-untyped-def]
         return x
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def float32(value: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def float32(value: tl.constexpr):
     """A number of the type of arithmetic: a bare one is Python's, or float64 where float32 has no normal number."""
     return tl.full((), value, tl.float32)
 
 
 @triton.jit
-def sigmoid(x):  # type: ignore[no-untyped-def]
+def sigmoid(x):
     """``1 / (1 + exp(-x))``."""
     return tl.div_rn(1.0, 1.0 + libdevice.exp(-1.0 * x))
 
 
 @triton.jit
-def sign(x):  # type: ignore[no-untyped-def]
+def sign(x):
     """-1, 0 or 1; 0 for NaN."""
     return tl.where(x > 0.0, 1.0, tl.where(x < 0.0, -1.0, 0.0))
 
 
 @triton.jit
-def lesser(a, b):  # type: ignore[no-untyped-def]
+def lesser(a, b):
     """The smaller one; ``b`` at a tie, of zeros, too, whose signs a GPU would order. NaN if one is NaN."""
     return tl.where(a < b, a, tl.where(a != a, a, b))
 
 
 @triton.jit
-def greater(a, b):  # type: ignore[no-untyped-def]
+def greater(a, b):
     """The larger one; ``b`` at a tie, of zeros, too. NaN if one is NaN."""
     return tl.where(a > b, a, tl.where(a != a, a, b))

@@ -79,7 +79,7 @@ class TritonPrinter(Printer):
     def expression(self, node: Node, names: Mapping[Node, str] = {}) -> str:  # never written to
         """The base's; numbers that meet no other value are written as Triton's."""
         alone = {
-            inner.args[0]: f"float32({super(TritonPrinter, self).number(float(inner.args[0].attr))})"  # type: ignore[arg-type]
+            inner.args[0]: f"float32({super(TritonPrinter, self).number(_number(inner.args[0]))})"
             for inner in topological([node], known=[known for known in names if known != node])
             if inner.op in _OPERATORS and all(arg.op == "const" for arg in inner.args)
         }
@@ -98,3 +98,7 @@ class TritonPrinter(Printer):
     def leaf(self, node: Node) -> str:
         """What a leaf would like to be called: cotangents are called after what they belong to."""
         return {"out_grad": "grad_out{}", "next_grad": "grad_{}"}.get(node.op, "{}").format(node.attr)
+
+
+def _number(const: Node) -> float:
+    return float(const.attr)  # type: ignore[arg-type]  # of a constant it is a number

@@ -155,7 +155,7 @@ def tails(context: Context, name: str) -> None:
     if name == "SquarewaveFourier":
         # beyond 1e4 a float32 has no phase left: only finite is asked for
         far = abs(held) > 1e4
-        got = as_array(u.grad)  # type: ignore[arg-type]
+        got = as_array(u.grad)  # type: ignore[arg-type]  # a leaf after backward
         if not (abs(got[far]) < 10).all():
             raise Mismatch(f"the derivative of {neuron.surrogate!r} far from 0 is {got[far]}, which is not bounded")
         expected[far] = got[far]

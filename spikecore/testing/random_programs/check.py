@@ -155,18 +155,23 @@ def _rows(case: Case) -> Dict[str, Tuple[Array, List[Array], str]]:
         base, *others = [pick(run) for run in runs]
         return base, others, kind
 
+    def of(part: str, key: Any) -> Callable[[Run], Array]:
+        return lambda run: np.asarray(getattr(run, part)[key])
+
+    def of_param(name: str) -> Callable[[Run], Array]:
+        return lambda run: _shaped(case, name, run.params)
+
     rows: Dict[str, Tuple[Array, List[Array], str]] = {}
     for k in range(len(case.tree.outputs)):
-        rows[f"output {k}"] = row(lambda run, k=k: run.outputs[k], "output")  # type: ignore[misc]
+        rows[f"output {k}"] = row(of("outputs", k), "output")
     for n in case.tree.states:
-        rows[f"trace of {n}"] = row(lambda run, n=n: run.trace[n], "state")  # type: ignore[misc]
-        rows[f"final {n}"] = row(lambda run, n=n: run.final[n], "state")  # type: ignore[misc]
-        rows[f"gradient of state {n}"] = row(lambda run, n=n: run.state[n], "gradient")  # type: ignore[misc]
+        rows[f"trace of {n}"] = row(of("trace", n), "state")
+        rows[f"final {n}"] = row(of("final", n), "state")
+        rows[f"gradient of state {n}"] = row(of("state", n), "gradient")
     for k, n in enumerate(case.tree.inputs):
-        rows[f"gradient of input {n}"] = row(lambda run, k=k: run.inputs[k], "input")  # type: ignore[misc]
+        rows[f"gradient of input {n}"] = row(of("inputs", k), "input")
     for n in case.tree.params:
-        name = f"gradient of {n}"
-        rows[name] = row(lambda run, name=name: _shaped(case, name, run.params), "param")  # type: ignore[misc]
+        rows[f"gradient of {n}"] = row(of_param(f"gradient of {n}"), "param")
     return rows
 
 
