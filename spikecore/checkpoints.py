@@ -19,6 +19,9 @@ from torch import Tensor, nn
 
 from spikecore.ranges import Interval
 
+#: Buffers that every neuron of snnTorch has.
+SNNTORCH = ("reset_mechanism_val", "graded_spikes_factor")
+
 
 def values_after(neuron: Any, state_dict: Mapping[str, Any], prefix: str) -> Dict[str, Any]:
     """The values of a neuron's parameters once a checkpoint is loaded, as far as ranges follow them."""
@@ -78,6 +81,17 @@ def spread(neuron: Any, state_dict: Mapping[str, Any], prefix: str) -> Mapping[s
         if held.ndim > 0 and value.numel() == 1 and value.shape != held.shape:
             found[prefix + name] = value.detach().reshape(()).expand(held.shape).clone()
     return {**state_dict, **found} if found else state_dict
+
+
+def of_snntorch(reset: Any, name: str, value: Tensor) -> Optional[str]:
+    """What the buffers mean that snnTorch keeps beside parameters, for a neuron that resets as snnTorch's do."""
+    if name not in SNNTORCH or reset is None:
+        return None
+    if name == "reset_mechanism_val":
+        theirs = dict(enumerate(("soft", "hard", "none"))).get(int(value))
+        return "" if theirs == reset else f"is {int(value)}, which means reset={theirs!r}, not {reset!r}"
+    one = bool((value == 1).all())
+    return "" if one else f"is {value.tolist()}, and spikes are 1 here; multiply the neuron's output by it"
 
 
 def _entry(state_dict: Mapping[str, Any], key: str) -> Optional[Tensor]:

@@ -4,8 +4,10 @@ A misspelt attribute, or one of another library, would be kept by Python and cha
 
 - A name that begins with an underscore is free, and so is one that the class declares, by a value or an annotation.
 - Methods of the neuron itself, its constructor among them, and torch set what they like.
-- Others may add tensors, parameters and modules. Any other value under a new name raises AttributeError, and so does
-  the name of a state, or a name that another library has for one of ours, whatever the value.
+- The name of a state, or a name that another library has for one of ours, raises AttributeError, whatever the value.
+- Anybody may add tensors, parameters and modules, and the names that frameworks use (:data:`FRAMEWORKS`). An installed
+  library may add other names, unless they are close to one of the neuron's own.
+- Any other value under a new name raises AttributeError.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import difflib
 import inspect
 import sys
 from types import CodeType, FrameType, FunctionType
-from typing import Any, Collection, Dict, Iterable, Optional, Set, Type
+from typing import Any, Collection, Dict, Iterable, List, Optional, Set, Type
 
 from torch import Tensor, nn
 
@@ -48,7 +50,35 @@ PEERS: Dict[str, str] = {
     "tau_mem": "tau",
     "c_decay": "alpha of sc.Synaptic",
     "v_decay": "beta of sc.Synaptic",
+    "inhibition": "no option here: among the spikes keep that of the neuron with the highest potential",
+    "state_quant": "no option here: round the states in a dynamics of your own, with sc.ops.round",
+    "learn_graded_spikes_factor": "an nn.Parameter that the spikes are multiplied by",
+    "store_state_seqs": "record: out, state, trace = neuron.run(x, record=('v',))",
 }
+#: Arguments of these libraries, which are no attributes that anybody would set.
+_ARGUMENTS: Dict[str, str] = {
+    "V": _FEEDBACK,
+    "conv2d_channels": _FEEDBACK,
+    "kernel_size": _FEEDBACK,
+    "R": "a part of Lapicque: write its equations in a dynamics of your own",
+    "C": "a part of Lapicque: write its equations in a dynamics of your own",
+    "time_step": "a part of Lapicque: write its equations in a dynamics of your own",
+    "decode": "a function of what sc.LI gives, such as out[-1] or out.mean(0)",
+}
+#: Names that frameworks and their users set on modules of any kind -> where.
+FRAMEWORKS: Dict[str, str] = {
+    "qconfig": "torch.ao.quantization; None by hand for a module that stays as it is",
+    "name": "labels, as those of Keras and of torch.fx nodes",
+    "label": "labels",
+    "i": "Ultralytics YOLO, parse_model: the index of a layer",
+    "f": "Ultralytics YOLO, parse_model: where its input comes from",
+    "np": "Ultralytics YOLO, parse_model: how many parameters it has",
+    "layer_idx": "Hugging Face Transformers: the index of a layer",
+    "gradient_checkpointing": "Hugging Face Transformers: gradient_checkpointing_enable",
+    "module_name": "NNI and DeepSpeed's profilers",
+}
+#: How names begin that DeepSpeed's ZeRO sets: ds_id, ds_inflight_param_registry, ...
+_FRAMEWORK_PREFIXES = ("ds_",)
 #: Name -> values of these libraries -> ours.
 _VALUES: Dict[str, Dict[Any, str]] = {
     "reset": {"subtract": "'soft'", "zero": "'hard'"},
@@ -58,8 +88,9 @@ _VALUES: Dict[str, Dict[Any, str]] = {
 
 def hint(name: str, own: Iterable[str]) -> str:
     """What is meant by a name that there is not, with a space after it; empty if nobody knows."""
-    if name in PEERS:
-        return f"what other libraries call {name!r} is {PEERS[name]}. "
+    meant = PEERS.get(name, _ARGUMENTS.get(name))
+    if meant is not None:
+        return f"what other libraries call {name!r} is {meant}. "
     close = difflib.get_close_matches(name, list(own), n=1)
     return f"did you mean {close[0]!r}? " if close else ""
 
@@ -81,13 +112,37 @@ def check_new(module: nn.Module, name: str, value: Any, own: Collection[str]) ->
     if any(name in getattr(base, "__annotations__", ()) for base in cls.__mro__) or _is_own(module):
         return
     states = getattr(module, "states", ())
-    if isinstance(value, (Tensor, nn.Module)) and name not in PEERS and name not in states:
-        return
-    meant = f"it is {_STATE}. " if name in states else hint(name, own)
+    if name not in PEERS and name not in states:
+        if isinstance(value, (Tensor, nn.Module)) or name in FRAMEWORKS or name.startswith(_FRAMEWORK_PREFIXES):
+            return
+        if _is_set_by_library() and not difflib.get_close_matches(name, list(own), n=1):
+            return
+    meant = f"it is {_STATE}. " if name in states else hint(name, own) or _of_others(cls, name)
     raise AttributeError(
         f"{cls.__name__} has no attribute {name!r}, and setting it would change nothing; {meant}There are: "
         f"{', '.join(own)}. For data of your own use a name that begins with an underscore, or declare it in the class"
     )
+
+
+def _of_others(cls: Type[nn.Module], name: str) -> str:
+    """Which neurons of spikecore have a parameter or a setting of this name."""
+    waiting: List[Any] = [base for base in cls.__mro__ if base.__module__ == "spikecore.neuron"][-1:]
+    found: Set[str] = set()
+    while waiting:
+        base = waiting.pop()
+        waiting += base.__subclasses__()
+        if base.__module__.startswith("spikecore.neurons.") and (name in base.params or name in base.configuration):
+            found.add(base.__name__)
+    return f"{', '.join(sorted(found))} of sc have one. " if found else ""
+
+
+def _is_set_by_library() -> bool:
+    """Whether the nearest code that is not spikecore's is that of an installed library."""
+    frame: Optional[FrameType] = sys._getframe(2)
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "spikecore":
+        frame = frame.f_back
+    file = "" if frame is None else frame.f_code.co_filename
+    return "site-packages" in file or "dist-packages" in file
 
 
 def _is_own(module: nn.Module) -> bool:

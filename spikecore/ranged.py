@@ -138,7 +138,7 @@ class Ranged(Bound):
         """What an entry of another library's checkpoint means here: None if nothing is known of it, "" if this neuron
         is as it says, else why it is not.
         """
-        return None
+        return checkpoints.of_snntorch(getattr(self, "reset", None), name, value)
 
     def __getstate__(self) -> Dict[str, Any]:
         state = super().__getstate__()

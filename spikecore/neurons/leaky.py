@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Tuple
-
-from torch import Tensor
+from typing import Any, Dict, Tuple
 
 from spikecore import checks
 from spikecore.lang import ops
@@ -43,16 +41,6 @@ class Leaky(Neuron):
         super().__init__(beta=beta, threshold=threshold, **options)
         self.reset = reset
         self.reset_delay = reset_delay
-
-    def _foreign(self, name: str, value: Tensor) -> Optional[str]:
-        # snnTorch keeps these as buffers beside beta and threshold
-        if name == "reset_mechanism_val":
-            reset = dict(enumerate(("soft", "hard", "none"))).get(int(value))
-            return "" if reset == self.reset else f"is {int(value)}, which means reset={reset!r}, not {self.reset!r}"
-        if name == "graded_spikes_factor":
-            one = bool((value == 1).all())
-            return "" if one else f"is {value.tolist()}, and spikes are 1 here; multiply the neuron's output by it"
-        return None
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
         b = ops.clamp(p.beta, 0.0, 1.0)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, Mapping, Optional
 
 import torch
 from torch import Tensor, nn
 
-from spikecore import checks
+from spikecore import checkpoints, checks
 from spikecore.lang import ops
 from spikecore.neuron import Neuron
 from spikecore.ranges import Interval
@@ -53,6 +53,15 @@ class Membrane(Neuron):
         if bounds.get("threshold") == Interval(0.0) and isinstance(v_reset, (int, float)) and v_reset < 0:
             bounds["threshold"] = Interval(v_reset)
         return bounds
+
+    def _foreign(self, name: str, value: Tensor) -> Optional[str]:
+        if name not in checkpoints.SNNTORCH:
+            return None
+        return (
+            f"is of a neuron of snnTorch, which fires above the threshold and resets one step later, and a "
+            f"{type(self).__name__} fires at the threshold and resets at once; load a Leaky into sc.Leaky, a Synaptic "
+            "into the CurrentLeaky of the guide"
+        )
 
     def after_spike(self, h: Any, z: Any, p: Any, threshold: Any = None) -> Any:
         """The potential after the reset. ``threshold`` is what a soft reset subtracts, the neuron's by default."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -206,6 +207,15 @@ def checkpoints(names):
     assert torch.equal(ours["lif1"](x), run_theirs(theirs["lif1"], x)[0])
     assert torch.equal(ours["lif2"](x), run_theirs(theirs["lif2"], x)[0])
     assert torch.equal(ours["lif3"](x), run_theirs(theirs["lif3"], x)[0])
+    current = names.snn.Synaptic(alpha=0.7, beta=0.6, threshold=0.8)
+    mine = names.CurrentLeaky()
+    mine.load_state_dict(current.state_dict())
+    assert torch.equal(mine(x), run_theirs(current, x)[0])
+    zero = names.snn.Synaptic(alpha=0.7, beta=0.6, reset_mechanism="zero")
+    with pytest.raises(RuntimeError, match="reset_mechanism_val is 1, which means reset='hard', not 'soft'"):
+        mine.load_state_dict(zero.state_dict())
+    with pytest.raises(RuntimeError, match="of snnTorch, which fires above .*; load a Leaky into sc.Leaky, a Synaptic"):
+        sc.Synaptic().load_state_dict(current.state_dict())
 
 
 def modes(names):
@@ -250,6 +260,62 @@ CHECKS = {
     "`functional.reset_net(net)`, `functional.detach_net(net)`": resets,
     '`layer.Conv2d(1, 2, 3, step_mode="m")`, `functional.seq_to_ann_forward(x, conv)`': batched,
 }
+
+
+#: Their neurons -> what a row has for each, as a neuron without a Recurrent around it.
+COUNTERPARTS = {
+    "snn": {"Leaky": sc.Leaky, "RLeaky": sc.Leaky, "Synaptic": sc.Synaptic, "RSynaptic": sc.Synaptic},
+    "neuron": {
+        "IFNode": sc.IF,
+        "LIFNode": sc.LIF,
+        "ParametricLIFNode": sc.PLIF,
+        "KLIFNode": sc.KLIF,
+        "QIFNode": sc.QIF,
+        "EIFNode": sc.EIF,
+        "IzhikevichNode": sc.Izhikevich,
+        "CUBALIFNode": sc.Synaptic,
+        "NonSpikingLIFNode": sc.LI,
+    },
+}
+#: And those that have none: what their arguments mean is said all the same.
+WITHOUT = {"Alpha": sc.Synaptic, "Lapicque": sc.Leaky}
+
+
+def arguments(cls):
+    """The names of a constructor's arguments, those of its bases included where it passes them on."""
+    found = {}
+    for base in cls.__mro__:
+        signature = inspect.signature(base.__init__).parameters if "__init__" in vars(base) else {}
+        kinds = {parameter.kind for parameter in signature.values()}
+        found.update(
+            {name: None for name, one in signature.items() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+        )
+        if signature and not kinds & {inspect.Parameter.VAR_KEYWORD}:
+            break
+    return [name for name in found if name != "self"]
+
+
+@pytest.mark.parametrize(
+    ("library", "name"),
+    [(lib, name) for lib, names in COUNTERPARTS.items() for name in names] + [("snn", one) for one in WITHOUT],
+)
+def test_every_argument_is_one_here_or_says_what_to_write(names, library, name):
+    """Of every neuron in a row, by the signature of the installed peer."""
+    theirs, ours = arguments(getattr(getattr(names, library), name)), {**COUNTERPARTS[library], **WITHOUT}[name]
+    assert len(theirs) > 1
+    mine = {*arguments(ours), *ours.params, *ours.configuration, "learn", "step", "backend", "bounds"}
+    for argument in theirs:
+        if argument not in mine:
+            with pytest.raises(
+                TypeError, match=rf"no parameter '{argument}'; (what other libraries call|did you mean) '"
+            ):
+                ours(**({"beta": 0.9} if ours is sc.Leaky else {}), **{argument: 1})
+
+
+def test_every_neuron_of_a_row_has_its_arguments_looked_at():
+    """No row has a neuron that the test above leaves out."""
+    used = {re.match(r"`(\w+)\.(\w+)\(", row[0]).groups() for row in NEURONS}
+    assert used == {(library, name) for library, names in COUNTERPARTS.items() for name in names}
 
 
 def test_every_row_is_run():

@@ -30,6 +30,8 @@ NAMES = [
     ("learn_beta", "is learn=('beta',)."),
     ("mem", "is a state: see neuron.state"),
     ("init_tau", "is tau."),
+    ("inhibition", "is no option here: among the spikes keep that of"),
+    ("state_quant", "is no option here: round the states in a dynamics of your own"),
 ]
 
 
@@ -83,6 +85,18 @@ def test_a_keyword(name, meant):
         else rf"^Leaky has no parameter '{name}'",
     ):
         sc.Leaky(0.9, **{name: 3})
+
+
+def test_a_name_of_another_neuron():
+    """A parameter or a setting that other neurons have: they are named."""
+    with pytest.raises(
+        AttributeError, match=r"^LIF has no attribute 'beta'.*; ALIF, Leaky, Synaptic of sc have one\. There"
+    ):
+        sc.LIF().beta = 0.9
+    with pytest.raises(
+        AttributeError, match=r"^IF has no attribute 'reset_delay'.*; (did you mean 'reset'\\?|Leaky of sc)"
+    ):
+        sc.IF().reset_delay = False
 
 
 def test_values_of_other_libraries():
@@ -179,3 +193,89 @@ class TestFree:
         torch.ao.quantization.propagate_qconfig_(net, {"": torch.ao.quantization.default_qconfig})
         assert net[1].qconfig is not None
         torch.func.functional_call(net, dict(net.named_parameters()), torch.rand(2, 1, 3))
+
+    @pytest.mark.parametrize(
+        "name", ["qconfig", "name", "label", "i", "f", "type", "np", "ds_id", "ds_grads_remaining", "layer_idx"]
+    )
+    def test_frameworks(self, name):
+        """Names that frameworks and their users set on any module, None among the values, and delete."""
+        for value in (None, 3, "lif1"):
+            lif = sc.LIF()
+            setattr(lif, name, value)
+            assert getattr(lif, name) == value
+            delattr(lif, name)
+            assert name not in vars(lif)
+        lif.train()
+        assert lif(torch.rand(2, 3)).shape == (2, 3)
+
+    def test_a_state_stays_one(self):
+        """A name of a framework that is a state here is refused."""
+        with pytest.raises(AttributeError, match="^Synaptic has no attribute 'i'.*it is a state"):
+            sc.Synaptic().i = 3
+
+    def test_an_installed_library(self):
+        """It may set names of its own, and no near miss, no state and no peer's name."""
+        lib = {"__name__": "lib"}
+        exec(
+            compile("def put(module, name): setattr(module, name, 3)", "/usr/lib/site-packages/lib/hooks.py", "exec"),
+            lib,
+        )
+        lif = sc.LIF()
+        lib["put"](lif, "offload_index")
+        assert lif.offload_index == 3
+        for name in ("tua", "v", "v_threshold"):
+            with pytest.raises(AttributeError, match=f"^LIF has no attribute '{name}'"):
+                lib["put"](lif, name)
+        with pytest.raises(AttributeError, match="^LIF has no attribute 'offload_index'"):
+            sc.LIF().offload_index = 3
+
+    def test_hooks_around_forward(self):
+        """What accelerate does: it keeps forward, puts one of its own in its place, and takes it away again."""
+        lif, x = sc.LIF(), torch.rand(3, 4)
+        want = lif(x)
+        lif._hf_hook, lif._old_forward = object(), lif.forward
+        lif.forward = lambda *args: lif._old_forward(*args) + 1.0
+        assert torch.equal(lif(x), want + 1.0)
+        lif.forward = lif._old_forward
+        delattr(lif, "_hf_hook")
+        delattr(lif, "_old_forward")
+        assert torch.equal(lif(x), want)
+
+    @pytest.mark.filterwarnings("ignore")  # torch.ao.quantization is deprecated in favour of a package of its own
+    def test_quantization(self):
+        """prepare and convert leave a neuron as it is, and None keeps a module out."""
+        net = nn.Sequential(nn.Linear(3, 3), sc.Leaky(0.9), nn.Linear(3, 2), sc.LIF())
+        net.eval()
+        net.qconfig = torch.ao.quantization.default_qconfig
+        net[1].qconfig = None
+        prepared = torch.ao.quantization.prepare(net)
+        x = torch.rand(4, 2, 3)
+        assert prepared(x).shape == (4, 2, 2)
+        converted = torch.ao.quantization.convert(prepared)
+        assert isinstance(converted[1], sc.Leaky)
+        assert isinstance(converted[3], sc.LIF)
+
+    def test_fx(self):
+        """A network traced with neurons as leaves computes the same."""
+
+        class Tracer(torch.fx.Tracer):
+            def is_leaf_module(self, module, name):
+                return isinstance(module, sc.Neuron) or super().is_leaf_module(module, name)
+
+        net = nn.Sequential(nn.Linear(3, 3), sc.LIF())
+        traced = torch.fx.GraphModule(net, Tracer().trace(net))
+        x = torch.rand(4, 2, 3)
+        assert torch.equal(traced(x), net(x))
+
+    @pytest.mark.filterwarnings("ignore")  # of a process group on one CPU
+    def test_distributed(self):
+        """DistributedDataParallel of one process trains a neuron."""
+        from torch import distributed
+
+        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+        try:
+            net = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), sc.LIF(learn=("tau",))))
+            net(torch.rand(4, 2, 3) * 3).sum().backward()
+            assert net.module[1].tau.grad is not None
+        finally:
+            distributed.destroy_process_group()
