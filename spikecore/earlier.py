@@ -61,16 +61,14 @@ def only_input(inputs: Sequence[Any]) -> Optional[Tensor]:
     return x
 
 
-def state_as_before(
-    names: Collection[str], state: Mapping[str, Any], x: Tensor, shape: torch.Size
-) -> Optional[Tensors]:
+def state_as_before(names: Collection[str], state: Mapping[str, Any], x: Tensor, single: bool) -> Optional[Tensors]:
     """A state in the order of ``names`` if there is nothing to check or convert about it, else None.
 
-    ``shape`` is that of one time step of ``x``.
+    ``single``: the input is one time step.
     """
     if type(state) is not dict or len(state) != len(names):
         return None
-    dtype, device = compute_dtype(x.dtype), x.device
+    shape, dtype, device = x.shape if single else x.shape[1:], compute_dtype(x.dtype), x.device
     start = tuple([state.get(name) for name in names])
     for value in start:
         if type(value) is not Tensor or value.shape != shape or value.dtype != dtype or value.device != device:
@@ -101,15 +99,15 @@ def _version(value: Tensor) -> Optional[int]:
 
 
 def values_as_before(
-    found: Earlier, module: nn.Module, shape: torch.Size, bounds: ranges.Bounds
+    found: Earlier, module: nn.Module, x: Tensor, single: bool, bounds: ranges.Bounds
 ) -> Optional[Tuple[ParamValue, ...]]:
     """The parameters as the runner takes them, learnt ones kept in their ranges; None if one is not as it was.
 
-    ``shape`` is that of one time step.
+    ``single``: the input is one time step.
     """
     if not found.tensors:
         return found.values
-    if shape != found.shape:
+    if (x.shape if single else x.shape[1:]) != found.shape:
         return None
     values = list(found.values)
     for position, name, own, device, learnt, view, version in found.tensors:

@@ -177,12 +177,11 @@ class Neuron(Ranged):
             x = earlier.only_input(inputs)
         if x is None or not (single or x.ndim):
             return self._checked(inputs, state, final, single)
-        shape = x.shape if single else x.shape[1:]
-        start = None if state is None else earlier.state_as_before(self.states, state, x, shape)
+        start = None if state is None else earlier.state_as_before(self.states, state, x, single)
         if start is None and state is not None:
             return self._checked(inputs, state, final, single)
         found = self._quick.get(earlier.kind_of(x, 1 if single else x.shape[0], start, final))
-        values = None if found is None else earlier.values_as_before(found, self, shape, self._ranges)
+        values = None if found is None else earlier.values_as_before(found, self, x, single, self._ranges)
         if found is None or values is None:
             return self._checked(inputs, state, final, single)
         if single:

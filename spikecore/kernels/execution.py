@@ -65,8 +65,8 @@ class Execution:
         """Outputs, final states, recorded states and, for backward, checkpoints."""
         tensors = resolved(tensors)
         x = tensors[0]
-        if len(tensors) == 1 and not (call.record or self.n_final) and x.is_contiguous() and x.numel():
-            return self._forward_alone(call, x, save)
+        if x.numel() and x.is_contiguous() and self.n_inputs == 1 and not call.record:
+            return self._forward_dense(call, x, tensors, x.shape[0], save)
         layout = layout_of(x)
         results = self.results(call, layout, x, save)
         if results[0].numel():
@@ -77,17 +77,38 @@ class Execution:
             launch(geometry, inputs, state, params, results[:n], results[n:m], results[m:k], results[k:])
         return results
 
-    def _forward_alone(self, call: Call, x: Tensor, save: bool) -> List[Tensor]:
-        """The short way of most calls: one contiguous input at rest, and outputs alone asked for."""
-        steps = x.shape[0]
-        outputs = [torch.empty_like(x) for _ in range(self.n_outputs)]
-        saved: List[Tensor] = []
+    def once(self, call: Call, tensors: Sequence[Tensor]) -> List[Tensor]:
+        """Outputs and final states of one time step, whose one contiguous input ``[*N]`` and outputs have no time."""
+        tensors = resolved(tensors)
+        return self._forward_dense(call, tensors[0].unsqueeze(0), tensors, 0, False)
+
+    def _forward_dense(self, call: Call, x: Tensor, tensors: Sequence[Tensor], steps: int, save: bool) -> List[Tensor]:
+        """The short way of most calls: one contiguous input, and nothing recorded. No ``steps``: one, without time."""
+        results = [torch.empty_like(tensors[0]) for _ in range(self.n_outputs)]
+        outputs: Sequence[Tensor] = results
+        if not steps:
+            steps, outputs = 1, [out.unsqueeze(0) for out in results]
+        final: Sequence[Tensor] = ()
+        saved: Sequence[Tensor] = ()
+        state: Sequence[Tensor] = ()
+        params: KernelParams = call.numbers  # type: ignore[assignment]  # no None if no tensor
+        channels: Tuple[Tuple[int, int], ...] = ()
+        if self.n_final:
+            shape = x.shape[1:]
+            final = [x.new_empty(shape, dtype=self.spec.compute) for _ in range(self.n_final)]
+            results = [*results, *final]
         if save and 0 < self.backend.chunk < steps:
             size = ((steps - 1) // self.backend.chunk, *x.shape[1:])
             saved = [torch.empty(size, dtype=self.spec.compute, device=x.device) for _ in range(self._n_saved(call))]
+            results = [*results, *saved]
+        if len(tensors) > 1:
+            moving = self._n_moving(call)
+            state = [value if value.is_contiguous() else value.contiguous() for value in tensors[1:moving]]
+            if self.tensor_params:
+                params, channels = self._params(call, tensors[moving:], Layout(tuple(x.shape)[1:], None))
         launch = self._forward_launch(call, bool(saved))
-        launch(Geometry(steps, x.numel() // steps, ()), (x,), (), call.numbers, outputs, (), (), saved)
-        return outputs + saved
+        launch(Geometry(steps, x.numel() // steps, channels), (x,), state, params, outputs, final, (), saved)
+        return results
 
     def results(self, call: Call, layout: Layout, x: Tensor, save: bool) -> List[Tensor]:
         """The tensors that :meth:`forward` fills, as allocated."""
@@ -243,7 +264,7 @@ class Execution:
         if not grad.numel():
             return torch.zeros_like(value)
         if kind == "channel":
-            inner, channels = _channel(value, layout)
+            inner, channels = layout.channels_of(value)
             return grad.reshape(-1, channels, inner).sum((0, 2)).reshape(value.shape)
         return layout.dense_in_order(grad).sum_to_size(value.shape).contiguous()
 
@@ -254,9 +275,6 @@ class Execution:
 
     def _prepared(self, call: Call, tensors: Sequence[Tensor], layout: Layout) -> Prepared:
         x = tensors[0]
-        if len(tensors) == 1 and layout.order is None and x.is_contiguous():  # the short way of most calls
-            numbers: KernelParams = call.numbers  # type: ignore[assignment]  # no None, which stands for a tensor
-            return Geometry(x.shape[0], x.numel() // x.shape[0], ()), tuple(tensors), (), numbers
         n, moving = self.n_inputs, self._n_moving(call)
         params: KernelParams = call.numbers  # type: ignore[assignment]  # no None if no tensor
         channels: Tuple[Tuple[int, int], ...] = ()
@@ -274,15 +292,9 @@ class Execution:
         for index, value in zip(self.tensor_params, tensors):
             kind = self.spec.params[index]
             if kind == "channel":
-                channels[index] = _channel(value, layout)
+                channels[index] = layout.channels_of(value)
                 value = value.reshape(-1).contiguous()
             elif kind == "full":
                 value = layout.fit(value.expand(layout.shape))
             placed[index] = value
         return tuple(placed), tuple(channels)
-
-
-def _channel(value: Tensor, layout: Layout) -> Tuple[int, int]:
-    """How a parameter ``[1, C, 1, ...]`` lies: (neurons between neighbouring channels, channels)."""
-    dim = max(range(value.ndim), key=lambda d: value.shape[d])
-    return layout.inner_of(dim), value.shape[dim]

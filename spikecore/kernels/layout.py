@@ -73,6 +73,11 @@ class Layout(NamedTuple):
             inner *= self.shape[d]
         return inner
 
+    def channels_of(self, value: Tensor) -> Tuple[int, int]:
+        """How a parameter ``[1, C, 1, ...]`` lies: (neurons between neighbouring channels, channels)."""
+        dim = max(range(value.ndim), key=lambda d: value.shape[d])
+        return self.inner_of(dim), value.shape[dim]
+
     def _copied(self, tensor: Tensor, lead: int) -> Tensor:
         if self.order is None:
             return tensor.contiguous()

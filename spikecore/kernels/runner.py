@@ -13,14 +13,23 @@ from typing import Any, Callable, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spikecore.backend import BackendError, ParamValue, Runner, Spec, Tensors, Unsupported
+from spikecore.backend import BackendError, ParamValue, Runner, Spec, Tensors, Unsupported, by_call
 from spikecore.kernels.again import Again, Instead
 from spikecore.kernels.backend import KernelBackend
 from spikecore.kernels.execution import Call, Execution
+from spikecore.kernels.layout import Layout
 from spikecore.kernels.registered import key_of, register, run_registered
 from spikecore.lang import Program
 from spikecore.lang.eager import Straight
-from spikecore.lang.plain import PLAIN, dispatch_modes, has_tangent, is_compiling, is_jit_tracing, is_transforming
+from spikecore.lang.plain import (
+    PLAIN,
+    dispatch_modes,
+    has_tangent,
+    is_compiling,
+    is_jit_tracing,
+    is_plain,
+    is_transforming,
+)
 
 
 class KernelRunner:
@@ -53,20 +62,47 @@ class KernelRunner:
         """See :meth:`spikecore.backend.Backend.compile`."""
         if inputs[0].shape[0] == 0:
             return self._nothing(inputs[0], state, params, record)
-        if state is None and self.learnt_rest:
-            state = self._at_rest(inputs[0], params)
-        tensors = inputs if state is None else (*inputs, *state)
-        numbers: Tuple[Optional[float], ...] = params  # type: ignore[assignment]
-        if self.execution.tensor_params:
-            compute = self.spec.compute
-            tensors = (*tensors, *[value.to(compute) for value in params if isinstance(value, Tensor)])
-            numbers = tuple([None if isinstance(value, Tensor) else value for value in params])
-        results = self._cross(Call(record, state is not None, numbers), tensors)
+        call, tensors = self._call(inputs, state, params, record, inputs[0].shape[1:])
+        results = self._cross(call, tensors)
         n, m = self.n_outputs, self.ends
         if n == len(results) and not self.spec.final:  # most calls ask for outputs alone
             return tuple(results), None, ()
         final = tuple(results[n:m]) if self.spec.final else None
         return tuple(results[:n]), final, tuple(results[m : m + len(record)])
+
+    def once(
+        self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
+    ) -> Tuple[Tensors, Optional[Tensors]]:
+        """See :func:`spikecore.backend.once`."""
+        x = inputs[0]
+        if len(inputs) > 1 or not (is_plain(x) and x.numel() and x.is_contiguous()):
+            return by_call(self, inputs, state, params)
+        call, tensors = self._call(inputs, state, params, (), x.shape)
+        if torch.is_grad_enabled() and True in [tensor.requires_grad for tensor in tensors]:
+            results: Sequence[Tensor] = _Once.apply(self.execution, self.instead, call, *tensors)
+        else:
+            results = self.execution.once(call, tensors)
+        n = self.n_outputs
+        return tuple(results[:n]), tuple(results[n:]) if self.spec.final else None
+
+    def _call(
+        self,
+        inputs: Tensors,
+        state: Optional[Tensors],
+        params: Tuple[ParamValue, ...],
+        record: Tuple[str, ...],
+        shape: torch.Size,
+    ) -> Tuple[Call, Tensors]:
+        """A call and its tensors; ``shape`` is that of one time step."""
+        if state is None and self.learnt_rest:
+            state = self._at_rest(inputs[0].device, shape, params)
+        tensors = inputs if state is None else (*inputs, *state)
+        if not self.execution.tensor_params:
+            return Call(record, state is not None, params), tensors  # type: ignore[arg-type]  # numbers all
+        compute = self.spec.compute
+        tensors = (*tensors, *[value.to(compute) for value in params if isinstance(value, Tensor)])
+        numbers = tuple([None if isinstance(value, Tensor) else value for value in params])
+        return Call(record, state is not None, numbers), tensors
 
     def _cross(self, call: Call, tensors: Tensors) -> Sequence[Tensor]:
         self._refuse(tensors)
@@ -89,16 +125,16 @@ class KernelRunner:
             name = self.execution.backend.name
             raise Unsupported(f"{what} cannot look through the kernels of backend {name!r}; choose backend='torch'")
 
-    def _at_rest(self, x: Tensor, params: Tuple[ParamValue, ...]) -> Tensors:
-        like = torch.empty((), dtype=self.spec.compute, device=x.device)
+    def _at_rest(self, device: torch.device, shape: torch.Size, params: Tuple[ParamValue, ...]) -> Tensors:
+        like = torch.empty((), dtype=self.spec.compute, device=device)
         values = [p.to(like.dtype) if isinstance(p, Tensor) else like.new_full((), p) for p in params]
-        return tuple([value.expand(x.shape[1:]) for value in self.rest(values, like)])
+        return tuple([value.expand(shape) for value in self.rest(values, like)])
 
     def _nothing(
         self, x: Tensor, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
     ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
         """No steps: the state stays what it is."""
-        state = self._at_rest(x, params) if state is None else state
+        state = self._at_rest(x.device, x.shape[1:], params) if state is None else state
         return (
             tuple([x.clone() for _ in range(self.n_outputs)]),
             tuple([value.clone(memory_format=torch.contiguous_format) for value in state]),
@@ -124,12 +160,41 @@ class _Boundary(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
         ctx._spikecore_passed = True
-        count, tensors = ctx.context[3], ctx.saved_tensors
-        if not torch.is_grad_enabled():
-            return (None, None, None, *_gradients(ctx, tensors, grads))
-        with torch.no_grad():  # create_graph=True
-            found = _gradients(ctx, tensors, grads)
-        return (None, None, None, *_again(ctx, grads).differentiable(found, grads, tensors[:count]))
+        return (None, None, None, *_derived(ctx, ctx.saved_tensors, grads))
+
+
+class _Once(_Boundary):
+    """The same for one time step, whose inputs and outputs ``[*N]`` have no time."""
+
+    @staticmethod
+    def forward(ctx: Any, execution: Execution, instead: Instead, call: Call, *tensors: Tensor) -> Tuple[Tensor, ...]:
+        results = execution.once(call, tensors)
+        ctx.context = execution, instead, call, len(tensors), Layout(tuple(tensors[0].shape), None)
+        ctx.save_for_backward(*tensors)
+        ctx.set_materialize_grads(False)
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
+        ctx._spikecore_passed = True
+        n, m = ctx.context[0].n_inputs, ctx.context[0].n_outputs
+        found = _derived(ctx, _timed(ctx.saved_tensors, n), _timed(grads, m))
+        inputs = [None if grad is None else grad.squeeze(0) for grad in found[:n]]
+        return (None, None, None, *inputs, *found[n:])
+
+
+def _timed(tensors: Sequence[Any], count: int) -> Tuple[Any, ...]:
+    """The tensors, the first ``count`` of them with a dimension of time."""
+    return (*[None if one is None else one.unsqueeze(0) for one in tensors[:count]], *tensors[count:])
+
+
+def _derived(ctx: Any, saved: Tensors, grads: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
+    """Gradients of a call's tensors, with a graph of their own under ``create_graph=True``."""
+    if not torch.is_grad_enabled():
+        return _gradients(ctx, saved, grads)
+    with torch.no_grad():
+        found = _gradients(ctx, saved, grads)
+    return _again(ctx, grads).differentiable(found, grads, saved[: ctx.context[3]])
 
 
 def _gradients(ctx: Any, saved: Tensors, grads: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
