@@ -161,11 +161,7 @@ class Neuron(Ranged):
         return outputs
 
     def _call(
-        self,
-        inputs: Sequence[Tensor],
-        state: Optional[Mapping[str, Tensor]],
-        final: bool,
-        single: bool = False,
+        self, inputs: Sequence[Tensor], state: Optional[Mapping[str, Tensor]], final: bool, single: bool = False
     ) -> Tuple[Tensors, Optional[State]]:
         """A call without a record: as an earlier one of its kind, past the checks that one passed, or through all.
 
@@ -176,33 +172,30 @@ class Neuron(Ranged):
             self._follow()
             x = earlier.only_input(inputs)
         if x is None or not (single or x.ndim):
-            return self._checked(inputs, state, final, single)
+            return self._execute(inputs, state, (), final, single)[:2]
         start = None if state is None else earlier.state_as_before(self.states, state, x, single)
         if start is None and state is not None:
-            return self._checked(inputs, state, final, single)
+            return self._execute(inputs, state, (), final, single)[:2]
         found = self._quick.get(earlier.kind_of(x, 1 if single else x.shape[0], start, final))
         values = None if found is None else earlier.values_as_before(found, self, x, single, self._ranges)
         if found is None or values is None:
-            return self._checked(inputs, state, final, single)
+            return self._execute(inputs, state, (), final, single)[:2]
         if single:
             outputs, end = once(found.runner, (x,), start, values)
         else:
             outputs, end, _ = found.runner((x,), start, values, ())
         return outputs, dict(zip(self.states, end)) if end is not None else None
 
-    def _checked(
-        self, inputs: Sequence[Tensor], state: Optional[Mapping[str, Tensor]], final: bool, single: bool
-    ) -> Tuple[Tensors, Optional[State]]:
-        """The same through all checks."""
-        if not single:
-            return self._execute(inputs, state, (), final)[:2]
-        inputs = [x.unsqueeze(0) if isinstance(x, Tensor) else x for x in inputs]
-        outputs, end, _ = self._execute(inputs, state, (), final)
-        return tuple([out.squeeze(0) for out in outputs]), end
-
     def _execute(
-        self, inputs: Sequence[Tensor], state: Optional[Mapping[str, Tensor]], record: Tuple[str, ...], final: bool
+        self,
+        inputs: Sequence[Tensor],
+        state: Optional[Mapping[str, Tensor]],
+        record: Tuple[str, ...],
+        final: bool,
+        single: bool = False,
     ) -> Tuple[Tensors, Optional[State], Tensors]:
+        if single:
+            inputs = [x.unsqueeze(0) if isinstance(x, Tensor) else x for x in inputs]
         owner = type(self).__name__
         quick = self._quick  # kept: a concurrent change replaces the dict, and the new one must not get our entry
         inputs = checks.inputs(owner, self.inputs, inputs)
@@ -229,7 +222,13 @@ class Neuron(Ranged):
         name = self._find(x.device.type, spec, gradients, state_gradients, bool(record), self._stamp)
         self._settle()
         runner = getattr(self._compiled, name)
-        outputs, end, trace_ = runner(inputs, start, values, record)
+        trace_: Tensors = ()
+        if single and not is_compiling():
+            # as later calls do: a call saves for backward what its recomputation saves
+            outputs, end = once(runner, tuple([value.squeeze(0) for value in inputs]), start, values)
+        else:
+            outputs, end, trace_ = runner(inputs, start, values, record)
+            outputs = tuple([out.squeeze(0) for out in outputs]) if single else outputs
         if len(inputs) == 1 and not (record or is_compiling()):
             quick[earlier.kind_of(x, x.shape[0], start, final)] = earlier.noted(runner, named, values, x)
         return outputs, dict(zip(self.states, end)) if end is not None else None, trace_
