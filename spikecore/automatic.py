@@ -53,9 +53,10 @@ def automatic_runner(resolved: Resolved, calls: Calls) -> Runner:
 
     Raises the error of the first one, :class:`Unsupported` for one, where no backend does.
     """
-    missing = calls.lacks(resolved.backend.capabilities)
+    missing = calls.lacks(resolved.backend.capabilities_on(calls.device_type))
     if missing:
-        return _next(resolved, calls, Unsupported(checks.unsupported(resolved, calls.program.name, missing)))
+        why = checks.unsupported(resolved, calls.program.name, missing, calls.device_type)
+        return _next(resolved, calls, Unsupported(why))
     try:
         return _Automatic(resolved, calls)
     except BackendError as error:
@@ -70,7 +71,7 @@ def _next(refusing: Resolved, calls: Calls, error: BackendError) -> Runner:
 def _behind(refusing: Resolved, calls: Calls, error: BackendError) -> Resolved:
     """The first backend behind the refusing one that can, with a warning; raises the error where none can."""
     for other in alternatives(calls.device_type, refusing.backend.name):
-        if not calls.lacks(other.backend.capabilities):
+        if not calls.lacks(other.backend.capabilities_on(calls.device_type)):
             _warn(refusing.backend.name, other.backend.name, error)
             return other
     raise error

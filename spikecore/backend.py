@@ -13,10 +13,12 @@ Rules of this module:
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Optional, Tuple, Union
 
 import torch
 
+from spikecore.api import BACKEND_API as BACKEND_API
+from spikecore.api import Api
 from spikecore.locking import Lock
 from spikecore.recent import RUNNERS, Recent
 
@@ -24,11 +26,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from spikecore.lang.program import Program
-
-#: Version of this contract. A plugin states the one it was written for in ``BackendInfo.api``.
-BACKEND_API = 1
-#: Contract versions this spikecore can work with.
-SUPPORTED_API = (1, 1)
 
 #: Step counts up to this one are a compile-time constant of a runner; longer runs share one runner.
 MAX_STATIC_STEPS = 16
@@ -140,8 +137,8 @@ class BackendInfo:
     capabilities: Capabilities
     #: None when usable here, else the reason in words. May touch the driver; must not raise.
     probe: Callable[[], Optional[str]]
-    #: Version of this contract that the plugin was written for.
-    api: int = BACKEND_API
+    #: Lowest version of this contract that has all the plugin uses; see :mod:`spikecore.api`. State it.
+    api: Api = BACKEND_API
     #: How to get what ``probe`` misses, for example ``"pip install 'spikecore[cuda12]'"``.
     install_hint: str = ""
     #: Device types that ``"*"`` does not stand for.
@@ -158,6 +155,7 @@ class Backend:
     """Base class of every backend. A subclass sets ``name`` and ``capabilities`` and writes :meth:`compile`."""
 
     name: str = ""
+    #: What it does on some device; see :meth:`capabilities_on`.
     capabilities: Capabilities = Capabilities()
     #: Conformance cases that are known to fail: id -> reason. Shown in every report; one that passes is a failure.
     expected_failures: Mapping[str, str] = {}
@@ -193,6 +191,20 @@ class Backend:
         Raises :class:`Unsupported` for a program that cannot be lowered, naming what stands in the way.
         """
         raise Unsupported(f"backend {self.name!r} does not implement compile()")
+
+    def capabilities_on(self, device_type: str) -> Capabilities:
+        """What it does with tensors of this device type: ``capabilities``, or less. Cheap, and always the same.
+
+        Calls, the conformance suite and the support table ask here; lists of backends show ``capabilities``.
+        """
+        return self.capabilities
+
+    def place(self, tensor: Tensor, device: torch.device) -> Tensor:
+        """A tensor of the conformance suite on the device under test, one of those that ``BackendInfo.devices`` names.
+
+        For a backend whose tensors are made in a way of their own. The values, shape and dtype stay.
+        """
+        return tensor.to(device)
 
     # a backend is one object per process: copies of what holds it hold the same, and a pickle finds it by name
 
@@ -260,35 +272,3 @@ def _by_name(name: str) -> Backend:
     from spikecore.registry import default_registry
 
     return default_registry().get(name, "pickle")
-
-
-_DTYPE_CAPABILITY = {
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-    torch.float32: "float32",
-    torch.float64: "float64",
-}
-
-
-def lacking(
-    capabilities: Capabilities,
-    program: Program,
-    spec: Spec,
-    *,
-    gradients: bool = False,
-    state_gradients: bool = False,
-    record: bool = False,
-) -> Tuple[str, ...]:
-    """Names of the capabilities that running ``program`` under ``spec`` takes and these do not have."""
-    wanted: Sequence[Tuple[str, bool]] = (
-        (_DTYPE_CAPABILITY[spec.dtype], True),
-        ("gradients", gradients),
-        ("parameter_gradients", bool(spec.learn)),
-        ("state_gradients", state_gradients),
-        ("channel_parameters", "channel" in spec.params),
-        ("full_parameters", "full" in spec.params),
-        ("record", record),
-        ("several_inputs", len(program.inputs) > 1),
-        ("several_outputs", len(program.outputs) > 1),
-    )
-    return tuple(name for name, wants in wanted if wants and not getattr(capabilities, name))

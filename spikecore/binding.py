@@ -20,10 +20,11 @@ import torch
 
 from spikecore import checks, definition
 from spikecore.automatic import Calls, automatic_runner
-from spikecore.backend import Runner, Spec, Unsupported, lacking
+from spikecore.backend import Runner, Spec, Unsupported
 from spikecore.earlier import Earlier
 from spikecore.lang import Program
 from spikecore.lang.plain import is_compiling
+from spikecore.needs import lacking
 from spikecore.registry import AUTO_NAME
 from spikecore.selection import Request, Resolved, resolve
 from spikecore.state import Stateful
@@ -168,9 +169,9 @@ class Bound(Stateful):
             runner: Runner
             if resolved.source == AUTO_NAME:
                 runner = automatic_runner(resolved, Calls(device_type, program, wanted, lacks))
-            elif lacks(resolved.backend.capabilities):
-                missing = lacks(resolved.backend.capabilities)
-                raise Unsupported(checks.unsupported(resolved, type(self).__name__, missing))
+            elif lacks(resolved.backend.capabilities_on(device_type)):
+                missing = lacks(resolved.backend.capabilities_on(device_type))
+                raise Unsupported(checks.unsupported(resolved, type(self).__name__, missing, device_type))
             else:
                 runner = resolved.backend.runner(program, wanted)
             # named by content: threads that come here together, and neurons of one program, agree on it

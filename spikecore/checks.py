@@ -240,23 +240,25 @@ def state(
     return tuple(given[name].to(dtype) for name in names)
 
 
-def unsupported(resolved: Resolved, owner: str, lacks: Sequence[str]) -> str:
-    """The sentence of an ``Unsupported``: what is missing, and which backends have it."""
+def unsupported(resolved: Resolved, owner: str, lacks: Sequence[str], device_type: str = "") -> str:
+    """The sentence of an ``Unsupported``: what is missing, on which device if others have it, and who could do it."""
     registry = default_registry()
     # a failing call is no time to import plugins that nobody asked for
     known = {*registry.builtins, *(row.name for row in registry.status() if row.capabilities)}
-    able = [name for name in registry.names() if name in known and _offers(name, lacks)]
+    able = [name for name in registry.names() if name in known and _offers(name, lacks, device_type)]
     others = f"of those loaded, {', '.join(able)} could" if able else "no other one loaded does"
+    elsewhere = all(getattr(resolved.backend.capabilities, name) for name in lacks)
+    where = f" on {device_type}" if elsewhere else ""
     return (
-        f"backend {resolved.backend.name!r} (from {resolved.source}) does not support {', '.join(lacks)}, "
+        f"backend {resolved.backend.name!r} (from {resolved.source}) does not support {', '.join(lacks)}{where}, "
         f"which this call of {owner} needs; {others}"
     )
 
 
-def _offers(name: str, wanted: Sequence[str]) -> bool:
+def _offers(name: str, wanted: Sequence[str], device_type: str) -> bool:
     try:
-        default_registry().get(name, AUTO_NAME)  # or it is not usable here
-        capabilities = default_registry().info(name, AUTO_NAME).capabilities
+        backend = default_registry().get(name, AUTO_NAME)  # or it is not usable here
     except BackendError:
         return False
-    return all(getattr(capabilities, capability) for capability in wanted)
+    able = backend.capabilities_on(device_type) if device_type else backend.capabilities
+    return all(getattr(able, capability) for capability in wanted)

@@ -17,8 +17,8 @@ from typing import Any, Callable, List, NamedTuple, Optional
 
 import pluggy
 
-from spikecore import hookspecs
-from spikecore.backend import SUPPORTED_API, Backend, BackendInfo, BackendLoadError, Capabilities
+from spikecore import api, hookspecs
+from spikecore.backend import ANY_DEVICE, Backend, BackendInfo, BackendLoadError, Capabilities
 from spikecore.candidates import Candidate
 from spikecore.containing import contained, described
 
@@ -68,7 +68,21 @@ def _made(info: BackendInfo) -> Backend:
         raise ValueError(f"{info.factory} made a backend named {backend.name!r}, not {info.name!r}")
     if backend.capabilities != info.capabilities:
         raise ValueError(f"{info.factory} has other capabilities than its BackendInfo declares")
+    for device in info.devices:
+        if device != ANY_DEVICE:
+            _check_capabilities_on(backend, device, info)
     return backend
+
+
+def _check_capabilities_on(backend: Backend, device: str, info: BackendInfo) -> None:
+    there: Any = backend.capabilities_on(device)
+    if not isinstance(there, Capabilities):
+        raise TypeError(f"{info.factory}.capabilities_on({device!r}) must give a Capabilities, got {there!r}")
+    more = [name for name in there.names() if name not in info.capabilities.names()]
+    if more:
+        raise ValueError(
+            f"{info.factory}.capabilities_on({device!r}) has {', '.join(more)}, which its BackendInfo does not declare"
+        )
 
 
 def _asked(info: BackendInfo) -> Probed:
@@ -121,17 +135,8 @@ def _called(function: Callable[[], object]) -> List[object]:
 
 
 def _skew(candidate: Candidate, info: BackendInfo) -> str:
-    if not isinstance(info.api, int):
-        raise TypeError(f"BackendInfo.api must be an integer, got {info.api!r}")
-    low, high = SUPPORTED_API
-    if low <= info.api <= high:
-        return ""
-    speaks = str(low) if low == high else f"{low} to {high}"
-    old = candidate.distribution if info.api < low else "spikecore"
-    return (
-        f"backend {info.name!r} ({candidate.provider}) speaks backend API {info.api}; "
-        f"this spikecore speaks {speaks}; upgrade {old}"
-    )
+    why = api.skew(info.api, candidate.distribution)
+    return f"backend {info.name!r} ({candidate.provider}) {why}" if why else ""
 
 
 def _check_fields(info: BackendInfo) -> None:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from spikecore import checks
-from spikecore.backend import MAX_STATIC_STEPS, Backend, BackendError, Spec, Unsupported, lacking
+from spikecore.backend import MAX_STATIC_STEPS, Backend, BackendError, Spec, Unsupported
+from spikecore.needs import lacking
 from spikecore.neuron import Neuron
 from spikecore.registry import default_registry
 from spikecore.selection import Resolved
@@ -60,6 +61,7 @@ def kernel_source(
     if not _prints(printer):
         able = ", ".join(_that_print()) or "none"
         raise Unsupported(f"backend {backend!r} (from {_ASKER}) has no kernels to show; those that have: {able}")
+    # no device prints: what it declares on any
     lacks = lacking(printer.capabilities, program, spec, gradients=True)
     if lacks:
         raise Unsupported(checks.unsupported(Resolved(printer, _ASKER, ""), type(neuron).__name__, lacks))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Optional, Tuple
 
+from spikecore.api import Api
 from spikecore.backend import Backend, BackendInfo, BackendLoadError
 from spikecore.candidates import Candidate
 from spikecore.loading import Probed
@@ -19,7 +20,7 @@ class BackendStatus:
     state: str
     distribution: str
     version: str
-    api: Optional[int]
+    api: Optional[Api]
     devices: Tuple[str, ...]
     #: Names of the declared capabilities.
     capabilities: Tuple[str, ...]

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, NamedTuple, Tuple, Union
+from typing import Any, Callable, Dict, Tuple, Union
 
 from torch import Tensor
 
 from spikecore.backend import Backend, Runner, Spec
 from spikecore.kernels.plan import BackwardPlan, ForwardPlan
+from spikecore.kernels.plan import Geometry as Geometry
 from spikecore.lang import Program
 
 #: Parameters as a launch gets them: a float, or a tensor ``[1]``, ``[C]`` or ``[N]`` in the dtype of arithmetic.
 KernelParams = Tuple[Union[float, Tensor], ...]
 Launch = Callable[..., Any]
-
-
-class Geometry(NamedTuple):
-    """Sizes of one call."""
-
-    #: Number of time steps.
-    steps: int
-    #: Number of neurons of one time step.
-    neurons: int
-    #: For each parameter of kind "channel": (neurons between neighbouring channels, channels); else (0, 0). Neuron
-    #: ``i`` belongs to channel ``(i // inner) % channels``.
-    channels: Tuple[Tuple[int, int], ...]
 
 
 class KernelBackend(Backend):
@@ -35,15 +24,25 @@ class KernelBackend(Backend):
     numbers. A tensor of all steps is dense step by step: inputs and cotangents have ``stride(0)`` numbers from one
     step to the next, 0 where one step stands for all; what a launch fills has N. All share one order of neurons,
     whatever their shape.
+
+    Where ``owns_outputs`` is true a launch gets no tensors to fill and returns its results (see
+    :mod:`spikecore.kernels.returned`). All tensors then come and go flat: ``[T, N]`` of all steps, ``[N]`` of one.
     """
 
     #: Backward recomputes states in chunks of this many steps from checkpoints that forward writes; 0 for none.
     chunk: int = 0
+    #: Whether launches return their results, as those of array compilers do.
+    owns_outputs: bool = False
+    #: For each plan, so many different sizes get a kernel of their own, whose ``plan.geometry`` has them; calls of all
+    #: others share the one without. 0 for one kernel that runs with any sizes.
+    sizes: int = 0
 
     def forward(self, plan: ForwardPlan) -> Launch:
         """A function ``launch(geometry, inputs, state, params, outputs, final, trace, checkpoints)`` that fills the
         last four: outputs of all steps, final states, recorded states of all steps, and for each state of
         ``plan.saved`` its values before every chunk but the first.
+
+        With ``owns_outputs``, ``launch(geometry, inputs, state, params) -> (outputs, final, trace, checkpoints)``.
         """
         raise NotImplementedError(f"{type(self).__name__} must define forward(plan)")
 
@@ -54,6 +53,9 @@ class KernelBackend(Backend):
 
         The tensors are those that the plan names. A parameter's gradient is in the dtype of arithmetic: for a scalar
         any number of partial sums, which are added in a fixed order afterwards; for others one number per neuron.
+
+        With ``owns_outputs``, ``launch(geometry, inputs, state, params, checkpoints, grad_outputs, grad_final,
+        grad_trace) -> (grad_inputs, grad_state, grad_params)``.
         """
         raise NotImplementedError(f"{type(self).__name__} must define backward(plan)")
 

@@ -17,6 +17,7 @@ from spikecore.kernels.layout import Layout, layout_of
 from spikecore.kernels.memory import not_negated, resolved
 from spikecore.kernels.plan import BackwardPlan, ForwardPlan, saved_states
 from spikecore.kernels.saved import check_saved
+from spikecore.kernels.sized import launch_of
 from spikecore.lang import Program
 from spikecore.recent import CALLS, Recent
 
@@ -33,6 +34,8 @@ class Call(NamedTuple):
 
 #: The sizes and tensors of a call as kernels take them: geometry, inputs, initial states, parameters.
 Prepared = Tuple[Geometry, Tensors, Tensors, KernelParams]
+#: Checkpoints, then the cotangents that arrive: of outputs, final states and recorded states.
+Arrays = Tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]
 
 
 class Gradients(NamedTuple):
@@ -134,7 +137,7 @@ class Execution:
         launch = self._forwards.get(key)
         if launch is None:
             plan = ForwardPlan(self.program, self.spec, call.record, call.given, self.spec.final, checkpoints)
-            launch = self._forwards.put(key, self.backend.forward(plan))
+            launch = self._forwards.put(key, launch_of(self.backend.forward, plan, self.backend.sizes))
         return launch
 
     # -- backward
@@ -165,15 +168,20 @@ class Execution:
         alone = len(tensors) == 1 == len(grads) and layout.order is None and grad is not None and wanted[0]
         if alone and x.is_contiguous() and grad.is_contiguous() and x.numel():  # type: ignore[union-attr]  # not None
             return [self._backward_alone(found, call, x, checkpoints, grad)]  # type: ignore[arg-type]  # as above
+        if x.numel():
+            arrays = (checkpoints, *self._arriving(layout, x, grads, found.final))
+            parts = self._launched(found, call, tensors, layout, arrays)
+        else:
+            parts = (*self._allocated(layout, x, found), [x.new_zeros(0, dtype=self.spec.compute)] * len(found.learn))
+        return self._returned(call, tensors, layout, found, *parts)
+
+    def _launched(
+        self, found: Gradients, call: Call, tensors: Sequence[Tensor], layout: Layout, arrays: Arrays
+    ) -> Tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
+        """Gradients of inputs, of states and, in parts, of parameters."""
         grad_inputs, grad_state = self._allocated(layout, tensors[0], found)
-        sums: Sequence[Tensor] = ()
-        if found.learn:
-            sums = [tensors[0].new_zeros(0, dtype=self.spec.compute)] * len(found.learn)
-        if tensors[0].numel():
-            geometry, inputs, state, params = self._prepared(call, tensors, layout)
-            arriving = self._arriving(layout, tensors[0], grads, found.final)
-            sums = found.launch(geometry, inputs, state, params, checkpoints, *arriving, grad_inputs, grad_state)
-        return self._returned(call, tensors, layout, found, grad_inputs, grad_state, sums)
+        sums = found.launch(*self._prepared(call, tensors, layout), *arrays, grad_inputs, grad_state)
+        return grad_inputs, grad_state, sums if found.learn else ()
 
     def _backward_alone(self, found: Gradients, call: Call, x: Tensor, checkpoints: Tensors, grad: Tensor) -> Tensor:
         """The short way of most calls: the gradient of one contiguous input from one contiguous cotangent."""
@@ -218,7 +226,7 @@ class Execution:
                 state=any(wanted[self.n_inputs : moving]),
                 learn=tuple(self.program.params[i] for i in learn),
             )
-            launch = self.backend.backward(plan)
+            launch = launch_of(self.backend.backward, plan, self.backend.sizes)
             gradients = Gradients(launch, plan.inputs, plan.state, plan.final, learn)
             found = self._backwards.put(key, gradients)
         return found

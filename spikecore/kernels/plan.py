@@ -1,8 +1,9 @@
 """What a kernel is compiled for.
 
-A plan is a value: the program, the spec, and which of the optional tensors exist. Sizes are never part of it. Two
-launches make a backend: one for a :class:`ForwardPlan`, one for a :class:`BackwardPlan`. Beside what was asked, a
-plan knows what of the program a kernel needs for it.
+A plan is a value: the program, the spec, and which of the optional tensors exist. Sizes are part of it only for a
+backend that asks for them (:attr:`~spikecore.kernels.KernelBackend.sizes`). Two launches make a backend: one for a
+:class:`ForwardPlan`, one for a :class:`BackwardPlan`. Beside what was asked, a plan knows what of the program a kernel
+needs for it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,18 @@ from spikecore.lang.reach import reach
 UNIFORM_KINDS = ("number", "scalar")
 
 
+class Geometry(NamedTuple):
+    """Sizes of one call."""
+
+    #: Number of time steps.
+    steps: int
+    #: Number of neurons of one time step.
+    neurons: int
+    #: For each parameter of kind "channel": (neurons between neighbouring channels, channels); else (0, 0). Neuron
+    #: ``i`` belongs to channel ``(i // inner) % channels``. Empty where every parameter is a number.
+    channels: Tuple[Tuple[int, int], ...]
+
+
 class ForwardPlan(NamedTuple):
     """A forward kernel: all steps of a program.
 
@@ -30,6 +43,7 @@ class ForwardPlan(NamedTuple):
     given: whether the initial state is an argument; otherwise it is ``program.rest``.
     final: whether the final state is written.
     checkpoints: whether states are written before every chunk of steps but the first, for backward.
+    geometry: the sizes of every call of this kernel, if they are fixed.
     """
 
     program: Program
@@ -38,6 +52,7 @@ class ForwardPlan(NamedTuple):
     given: bool = False
     final: bool = False
     checkpoints: bool = False
+    geometry: Optional[Geometry] = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -65,6 +80,7 @@ class BackwardPlan(NamedTuple):
     inputs: for each input, whether its gradient is written.
     state: whether the gradient of the initial state is written.
     learn: names of the parameters whose gradient is written.
+    geometry: as in :class:`ForwardPlan`.
     """
 
     program: Program
@@ -76,6 +92,7 @@ class BackwardPlan(NamedTuple):
     inputs: Tuple[bool, ...]
     state: bool
     learn: Tuple[str, ...]
+    geometry: Optional[Geometry] = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -90,17 +107,17 @@ class BackwardPlan(NamedTuple):
     @property
     def adjoint(self) -> Adjoint:
         """The adjoint of one step, without what this plan does not need; an input gradient not wanted is 0."""
-        return _adjoint(self)
+        return _adjoint(self._replace(geometry=None))
 
     @property
     def carried(self) -> Tuple[str, ...]:
         """Names of the states whose cotangents a kernel carries from step to step."""
-        return _carried(self)
+        return _carried(self._replace(geometry=None))
 
     @property
     def kept(self) -> Tuple[str, ...]:
         """Names of the states whose values a kernel recomputes: the adjoint, or such a state, is computed from them."""
-        return _kept(self)
+        return _kept(self._replace(geometry=None))
 
     @property
     def saved(self) -> Tuple[str, ...]:

@@ -19,6 +19,7 @@ from spikecore.kernels.backend import KernelBackend
 from spikecore.kernels.execution import Call, Execution
 from spikecore.kernels.layout import Layout
 from spikecore.kernels.registered import key_of, register, run_registered
+from spikecore.kernels.returned import ReturningExecution
 from spikecore.lang import Program
 from spikecore.lang.eager import Straight
 from spikecore.lang.plain import (
@@ -37,7 +38,7 @@ class KernelRunner:
 
     def __init__(self, backend: KernelBackend, program: Program, spec: Spec) -> None:
         self.program, self.spec = program, spec
-        self.execution = Execution(backend, program, spec)
+        self.execution = (ReturningExecution if backend.owns_outputs else Execution)(backend, program, spec)
         self.key = key_of(self.execution)
         register()
         #: Whether the initial state depends on a learnt parameter, so that autograd must see how.

@@ -109,16 +109,26 @@ class Context:
 
     def declares(self, *capabilities: str) -> bool:
         """Whether the backend declares all of these."""
-        return all(getattr(self.backend.capabilities, name) for name in capabilities)
+        can = self.backend.capabilities_on(self.device.type)
+        return all(getattr(can, name) for name in capabilities)
 
     def tensor(self, values: Any, dtype: torch.dtype = torch.float32, grad: bool = False) -> Tensor:
         """Values on the device under test."""
-        made = torch.tensor(np.array(values, float, order="C")).to(dtype).to(self.device)
-        return made.requires_grad_(grad)
+        return self._placed(torch.tensor(np.array(values, float, order="C")).to(dtype)).requires_grad_(grad)
 
     def place(self, module: Any) -> Any:
         """A module moved to the device under test."""
-        return module.to(self.device)
+        return module._apply(self._placed)
+
+    def _placed(self, tensor: Tensor) -> Tensor:
+        placed = self.backend.place(tensor, self.device).detach()
+        if placed.shape != tensor.shape or placed.dtype != tensor.dtype or placed.device.type != self.device.type:
+            raise Mismatch(
+                f"place() of backend {self.name!r} made a {placed.dtype} tensor {list(placed.shape)} on "
+                f"{placed.device} of a {tensor.dtype} tensor {list(tensor.shape)}; it must keep "
+                f"shape and dtype, on {self.device}"
+            )
+        return placed
 
 
 def choose_device(devices: Sequence[str]) -> str:

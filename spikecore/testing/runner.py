@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
-from spikecore.backend import Backend, BackendError, BackendInfo, BackendUnavailable, Unsupported
+from spikecore.backend import Backend, BackendError, BackendInfo, BackendUnavailable, Capabilities, Unsupported
 from spikecore.registry import default_registry
 from spikecore.testing.case import Case
 from spikecore.testing.cases import CASES
@@ -67,6 +67,11 @@ class Bench:
     backend: Backend
     device: str
 
+    @property
+    def can(self) -> Capabilities:
+        """What the backend declares on this device."""
+        return self.backend.capabilities_on(torch.device(self.device).type)
+
     def expected(self, more: Mapping[str, str] = {}) -> Dict[str, str]:  # never written to
         """The expected failures: those that the backend itself names in ``expected_failures``, and more."""
         return {**self.backend.expected_failures, **more}
@@ -93,7 +98,7 @@ def required(name: str, environ: Optional[Mapping[str, str]] = None) -> bool:
 def run_case(case: Case, bench: Bench, expected: Optional[str] = None) -> Result:
     """Run one case; ``expected`` is the reason why it may fail."""
     started = time.perf_counter()
-    lacks = tuple(need for need in case.needs if not getattr(bench.backend.capabilities, need))
+    lacks = tuple(need for need in case.needs if not getattr(bench.can, need))
     try:
         outcome, message = _refused(case, bench, lacks) if lacks else _held(case, bench)
     except Mismatch as error:

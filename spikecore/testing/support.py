@@ -13,6 +13,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 from spikecore.backend import BackendError, BackendInfo, BackendUnavailable, Capabilities
 from spikecore.registry import default_registry
 from spikecore.testing.cases import CASES
+from spikecore.testing.context import choose_device
 from spikecore.testing.models import MODELS
 from spikecore.testing.runner import Result, check_backend, conforms
 
@@ -68,12 +69,16 @@ def _of_neuron(neuron: str) -> Set[str]:
     return found
 
 
-def column(info: BackendInfo, results: Optional[Sequence[Result]]) -> Column:
-    """What a backend says about itself and what its results say; None where it could not run."""
+def column(info: BackendInfo, results: Optional[Sequence[Result]], can: Optional[Capabilities] = None) -> Column:
+    """What a backend says about itself and what its results say; None where it could not run.
+
+    ``can``: what it declares on the device of the results; by default on any.
+    """
     made = Column()
+    can = info.capabilities if can is None else can
     for rows in _sections().values():
         for label, (ids, needs) in rows.items():
-            made.cells[label] = _cell(info, results, ids, needs)
+            made.cells[label] = _cell(can, results, ids, needs)
     made.cells[_DEVICES] = "any" if "*" in info.devices else ", ".join(info.devices)
     by_reason: Dict[str, List[str]] = {}
     for result in results or ():
@@ -83,8 +88,8 @@ def column(info: BackendInfo, results: Optional[Sequence[Result]]) -> Column:
     return made
 
 
-def _cell(info: BackendInfo, results: Optional[Sequence[Result]], ids: Set[str], needs: Tuple[str, ...]) -> str:
-    if any(not getattr(info.capabilities, need) for need in needs):
+def _cell(can: Capabilities, results: Optional[Sequence[Result]], ids: Set[str], needs: Tuple[str, ...]) -> str:
+    if any(not getattr(can, need) for need in needs):
         return "no"
     if results is None:
         return "declared"
@@ -148,7 +153,8 @@ def make_support(have: str, names: Optional[Sequence[str]] = None) -> str:
         if not conforms(results):
             wrong = next(result for result in results if not result.ok)
             raise BackendError(f"backend {name!r} does not conform: {wrong.id}: {wrong.message}")
-        columns[name] = column(info, results)
+        backend = registry.get(name, "the support table")
+        columns[name] = column(info, results, backend.capabilities_on(choose_device(info.devices)))
     return render(columns)
 
 

@@ -13,8 +13,9 @@ import torch
 
 import spikecore as sc
 from spikecore import checks, functional, registry, selection
-from spikecore.backend import Backend, BackendInfo, Capabilities, Spec, Unsupported, lacking
+from spikecore.backend import Backend, BackendInfo, Capabilities, Spec, Unsupported
 from spikecore.hookspecs import hookimpl
+from spikecore.needs import lacking
 from spikecore.registry import Registry
 from spikecore_torch import CAPABILITIES, spikecore_backends
 from spikecore_torch.backend import TorchBackend

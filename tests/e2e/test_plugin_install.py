@@ -297,7 +297,7 @@ def test_built_in_is_not_shadowed(process: Process) -> None:
 def test_too_old_plugin_is_told_to_upgrade(process: Process) -> None:
     """A plugin for API 0 is refused with both versions and the distribution to upgrade."""
     assert process.code('attempt(lambda: resolve(capture("old"), "cpu"))')[1] == (
-        "BackendLoadError: backend 'old' (spikecore-old 0.0.1) speaks backend API 0; this spikecore speaks 1; "
+        "BackendLoadError: backend 'old' (spikecore-old 0.0.1) speaks backend API 0; this spikecore speaks 1.0 to 1.1; "
         "upgrade spikecore-old"
     )
 

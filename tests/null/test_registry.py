@@ -15,8 +15,8 @@ from typing import Any, Callable, Dict, Iterable, List, Optional
 import pytest
 
 import spikecore
+from spikecore.api import BACKEND_API, OLDEST_API, Api
 from spikecore.backend import (
-    BACKEND_API,
     Backend,
     BackendInfo,
     BackendLoadError,
@@ -302,7 +302,9 @@ class TestLoading:
             ({"devices": ()}, r"devices must be a tuple of device types, got \(\)"),
             ({"capabilities": {"float32": True}}, "capabilities must be a Capabilities, got {'float32': True}"),
             ({"probe": None}, "probe must be callable, got None"),
-            ({"api": "1"}, "api must be an integer, got '1'"),
+            ({"api": "1"}, r"api must be an integer or two, \(major, minor\), got '1'"),
+            ({"api": (1, 0, 2)}, r"api must be an integer or two, \(major, minor\), got \(1, 0, 2\)"),
+            ({"api": True}, r"api must be an integer or two, \(major, minor\), got True"),
         ],
     )
     def test_ill_typed_description_is_a_load_error(self, world: World, changes: Dict[str, Any], text: str) -> None:
@@ -330,16 +332,33 @@ class TestLoading:
         assert caught.value.__cause__ is not None
         assert states(registry)["foo"] == "failed"
 
-    @pytest.mark.parametrize(("api", "upgrade"), [(BACKEND_API - 1, "spikecore-foo"), (BACKEND_API + 1, "spikecore")])
-    def test_version_skew_is_refused(self, world: World, api: int, upgrade: str) -> None:
-        """A plugin for another version of the contract is refused, and whichever is older is to be upgraded."""
+    @pytest.mark.parametrize(
+        ("api", "shown", "upgrade"),
+        [
+            (OLDEST_API[0] - 1, str(OLDEST_API[0] - 1), "spikecore-foo"),
+            ((OLDEST_API[0] - 1, 9), f"{OLDEST_API[0] - 1}.9", "spikecore-foo"),
+            (BACKEND_API[0] + 1, str(BACKEND_API[0] + 1), "spikecore"),
+            ((BACKEND_API[0], BACKEND_API[1] + 1), f"{BACKEND_API[0]}.{BACKEND_API[1] + 1}", "spikecore"),
+        ],
+    )
+    def test_version_skew_is_refused(self, world: World, api: Api, shown: str, upgrade: str) -> None:
+        """A plugin for another major version, or for a newer minor one, is refused, and the older is to be upgraded."""
         # a newer contract may have another idea of a field; the version is what the message must be about
         registry = world.registry(Point("foo", world.plugin("foo", api=api, devices="cuda"), version="0.1"))
         with pytest.raises(BackendLoadError) as caught:
             registry.get("foo", "argument")
         assert str(caught.value) == (
-            f"backend 'foo' (spikecore-foo 0.1) speaks backend API {api}; this spikecore speaks 1; upgrade {upgrade}"
+            f"backend 'foo' (spikecore-foo 0.1) speaks backend API {shown}; "
+            f"this spikecore speaks {OLDEST_API[0]}.{OLDEST_API[1]} to {BACKEND_API[0]}.{BACKEND_API[1]}; "
+            f"upgrade {upgrade}"
         )
+
+    @pytest.mark.parametrize("api", [1, OLDEST_API, BACKEND_API])
+    def test_every_version_up_to_this_one_is_taken(self, world: World, api: Api) -> None:
+        """A plugin of an older minor version is taken; an integer, as plugins stated it at first, means minor 0."""
+        registry = world.registry(Point("foo", world.plugin("foo", api=api)))
+        assert registry.get("foo", "argument").name == "foo"
+        assert {row.name: row.api for row in registry.status()}["foo"] == api
 
 
 class TestProbe:

@@ -7,6 +7,7 @@ import secrets
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
+import torch
 
 from spikecore.registry import default_registry
 from spikecore.testing.random_programs.call import Difference, by_call
@@ -67,7 +68,7 @@ def check(
     The neuron is called; with ``step`` it is in a network that the backend's ``inference_model`` and
     ``training_model`` run. There a program without steps is left out.
     """
-    case = draw(seed, tuple(dtypes or _dtypes(backend)), hostile, inexact)
+    case = draw(seed, tuple(dtypes or _dtypes(backend, device)), hostile, inexact)
     told = _told(case, backend, step)
     try:
         runs = by_step(case, backend, device) if step else [("", by_call(case, backend, device))]
@@ -95,9 +96,9 @@ def _compare(what: str, ours: Any, wanted: Array, tolerance: Optional[Array], to
         )
 
 
-def _dtypes(backend: str) -> Tuple[str, ...]:
-    """The dtypes that a backend declares."""
-    capabilities = default_registry().get(backend, "the random programs").capabilities
+def _dtypes(backend: str, device: str) -> Tuple[str, ...]:
+    """The dtypes that a backend declares on a device."""
+    capabilities = default_registry().get(backend, "the random programs").capabilities_on(torch.device(device).type)
     return tuple(n for n in ("float32", "float16", "bfloat16", "float64") if getattr(capabilities, n))
 
 

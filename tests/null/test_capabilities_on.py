@@ -1,0 +1,106 @@
+"""What a backend declares for one device type and not for another: calls, automatic choice, loading and the suite."""
+
+from __future__ import annotations
+
+import types
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import spikecore as sc
+from spikecore.backend import BackendInfo, BackendLoadError, Capabilities, Unsupported
+from spikecore.registry import BUILTINS, Registry
+from spikecore.testing import check_backend
+from spikecore.testing.loopback import EVERYTHING, Loopback, installed
+
+
+class Partial(Loopback):
+    """Everything, but no recorded states on the CPU."""
+
+    name = "partial"
+
+    def capabilities_on(self, device_type: str) -> Capabilities:
+        """No record on the CPU."""
+        return replace(EVERYTHING, record=False) if device_type == "cpu" else EVERYTHING
+
+
+def test_a_call_is_refused_on_the_device_that_lacks_it() -> None:
+    """What is declared for other devices only raises, and the sentence names the device."""
+    with installed(Partial):
+        neuron = sc.LIF(backend="partial")
+        assert neuron(torch.ones(3, 2)).shape == (3, 2)
+        with pytest.raises(Unsupported, match="'partial' .from argument. does not support record on cpu, which"):
+            neuron.run(torch.ones(3, 2), record=("v",))
+
+
+def test_the_suite_asks_for_the_device_under_test() -> None:
+    """A case of a capability that this device lacks must be refused, and is counted as unsupported."""
+    with installed(Partial):
+        results = check_backend("partial", cases=["record/several"])
+    assert {result.outcome for result in results} == {"unsupported"}
+    assert {result.lacking for result in results} == {("record",)}
+
+
+@pytest.mark.parametrize(
+    ("there", "words"),
+    [
+        (EVERYTHING, "capabilities_on.'cpu'. has float16, .*, which its BackendInfo does not declare"),
+        ({"float32": True}, "capabilities_on.'cpu'. must give a Capabilities, got {'float32': True}"),
+    ],
+)
+def test_a_device_cannot_have_more_than_is_declared(there: Any, words: str) -> None:
+    """Lists of backends show what is declared: a device that would have more, or something else, fails to load."""
+    can = Capabilities(float32=True)
+    made = type("More", (Loopback,), {"name": "more", "capabilities": can, "capabilities_on": lambda self, d: there})
+    module = types.ModuleType("more_backend")
+    module.More = made  # type: ignore[attr-defined]
+
+    class Plugin:
+        @sc.hookimpl
+        def spikecore_backends(self) -> Any:
+            return [BackendInfo("more", "more_backend:More", ("cpu",), can, lambda: None)]
+
+    point = types.SimpleNamespace(name="more", value="more_backend", dist=None, load=Plugin)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(__import__("sys").modules, "more_backend", module)
+        with pytest.raises(BackendLoadError, match=words):
+            Registry(BUILTINS, entry_points=[point]).get("more", "argument")
+
+
+class Placing(Loopback):
+    """Takes only tensors that it has placed itself."""
+
+    name = "placing"
+    seen: Any = ()
+
+    def place(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """A copy that is remembered."""
+        Placing.seen = (*Placing.seen, tensor.shape)
+        return tensor.to(device).clone()
+
+
+def test_the_suite_places_its_tensors_by_the_backend() -> None:
+    """Inputs, states and the tensors of neurons go through place()."""
+    Placing.seen = ()
+    with installed(Placing):
+        results = check_backend("placing", cases=["forward/lif-hard", "parameters/gradient-if-hard"])
+    assert [result.outcome for result in results] == ["passed"] * 2
+    assert torch.Size([]) in Placing.seen  # a learnt parameter
+    assert torch.Size([12, 3, 7]) in Placing.seen
+
+
+def test_placing_changes_nothing_but_the_place() -> None:
+    """Another dtype is an error of the backend that names place()."""
+
+    class Wrong(Placing):
+        name = "wrong"
+
+        def place(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+            return tensor.double()
+
+    with installed(Wrong):
+        (result,) = check_backend("wrong", cases=["forward/lif-hard"])
+    assert result.outcome == "failed"
+    assert "place() of backend 'wrong' made a torch.float64 tensor [12, 3, 7]" in result.message
