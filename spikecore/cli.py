@@ -60,7 +60,10 @@ def backends(
 ) -> None:
     """List the installed backends. Imports none of them, unless --probe."""
     with redirect_stdout(sys.stderr):  # a plugin that prints while it is imported must not spoil the list
-        rows = list_backends(probe)
+        try:
+            rows = list_backends(probe)
+        except spikecore.BackendError as error:  # a variable that says nothing of sense
+            raise typer.BadParameter(str(error)) from error
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
         return

@@ -15,7 +15,7 @@ from typing import Any, Container, Dict, FrozenSet, Iterable, List, Mapping, Seq
 
 from torch import Tensor, nn
 
-from spikecore.lang import Expr, Node, Numbers, Program, TraceError, trace
+from spikecore.lang import Expr, Node, Numbers, Program, trace
 from spikecore.lang.trace import Ran
 
 #: Private attributes of the shell around a definition, which say nothing about it.
@@ -73,20 +73,16 @@ def traced(
     twin.__dict__.update(neuron.__dict__)
     twin.__dict__.update({name: Expr(Node("param", (), name)) for name in neuron.params})
     numbers, ran = Numbers(taken=(*neuron.inputs, *neuron.states, *neuron.params)), Ran()
-    try:
-        program = trace(
-            twin.dynamics,
-            name=type(neuron).__name__,
-            inputs=neuron.inputs,
-            states=neuron.states,
-            params=tuple(neuron.params),
-            detached=detached,
-            numbers=numbers,
-            ran=ran,
-        )
-    except AttributeError as error:
-        # coming out of a property, nn.Module would take it for "no attribute 'program'"
-        raise TraceError(f"{type(neuron).__name__}.dynamics: {error}") from error
+    program = trace(
+        twin.dynamics,
+        name=type(neuron).__name__,
+        inputs=neuron.inputs,
+        states=neuron.states,
+        params=tuple(neuron.params),
+        detached=detached,
+        numbers=numbers,
+        ran=ran,
+    )
     names = {name for code in ran.codes for name in code.co_names}
     looked_up = not ran.known or not names.isdisjoint(_LOOK_UP)
     public = [name for name in neuron.__dict__ if not name.startswith("_")]

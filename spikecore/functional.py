@@ -150,7 +150,7 @@ def request(backend: Optional[str], source: str) -> Request:
 
     if backend is not None and not isinstance(backend, str):
         raise TypeError(f"backend={shown(backend)} must be a backend's name, 'auto' or None")
-    return capture(backend, source) if backend else Request(None, "")
+    return Request(None, "") if backend is None else capture(backend, source)
 
 
 def ask(modules: Sequence[Stateful], asked: Request) -> None:

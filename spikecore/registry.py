@@ -140,6 +140,9 @@ class Registry:
     # what there is: metadata and environment, nothing imported
 
     def _candidates(self) -> Tuple[Candidate, ...]:
+        flag = self._env("SPIKECORE_NO_PLUGINS")
+        if flag not in ("", "0", "1"):
+            raise BackendError(f"SPIKECORE_NO_PLUGINS={flag!r} must be 1, which blocks plugins, or 0, empty or unset")
         with self._lock:
             if self._found is None:
                 given = self._entry_points
@@ -172,7 +175,7 @@ class Registry:
         for word in filter(None, (word.strip() for word in self._env("SPIKECORE_BLOCK").split(","))):
             if candidate.answers_to(word):
                 return f"blocked by SPIKECORE_BLOCK; take {word!r} out of it to use this backend"
-        if not candidate.builtin and self._env("SPIKECORE_NO_PLUGINS") not in ("", "0"):
+        if not candidate.builtin and self._env("SPIKECORE_NO_PLUGINS") == "1":
             return "blocked by SPIKECORE_NO_PLUGINS; unset it to use this backend"
         return ""
 

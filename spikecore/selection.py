@@ -2,8 +2,8 @@
 
 Rules of this module:
 
-- Argument, then ``with use_backend(...)``, then ``SPIKECORE_BACKEND``, then automatic choice. ``None`` and ``""`` mean
-  "go on"; ``"auto"`` ends the search.
+- Argument, then ``with use_backend(...)``, then ``SPIKECORE_BACKEND``, then automatic choice. ``None`` means "go on",
+  as does a variable that is empty, which is as if it were unset; ``"auto"`` ends the search. An empty name is refused.
 - Argument and context are taken when a neuron is made, the rest when it first meets a tensor.
 - A name is checked when it is given, which imports nothing of a plugin.
 - An explicit choice that cannot be honoured raises and is never replaced by another.
@@ -42,7 +42,7 @@ _log = logging.getLogger("spikecore")
 class use_backend:  # noqa: N801 - a statement more than a class, as torch.no_grad
     """``with use_backend("cupy"):`` neurons made inside ask for this backend; others are left as they are.
 
-    ``None`` or ``""`` takes back what an outer ``use_backend`` asked for. Blocks nest; one object serves one block. As
+    ``None`` takes back what an outer ``use_backend`` asked for. Blocks nest; one object serves one block. As
     every context variable it holds for this thread and task only. Raises ``TypeError`` if ``name`` is not a string,
     and :class:`~spikecore.backend.UnknownBackend` if no backend has it.
     """
@@ -184,9 +184,15 @@ def alternatives(device_type: str, after: str) -> Iterator[Resolved]:
 def _checked(name: Optional[str], argument: str, source: str) -> Optional[str]:
     if name is not None and not isinstance(name, str):
         raise TypeError(f"{argument} must be a backend's name, 'auto' or None, got {name!r}")
-    if name and name != AUTO_NAME:
+    if name is not None and not name.strip():
+        known = ", ".join(default_registry().names())
+        raise UnknownBackend(
+            f"{argument}={name!r} (from {source}) is no backend's name; None leaves the choice to context, environment "
+            f"and auto. Known: {known}"
+        )
+    if name is not None and name != AUTO_NAME:
         default_registry().check(name, source)
-    return name or None
+    return name
 
 
 def _asked(request: Request, environ: Mapping[str, str]) -> Request:

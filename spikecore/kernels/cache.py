@@ -23,6 +23,7 @@ import re
 import stat
 import tempfile
 import time
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional, Tuple
@@ -69,7 +70,7 @@ def folder(kind: str) -> Path:
 
 def limit() -> int:
     """Bytes that all entries take at most. Raises ``ValueError`` for a setting that is no number."""
-    text = os.environ.get("SPIKECORE_CACHE_SIZE") or str(DEFAULT_SIZE)
+    text = os.environ.get("SPIKECORE_CACHE_SIZE", "").strip() or str(DEFAULT_SIZE)
     try:
         size = float(text)
     except ValueError:
@@ -77,6 +78,15 @@ def limit() -> int:
     if not 0 <= size < float("inf"):
         raise ValueError(f"SPIKECORE_CACHE_SIZE={text!r} must be a number of MiB, 0 or more, such as {DEFAULT_SIZE}")
     return int(size * 2**20)
+
+
+def _limit() -> int:
+    """The same for what is kept by the way, which ends nobody's call: a warning and the default for a bad setting."""
+    try:
+        return limit()
+    except ValueError as error:
+        warnings.warn(f"{error}; {DEFAULT_SIZE} is taken", RuntimeWarning, stacklevel=2)
+        return DEFAULT_SIZE * 2**20
 
 
 def key_of(*parts: object) -> str:
@@ -174,7 +184,7 @@ def trim() -> None:
                 files.append((stats.st_atime, stats.st_size, file))
             elif now - stats.st_mtime > _LEFT:
                 _removed(file)
-    left = limit()
+    left = _limit()
     for _, size, file in sorted(files, reverse=True):
         left -= size
         if left < 0:
@@ -223,7 +233,7 @@ def _ready(path: Path) -> None:
 
 def _place(kind: str, name: str, content: bytes) -> None:
     try:
-        if len(content) > limit():
+        if len(content) > _limit():
             return
         path = folder(kind) / name
         _ready(path.parent)

@@ -36,12 +36,26 @@ def here() -> str:
     """`` at file.py:12 (`source line`)``: the line of the definition that is being traced, or nothing if unknown."""
     frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None:
-        path = frame.f_code.co_filename
-        if not path.startswith(_NOT_USER):
-            line = linecache.getline(path, frame.f_lineno).strip()
-            return f" at {os.path.basename(path)}:{frame.f_lineno}" + (f" (`{line}`)" if line else "")
+        if not frame.f_code.co_filename.startswith(_NOT_USER):
+            return place(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return ""
+
+
+def raised(error: BaseException) -> str:
+    """The same for the line of the definition that raised an error which is not the language's own."""
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_NOT_USER):
+            found = place(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+        trace = trace.tb_next
+    return found
+
+
+def place(path: str, number: int) -> str:
+    """`` at file.py:12 (`source line`)`` for a line of a file."""
+    line = linecache.getline(path, number).strip()
+    return f" at {os.path.basename(path)}:{number}" + (f" (`{line}`)" if line else "")
 
 
 def make(op: str, *args: Node, attr: Attribute = None) -> Node:
@@ -58,8 +72,11 @@ def make(op: str, *args: Node, attr: Attribute = None) -> Node:
     return Node(op, args, attr)
 
 
-def lift(value: Any, role: str = "value") -> Node:
-    """The node of a traced value or a Python number; anything else raises :class:`TraceError`."""
+def lift(value: Any, role: str = "value", where: Optional[str] = None) -> Node:
+    """The node of a traced value or a Python number; anything else raises :class:`TraceError`.
+
+    ``where`` it stands, if that is not the line that is being traced.
+    """
     if isinstance(value, Expr):
         return value.node
     if type(value) is not bool and isinstance(value, Real):
@@ -70,11 +87,13 @@ def lift(value: Any, role: str = "value") -> Node:
         if kind in ("Tensor", "Parameter", "ndarray")
         else "use traced values and Python numbers only"
     )
-    raise TraceError(f"a {kind} is not part of the language as {role}{here()}; {way_out}")
+    raise TraceError(f"a {kind} is not part of the language as {role}{here() if where is None else where}; {way_out}")
 
 
 def _binary(op: str, swap: bool = False) -> Callable[[Expr, Any], Expr]:
-    def method(self: Expr, other: Any) -> Expr:
+    def method(self: Expr, other: Any, *modulo: Any) -> Expr:
+        if modulo:
+            raise TraceError(f"pow with a modulus is not part of the language{here()}; write sc.ops.power(x, n)")
         known = numerator_of(other) if op == "div" and swap else None
         left, right = self.node, known or lift(other, f"operand of {op}")
         return Expr(make(op, right, left) if swap else make(op, left, right))
@@ -200,18 +219,31 @@ class Expr:
         "its value is not known here: choose with sc.ops.where(condition, a, b), combine with & | ~, "
         "or use sc.ops.minimum and sc.ops.maximum",
     )
-    __float__ = __int__ = __index__ = __complex__ = _refuse(
+    __float__ = __int__ = __index__ = __complex__ = __trunc__ = _refuse(
         "turning a traced value into a Python number (`float`, `int`, `math.*`)",
         "its value is not known here: use the functions of sc.ops",
     )
     __iter__ = __len__ = __getitem__ = __contains__ = _refuse(
         "indexing or iterating a traced value", "it stands for one number per neuron"
     )
+    __setitem__ = __delitem__ = _refuse(
+        "a change in place of a traced value", "it stands for one number per neuron: choose with sc.ops.where"
+    )
+    __call__ = _refuse("calling a traced value", "it is a number per neuron and no function; is an operator missing?")
+    __divmod__ = __rdivmod__ = _refuse("divmod", "write q = sc.ops.floor(a / b) and a - b * q")
     __mod__ = __rmod__ = _refuse("the operator %", _SEE_OPS)
     __floordiv__ = __rfloordiv__ = _refuse("the operator //", "write sc.ops.floor(a / b)")
     __matmul__ = __rmatmul__ = _refuse("the operator @", "put a layer before the neuron")
     __xor__ = __rxor__ = _refuse("the operator ^", "write (a & ~b) | (~a & b)")
     __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _refuse("a shift operator", _SEE_OPS)
+
+    def __format__(self, spec: str) -> str:
+        if spec:
+            raise TraceError(
+                f"the format {spec!r} is not part of the language{here()}; "
+                "its value is not known here: see run(record=)"
+            )
+        return repr(self)
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):

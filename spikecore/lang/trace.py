@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from types import CodeType, FrameType
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
-from spikecore.lang.expr import Expr, TraceError, here, lift
+from spikecore.lang.expr import Expr, TraceError, here, lift, place, raised
 from spikecore.lang.node import Node, const, substitute, topological
 from spikecore.lang.numbers import Numbers
 from spikecore.lang.program import Program
@@ -44,7 +44,7 @@ class Names:
         if name.startswith("__"):
             raise AttributeError(name)
         known = ", ".join(values) or "none"
-        raise TraceError(f"{self._owner} has no {self._kind} {name!r}; its {self._kind}s are: {known}")
+        raise TraceError(f"{self._owner} has no {self._kind} {name!r}{here()}; its {self._kind}s are: {known}")
 
     def __getitem__(self, name: Any) -> Any:
         short = {"state": "s", "parameter": "p"}.get(self._kind, self._kind)
@@ -90,8 +90,12 @@ def trace(
     s = Names(name, "state", {state: Expr(Node("state", (), state)) for state in states})
     p = Names(name, "parameter", {param: Expr(Node("param", (), param)) for param in params})
     with nullcontext() if numbers is None else numbers.following():
-        returned, local = _call_and_watch(dynamics, (x, s, p), Ran() if ran is None else ran)
-    outputs, following = _outputs(name, returned), _next(name, returned, states)
+        try:
+            returned, local, where = _call_and_watch(dynamics, (x, s, p), Ran() if ran is None else ran)
+        except AttributeError as error:
+            # coming out of the property of a neuron, nn.Module would take it for "no attribute 'program'"
+            raise TraceError(f"{name}.dynamics: {error}{raised(error)}") from error
+    outputs, following = _outputs(name, returned, where), _next(name, returned, states, where)
     followed = () if numbers is None else tuple(numbers.values)
     following = [_detach_spikes(node) if state in detached else node for state, node in zip(states, following)]
     return Program(
@@ -122,36 +126,39 @@ def _shape_of_return(owner: str) -> str:
     return f"{owner}.dynamics must return (output, next states as a dict), or ((output, output, ...), dict)"
 
 
-def _outputs(owner: str, returned: Any) -> List[Node]:
+# ``where`` is the line that returned.
+
+
+def _outputs(owner: str, returned: Any, where: str) -> List[Node]:
     if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)):
-        raise TraceError(f"{_shape_of_return(owner)}; it returned {returned!r}")
+        raise TraceError(f"{_shape_of_return(owner)}; it returned {returned!r}{where}")
     outputs = returned[0] if isinstance(returned[0], tuple) else (returned[0],)
     if not outputs:
-        raise TraceError(f"{_shape_of_return(owner)}; it returned no output")
-    return [_number(owner, f"output {i}", value) for i, value in enumerate(outputs)]
+        raise TraceError(f"{_shape_of_return(owner)}; it returned no output{where}")
+    return [_number(owner, f"output {i}", value, where) for i, value in enumerate(outputs)]
 
 
-def _next(owner: str, returned: Any, states: Mapping[str, Any]) -> List[Node]:
+def _next(owner: str, returned: Any, states: Mapping[str, Any], where: str) -> List[Node]:
     following: Dict[str, Any] = returned[1]
     missing = [state for state in states if state not in following]
     if missing:
         raise TraceError(
-            f"{owner}.dynamics returns no next value for state {', '.join(map(repr, missing))}; "
+            f"{owner}.dynamics returns no next value for state {', '.join(map(repr, missing))}{where}; "
             f"return one for each of: {', '.join(states)}"
         )
     unknown = [state for state in following if state not in states]
     if unknown:
         raise TraceError(
-            f"{owner}.dynamics returns a next value for {', '.join(map(repr, unknown))}, which is no state; "
+            f"{owner}.dynamics returns a next value for {', '.join(map(repr, unknown))}{where}, which is no state; "
             f"its states are: {', '.join(states) or 'none'}"
         )
-    return [_number(owner, f"the next {state}", following[state]) for state in states]
+    return [_number(owner, f"the next {state}", following[state], where) for state in states]
 
 
-def _number(owner: str, what: str, value: Any) -> Node:
-    node = lift(value, f"{what} of {owner}")
+def _number(owner: str, what: str, value: Any, where: str) -> Node:
+    node = lift(value, f"{what} of {owner}", where)
     if node.is_bool:
-        raise TraceError(f"{what} of {owner} is a comparison ({node!r}); use sc.ops.where(comparison, 1.0, 0.0)")
+        raise TraceError(f"{what} of {owner} is a comparison ({node!r}){where}; use sc.ops.where(comparison, 1.0, 0.0)")
     return node
 
 
@@ -160,21 +167,29 @@ def _detach_spikes(root: Node) -> Node:
     return substitute(root, {spike: Node("detach", (spike,)) for spike in spikes})
 
 
-def _call_and_watch(function: Callable[..., Any], args: Tuple[Any, ...], ran: Ran) -> Tuple[Any, Mapping[str, Any]]:
-    """Call the function; also give back its local variables, whose names make generated code readable, and what ran.
+def _call_and_watch(
+    function: Callable[..., Any], args: Tuple[Any, ...], ran: Ran
+) -> Tuple[Any, Mapping[str, Any], str]:
+    """Call the function; also give back its local variables, whose names make generated code readable, and the line
+    that returned, for messages. ``ran`` gets what ran.
 
     Names never change what is computed, so where a profiler is already running the call goes without them.
     """
     code: Optional[CodeType] = getattr(function, "__code__", None)
-    if code is None or sys.getprofile() is not None:
-        return function(*args), {}
+    if code is None:
+        return function(*args), {}, ""
+    if sys.getprofile() is not None:
+        return function(*args), {}, place(code.co_filename, code.co_firstlineno)
     local: Dict[str, Any] = {}
+    line = code.co_firstlineno
 
     def watch(frame: FrameType, event: str, arg: Any) -> None:
+        nonlocal line
         if event == "call" and _is_a_users(frame):
             ran.codes.add(frame.f_code)
         if event == "return" and frame.f_code is code:
             local.update(frame.f_locals)
+            line = frame.f_lineno
 
     ran.known = True
     sys.setprofile(watch)
@@ -182,7 +197,7 @@ def _call_and_watch(function: Callable[..., Any], args: Tuple[Any, ...], ran: Ra
         returned = function(*args)
     finally:
         sys.setprofile(None)
-    return returned, local
+    return returned, local, place(code.co_filename, line)
 
 
 def _is_a_users(frame: FrameType) -> bool:

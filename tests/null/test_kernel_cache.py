@@ -164,10 +164,17 @@ class TestSize:
 
     @pytest.mark.parametrize("size", ["much", "-1", "nan", "inf"])
     def test_a_limit_that_is_no_number(self, folder: Path, monkeypatch: pytest.MonkeyPatch, size: str) -> None:
-        """Is an error that names the setting."""
+        """Ends no call: a warning names the setting, its value and what is allowed, and the default counts."""
         monkeypatch.setenv("SPIKECORE_CACHE_SIZE", size)
-        with pytest.raises(ValueError, match=rf"SPIKECORE_CACHE_SIZE='{size}' must be a number of MiB, 0 or more"):
+        text = rf"SPIKECORE_CACHE_SIZE='{size}' must be a number of MiB, 0 or more, such as 512; 512 is taken"
+        with pytest.warns(RuntimeWarning, match=text):
             cache.write("cpu", KEY, b"code")
+        assert cache.read("cpu", KEY) == b"code"
+
+    def test_an_empty_limit_is_none_given(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As of every variable."""
+        monkeypatch.setenv("SPIKECORE_CACHE_SIZE", " ")
+        assert cache.limit() == 512 * 2**20
 
     def test_files_of_killed_processes_go(self, folder: Path) -> None:
         """An hour later; what is being written now stays, and so does every file that is not ours."""

@@ -18,6 +18,7 @@ import spikecore
 from spikecore.api import BACKEND_API, OLDEST_API, Api
 from spikecore.backend import (
     Backend,
+    BackendError,
     BackendInfo,
     BackendLoadError,
     BackendUnavailable,
@@ -550,6 +551,16 @@ class TestBlocking:
         """An empty value and 0 mean that plugins are welcome."""
         world.environ["SPIKECORE_NO_PLUGINS"] = value
         assert world.registry(Point("foo", world.plugin("foo"))).names() == ["foo", "torch"]
+
+    @pytest.mark.parametrize("value", ["false", "yes", "2"])
+    def test_no_plugins_is_1_or_0(self, world: World, value: str) -> None:
+        """Any other value is refused, by whoever asks for a backend: "false" must not block, nor be ignored."""
+        world.environ["SPIKECORE_NO_PLUGINS"] = value
+        registry = world.registry(Point("foo", world.plugin("foo")))
+        text = f"^SPIKECORE_NO_PLUGINS='{value}' must be 1, which blocks plugins, or 0, empty or unset$"
+        for ask in (registry.names, lambda: registry.get("torch", "argument"), lambda: registry.offers("foo")):
+            with pytest.raises(BackendError, match=text):
+                ask()
 
     def test_environment_is_read_at_time_of_use(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         """A change of the environment holds from the next call on, without a refresh."""

@@ -9,7 +9,7 @@ import sys
 import threading
 import types
 import warnings
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Sequence
 
 import pytest
 
@@ -100,21 +100,24 @@ class TestRequest:
         world.environ["SPIKECORE_BLOCK"] = "numba"
         with pytest.raises(BackendUnavailable, match=rf"^backend 'numba' {who} is blocked by SPIKECORE_BLOCK"):
             give("numba")
-        give("broken"), give("auto"), give(""), give(None)
+        text = (
+            rf"^(backend|name)='' {who} is no backend's name; None leaves the choice to context, environment and auto"
+        )
+        with pytest.raises(UnknownBackend, match=text):
+            give("")
+        give("broken"), give("auto"), give(None)
         plugins = [row for row in world.registry.status() if row.name in ("broken", "numba", "triton")]
         assert [row.state for row in plugins] == ["installed", "blocked", "installed"]
 
     def test_nothing_asked_is_no_request(self) -> None:
         """Without argument and context there is no request."""
         assert capture(None) == NOTHING
-        assert capture("") == NOTHING
 
     def test_argument_wins_over_context(self) -> None:
-        """The argument is the request; the context is taken when the argument is None or empty."""
+        """The argument is the request; the context is taken when the argument is None."""
         with use_backend("cupy"):
             assert capture("torch") == Request("torch", "argument")
             assert capture(None) == Request("cupy", "use_backend()")
-            assert capture("") == Request("cupy", "use_backend()")
 
     def test_contexts_nest_and_end(self) -> None:
         """The innermost block counts, and each block ends where it ends, by an error too."""
@@ -130,10 +133,9 @@ class TestRequest:
             assert capture(None).name == "numba"
         assert capture(None) == NOTHING
 
-    @pytest.mark.parametrize("empty", [None, ""])
-    def test_empty_context_is_no_request(self, empty: Optional[str]) -> None:
+    def test_empty_context_is_no_request(self) -> None:
         """``use_backend(None)`` takes back what the block around asked for."""
-        with use_backend("numba"), use_backend(empty):
+        with use_backend("numba"), use_backend(None):
             assert capture(None) == NOTHING
 
     def test_context_holds_from_entering(self) -> None:

@@ -990,6 +990,21 @@ class TestWrongArguments:
         with pytest.raises(TypeError, match=r"^backend=.* must be a backend's name, 'auto' or None$"):
             sc.set_backend(sc.LIF(), value)
 
+    @pytest.mark.parametrize("name", ["", " "])
+    def test_an_empty_backend(self, name):
+        """Names nobody, and is no way to ask for none: with argument, value, who asked, and the way out."""
+        net = nn.Sequential(sc.LIF(backend="torch"))
+        text = r"{}='{}' \(from {}\) is no backend's name; None leaves the choice to context, environment and auto"
+        for argument, source, give in (
+            ("backend", "argument", lambda: sc.LIF(backend=name)),
+            ("backend", r"set_backend\(\)", lambda: sc.set_backend(net, name)),
+            ("name", r"use_backend\(\)", lambda: sc.use_backend(name)),
+            ("backend", r"inference_model\(\)", lambda: sc.inference_model(net, backend=name)),
+        ):
+            with pytest.raises(UnknownBackend, match=text.format(argument, name, source)):
+                give()
+        assert net[0].backend == "torch"
+
     def test_unknown_backend(self):
         """A name nobody has is refused when it is given, with who asked."""
         with pytest.raises(UnknownBackend, match=r"^unknown backend 'tpu' \(from argument\); .*Known: .*torch"):

@@ -30,7 +30,10 @@ ROUNDED = {"float16": (2.0**-10, 2.0**-23), "bfloat16": (2.0**-7, 2.0**-120)}
 
 def first_seed() -> int:
     """The seed of this run: that of the environment, or a random one. Whoever asks prints it."""
-    return int(os.environ.get(VARIABLE) or secrets.randbelow(1 << 40))
+    text = os.environ.get(VARIABLE, "").strip() or str(secrets.randbelow(1 << 40))
+    if not text.isdecimal():
+        raise ValueError(f"{VARIABLE}={text!r} must be a whole number, 0 or more; unset it for a random one")
+    return int(text)
 
 
 def check_many(

@@ -7,6 +7,7 @@ import cProfile
 import dis
 import linecache
 import math
+import operator
 import pickle
 import re
 import sys
@@ -477,6 +478,10 @@ NUMBER = (
     "turning a traced value into a Python number (`float`, `int`, `math.*`) is not part of the language{here}; "
     "its value is not known here: use the functions of sc.ops"
 )
+IN_PLACE = (
+    "a change in place of a traced value is not part of the language{here}; it stands for one number per neuron: "
+    "choose with sc.ops.where"
+)
 INDEX = "indexing or iterating a traced value is not part of the language{here}; it stands for one number per neuron"
 MIXED = "a Tensor is not part of the language as {role}{{here}}; declare it as a parameter of the neuron"
 AS_NUMBER = " got a comparison ({what}){{here}}; turn it into a number with sc.ops.where(comparison, 1.0, 0.0)"
@@ -548,6 +553,65 @@ REFUSED = {
     "where branch": (lambda x, s, p: sc.ops.where(x > 0, x > 1, x), "where" + AS_NUMBER.format(what="x > 1")),
     "where(number)": (lambda x, s, p: sc.ops.where(x, 1.0, 0.0), "where" + AS_TRUTH.format(what="x")),
     "number & number": (lambda x, s, p: x & s.v, "and" + AS_TRUTH.format(what="x")),
+    "divmod": (
+        lambda x, s, p: (divmod(x, 2.0)[0], {"v": x}),
+        "divmod is not part of the language{here}; write q = sc.ops.floor(a / b) and a - b * q",
+    ),
+    "divmod of a number": (
+        lambda x, s, p: (divmod(2.0, x)[0], {"v": x}),
+        "divmod is not part of the language{here}; write q = sc.ops.floor(a / b) and a - b * q",
+    ),
+    "trunc": (lambda x, s, p: math.trunc(x), NUMBER),
+    "pow with a modulus": (
+        lambda x, s, p: pow(x, 2, 3),
+        "pow with a modulus is not part of the language{here}; write sc.ops.power(x, n)",
+    ),
+    "an item is set": (lambda x, s, p: operator.setitem(x, 0, 1.0), IN_PLACE),
+    "an item is deleted": (lambda x, s, p: operator.delitem(x, 0), IN_PLACE),
+    "a call": (
+        lambda x, s, p: x(1.0),
+        "calling a traced value is not part of the language{here}; it is a number per neuron and no function; is an "
+        "operator missing?",
+    ),
+    "format": (
+        lambda x, s, p: f"{x:.2f}",
+        "the format '.2f' is not part of the language{here}; its value is not known here: see run(record=)",
+    ),
+    "an attribute": (lambda x, s, p: setattr(x, "y", 1), "Cell.dynamics: 'Expr' object has no attribute 'y'{here}"),
+    "no such state": (lambda x, s, p: (s.q, {"v": x}), "Cell has no state 'q'{here}; its states are: v"),
+    "no such parameter": (
+        lambda x, s, p: (p.tauu, {"v": x}),
+        "Cell has no parameter 'tauu'{here}; its parameters are: tau, threshold",
+    ),
+    "a next state is missing": (
+        lambda x, s, p: (x, {}),
+        "Cell.dynamics returns no next value for state 'v'{here}; return one for each of: v",
+    ),
+    "a next state of no state": (
+        lambda x, s, p: (x, {"v": x, "w": x}),
+        "Cell.dynamics returns a next value for 'w'{here}, which is no state; its states are: v",
+    ),
+    "output comparison": (
+        lambda x, s, p: (x > 0, {"v": x}),
+        "output 0 of Cell is a comparison (x > 0){here}; use sc.ops.where(comparison, 1.0, 0.0)",
+    ),
+    "next comparison": (
+        lambda x, s, p: (x, {"v": x > 0}),
+        "the next v of Cell is a comparison (x > 0){here}; use sc.ops.where(comparison, 1.0, 0.0)",
+    ),
+    "output tensor": (
+        lambda x, s, p: (TENSOR, {"v": x}),
+        "a Tensor is not part of the language as output 0 of Cell{here}; declare it as a parameter of the neuron",
+    ),
+    "output None": (
+        lambda x, s, p: (None, {"v": x}),
+        "a NoneType is not part of the language as output 0 of Cell{here}; use traced values and Python numbers only",
+    ),
+    "nothing": (
+        lambda x, s, p: None,
+        "Cell.dynamics must return (output, next states as a dict), or ((output, output, ...), dict); it returned "
+        "None{here}",
+    ),
     "~number": (lambda x, s, p: ~x, "not" + AS_TRUTH.format(what="x")),
     "spike(comparison)": (
         lambda x, s, p: sc.ops.spike(x > 0, sc.surrogate.ATan()),
@@ -562,7 +626,7 @@ class TestRefusals:
         """What cannot be recorded is an error with the line of the definition and a way out."""
         definition, message = REFUSED[what]
         with pytest.raises(TraceError) as caught:
-            program(definition)
+            program(definition, params=("tau", "threshold"))
         before, after = message.split("{here}")
         found = re.fullmatch(
             re.escape(before) + r" at test_trace\.py:(\d+) \(`(.*)`\)" + re.escape(after), str(caught.value)
@@ -584,26 +648,6 @@ class TestRefusals:
             program(definition)
 
     @pytest.mark.parametrize(
-        ("definition", "message"),
-        [
-            (lambda x, s, p: (s.q, {"v": x}), "Cell has no state 'q'; its states are: v"),
-            (lambda x, s, p: (p.tauu, {"v": x}), "Cell has no parameter 'tauu'; its parameters are: tau, threshold"),
-            (lambda x, s, p: (x, {}), "Cell.dynamics returns no next value for state 'v'; return one for each of: v"),
-            (
-                lambda x, s, p: (x, {"v": x, "w": x}),
-                "Cell.dynamics returns a next value for 'w', which is no state; its states are: v",
-            ),
-            (lambda x, s, p: (x > 0, {"v": x}), "output 0 of Cell is a comparison (x > 0); use sc.ops.where"),
-            (lambda x, s, p: (x, {"v": x > 0}), "the next v of Cell is a comparison (x > 0); use sc.ops.where"),
-            (lambda x, s, p: (TENSOR, {"v": x}), "a Tensor is not part of the language as output 0 of Cell"),
-        ],
-    )
-    def test_names_what_is_unknown_or_missing(self, definition, message):
-        """A wrong name or result is an error that names it and lists what there is."""
-        with pytest.raises(TraceError, match=re.escape(message)):
-            program(definition, params=("tau", "threshold"))
-
-    @pytest.mark.parametrize(
         "definition",
         [
             lambda x, s, p: x,
@@ -617,9 +661,31 @@ class TestRefusals:
     )
     def test_says_what_to_return(self, definition):
         """A return value of another shape is an error that shows the right one."""
-        shape = "Cell.dynamics must return (output, next states as a dict), or ((output, output, ...), dict)"
-        with pytest.raises(TraceError, match=re.escape(shape)):
+        shape = (
+            "Cell.dynamics must return (output, next states as a dict), or ((output, output, ...), dict); it returned"
+        )
+        with pytest.raises(TraceError, match=re.escape(shape) + r" .* at test_trace\.py:\d+ \(`lambda x, s, p: .*`\)$"):
             program(definition)
+
+    def test_the_line_that_returned(self):
+        """What is wrong with a result is said with the line that returned it, and not with that of the call."""
+
+        def dynamics(x, s, p):
+            if not p.tau.node.attr:
+                return x, {"v": x}
+            h = x + s.v
+            return h, {"v": None}
+
+        text = re.escape("a NoneType is not part of the language as the next v of Cell at test_trace.py:")
+        with pytest.raises(TraceError, match=text + re.escape(f"{dynamics.__code__.co_firstlineno + 4} (`return h, ")):
+            program(dynamics, params=("tau",))
+        before = sys.getprofile()
+        sys.setprofile(lambda *_: None)
+        try:  # a profiler at work leaves the line of the definition
+            with pytest.raises(TraceError, match=text + str(dynamics.__code__.co_firstlineno)):
+                program(dynamics, params=("tau",))
+        finally:
+            sys.setprofile(before)
 
     def test_initial_value_names_a_parameter(self):
         """An initial value that is the name of nothing is an error."""
