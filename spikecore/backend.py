@@ -206,7 +206,7 @@ class Backend:
         """
         return tensor.to(device)
 
-    # a backend is one object per process: copies of what holds it hold the same, and a pickle finds it by name
+    # A process has one object of a backend: a copied neuron has the same one, a pickled neuron finds it by name.
 
     def __deepcopy__(self, memo: Any) -> Backend:
         return self

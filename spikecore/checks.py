@@ -243,7 +243,7 @@ def state(
 def unsupported(resolved: Resolved, owner: str, lacks: Sequence[str], device_type: str = "") -> str:
     """The sentence of an ``Unsupported``: what is missing, on which device if others have it, and who could do it."""
     registry = default_registry()
-    # a failing call is no time to import plugins that nobody asked for
+    # status() without probing: an error message must not import plugins that were not asked for
     known = {*registry.builtins, *(row.name for row in registry.status() if row.capabilities)}
     able = [name for name in registry.names() if name in known and _offers(name, lacks, device_type)]
     others = f"of those loaded, {', '.join(able)} could" if able else "no other one loaded does"

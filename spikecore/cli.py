@@ -43,7 +43,7 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-# with a callback Typer keeps a lone command a subcommand
+# Without a callback, Typer makes an only command the program itself instead of a subcommand.
 @app.callback()
 def root(
     version: bool = typer.Option(

@@ -52,7 +52,7 @@ def _visible_ctrl_c() -> Iterator[None]:
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGINT) is _on_ctrl_c:  # else the plugin has set a handler of its own
+        if signal.getsignal(signal.SIGINT) is _on_ctrl_c:  # a handler that the plugin has set stays
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -55,7 +55,7 @@ def _neurons(net: nn.Module, function: str, carries: bool = False) -> List[State
     """The stateful modules of ``net``, for a function that its user calls."""
     modules = check_places(net, carries)
     if not modules:
-        # of the caller of the function that asked; carry_state is called through contextlib
+        # the warning names the line of the user; carry_state is called through contextlib, one frame deeper
         level = 4 if function == "carry_state" else 3
         warnings.warn(
             f"sc.{function}: net={shown(net)} has no spikecore neuron, so nothing is done; give the network that holds "

@@ -72,7 +72,7 @@ class TimeBatched(nn.Module):
             return self.module(x.flatten(0, 1))
         except (RuntimeError, ValueError) as error:
             if type(error) not in (RuntimeError, ValueError):
-                raise  # its own kind says what it is, such as a lack of memory
+                raise  # a subclass, such as OutOfMemoryError, is kept: callers catch it by its type
             raise type(error)(
                 f"TimeBatched took x of shape {tuple(x.shape)} for {x.shape[0]} time steps of a batch of "
                 f"{x.shape[1]}, and its module raised: {error}\nx must be [T, B, ...]. A network of "

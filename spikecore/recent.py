@@ -48,7 +48,7 @@ class Recent(Generic[K, V]):
         with self._lock:
             self._held[key] = value
             self._held.move_to_end(key)
-            # what is pushed out is freed after the lock: its end may run anything
+            # evicted values are freed after the lock is released: their finalizers may run any code
             gone = [self._held.popitem(last=False) for _ in range(len(self._held) - self.size)]
         del gone
         return value

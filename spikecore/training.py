@@ -104,7 +104,7 @@ def DataLoader(  # noqa: N802  # stands where torch.utils.data.DataLoader would
 
 
 def _wants_graph(options: Any) -> bool:
-    # the package of graphs stands on this module, so that it is imported on use
+    # imported here: spikecore.cuda_graph imports this module
     from spikecore.cuda_graph import CudaOptions
 
     return isinstance(options, CudaOptions) and options.graph
@@ -238,7 +238,8 @@ class EagerTraining:
             scaler.update()
         for module in self._stateful:
             if isinstance(module, Neuron):
-                module._project()  # seen by who looks at a parameter now, and by compiled networks
+                # at once, not at the next call: a user may read the parameter, and a compiled network does not project
+                module._project()
 
 
 class EagerInference:

@@ -1,7 +1,7 @@
-"""Who loads which backend: one thread at a time for each, and no lock held around it but that one.
+"""Turns at loading backends: one thread at a time loads a backend, and holds no lock but the one of that backend.
 
-A plugin's import and probe may do anything: ask for other backends, wait for threads that do, ask for itself. What
-could never end is an error here.
+A plugin's import and probe may do anything: ask for other backends, wait for threads that do, ask for itself. Requests
+that would wait for each other for ever (a deadlock) are errors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Turns:
     """Turns at loading, by name."""
 
     def __init__(self) -> None:
-        self._lock = Lock()  # held for moments only
+        self._lock = Lock()  # guards the dictionaries below; never held while a plugin is loaded
         self._turns: Dict[str, Lock] = {}
         self._loaders: Dict[str, _Loader] = {}
         #: Thread -> the name that it waits for.
@@ -54,7 +54,7 @@ class Turns:
         try:
             taken = turn.acquire(timeout=PATIENCE)
         except BaseException:
-            with suppress(RuntimeError):  # interrupted before it was taken
+            with suppress(RuntimeError):  # raised if the interrupt came before the lock was acquired
                 turn.release()
             raise
         finally:

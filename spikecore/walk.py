@@ -171,8 +171,8 @@ class Walker:
 
 
 def _apart(value: Tensor, is_own: bool) -> Tensor:
-    """A value for the caller, who may change it in place: itself if it is memory of its own, else a copy."""
-    # what is no memory of its own may be that of an input, of a parameter, or of a value that backward reads
+    """A value for the caller, who may change it in place: itself if no other tensor shares its memory, else a copy."""
+    # memory may be shared with an input, with a parameter, or with a value that backward reads
     return value if is_own and value.is_contiguous() else value.clone(memory_format=torch.contiguous_format)
 
 

@@ -136,4 +136,4 @@ def last_block() -> Iterator[Callable[[], None]]:
     try:
         yield go_on
     finally:
-        del manager.beginStage  # that of its class is left
+        del manager.beginStage  # removes the instance attribute; the method of the class is found again

@@ -44,7 +44,7 @@ def of_module(module: nn.Module) -> List[Any]:
         for value in module.__dict__.values()
         if type(value) in _WATCHED
     ]
-    facts += module.__dict__.get("_numbers", {}).items()  # a neuron's: those of its surrogate
+    facts += module.__dict__.get("_numbers", {}).items()  # of a neuron: the surrogate's fields
     for tensors in (module._parameters, module._buffers):
         facts += [None if tensor is None else (tensor.data_ptr(), tensor.requires_grad) for tensor in tensors.values()]
     if module._modules:

@@ -26,7 +26,7 @@ class CudaOptions(TrainingOptions):
         super().__post_init__()
         if not isinstance(self.graph, bool):
             raise TypeError(f"graph={self.graph!r} must be True or False")
-        # the first eager step makes what is made lazily, the last one is watched for what no graph can hold
+        # two: the first eager step makes what is made lazily, the last one is checked for what a graph cannot contain
         for name, least in (("warmup", 2), ("max_graphs", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:

@@ -52,7 +52,7 @@ class Again(NamedTuple):
             if pairs
             else [None] * len(of)
         )
-        # zeros where no path leads, as a kernel gives them
+        # no path to an input gives None here; kernels give zeros
         each = [(tensor, next(found) if tensor.requires_grad else None) for tensor in local]
         return [torch.zeros_like(t) if t.requires_grad and grad is None else grad for t, grad in each]
 
@@ -60,7 +60,7 @@ class Again(NamedTuple):
         self, found: Sequence[Optional[Tensor]], grads: Sequence[Optional[Tensor]], tensors: Sequence[Tensor]
     ) -> List[Optional[Tensor]]:
         """The gradients that were found, as functions of the cotangents and of the call's tensors."""
-        # a kernel gives the gradients of all states where that of one is wanted
+        # kernels compute the gradients of all states if that of any is wanted; drop the others
         there = [grad for grad, wants in zip(found, self.wanted) if wants]
         sources = [grad for grad in grads if grad is not None]
         results = iter(_Found.apply(self, len(there), *there, *sources, *tensors))

@@ -30,7 +30,7 @@ class Layout(NamedTuple):
     def empty_steps(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """A new dense tensor of the shape of ``x`` in this layout."""
         if self.order is None and x.dtype == dtype and x.is_contiguous():
-            return torch.empty_like(x)  # the quickest way
+            return torch.empty_like(x)  # fast path: one call of torch
         return self.empty((x.shape[0],), x, dtype)
 
     def fit(self, step: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ def resolved(tensors: Sequence[Any]) -> Sequence[Any]:
     try:
         if True not in [t is not None and (t.is_neg() or not t.data_ptr()) for t in tensors]:
             return tensors
-    except RuntimeError:  # what functorch wraps refuses to say where it is
+    except RuntimeError:  # tensors wrapped by functorch raise on data_ptr()
         pass
     return [None if tensor is None else _with_memory(not_negated(tensor)) for tensor in tensors]
 

@@ -266,7 +266,7 @@ class Expr:
         for arg in args:
             if not isinstance(arg, Expr) and hasattr(arg, "__torch_function__"):
                 lift(arg, f"argument of torch.{name}")
-        # a dunder is the operator; a trailing underscore alone would promise to work in place
+        # __add__ means add; add_ is in-place in torch, and is not looked up as add
         function = ops.FROM_TORCH.get(name[2:-2] if name.startswith("__") else name)
         if function is None or kwargs:
             extra = f" with {', '.join(kwargs)}" if kwargs else ""

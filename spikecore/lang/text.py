@@ -84,7 +84,7 @@ class TextPrinter(Printer):
         lines += [("  step  ", line) for line in self.block(results, names, program.labels, name_roots=False)]
         lines += [("  next  ", f"{state} = {inline(node)}") for state, node in zip(states, program.next)]
         lines += [("  out   ", inline(node)) for node in program.outputs]
-        # the words that lines begin with are no names, so a value may be called like one of them
+        # "next", "out" and the like at the beginning of a line are not identifiers: values may have these names
         write = self.named([line for _, line in lines])
         spikes = {node.attr.label: node.attr for node in program.nodes if isinstance(node.attr, SpikeRule)}
         texts = [on_one_line(program.name) + write(lines[0][1]), *(word + write(line) for word, line in lines[1:])]

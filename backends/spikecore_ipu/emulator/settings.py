@@ -89,7 +89,7 @@ class OptionsDict:
                 value._set_frozen(frozen)
 
     def __getattr__(self, name: str) -> Any:
-        # found no other way; while unpickling there are no values yet
+        # called only if there is no such attribute; while unpickling there is no _values either
         values = self.__dict__.get("_values", {})
         if name not in values:
             raise AttributeError(f"Invalid attribute {name}.")

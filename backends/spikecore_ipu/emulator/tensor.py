@@ -117,7 +117,7 @@ class IpuTensor(Tensor):
     def __torch_dispatch__(  # type: ignore[override]  # it never returns
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> NoReturn:
-        # a running trace is a mode, which is asked before this
+        # torch asks the dispatch mode of a running trace first: this is reached without one
         raise cpp_error(STALE)
 
     @property

@@ -103,7 +103,7 @@ class DeviceWeights:
         with untouched(), torch.no_grad():
             check_layout(self.host)
             for name, tensor in self.host.items():
-                # as into memory: no version of the tensor tells of it
+                # .data: PopTorch writes to memory, so the version counter of the tensor does not change
                 tensor.data.copy_(self.variables[name])
 
     def to_device(self) -> None:

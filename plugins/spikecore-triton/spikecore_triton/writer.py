@@ -257,7 +257,7 @@ def block_of(plan: Union[ForwardPlan, BackwardPlan]) -> int:
 
 def _filled(words: Sequence[str]) -> str:
     """The words on as many lines as it takes, none of them broken."""
-    # a space within a word is none to textwrap
+    # spaces within a word are replaced while textwrap breaks lines at the others
     text = textwrap.fill(
         " ".join(word.replace(" ", "\0") for word in words),
         116,
