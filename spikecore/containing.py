@@ -1,8 +1,8 @@
-"""Running a plugin's code so that whatever it raises stays with the plugin.
+"""Running a plugin's code so that any exception it raises is reported as an error of the plugin.
 
 ``SystemExit``, ``GeneratorExit``, pytest's ``Skipped`` and a ``KeyboardInterrupt`` that the code itself raises are
-errors of the plugin like any other. What a signal's handler raises while the code runs, by Ctrl-C or a time limit, is
-not the plugin's, and passes.
+errors of the plugin like any other. An exception that a signal handler raises while the code runs (Ctrl-C, a time
+limit) is not an error of the plugin, and is raised unchanged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 
 def contained(call: Callable[[], _T], failure: Callable[[BaseException], Exception]) -> _T:
-    """What the call returns. Whatever it raises is the ``__cause__`` of the ``failure`` made of it, which is raised."""
+    """The result of the call. If it raises, ``failure(error)`` is raised from that error."""
     try:
         with _visible_ctrl_c():
             return call()
@@ -42,7 +42,7 @@ def _on_ctrl_c(number: int, frame: Optional[FrameType]) -> None:
 
 @contextmanager
 def _visible_ctrl_c() -> Iterator[None]:
-    """Python's own handler of Ctrl-C is no Python code, so a traceback does not show it; within the block it does."""
+    """Within the block Ctrl-C is handled by a Python function, which tracebacks show; Python's own handler is in C."""
     # only the main thread may set handlers, and handlers run in no other
     replaces = threading.current_thread() is threading.main_thread()
     if not replaces or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

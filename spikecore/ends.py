@@ -42,13 +42,16 @@ class _Ends(torch.autograd.Function):
 
 
 class _Rules:
-    """Which of the tensors behind the values get a zero gradient."""
+    """Which of the tensors that the values are computed from get a gradient of zeros."""
 
     def __init__(self, program: Program, record: Tuple[str, ...], sources: Sequence[Tuple[str, str]]) -> None:
         self.program, self.record, self.sources = program, record, sources
 
     def zero(self, present: Sequence[bool]) -> List[bool]:
-        """For the states after the last step, and for the sources, given which values have a cotangent."""
+        """Whether a tensor gets a gradient of zeros instead of none: states after the last step, then sources.
+
+        ``present`` says which values have a cotangent.
+        """
         program, n = self.program, len(self.program.outputs)
         m = n + len(self.record)
         trace = tuple(name for name, there in zip(self.record, present[n:m]) if there)

@@ -74,7 +74,7 @@ class Translated:
             executor.setOptimizer(self.target)
 
     def outdated(self) -> str:
-        """What has changed that no variable of the program stands for, in words; empty if nothing has."""
+        """Which setting has changed that is compiled into the program, as a sentence; empty if none has."""
         if _held(self.source) != self.held:
             return "the optimiser's groups hold other parameters"
         _check_groups(self.source)

@@ -117,7 +117,7 @@ class Capture:
         current.wait_stream(self._stream)
 
     def _mend(self, generators: Sequence[torch.Generator]) -> None:
-        """Undo what a failed capture leaves behind where torch does not: before torch 2.12 it mostly does not."""
+        """End a failed capture, for its generators, too; torch before 2.12 mostly does not do that."""
         index = self.device.index
         with suppress(RuntimeError):  # it raises where torch has ended this already
             torch._C._cuda_endAllocateToPool(index, self._pool)

@@ -22,7 +22,10 @@ _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def kind(value: Any) -> Hashable:
-    """What of a batch a graph is made for. Raises TypeError for what is neither copied nor compared."""
+    """The part of a batch that is fixed in a graph: shapes, strides, dtypes, and values that are no tensors.
+
+    Raises TypeError for a value that can be neither copied nor compared.
+    """
     if isinstance(value, Tensor):
         return value.shape, value.stride(), value.dtype
     if isinstance(value, dict):

@@ -187,8 +187,10 @@ class _Graphed:
 
 
 def _copied(value: Any, device: torch.device) -> Any:
-    """Copies in memory of their own. They lie as the copies that a graph reads do: what a step loads for where its
-    numbers lie, such as a kernel of another width, the warm-up loads, since nothing can be loaded in a capture.
+    """Copies with the strides and the alignment of the buffers that the graph reads.
+
+    Which kernels a step loads depends on both (vectorised kernels need alignment). The warm-up must load the same
+    kernels as the capture, because none can be loaded during a capture.
     """
     return mapped(lambda given: given.detach().to(device, non_blocking=True, copy=True), value)
 

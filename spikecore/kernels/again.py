@@ -67,7 +67,7 @@ class Again(NamedTuple):
         return [next(results) if wants else None for wants in self.wanted]
 
     def derivatives(self, sources: Sequence[Tensor], cotangents: Sequence[Tensor]) -> List[Optional[Tensor]]:
-        """Gradients of the sources (cotangents that arrived, then the call's tensors) from those of what was found."""
+        """Gradients of the sources (arrived cotangents, then the call's tensors) from those of the found gradients."""
         name = self.execution.backend.name
         error = Unsupported(f"backend {name!r} derives first derivatives only; for a second one choose backend='torch'")
         if self.instead is None:

@@ -1,10 +1,10 @@
-"""What PopTorch handles as a whole and torch takes apart: seen here, before it is taken apart.
+"""Composite functions of torch, intercepted before torch decomposes them, because PopTorch has handlers for them.
 
 Rules of this module:
 
 - A built-in loss marks its result as the loss, as every one of PopTorch's handlers for them does. ``nll_loss``, of
-  which ``cross_entropy`` consists, is marked where it is recorded: probabilities as targets do not come by there, so
-  they make no loss, and what label smoothing adds comes after it.
+  which ``cross_entropy`` consists, is marked where it is recorded. With probabilities as targets ``cross_entropy`` does
+  not call it, so there is no loss; the term of label smoothing is added after the mark.
 - A function without a handler is refused here if torch would make it of operations that have one.
 - An ``autograd.Function`` in a model that is trained is refused: PopTorch records its forward, never calls its
   backward, and says nothing.

@@ -91,7 +91,7 @@ class Optimizer(torch.optim.Optimizer):
         self._device = weakref.ref(device)
 
     def detach(self) -> None:
-        """Keep what the device has now, and ask it no more."""
+        """Read the state from the device a last time."""
         self._read()
         self._device = None
 

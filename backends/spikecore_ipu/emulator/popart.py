@@ -75,7 +75,7 @@ def _binary_cross_entropy(x: Tensor, target: Tensor, weight: Optional[Tensor] = 
 
 
 def _log_sigmoid(x: Tensor) -> Tuple[Tensor, Tensor]:
-    return torch.log(torch.sigmoid(x)), torch.zeros(0)  # the second is for torch's own backward
+    return torch.log(torch.sigmoid(x)), torch.zeros(0)  # torch's operator returns a buffer for its backward, too
 
 
 def _trunc(x: Tensor) -> Tensor:

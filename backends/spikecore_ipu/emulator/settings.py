@@ -126,7 +126,7 @@ def checked_flag(value: Any, name: str) -> bool:
 
 
 def checked_count(value: Any, name: str) -> Any:
-    """``value``, which must not be a number below 1: PopTorch takes it, and fails or returns nothing much later."""
+    """``value``, which must not be a number below 1: PopTorch takes it, and fails later or returns nothing."""
     if isinstance(value, int) and value < 1:
         raise py_error(f"{name} must be 1 or more (Got {value})")
     return value

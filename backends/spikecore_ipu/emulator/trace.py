@@ -90,7 +90,7 @@ class Trace(TorchDispatchMode):
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Take what a function of torch consists of, since PopTorch has a handler for the function."""
+        """Accept every operation inside: they are the parts of a function that PopTorch has a handler for."""
         before, self._whole = self._whole, True
         try:
             yield
@@ -99,7 +99,7 @@ class Trace(TorchDispatchMode):
 
     @property
     def listens(self) -> bool:
-        """Whether this records what the thread that asks computes, and does not infer a shape at the moment."""
+        """Whether this trace records the current thread, and is not inferring a shape at the moment."""
         return running() is self and not self._aside
 
     def input(self, tensor: Tensor) -> IpuTensor:
