@@ -38,6 +38,8 @@ def test_the_python_blocks_of_a_page_run_in_order(page: Path, tmp_path: Path) ->
     environment = {**os.environ, "SPIKECORE_IPU_EMULATOR": str(int(page.name == "ipu.md"))}
     # torch 2.0 imports pkg_resources, which warns of itself and of what else is installed
     old = ["-W", "ignore::DeprecationWarning"] if torch.__version__ < "2.1" else []
+    # torch.func.jvp makes torch load rules that it compiles with its own torch.jit.script
+    old += ["-W", "ignore:`torch.jit.script` is deprecated:DeprecationWarning"]
     command = [sys.executable, "-W", "error", *old, str(program)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
