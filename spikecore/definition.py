@@ -122,8 +122,10 @@ def _content(value: Any, within: Set[int]) -> Any:
     if id(value) in within or len(within) > _MOST:
         return None
     within.add(id(value))
+    if isinstance(value, (list, tuple, Mapping, set, frozenset)) and len(value) > _MOST:
+        return None
     if isinstance(value, (list, tuple)):
-        return type(value), [_part(one, within) for one in value[:_MOST]]
+        return type(value), [_part(one, within) for one in value]
     if isinstance(value, Mapping):
         return type(value), [(_part(name, within), _part(one, within)) for name, one in value.items()]
     if isinstance(value, (set, frozenset)):

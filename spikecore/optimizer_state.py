@@ -69,9 +69,10 @@ def check_optimizer_state(optimizer: torch.optim.Optimizer, state: Any) -> None:
 
 def complete(optimizer: torch.optim.Optimizer, state: Dict[str, Any]) -> Dict[str, Any]:
     """The state of an optimiser with entries for parameters without a gradient, too: one that lacks is then lost."""
-    kept, entries = _kept_by(optimizer), dict(state["state"])
+    kept = _kept_by(optimizer)
     if kept is None:
         return state
+    entries = dict(state["state"])
     for group in state["param_groups"]:
         entries.update({key: kept.none(group) for key in group["params"] if not entries.get(key)})
     return {**state, "state": entries}
@@ -79,7 +80,10 @@ def complete(optimizer: torch.optim.Optimizer, state: Dict[str, Any]) -> Dict[st
 
 def separate(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
     """Give an optimiser that has loaded ``state`` tensors of its own: torch takes those of ``state`` themselves."""
-    given = {id(value) for entry in state["state"].values() for _, value in _tensors(entry)}
+    entries = state.get("state")
+    if not isinstance(entries, Mapping):
+        return  # of an optimiser with a form of its own
+    given = {id(value) for entry in entries.values() for _, value in _tensors(entry)}
     for entry in optimizer.state.values():
         for name, value in _tensors(entry):
             if id(value) in given:
@@ -102,7 +106,8 @@ def _faults(optimizer: torch.optim.Optimizer, state: Any) -> Iterator[str]:
         return
     mine = optimizer.state_dict()
     yield from _differences("it", mine, state)
-    if not all(name in mine and name in state for name in ("state", "param_groups")):
+    own_form = type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
+    if own_form or not all(name in mine and name in state for name in ("state", "param_groups")):
         return
     groups, held = state["param_groups"], optimizer.param_groups
     wrong = _malformed(state["state"], groups)

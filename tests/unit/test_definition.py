@@ -250,3 +250,10 @@ def test_the_shells_own_names():
             neuron(X[0])
         private = {name for name in vars(neuron) if name.startswith("_")}
         assert private <= definition.SHELL
+
+
+def test_what_is_large_is_not_looked_into():
+    """A call does not take the time of thousands of values."""
+    neuron = Within(dict.fromkeys(range(2000), 1.0), lambda held: held[0])
+    neuron(X)
+    assert neuron._watched == []

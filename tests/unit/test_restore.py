@@ -395,3 +395,25 @@ def test_an_interrupt_while_it_is_loaded(monkeypatch):
     finally:
         signal.signal(signal.SIGINT, handler)
     assert same(everything(step)[:-3], everything(other)[:-3])
+
+
+class Wrapping(torch.optim.SGD):
+    """An optimiser with a form of its own for what it saves."""
+
+    def state_dict(self):
+        return {"inner": super().state_dict(), "count": 3}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state["inner"])
+
+
+def test_a_form_of_its_own():
+    """Of what an optimiser saves in a form of its own, the parts are checked by name, and the rest is its own."""
+    step, other = (trained(lambda ps: Wrapping(ps, 0.1, momentum=0.9), seed) for seed in (0, 1))
+    state = copy.deepcopy(other.state_dict())
+    with pytest.raises(ValueError, match=r"does not fit this Wrapping: it has no 'inner'\. Make"):
+        step.load_state_dict(without(state, "optimizer", "inner"))
+    step.load_state_dict(state)
+    for one in (step, other):
+        one(torch.ones(5, 2, 4) * 4, torch.tensor([0, 1]))
+    assert all(torch.equal(a, b) for a, b in zip(step.net.parameters(), other.net.parameters()))
