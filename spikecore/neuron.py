@@ -251,6 +251,7 @@ class Neuron(Ranged):
                 parameters.checked(type(self).__name__, name, value) if swapped else self._checked_value(name, value)
             )
         if name in self.params and not isinstance(value, nn.Parameter):
+            value = parameters.for_parametrization(self, name, value)
             held = self._parameters.get(name, self._buffers.get(name))
             if isinstance(value, float) and held is not None:
                 with torch.no_grad():

@@ -13,6 +13,7 @@ from typing import Any, Iterable, List, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from spikecore.misnamed import hint_of_value
 
@@ -54,6 +55,21 @@ def shown(value: Value) -> str:
     if isinstance(value, Tensor) and (value.ndim or value.device.type != "cpu"):
         return f"tensor{list(value.shape)}"
     return f"{value.item() if isinstance(value, Tensor) else value:g}"
+
+
+def for_parametrization(module: nn.Module, name: str, value: Value) -> Value:
+    """A new value of a parameter, as ``torch.nn.utils.parametrize`` takes it if it computes this one."""
+    if not parametrize.is_parametrized(module, name):
+        return value
+    chain: Any = module.parametrizations[name]  # type: ignore[index]
+    for step in chain:
+        if not hasattr(step, "right_inverse"):
+            raise RuntimeError(
+                f"{type(module).__name__}: {name} is computed by the parametrization {type(step).__name__}, which has "
+                f"no right_inverse to compute its original from a value; give it one, or set "
+                f"neuron.parametrizations.{name}.original"
+            )
+    return value if isinstance(value, Tensor) else torch.full_like(getattr(module, name).detach(), value)
 
 
 def require(owner: str, condition: str, holds: Any, **values: Any) -> None:

@@ -13,6 +13,7 @@ Rules of this module:
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Callable, ClassVar, Collection, Dict, Mapping, Optional, Sequence
 
 import torch
@@ -167,6 +168,17 @@ class Stateful(nn.Module):
         elif self._state is not None:
             content["_state"] = {name: value.detach() for name, value in self._state.items()}
         return content
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> Any:
+        # the class that torch.nn.utils.parametrize makes refuses __getstate__, and copies the whole __dict__ unless
+        # there is a __deepcopy__
+        kind: Any = type(self)
+        made = [base for base in kind.__mro__ if base.__module__ == "torch.nn.utils.parametrize"]
+        content = super(made[-1], self).__getstate__() if made else self.__getstate__()
+        copied = kind.__new__(kind)
+        memo[id(self)] = copied
+        copied.__setstate__(copy.deepcopy(content, memo))
+        return copied
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -1209,6 +1209,45 @@ class TestDerived:
         expected = lif(x)
         assert torch.equal(copy.deepcopy(lif)(x), expected)
 
+    def test_a_parametrized_neuron_with_state_is_copied(self):
+        """The copy has the values of a single-step state without its graph, and the original keeps its own."""
+        lif, x = sc.LIF(learn=("tau",), step="single", threshold=0.4), values(3, B, C).requires_grad_()
+        torch.nn.utils.parametrize.register_parametrization(lif, "tau", nn.Softplus())
+        lif(x[0])
+        made = copy.deepcopy(nn.Sequential(lif))[0]
+        assert not made.state["v"].requires_grad
+        assert lif.state["v"].requires_grad
+        assert made.parametrizations.tau.original is not lif.parametrizations.tau.original
+        for x_t in x[1:]:
+            assert torch.equal(made(x_t), lif(x_t))
+        with pytest.raises(RuntimeError, match="parametrized modules is only supported through state_dict"):
+            pickle.dumps(lif)
+
+    def test_a_parametrized_parameter_is_set(self):
+        """A number or a tensor goes through right_inverse, as for any module of torch; without one it raises."""
+
+        class Exp(nn.Module):
+            def forward(self, x):
+                return x.exp()
+
+            def right_inverse(self, value):
+                return value.log()
+
+        lif, x = sc.LIF(learn=("tau",)), values(T, B, C, dtype=torch.float32)
+        torch.nn.utils.parametrize.register_parametrization(lif, "tau", Exp())
+        for value in (3.0, torch.tensor(4.0)):
+            lif.tau = value
+            torch.testing.assert_close(lif.tau.detach(), torch.tensor(float(value)))
+            assert torch.equal(lif(x), sc.LIF(tau=lif.tau.detach())(x))
+        with pytest.raises(ValueError, match="tau=0.5 must be at least 1"):
+            lif.tau = 0.5
+        lif = sc.LIF(learn=("tau",))
+        torch.nn.utils.parametrize.register_parametrization(lif, "tau", nn.Softplus())
+        with pytest.raises(
+            RuntimeError, match=r"LIF: tau is .* Softplus, .*set neuron\.parametrizations\.tau\.original"
+        ):
+            lif.tau = 3.0
+
 
 class Last(sc.Neuron):
     """Its states are its input, a parameter and a constant."""
