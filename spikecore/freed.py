@@ -8,7 +8,7 @@ backward reaches it. A call that never goes backward is not disturbed.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -19,15 +19,19 @@ State = Dict[str, Tensor]
 _MOST = 500
 
 
+#: Whether the backward pass that this thread is in frees no graph. Older versions do not tell.
+_keeps: Callable[[], bool] = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", bool)
+
+
 class Passed:
-    """Whether backward came through the nodes that this watches."""
+    """Whether backward came through the nodes that this watches, and may have freed them."""
 
     def __init__(self) -> None:
         self.seen = False
 
     def note(self, grads: Any) -> None:
         """Hook of a node of the graph."""
-        self.seen = True
+        self.seen = self.seen or not _keeps()
 
 
 class Marked:
@@ -87,14 +91,22 @@ def _freed(node: Any) -> bool:
 
 
 def _is_freed(node: Any) -> bool:
-    names = ["saved_tensors"] if hasattr(type(node), "saved_tensors") else dir(node)
+    """Whether the node lacks what it had saved. Runs no hook of saved tensors, which may cost much or have effects."""
     try:
-        for name in names:
-            if name == "saved_tensors" or name.startswith("_saved_"):
-                getattr(node, name)
+        if hasattr(type(node), "saved_tensors"):  # of an autograd.Function
+            return node._raw_saved_tensors is None
+        for name in dir(node):
+            if name.startswith("_raw_saved_") and not _has_hook(getattr(node, name)):
+                getattr(node, name[len("_raw") :])
     except RuntimeError as error:
         return "a second time" in str(error)
     return False
+
+
+def _has_hook(saved: Any) -> bool:
+    """Whether a hook would run to unpack this, or one of these; what is freed has none. Old versions do not tell."""
+    every = saved if isinstance(saved, (tuple, list)) else (saved,)
+    return any(getattr(one, "unpack_hook", None) is not None for one in every)
 
 
 class _Freed(torch.autograd.Function):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from spikecore import checks, compiled, freed, misnamed, recompute, replicas, reuse
 from spikecore.backend import BackendError
-from spikecore.lang.plain import is_compiling
+from spikecore.lang.plain import is_batched, is_compiling, is_transforming
 
 State = Dict[str, Tensor]
 
@@ -102,6 +102,12 @@ class Stateful(nn.Module):
 
     def _end(self, slot: recompute.Slot, outputs: Sequence[Tensor], state: Optional[State]) -> None:
         """Keep the state after a call."""
+        if not is_compiling() and is_transforming() and any(is_batched(value) for value in (state or {}).values()):
+            raise RuntimeError(
+                f"{type(self).__name__} carries its state, which torch.func.vmap would leave with a dimension that it "
+                "hides from later calls; give the state and take it: out, state = neuron.run(x, state=state), where "
+                "x has time first"
+            )
         slot["_state"] = state
         if not is_compiling():
             slot["_passed"] = freed.watched(outputs, state)

@@ -35,6 +35,14 @@ _tracing_state: Callable[[], object] = torch._C._get_tracing_state
 PLAIN = (Tensor, nn.Parameter)
 
 
+def is_batched(value: Tensor) -> bool:
+    """Whether vmap hides a dimension of the tensor, beneath other transforms as well."""
+    functorch: Any = torch._C._functorch
+    while functorch.is_gradtrackingtensor(value):
+        value = functorch.get_unwrapped(value)
+    return bool(functorch.is_batchedtensor(value))
+
+
 def is_jit_tracing() -> bool:
     """Whether torch.jit.trace records now."""
     return _tracing_state() is not None

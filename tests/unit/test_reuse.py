@@ -388,6 +388,33 @@ class TestCalled:
         assert gone() is None
 
 
+class TestTransforms:
+    """``torch.func.vmap`` runs all examples as one call, whose state has a dimension that no later call knows."""
+
+    @pytest.mark.parametrize("recurrent", [False, True])
+    def test_no_state_of_vmap_is_kept(self, recurrent):
+        """A neuron that carries its state raises, and stays as it was; with the state as an argument it works."""
+        lif = sc.LIF(step="single", backend="torch")
+        net = sc.Recurrent(sc.LIF(backend="torch"), nn.Identity(), step="single") if recurrent else lif
+        x = torch.rand(T, B, C)
+        with pytest.raises(
+            RuntimeError, match=r"carries its state, which torch\.func\.vmap .*neuron\.run\(x, state=state"
+        ):
+            torch.func.vmap(net)(x[1])
+        assert net.state is None
+        stepwise = torch.func.vmap(lambda x_t, v: lif.run(x_t.unsqueeze(0), state={"v": v})[0].squeeze(0))
+        lif(x[0])
+        torch.testing.assert_close(stepwise(x[1], lif.state["v"]), lif(x[1]))
+
+    def test_under_grad(self):
+        """vmap inside grad is the same."""
+        lif, x = sc.LI(step="single", backend="torch"), torch.rand(B, C)
+        with pytest.raises(RuntimeError, match=r"^LI carries its state, which torch\.func\.vmap"):
+            torch.func.grad(lambda x: torch.func.vmap(lif)(x).sum())(x)
+        with pytest.raises(RuntimeError, match=r"^LI carries its state, which torch\.func\.vmap"):
+            torch.func.vmap(torch.func.grad(lambda x: lif(x).sum()))(x)
+
+
 class TestFreedGraph:
     """A forgotten detach or reset."""
 
@@ -428,6 +455,34 @@ class TestFreedGraph:
             lif(x[2:]).sum().backward()
         whole = torch.autograd.grad(lif(x).sum(), x)[0]
         torch.testing.assert_close(x.grad, whole)
+
+    @pytest.mark.skipif(
+        not hasattr(torch._C._autograd.SavedTensor, "unpack_hook"),
+        reason="this torch does not tell which saved tensors have hooks",
+    )
+    @pytest.mark.parametrize("retain", [False, True])
+    def test_hooks_of_saved_tensors_are_left_alone(self, retain):
+        """A look at the graph unpacks nothing that the user has packed."""
+        count = []
+
+        def unpack(packed):
+            count.append(0)
+            return packed
+
+        net = nn.Sequential(nn.Linear(C, C), nn.Tanh(), sc.LIF(learn=("tau",), step="single", backend="torch"))
+        x = torch.rand(T, B, C)
+        with torch.autograd.graph.saved_tensors_hooks(lambda value: value, unpack):
+            net(x[0])
+            out = net(x[1])
+        out.sum().backward(retain_graph=retain)
+        seen = len(count)
+        late = net(x[2])
+        assert len(count) == seen > 0
+        if retain:
+            late.sum().backward()
+        else:
+            with pytest.raises(RuntimeError, match=self.WAY_OUT):
+                late.sum().backward()
 
     def test_never_backward_again(self):
         """A call after backward that never goes backward itself is not disturbed."""
