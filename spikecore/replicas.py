@@ -16,17 +16,27 @@ def check_replica(module: nn.Module, carries: bool) -> None:
     """Raise RuntimeError if ``nn.DataParallel`` would split time, or lose the state of a replica that carries it."""
     frame: Optional[FrameType] = sys._getframe(1)
     dim: Any = None
+    net: Any = None
     while frame is not None and dim is None:
         if frame.f_globals.get("__name__") == "torch.nn.parallel.data_parallel":
-            dim = frame.f_locals.get("dim", getattr(frame.f_locals.get("self"), "dim", None))
+            parallel = frame.f_locals.get("self")
+            dim = frame.f_locals.get("dim", getattr(parallel, "dim", None))
+            net = frame.f_locals.get("module", getattr(parallel, "module", None))
         frame = frame.f_back
     if carries:
         raise RuntimeError(
             f"{type(module).__name__} carries its state, and nn.DataParallel forgets that of its replicas after each "
             "call; use nn.parallel.DistributedDataParallel, or step='multi' outside sc.carry_state with dim=1"
         )
-    if dim == 0:
+    if dim == 0 and not makes_time(net):
         raise RuntimeError(f"{type(module).__name__} is in an {SPLITS_TIME}")
+
+
+def makes_time(net: Any) -> bool:
+    """Whether an encoder in the network makes time, so that dimension 0 of the network's input is the batch."""
+    from spikecore.encode import Constant, Latency, Poisson  # which need not be loaded for a network without them
+
+    return isinstance(net, nn.Module) and any(isinstance(one, (Constant, Latency, Poisson)) for one in net.modules())
 
 
 #: What is wrong with the default of ``nn.DataParallel``.

@@ -26,7 +26,7 @@ from spikecore.batches import home, mapped, run, sent
 from spikecore.checks import shown
 from spikecore.functional import ask, check_places, own_state, request, stateful_modules
 from spikecore.neuron import Neuron
-from spikecore.replicas import SPLITS_TIME
+from spikecore.replicas import SPLITS_TIME, makes_time
 from spikecore.selection import backend_named, capture, resolve
 
 Loss = Callable[[Any, Any], Tensor]
@@ -118,7 +118,7 @@ def _check(net: Any, loss: Any) -> None:
     if not callable(loss):
         raise TypeError(f"loss={loss!r} must be callable as loss(outputs, targets), such as spikecore.losses.ce_count")
     check_places(net)
-    splits = isinstance(net, nn.DataParallel) and len(net.device_ids) > 1 and net.dim == 0
+    splits = isinstance(net, nn.DataParallel) and len(net.device_ids) > 1 and net.dim == 0 and not makes_time(net)
     if splits and any(module.step == "multi" for module in stateful_modules(net)):
         raise ValueError(f"net is an {SPLITS_TIME}")
 

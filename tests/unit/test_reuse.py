@@ -548,6 +548,21 @@ class TestDataParallel:
         net, x = self.net(), torch.rand(T, 4, C)
         assert torch.equal(OnTwo(net, dim=1)(x), net(x))
 
+    def test_a_network_that_encodes(self):
+        """Where an encoder inside makes time, dimension 0 of the network's input is the batch."""
+
+        class Encodes(nn.Module):
+            def __init__(self, net):
+                super().__init__()
+                self.encode, self.net = sc.encode.Constant(T), net
+
+            def forward(self, x):
+                return self.net(self.encode(x)).mean(0)
+
+        net, x = Encodes(self.net()), torch.rand(4, C)
+        assert torch.equal(OnTwo(net)(x), net(x))
+        assert torch.equal(sc.inference_model(OnTwo(net))(x), net(x))
+
     @pytest.mark.parametrize("dim", [0, 1])
     def test_no_state_is_lost(self, dim):
         """A neuron that carries its state raises, whatever is split."""
