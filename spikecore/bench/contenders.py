@@ -15,7 +15,7 @@ from torch import nn
 import spikecore as sc
 from spikecore.backend import ANY_DEVICE
 from spikecore.bench.machine import version_of
-from spikecore.bench.peers import PEERS, Peer
+from spikecore.bench.peers import PEERS, Peer, Single
 from spikecore.bench.report import Entrant
 from spikecore.bench.subjects import Subject
 from spikecore.bench.timing import failure
@@ -40,6 +40,8 @@ class Contender:
     layer: Callable[[Subject, int], nn.Module]
     #: What stands for the neuron in a network; None if it takes no part there.
     in_network: Optional[Callable[[], nn.Module]] = None
+    #: The neuron as a single step ``[*N] -> [*N]`` that continues, and what puts it at rest.
+    single: Optional[Callable[[], Single]] = None
     #: The backend's name, for ours.
     backend: Optional[str] = None
     #: How what it computes in a network differs, in words.
@@ -97,8 +99,14 @@ def _backend(name: str) -> Contender:
         True,
         lambda subject, steps: subject.make(name),
         lambda: sc.LIF(2.0, backend=name),
+        single=lambda: _single(name),
         backend=name,
     )
+
+
+def _single(backend: str) -> Single:
+    neuron = sc.LIF(2.0, step="single", backend=backend)
+    return neuron, lambda: sc.reset(neuron)
 
 
 def _compiled(most: int) -> Contender:
@@ -131,4 +139,4 @@ def _peer(peer: Peer) -> Contender:
             raise NotHere("has no such neuron")
         return peer.layers[subject.name]()
 
-    return Contender(peer.name, False, layer, peer.in_network, unlike=peer.unlike)
+    return Contender(peer.name, False, layer, peer.in_network, peer.single, unlike=peer.unlike)

@@ -23,6 +23,19 @@ def fully_connected(steps: int, neuron: Activation) -> nn.Module:
     return nn.Sequential(sc.encode.Constant(steps), nn.Linear(784, 1000), neuron(), nn.Linear(1000, 10), neuron())
 
 
+def digits(steps: int, neuron: Activation) -> nn.Module:
+    """The network of ``examples/digits.py``: two convolutions on 8x8 images."""
+    return nn.Sequential(
+        sc.encode.Constant(steps),
+        sc.layers.TimeBatched(nn.Conv2d(1, 24, 3, padding=1), nn.BatchNorm2d(24)),
+        neuron(),
+        sc.layers.TimeBatched(nn.Conv2d(24, 48, 3, padding=1), nn.BatchNorm2d(48)),
+        neuron(),
+        sc.layers.TimeBatched(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(48 * 4 * 4, 10)),
+        neuron(),
+    )
+
+
 def cifar10(steps: int, neuron: Activation) -> nn.Module:
     """Six 3x3 convolutions of 256 channels on 32x32 images, halved after every second one."""
     layers: List[nn.Module] = [sc.encode.Constant(steps)]
@@ -107,3 +120,9 @@ NETWORKS: Mapping[str, Network] = {
         Network("sew18-b112", *_SEW, 112, 2, *_IMAGENET),
     )
 }
+
+#: The networks of the examples, at their sizes.
+EXAMPLES: Tuple[Network, ...] = (
+    Network("digits", "examples/digits.py: two convolutions, 8x8", digits, 8, 64, 64, (1, 8, 8), 10),
+    Network("mnist", "examples/mnist_ipu.py: 784-1000-10", fully_connected, 25, 128, 128, (784,), 10),
+)

@@ -81,6 +81,30 @@ class SnnSteps(nn.Module):
         return torch.stack(spikes)
 
 
+class SnnSingle(nn.Module):
+    """snnTorch's module as a single step that continues."""
+
+    def __init__(self, node: Any) -> None:
+        super().__init__()
+        self.node = node
+        self.memory: Optional[Tensor] = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Spikes of one time step."""
+        memory = torch.zeros_like(x) if self.memory is None else self.memory
+        spikes: Tensor
+        spikes, self.memory = self.node(x, memory)
+        return spikes
+
+    def reset(self) -> None:
+        """Begin at rest."""
+        self.memory = None
+
+
+#: A neuron as a single step that continues, and what puts it at rest.
+Single = Tuple[nn.Module, Callable[[], Any]]
+
+
 @dataclass(frozen=True)
 class Peer:
     """One way to call one library."""
@@ -95,6 +119,8 @@ class Peer:
     #: What stands for the neuron in a network, and in words how it differs from LIF.
     in_network: Callable[[], nn.Module]
     unlike: str = ""
+    #: The neuron as a single step that continues; None where another row of the library is the same.
+    single: Optional[Callable[[], Single]] = None
     #: Which of its implementations it chooses on a device, in a word.
     chooses: Callable[[torch.device], str] = lambda device: ""
 
@@ -139,6 +165,16 @@ def _leaky(beta: float, reset: str) -> Callable[[], nn.Module]:
     return make
 
 
+def _jelly_single() -> Single:
+    node = _jelly("neuron").LIFNode(tau=2.0, surrogate_function=_atan(), step_mode="s")
+    return node, node.reset
+
+
+def _snn_single() -> Single:
+    layer = SnnSingle(_leaky(0.5, "zero")().node)
+    return layer, layer.reset
+
+
 _FUNCTIONAL: Mapping[str, Callable[[], nn.Module]] = {
     "LIF": _functional("lif_multi_step", tau=2.0),
     "IF": _functional("if_multi_step"),
@@ -164,6 +200,7 @@ PEERS: Tuple[Peer, ...] = (
         "LIFNode and its kin, multi-step",
         _MODULES,
         _MODULES["LIF"],
+        single=_jelly_single,
         chooses=_jelly_chooses,
     ),
     Peer("SpikingJelly steps", *_JELLY, "the same modules in a loop over steps: plain torch", _STEPS, _STEPS["LIF"]),
@@ -175,5 +212,6 @@ PEERS: Tuple[Peer, ...] = (
         {"Leaky": _leaky(0.9, "subtract")},
         _leaky(0.5, "zero"),
         "its Leaky(beta=0.5) stands in, which fires above the threshold only and is reset one step later",
+        _snn_single,
     ),
 )

@@ -46,6 +46,12 @@ COLUMNS: Mapping[str, Tuple[Column, ...]] = {
         Column("fwd ms,\nwaiting", "forward_waiting_ms", _three),
         Column("fwd+bwd ms,\nwaiting", "training_waiting_ms", _three),
     ),
+    "beside": (
+        Column("fwd\nms", "forward_ms", _three),
+        Column("/ Spiking-\nJelly", "forward_ratio", _two),
+        Column("fwd+bwd\nms", "training_ms", _three),
+        Column("/ Spiking-\nJelly", "training_ratio", _two),
+    ),
     "networks": (
         Column("step\nms", "step_ms", _three),
         Column("images\nper s", "images_per_second", _three),
@@ -57,11 +63,13 @@ COLUMNS: Mapping[str, Tuple[Column, ...]] = {
 TITLES = {
     "neurons": "Neurons: device time, fraction of a copy's speed, peak extra memory",
     "small": "Small layers: wall time per call",
+    "beside": "Beside other libraries: wall time per call",
     "networks": "Networks: one training step with Adam",
 }
 CAPTIONS = {
     "neurons": "of copy: what must be moved at least, over the time, over the copy's bandwidth; 1.00 is the roofline",
     "small": "a batch of calls with one synchronisation at the end; waiting: one after every call",
+    "beside": "/ SpikingJelly: its module is 1.00; of a network, inference and a training step with Adam",
     "networks": "/ ReLU: the same network with ReLU instead of the neuron is 1.00",
 }
 

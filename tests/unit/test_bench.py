@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Dict, List
 
@@ -16,9 +17,12 @@ from typer.testing import CliRunner
 
 import spikecore as sc
 from spikecore import cli
-from spikecore.bench import contenders, machine, models, networks, run, tables
+from spikecore.bench import beside, contenders, machine, models, networks, run, tables
+from spikecore.bench.cells import Bench
 from spikecore.bench.check import differences, observe
-from spikecore.bench.peers import Peer
+from spikecore.bench.contenders import find
+from spikecore.bench.models import EXAMPLES
+from spikecore.bench.peers import PEERS, Peer
 from spikecore.bench.plot import figure_of, plot, pyplot
 from spikecore.bench.report import Entrant, Report, Row, from_json
 from spikecore.bench.run import measure, prepare
@@ -112,6 +116,31 @@ def test_floor_reads_the_input_again_only_where_the_gradient_needs_it() -> None:
     """The gradient of a linear neuron needs no x; that of its time constant does."""
     assert words(sc.LI()) == (2, 4)
     assert words(sc.LI(learn=("tau",))) == (2, 5)
+
+
+# -- beside other libraries
+
+
+def test_beside_has_every_contender_and_names_the_peers_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer and a single step: both figures of the reference, and a row for each library that is not there."""
+    report = ran(replace(TINY, suites=("beside",), backends=("torch",)))
+    assert [case["neuron"] for case, _ in report.cases("beside")] == ["LIF", "LIF single step"]
+    for _, rows in report.cases("beside"):
+        row = only(rows, "torch")
+        assert row.status == "ok", row.detail
+        assert {"forward_ms", "training_ms"} <= set(row.figures)
+        assert {one.contender for one in rows if one.status == "skipped"} == {peer.name for peer in PEERS}
+    assert from_json(report.to_json()).rows == report.rows
+
+
+def test_beside_has_the_networks_of_the_examples() -> None:
+    """Inference and training of each, tiny."""
+    contender = find(torch.device("cpu"), ("torch",), peers=False, compile_steps=0)[0][0]
+    bench = Bench(torch.device("cpu"), HostClock(torch.device("cpu")), [contender], Plan(1))
+    for network in EXAMPLES:
+        small = replace(network, steps=2, batch_on_cpu=2)
+        (row,) = [row for row in beside.measure({"n": 1}, partial(beside._network, small), bench) if row.status == "ok"]
+        assert {"forward_ms", "training_ms"} <= set(row.figures)
 
 
 # -- check
@@ -292,7 +321,7 @@ def test_compile_stops_at_its_steps() -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"suites": ("neuron",)}, "suite 'neuron' is not known; there are: neurons, small, networks"),
+        ({"suites": ("neuron",)}, "suite 'neuron' is not known; there are: neurons, small, beside, networks"),
         ({"neurons": ("Lif",)}, "there are: LIF, Leaky"),
         ({"networks": ("vgg",)}, "there are: fc, cifar10"),
         ({"dtypes": ("int8",)}, "there are: float32"),
