@@ -12,6 +12,8 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from torch import nn
 
+from spikecore.recent import CALLS, Recent
+
 #: So many frames are looked at.
 _DEEPEST = 120
 _LIBRARIES = ("torch", "spikecore")
@@ -115,14 +117,23 @@ def _traced_place(translator: Any, code: CodeType) -> Place:
     return Place(code.co_filename, line, getattr(positions, "col_offset", None))
 
 
+#: Places that were looked up, by the id of their code and the place in its bytecode; with the code, which has the id.
+_columns: Recent[Tuple[int, int], Tuple[CodeType, Place]] = Recent(CALLS)
+
+
 def _place(frame: FrameType) -> Place:
     code = frame.f_code
     positions: Any = getattr(code, "co_positions", None)
     if positions is None:  # before Python 3.11: the place in the bytecode, which tells the same
         return Place(code.co_filename, frame.f_lineno, frame.f_lasti)
-    at = frame.f_lasti // 2
-    found: List[Any] = list(itertools.islice(positions(), at, at + 1))
-    return Place(code.co_filename, frame.f_lineno, found[0][2] if found else None)
+    key = id(code), frame.f_lasti
+    known = _columns.get(key)
+    if known is None or known[0] is not code:
+        # it walks through the code before the place, which takes 20 us in a long function
+        at = frame.f_lasti // 2
+        found: List[Any] = list(itertools.islice(positions(), at, at + 1))
+        known = _columns.put(key, (code, Place(code.co_filename, frame.f_lineno, found[0][2] if found else None)))
+    return known[1]
 
 
 def _is_library(scope: Dict[str, Any]) -> bool:
