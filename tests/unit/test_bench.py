@@ -49,7 +49,8 @@ TINY = Settings(
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turns of one call, so that nothing here depends on how fast it runs."""
+    """Turns of one call, so that nothing here depends on how fast it runs; and no emulator among the contenders."""
+    monkeypatch.setenv("SPIKECORE_BLOCK", "ipu")
     monkeypatch.setattr(Plan, "calls", lambda self, seconds: 1)
     monkeypatch.setattr(HostClock, "cache_bytes", lambda self: 1000)
 
