@@ -20,7 +20,20 @@ if TYPE_CHECKING:
 
 #: Groups of cases, in the order they run. Every backend passes ``core``; ``product`` runs only when asked for, since a
 #: backend that compiles would compile for every combination of neuron, reset, detach and surrogate.
-TIERS = ("core", "dtypes", "parameters", "state", "language", "edges", "layouts", "robust", "compile", "product")
+TIERS = (
+    "core",
+    "dtypes",
+    "parameters",
+    "state",
+    "language",
+    "edges",
+    "layouts",
+    "sequences",
+    "ownership",
+    "robust",
+    "compile",
+    "product",
+)
 #: The tiers of a run that names none.
 DEFAULT_TIERS = TIERS[:-1]
 

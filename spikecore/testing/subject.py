@@ -24,7 +24,8 @@ class Subject:
     """One neuron as configured, an input ``[T, *N]``, and the oracle's run on it.
 
     values: parameter values beside the model's own; an array becomes a tensor. learn: parameters to learn. state:
-    whether to start from a drawn state instead of from rest. exact: dyadic inputs instead of margin ones.
+    whether to start from a drawn state instead of from rest. exact: dyadic inputs instead of margin ones. draw: another
+    number for other inputs, states and cotangents of the same shape. neuron: one that is there, with these parameters.
     """
 
     def __init__(
@@ -41,6 +42,8 @@ class Subject:
         shape: Sequence[int] = SHAPE,
         state: bool = False,
         exact: bool = False,
+        draw: int = 0,
+        neuron: Optional[Neuron] = None,
         **options: Any,
     ) -> None:
         self.context, self.dtype_name, self.dtype = context, dtype, DTYPES[dtype]
@@ -49,10 +52,11 @@ class Subject:
         self.surrogate = SURROGATES["ATan"] if surrogate is None else surrogate
         self.params: Dict[str, Any] = {**(self.model.exact_params if exact else self.model.params), **values}
         self.twin: Oracle = self.model.twin(reset, self.surrogate, detach)
-        self.neuron = self._build(learn, options)
+        self.neuron = self._build(learn, options) if neuron is None else neuron
         steps = min(shape[0], self.model.exact_steps, EXACT_STEPS[dtype]) if exact else shape[0]
         self.shape = (steps, *shape[1:])
-        rng = generator(self.model.name, reset, self.surrogate.name, self.shape)
+        again = (f"draw {draw}",) if draw else ()
+        rng = generator(self.model.name, reset, self.surrogate.name, self.shape, *again)
         broadcast = _broadcast(self.params, len(self.shape) - 1, options.get("channel_dim", 1))
         self.state: Optional[Dict[str, Array]] = None
         if state:
@@ -64,7 +68,7 @@ class Subject:
             self.inputs = margin(self.twin, broadcast, self.shape, self.model.drive, self.dtype, rng, self.state)
         self._broadcast = broadcast
         self.seen: Trajectory = run(self.twin, self.inputs, broadcast, self.state)
-        self._rng = generator("cotangents", self.model.name, reset, self.shape)
+        self._rng = generator("cotangents", self.model.name, reset, self.shape, *again)
 
     def _build(self, learn: Sequence[str], options: Mapping[str, Any]) -> Neuron:
         held = torch.float64 if self.dtype_name == "float64" else torch.float32
