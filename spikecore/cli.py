@@ -26,6 +26,7 @@ from spikecore.bench.cli import bench
 from spikecore.kernels.cache_cli import show_cache
 from spikecore.kernels.cli import kernel
 from spikecore.registry import BackendStatus
+from spikecore.scaffold.cli import new_backend
 from spikecore.selection import AUTO, automatic_order
 from spikecore.selection import backends as list_backends
 from spikecore.testing.cli import conformance
@@ -73,6 +74,7 @@ def backends(
 
 
 app.command()(conformance)
+app.command("new-backend")(new_backend)
 app.command()(bench)
 app.command()(kernel)
 app.command("cache")(show_cache)

@@ -52,6 +52,12 @@ class ReturningExecution(Execution):
         leads = [[steps], [], [steps], [kept]]
         return [self._shaped(layout, value, lead) for row, lead in zip(found, leads) for value in row]
 
+    def once(self, call: Call, tensors: Sequence[Tensor]) -> List[Tensor]:
+        """Outputs and final states of one time step, whose one contiguous input ``[*N]`` and outputs have no time."""
+        results = self.forward(call, [tensors[0].unsqueeze(0), *tensors[1:]], save=False)
+        n = self.n_outputs
+        return [*(_own(out, out.shape[1:], out.stride()[1:]) for out in results[:n]), *results[n:]]
+
     def _launched(
         self, found: Gradients, call: Call, tensors: Sequence[Tensor], layout: Layout, arrays: Arrays
     ) -> Tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
@@ -133,7 +139,7 @@ class ReturningExecution(Execution):
         """A flat result as the user sees it: a tensor of its own on that memory, no view of another one."""
         dense = flat.detach().contiguous()
         like = layout.empty(tuple(lead), dense.new_empty(0, device="meta"), dense.dtype)
-        return dense.new_empty(0).set_(dense.untyped_storage(), dense.storage_offset(), like.shape, like.stride())
+        return _own(dense, like.shape, like.stride())
 
 
 def _rows(steps: Tensor, neurons: int) -> Tensor:
@@ -144,6 +150,11 @@ def _rows(steps: Tensor, neurons: int) -> Tensor:
 def _row(step: Tensor, neurons: int) -> Tensor:
     """One step ``[N]`` in the order of memory."""
     return step.as_strided((neurons,), (1,))
+
+
+def _own(memory: Tensor, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
+    """A tensor on the memory of another one that is no view of it, so that autograd lets it be changed in place."""
+    return memory.new_empty(0).set_(memory.untyped_storage(), memory.storage_offset(), shape, stride)
 
 
 def _extent(value: Tensor) -> Tuple[int, int]:

@@ -22,14 +22,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from spikecore.testing.case import DEFAULT_TIERS, TIERS, Case
+from spikecore.testing.case import DEFAULT_TIERS, TIERS, Case, Collection
 from spikecore.testing.cases import CASES
 from spikecore.testing.runner import Result, check_backend, conforms
 
 if TYPE_CHECKING:
     from spikecore.testing.conformance import BackendConformance
 
-__all__ = ["CASES", "DEFAULT_TIERS", "TIERS", "BackendConformance", "Case", "Result", "check_backend", "conforms"]
+__all__ = [
+    "CASES",
+    "DEFAULT_TIERS",
+    "TIERS",
+    "BackendConformance",
+    "Case",
+    "Collection",
+    "Result",
+    "check_backend",
+    "conforms",
+]
 
 
 def __getattr__(name: str) -> Any:

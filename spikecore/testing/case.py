@@ -13,13 +13,16 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+
+from spikecore.backend import Capabilities
 
 if TYPE_CHECKING:
     from spikecore.testing.context import Context
 
 #: Groups of cases, in the order they run. Every backend passes ``core``; ``product`` runs only when asked for, since a
-#: backend that compiles would compile for every combination of neuron, reset, detach and surrogate.
+#: backend that compiles would compile for every combination of neuron, reset, detach and surrogate. ``own`` has the
+#: cases that a plugin adds for its backend (:mod:`spikecore.testing.own`).
 TIERS = (
     "core",
     "dtypes",
@@ -32,6 +35,7 @@ TIERS = (
     "ownership",
     "robust",
     "compile",
+    "own",
     "product",
 )
 #: The tiers of a run that names none.
@@ -74,10 +78,27 @@ class Collection:
         undeclared: str = "Unsupported",
         computes: bool = True,
     ) -> None:
-        """Add a case; an id that is taken, or a tier that is none, is an error."""
+        """Add a case.
+
+        id: ``family/what-exactly``. tier: one of :data:`TIERS`. holds: the sentence that holds, for people. run: called
+        with a :class:`~spikecore.testing.context.Context`; raises where it does not hold, best
+        :class:`~spikecore.testing.compare.Mismatch`. needs: names of capabilities, beside ``dtype``. undeclared: what
+        asking for one that is not declared must raise. computes: whether a runner of the backend must be seen to run.
+
+        Raises ``ValueError`` for an id that is taken, and for a tier or a capability that there is not.
+        """
         if id in self._cases or tier not in TIERS:
             raise ValueError(f"case {id!r} of tier {tier!r}: the id is taken, or there is no such tier")
+        unknown = [name for name in (dtype, *needs) if name not in Capabilities.__dataclass_fields__]
+        if unknown:
+            raise ValueError(f"case {id!r} needs {', '.join(map(repr, unknown))}, which is no capability")
         self._cases[id] = Case(id, tier, holds, run, (dtype, *needs), undeclared, computes)
+
+    def with_those_of(self, other: Iterable[Case]) -> Collection:
+        """A new collection with these cases and others, whose ids are new."""
+        both = Collection()
+        both._cases = {**self._cases, **{case.id: case for case in other}}
+        return both
 
     def __iter__(self) -> Iterator[Case]:
         return iter(self._cases.values())

@@ -15,8 +15,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from spikecore.backend import BackendError
 from spikecore.testing.case import TIERS
 from spikecore.testing.cases import CASES
+from spikecore.testing.own import cases_of
 from spikecore.testing.runner import OUTCOMES, Result, check_backend, conforms
 
 #: Columns that are always there; other outcomes have one where they occur.
@@ -45,7 +47,7 @@ def conformance(
     """Check that a backend computes what the equations say. Exits with 1 if it does not."""
     try:
         if list_cases:
-            _list(tier, case)
+            _list(name, tier, case)
             return
         if write_support is not None:
             from spikecore.testing.support import make_support
@@ -70,10 +72,9 @@ def conformance(
 def _run(
     name: str, tier: Sequence[str], case: Sequence[str], quiet: bool, require: bool, device: Optional[str]
 ) -> List[Result]:
-    chosen = CASES.select(tier or None, case or None)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as progress:
-        task = progress.add_task(name, total=len(chosen))
+        task = progress.add_task(name, total=_total(name, tier, case))
 
         def done(result: Result) -> None:
             progress.update(task, advance=1, description=result.id)
@@ -81,6 +82,13 @@ def _run(
         return check_backend(
             name, tiers=tier or None, cases=case or None, require=require or None, device=device, progress=done
         )
+
+
+def _total(name: str, tier: Sequence[str], case: Sequence[str]) -> int:
+    try:
+        return len(cases_of(name).select(tier or None, case or None))
+    except BackendError:  # the run says what is wrong with a plugin's cases
+        return 0
 
 
 def report(name: str, results: Sequence[Result]) -> Dict[str, object]:
@@ -95,9 +103,9 @@ def report(name: str, results: Sequence[Result]) -> Dict[str, object]:
     }
 
 
-def _list(tier: Sequence[str], case: Sequence[str]) -> None:
+def _list(name: Optional[str], tier: Sequence[str], case: Sequence[str]) -> None:
     console = Console()
-    for one in CASES.select(tier or None, case or None):
+    for one in (CASES if name is None else cases_of(name)).select(tier or None, case or None):
         console.print(Text(f"{one.id:42} {one.tier:10} ", style="bold").append(Text(one.holds, style="not bold")))
 
 

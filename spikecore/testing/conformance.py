@@ -8,7 +8,7 @@ import pytest
 
 from spikecore.backend import BackendError, BackendUnavailable
 from spikecore.testing.case import DEFAULT_TIERS, Case
-from spikecore.testing.cases import CASES
+from spikecore.testing.own import cases_of
 from spikecore.testing.runner import Bench, prepare, required, run_case, stale_ids
 
 #: What a subclass may say. Everything else is the suite's.
@@ -47,9 +47,9 @@ class BackendConformance:
             raise TypeError(f"{cls.__name__} must set backend to the name of the backend to test")
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """One test per case, from the static table: nothing is loaded or probed while tests are collected."""
+        """One test per case, of the suite and of the plugin: the backend is not loaded or probed while collecting."""
         if "case" in metafunc.fixturenames:
-            chosen = CASES.select(self.tiers)
+            chosen = cases_of(self.backend).select(self.tiers)
             metafunc.parametrize("case", [pytest.param(case, id=case.id) for case in chosen])
 
     def test_case(self, case: Case, record_property: Any, request: Any) -> None:
@@ -65,7 +65,8 @@ class BackendConformance:
 
     def test_expected_failures(self, request: Any) -> None:
         """Every expected failure names a case and gives a reason."""
-        stale = stale_ids(_bench(self.backend, self.device, request.config).expected(self.expected_failures))
+        expected = _bench(self.backend, self.device, request.config).expected(self.expected_failures)
+        stale = stale_ids(expected, cases_of(self.backend))
         if stale:
             pytest.fail("\n".join(result.message for result in stale), pytrace=False)
 

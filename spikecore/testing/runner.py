@@ -20,10 +20,11 @@ import torch
 
 from spikecore.backend import Backend, BackendError, BackendInfo, BackendUnavailable, Capabilities, Unsupported
 from spikecore.registry import default_registry
-from spikecore.testing.case import Case
+from spikecore.testing.case import Case, Collection
 from spikecore.testing.cases import CASES
 from spikecore.testing.compare import Mismatch
 from spikecore.testing.context import Context, Witness, check_device, choose_device
+from spikecore.testing.own import cases_of
 
 #: How a case can end. Only the last three are wrong.
 OUTCOMES = ("passed", "xfailed", "unsupported", "unavailable", "failed", "error", "stale")
@@ -179,8 +180,9 @@ def check_backend(
         if progress is not None:
             progress(result)
 
-    chosen = CASES.select(tiers, cases)
     try:
+        collection = cases_of(name)
+        chosen = collection.select(tiers, cases)
         bench = prepare(name, device)
     except BackendUnavailable as error:
         must = required(name) if require is None else require
@@ -191,7 +193,7 @@ def check_backend(
         done(Result("backend/available", "core", "error", 0.0, str(error)))
         return results
     expected = bench.expected(expected_failures)
-    for stale in stale_ids(expected):
+    for stale in stale_ids(expected, collection):
         done(stale)
     for case in chosen:
         done(run_case(case, bench, expected.get(case.id)))
@@ -204,12 +206,12 @@ def check_backend(
     return results
 
 
-def stale_ids(expected_failures: Mapping[str, str]) -> List[Result]:
+def stale_ids(expected_failures: Mapping[str, str], cases: Collection = CASES) -> List[Result]:
     """A result for each expected failure that names no case or gives no reason."""
     wrong = []
     for id, reason in expected_failures.items():
-        if CASES.get(id) is None:
-            message = f"expected_failures names {id!r}, which is no case{CASES.near(id)}"
+        if cases.get(id) is None:
+            message = f"expected_failures names {id!r}, which is no case{cases.near(id)}"
             wrong.append(Result(id, "core", "stale", 0.0, message))
         elif not isinstance(reason, str) or not reason.strip():
             wrong.append(Result(id, "core", "stale", 0.0, f"expected_failures gives no reason for {id!r}"))

@@ -1,22 +1,26 @@
-"""The backend that docs/backends.md writes is installed from the page, conforms, and is caught when it is broken."""
+"""The projects that ``spikecore new-backend`` writes are installed, conform, and are caught when they are broken.
+
+docs/backends.md shows the same text. An older and a newer plugin, and cases that a plugin adds, are installed the same
+way.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import re
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "backends.md"
+from spikecore.scaffold.project import project, rendered
 
-
-def blocks(language: str) -> Any:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+ROOT = Path(__file__).parents[2]
+PIP = ["pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-build-isolation"]
 
 
 def run(site: Path, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -34,18 +38,28 @@ def run(site: Path, *command: str, check: bool = True) -> subprocess.CompletedPr
     return done
 
 
-def installed(folder: Path, old: str = "", new: str = "") -> Path:
-    """The page's package, with a change, in a folder where pip put it."""
+def installed(
+    folder: Path,
+    name: str = "tape",
+    old: str = "",
+    new: str = "",
+    kernel: bool = False,
+    more: Optional[Dict[str, str]] = None,
+) -> Path:
+    """A project as new-backend writes it, with a change and more files or lines, in a folder where pip put it."""
     source, site = folder / "source", folder / "site"
-    (source / "spikecore_tape").mkdir(parents=True)
     site.mkdir()
-    module, test = blocks("python")
-    assert old in module
-    (source / "pyproject.toml").write_text(blocks("toml")[0], encoding="utf-8")
-    (source / "spikecore_tape" / "__init__.py").write_text(module.replace(old, new, 1), encoding="utf-8")
-    (site / "test_tape.py").write_text(test, encoding="utf-8")
-    pip = ["pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps"]
-    run(site, *pip, "--no-build-isolation", "--target", str(site), str(source))
+    files = project(name, kernel)
+    module = f"spikecore_{name}/__init__.py"
+    assert old in files[module]
+    files[module] = files[module].replace(old, new, 1)
+    for path, text in (more or {}).items():
+        files[path] = files.get(path, "") + text
+    for path, text in files.items():
+        (source / path).parent.mkdir(parents=True, exist_ok=True)
+        (source / path).write_text(text, encoding="utf-8")
+    (site / "test_conformance.py").write_text(files["tests/test_conformance.py"], encoding="utf-8")
+    run(site, *PIP, "--target", str(site), str(source))
     return site
 
 
@@ -54,18 +68,20 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return installed(tmp_path_factory.mktemp("tape"))
 
 
-def conformance(site: Path, *arguments: str) -> Dict[str, Any]:
-    return json.loads(run(site, "spikecore", "conformance", "tape", "--json", *arguments, check=False).stdout)
+def conformance(site: Path, *arguments: str, name: str = "tape") -> Dict[str, Any]:
+    done = run(site, "spikecore", "conformance", name, "--json", *arguments, check=False)
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)
 
 
-def test_it_has_about_sixty_lines() -> None:
+def test_it_has_about_seventy_lines() -> None:
     """What the page calls a complete backend stays readable in one go."""
-    assert len(blocks("python")[0].splitlines()) <= 65
+    assert len(rendered("backend", "tape").splitlines()) <= 70
 
 
 def test_its_test_file_passes(site: Path) -> None:
     """The conformance class of the page passes under pytest, in every tier, with the backend required."""
-    done = run(site, "pytest", "-q", "-p", "no:cacheprovider", "--spikecore-require=tape", "test_tape.py")
+    done = run(site, "pytest", "-q", "-p", "no:cacheprovider", "--spikecore-require=tape", "test_conformance.py")
     assert " passed, " in done.stdout
     assert "1 xfailed" in done.stdout
 
@@ -73,17 +89,26 @@ def test_its_test_file_passes(site: Path) -> None:
 def test_the_command_agrees(site: Path) -> None:
     """From the shell the core tier passes, undeclared capabilities are counted apart, and nothing fails."""
     report = conformance(site, "--tier", "core", "--tier", "parameters")
-    assert report["conforms"]
+    assert report["counts"]["failed"] == report["counts"]["error"] == 0
     assert report["counts"]["passed"] > 300
     assert report["counts"]["unsupported"] > 50
+
+
+def test_a_kernel_backend_passes_as_it_is_written(tmp_path: Path) -> None:
+    """With --kernel the project passes four tiers, the core tier among them, with nothing undeclared."""
+    site = installed(tmp_path, "flat", kernel=True)
+    report = conformance(site, *(f"--tier={tier}" for tier in ("core", "parameters", "state", "layouts")), name="flat")
+    counts = {outcome: count for outcome, count in report["counts"].items() if count}
+    assert set(counts) == {"passed"}
+    assert counts["passed"] > 400
 
 
 @pytest.mark.parametrize(
     ("old", "new", "case", "words"),
     [
         (
-            "reversed(range(len(grad)))",
-            "range(len(grad))",
+            "reversed(range(len(x)))",
+            "range(len(x))",
             "gradient/lif-hard",
             ["input gradient of LIF(tau=", "of 252 differ from the oracle", "first at (t=0, n=0, 0): got"],
         ),
@@ -98,8 +123,162 @@ def test_the_command_agrees(site: Path) -> None:
 )
 def test_a_bug_is_led_to(tmp_path: Path, old: str, new: str, case: str, words: Any) -> None:
     """With one deliberate bug the suite fails, and the message names the quantity, the neuron and the place."""
-    report = conformance(installed(tmp_path, old, new), "--case", case)
+    report = conformance(installed(tmp_path, "tape", old, new), "--case", case)
     (result,) = report["results"]
     assert result["outcome"] == "failed"
     assert [word for word in words if word not in result["message"]] == []
     assert f"spikecore conformance tape --case {case}" in result["message"]
+
+
+# -- versions of the contract
+
+#: A plugin as it was written for version 1 of the contract, before minor versions: an integer, and nothing newer.
+OF_VERSION_1 = """
+import torch
+
+import spikecore
+from spikecore.backend import Backend, BackendInfo, Capabilities
+from spikecore.lang.eager import Straight, number
+
+CAN = Capabilities(float32=True)
+
+
+class Old(Backend):
+    name = "old"
+    capabilities = CAN
+
+    def compile(self, program, spec):
+        params = program.leaves[len(program.inputs) + len(program.states) :]
+        rest = Straight(params, program.rest)
+        step = Straight(program.leaves, [*program.outputs, *program.next])
+
+        def runner(inputs, state, params, record):
+            (x,) = inputs
+            values = [v.to(x.dtype) if isinstance(v, torch.Tensor) else number(v, x) for v in params]
+            now = [v.expand(x.shape[1:]) for v in rest(values, x)] if state is None else state
+            outputs = []
+            for x_t in x:
+                out, *now = (v.expand(x_t.shape) for v in step([x_t, *now, *values], x))
+                outputs.append(out)
+            return (torch.stack(outputs) if outputs else x.clone(),), tuple(v.clone() for v in now), ()
+
+        return runner
+
+
+@spikecore.hookimpl
+def spikecore_backends():
+    return [BackendInfo("old", "spikecore_old:Old", ("cpu",), CAN, probe=lambda: None, api=1)]
+"""
+
+
+def test_a_plugin_of_an_older_minor_version_works(tmp_path: Path) -> None:
+    """A plugin written for contract 1 computes, passes its cases, and is asked for nothing that it does not know."""
+    template = project("old")["spikecore_old/__init__.py"]
+    site = installed(tmp_path, "old", template, OF_VERSION_1)
+    report = conformance(site, "--case", "bits/*", "--case", "gradient/lif-hard", name="old")
+    assert {result["outcome"] for result in report["results"]} == {"passed", "unsupported"}
+
+
+def test_a_plugin_of_a_newer_minor_version_is_refused(tmp_path: Path) -> None:
+    """What it relies on would be ignored in silence, so it is refused, and the sentence says what to upgrade."""
+    template = project("old")["spikecore_old/__init__.py"]
+    site = installed(tmp_path, "old", template, OF_VERSION_1.replace("api=1", "api=(1, 99)"))
+    (result,) = conformance(site, "--case", "bits/lif-hard", name="old")["results"]
+    assert result["message"] == (
+        "backend 'old' (spikecore-old 0.1.0) speaks backend API 1.99; this spikecore speaks 1.0 to 1.1; "
+        "upgrade spikecore"
+    )
+
+
+# -- cases of a plugin
+
+CASES = """
+import torch
+
+import spikecore as sc
+from spikecore.testing import Collection
+
+CASES = Collection()
+
+
+def wrong(context):
+    assert sc.IF(backend=context.name)(context.tensor([[0.5]])).item() == 1.0, "half is not enough"
+
+
+def right(context):
+    assert sc.IF(backend=context.name)(context.tensor([[1.5]])).item() == 1.0
+
+
+CASES.add("{prefix}/right", "{tier}", "one and a half is enough", right)
+CASES.add("{prefix}/wrong", "{tier}", "a half is enough", wrong)
+CASES.add("{prefix}/undeclared", "{tier}", "is not declared", right, needs=("record",), undeclared="nothing")
+"""
+ENTRY = '\n[project.entry-points."spikecore.cases"]\ntape = "spikecore_tape.cases:CASES"\n'
+
+
+def with_cases(folder: Path, prefix: str = "tape", tier: str = "own") -> Path:
+    text = CASES.replace("{prefix}", prefix).replace("{tier}", tier)
+    return installed(folder, more={"spikecore_tape/cases.py": text, "pyproject.toml": ENTRY})
+
+
+def test_a_plugin_adds_cases_of_its_own(tmp_path: Path) -> None:
+    """They are listed and run by default, fail as others do, and no other backend runs them."""
+    site = with_cases(tmp_path)
+    report = conformance(site, "--tier", "own")
+    assert {result["id"]: result["outcome"] for result in report["results"]} == {
+        "tape/right": "passed",
+        "tape/wrong": "error",
+        "tape/undeclared": "unsupported",
+    }
+    assert "half is not enough" in next(r["message"] for r in report["results"] if r["id"] == "tape/wrong")
+    assert "tape/right" in run(site, "spikecore", "conformance", "tape", "--list", "--tier", "own").stdout
+    assert "tape/right" not in run(site, "spikecore", "conformance", "--list").stdout
+    (site / "test_own.py").write_text(
+        "from spikecore.testing import BackendConformance\n\n\nclass TestTape(BackendConformance):\n"
+        '    backend = "tape"\n    tiers = ("own",)\n    expected_failures = {"tape/wrong": "a half is not enough"}\n'
+    )
+    done = run(
+        site, "pytest", "-q", "-p", "no:cacheprovider", "--spikecore-require=tape", "-rA", "test_own.py", check=False
+    )
+    assert "PASSED test_own.py::TestTape::test_case[tape/right]" in done.stdout, done.stdout
+    assert "test_own.py::TestTape::test_case[tape/wrong]" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("prefix", "tier", "words"),
+    [
+        ("other", "own", "case 'other/right' must begin with 'tape/'"),
+        ("tape", "core", "case 'tape/right' is of tier 'core', which is the suite's; choose another, as 'own'"),
+        ("tape", "mine", "case 'tape/right' of tier 'mine': the id is taken, or there is no such tier"),
+    ],
+)
+def test_cases_that_cannot_be_are_an_error_of_the_plugin(tmp_path: Path, prefix: str, tier: str, words: str) -> None:
+    """Cases of another's name, of the core tier or of no tier are not left out in silence: the run is an error."""
+    report = conformance(with_cases(tmp_path, prefix, tier), "--case", "bits/lif-hard")
+    assert not report["conforms"]
+    (result,) = report["results"]
+    assert result["outcome"] == "error"
+    assert words in result["message"]
+
+
+def test_the_wheel_has_the_templates(tmp_path: Path) -> None:
+    """What new-backend writes is in the wheel of spikecore."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE", "spikecore_pytest.py"):
+        shutil.copy(ROOT / name, source)
+    for name in ("spikecore", "backends"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    wheel = [
+        "pip",
+        "wheel",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-index",
+        "--no-deps",
+        "--no-build-isolation",
+    ]
+    run(tmp_path, *wheel, "--wheel-dir", str(tmp_path), str(source))
+    (made,) = tmp_path.glob("spikecore-*.whl")
+    there = {name.rpartition("/")[2] for name in zipfile.ZipFile(made).namelist() if "scaffold/templates/" in name}
+    assert there == {path.name for path in (ROOT / "spikecore" / "scaffold" / "templates").iterdir()}

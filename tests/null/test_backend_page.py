@@ -1,0 +1,127 @@
+"""The tables of docs/backends.md say what the code says: operations, what holds at special numbers, and dataclasses."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+import torch
+
+from spikecore.api import BACKEND_API, OLDEST_API
+from spikecore.backend import MAX_STATIC_STEPS, Capabilities, Spec
+from spikecore.kernels import BackwardPlan, ForwardPlan
+from spikecore.lang.eager import TORCH
+from spikecore.lang.node import ARITHMETIC, CHOICE, COMPARISONS, LEAVES, LOGIC, OPERATIONS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "backends.md").read_text(encoding="utf-8")
+
+
+def table(heading: str, first: str) -> List[List[str]]:
+    """The rows of the first table behind a heading whose first column has this title, without its head."""
+    text = PAGE[PAGE.index(f"\n{heading}\n") :]
+    lines = text[text.index(f"\n| {first} |") :].strip().splitlines()
+    rows: List[List[str]] = []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows[2:]
+
+
+def names(cell: str) -> List[str]:
+    """What a cell has in code quotes."""
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def test_every_operation_is_in_the_table_with_its_arguments() -> None:
+    """Arithmetic with the number of arguments, comparisons, logic and the choice are those of the language."""
+    rows = table("### Operations", "op | arguments")
+    assert {names(op)[0]: int(count) for op, count, _, _ in rows} == ARITHMETIC
+    line = next(line for line in PAGE.splitlines() if line.startswith("Comparisons ("))
+    assert tuple(names(line[: line.index(")")])) == COMPARISONS
+    assert "`and`, `or` (2) and `not` (1)" in line
+    assert LOGIC == {"and": 2, "or": 2, "not": 1}
+    assert f"`{CHOICE}` (a truth value and 2 numbers)" in line
+    assert set(OPERATIONS) == {*ARITHMETIC, *COMPARISONS, *LOGIC, CHOICE}
+
+
+def test_every_leaf_is_in_the_table() -> None:
+    """The leaves are those of the language."""
+    assert sorted(name for row in table("### Operations", "op | attribute") for name in names(row[0])) == sorted(LEAVES)
+
+
+POINTS = [(names(call)[0], value, grads) for call, value, grads in table("### Operations", "at")]
+
+
+def number(word: str) -> float:
+    """A number as the page writes it."""
+    return float(word == "True") if word in ("True", "False") else float(word)
+
+
+def same(found: float, wanted: float) -> bool:
+    """The same number, with the sign of zero; to the digits that the page has."""
+    if math.isnan(wanted) or wanted == 0.0 or math.isinf(wanted):
+        return repr(found) == repr(wanted)
+    return math.isclose(found, wanted, rel_tol=1e-4)
+
+
+def test_there_are_points_enough() -> None:
+    """The table of special numbers was found."""
+    assert len(POINTS) > 40
+
+
+@pytest.mark.parametrize(("call", "value", "grads"), POINTS, ids=[point[0] for point in POINTS])
+def test_what_the_page_says_at_special_numbers_is_what_the_reference_computes(
+    call: str, value: str, grads: str
+) -> None:
+    """Value, sign of zero and derivatives of an operation at NaN, infinities, ties and zeros."""
+    op, words = call[:-1].split("(")
+    args = [
+        torch.tensor(word == "True") if word in ("True", "False") else torch.tensor(float(word))
+        for word in words.split(", ")
+    ]
+    moving = [arg.requires_grad_() for arg in args if arg.dtype == torch.float32]
+    found = TORCH[op](*args)
+    value_found = float(found.detach())
+    assert same(value_found, number(value)), f"{call} is {value_found!r}"
+    if grads:
+        got: Any = [torch.zeros(()) for _ in moving]
+        if found.requires_grad:
+            got = torch.autograd.grad(found, moving)
+        wanted = [float(word) for word in grads.split(", ")]
+        # torch's sign of a zero gradient is its own
+        assert [same(abs(float(g)) if w == 0 else float(g), w) for g, w in zip(got, wanted)] == [True] * len(wanted), (
+            got
+        )
+        assert len(got) == len(wanted)
+
+
+def test_spec_and_capabilities_are_whole() -> None:
+    """Every field of Spec and every capability has a row, and no row is of another; the limit of steps is right."""
+    spec = [name for row in table("### Spec", "field") for name in names(row[0])]
+    assert spec == [field.name for field in fields(Spec)]
+    can = [name for row in table("### Capabilities", "capability") for name in names(row[0])]
+    assert can == [field.name for field in fields(Capabilities)]
+    assert f"T if it is at most {MAX_STATIC_STEPS}," in PAGE
+
+
+def test_plans_are_whole() -> None:
+    """Every field of both plans has a row, and every row names a field or a property."""
+    shown: Dict[str, List[str]] = {"both": [], "forward": [], "backward": []}
+    for plan, field, _ in table("## A kernel backend", "plan"):
+        shown[plan] += names(field)
+    assert set(ForwardPlan._fields) <= {*shown["both"], *shown["forward"]}
+    assert set(BackwardPlan._fields) <= {*shown["both"], *shown["backward"]}
+    for plan in (ForwardPlan, BackwardPlan):
+        own = shown["forward" if plan is ForwardPlan else "backward"]
+        assert [name for name in (*shown["both"], *own) if not hasattr(plan, name)] == []
+
+
+def test_the_versions_of_the_page_are_those_of_the_contract() -> None:
+    """The newest and the oldest row are the versions that this spikecore takes."""
+    rows = [row[0] for row in table("## Publishing, and versions", "version")]
+    assert (rows[0], rows[-1]) == (str(BACKEND_API), str(OLDEST_API))

@@ -1,0 +1,147 @@
+"""Projects of new backends: what is written, which names are refused, and that nothing is written over."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import spikecore
+from spikecore.cli import app
+from spikecore.scaffold.project import FILES, KERNEL, project, rendered, write_project
+
+TEMPLATES = Path(spikecore.__file__).parent / "scaffold" / "templates"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Tape", "'Tape' must be a lower-case identifier"),
+        ("my-lib", "'my-lib' must be a lower-case identifier"),
+        ("2d", "'2d' must be a lower-case identifier"),
+        ("", "'' must be a lower-case identifier"),
+        ("../x", "'../x' must be a lower-case identifier"),
+        ("auto", "'auto' is reserved"),
+        ("torch", "'torch' is that of a built-in backend; choose another"),
+        ("pytest", "'pytest': there is a module spikecore_pytest already"),
+    ],
+)
+def test_a_name_that_cannot_be_is_refused(tmp_path: Path, name: str, words: str) -> None:
+    """A name that spikecore would refuse later, or that is taken, is refused at once, and nothing is written."""
+    with pytest.raises(ValueError, match=re.escape(words)):
+        write_project(name, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_name_of_an_installed_backend_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two distributions of one backend could not be used together: the error names the one that is there."""
+    from spikecore.registry import BUILTINS, Registry
+    from spikecore.scaffold import project as module
+
+    class Point:
+        name, value, dist = "mine", "spikecore_mine", None
+
+        def load(self) -> None:
+            raise AssertionError("asking for a name imports nothing")
+
+    there = Registry(BUILTINS, entry_points=[Point()])
+    monkeypatch.setattr(module, "default_registry", lambda: there)
+    with pytest.raises(ValueError, match="'mine' is taken by another distribution, which is installed here"):
+        write_project("mine", tmp_path)
+
+
+@pytest.mark.parametrize("there", ["folder", "file", "broken link"])
+def test_nothing_is_written_over(tmp_path: Path, there: str) -> None:
+    """Whatever has the name of the project stays as it is."""
+    root = tmp_path / "spikecore-tape"
+    if there == "folder":
+        root.mkdir()
+    elif there == "file":
+        root.write_text("mine")
+    else:
+        root.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(FileExistsError, match="spikecore-tape exists; move it away, or write into another folder"):
+        write_project("tape", tmp_path)
+    assert [path.name for path in tmp_path.rglob("*")] == ["spikecore-tape"]
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+@pytest.mark.parametrize("name", ["tape", "my_lib_2"])
+def test_every_mark_of_a_template_is_filled(name: str, kernel: bool) -> None:
+    """Paths and texts have the backend's name, its class and its package, and no mark is left."""
+    files = project(name, kernel)
+    assert f"spikecore_{name}/__init__.py" in files
+    assert not any(re.search("@[a-zA-Z]+@", path + text) for path, text in files.items())
+    compile(files[f"spikecore_{name}/__init__.py"], "module", "exec")
+    assert f"class {'Tape' if name == 'tape' else 'MyLib2'}(" in files[f"spikecore_{name}/__init__.py"]
+    assert ("KernelBackend" in files[f"spikecore_{name}/__init__.py"]) == kernel
+
+
+def test_there_is_no_template_that_nobody_uses() -> None:
+    """Every template is a file of some project."""
+    assert {path.stem for path in TEMPLATES.iterdir()} == {*FILES.values(), KERNEL}
+    assert rendered("test", "tape").startswith("from spikecore.testing import BackendConformance")
+
+
+def test_the_command_writes_and_says_what_to_do_next(tmp_path: Path) -> None:
+    """The command prints where the project is and the next two commands; asked again it fails with the sentence."""
+    runner = CliRunner()
+    done = runner.invoke(app, ["new-backend", "tape", "--kernel", "--into", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert f"pip install -e {tmp_path / 'spikecore-tape'}" in done.output
+    assert "spikecore conformance tape --tier core" in done.output
+    assert "class Tape(KernelBackend)" in (tmp_path / "spikecore-tape" / "spikecore_tape" / "__init__.py").read_text()
+    again = runner.invoke(app, ["new-backend", "tape", "--into", str(tmp_path)])
+    assert again.exit_code == 2
+    assert "exists; move it away" in " ".join(re.sub("[│╭╮╰╯─]", " ", again.output).split())
+
+
+def test_the_page_and_the_project_are_one_text() -> None:
+    """docs/backends.md shows what new-backend writes: pyproject.toml, both modules and the test file."""
+    page = (Path(__file__).parents[2] / "docs" / "backends.md").read_text(encoding="utf-8")
+    for name, template, language in (
+        ("tape", "pyproject", "toml"),
+        ("tape", "backend", "python"),
+        ("tape", "test", "python"),
+        ("flat", "kernel", "python"),
+    ):
+        assert f"```{language}\n{rendered(template, name)}```" in page, template
+
+
+def test_the_backend_of_the_page_sees_tensors_change_and_keeps_none() -> None:
+    """A tensor changed in place between call and backward is torch's error, and a graph that is gone keeps nothing."""
+    import gc
+    import types
+    import weakref
+
+    import spikecore as sc
+    from spikecore.testing.loopback import installed
+
+    module = types.ModuleType("tape")
+    exec(rendered("backend", "tape"), module.__dict__)
+    with installed(module.Tape, ("cpu",)):  # type: ignore[attr-defined]
+        lif = sc.LIF(tau=torch.tensor(2.0), backend="tape")
+        x = torch.rand(5, 3, requires_grad=True)
+        y = x * 2
+        out = lif(y)
+        y.zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+        y = x * 2
+        out = lif(y)
+        gone = weakref.ref(y)
+        before = _tensors(gc)
+        gc.disable()
+        try:
+            del y, out
+            assert gone() is None
+        finally:
+            gc.enable()
+        assert _tensors(gc) < before
+
+
+def _tensors(gc: object) -> int:
+    return sum(type(one) is torch.Tensor for one in gc.get_objects())  # type: ignore[attr-defined]
