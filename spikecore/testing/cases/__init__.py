@@ -12,8 +12,10 @@ from spikecore.testing.cases import (
     parameters,
     product,
     robust,
+    saved_tensors,
     sequences,
     state,
+    steps,
     unusual,
 )
 
@@ -28,6 +30,8 @@ for _tier in (
     layouts,
     sequences,
     graphs,
+    steps,
+    saved_tensors,
     robust,
     machinery,
     compiled,
