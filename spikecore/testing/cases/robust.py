@@ -93,7 +93,7 @@ def deterministic(context: Context) -> None:
             same(f"{name}, computed again,", s.of, as_array(value), as_array(seen[0][name]), axes="")
 
 
-def _at_once(work: Any, count: int = 4) -> None:
+def at_once(work: Any, count: int = 4) -> None:
     """Call ``work(i)`` in so many threads at once; raise what one of them raises."""
     gate, wrong = threading.Barrier(count), []
 
@@ -124,7 +124,7 @@ def threads(context: Context) -> None:
             shared.check_outputs(shared.neuron(x), " in a thread")
             own[i].check_outputs(own[i].neuron(own[i].x()), " in a thread")
 
-    _at_once(work)
+    at_once(work)
 
 
 def threads_gradient(context: Context) -> None:
@@ -139,7 +139,7 @@ def threads_gradient(context: Context) -> None:
             s.backward(s.neuron(x), cotangents[i])
             s.check("input gradient", x.grad, s.gradients(cotangents[i]).inputs[0], name="a thread")
 
-    _at_once(work)
+    at_once(work)
 
 
 def nothing_kept(context: Context) -> None:
