@@ -1,19 +1,18 @@
-"""pytest's side of the conformance suite: an option, a header line, and a last look at what was required.
+"""pytest's side of the conformance suite: an option, a header line, the verdicts, and a last look at what was required.
 
-Every pytest run in this environment imports this module, so it imports neither spikecore nor torch.
+Every pytest run in this environment imports this module, so it imports neither spikecore nor torch, unless conformance
+cases ran: their verdict is spikecore's.
 
 ``SPIKECORE_REQUIRE=mine,other``, or ``--spikecore-require=mine,other``: a backend that is not usable here is a failure
-instead of a skip, and so is a run in which none of its core cases ran.
+instead of a skip, and so is a run in which none of its core cases passed.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Generator, List, Optional, Tuple
 
 import pytest
-
-_BACKEND, _TIER, _OUTCOME = "spikecore_backend", "spikecore_tier", "spikecore_outcome"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Watch the run, where something is required of it."""
+    """Watch the run: what passed, and whether that is all that is required."""
     config.pluginmanager.register(_Watch(config), "spikecore-watch")
 
 
@@ -44,40 +43,63 @@ def pytest_report_header(config: pytest.Config) -> Optional[str]:
     return f"spikecore: {'; '.join(said)}" if said else None
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: Any) -> Generator[None, Any, None]:
+    """Put the result that a conformance case left at its item into the report, which pytest-xdist sends home."""
+    outcome = yield
+    if hasattr(item, "spikecore"):
+        outcome.get_result().spikecore = item.spikecore
+
+
 def pytest_report_teststatus(report: Any) -> Optional[Tuple[str, str, str]]:
     """Cases of capabilities that are not declared, and were refused, are counted apart."""
-    if report.when == "call" and report.passed and (_OUTCOME, "unsupported") in getattr(report, "user_properties", ()):
+    if report.when == "call" and report.passed and _said(report).get("outcome") == "unsupported":
         return "unsupported", "u", "UNSUPPORTED"
     return None
 
 
+def _said(report: Any) -> Dict[str, Any]:
+    said: Dict[str, Any] = getattr(report, "spikecore", {})
+    return said
+
+
 class _Watch:
-    """Counts the core cases that ran, by backend."""
+    """Collects the results of conformance cases, by backend."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.ran: Dict[str, int] = {}
+        self.seen: Dict[str, List[Dict[str, Any]]] = {}
         self.missing: List[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """One case more."""
-        said = dict(report.user_properties)
-        if report.when == "call" and said.get(_TIER) == "core" and said.get(_OUTCOME) != "unsupported":
-            name = str(said.get(_BACKEND))
-            self.ran[name] = self.ran.get(name, 0) + 1
+        said = dict(_said(report))
+        if report.when == "call" and said:
+            self.seen.setdefault(said.pop("backend"), []).append({**said, "seconds": report.duration})
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Fail the run if a required backend was not tested."""
         if session.config.option.collectonly or hasattr(session.config, "workerinput"):
             return
-        self.missing = [name for name in _required(self.config) if not self.ran.get(name)]
+        self.missing = [name for name in _required(self.config) if not self._passed(name)]
         if self.missing and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
+    def _passed(self, name: str) -> bool:
+        return any(said["tier"] == "core" and said["outcome"] == "passed" for said in self.seen.get(name, ()))
+
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Say so."""
+        """The verdicts, and what is missing."""
+        for name, results in sorted(self.seen.items()):
+            terminalreporter.write_line(f"spikecore: backend {name!r}: {_verdict(results)}")
         for name in self.missing:
             terminalreporter.write_line(
-                f"spikecore: backend {name!r} is required, and none of its core conformance cases ran", red=True
+                f"spikecore: backend {name!r} is required, and none of its core conformance cases passed", red=True
             )
+
+
+def _verdict(results: List[Dict[str, Any]]) -> str:
+    from spikecore.testing import Result, judge
+
+    return str(judge(Result(**{**said, "lacking": tuple(said["lacking"])}) for said in results))

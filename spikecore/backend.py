@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from spikecore.lang.program import Program
+    from spikecore.testing.expected import Excuse
 
 #: Step counts up to this one are a compile-time constant of a runner; longer runs share one runner.
 MAX_STATIC_STEPS = 16
@@ -157,8 +158,9 @@ class Backend:
     name: str = ""
     #: What it does on some device; see :meth:`capabilities_on`.
     capabilities: Capabilities = Capabilities()
-    #: Conformance cases that are known to fail: id -> reason. Shown in every report; one that passes is a failure.
-    expected_failures: Mapping[str, str] = {}
+    #: Conformance cases that are known to fail: id -> reason, or :class:`spikecore.testing.ExpectedFailure`, which says
+    #: how and where. Shown in every report; one that passes, or that fails in another way, is a failure.
+    expected_failures: Mapping[str, Excuse] = {}
     _runners: Recent[Tuple[Program, Spec], Runner]
     _lock: Lock
 

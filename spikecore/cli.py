@@ -29,7 +29,7 @@ from spikecore.registry import BackendStatus
 from spikecore.scaffold.cli import new_backend
 from spikecore.selection import AUTO, automatic_order
 from spikecore.selection import backends as list_backends
-from spikecore.testing.cli import conformance
+from spikecore.testing.cli import ConformanceCommand, conformance
 
 app = typer.Typer(name="spikecore", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -73,7 +73,7 @@ def backends(
     console.print(Text(f"chosen automatically, the first that works: {_order()}"), soft_wrap=console.width >= _WIDE)
 
 
-app.command()(conformance)
+app.command(cls=ConformanceCommand)(conformance)
 app.command("new-backend")(new_backend)
 app.command()(bench)
 app.command()(kernel)

@@ -19,8 +19,9 @@ import importlib
 import logging
 import os
 import re
+from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, Callable, Dict, Hashable, Iterable, List, Mapping, Optional, Tuple, TypeVar
+from typing import Any, Callable, Dict, Hashable, Iterable, Iterator, List, Mapping, Optional, Tuple, TypeVar
 
 from spikecore.backend import Backend, BackendError, BackendInfo, BackendLoadError, BackendUnavailable, UnknownBackend
 from spikecore.candidates import Candidate, builtin_candidates, entry_point_candidate, installed_candidates
@@ -120,6 +121,19 @@ class Registry:
         :meth:`info` does.
         """
         return self._backend(self._pick(name, source))
+
+    @contextmanager
+    def fresh(self, name: str, source: str) -> Iterator[Backend]:
+        """Within the block the name stands for a new object of the backend, made by its factory, which has compiled
+        nothing yet; neurons made in the block use it. For tests, from one thread. Raises as :meth:`get` does.
+        """
+        before, candidate = self.get(name, source), self._pick(name, source)
+        known = self._known(candidate)
+        known.backend = made = make_backend(candidate, self._info(candidate))
+        try:
+            yield made
+        finally:
+            known.backend = before
 
     def refresh(self) -> None:
         """Look again: forget what was found, what failed and what was said once. Backends in use are kept."""

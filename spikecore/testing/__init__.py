@@ -2,32 +2,38 @@
 
 A backend's whole test file::
 
-    from spikecore.testing import BackendConformance
+    from spikecore.testing import BackendConformance, ExpectedFailure
 
 
     class TestMine(BackendConformance):
         backend = "mine"
-        expected_failures = {"gradient/lif-hard": "no backward yet, spikecore-mine#12"}
+        expected_failures = {"language/exp": ExpectedFailure("exp has 10 bits, mine#12", match="size of rounding")}
 
-The same from Python is :func:`check_backend`, and from the shell ``spikecore conformance mine``.
+The same from Python is :func:`check_backend`, with the verdict :func:`examine`, and from the shell
+``spikecore conformance mine``.
 
 Rules of this package:
 
 - What is right is in :mod:`spikecore.testing.oracle`, written by hand, apart from the language and from every backend.
 - A case is data with an id that does not change (:mod:`spikecore.testing.case`).
 - Only :mod:`spikecore.testing.conformance` imports pytest, and importing this package does not.
+- Names are imported when they are used: a backend's module takes :class:`ExpectedFailure` from here, and must not load
+  the suite for it.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from spikecore.testing.case import DEFAULT_TIERS, TIERS, Case, Collection
-from spikecore.testing.cases import CASES
-from spikecore.testing.runner import Result, check_backend, conforms
-
 if TYPE_CHECKING:
+    from spikecore.testing.case import DEFAULT_TIERS, TIERS, Case, Collection
+    from spikecore.testing.cases import CASES
     from spikecore.testing.conformance import BackendConformance
+    from spikecore.testing.expected import ExpectedFailure
+    from spikecore.testing.report import Report, check_backend, examine
+    from spikecore.testing.result import Result
+    from spikecore.testing.verdict import Verdict, conforms, judge
 
 __all__ = [
     "CASES",
@@ -36,15 +42,29 @@ __all__ = [
     "BackendConformance",
     "Case",
     "Collection",
+    "ExpectedFailure",
+    "Report",
     "Result",
+    "Verdict",
     "check_backend",
     "conforms",
+    "examine",
+    "judge",
 ]
+
+_MODULES = {
+    "case": ("DEFAULT_TIERS", "TIERS", "Case", "Collection"),
+    "cases": ("CASES",),
+    "conformance": ("BackendConformance",),
+    "expected": ("ExpectedFailure",),
+    "report": ("Report", "check_backend", "examine"),
+    "result": ("Result",),
+    "verdict": ("Verdict", "conforms", "judge"),
+}
+_WHERE = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "BackendConformance":
-        from spikecore.testing.conformance import BackendConformance
-
-        return BackendConformance
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)

@@ -107,7 +107,10 @@ class Collection:
         return len(self._cases)
 
     def select(self, tiers: Optional[Sequence[str]] = None, ids: Optional[Sequence[str]] = None) -> List[Case]:
-        """Cases of these tiers, or with these ids or patterns (``"bits/*"``); by default those of the default tiers."""
+        """Cases of these tiers, or with these ids or patterns (``"bits/*"``); by default those of the default tiers.
+
+        Ids are taken in the order in which they are given, since a failure may depend on the case before.
+        """
         for tier in tiers or ():
             if tier not in TIERS:
                 raise ValueError(f"tier {tier!r} must be one of {', '.join(TIERS)}")
@@ -117,8 +120,8 @@ class Collection:
         for pattern in ids:
             if not any(fnmatchcase(case.id, pattern) for case in every):
                 raise ValueError(f"no case is called {pattern!r}{self.near(pattern)}")
-        chosen = [case for case in every if any(fnmatchcase(case.id, pattern) for pattern in ids)]
-        return [case for case in chosen if tiers is None or case.tier in tiers]
+        chosen = {case.id: case for pattern in ids for case in every if fnmatchcase(case.id, pattern)}
+        return [case for case in chosen.values() if tiers is None or case.tier in tiers]
 
     def get(self, id: str) -> Optional[Case]:
         """The case of this id, or None."""

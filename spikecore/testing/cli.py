@@ -6,45 +6,87 @@ Options are default values, not ``Annotated``: see :mod:`spikecore.cli`, which r
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
 from rich.text import Text
+from typer.core import TyperCommand
 
 from spikecore.backend import BackendError
+from spikecore.testing.badge import badge
 from spikecore.testing.case import TIERS
 from spikecore.testing.cases import CASES
+from spikecore.testing.changes import Changes, changes
+from spikecore.testing.junit import junit
 from spikecore.testing.own import cases_of
-from spikecore.testing.runner import OUTCOMES, Result, check_backend, conforms
+from spikecore.testing.report import Report, examine
+from spikecore.testing.result import Result
+from spikecore.testing.shown import show
 
-#: Columns that are always there; other outcomes have one where they occur.
-_ALWAYS = ("passed", "xfailed", "unsupported", "failed")
-_STYLES = {"failed": "red", "error": "red", "stale": "red", "xfailed": "yellow", "unavailable": "bold yellow"}
-_TIER_HELP = f"Run this tier only; may be repeated: {', '.join(TIERS)}."
-_WHERE = {"passed": "green", "unsupported": "cyan"}
+_TIER_HELP = f"Run this tier; may be repeated. {', '.join(TIERS)}."
+#: ``--json`` alone: standard output.
+_STDOUT = "-"
+
+
+class ConformanceCommand(TyperCommand):
+    """Takes ``--json`` with and without a file. A word after it is a file if it is ``-`` or ends in ``.json``: else
+    ``--json mine`` would write a file of the name of the backend.
+    """
+
+    def parse_args(self, ctx: Any, args: List[str]) -> List[str]:
+        """The arguments, with standard output where ``--json`` names no file."""
+        made: List[str] = []
+        for i, word in enumerate(args):
+            made.append(word)
+            following = args[i + 1] if i + 1 < len(args) else ""
+            if word == "--json" and following != _STDOUT and not following.endswith(".json"):
+                made.append(_STDOUT)
+        return list(super().parse_args(ctx, made))
 
 
 def conformance(
-    name: Optional[str] = typer.Argument(None, help="The backend to test."),
-    tier: List[str] = typer.Option([], help=_TIER_HELP),
+    name: Optional[str] = typer.Argument(None, help="The backend to test.", show_default=False),
+    tier: List[str] = typer.Option([], metavar="TIER", help=_TIER_HELP),
     case: List[str] = typer.Option(
-        [], help="Run this case only, or those of a pattern: 'gradient/*'; may be repeated."
+        [],
+        metavar="ID",
+        help="Run this case, or those of a pattern: 'gradient/*'; may be repeated, and keeps the order.",
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON: the results and their counts, and nothing else."),
+    device: Optional[str] = typer.Option(
+        None, metavar="DEVICE", help="Torch device; the CPU if the backend takes it, else its first."
+    ),
     require: bool = typer.Option(
-        False, "--require", help="An unusable backend is a failure (also: SPIKECORE_REQUIRE)."
+        False, "--require", help="A backend that cannot be tested is a failure (also: SPIKECORE_REQUIRE)."
     ),
-    device: Optional[str] = typer.Option(None, help="Torch device; the CPU if the backend takes it, else its first."),
+    as_json: Optional[str] = typer.Option(
+        None,
+        "--json",
+        metavar="[FILE.json]",
+        help="Write the report as JSON; without a file, print it and nothing else.",
+    ),
+    junit_file: Optional[Path] = typer.Option(None, "--junit", metavar="FILE", help="Write the report as JUnit XML."),
+    badge_file: Optional[Path] = typer.Option(
+        None, "--badge", metavar="FILE", help="Write the verdict as an SVG badge."
+    ),
+    compare: Optional[Path] = typer.Option(
+        None, metavar="OLD.json", help="Say what changed since this report; what got worse is a failure."
+    ),
     list_cases: bool = typer.Option(False, "--list", help="List the cases and what must hold; run nothing."),
     write_support: Optional[str] = typer.Option(
-        None, help="Run NAME, or every usable backend, and remake its column of the support table in this file."
+        None,
+        metavar="FILE",
+        help="Run NAME, or every usable backend, and remake its column of the support table in this file.",
     ),
 ) -> None:
-    """Check that a backend computes what the equations say. Exits with 1 if it does not."""
+    """Check that a backend computes what the equations say.
+
+    Exits with 0 if it conforms: the whole default suite ran, and every core case passed; 1 if it does not conform; 2
+    for a wrong argument; 3 if nothing is wrong but something was left out (partial); 4 if it was not tested.
+    """
     try:
         if list_cases:
             _list(name, tier, case)
@@ -58,30 +100,61 @@ def conformance(
             return
         if name is None:
             raise typer.BadParameter("name a backend, as in: spikecore conformance torch")
-        results = _run(name, tier, case, as_json, require, device)
-    except ValueError as error:  # a tier or a case that there is not
+        if compare is not None:
+            changes(compare, [])  # a wrong file is said before minutes of work
+        report = _run(name, tier, case, as_json == _STDOUT, require, device)
+        changed = None if compare is None else changes(compare, report.results)
+    except ValueError as error:  # a tier, a case, a device or an earlier report that there is not
         raise typer.BadParameter(str(error)) from error
-    if as_json:
-        typer.echo(json.dumps(report(name, results), indent=2))
+    _write(report, changed, as_json, junit_file, badge_file)
+    if as_json == _STDOUT:
+        typer.echo(_as_json(report, changed))
     else:
-        _show(name, results)
-    if not conforms(results):
-        raise typer.Exit(1)
+        show(report, changed)
+    code = 1 if changed is not None and changed.worse else report.exit_code
+    if code:
+        raise typer.Exit(code)
+
+
+def _as_json(report: Report, changed: Optional[Changes]) -> str:
+    facts = report.as_dict()
+    if changed is not None:
+        facts["changes"] = changed._asdict()
+    return json.dumps(facts, indent=2)
+
+
+def _write(
+    report: Report,
+    changed: Optional[Changes],
+    as_json: Optional[str],
+    junit_file: Optional[Path],
+    picture: Optional[Path],
+) -> None:
+    if as_json is not None and as_json != _STDOUT:
+        Path(as_json).write_text(f"{_as_json(report, changed)}\n", encoding="utf-8")
+    if junit_file is not None:
+        junit_file.write_text(junit(report), encoding="utf-8")
+    if picture is not None:
+        picture.write_text(badge(report), encoding="utf-8")
 
 
 def _run(
     name: str, tier: Sequence[str], case: Sequence[str], quiet: bool, require: bool, device: Optional[str]
-) -> List[Result]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as progress:
-        task = progress.add_task(name, total=_total(name, tier, case))
+) -> Report:
 
-        def done(result: Result) -> None:
-            progress.update(task, advance=1, description=result.id)
-
-        return check_backend(
-            name, tiers=tier or None, cases=case or None, require=require or None, device=device, progress=done
+    def run(progress: Optional[Callable[[Result], None]]) -> Report:
+        return examine(
+            name, tiers=tier or None, cases=case or None, require=require or None, device=device, progress=progress
         )
+
+    if quiet:
+        return run(None)
+    if not sys.stdout.isatty():
+        return run(_line)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(name, total=_total(name, tier, case))
+        return run(lambda result: progress.update(task, advance=1, description=result.id))
 
 
 def _total(name: str, tier: Sequence[str], case: Sequence[str]) -> int:
@@ -91,72 +164,12 @@ def _total(name: str, tier: Sequence[str], case: Sequence[str]) -> int:
         return 0
 
 
-def report(name: str, results: Sequence[Result]) -> Dict[str, object]:
-    """The facts of a run, for programs."""
-    counts = {outcome: sum(result.outcome == outcome for result in results) for outcome in OUTCOMES}
-    return {
-        "backend": name,
-        "conforms": conforms(results),
-        "counts": counts,
-        "seconds": round(sum(result.seconds for result in results), 3),
-        "results": [result.as_dict() for result in results],
-    }
+def _line(result: Result) -> None:
+    """A case as it ends, for a log."""
+    typer.echo(f"{result.outcome:11} {result.tier:10} {result.id}  {result.seconds:.2f} s")  # which flushes
 
 
 def _list(name: Optional[str], tier: Sequence[str], case: Sequence[str]) -> None:
     console = Console()
     for one in (CASES if name is None else cases_of(name)).select(tier or None, case or None):
         console.print(Text(f"{one.id:42} {one.tier:10} ", style="bold").append(Text(one.holds, style="not bold")))
-
-
-def _show(name: str, results: Sequence[Result]) -> None:
-    console = Console()
-    console.print(_table(name, results))
-    for outcome, title in (("xfailed", "Expected failures"), ("unsupported", "Unsupported")):
-        _reasons(console, title, [result for result in results if result.outcome == outcome])
-    for result in results:
-        if result.outcome == "unavailable":
-            console.print(Text(f"NOT TESTED: {result.message}", style=_STYLES["unavailable"]))
-    wrong = [result for result in results if not result.ok]
-    for result in wrong:
-        console.print(Text(f"\n{result.outcome.upper()} {result.id}", style="bold red"))
-        console.print(Text(result.message))
-    if wrong:
-        console.print(
-            Text(f"\nbackend {name!r} does not conform: {len(wrong)} of {len(results)} cases", style="bold red")
-        )
-    elif any(result.outcome == "passed" for result in results):
-        console.print(Text(f"backend {name!r} conforms", style="bold green"))
-
-
-def _table(name: str, results: Sequence[Result]) -> Table:
-    table = Table(title=f"conformance of backend {name!r}", show_footer=True)
-    tiers = [tier for tier in TIERS if any(result.tier == tier for result in results)]
-    rows = [[result for result in results if result.tier == tier] for tier in tiers]
-    shown = [one for one in OUTCOMES if one in _ALWAYS or any(result.outcome == one for result in results)]
-    table.add_column("tier", footer="all")
-    for outcome in shown:
-        total = sum(result.outcome == outcome for result in results)
-        style = _STYLES.get(outcome, _WHERE.get(outcome, "")) if total else "dim"
-        table.add_column(outcome, footer=str(total), justify="right", style=style, no_wrap=True)
-    table.add_column("seconds", footer=f"{sum(r.seconds for r in results):.1f}", justify="right", style="dim")
-    for tier, row in zip(tiers, rows):
-        counts = [str(sum(result.outcome == outcome for result in row) or "") for outcome in shown]
-        table.add_row(tier, *counts, f"{sum(result.seconds for result in row):.1f}")
-    return table
-
-
-def _reasons(console: Console, title: str, results: Sequence[Result]) -> None:
-    if not results:
-        return
-    by_reason: Dict[str, List[str]] = {}
-    for result in results:
-        why = ", ".join(result.lacking) if result.lacking else result.message
-        by_reason.setdefault(why, []).append(result.id)
-    table = Table(title=title)
-    table.add_column("capability" if results[0].lacking else "reason", overflow="fold")
-    table.add_column("cases", justify="right")
-    table.add_column("ids", overflow="fold")
-    for why, ids in by_reason.items():
-        table.add_row(Text(why), str(len(ids)), Text(", ".join(ids[:6]) + (", ..." if len(ids) > 6 else "")))
-    console.print(table)

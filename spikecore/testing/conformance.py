@@ -8,8 +8,11 @@ import pytest
 
 from spikecore.backend import BackendError, BackendUnavailable
 from spikecore.testing.case import DEFAULT_TIERS, Case
+from spikecore.testing.expected import Excuse
 from spikecore.testing.own import cases_of
-from spikecore.testing.runner import Bench, prepare, required, run_case, stale_ids
+from spikecore.testing.result import Result
+from spikecore.testing.runner import prepare, required, stale_ids
+from spikecore.testing.session import Session
 
 #: What a subclass may say. Everything else is the suite's.
 _MINE = ("backend", "expected_failures", "tiers", "device")
@@ -20,16 +23,19 @@ class BackendConformance:
 
         class TestMine(BackendConformance):
             backend = "mine"
-            expected_failures = {"gradient/eif-hard": "exp is rounded to 10 bits, mine#3"}
+            expected_failures = {"language/exp": ExpectedFailure("exp has 10 bits, mine#3", match="rounding")}
 
-    backend: the backend's name. expected_failures: case id -> reason; one that passes, or is no case, fails.
+    backend: the backend's name. expected_failures: case id -> reason, or
+    :class:`~spikecore.testing.expected.ExpectedFailure`, which says how and where it fails; a case that passes, fails
+    in another way, or is none, is a failure.
     tiers: those to run (:data:`~spikecore.testing.case.TIERS`). device: torch device; by default one of the backend's.
 
     A subclass sets these and nothing else: standard cases are not overridden, and other tests go beside the class.
+    The verdict is in pytest's summary: a class with fewer tiers, or a run of some cases, is ``partial`` at most.
     """
 
     backend: ClassVar[str] = ""
-    expected_failures: ClassVar[Mapping[str, str]] = {}
+    expected_failures: ClassVar[Mapping[str, Excuse]] = {}
     tiers: ClassVar[Sequence[str]] = DEFAULT_TIERS
     device: ClassVar[Optional[str]] = None
 
@@ -52,12 +58,10 @@ class BackendConformance:
             chosen = cases_of(self.backend).select(self.tiers)
             metafunc.parametrize("case", [pytest.param(case, id=case.id) for case in chosen])
 
-    def test_case(self, case: Case, record_property: Any, request: Any) -> None:
+    def test_case(self, case: Case, request: Any) -> None:
         """The case holds; or fails as expected; or asks for something undeclared, which is refused."""
-        bench = _bench(self.backend, self.device, request.config)
-        result = run_case(case, bench, bench.expected(self.expected_failures).get(case.id))
-        for key, value in (("backend", self.backend), ("tier", case.tier), ("outcome", result.outcome)):
-            record_property(f"spikecore_{key}", value)
+        result = _session(self, request).run(case)
+        _tell(request.node, self.backend, result)
         if result.outcome == "xfailed":
             pytest.xfail(result.message)
         if not result.ok:
@@ -65,26 +69,48 @@ class BackendConformance:
 
     def test_expected_failures(self, request: Any) -> None:
         """Every expected failure names a case and gives a reason."""
-        expected = _bench(self.backend, self.device, request.config).expected(self.expected_failures)
-        stale = stale_ids(expected, cases_of(self.backend))
+        stale = stale_ids(_session(self, request).expected, cases_of(self.backend))
+        for result in stale:
+            _tell(request.node, self.backend, result)
         if stale:
             pytest.fail("\n".join(result.message for result in stale), pytrace=False)
 
 
-_prepared: Dict[Tuple[str, Optional[str]], Any] = {}
+def _tell(node: Any, backend: str, result: Result) -> None:
+    """Leave the result for spikecore_pytest, which puts it into the report of this test.
+
+    Not with ``record_property``: the schema of pytest's JUnit files has no properties at a test case, and pytest warns.
+    """
+    node.spikecore = {
+        "backend": backend,
+        "id": result.id,
+        "tier": result.tier,
+        "outcome": result.outcome,
+        "message": result.message,
+        "lacking": list(result.lacking),
+        "seeds": dict(result.seeds),
+    }
 
 
-def _bench(name: str, device: Optional[str], config: Any) -> Bench:
-    key = (name, device)
-    if key not in _prepared:
+#: By class and device: the session, or the error that there is in its place.
+_sessions: Dict[Tuple[type, Optional[str]], Any] = {}
+
+
+def _session(test: BackendConformance, request: Any) -> Session:
+    key = (type(test), test.device)
+    if key not in _sessions:
         try:
-            _prepared[key] = prepare(name, device)
+            bench = prepare(test.backend, test.device)
+            _sessions[key] = Session(bench, bench.expected(test.expected_failures))
         except BackendError as error:
-            _prepared[key] = error
-    found = _prepared[key]
-    if isinstance(found, Bench):
+            _sessions[key] = error
+    found = _sessions[key]
+    if isinstance(found, Session):
         return found
-    if isinstance(found, BackendUnavailable) and not _required(name, config):
+    skipped = isinstance(found, BackendUnavailable) and not _required(test.backend, request.config)
+    outcome = "unavailable" if skipped else "error"
+    _tell(request.node, test.backend, Result("backend/available", "core", outcome, 0.0, str(found)))
+    if skipped:
         pytest.skip(str(found))
     pytest.fail(f"{found}", pytrace=False)
 

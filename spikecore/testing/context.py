@@ -6,8 +6,10 @@ backend's own runners, and of the reference's, which must not compute in its pla
 
 from __future__ import annotations
 
+import platform
+from functools import lru_cache
 from types import TracebackType
-from typing import Any, List, Optional, Sequence, Tuple, Type
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Type
 
 import numpy as np
 import torch
@@ -45,8 +47,9 @@ class Witness:
             program = sc.IF(backend=REFERENCE).program
             made = self.reference.runner(program, Spec(torch.float32, 1, ("number",) * len(program.params)))
             self._watch(type(self.reference), "compile")
-            if "__call__" in vars(type(made)):  # an object, not a function: its class can be watched
-                self._watch(type(made), "__call__")
+            for name in ("__call__", "once"):
+                if name in vars(type(made)):  # an object, not a function: its class can be watched
+                    self._watch(type(made), name)
         return self
 
     def __exit__(
@@ -99,13 +102,34 @@ class _Counted:
 
 
 class Context:
-    """One case's surroundings."""
+    """One case's surroundings.
 
-    def __init__(self, backend: Backend, device: str, witness: Optional[Witness] = None) -> None:
+    A case that draws its inputs from a seed says so, and every report names the seed::
+
+        def drawn(context: Context) -> None:
+            rng = np.random.default_rng(context.seed("generated", 41))
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        device: str,
+        witness: Optional[Witness] = None,
+        seeds: Optional[Dict[str, int]] = None,
+    ) -> None:
         self.backend = backend
+        #: What the case drew its inputs from, by name.
+        self.seeds: Dict[str, int] = {} if seeds is None else seeds
         self.name = backend.name
         self.device = torch.device(device)
         self.witness = Witness(backend) if witness is None else witness
+
+    def seed(self, name: str, value: int) -> int:
+        """Note a seed under a name, for the report (``seeds`` of a :class:`~spikecore.testing.result.Result` and of the
+        JSON); gives it back. Cases that share a seed share its name.
+        """
+        self.seeds[name] = int(value)
+        return value
 
     def declares(self, *capabilities: str) -> bool:
         """Whether the backend declares all of these."""
@@ -149,6 +173,26 @@ def check_device(info: BackendInfo, device: str) -> None:
         raise ValueError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from error
     if not info.takes(torch.device(device).type):
         raise ValueError(f"backend {info.name!r} computes on {', '.join(info.devices)}, not on device {device!r}")
+
+
+def device_name(device: str) -> str:
+    """What a device is called: the model of the GPU, or of the processor; "" for no device."""
+    if not device:
+        return ""
+    if device.startswith("cuda") and torch.cuda.is_available():
+        return str(torch.cuda.get_device_name(device))
+    return _processor() if device == "cpu" else device
+
+
+@lru_cache(maxsize=None)
+def _processor() -> str:
+    """Linux names the model in a file; what Python says elsewhere may be no more than the instruction set."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        named = []
+    return next(iter(named), "") or platform.processor() or platform.machine()
 
 
 def _works(device: str) -> bool:

@@ -1,11 +1,10 @@
-"""Running cases against a backend, outside of pytest or inside.
+"""Running one case against a backend.
 
 Rules of this module:
 
 - Each case ends in one :class:`Result`; none is left out. What a backend does not declare is asked for all the same,
   and must be refused.
-- An expected failure that passes is a failure, and so is one that names no case.
-- An unusable backend is ``unavailable``, and a failure where it is required; so is a run in which no core case ran.
+- An expected failure that passes is a failure, and so is one that fails in another way, or that names no case.
 """
 
 from __future__ import annotations
@@ -13,51 +12,22 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from dataclasses import asdict, dataclass
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 
-from spikecore.backend import Backend, BackendError, BackendInfo, BackendUnavailable, Capabilities, Unsupported
+from spikecore.backend import Backend, BackendInfo, Capabilities, Unsupported
 from spikecore.registry import default_registry
 from spikecore.testing.case import Case, Collection
 from spikecore.testing.cases import CASES
 from spikecore.testing.compare import Mismatch
-from spikecore.testing.context import Context, Witness, check_device, choose_device
-from spikecore.testing.own import cases_of
+from spikecore.testing.context import Context, Witness, check_device, choose_device, device_name
+from spikecore.testing.expected import DIFFERENCE, REFUSAL, Excuse, ExpectedFailure, Failure, excuse_for, excuse_of
+from spikecore.testing.result import Result
 
-#: How a case can end. Only the last three are wrong.
-OUTCOMES = ("passed", "xfailed", "unsupported", "unavailable", "failed", "error", "stale")
-BAD = ("failed", "error", "stale")
-
-
-@dataclass(frozen=True)
-class Result:
-    """How one case ended.
-
-    ``passed``: it holds. ``unsupported``: a capability it needs is not declared, and asking for it was refused.
-    ``xfailed``: it failed as expected. ``unavailable``: the backend is not usable here. ``failed``: it does not hold.
-    ``error``: it raised something unforeseen. ``stale``: it was expected to fail and did not, or the expected failure
-    names no case.
-    """
-
-    id: str
-    tier: str
-    outcome: str
-    seconds: float
-    #: Why: the difference, the reason of an expected failure, what was refused.
-    message: str = ""
-    #: Capabilities that the case needs and the backend does not declare.
-    lacking: Tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is wrong."""
-        return self.outcome not in BAD
-
-    def as_dict(self) -> Dict[str, Any]:
-        """The fields, for JSON."""
-        return asdict(self)
+_ASKER = "the conformance suite"
 
 
 @dataclass(frozen=True)
@@ -73,9 +43,25 @@ class Bench:
         """What the backend declares on this device."""
         return self.backend.capabilities_on(torch.device(self.device).type)
 
-    def expected(self, more: Mapping[str, str] = {}) -> Dict[str, str]:  # never written to
+    def expected(self, more: Mapping[str, Excuse] = {}) -> Dict[str, Excuse]:  # never written to
         """The expected failures: those that the backend itself names in ``expected_failures``, and more."""
         return {**self.backend.expected_failures, **more}
+
+    def excuse(self, id: str, excuses: Mapping[str, Excuse]) -> Optional[ExpectedFailure]:
+        """The excuse of a case on this device, None if it has none here."""
+        return excuse_for(id, excuses, self.device, device_name(self.device)) if id in excuses else None
+
+    def command(self, *ids: str) -> str:
+        """The command that runs these cases, in this order."""
+        chosen = "".join(f" --case {id}" for id in ids)
+        device = "" if self.device == choose_device(self.info.devices) else f" --device {self.device}"
+        return f"spikecore conformance {self.info.name}{chosen}{device}"
+
+    @contextmanager
+    def fresh(self) -> Iterator[Bench]:
+        """Within the block, a bench with a new object of the backend, which has compiled nothing yet."""
+        with default_registry().fresh(self.info.name, _ASKER) as backend:
+            yield Bench(self.info, backend, self.device)
 
 
 def prepare(name: str, device: Optional[str] = None) -> Bench:
@@ -83,8 +69,8 @@ def prepare(name: str, device: Optional[str] = None) -> Bench:
     for a device that there is not or that it does not compute on.
     """
     registry = default_registry()
-    info = registry.info(name, "the conformance suite")
-    backend = registry.get(name, "the conformance suite")
+    info = registry.info(name, _ASKER)
+    backend = registry.get(name, _ASKER)
     if device is not None:
         check_device(info, device)
     return Bench(info, backend, device or choose_device(info.devices))
@@ -96,33 +82,55 @@ def required(name: str, environ: Optional[Mapping[str, str]] = None) -> bool:
     return name in [word.strip() for word in text.split(",")]
 
 
-def run_case(case: Case, bench: Bench, expected: Optional[str] = None) -> Result:
-    """Run one case; ``expected`` is the reason why it may fail."""
+class Refused(Mismatch):
+    """The backend refused what its capabilities declare."""
+
+
+def run_case(case: Case, bench: Bench, expected: Optional[Excuse] = None) -> Result:
+    """Run one case; ``expected`` is the reason why it may fail, or the whole excuse."""
     started = time.perf_counter()
     lacks = tuple(need for need in case.needs if not getattr(bench.can, need))
+    seeds: Dict[str, int] = {}
+    failure: Optional[Failure] = None
     try:
-        outcome, message = _refused(case, bench, lacks) if lacks else _held(case, bench)
+        outcome, message = _refused(case, bench, lacks, seeds) if lacks else _held(case, bench, seeds)
     except Mismatch as error:
-        outcome, message = "failed", f"{error}\n{_again(case, bench)}"
+        failure = Failure(REFUSAL if isinstance(error, Refused) else DIFFERENCE, str(error))
+        outcome, message = "failed", f"{error}\n{again(bench, case.id)}"
     except Exception as error:
-        outcome = "error"
+        failure = Failure(type(error).__name__, str(error))
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__)[-6:])
-        message = f"{case.holds}: raised {type(error).__name__}: {error}\n{trace}{_again(case, bench)}"
+        outcome = "error"
+        message = f"{case.holds}: raised {type(error).__name__}: {error}\n{trace}{again(bench, case.id)}"
     if expected is not None:
-        if outcome in ("failed", "error"):
-            outcome, message = "xfailed", expected
-        else:
-            what = "passes" if outcome == "passed" else f"is {outcome}: {message}"
-            outcome, message = "stale", f"expected to fail ({expected}), but it {what}; take it off expected_failures"
-    return Result(case.id, case.tier, outcome, time.perf_counter() - started, message, lacks)
+        outcome, message = _excused(excuse_of(expected), failure, outcome, message)
+    return Result(case.id, case.tier, outcome, time.perf_counter() - started, message, lacks, seeds)
 
 
-def _held(case: Case, bench: Bench) -> Tuple[str, str]:
+def again(bench: Bench, *ids: str) -> str:
+    """The last line of a failure's message."""
+    return f"  again: {bench.command(*ids)}"
+
+
+def _excused(excuse: ExpectedFailure, failure: Optional[Failure], outcome: str, message: str) -> Tuple[str, str]:
+    if failure is None:
+        what = "passes" if outcome == "passed" else f"is {outcome}: {message}"
+        return "stale", f"expected to fail ({excuse.reason}), but it {what}; take it off expected_failures"
+    if excuse.covers(failure):
+        return "xfailed", excuse.reason
+    return "failed", (
+        f"it was expected to fail, and fails in another way\n  expected: {excuse}\n"
+        f"  came: {failure.kind}, as follows\n{message}"
+    )
+
+
+def _held(case: Case, bench: Bench, seeds: Dict[str, int]) -> Tuple[str, str]:
     with Witness(bench.backend) as witness:
+        context = Context(bench.backend, bench.device, witness, seeds)
         try:
-            case.run(Context(bench.backend, bench.device, witness))
+            case.run(context)
         except Unsupported as error:
-            raise Mismatch(
+            raise Refused(
                 f"{case.holds}: refused, although every capability it needs is declared ({', '.join(case.needs)})\n"
                 f"  {error}\n  a limit within a declared capability is listed in expected_failures, with its reason"
             ) from error
@@ -131,12 +139,12 @@ def _held(case: Case, bench: Bench) -> Tuple[str, str]:
     return "passed", ""
 
 
-def _refused(case: Case, bench: Bench, lacks: Sequence[str]) -> Tuple[str, str]:
+def _refused(case: Case, bench: Bench, lacks: Sequence[str], seeds: Dict[str, int]) -> Tuple[str, str]:
     names = ", ".join(lacks)
     if case.undeclared == "nothing":
         return "unsupported", f"{names} is not declared; PyTorch leaves no place to refuse it, so it was not tried"
     try:
-        case.run(Context(bench.backend, bench.device))
+        case.run(Context(bench.backend, bench.device, seeds=seeds))
     except Unsupported as error:
         return "unsupported", str(error)
     except RuntimeError as error:
@@ -149,82 +157,16 @@ def _refused(case: Case, bench: Bench, lacks: Sequence[str]) -> Tuple[str, str]:
     )
 
 
-def _again(case: Case, bench: Bench) -> str:
-    return f"  again: spikecore conformance {bench.info.name} --case {case.id}"
-
-
-def check_backend(
-    name: str,
-    *,
-    tiers: Optional[Sequence[str]] = None,
-    cases: Optional[Sequence[str]] = None,
-    expected_failures: Mapping[str, str] = {},  # never written to
-    require: Optional[bool] = None,
-    device: Optional[str] = None,
-    progress: Optional[Callable[[Result], None]] = None,
-) -> List[Result]:
-    """Run the conformance suite against a backend; one :class:`Result` per case, all ``ok`` for one that conforms.
-
-    tiers: those to run, of :data:`~spikecore.testing.case.TIERS`; by default all but ``product``.
-    cases: ids, or patterns such as ``"gradient/*"``, instead of whole tiers.
-    expected_failures: case id -> reason, beside those in the backend's own attribute of this name. One that passes, or
-    names no case, is a failure.
-    require: whether an unusable backend is a failure; by default whether ``SPIKECORE_REQUIRE`` names it.
-    device: torch device to run on; by default the CPU if the backend takes it, else its first that exists here.
-    progress: called with each result as it comes.
-    """
-    results: List[Result] = []
-
-    def done(result: Result) -> None:
-        results.append(result)
-        if progress is not None:
-            progress(result)
-
-    try:
-        collection = cases_of(name)
-        chosen = collection.select(tiers, cases)
-        bench = prepare(name, device)
-    except BackendUnavailable as error:
-        must = required(name) if require is None else require
-        why = f"{error}; it is required" if must else str(error)
-        done(Result("backend/available", "core", "failed" if must else "unavailable", 0.0, why))
-        return results
-    except BackendError as error:
-        done(Result("backend/available", "core", "error", 0.0, str(error)))
-        return results
-    expected = bench.expected(expected_failures)
-    for stale in stale_ids(expected, collection):
-        done(stale)
-    for case in chosen:
-        done(run_case(case, bench, expected.get(case.id)))
-    if not cases and (tiers is None or "core" in tiers):
-        ran = [
-            result for result in results if result.tier == "core" and result.outcome in ("passed", "failed", "xfailed")
-        ]
-        if not ran:
-            done(Result("backend/core-ran", "core", "failed", 0.0, f"no core case ran on backend {name!r}"))
-    return results
-
-
-def stale_ids(expected_failures: Mapping[str, str], cases: Collection = CASES) -> List[Result]:
+def stale_ids(expected_failures: Mapping[str, Union[str, ExpectedFailure]], cases: Collection = CASES) -> List[Result]:
     """A result for each expected failure that names no case or gives no reason."""
     wrong = []
-    for id, reason in expected_failures.items():
+    for id, given in expected_failures.items():
         if cases.get(id) is None:
             message = f"expected_failures names {id!r}, which is no case{cases.near(id)}"
             wrong.append(Result(id, "core", "stale", 0.0, message))
-        elif not isinstance(reason, str) or not reason.strip():
+            continue
+        try:
+            excuse_of(given)
+        except ValueError:
             wrong.append(Result(id, "core", "stale", 0.0, f"expected_failures gives no reason for {id!r}"))
     return wrong
-
-
-def conforms(results: Sequence[Result]) -> bool:
-    """Whether nothing is wrong in these results."""
-    return all(result.ok for result in results)
-
-
-def device_name(device: str) -> str:
-    """What a device is, for a report."""
-    if device.startswith("cuda") and torch.cuda.is_available():
-        return f"{device} ({torch.cuda.get_device_name(device)})"
-    return device

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -13,8 +12,9 @@ from spikecore.neuron import Neuron
 from spikecore.testing.compare import Mismatch, Suspects, as_array, backward, same
 from spikecore.testing.context import Context
 from spikecore.testing.inputs import dyadic, generator, margin, rounded
-from spikecore.testing.models import ALL_RESETS, BY_NAME, Model, library_surrogate
+from spikecore.testing.models import BY_NAME, Model, library_surrogate
 from spikecore.testing.oracle import SURROGATES, Array, Derivative, Gradients, Oracle, Trajectory, adjoint, run
+from spikecore.testing.suspects import of_gradients, of_outputs, of_parameter_gradient, of_states
 from spikecore.testing.tolerances import DTYPES, EXACT, EXACT_STEPS, TOLERANCES
 
 SHAPE = (12, 3, 7)
@@ -66,8 +66,12 @@ class Subject:
             self.inputs = dyadic(self.twin, broadcast, self.shape, self.model.exact_levels, rng)
         else:
             self.inputs = margin(self.twin, broadcast, self.shape, self.model.drive, self.dtype, rng, self.state)
-        self._broadcast = broadcast
+        #: Parameters as they lie over one time step.
+        self.spread = broadcast
         self.seen: Trajectory = run(self.twin, self.inputs, broadcast, self.state)
+        #: The input as it was given, if its layout is what a case is about: see :meth:`gives`.
+        self.given: Optional[Tensor] = None
+        self._came_in: Optional[Tensor] = None
         self._rng = generator("cotangents", self.model.name, reset, self.shape, *again)
 
     def _build(self, learn: Sequence[str], options: Mapping[str, Any]) -> Neuron:
@@ -104,6 +108,11 @@ class Subject:
         """All inputs as tensors."""
         return [self.context.tensor(x, self.dtype, grad) for x in self.inputs]
 
+    def gives(self, x: Tensor) -> Tensor:
+        """Remember the input as it is given, for messages; gives it back."""
+        self.given = x.detach()
+        return x
+
     def start(self, grad: bool = False) -> Optional[Dict[str, Tensor]]:
         """The initial state as tensors, None at rest."""
         held = torch.float64 if self.dtype_name == "float64" else torch.float32
@@ -117,6 +126,7 @@ class Subject:
 
     def backward(self, result: Tensor, cotangent: Tensor, **options: Any) -> None:
         """Run backwards from a result; it is an error of the backend if that is connected to nothing."""
+        self._came_in = cotangent
         backward(self.of, [result], [cotangent], **options)
 
     # -- what is right
@@ -124,7 +134,7 @@ class Subject:
     def bits(self) -> Trajectory:
         """The oracle in the dtype of the backend's arithmetic."""
         wide = self.dtype_name == "float64"
-        return run(self.twin, self.inputs, self._broadcast, self.state, np.float64 if wide else np.float32)
+        return run(self.twin, self.inputs, self.spread, self.state, np.float64 if wide else np.float32)
 
     def gradients(
         self,
@@ -152,31 +162,9 @@ class Subject:
             {name: as_array(value) for name, value in (trace or {}).items()},
         )
 
-    # -- what else it might be
-
-    def suspects(self, output: int = 0) -> Suspects:
-        """The forward results of other resets."""
-        others = [reset for reset in ALL_RESETS if reset != self.reset and reset in self.model.resets]
-        return {f"of reset={reset!r}": partial(self._output_as, output, reset=reset) for reset in others}
-
     def gradient_suspects(self, *cotangents: Any) -> Suspects:
-        """The input gradients of detached, or not detached, resets and of other surrogates."""
-
-        def of(**changed: Any) -> Array:
-            return self._gradients(self._as(**changed), *(*cotangents, None, None, None)[:3]).inputs[0]
-
-        found: Dict[str, Any] = {f"of detach_reset={not self.detach}": lambda: of(detach=not self.detach)}
-        for name, other in SURROGATES.items():
-            if name != self.surrogate.name:
-                found[f"of the surrogate {name}"] = lambda other=other: of(surrogate=other)
-        return found
-
-    def _output_as(self, output: int, **changed: Any) -> Array:
-        return self._as(**changed).outputs[output]
-
-    def _as(self, **changed: Any) -> Trajectory:
-        given = {"reset": self.reset, "surrogate": self.surrogate, "detach": self.detach, **changed}
-        return run(self.model.twin(**given), self.inputs, self._broadcast, self.state)
+        """What the input gradient might be, for cotangents of outputs, final states and trace."""
+        return of_gradients(self, *cotangents)
 
     # -- checks
 
@@ -203,7 +191,7 @@ class Subject:
                 tolerance,
                 tested=self.seen.tested,
                 strict=self.twin.strict,
-                suspects=self.suspects(i),
+                suspects=of_outputs(self, i),
             )
 
     def check_states(self, actual: Mapping[str, Tensor], expected: Mapping[str, Array], what: str, exact: bool) -> None:
@@ -214,8 +202,16 @@ class Subject:
             if value.dtype != held:
                 raise Mismatch(f"{what} {name} of {self.of} has dtype {value.dtype}, expected {held}")
             tolerance = EXACT if exact else TOLERANCES[self.dtype_name, "potential"]
-            axes = "n" if value.ndim < len(self.shape) else "t, n"
-            same(f"{what} {name}", self.of, as_array(value), expected[name], tolerance, axes=axes)
+            trace = value.ndim == len(self.shape)
+            same(
+                f"{what} {name}",
+                self.of,
+                as_array(value),
+                expected[name],
+                tolerance,
+                axes="t, n" if trace else "n",
+                suspects=of_states(self, name, trace),
+            )
 
     def check(
         self,
@@ -232,6 +228,10 @@ class Subject:
             raise Mismatch(f"{what} of {self.of}: there is none; the result is not connected to it")
         tolerance = TOLERANCES[self.dtype_name, quantity]
         axes = "t, n" if quantity in ("input gradient", "output") else "n"
+        if suspects is None and quantity == "input gradient" and self._came_in is not None:
+            suspects = of_gradients(self, self._came_in)
+        if suspects is None and quantity == "parameter gradient" and self._came_in is not None and name in self.params:
+            suspects = of_parameter_gradient(self, name, self._came_in)
         same(what, self.of, as_array(actual), expected, tolerance, axes=axes, suspects=suspects)
 
 

@@ -15,7 +15,8 @@ from spikecore.registry import default_registry
 from spikecore.testing.cases import CASES
 from spikecore.testing.context import choose_device
 from spikecore.testing.models import MODELS
-from spikecore.testing.runner import Result, check_backend, conforms
+from spikecore.testing.report import check_backend
+from spikecore.testing.result import Result
 
 #: Families of core cases that there are of every neuron.
 _PER_NEURON = ("forward", "exact", "bits", "single-step", "gradient")
@@ -150,8 +151,7 @@ def make_support(have: str, names: Optional[Sequence[str]] = None) -> str:
             columns.setdefault(name, column(info, None))
             continue
         results = check_backend(name)
-        if not conforms(results):
-            wrong = next(result for result in results if not result.ok)
+        for wrong in (result for result in results if not result.ok):
             raise BackendError(f"backend {name!r} does not conform: {wrong.id}: {wrong.message}")
         backend = registry.get(name, "the support table")
         columns[name] = column(info, results, backend.capabilities_on(choose_device(info.devices)))

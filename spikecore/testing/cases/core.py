@@ -8,10 +8,10 @@ from typing import Any, Dict, Iterator, Tuple
 import torch
 
 from spikecore.testing.case import Collection
-from spikecore.testing.compare import Mismatch, as_array, backward, same
+from spikecore.testing.compare import Mismatch, as_array, backward, same, unchanged
 from spikecore.testing.context import Context
 from spikecore.testing.models import MODELS, Model
-from spikecore.testing.oracle import SURROGATES
+from spikecore.testing.oracle import SURROGATES, run
 from spikecore.testing.oracle.surrogates import OTHER_ARGUMENTS
 from spikecore.testing.subject import Subject
 
@@ -178,9 +178,26 @@ def rest(context: Context) -> None:
     for model in ("lif", "alif", "leaky"):
         s = Subject(context, model, "soft")
         first = s.neuron(s.x())
-        s.neuron(s.x().flip(0) + 0.5)
+        other = s.x().flip(0) + 0.5
+        s.neuron(other)
         s.check_outputs(first)
-        same("spikes of the third call", s.of, as_array(s.neuron(s.x())), as_array(first), tested=s.seen.tested)
+        ended = run(s.twin, [as_array(other)], s.spread).final
+        same(
+            "spikes of the third call",
+            s.of,
+            as_array(s.neuron(s.x())),
+            as_array(first),
+            tested=s.seen.tested,
+            suspects={
+                "of a start where the call before ended": partial(_first_output, s, ended),
+                "of the call before": partial(_first_output, s, None, as_array(other)),
+            },
+            right="the first call with the same input",
+        )
+
+
+def _first_output(s: Subject, state: Any, x: Any = None) -> Any:
+    return run(s.twin, s.inputs if x is None else [x], s.spread, state).outputs[0]
 
 
 def inputs_stay(context: Context) -> None:
@@ -195,7 +212,7 @@ def inputs_stay(context: Context) -> None:
     s.neuron.run(x, state=start)
     now = [x, start["v"], *s.neuron.buffers()]
     for name, before, after in zip(("the input", "the given state", "a parameter", "a parameter"), kept, now):
-        same(f"{name} after the call", s.of, as_array(after), as_array(before))
+        unchanged(f"{name} after the call", s.of, [after], [before])
 
 
 def _column(value: float) -> Any:

@@ -121,7 +121,8 @@ def value(context: Context, name: str) -> None:
     with np.errstate(all="ignore"):
         expected = accumulated(np.asarray(operation.value(x.astype(kind), np.asarray(CONSTANT, kind)), kind))
     tolerance = EXACT if operation.exact else TOLERANCES["float32", "output"]
-    same(f"{name}, as v/2 + {name}(x, {CONSTANT}),", f"{neuron!r}", as_array(output), expected, tolerance)
+    what = f"{name}, as v/2 + {name}(x, {CONSTANT}),"
+    same(what, f"{neuron!r}", as_array(output), expected, tolerance, there={"x": x})
 
 
 def derivative(context: Context, name: str) -> None:
@@ -131,7 +132,7 @@ def derivative(context: Context, name: str) -> None:
     output = neuron(given)
     cotangent = context.tensor(np.linspace(-1.0, 1.5, x.size).reshape(x.shape))
     if output.requires_grad:
-        output.backward(cotangent)
+        backward(repr(neuron), [output], [cotangent])
     with np.errstate(all="ignore"):
         slope = np.asarray(OPERATIONS[name].to_x(x, np.asarray(CONSTANT)), float)
     expected = accumulated_back(as_array(cotangent)) * slope
@@ -143,6 +144,7 @@ def derivative(context: Context, name: str) -> None:
         as_array(given.grad),
         expected,
         TOLERANCES["float32", "input gradient"],
+        there={"x": x},
     )
 
 
@@ -186,7 +188,7 @@ def gradient(context: Context, model: Model, detach: bool) -> None:
     connected = [
         (y, g) for y, g in zip((*outputs, *final.values()), (*cotangents, *of_final.values())) if y.requires_grad
     ]
-    torch.autograd.backward([y for y, _ in connected], [g for _, g in connected])
+    backward(s.of, [y for y, _ in connected], [g for _, g in connected])
     expected = s.gradients(cotangents, of_final)
     for name, x, right in zip(s.twin.inputs, xs, expected.inputs):
         s.check("input gradient", x.grad, right, name=name)

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import spikecore as sc
 from spikecore.testing.case import Collection
-from spikecore.testing.compare import Mismatch, as_array, backward, same
+from spikecore.testing.compare import Mismatch, as_array, backward, same, unchanged
 from spikecore.testing.context import Context
 from spikecore.testing.oracle import run
 from spikecore.testing.subject import Subject
@@ -167,7 +167,9 @@ def double_backward(context: Context) -> None:
     x = s.x(grad=True)
     output = s.neuron(x)
     cotangent, direction = s.cotangent(output), s.cotangent(output)
+    kept = cotangent.clone()
     (first,) = torch.autograd.grad(output, x, cotangent, create_graph=True)
+    unchanged("the gradient that came in", s.of, [cotangent], [kept])
     if not first.requires_grad:
         raise Mismatch(f"the gradient of {s.of} is not connected to its input, though create_graph=True")
     (second,) = torch.autograd.grad(first, x, direction)

@@ -90,7 +90,14 @@ def deterministic(context: Context) -> None:
         seen.append({"output": output.detach(), **({} if x.grad is None else {"input gradient": x.grad}), **grads})
     for again in seen[1:]:
         for name, value in again.items():
-            same(f"{name}, computed again,", s.of, as_array(value), as_array(seen[0][name]), axes="")
+            same(
+                f"{name}, computed again,",
+                s.of,
+                as_array(value),
+                as_array(seen[0][name]),
+                axes="",
+                right="the first time",
+            )
 
 
 def at_once(work: Any, count: int = 4) -> None:

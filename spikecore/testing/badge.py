@@ -1,0 +1,51 @@
+"""A verdict as a small picture for a README: SVG, without fonts or scripts of its own."""
+
+from __future__ import annotations
+
+from html import escape
+
+from spikecore.testing.report import Report
+from spikecore.testing.verdict import CONFORMS, DOES_NOT_CONFORM, NOT_TESTED, PARTIAL
+
+_COLOURS = {CONFORMS: "#2e7d32", PARTIAL: "#9a6700", NOT_TESTED: "#6e7781", DOES_NOT_CONFORM: "#c62828"}
+#: Width of a character of 11 px Verdana, on average, and the margin at each side. The texts are fitted to it.
+_CHARACTER, _MARGIN = 6.6, 7
+
+_TEMPLATE = """<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="20" role="img" aria-label="{title}">
+  <title>{title}</title>
+  <clipPath id="corners"><rect width="{width}" height="20" rx="3"/></clipPath>
+  <g clip-path="url(#corners)">
+    <rect width="{left}" height="20" fill="#444d56"/>
+    <rect x="{left}" width="{right}" height="20" fill="{colour}"/>
+  </g>
+  <g fill="#fff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11" text-anchor="middle">
+    <text x="{label_x}" y="14" textLength="{label_width}">{label}</text>
+    <text x="{value_x}" y="14" textLength="{value_width}">{value}</text>
+  </g>
+</svg>
+"""
+
+
+def badge(report: Report) -> str:
+    """The file's text: ``spikecore mine | conforms``; a partial verdict with the number of cases
+    that passed, and of the default suite.
+    """
+    verdict = report.verdict
+    label, value = f"spikecore {report.backend}", verdict.word
+    if verdict.word == PARTIAL:
+        value = f"{value}: {verdict.passed} of {verdict.suite}"
+    widths = [round(len(text) * _CHARACTER) for text in (label, value)]
+    left, right = (width + 2 * _MARGIN for width in widths)
+    return _TEMPLATE.format(
+        width=left + right,
+        left=left,
+        right=right,
+        colour=_COLOURS[verdict.word],
+        title=escape(f"{label}: {value}"),
+        label=escape(label),
+        value=escape(value),
+        label_x=left / 2,
+        value_x=left + right / 2,
+        label_width=widths[0],
+        value_width=widths[1],
+    )
