@@ -75,14 +75,18 @@ class Witness:
 
         self._replace(owner, name, watched)
 
+    def elsewhere(self) -> str:
+        """What is wrong where the reference has computed."""
+        return (
+            f"backend {self.backend.name!r} let the reference backend {REFERENCE!r} compute in its place "
+            f"({len(self.of_reference)} calls): its results prove nothing. Where it cannot do something it must "
+            "raise Unsupported, never fall back"
+        )
+
     def verdict(self) -> None:
         """Raise :class:`Mismatch` unless this backend, and not the reference, has computed."""
         if self.of_reference:
-            raise Mismatch(
-                f"backend {self.backend.name!r} let the reference backend {REFERENCE!r} compute in its place "
-                f"({len(self.of_reference)} calls): its results prove nothing. Where it cannot do something it must "
-                "raise Unsupported, never fall back"
-            )
+            raise Mismatch(self.elsewhere())
         if not self.calls:
             raise Mismatch(
                 f"no runner of backend {self.backend.name!r} was called, although its neurons computed: something else "
@@ -99,6 +103,18 @@ class _Counted:
     def __call__(self, *args: Any) -> Any:
         self.calls.append(self.name)
         return self.runner(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        """The runner's ``once``, if it has one: without it here, no case would ever run that."""
+        if name != "once":
+            raise AttributeError(name)
+        found = self.runner.once  # type: ignore[attr-defined]  # optional: see spikecore.backend.once
+
+        def once(*args: Any) -> Any:
+            self.calls.append(self.name)
+            return found(*args)
+
+        return once
 
 
 class Context:

@@ -134,6 +134,10 @@ def _held(case: Case, bench: Bench, seeds: Dict[str, int]) -> Tuple[str, str]:
                 f"{case.holds}: refused, although every capability it needs is declared ({', '.join(case.needs)})\n"
                 f"  {error}\n  a limit within a declared capability is listed in expected_failures, with its reason"
             ) from error
+        except Mismatch as error:
+            if witness.of_reference:
+                raise Mismatch(f"{error}\n  {witness.elsewhere()}") from error
+            raise
         if case.computes:
             witness.verdict()
     return "passed", ""

@@ -7,11 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Dict
+from xml.etree import ElementTree
 
 import pytest
 
 import spikecore
 import spikecore_pytest
+from spikecore.testing import CASES, DEFAULT_TIERS
 
 ROOT = Path(spikecore_pytest.__file__).parent
 SOURCES = [str(ROOT), *{str(Path(path).parent) for path in spikecore.__path__}, str(ROOT / "backends")]
@@ -43,11 +45,12 @@ class Buggy(Loopback):
 """
 
 TESTS = """
-from spikecore.testing import BackendConformance
+from spikecore.testing import DEFAULT_TIERS, BackendConformance, ExpectedFailure
 
 
 class TestBuggy(BackendConformance):
     backend = "buggy"
+    tiers = {tiers}
     expected_failures = {expected}
 """
 
@@ -57,14 +60,21 @@ import importlib.metadata as m
 print([p.value for d in m.distributions() for p in d.entry_points if p.group == "pytest11"])
 """
 #: Twice the surrogate, the same value.
-BUG = "args = [args[0] + (args[0] - args[0].detach())] if node.op == 'spike' else args"
+BUG = "args = [args[0] + (args[0] - args[0].detach()), *args[1:]] if node.op == 'spike' else args"
 
 
 @pytest.fixture
 def plugin(tmp_path: Path) -> Any:
     """A backend package with its metadata, in a folder; run pytest there."""
 
-    def run(*arguments: str, bug: str = "pass", reason: Any = None, expected: Any = None, **env: str) -> Any:
+    def run(
+        *arguments: str,
+        bug: str = "pass",
+        reason: Any = None,
+        expected: Any = None,
+        tiers: str = "DEFAULT_TIERS",
+        **env: str,
+    ) -> Any:
         site = tmp_path / "site"
         package, metadata = site / "spikecore_buggy", site / "spikecore_buggy-0.1.dist-info"
         for folder in (package, metadata):
@@ -73,7 +83,7 @@ def plugin(tmp_path: Path) -> Any:
         (package / "backend.py").write_text(BACKEND.format(bug=bug))
         (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: spikecore-buggy\nVersion: 0.1\n")
         (metadata / "entry_points.txt").write_text("[spikecore.backends]\nbuggy = spikecore_buggy\n")
-        (tmp_path / "test_buggy.py").write_text(TESTS.format(expected=expected or {}))
+        (tmp_path / "test_buggy.py").write_text(TESTS.format(expected=expected or {}, tiers=tiers))
         return pytest_in(tmp_path, *arguments, path=[str(site)], **env)
 
     return run
@@ -110,7 +120,7 @@ def test_an_empty_folder(tmp_path: Path) -> None:
     result = pytest_in(tmp_path, SPIKECORE_REQUIRE="torch")
     assert result.returncode == pytest.ExitCode.TESTS_FAILED
     assert "required: torch" in result.stdout
-    assert "backend 'torch' is required, and none of its core conformance cases ran" in result.stdout
+    assert "backend 'torch' is required, and none of its core conformance cases passed" in result.stdout
 
 
 def test_a_sound_package_passes(plugin: Any) -> None:
@@ -142,11 +152,59 @@ def test_expected_failures(plugin: Any) -> None:
     assert "take it off expected_failures" in result.stdout
 
 
+def test_an_expected_failure_does_not_cover_a_crash(plugin: Any) -> None:
+    """A crash under an excuse for a difference fails, and both are said."""
+    crash = "if node.op == 'spike': raise KeyError('no such kernel')"
+    result = plugin("-q", "-k", "forward/lif-hard]", bug=crash, expected={"forward/lif-hard": "rounds, buggy#4"})
+    assert result.returncode == pytest.ExitCode.TESTS_FAILED
+    for words in ("1 failed", "rounds, buggy#4", "fails in another way", "came: KeyError", "no such kernel"):
+        assert words in result.stdout, words
+
+
+def test_required_and_nothing_but_expected_failures_fails(plugin: Any) -> None:
+    """A required backend must pass a core case: one whose every case is excused does not."""
+    expected = {"gradient/lif-hard": "no surrogate yet, buggy#1"}
+    chosen = ("-q", "-k", "gradient/lif-hard]")
+    result = plugin(*chosen, bug=BUG, expected=expected, SPIKECORE_REQUIRE="buggy")
+    assert "1 xfailed" in result.stdout
+    assert "backend 'buggy': not tested: nothing passed" in result.stdout
+    assert "required, and none of its core conformance cases passed" in result.stdout
+    assert result.returncode == pytest.ExitCode.TESTS_FAILED
+
+
+def test_the_verdict_is_in_the_summary(plugin: Any) -> None:
+    """A class of one tier is no proof of the whole, and says so."""
+    result = plugin("-q", "-k", "forward/ or expected", tiers="('core',)")
+    assert result.returncode == 0, result.stdout
+    assert "spikecore: backend 'buggy': partial: " in result.stdout
+    assert "tiers not run" in result.stdout
+    assert "cases of the other tiers not chosen" in result.stdout
+
+
+def test_junit_files_are_valid_where_warnings_are_errors(plugin: Any, tmp_path: Path) -> None:
+    """pytest's own file, in the form of its schema (xunit2): no property at a test case, and no warning."""
+    result = plugin("-q", "-W", "error", "--junitxml=out.xml", "-k", "forward/lif-hard] or compile/sizes or expected")
+    assert result.returncode == 0, result.stdout
+    cases = list(ElementTree.parse(tmp_path / "out.xml").iter("testcase"))
+    assert len(cases) == 3
+    assert {child.tag for case in cases for child in case} <= {"skipped", "failure", "error"}
+
+
+def test_results_come_home_from_workers(plugin: Any) -> None:
+    """Under pytest-xdist the verdict is that of all workers."""
+    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+    result = plugin("-q", "-n", "2", "-p", "xdist", "-k", "forward/lif-", SPIKECORE_REQUIRE="buggy")
+    assert result.returncode == 0, result.stdout + result.stderr
+    passed = sum(case.id.startswith("forward/lif-") and case.tier in DEFAULT_TIERS for case in CASES)
+    assert f"partial: {passed} cases passed" in result.stdout
+
+
 def test_unavailable_is_skipped_and_required_is_not(plugin: Any) -> None:
     """The reason is said; with the option the same is a failure."""
     result = plugin("-q", "-rs", "-k", "forward/lif-hard", reason="no such chip here")
     assert result.returncode == 0
     assert "no such chip here" in result.stdout
+    assert "backend 'buggy': not tested: nothing passed" in result.stdout
 
 
 def test_required_unavailable_fails(plugin: Any) -> None:

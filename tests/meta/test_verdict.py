@@ -1,0 +1,264 @@
+"""No run says more than it showed: every way to a hollow verdict, and what it says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from typer import Typer
+from typer.testing import CliRunner
+
+import spikecore as sc
+from spikecore import Capabilities
+from spikecore.registry import default_registry
+from spikecore.testing import CASES, DEFAULT_TIERS, Result, check_backend, conforms, examine, judge
+from spikecore.testing.cli import ConformanceCommand, conformance
+from spikecore.testing.loopback import Loop, Loopback, installed
+
+
+def run(*arguments: str) -> Any:
+    """What the command gives."""
+    app = Typer()
+    app.command(cls=ConformanceCommand)(conformance)
+    return CliRunner().invoke(app, list(arguments))
+
+
+def every(outcome: str = "passed", **changed: str) -> Any:
+    """Results of the whole default suite, those of some ids with another outcome."""
+    return [Result(case.id, case.tier, changed.get(case.id, outcome), 0.0) for case in CASES.select()]
+
+
+class Wrong(Loop):
+    """Never fires."""
+
+    def operate(self, node, args, t):
+        """Zeros for spikes."""
+        value = super().operate(node, args, t)
+        return value * 0 if node.op == "spike" else value
+
+
+class TestTheWords:
+    """The four verdicts, from results alone."""
+
+    def test_conforms(self) -> None:
+        """The whole default suite, and every core case passed; limits outside core are said and allowed."""
+        assert str(judge(every())) == f"conforms: {len(CASES.select())} cases passed"
+        outside = next(case.id for case in CASES.select(["robust"]))
+        verdict = judge(every(**{outside: "xfailed"}))
+        assert (verdict.word, verdict.exit_code) == ("conforms", 0)
+        assert "1 expected failure" in str(verdict)
+        assert conforms(every())
+
+    @pytest.mark.parametrize("outcome", ["xfailed", "unsupported"])
+    def test_a_core_case_that_did_not_pass_is_partial(self, outcome: str) -> None:
+        """An excuse is none in core, and gradients are part of it."""
+        verdict = judge(every(**{"gradient/lif-hard": outcome}))
+        assert (verdict.word, verdict.exit_code) == ("partial", 3)
+        assert not conforms(every(**{"gradient/lif-hard": outcome}))
+
+    def test_a_tier_that_did_not_run_is_partial(self) -> None:
+        """In numbers."""
+        results = [result for result in every() if result.tier != "layouts"]
+        verdict = judge(results)
+        count = len(CASES.select(["layouts"]))
+        assert verdict.word == "partial"
+        assert f"1 tier not run ({count} cases): layouts" in str(verdict)
+
+    def test_a_case_that_was_not_chosen_is_partial(self) -> None:
+        """One of all is enough."""
+        assert "1 case of the other tiers not chosen" in str(judge(every()[1:]))
+        assert judge(every()[1:]).word == "partial"
+
+    @pytest.mark.parametrize("outcome", ["failed", "error", "stale"])
+    def test_one_wrong_case_does_not_conform(self, outcome: str) -> None:
+        """Whatever else passed."""
+        verdict = judge(every(**{"forward/lif-hard": outcome}))
+        assert (verdict.word, verdict.exit_code) == ("does not conform", 1)
+
+    def test_nothing_passed_is_not_tested(self) -> None:
+        """No results, only excuses, only refusals, not usable here."""
+        some = CASES.select(["robust"])[:3]
+        for outcome in ("xfailed", "unsupported", "unavailable"):
+            verdict = judge([Result(case.id, case.tier, outcome, 0.0) for case in some])
+            assert (verdict.word, verdict.exit_code) == ("not tested", 4), outcome
+        assert judge([]).word == "not tested"
+        assert not conforms([])
+
+
+class TestHollow:
+    """What a run was once called sound for."""
+
+    def test_an_unusable_backend(self, monkeypatch: Any) -> None:
+        """``conformance cupy --json`` without a GPU: not tested, and 4; 1 where it is required."""
+        monkeypatch.delenv("SPIKECORE_REQUIRE", raising=False)
+        with installed(Loopback, reason="no such chip here") as name:
+            result = run(name, "--json")
+            facts = json.loads(result.output)
+            assert (facts["verdict"], facts["conforms"], result.exit_code) == ("not tested", False, 4)
+            assert "no such chip here" in facts["summary"]
+            assert run(name, "--require").exit_code == 1
+
+    def test_one_case(self) -> None:
+        """Partial, with what was left out, and 3."""
+        result = run("torch", "--case", "forward/lif-hard", "--json")
+        facts = json.loads(result.output)
+        assert (facts["verdict"], facts["conforms"], result.exit_code) == ("partial", False, 3)
+        assert facts["left_out"]["cases"] == len(CASES.select()) - 1
+        assert facts["left_out"]["tiers"] == list(DEFAULT_TIERS[1:])
+
+    def test_a_backend_that_declares_one_dtype_and_nothing_else(self) -> None:
+        """Its gradients are not declared, so it is partial even where all the rest is there."""
+
+        class Small(Loopback):
+            name = "small"
+            capabilities = Capabilities(float32=True)
+
+        with installed(Small) as name:
+            report = examine(name, cases=["forward/lif-hard", "gradient/lif-hard", "record/lif-hard"])
+        assert report.verdict.word == "partial"
+        assert "gradients not declared" in str(report.verdict)
+        assert report.counts()["unsupported"] == 2
+        ran = {result.id: result.outcome for result in report.results}
+        # the same for every other case: unsupported where it needs more than it declares
+        whole = [
+            Result(
+                c.id, c.tier, ran.get(c.id, "passed" if c.needs == ("float32",) else "unsupported"), 0.0, "", c.needs
+            )
+            for c in CASES.select()
+        ]
+        assert judge(whole).word == "partial"
+
+    def test_every_case_an_expected_failure(self) -> None:
+        """Nothing passed: not tested, and 1 where it is required."""
+
+        class Excused(Loopback):
+            name = "excused"
+            loop = Wrong
+            expected_failures = dict.fromkeys(("forward/lif-hard", "forward/if-hard"), "never fires, excused#1")
+
+        with installed(Excused) as name:
+            arguments = [name, *(f"--case={id}" for id in Excused.expected_failures)]
+            result = run(*arguments)
+            assert result.exit_code == 4
+            assert "not tested: nothing passed" in result.output
+            assert "2 expected failures, 2 of the core tier" in result.output
+            assert run(*arguments, "--require").exit_code == 1
+            # with all that it does, it is partial at most
+            excused = every(**dict.fromkeys(Excused.expected_failures, "xfailed"))
+            assert judge(excused).word == "partial"
+
+    def test_an_expected_failure_that_is_a_crash(self) -> None:
+        """It does not conform."""
+
+        class Crashing(Loopback):
+            name = "crashing"
+            expected_failures = {"forward/lif-hard": "rounds in another order"}
+
+            def compile(self, program, spec):
+                raise ZeroDivisionError("in the compiler")
+
+        with installed(Crashing) as name:
+            result = run(name, "--case", "forward/lif-hard")
+        assert result.exit_code == 1
+        assert "came: ZeroDivisionError" in result.output
+
+    def test_a_dead_dispatch(self) -> None:
+        """A backend that torch computes for does not conform, however right the numbers are."""
+
+        class Dead(Loopback):
+            name = "dead"
+
+            def compile(self, program, spec):
+                return default_registry().get("torch", "a test").compile(program, spec)
+
+        with installed(Dead) as name:
+            result = run(name, "--case", "forward/lif-hard")
+        assert result.exit_code == 1
+        assert "compute in its place" in result.output
+
+    @pytest.mark.parametrize("way", ["a neuron of torch", "its runner, kept", "once", "an object of its class"])
+    def test_cheats_that_call_the_reference(self, way: str) -> None:
+        """By any way to its runner: made before, called step by step, or of a backend object of its own."""
+
+        class Cheat(Loopback):
+            name = "cheat"
+
+            def compile(self, program, spec):  # its numbers may be wrong: who computed comes with that
+                torch_ = default_registry().get("torch", "a test")
+                if way == "a neuron of torch":
+                    return lambda inputs, *_: ((sc.LIF(backend="torch")(*inputs),), (inputs[0][0],), ())
+                if way == "an object of its class":
+                    return type(torch_)().compile(program, spec)
+                kept = KEPT.setdefault((program, spec), torch_.runner(program, spec))
+                if way == "its runner, kept":
+                    return kept
+
+                class Once:
+                    def __call__(self, *args):
+                        return Loop(program, spec)(*args)
+
+                    def once(self, *args):
+                        return kept.once(*args)
+
+                return Once()
+
+        case = "single-step/lif-hard" if way == "once" else "forward/lif-hard"
+        with installed(Cheat) as name:
+            check_backend(name, cases=[case])
+            default_registry().get(name, "a test")._runners.clear()
+            (result,) = check_backend(name, cases=[case])
+        assert result.outcome == "failed", result
+        assert "compute in its place" in result.message
+
+
+KEPT: Any = {}
+
+
+class TestReport:
+    """What a report says beside the verdict."""
+
+    def test_it_names_what_it_depends_on(self) -> None:
+        """Versions, device by name, tiers, counts, date, time."""
+        facts = json.loads(run("torch", "--case", "forward/lif-hard", "--json").output)
+        assert facts["versions"]["spikecore"] == sc.__version__
+        assert facts["versions"]["torch"] == torch.__version__
+        assert facts["versions"]["distribution"].startswith("spikecore ")
+        assert set(facts["versions"]) == {"spikecore", "distribution", "torch", "python", "contract"}
+        assert facts["device"]["device"] == "cpu"
+        assert facts["device"]["name"] not in ("", "cpu")
+        assert facts["tiers"] == {"core": facts["counts"]}
+        assert facts["date"].endswith("+00:00")
+        assert facts["seconds"] > 0
+
+    def test_seeds(self, monkeypatch: Any) -> None:
+        """Those that cases say are in the report, whether the case holds or not."""
+
+        def drawn(context: Any) -> None:
+            context.seed("generated", 41)
+            raise AssertionError("not equal")
+
+        case = CASES.get("forward/lif-hard")
+        replaced = type(case)(case.id, case.tier, case.holds, drawn)
+        monkeypatch.setattr(CASES, "_cases", {case.id: replaced})
+        report = examine("torch", cases=["forward/lif-hard"])
+        assert report.seeds == {"generated": 41}
+        assert report.as_dict()["seeds"] == {"generated": 41}
+
+    def test_a_line_for_each_case_where_there_is_no_terminal(self) -> None:
+        """As it ends, in the order in which cases are named."""
+        lines = run("torch", "--case", "record/lif-hard", "--case", "forward/lif-hard").output.splitlines()
+        assert [line.split()[:3] for line in lines[:2]] == [
+            ["passed", "state", "record/lif-hard"],
+            ["passed", "core", "forward/lif-hard"],
+        ]
+
+    def test_help_is_readable_at_80_columns(self, monkeypatch: Any) -> None:
+        """No option is cut."""
+        monkeypatch.setenv("COLUMNS", "80")
+        output = run("--help").output
+        assert max(map(len, output.splitlines())) <= 80
+        for option in ("--tier", "--case", "--json", "--junit", "--badge", "--compare", "--require", "--list"):
+            assert option in output
+        assert "…" not in output
