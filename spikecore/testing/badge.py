@@ -8,8 +8,10 @@ from spikecore.testing.report import Report
 from spikecore.testing.verdict import CONFORMS, DOES_NOT_CONFORM, NOT_TESTED, PARTIAL
 
 _COLOURS = {CONFORMS: "#2e7d32", PARTIAL: "#9a6700", NOT_TESTED: "#6e7781", DOES_NOT_CONFORM: "#c62828"}
-#: Width of a character of 11 px Verdana, on average, and the margin at each side. The texts are fitted to it.
-_CHARACTER, _MARGIN = 6.6, 7
+#: Widths of characters of 11 px Verdana, of others, and the margin at each side. Texts are fitted to these widths, so
+#: that another font looks the same.
+_WIDTHS = {**dict.fromkeys("ijl.,:;|'", 3.4), **dict.fromkeys("frt -()[]/", 4.6), **dict.fromkeys("mwMW@%", 10.3)}
+_OTHER, _MARGIN = 6.7, 7
 
 _TEMPLATE = """<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="20" role="img" aria-label="{title}">
   <title>{title}</title>
@@ -34,7 +36,7 @@ def badge(report: Report) -> str:
     label, value = f"spikecore {report.backend}", verdict.word
     if verdict.word == PARTIAL:
         value = f"{value}: {verdict.passed} of {verdict.suite}"
-    widths = [round(len(text) * _CHARACTER) for text in (label, value)]
+    widths = [round(sum(_WIDTHS.get(letter, _OTHER) for letter in text)) for text in (label, value)]
     left, right = (width + 2 * _MARGIN for width in widths)
     return _TEMPLATE.format(
         width=left + right,

@@ -84,8 +84,12 @@ def conformance(
 ) -> None:
     """Check that a backend computes what the equations say.
 
-    Exits with 0 if it conforms: the whole default suite ran, and every core case passed; 1 if it does not conform; 2
-    for a wrong argument; 3 if nothing is wrong but something was left out (partial); 4 if it was not tested.
+    Exit codes:
+    0: it conforms: the whole default suite ran, and every core case passed;
+    1: it does not conform;
+    2: an argument is wrong;
+    3: partial: nothing is wrong, and something was left out;
+    4: not tested: nothing passed.
     """
     try:
         if list_cases:

@@ -11,7 +11,8 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 
 import spikecore
-from spikecore.backend import BACKEND_API, BackendError, BackendUnavailable
+from spikecore.api import BACKEND_API, shown
+from spikecore.backend import BackendError, BackendUnavailable
 from spikecore.registry import default_registry
 from spikecore.testing.case import TIERS
 from spikecore.testing.context import device_name
@@ -175,5 +176,5 @@ def versions(name: str) -> Dict[str, str]:
         "distribution": provider,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
-        "contract": str(BACKEND_API),
+        "contract": shown(BACKEND_API),
     }

@@ -37,7 +37,8 @@ def show(report: Report, changed: Optional[Changes] = None) -> None:
     console = Console()
     for line in _heading(report):
         console.print(Text(line, style="dim"))
-    console.print(_table(report))
+    if report.device:
+        console.print(_table(report))
     for outcome, title in (("xfailed", "Expected failures"), ("unsupported", "Unsupported")):
         _reasons(console, title, [result for result in report.results if result.outcome == outcome])
     for result in report.results:

@@ -1,0 +1,226 @@
+"""Reports for programs: JUnit, the badge, what changed; each in the form that its readers take."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from typer import Typer
+from typer.testing import CliRunner
+
+from spikecore.testing import Report, Result
+from spikecore.testing.badge import badge
+from spikecore.testing.changes import changes
+from spikecore.testing.cli import ConformanceCommand, conformance
+from spikecore.testing.junit import junit
+from spikecore.testing.loopback import Loopback, installed
+
+#: What Jenkins' junit-10.xsd, which pytest calls xunit2, allows: element -> attributes, children.
+SCHEMA = {
+    "testsuites": ({"name", "time", "tests", "failures", "disabled", "errors"}, {"testsuite"}),
+    "testsuite": (
+        {
+            "name",
+            "tests",
+            "failures",
+            "errors",
+            "time",
+            "disabled",
+            "skipped",
+            "timestamp",
+            "hostname",
+            "id",
+            "package",
+        },
+        {"properties", "testcase", "system-out", "system-err"},
+    ),
+    "properties": (set(), {"property"}),
+    "property": ({"name", "value"}, set()),
+    "testcase": (
+        {"name", "assertions", "time", "classname", "status"},
+        {"skipped", "error", "failure", "system-out", "system-err"},
+    ),
+    "skipped": ({"message", "type"}, set()),
+    "error": ({"message", "type"}, set()),
+    "failure": ({"message", "type"}, set()),
+}
+VERSIONS = {"spikecore": "1.0", "distribution": "mine 2", "torch": "2.0", "python": "3.8", "contract": "1.1"}
+
+
+def report(**outcomes: str) -> Report:
+    """A report of some cases of two tiers."""
+    results = [
+        Result(f"forward/{id}", "core" if i % 2 == 0 else "state", outcome, 0.5, f"<{outcome}>\nof\x00 {id} & \x1b[31m")
+        for i, (id, outcome) in enumerate(outcomes.items())
+    ]
+    return Report("mine", tuple(results), "cpu", "A & B", VERSIONS, "2026-01-02T03:04:05+00:00", 1.5)
+
+
+def run(*arguments: str) -> Any:
+    """What the command gives."""
+    app = Typer()
+    app.command(cls=ConformanceCommand)(conformance)
+    return CliRunner().invoke(app, list(arguments))
+
+
+def check(element: Any) -> None:
+    """Attributes and children are those of the schema."""
+    attributes, children = SCHEMA[element.tag]
+    assert set(element.attrib) <= attributes, element.tag
+    assert {child.tag for child in element} <= children, element.tag
+    for child in element:
+        check(child)
+
+
+OUTCOMES = {
+    "a": "passed", "b": "failed", "c": "error", "d": "stale", "e": "xfailed", "f": "unsupported", "g": "unavailable",
+}  # fmt: skip
+
+
+class TestJunit:
+    """The XML."""
+
+    def test_it_is_of_the_schema(self) -> None:
+        """Elements, attributes and counts; no properties at a test case."""
+        root = ElementTree.fromstring(junit(report(**OUTCOMES)).encode())
+        check(root)
+        (suite,) = root
+        assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("7", "2", "1")
+        assert suite.get("skipped") == "3"
+        assert suite.get("timestamp") == "2026-01-02T03:04:05"
+        tags = [(case.get("name"), [child.tag for child in case]) for case in suite.iter("testcase")]
+        failing = {"b": "failure", "c": "error", "d": "failure", "e": "skipped", "f": "skipped", "g": "skipped"}
+        assert tags == [(f"forward/{id}", [failing[id]] if id in failing else []) for id in OUTCOMES]
+
+    def test_the_verdict_and_the_versions_are_properties_of_the_suite(self) -> None:
+        """Where the schema has a place for them."""
+        root = ElementTree.fromstring(junit(report(a="passed")).encode())
+        properties = {one.get("name"): one.get("value") for one in root.iter("property")}
+        assert properties["spikecore.verdict"] == "partial"
+        assert properties["spikecore.device_name"] == "A & B"
+        assert properties["spikecore.version.torch"] == "2.0"
+
+    def test_what_xml_cannot_hold_is_replaced(self) -> None:
+        """A message may have any character."""
+        (failure,) = ElementTree.fromstring(junit(report(b="failed")).encode()).iter("failure")
+        assert failure.text == "<failed>\nof? b & ?[31m"
+        assert failure.get("message") == "<failed>"
+
+
+class TestBadge:
+    """The picture."""
+
+    @pytest.mark.parametrize(
+        ("outcome", "says", "colour"),
+        [
+            ("passed", "partial: 1 of ", "#9a6700"),
+            ("failed", "does not conform", "#c62828"),
+            ("xfailed", "not tested", "#6e7781"),
+        ],
+    )
+    def test_it_says_the_verdict(self, outcome: str, says: str, colour: str) -> None:
+        """In words, in a colour, and for those who hear it."""
+        text = badge(report(a=outcome))
+        root = ElementTree.fromstring(text)
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        shown = [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}text")]
+        assert shown[0] == "spikecore mine"
+        assert shown[1].startswith(says)
+        assert colour in text
+        assert root.get("aria-label") == f"{shown[0]}: {shown[1]}"
+
+    def test_texts_are_within_it(self) -> None:
+        """Each within its half, with a margin."""
+        root = ElementTree.fromstring(badge(report(a="failed")))
+        names = "{http://www.w3.org/2000/svg}"
+        left, right = [float(r.get("width", 0)) for r in root.iter(f"{names}rect")][1:]
+        widths = [float(t.get("textLength", 0)) for t in root.iter(f"{names}text")]
+        assert [left - widths[0], right - widths[1]] == [14, 14]
+        assert float(root.get("width", 0)) == left + right
+
+
+class TestChanges:
+    """What became of each case."""
+
+    def earlier(self, folder: Path, said: Report) -> Path:
+        """A file as --json writes it."""
+        path = folder / "old.json"
+        path.write_text(json.dumps(said.as_dict()))
+        return path
+
+    def test_worse_better_new_gone(self, tmp_path: Path) -> None:
+        """By outcome: an excuse and a refusal are equals, above a failure and below a pass."""
+        old = self.earlier(tmp_path, report(a="passed", b="failed", c="passed", d="xfailed", e="unsupported"))
+        found = changes(old, report(a="failed", b="passed", d="unsupported", e="passed", f="xfailed").results)
+        assert found.worse == [("forward/a", "passed", "failed")]
+        assert found.better == [("forward/b", "failed", "passed"), ("forward/e", "unsupported", "passed")]
+        assert found.new == [("forward/f", "xfailed")]
+        assert found.gone == [("forward/c", "passed")]
+        assert found.sentences("partial") == [
+            "worse: forward/a: passed -> failed",
+            "better: forward/b: failed -> passed",
+            "better: forward/e: unsupported -> passed",
+            "new: 1 xfailed: forward/f",
+            "gone: 1 passed: forward/c",
+            "verdict: does not conform -> partial",
+        ]
+
+    def test_what_got_worse_is_an_exit_code(self, tmp_path: Path) -> None:
+        """A case that passed and is now excused is 1; without change the code is the verdict's."""
+
+        class Excused(Loopback):
+            name = "excused"
+
+            def compile(self, program: Any, spec: Any) -> Any:
+                raise NotImplementedError("no compiler")
+
+        chosen = ("--case", "forward/lif-hard", "--case", "forward/if-hard")
+        path = tmp_path / "old.json"
+        with installed(Loopback) as name:
+            assert run(name, *chosen, "--json", str(path)).exit_code == 3
+            same = run(name, *chosen, "--compare", str(path))
+        assert same.exit_code == 3
+        assert "nothing changed" in same.output
+        with installed(Excused) as name:
+            worse = run(name, *chosen, "--compare", str(path), "--json")
+        assert worse.exit_code == 1
+        facts = json.loads(worse.output)
+        assert [row[0] for row in facts["changes"]["worse"]] == ["forward/lif-hard", "forward/if-hard"]
+
+    def test_a_file_that_is_no_report_is_refused_before_anything_runs(self, tmp_path: Path, monkeypatch: Any) -> None:
+        """Exit code 2, and the sentence names the file."""
+        monkeypatch.setenv("COLUMNS", "300")
+        for text, words in ((None, "cannot be read"), ("{}", "is no report that --json wrote"), ("?", "is no report")):
+            path = tmp_path / "other.json"
+            if text is not None:
+                path.write_text(text)
+            result = run("torch", "--case", "forward/lif-hard", "--compare", str(path))
+            assert result.exit_code == 2
+            assert words in result.output
+            assert "passed" not in result.output
+
+
+class TestFiles:
+    """The options that write."""
+
+    def test_all_at_once(self, tmp_path: Path) -> None:
+        """The screen has what it has without them."""
+        paths = {kind: tmp_path / f"out.{kind}" for kind in ("json", "junit", "badge")}
+        arguments = [word for kind, path in paths.items() for word in (f"--{kind}", str(path))]
+        result = run("torch", "--case", "forward/lif-hard", *arguments)
+        assert result.exit_code == 3
+        assert "backend 'torch': partial" in result.output
+        assert json.loads(paths["json"].read_text())["verdict"] == "partial"
+        check(ElementTree.fromstring(paths["junit"].read_bytes()))
+        assert ">partial: 1 of " in paths["badge"].read_text()
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [("torch", "--json"), ("--json", "torch"), ("torch", "--json", "--tier", "core"), ("torch", "--json", "-")],
+    )
+    def test_json_without_a_file_is_printed(self, arguments: Any) -> None:
+        """Wherever the option stands; a backend's name after it is no file."""
+        assert json.loads(run(*arguments, "--case", "forward/lif-hard").output)["backend"] == "torch"
