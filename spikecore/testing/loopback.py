@@ -58,7 +58,8 @@ class Loop:
         stacked = [torch.stack(row) if row else empty for row in seen]
         return (
             tuple(self.written(out) for out in stacked),
-            tuple(now),
+            # a state may be an argument, another state or an expanded number
+            tuple(value.clone() for value in now),
             tuple(torch.stack(trace[name]) if trace[name] else empty for name in record),
         )
 
