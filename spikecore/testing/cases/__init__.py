@@ -2,6 +2,7 @@
 
 from spikecore.testing.case import Collection
 from spikecore.testing.cases import (
+    arguments,
     compiled,
     core,
     dtypes,
@@ -10,6 +11,7 @@ from spikecore.testing.cases import (
     layouts,
     lifetimes,
     machinery,
+    ownership,
     parameters,
     product,
     robust,
@@ -34,6 +36,8 @@ for _tier in (
     steps,
     saved_tensors,
     lifetimes,
+    ownership,
+    arguments,
     robust,
     machinery,
     compiled,
