@@ -40,11 +40,16 @@ def _interpreted(function: Callable[..., Any]) -> Callable[..., Any]:
     return apply
 
 
+def _power(x: Any, n: Any) -> Any:
+    # of one exponent for all, NumPy makes a root where that is 0.5: NaN at -inf, where the power is inf
+    return np.power(x, np.array(np.broadcast_to(n, np.broadcast_shapes(x.shape, n.shape)), order="C"))
+
+
 #: The functions of the GPU's library that kernels use.
 libdevice = SimpleNamespace(
     **{name: _interpreted(getattr(np, name)) for name in ("exp", "log", "sin", "cos", "tanh")},
     atan=_interpreted(np.arctan),
-    pow=_interpreted(np.power),
+    pow=_interpreted(_power),
     nearbyint=_interpreted(np.rint),
 )
 
