@@ -70,7 +70,7 @@ class Loop:
         """A parameter as a tensor of the arithmetic's dtype."""
         if isinstance(value, Tensor):
             return value.to(self.compute)
-        return torch.full((), value, dtype=self.compute, device=like.device)
+        return _number(value, self.compute, like.device)
 
     def start(self, state: Optional[Tensors], known: Dict[Node, Tensor], like: Tensor) -> List[Tensor]:
         """The states before the first step."""
@@ -88,7 +88,7 @@ class Loop:
             if root.op == "const":
                 some = like if like is not None else next(iter(values.values()))
                 number = float(root.attr)  # type: ignore[arg-type]  # of a constant it is a number
-                values[root] = torch.full((), number, dtype=self.compute, device=some.device)
+                values[root] = _number(number, self.compute, some.device)
             else:
                 values[root] = self.operate(root, [self.evaluate(arg, values, t, like) for arg in operands(root)], t)
         return values[root]
@@ -108,6 +108,11 @@ class Loop:
     def written(self, output: Tensor) -> Tensor:
         """An output ``[T, *N]`` as it is given back."""
         return output.to(self.dtype)
+
+
+def _number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A number rounded to ``dtype``: infinite where that has no room for it, which ``torch.full`` refuses."""
+    return torch.tensor(value, dtype=torch.float64).to(dtype).to(device)
 
 
 class Loopback(Backend):
