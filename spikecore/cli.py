@@ -30,6 +30,7 @@ from spikecore.scaffold.cli import new_backend
 from spikecore.selection import AUTO, automatic_order
 from spikecore.selection import backends as list_backends
 from spikecore.testing.cli import ConformanceCommand, conformance
+from spikecore.testing.plugins_cli import plugins_page
 
 app = typer.Typer(name="spikecore", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -75,6 +76,7 @@ def backends(
 
 app.command(cls=ConformanceCommand)(conformance)
 app.command("new-backend")(new_backend)
+app.command("plugins-page")(plugins_page)
 app.command()(bench)
 app.command()(kernel)
 app.command("cache")(show_cache)

@@ -1,0 +1,35 @@
+"""``spikecore plugins-page``: the list of plugins from the shell.
+
+Options are default values, not ``Annotated``: see :mod:`spikecore.cli`, which registers the command.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import List, Optional
+
+import typer
+
+from spikecore.testing.plugins_page import add, load, render
+
+
+def plugins_page(
+    folder: Path = typer.Argument(..., metavar="DIR", help="Folder of results, one file for each plugin and device."),
+    new: List[Path] = typer.Option(
+        [], "--add", metavar="FILE", help="Put this report of spikecore conformance --json into DIR; may be repeated."
+    ),
+    write: Optional[Path] = typer.Option(None, metavar="FILE", help="Write the page into this file instead."),
+) -> None:
+    """Print the list of plugins that docs/plugins.md is, made from the results of conformance runs."""
+    try:
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is no folder")
+        for file in new:
+            typer.echo(f"wrote {add(folder, file)}")
+        page = render(load(folder))
+    except (ValueError, OSError) as error:
+        raise typer.BadParameter(str(error)) from error
+    if write is not None:
+        write.write_text(page, encoding="utf-8")
+    elif not new:
+        typer.echo(page, nl=False)

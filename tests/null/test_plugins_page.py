@@ -1,0 +1,105 @@
+"""The list of plugins is made from result files alone, and a file that is no result is named with what is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Dict
+
+import pytest
+from typer.testing import CliRunner
+
+from spikecore.cli import app
+from spikecore.testing.plugins_page import add, load, read, render
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def report(**changes: Any) -> Dict[str, Any]:
+    """A run's report, as spikecore conformance --json writes it."""
+    return {
+        "backend": "mine",
+        "verdict": "conforms",
+        "conforms": True,
+        "counts": {"passed": 900, "xfailed": 1, "unsupported": 7, "failed": 0, "error": 0, "stale": 0},
+        "versions": {"spikecore": "0.9", "distribution": "spikecore-mine 1.2", "torch": "2.4.0", "python": "3.12.1"},
+        "device": {"device": "cuda", "name": "A | B 100"},
+        "date": "2026-01-02T03:04:05+00:00",
+        "results": [{"id": "bits/lif-hard"}],
+        **changes,
+    }
+
+
+def test_the_page_matches_the_files() -> None:
+    """docs/plugins.md is what the command makes of docs/results."""
+    assert (DOCS / "plugins.md").read_text(encoding="utf-8") == render(load(DOCS / "results"))
+
+
+def test_a_result_is_one_row(tmp_path: Path) -> None:
+    """A run's report is checked, named by plugin and device, stripped of its cases, and is one line of the page."""
+    (tmp_path / "run.txt").write_text(json.dumps(report()))
+    path = add(tmp_path, tmp_path / "run.txt")
+    assert path.name == "mine-cuda-a-b-100.json"
+    assert "results" not in json.loads(path.read_text())
+    row = next(line for line in render(load(tmp_path)).splitlines() if line.startswith("| `mine`"))
+    assert row == (
+        "| `mine` | spikecore-mine 1.2 | cuda: A / B 100 | 2026-01-02 | conforms | 900 | 7 | 1 | 0 "
+        "| spikecore 0.9, torch 2.4.0 |"
+    )
+
+
+def test_a_newer_run_replaces_the_older(tmp_path: Path) -> None:
+    """There is one row for a plugin and device."""
+    for date in ("2026-01-02", "2026-03-04"):
+        (tmp_path / "run.txt").write_text(json.dumps(report(date=date)))
+        add(tmp_path, tmp_path / "run.txt")
+    assert [result["date"] for result in load(tmp_path)] == ["2026-03-04"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "run.json: is no JSON"),
+        ("[]", "run.json: has no backend, verdict, counts, versions, device, date; it must be what"),
+        (json.dumps({k: v for k, v in report().items() if k != "date"}), "run.json: has no date; it must be what"),
+        (
+            json.dumps(report(verdict="fine")),
+            "verdict 'fine' must be one of conforms, partial, not tested, does",
+        ),
+        (json.dumps(report(verdict="not tested")), "the verdict is 'not tested': there is nothing to list"),
+        (
+            json.dumps(report(counts={"passed": 3, "error": 2})),
+            "verdict 'conforms' does not go with {'error': 2} wrong",
+        ),
+        (
+            json.dumps(report(verdict="does not conform")),
+            "verdict 'does not conform' does not go with no wrong",
+        ),
+    ],
+)
+def test_what_is_no_result_is_refused(text: str, words: str) -> None:
+    """Each way to be no result is said with the file."""
+    with pytest.raises(ValueError, match=re.escape(words)):
+        read(text, "run.json")
+
+
+def test_a_file_has_the_name_of_its_plugin_and_device(tmp_path: Path) -> None:
+    """Otherwise two files could speak of one plugin and device."""
+    (tmp_path / "x.json").write_text(json.dumps(report()))
+    with pytest.raises(ValueError, match="x.json: must be called mine-cuda-a-b-100.json; spikecore plugins-page --add"):
+        load(tmp_path)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    """It adds, prints and writes; a wrong file or folder is an error of usage."""
+    folder, run = tmp_path / "results", tmp_path / "run.json"
+    folder.mkdir()
+    run.write_text(json.dumps(report()))
+    runner = CliRunner()
+    assert runner.invoke(app, ["plugins-page", str(folder), "--add", str(run)]).exit_code == 0
+    printed = runner.invoke(app, ["plugins-page", str(folder)])
+    assert printed.output == render(load(folder))
+    runner.invoke(app, ["plugins-page", str(folder), "--write", str(tmp_path / "page.md")])
+    assert (tmp_path / "page.md").read_text() == printed.output
+    assert runner.invoke(app, ["plugins-page", str(tmp_path / "none")]).exit_code == 2
