@@ -16,6 +16,8 @@ from spikecore.backend import MAX_STATIC_STEPS, Capabilities, Spec
 from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.lang.eager import TORCH
 from spikecore.lang.node import ARITHMETIC, CHOICE, COMPARISONS, LEAVES, LOGIC, OPERATIONS
+from spikecore.testing import TIERS
+from spikecore.testing.verdict import EXIT_CODES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "backends.md").read_text(encoding="utf-8")
 
@@ -125,3 +127,11 @@ def test_the_versions_of_the_page_are_those_of_the_contract() -> None:
     """The newest and the oldest row are the versions that this spikecore takes."""
     rows = [row[0] for row in table("## Publishing, and versions", "version")]
     assert (rows[0], rows[-1]) == (str(BACKEND_API), str(OLDEST_API))
+
+
+def test_verdicts_and_tiers_are_those_of_the_suite() -> None:
+    """The four words with their exit codes, and every tier, are on the page."""
+    rows = table("## Conformance", "verdict")
+    assert {names(word)[0]: int(code) for word, code, _ in rows} == EXIT_CODES
+    section = PAGE[PAGE.index("\nThe tiers: ") : PAGE.index("### Reading a failure")]
+    assert set(TIERS) <= set(names(section))
