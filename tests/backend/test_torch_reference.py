@@ -254,6 +254,7 @@ class Recorder(Backend):
 @pytest.fixture
 def poor(monkeypatch):
     """A world with the reference and a backend named "poor"; a function declares what that one does."""
+    monkeypatch.setenv("SPIKECORE_BLOCK", "ipu")  # its emulator is usable in these tests, and would be named
 
     def world(builtins=registry.BUILTINS, **capabilities):
         declared = Capabilities(**capabilities)
