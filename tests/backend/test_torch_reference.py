@@ -254,7 +254,6 @@ class Recorder(Backend):
 @pytest.fixture
 def poor(monkeypatch):
     """A world with the reference and a backend named "poor"; a function declares what that one does."""
-    monkeypatch.setenv("SPIKECORE_BLOCK", "ipu")  # its emulator is usable in these tests, and would be named
 
     def world(builtins=registry.BUILTINS, **capabilities):
         declared = Capabilities(**capabilities)
@@ -268,7 +267,8 @@ def poor(monkeypatch):
         module.spikecore_backends = hookimpl(spikecore_backends)
         monkeypatch.setitem(sys.modules, "fake_poor", module)
         point = types.SimpleNamespace(name="poor", value="fake_poor", dist=None, load=lambda: module)
-        here = Registry(builtins, entry_points=[point], environ={})
+        # the ipu backend is usable in these tests, by its emulator, and messages would name it
+        here = Registry(builtins, entry_points=[point], environ={"SPIKECORE_BLOCK": "ipu"})
         for place in (checks, selection, registry):
             monkeypatch.setattr(place, "default_registry", lambda: here)
         return here
