@@ -35,6 +35,7 @@ TIERS = (
     "ownership",
     "robust",
     "compile",
+    "generated",
     "own",
     "product",
 )
@@ -65,6 +66,7 @@ class Collection:
 
     def __init__(self) -> None:
         self._cases: Dict[str, Case] = {}
+        self._families: Dict[str, Tuple[Callable[[str], Case], Callable[[Optional[int]], Optional[List[Case]]]]] = {}
 
     def add(
         self,
@@ -87,17 +89,32 @@ class Collection:
 
         Raises ``ValueError`` for an id that is taken, and for a tier or a capability that there is not.
         """
-        if id in self._cases or tier not in TIERS:
-            raise ValueError(f"case {id!r} of tier {tier!r}: the id is taken, or there is no such tier")
-        unknown = [name for name in (dtype, *needs) if name not in Capabilities.__dataclass_fields__]
+        self.put(Case(id, tier, holds, run, (dtype, *needs), undeclared, computes))
+
+    def put(self, case: Case) -> None:
+        """Add a case that is made, as :meth:`add` does."""
+        if case.id in self._cases or case.tier not in TIERS:
+            raise ValueError(f"case {case.id!r} of tier {case.tier!r}: the id is taken, or there is no such tier")
+        unknown = [name for name in case.needs if name not in Capabilities.__dataclass_fields__]
         if unknown:
-            raise ValueError(f"case {id!r} needs {', '.join(map(repr, unknown))}, which is no capability")
-        self._cases[id] = Case(id, tier, holds, run, (dtype, *needs), undeclared, computes)
+            raise ValueError(f"case {case.id!r} needs {', '.join(map(repr, unknown))}, which is no capability")
+        self._cases[case.id] = case
+
+    def add_family(
+        self, prefix: str, make: Callable[[str], Case], redrawn: Callable[[Optional[int]], Optional[List[Case]]]
+    ) -> None:
+        """Cases that are drawn: their ids begin with ``prefix``.
+
+        make: gives the case of an id, of any seed; raises ``ValueError`` for one that there is not.
+        redrawn: gives the cases of a seed, None where those that were added are meant.
+        """
+        self._families[prefix] = (make, redrawn)
 
     def with_those_of(self, other: Iterable[Case]) -> Collection:
         """A new collection with these cases and others, whose ids are new."""
         both = Collection()
         both._cases = {**self._cases, **{case.id: case for case in other}}
+        both._families = dict(self._families)
         return both
 
     def __iter__(self) -> Iterator[Case]:
@@ -106,26 +123,52 @@ class Collection:
     def __len__(self) -> int:
         return len(self._cases)
 
-    def select(self, tiers: Optional[Sequence[str]] = None, ids: Optional[Sequence[str]] = None) -> List[Case]:
+    def select(
+        self, tiers: Optional[Sequence[str]] = None, ids: Optional[Sequence[str]] = None, seed: Optional[int] = None
+    ) -> List[Case]:
         """Cases of these tiers, or with these ids or patterns (``"bits/*"``); by default those of the default tiers.
 
-        Ids are taken in the order in which they are given, since a failure may depend on the case before.
+        Ids are taken in the order in which they are given, since a failure may depend on the case before. ``seed``
+        (else ``SPIKECORE_SEED``) draws others in the place of those of the generated tier.
         """
         for tier in tiers or ():
             if tier not in TIERS:
                 raise ValueError(f"tier {tier!r} must be one of {', '.join(TIERS)}")
-        every = sorted(self._cases.values(), key=lambda case: TIERS.index(case.tier))
+        every = sorted(self._of_seed(seed), key=lambda case: TIERS.index(case.tier))
         if ids is None:
             return [case for case in every if case.tier in (tiers or DEFAULT_TIERS)]
         for pattern in ids:
             if not any(fnmatchcase(case.id, pattern) for case in every):
-                raise ValueError(f"no case is called {pattern!r}{self.near(pattern)}")
+                made = self.made(pattern)
+                if made is None:
+                    raise ValueError(f"no case is called {pattern!r}{self.near(pattern)}")
+                every.append(made)
         chosen = {case.id: case for pattern in ids for case in every if fnmatchcase(case.id, pattern)}
         return [case for case in chosen.values() if tiers is None or case.tier in tiers]
 
     def get(self, id: str) -> Optional[Case]:
         """The case of this id, or None."""
-        return self._cases.get(id)
+        if id in self._cases:
+            return self._cases[id]
+        try:
+            return self.made(id)
+        except ValueError:
+            return None
+
+    def made(self, id: str) -> Optional[Case]:
+        """The case of this id in a family, None if it belongs to none. Raises ``ValueError`` if its family has none."""
+        for prefix, (make, _) in self._families.items():
+            if id.startswith(prefix):
+                return make(id)
+        return None
+
+    def _of_seed(self, seed: Optional[int]) -> List[Case]:
+        every = list(self._cases.values())
+        for prefix, (_, redrawn) in self._families.items():
+            others = redrawn(seed)
+            if others is not None:
+                every = [case for case in every if not case.id.startswith(prefix)] + others
+        return every
 
     def near(self, id: str) -> str:
         """A guess at what a wrong id was meant to be, for an error."""

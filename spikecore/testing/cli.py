@@ -6,6 +6,7 @@ Options are default values, not ``Annotated``: see :mod:`spikecore.cli`, which r
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any, Callable, List, Optional, Sequence
@@ -75,6 +76,9 @@ def conformance(
     compare: Optional[Path] = typer.Option(
         None, metavar="OLD.json", help="Say what changed since this report; what got worse is a failure."
     ),
+    seed: Optional[int] = typer.Option(
+        None, metavar="N", min=0, help="Draw the generated cases from another seed (also: SPIKECORE_SEED)."
+    ),
     list_cases: bool = typer.Option(False, "--list", help="List the cases and what must hold; run nothing."),
     write_support: Optional[str] = typer.Option(
         None,
@@ -91,6 +95,8 @@ def conformance(
     3: partial: nothing is wrong, and something was left out;
     4: not tested: nothing passed.
     """
+    if seed is not None:
+        os.environ["SPIKECORE_SEED"] = str(seed)  # where selection and verdict read it
     try:
         if list_cases:
             _list(name, tier, case)

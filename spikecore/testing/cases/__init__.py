@@ -24,6 +24,7 @@ from spikecore.testing.cases import (
     steps,
     unusual,
 )
+from spikecore.testing.generated import cases as generated
 
 CASES = Collection()
 for _tier in (
@@ -50,5 +51,6 @@ for _tier in (
     product,
 ):
     _tier.add_to(CASES)
+generated.add_to(CASES)
 
 __all__ = ["CASES"]

@@ -8,31 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spikecore.testing.compare import Mismatch
 from spikecore.testing.random_programs.case import Case
+from spikecore.testing.random_programs.memory import of_one_step, over_time
 from spikecore.testing.random_programs.rules import Array
 from spikecore.testing.random_programs.tree import built
 
 
-class Difference(AssertionError):
+class Difference(Mismatch):
     """A backend and the oracle differ."""
-
-
-def _laid(value: Array, layout: str, dtype: torch.dtype, device: str) -> Tensor:
-    """The numbers ``[T, *N]`` as a tensor of a layout."""
-    x = torch.from_numpy(np.ascontiguousarray(value)).to(device=device, dtype=dtype)
-    if not len(x):
-        return x
-    dims = list(range(1, x.ndim))
-    if layout == "permuted":
-        there = [0, *dims[:1], *dims[2:], *dims[1:2]]
-        return x.permute(there).contiguous().permute([there.index(d) for d in range(x.ndim)])
-    if layout == "batch first":
-        return x.transpose(0, 1).contiguous().transpose(0, 1)
-    if layout == "every other":
-        return torch.stack([x, x + 1], -1)[..., 0]
-    if layout == "part":
-        return torch.cat([x + 1, x, x], 1)[:, x.shape[1] : 2 * x.shape[1]]
-    return x[:1].expand(x.shape) if layout == "one step" and bool((x == x[:1]).all()) else x
 
 
 def compute_dtype(case: Case) -> torch.dtype:
@@ -43,23 +27,33 @@ def compute_dtype(case: Case) -> torch.dtype:
 def neuron_of(case: Case, backend: str, device: str) -> Any:
     """The neuron, with its parameters."""
     kind, surrogate = built(case.tree)
-    values = {
-        name: float(value) if case.kinds[name] == "number" else torch.from_numpy(np.array(value))
-        for name, value in case.params.items()
-    }
+    values = {name: _parameter(case, name) for name in case.params}
     neuron: Any = kind(
         surrogate=surrogate, detach_reset=case.tree.detach_reset, learn=case.learn, backend=backend, **values
     )
     return neuron.to(device)
 
 
+def _parameter(case: Case, name: str) -> Any:
+    value, kind, around = case.params[name], case.kinds[name], case.around
+    if kind == "number":
+        return float(value)
+    if kind == "channel" and around.flat_channels:
+        value = value.reshape(-1)
+    tensor = of_one_step(value, around.param_layout, getattr(torch, around.param_dtype or str(value.dtype)), "cpu")
+    return torch.nn.Parameter(tensor) if name in case.learn else tensor
+
+
 def arguments(case: Case, device: str) -> Tuple[List[Tensor], Optional[Dict[str, Tensor]]]:
     """Inputs in their layouts, and the state if one is given."""
     dtype = getattr(torch, case.dtype)
-    inputs = [_laid(x, kind, dtype, device) for x, kind in zip(case.inputs, case.layouts)]
+    inputs = [over_time(x, kind, dtype, device) for x, kind in zip(case.inputs, case.layouts)]
+    if case.around.same_input:
+        inputs[1] = inputs[0]
     if case.state is None:
         return inputs, None
-    return inputs, {n: torch.from_numpy(np.array(v, case.compute)).to(device) for n, v in case.state.items()}
+    compute, layout = compute_dtype(case), case.around.state_layout
+    return inputs, {n: of_one_step(v, layout, compute, device) for n, v in case.state.items()}
 
 
 def results_of(
@@ -88,10 +82,21 @@ def cotangents(case: Case, device: str) -> Dict[str, Tensor]:
     given.update({f"final {n}": g for n, g in case.given.final.items()})
     laid = {}
     for name, g in given.items():
-        steps = not name.startswith("final") and case.cotangent_layout != "one step"
-        layout = case.cotangent_layout if steps else "contiguous"
-        laid[name] = _laid(g, layout, dtype if name.startswith("output") else compute, device)
+        layout = case.around.cotangent_layouts.get(name)
+        if name.startswith("final"):
+            laid[name] = of_one_step(g, layout or "contiguous", compute, device)
+        else:
+            layout = layout or ("contiguous" if case.cotangent_layout == "one step" else case.cotangent_layout)
+            laid[name] = over_time(g, layout, dtype if name.startswith("output") else compute, device)
     return laid
+
+
+def inputs_wanted(case: Case) -> Sequence[str]:
+    """Inputs whose gradients are asked for; the first stands for both where they are one tensor."""
+    if not case.wanted[0]:
+        return ()
+    names = case.tree.inputs if case.around.inputs_wanted is None else case.around.inputs_wanted
+    return names[:1] if case.around.same_input else names
 
 
 def learnt(case: Case) -> List[str]:
@@ -104,11 +109,14 @@ def by_call(case: Case, backend: str, device: str) -> Dict[str, Array]:
     """Every result and gradient of the case, by name, from one call and ``torch.autograd.grad``."""
     neuron = neuron_of(case, backend, device)
     inputs, state = arguments(case, device)
-    inputs = [x.requires_grad_(case.wanted[0]) for x in inputs]
+    wants = inputs_wanted(case)
+    for name, x in zip(case.tree.inputs, inputs):
+        if name in wants:
+            x.requires_grad_()
     if state is not None:
         state = {n: v.requires_grad_(case.wanted[1]) for n, v in state.items()}
     results = results_of(case, neuron, inputs, state)
-    wanted = {f"gradient of input {n}": x for n, x in zip(case.tree.inputs, inputs) if case.wanted[0]}
+    wanted = {f"gradient of input {n}": x for n, x in zip(case.tree.inputs, inputs) if n in wants}
     if state is not None and case.wanted[1]:
         wanted.update({f"gradient of state {n}": v for n, v in state.items()})
     wanted.update({f"gradient of {n}": getattr(neuron, n) for n in learnt(case)})
@@ -123,6 +131,10 @@ def by_call(case: Case, backend: str, device: str) -> Dict[str, Array]:
             found[name] = array(grad) if grad is not None else (none if none is None else np.zeros(value.shape))
     elif wanted:  # no result has a graph, which is right where the oracle's gradients are 0, too
         found.update((name, np.zeros(value.shape)) for name, value in wanted.items())
+    for name in learnt(case):
+        gradient = found.get(f"gradient of {name}")
+        if case.kinds[name] == "channel" and gradient is not None:
+            found[f"gradient of {name}"] = gradient.reshape(case.params[name].shape)
     assert_dtypes(case, results)
     return found
 

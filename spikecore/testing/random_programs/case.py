@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
@@ -18,6 +18,24 @@ LAYOUTS = ("contiguous", "contiguous", "permuted", "batch first", "every other",
 POOL, TRIES = 5, 3
 #: A neuron whose numbers grow beyond this, or hang on the last digit so much, is not taken.
 LARGEST, LOOSEST = 1e3, 1e-2
+
+
+@dataclass(frozen=True)
+class Around:
+    """How a neuron's tensors are made, where a case says more than what is drawn for every program."""
+
+    state_layout: str = "contiguous"
+    param_layout: str = "contiguous"
+    #: dtype of parameters that are tensors; None for that of their values.
+    param_dtype: Optional[str] = None
+    #: Result -> layout of its cotangent, instead of one for all.
+    cotangent_layouts: Mapping[str, str] = field(default_factory=dict)
+    #: Whether the second input is the very tensor that is the first.
+    same_input: bool = False
+    #: Inputs whose gradient is wanted, where ``Case.wanted`` says that those of inputs are; None for all.
+    inputs_wanted: Optional[Tuple[str, ...]] = None
+    #: Whether a parameter with one value per channel has one dimension.
+    flat_channels: bool = False
 
 
 @dataclass
@@ -46,6 +64,7 @@ class Case:
     short: bool
     expected: Run
     others: List[Run]
+    around: Around = Around()
 
     @property
     def compute(self) -> Any:
@@ -86,10 +105,10 @@ def _attempt(seed: int, rng: np.random.Generator, dtypes: Sequence[str], hostile
     params, kinds = _params(drawing, tree, shape)
     levels = chance(0.5)
     layouts = [one(LAYOUTS) for _ in tree.inputs]
-    pool = [_values(rng, (1 if kind == "one step" else steps, POOL, *shape), levels, dtype) for kind in layouts]
+    pool = [values_of(rng, (1 if kind == "one step" else steps, POOL, *shape), levels, dtype) for kind in layouts]
     pool = [np.broadcast_to(x, (steps, *x.shape[1:])) for x in pool]
     compute = "float64" if dtype == "float64" else "float32"
-    state = {n: _values(rng, (POOL, *shape), levels, compute) for n in tree.states} if chance(0.4) else None
+    state = {n: values_of(rng, (POOL, *shape), levels, compute) for n in tree.states} if chance(0.4) else None
     short = state is None and chance(0.3)
     record = () if short else tuple(n for n in tree.states if chance(0.3))
     given = _cotangents(drawing, tree, (steps, *shape), dtype, compute, record, short)
@@ -98,30 +117,40 @@ def _attempt(seed: int, rng: np.random.Generator, dtypes: Sequence[str], hostile
         state, params, kinds, tuple(n for n in tree.params if kinds[n] != "number" and chance(0.6)), record, given,
         one(("contiguous", "permuted", "one step", "every other")), (chance(0.8), chance(0.6)), short, *_none(),
     )  # fmt: skip
+    return case if settled(case, rng) else None
+
+
+def settled(case: Case, rng: np.random.Generator) -> bool:
+    """Choose, of the inputs and states that were drawn for each neuron (``[T, POOL, ...]``), the first good ones.
+
+    Fills in what the case must give. False where a neuron has no good ones, or what was chosen is not good together.
+    """
+    given, pool, state = case.given, case.inputs, case.state
     spread = Cotangents(
         [None if g is None else g[:, None] for g in given.outputs],
         {n: g[:, None] for n, g in given.trace.items()},
         {n: g[None] for n, g in given.final.items()},
     )
-    runs = _runs(case, rng, pool, state, spread)
+    runs = runs_of(case, rng, pool, state, spread)
     good = _good(runs)
     if not good.any(axis=0).all():
-        return None
+        return False
     first = good.argmax(axis=0)[None]
     case.inputs = [np.take_along_axis(x, first[None], axis=1)[:, 0] for x in pool]
-    for x, kind in zip(case.inputs, layouts):
+    for x, kind in zip(case.inputs, case.layouts):
         if kind == "one step" and not (x == x[:1]).all():
-            return None
+            return False
     case.state = {n: np.take_along_axis(v, first, axis=0)[0] for n, v in state.items()} if state is not None else None
-    case.expected, *case.others = _runs(case, rng, case.inputs, case.state, given)
-    return case if _good([case.expected, *case.others]).all() else None
+    case.expected, *case.others = runs_of(case, rng, case.inputs, case.state, given)
+    return bool(_good([case.expected, *case.others]).all())
 
 
 def _none() -> Tuple[Any, Any]:
     return None, []
 
 
-def _values(rng: np.random.Generator, shape: Sequence[int], levels: bool, dtype: str) -> Array:
+def values_of(rng: np.random.Generator, shape: Sequence[int], levels: bool, dtype: str) -> Array:
+    """Random numbers of a dtype; with ``levels`` they are quarters."""
     if levels:  # few binary digits: ties and thresholds are met exactly
         return rounded(rng.integers(-8, 13, tuple(shape)) / 4.0, dtype)
     return rounded(rng.uniform(-2.0, 3.0, tuple(shape)), dtype)
@@ -145,7 +174,7 @@ def _cotangents(
     drawing: Drawing, tree: Tree, size: Tuple[int, ...], dtype: str, compute: str, record: Sequence[str], short: bool
 ) -> Cotangents:
     def some(shape: Tuple[int, ...], kind: str) -> Array:
-        return _values(drawing.rng, shape, drawing.chance(0.5), kind)
+        return values_of(drawing.rng, shape, drawing.chance(0.5), kind)
 
     outputs = [some(size, dtype) if drawing.chance(0.8) else None for _ in tree.outputs]
     if short and all(g is None for g in outputs):
@@ -155,7 +184,7 @@ def _cotangents(
     return Cotangents(outputs, trace, final)
 
 
-def _runs(
+def runs_of(
     case: Case,
     rng: np.random.Generator,
     inputs: Sequence[Array],
@@ -189,4 +218,4 @@ def _all(run: Run) -> List[Array]:
     return [*run.outputs, *run.trace.values(), *run.inputs, *run.state.values(), *run.params.values()]
 
 
-__all__ = ["DTYPES", "Case", "draw", "replace", "rounded"]
+__all__ = ["DTYPES", "POOL", "Around", "Case", "draw", "replace", "rounded", "runs_of", "settled", "values_of"]

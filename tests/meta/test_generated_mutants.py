@@ -1,0 +1,240 @@
+"""Deliberately wrong backends that the generated tier must find, with a message that names the factor."""
+
+from __future__ import annotations
+
+import re
+from typing import List, Tuple
+
+import pytest
+import torch
+
+from spikecore.testing import CASES
+from spikecore.testing.generated import shrink
+from spikecore.testing.generated.cases import SEED, rows
+from spikecore.testing.loopback import Loop, Loopback, installed
+from spikecore.testing.runner import prepare, run_case
+
+MUTANTS: List[Tuple[type, str]] = []
+
+
+def mutant(takes: str) -> object:
+    """List a wrong loop; ``takes`` is what the message must say that the failure takes."""
+
+    def listed(cls: type) -> type:
+        MUTANTS.append((cls, takes))
+        return cls
+
+    return listed
+
+
+def linear(x):
+    """The memory of a tensor from its first number on, read as if it were contiguous."""
+    flat = torch.as_strided(x, (x.numel(),), (1,), x.storage_offset()) if spans(x) else x.reshape(-1)
+    return flat.reshape(x.shape)
+
+
+def spans(x):
+    """Whether so many numbers lie behind the first one."""
+    return x.untyped_storage().nbytes() // x.element_size() - x.storage_offset() >= x.numel()
+
+
+class Scaled(torch.autograd.Function):
+    """The same value, whose gradient is multiplied by what ``factor`` says of it."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.factor(g), None
+
+
+@mutant(r"it takes T=64 \(not with 1, 2, 15, 16, 17, 31, 32, 33\)")
+class WrongBeyondFortySteps(Loop):
+    """The state of the 41st step is lost."""
+
+    def carry(self, before, now, t):
+        return before if t == 40 else now
+
+
+@mutant(r"it takes T=15 \(not with 1, 2\).* learn=")
+class ParameterGradientsOfTenStepsOnly(Loop):
+    """The gradients of learnt parameters leave out what comes before the last ten steps."""
+
+    def __call__(self, inputs, state, params, record):
+        self.steps = len(inputs[0])
+        return super().__call__(inputs, state, params, record)
+
+    def evaluate(self, root, values, t, like=None):
+        if root.op == "param" and root in values and self.steps - t > 10 and self.spec.learn:
+            return values[root].detach()
+        return super().evaluate(root, values, t, like)
+
+    def operate(self, node, args, t):
+        if self.steps - t > 10 and self.spec.learn:
+            args = [a.detach() if n.op == "param" else a for n, a in zip(node.args, args)]
+        return super().operate(node, args, t)
+
+
+@mutant(r"it takes .*size=(131101|2x3x21851)")
+class WrongPastTwoToTheSeventeen(Loop):
+    """Neurons from 2^17 on are those before."""
+
+    def written(self, output):
+        neurons = output[0].numel() if len(output) else 0
+        if neurons > 1 << 17:
+            output = output.reshape(-1, neurons)[:, torch.arange(neurons) % (1 << 17)].reshape(output.shape)
+        return super().written(output)
+
+
+@mutant(r"x2=(permuted|every-other|one-step)")
+class SecondInputReadAsContiguous(Loop):
+    """Whatever its strides are."""
+
+    def __call__(self, inputs, state, params, record):
+        return super().__call__((inputs[0], *map(linear, inputs[1:])), state, params, record)
+
+
+@mutant(r"state=(permuted|every-other) \(not with rest, contiguous")
+class StateReadAsContiguous(Loop):
+    """A given one."""
+
+    def start(self, state, known, like):
+        return super().start(None if state is None else [linear(v) for v in state], known, like)
+
+
+@mutant(r"param_layout=(permuted|every-other) \(not with contiguous")
+class ParametersReadAsContiguous(Loop):
+    """Those that are tensors."""
+
+    def parameter(self, value, kind, like):
+        if isinstance(value, torch.Tensor) and kind == "full":
+            value = linear(value)
+        return super().parameter(value, kind, like)
+
+
+@mutant(r"value=inexact \(not with exact")
+class NumbersRoundedToHalf(Loop):
+    """Python numbers are passed as float16."""
+
+    def parameter(self, value, kind, like):
+        return super().parameter(float(torch.tensor(value).half()) if kind == "number" else value, kind, like)
+
+
+@mutant(r"param_dtype=float16 \(not with float32")
+class HalfParametersReadAsBfloat(Loop):
+    """16 bits are 16 bits."""
+
+    def parameter(self, value, kind, like):
+        if isinstance(value, torch.Tensor) and value.dtype == torch.float16:
+            value = value.bfloat16()
+        return super().parameter(value, kind, like)
+
+
+@mutant(r"final=last|final=\w+[-\w]* \(not with none")
+class FinalStateAloneHasNoGradient(Loop):
+    """Nothing comes back from the state that is handed out."""
+
+    def __call__(self, inputs, state, params, record):
+        outputs, final, trace = super().__call__(inputs, state, params, record)
+        return outputs, tuple(v.detach() for v in final), trace
+
+
+@mutant(r"trace=one-number \(not with none, contiguous")
+class ExpandedTraceCotangentReadOnce(Loop):
+    """A cotangent of a trace whose strides are 0 counts for its first step only."""
+
+    def __call__(self, inputs, state, params, record):
+        outputs, final, trace = super().__call__(inputs, state, params, record)
+
+        def first(g):
+            mask = torch.ones_like(g, memory_format=torch.contiguous_format)
+            if g.stride(0) == 0 and len(g) > 1:
+                mask[1:] = 0
+            return mask
+
+        return outputs, final, tuple(Scaled.apply(v, first) for v in trace)
+
+
+@mutant(r"cotangents=huge \(not with plain")
+class HalfGradientsSaturate(Loop):
+    """Where float16 overflows they are its largest number."""
+
+    def read(self, x, t):
+        if x.dtype != torch.float16:
+            return super().read(x, t)
+        return Scaled.apply(x[t].float(), lambda g: (65504.0 / g.abs()).clamp(max=1.0))
+
+
+@mutant(r"cotangents=nan \(not with plain")
+class NanInGradientsIsZero(Loop):
+    """As clipping would have it."""
+
+    def read(self, x, t):
+        y = super().read(x, t).clone()
+        if y.requires_grad:
+            y.register_hook(lambda g: torch.nan_to_num(g, nan=0.0))
+        return y
+
+
+@mutant(r"x2=same")
+class OneInputTwiceCountsOnce(Loop):
+    """The gradient of an input that is given twice is that of the first."""
+
+    def __call__(self, inputs, state, params, record):
+        if len(inputs) > 1 and inputs[0] is inputs[1]:
+            inputs = (inputs[0], inputs[1].detach())
+        return super().__call__(inputs, state, params, record)
+
+
+@mutant(r"it takes program=swap")
+class StatesWrittenInOrder(Loop):
+    """A state that becomes another one reads it after that was written."""
+
+    def carry(self, before, now, t):
+        names = self.program.states
+        return [
+            now[names.index(root.attr)] if root.op == "state" else value for root, value in zip(self.program.next, now)
+        ]
+
+
+@mutant(r"size=2x3x1x2x3 \(not with 7, 1, 3x5, 2x3x7")
+class FiveDimensionsAreTransposed(Loop):
+    """Tensors of many dimensions are read with the last two exchanged."""
+
+    def read(self, x, t):
+        y = super().read(x, t)
+        return y.transpose(-1, -2).reshape(y.shape) if y.ndim == 5 else y
+
+
+def affected(takes: str) -> List[str]:
+    """Ids of cases to run: all rows, those first whose text has what the message must name."""
+    words = [part for part in re.findall(r"(\w+=[\w-]+)", takes.replace("\\", "")) if part]
+    every = [(not any(word in str(row) for word in words), k) for k, row in enumerate(rows(SEED))]
+    return [f"generated/pairs-{k:03}" for _, k in sorted(every)]
+
+
+@pytest.fixture(autouse=True)
+def _time(monkeypatch):
+    """Each fault has its own, however many came before it."""
+    monkeypatch.setattr(shrink, "_spent", [])
+
+
+@pytest.mark.parametrize(("loop", "takes"), MUTANTS, ids=lambda value: getattr(value, "__name__", ""))
+def test_each_planted_fault_is_found_and_named(loop, takes):
+    """By a row of the array; the message says which factor it takes, and with which level it is right."""
+    backend = type("Wrong", (Loopback,), {"name": "wrong", "loop": loop})
+    with installed(backend):
+        bench = prepare("wrong")
+        for id in affected(takes):
+            result = run_case(CASES.get(id), bench)
+            if not result.ok:
+                break
+        assert result.outcome == "failed", "no row failed"
+        assert re.search(takes, result.message), result.message
+        again = re.search(r"--case (generated/\S*=\S*)", result.message)
+        repeated = run_case(CASES.get(again[1]), bench)
+        assert repeated.outcome == "failed"
+        assert repeated.message.splitlines()[0] == result.message.splitlines()[0]
