@@ -1,0 +1,116 @@
+"""More neurons than a grid, a launch or a partial sum has room for, many dimensions, and one of everything.
+
+Inputs and cotangents are small whole numbers, so that sums of hundreds of thousands of products are exact in float32 in
+whatever order they are made: one neuron left out, or counted twice, shows.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Dict, Tuple
+
+import numpy as np
+import torch
+
+import spikecore as sc
+from spikecore.testing.case import Collection
+from spikecore.testing.compare import Mismatch, as_array, backward, same
+from spikecore.testing.context import Context
+from spikecore.testing.inputs import generator
+from spikecore.testing.oracle import Array
+from spikecore.testing.oracle.through_time import summed
+
+#: Name -> shape ``[T, *N]``.
+SHAPES: Dict[str, Tuple[int, ...]] = {
+    "65539-neurons": (2, 65539),
+    "131075-neurons": (2, 131075),
+    "131075-neurons-in-rows": (2, 5, 26215),
+    "batch-of-65537": (2, 65537, 3),
+    "rows-of-65537": (2, 2, 65537),
+    "five-dimensions": (2, 2, 3, 5, 2, 7),
+    "six-dimensions": (2, 2, 3, 1, 2, 5, 3),
+    "odd-inner-sizes": (2, 3, 33, 17),
+    "one-neuron": (2, 1),
+    "one-of-everything": (1, 1, 1, 1),
+}
+#: Name -> shape, channel_dim.
+CHANNELS: Dict[str, Tuple[Tuple[int, ...], int]] = {
+    "one-channel": ((2, 3, 1, 5), 1),
+    "1025-channels": ((2, 3, 1025), 1),
+    "1025-channels-inside": ((2, 2, 1025, 3), 1),
+    "1025-channels-last": ((2, 3, 5, 1025), -1),
+    "65537-channels-first": ((2, 65537, 2), 0),
+    "three-channels-of-65537": ((1, 2, 3, 65537), 1),
+    "three-channels-last-of-131075": ((1, 131075, 3), -1),
+    "channels-of-five-dimensions": ((2, 2, 3, 5, 2, 7), 2),
+}
+
+
+class Leak(sc.Neuron):
+    """``v' = v / 2 + a x``, which is the output."""
+
+    states = {"v": 0.0}
+    params = {"a": 0.5}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        """A leak and a gain."""
+        v = s.v * 0.5 + x * p.a
+        return v, {"v": v}
+
+
+def add_to(cases: Collection) -> None:
+    """Add these cases to the tier of layouts."""
+    needs = ("gradients", "parameter_gradients")
+    for name, shape in SHAPES.items():
+        cases.add(
+            f"layouts/size-{name}",
+            "layouts",
+            "every neuron of this many is computed, and counted once in the gradient of a shared parameter",
+            partial(sized, shape=shape),
+            needs,
+        )
+    for name, (shape, dim) in CHANNELS.items():
+        cases.add(
+            f"layouts/size-{name}",
+            "layouts",
+            "every neuron of so many channels is computed, and counted once in the gradient of its channel",
+            partial(sized, shape=shape, dim=dim),
+            (*needs, "channel_parameters"),
+        )
+
+
+def sized(context: Context, shape: Tuple[int, ...], dim: Any = None) -> None:
+    """Outputs, final state, and the gradients of input and parameter, to the bit."""
+    rng = generator("sizes", shape)
+    x, g = (rng.integers(1, 4, size=shape).astype(float) for _ in range(2))
+    a: Any = 0.5
+    wide: Any = 0.5
+    options: Dict[str, Any] = {}
+    if dim is not None:
+        rest = shape[1:]
+        a = 0.5 + np.arange(rest[dim]) % 3
+        wide = a.reshape([rest[dim] if i == dim % len(rest) else 1 for i in range(len(rest))])
+        options["channel_dim"] = dim
+    neuron = context.place(Leak(a=torch.tensor(a, dtype=torch.float32), learn=("a",), backend=context.name, **options))
+    leaf = context.tensor(x, grad=True)
+    output, final = neuron.run(leaf)
+    of = f"{neuron!r} on input {list(shape)}"
+    v: Array = np.zeros(shape[1:])
+    seen = []
+    for now in x:
+        v = v * 0.5 + now * wide
+        seen.append(v)
+    axes = "t, " + ", ".join("nklmij"[: len(shape) - 1])
+    same("output", of, as_array(output), np.stack(seen), axes=axes)
+    same("final v", of, as_array(final["v"]), v, axes=axes[3:])
+    backward(of, [output], [context.tensor(g)])
+    back, total = np.zeros(shape[1:]), []
+    for now in g[::-1]:
+        back = now + back * 0.5
+        total.append(back)
+    reached = np.stack(total[::-1])
+    if leaf.grad is None or neuron.a.grad is None:
+        raise Mismatch(f"{of}: input or parameter got no gradient")
+    same("input gradient", of, as_array(leaf.grad), reached * wide, axes=axes)
+    right = summed((reached * x).sum(0), shape[1:], np.shape(wide)).reshape(np.shape(a))
+    same("gradient of a, a sum of whole numbers,", of, as_array(neuron.a.grad), right, axes="channel")
