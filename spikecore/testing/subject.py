@@ -108,6 +108,12 @@ class Subject:
         """All inputs as tensors."""
         return [self.context.tensor(x, self.dtype, grad) for x in self.inputs]
 
+    def takes(self, inputs: Sequence[Array], state: Optional[Mapping[str, Array]] = None) -> None:
+        """Other inputs, and another given state, than those drawn."""
+        self.inputs = tuple(inputs)
+        self.state = self.state if state is None else dict(state)
+        self.seen = run(self.twin, self.inputs, self.spread, self.state)
+
     def gives(self, x: Tensor) -> Tensor:
         """Remember the input as it is given, for messages; gives it back."""
         self.given = x.detach()

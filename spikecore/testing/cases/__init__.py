@@ -15,6 +15,7 @@ from spikecore.testing.cases import (
     machinery,
     ownership,
     parameters,
+    placed,
     process,
     product,
     robust,
@@ -25,6 +26,8 @@ from spikecore.testing.cases import (
     steps,
     turning,
     unusual,
+    values,
+    wanted,
 )
 from spikecore.testing.generated import cases as generated
 
@@ -33,13 +36,16 @@ for _tier in (
     core,
     dtypes,
     parameters,
+    values,
     state,
     turning,
+    wanted,
     language,
     unusual,
     edges,
     halves,
     layouts,
+    placed,
     sizes,
     sequences,
     graphs,
