@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from spikecore.testing.oracle import Array
-from spikecore.testing.tolerances import Tolerance
+from spikecore.testing.tolerances import EXACT, Tolerance
 
 #: What else the values might be: a phrase -> a function that computes them. Likelier ones come first.
 Suspects = Mapping[str, Callable[[], Any]]
@@ -46,9 +46,9 @@ def hints(
 ) -> List[str]:
     """At most three sentences: what explains every value, else what says where the differences are."""
     near = Tolerance(max(tolerance.rtol, 1e-6), max(tolerance.atol, 1e-9))
-    flushed = _flushed(actual, expected, wrong)
-    if flushed:
-        return [flushed]
+    explained = _flushed(actual, expected, wrong) or _signs_of_zeros(actual, expected, wrong)
+    if explained:
+        return [explained]
     found = [_ties(wrong, tested, strict), _not_a_number(actual, expected), _zeros(actual, expected)]
     found += _matching(actual, expected, suspects or {}, tolerance)
     if not any(found):
@@ -64,13 +64,22 @@ def hints(
     return [hint for hint in found if hint][:_MOST]
 
 
+def _signs_of_zeros(actual: Array, expected: Array, wrong: Array) -> Optional[str]:
+    if actual.shape != expected.shape or not wrong.any() or not (actual[wrong] == expected[wrong]).all():
+        return None
+    return "only signs of zeros differ: -x is no 0 - x, and x + 0 no x, where x is 0"
+
+
 def different(actual: Array, expected: Array, tolerance: Tolerance) -> Array:
-    """Where the values differ by more than the tolerance."""
+    """Where the values differ by more than the tolerance. Without one, the sign of a zero is a difference as well."""
     with np.errstate(invalid="ignore", over="ignore"):
         finite = np.abs(expected[np.isfinite(expected)])
         scale = max(1.0, float(finite.max())) if finite.size else 1.0
         near = np.abs(actual - expected) <= tolerance.rtol * np.abs(expected) + tolerance.atol * scale
     equal = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
+    if tolerance == EXACT:
+        # 0.0 equals -0.0, and 1 / x does not
+        near = equal = equal & ((np.signbit(actual) == np.signbit(expected)) | (expected != 0))
     wrong: Array = ~(equal | near)
     return wrong
 
