@@ -110,7 +110,9 @@ class Bound(Stateful):
 
     def _depends_on(self, name: str) -> bool:
         """Whether the definition may read this attribute."""
-        if name == "training" or name in definition.SHELL:
+        if name == "training":  # which train() and eval() set whether it is read or not
+            return self._read is not None and name in self._read
+        if name in definition.SHELL:
             return False
         return not name.startswith("_") if self._read is None else name in self._read
 

@@ -269,7 +269,8 @@ class Neuron(Ranged):
             before = dict(self.__dict__)
             self._forget()
             super().__setattr__(name, value)
-            if isinstance(value, Surrogate) or (name.startswith("_") and before["_read"] is definition.EVERY):
+            unread = name.startswith("_") or name == "training"
+            if isinstance(value, Surrogate) or (unread and before["_read"] is definition.EVERY):
                 self._resume(before)
             return
         super().__setattr__(name, value)

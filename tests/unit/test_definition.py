@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import array
+import collections
 import copy
 import cProfile
 import dataclasses
 import pickle
 
+import numpy as np
 import pytest
 import torch
 
@@ -38,6 +41,21 @@ class Held:
     def __init__(self, gain):
         self.gain = gain
         self.inner = {"gain": gain}
+
+
+class Slotted:
+    """Something with an attribute that is in no ``__dict__``."""
+
+    __slots__ = ("gain", "never_set")
+
+    def __init__(self, gain):
+        self.gain = gain
+
+
+class Listed(list):
+    """A list with an attribute."""
+
+    gain = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,6 +185,22 @@ CHANGES = {
         lambda held: held[0]["gain"].insert(0, 3.0),
     ),
     "object": (lambda: Held(1.0), lambda held: held.gain, lambda held: setattr(held, "gain", 3.0)),
+    "object with slots": (lambda: Slotted(1.0), lambda held: held.gain, lambda held: setattr(held, "gain", 3.0)),
+    "list with an attribute": (Listed, lambda held: held.gain, lambda held: setattr(held, "gain", 3.0)),
+    "deque": (lambda: collections.deque([1.0]), lambda held: held[0], lambda held: held.__setitem__(0, 3.0)),
+    "array": (lambda: array.array("d", [1.0]), lambda held: held[0], lambda held: held.__setitem__(0, 3.0)),
+    "NumPy array": (lambda: np.ones((2, 2)), lambda held: float(held[1, 0]), lambda held: held.fill(3.0)),
+    "tensor": (lambda: torch.ones(2), lambda held: float(held[1]), lambda held: held.fill_(3.0)),
+    "tensor in a dict": (
+        lambda: {"gain": torch.ones(2)},
+        lambda held: float(held["gain"][1]),
+        lambda held: held["gain"].mul_(3.0),
+    ),
+    "parameter": (
+        lambda: torch.nn.Parameter(torch.ones(2)),
+        lambda held: float(held.detach()[1]),
+        lambda held: held.detach().fill_(3.0),
+    ),
     "in an object": (lambda: Held(1.0), lambda held: held.inner["gain"], lambda held: _set_item(held.inner)),
 }
 
@@ -190,6 +224,53 @@ def test_what_changes_within(kind, call):
     change(neuron._held)
     after = calls[call]()
     assert (after != before) if call == "program" else torch.equal(after, before * 3.0)
+
+
+@pytest.mark.parametrize("kind", [np.float32, Slotted, lambda k: lambda: k], ids=["NumPy", "slots", "function"])
+def test_what_is_replaced_within_twice(kind):
+    """Between two calls: what is there then may lie where the first one lay, which is gone, and is another value."""
+    read = (lambda one: one()) if kind(1.0).__class__.__name__ == "function" else lambda one: getattr(one, "gain", one)
+    neuron = Within([kind(1.0)], lambda held: float(read(held[0])))
+    for k in range(1, 20):
+        neuron._held[0] = None
+        neuron._held[0] = kind(float(k))
+        assert torch.equal(neuron(X), X * float(k))
+
+
+def test_a_buffer_that_changes():
+    """A tensor that moves with the neuron counts as one under any other attribute."""
+    neuron = Private()
+    del neuron._gain
+    neuron.register_buffer("_gain", torch.tensor(1.0))
+    neuron.factor = lambda: float(neuron._gain)
+    assert torch.equal(neuron(X), X)
+    neuron._gain.fill_(3.0)
+    assert torch.equal(neuron(X), X * 3.0)
+
+
+class Moded(Scaled):
+    """Another factor while it is trained."""
+
+    def factor(self):
+        return 1.0 if self.training else 3.0
+
+
+class ModedByName(Scaled):
+    """The same, looked up."""
+
+    def factor(self):
+        return 1.0 if getattr(self, "train" + "ing") else 3.0
+
+
+@pytest.mark.parametrize("cls", [Moded, ModedByName])
+def test_the_mode_of_the_network(cls):
+    """A definition that asks for ``self.training`` follows ``train()`` and ``eval()``."""
+    neuron = cls()
+    net = torch.nn.Sequential(neuron)
+    for factor in (1.0, 3.0, 1.0):
+        net.train(factor == 1.0)
+        for _ in range(2):
+            assert torch.equal(net(X), X * factor)
 
 
 def test_a_second_surrogate():
