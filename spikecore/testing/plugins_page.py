@@ -15,6 +15,8 @@ from typing import Any, Dict, List, Mapping, Tuple
 COMMAND = "spikecore plugins-page docs/results --write docs/plugins.md"
 #: What a result must have; of a run's report ``results`` is the long rest, which the page does not need.
 KEYS = ("backend", "verdict", "counts", "versions", "device", "date")
+#: What it may have beside: the verdict with what was left out.
+_OPTIONAL = ("summary",)
 VERDICTS = ("conforms", "partial", "not tested", "does not conform")
 #: Outcomes of cases that are wrong.
 WRONG = ("failed", "error", "stale")
@@ -64,7 +66,7 @@ def read(text: str, source: str) -> Dict[str, Any]:
     wrong = {outcome: found["counts"].get(outcome, 0) for outcome in WRONG if found["counts"].get(outcome, 0)}
     if bool(wrong) != (found["verdict"] == "does not conform"):
         raise ValueError(f"{source}: the verdict {found['verdict']!r} does not go with {wrong or 'no'} wrong cases")
-    return {key: found[key] for key in KEYS}
+    return {key: found[key] for key in (*KEYS, *_OPTIONAL) if key in found}
 
 
 def load(folder: Path) -> List[Dict[str, Any]]:
@@ -111,7 +113,7 @@ def _cells(result: Mapping[str, Any]) -> List[str]:
         str(versions.get("distribution", "")),
         _device(result),
         str(result["date"])[:10],
-        str(result["verdict"]),
+        str(result.get("summary", result["verdict"])),
         passed,
         unsupported,
         expected,

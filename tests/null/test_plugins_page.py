@@ -49,6 +49,14 @@ def test_a_result_is_one_row(tmp_path: Path) -> None:
     )
 
 
+def test_the_page_says_what_was_left_out(tmp_path: Path) -> None:
+    """A partial run is listed with the summary of its report, so that it is not taken for more than it is."""
+    said = "partial: 308 cases passed; left out: 10 tiers not run"
+    (tmp_path / "run.txt").write_text(json.dumps(report(verdict="partial", summary=said)))
+    add(tmp_path, tmp_path / "run.txt")
+    assert f"| {said} |" in render(load(tmp_path))
+
+
 def test_a_newer_run_replaces_the_older(tmp_path: Path) -> None:
     """There is one row for a plugin and device."""
     for date in ("2026-01-02", "2026-03-04"):
