@@ -78,7 +78,8 @@ class Once(torch.autograd.Function):
 
     @staticmethod
     def forward(value: Tensor) -> Tensor:
-        return value.view_as(value)
+        # no view: torch refuses in-place changes of views that a Function made, and results may be changed in place
+        return value.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from spikecore.testing.compare import Mismatch, Suspects, backward
+from spikecore.testing.context import Context
 from spikecore.testing.oracle import Array, Gradients
 from spikecore.testing.subject import Subject
 
@@ -130,6 +131,11 @@ def check_parameters(s: Subject, calls: Sequence[Call], what: str, learn: Option
 def _times(call: Call, name: str, count: int) -> Array:
     found: Array = count * call.right.params[name]
     return found
+
+
+def learnable(context: Context, *names: str) -> Tuple[str, ...]:
+    """These names where the backend has gradients of parameters, else none: a case holds without them, too."""
+    return names if context.declares("parameter_gradients") else ()
 
 
 def no_gradient(call: Call, what: str) -> None:

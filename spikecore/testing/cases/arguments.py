@@ -15,7 +15,6 @@ from spikecore.testing.context import Context
 from spikecore.testing.subject import Subject
 
 _BACK = ("gradients",)
-_STATE = (*_BACK, "state_gradients")
 
 
 def add_to(cases: Collection) -> None:
@@ -29,10 +28,10 @@ def add_to(cases: Collection) -> None:
         "arguments-backward",
         "forward and backward leave arguments and cotangents as they were",
         arguments_backward,
-        _STATE,
+        _BACK,
     )
     after = "a cotangent changed after backward changes no gradient"
-    add("cotangent-after", after, cotangent_after, _STATE)
+    add("cotangent-after", after, cotangent_after, _BACK)
     add("cotangent-twice", "the same cotangent may be used for two calls", cotangent_twice, _BACK)
     add("argument-after", "an argument changed after the call changes no result", argument_after)
 
@@ -72,32 +71,33 @@ def arguments(context: Context) -> None:
 
 
 def arguments_backward(context: Context) -> None:
-    """Contiguous, strided and expanded cotangents, twice."""
-    s = Subject(context, "alif", "hard", state=True)
+    """Contiguous, strided and expanded cotangents, one after the other."""
+    state = context.declares("state_gradients")
+    s = Subject(context, "alif", "hard", state=state)
     x, start = s.x(grad=True), s.start(grad=True)
     watched = Watched(arguments_of(s, x, start))
-    output, final = s.neuron.run(x, state=start)
-    results = {"the output": output.detach(), **named("the final", {k: v.detach() for k, v in final.items()})}
-    after = Watched(results)
+    output, final = s.neuron.run(x, state=start) if state else (s.neuron(x), {})
+    after = Watched({"the output": output.detach(), **named("the final", {k: v.detach() for k, v in final.items()})})
     wide = torch.stack([s.cotangent(output)] * 2, -1)
     shapes = {
         "contiguous": s.cotangent(output),
         "strided": wide[..., 0],
         "expanded": s.cotangent(output)[:1].clone().expand(output.shape),
     }
-    ends = [s.cotangent(value) for value in final.values()]
+    ends = {name: s.cotangent(value) for name, value in final.items()}
     for how, cotangent in shapes.items():
-        given = Watched({f"the {how} cotangent": cotangent, **named("the cotangent of final", dict(zip(final, ends)))})
-        torch.autograd.grad([output, *final.values()], [x], [cotangent, *ends], retain_graph=True)
+        given = Watched({f"the {how} cotangent": cotangent, **named("the cotangent of final", ends)})
+        torch.autograd.grad([output, *final.values()], [x], [cotangent, *ends.values()], retain_graph=True)
         for each in (watched, after, given):
             each.check(s.of, f"after backward from a {how} cotangent")
 
 
 def cotangent_after(context: Context) -> None:
-    """Cotangents and results set to NaN after backward; then backward again, from other ones."""
-    s = Subject(context, "alif", "soft", state=True)
+    """Cotangents set to NaN after backward; then backward again, from other ones."""
+    state = context.declares("state_gradients")
+    s = Subject(context, "alif", "soft", state=state)
     x = s.x(grad=True)
-    output, final = s.neuron.run(x, state=s.start())
+    output, final = s.neuron.run(x, state=s.start()) if state else (s.neuron(x), {})
     for again in range(2):
         cotangent, ends = s.cotangent(output), {name: s.cotangent(value) for name, value in final.items()}
         right = s.gradients(cotangent, ends).inputs[0]

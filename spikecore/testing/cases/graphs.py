@@ -10,7 +10,7 @@ from typing import Any, Callable, Sequence
 import numpy as np
 import torch
 
-from spikecore.testing.calls import Call, check_parameters, no_gradient, pair
+from spikecore.testing.calls import Call, check_parameters, learnable, no_gradient, pair
 from spikecore.testing.case import Collection
 from spikecore.testing.compare import Mismatch, as_array, backward, same
 from spikecore.testing.context import Context
@@ -20,7 +20,6 @@ from spikecore.testing.subject import Subject
 from spikecore.testing.tolerances import EXACT
 
 _BACK = ("gradients",)
-_LEARN = (*_BACK, "parameter_gradients")
 _PROBE = next(model for model in CUSTOM if model.name == "probe")
 
 
@@ -33,9 +32,9 @@ def add_to(cases: Collection) -> None:
     add("no-grad-between", "a call without gradients between a call and its backward changes nothing", between, _BACK)
     add("no-grad-first", "a neuron used without gradients has them in the next call", no_grad_first, _BACK)
     add("inference-mode", "a neuron used in inference mode has gradients in the next call", inference_first, _BACK)
-    add("never-backward", "calls whose backward pass never comes disturb none", never_backward, _LEARN)
+    add("never-backward", "calls whose backward pass never comes disturb none", never_backward, _BACK)
     add("retained", "a retained graph gives the same gradient again after another call", retained, _BACK)
-    add("accumulated", "gradients of calls add up in .grad", accumulated, _LEARN)
+    add("accumulated", "gradients of calls add up in .grad", accumulated, _BACK)
     one = "backward from one of two outputs gives the gradient of that one"
     add("one-of-two-outputs", one, one_of_two, (*_BACK, "several_outputs"))
     twice = "second derivatives are those of their own call"
@@ -89,7 +88,7 @@ def inference_first(context: Context) -> None:
 
 def never_backward(context: Context) -> None:
     """Nine calls of other values, their results dropped, kept and detached."""
-    s = Subject(context, "lif", "hard", learn=("tau",))
+    s = Subject(context, "lif", "hard", learn=learnable(context, "tau"))
     first, second = pair(s)
     kept = []
     for i in range(9):
@@ -114,7 +113,7 @@ def retained(context: Context) -> None:
 
 def accumulated(context: Context) -> None:
     """Two calls, the first one run backwards twice."""
-    s = Subject(context, "lif", "hard", learn=("tau", "threshold"))
+    s = Subject(context, "lif", "hard", learn=learnable(context, "tau", "threshold"))
     first, second = pair(s)
     first.forward().backward(retain_graph=True)
     second.forward().backward()

@@ -13,11 +13,11 @@ import spikecore as sc
 from spikecore.testing.case import Collection
 from spikecore.testing.compare import Mismatch, as_array, same
 from spikecore.testing.context import Context
+from spikecore.testing.custom import CUSTOM
 from spikecore.testing.models import spread
 from spikecore.testing.subject import SHAPE, Subject
 
 _BACK = ("gradients",)
-_STATE = (*_BACK, "state_gradients")
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
 #: Sizes at which a copy may be forgotten: no steps, one step, no neurons, one neuron.
 _SIZES: Mapping[str, Tuple[int, ...]] = {
@@ -52,16 +52,20 @@ def add_to(cases: Collection) -> None:
     for name, shape in _SIZES.items():
         add(f"results-{name}", own, partial(results, shape=shape))
         if shape[0]:
-            add(f"gradients-{name}", of_gradients, partial(gradients, shape=shape), _STATE)
+            add(f"gradients-{name}", of_gradients, partial(gradients, shape=shape), _BACK)
     for dtype in _DTYPES[1:]:
         for name in ("usual", "no-steps", "one-step"):
             add(f"results-{name}-{dtype}", own, partial(results, shape=_SIZES[name], dtype=dtype), dtype=dtype)
-        add(f"gradients-{dtype}", of_gradients, partial(gradients, dtype=dtype), _STATE, dtype=dtype)
+        add(f"gradients-{dtype}", of_gradients, partial(gradients, dtype=dtype), _BACK, dtype=dtype)
     add("results-trace", f"{own}: IF, whose last record is its final state", partial(recorded, model="if"), ("record",))
     add("results-trace-li", f"{own}: LI, whose record is its output", partial(recorded, model="li"), ("record",))
     for dtype in ("float32", "float64"):
         through = f"{own}: states and inputs that pass through unchanged"
         add(f"results-passed-through-{dtype}", through, partial(passed, dtype=dtype), dtype=dtype)
+    equal = partial(gradients, model="li", values={"tau": 2.0}, shape=(1, 5))
+    add("gradients-equal", f"{of_gradients}; those of input and state are equal in LI of tau 2", equal, _BACK)
+    several = ("several_inputs", "several_outputs", *_BACK)
+    add("several", f"{own}; two inputs, two outputs, which stay as they were", several_of_each, several)
     learnt = (*_BACK, "parameter_gradients", "channel_parameters", "full_parameters")
     add("gradients-parameters", f"{own}; gradients of learnt parameters of every kind likewise", parameters, learnt)
     add("single-step", "outputs changed in place between single steps change no state", single_step)
@@ -153,18 +157,43 @@ def passed(context: Context, dtype: str) -> None:
             same("final kept", of, as_array(found[1]["kept"]), kept, axes="n")
 
 
-def gradients(context: Context, shape: Sequence[int] = SHAPE, dtype: str = "float32") -> None:
-    """Gradients of input and states, against each other, arguments, results and cotangents."""
-    s = Subject(context, "alif", "soft", dtype=dtype, shape=tuple(shape), state=True)
-    x, start = s.x(grad=True), s.start(grad=True)
-    output, final = s.neuron.run(x, state=start)
-    given = {"the output": output, **named("the final", final)}
-    cotangents = {f"the cotangent of {name}": s.cotangent(value) for name, value in given.items() if value is not None}
-    sources: List[Tensor] = [x, *(start or {}).values()]
-    found = torch.autograd.grad([output, *final.values()], sources, list(cotangents.values()))
-    names = ["the input gradient", *[f"the gradient of {name}" for name in start or {}]]
+def gradients(
+    context: Context, shape: Sequence[int] = SHAPE, dtype: str = "float32", model: str = "alif", **options: Any
+) -> None:
+    """Gradients of input and, where there are such, of states."""
+    state = context.declares("state_gradients")
+    reset = "soft" if model == "alif" else "none"
+    s = Subject(context, model, reset, dtype=dtype, shape=tuple(shape), state=state, **options)
+    x, start = s.x(grad=True), s.start(grad=True) or {}
+    output, final = s.neuron.run(x, state=start) if state else (s.neuron(x), {})
+    given: Dict[str, Tensor] = {"the output": output, **{f"the final {name}": value for name, value in final.items()}}
+    cotangents = {f"the cotangent of {name}": s.cotangent(value) for name, value in given.items()}
+    sources: List[Tensor] = [x, *start.values()]
+    found = torch.autograd.grad(list(given.values()), sources, list(cotangents.values()))
+    names = ["the input gradient", *[f"the gradient of {name}" for name in start]]
     there = {**arguments_of(s, x, start), **given, **cotangents}
     distinct(s.of, dict(zip(names, found)), there)
+
+
+def several_of_each(context: Context) -> None:
+    """A neuron without state, and one with two inputs; forward, then backward."""
+    for name in ("coincidence", "gated"):
+        s = Subject(context, next(model for model in CUSTOM if model.name == name), "hard")
+        xs = s.xs(grad=True)
+        found = s.neuron(*xs)
+        outputs = found if isinstance(found, tuple) else (found,)
+        given = {f"input {i}": x for i, x in enumerate(xs)}
+        got = {f"output {i}": output for i, output in enumerate(outputs)}
+        distinct(s.of, got, given)
+        cotangents = {f"the cotangent of output {i}": s.cotangent(output) for i, output in enumerate(outputs)}
+        right = s.gradients(list(cotangents.values())).inputs
+        gradients = torch.autograd.grad(list(outputs), xs, list(cotangents.values()))
+        distinct(
+            s.of, {f"the gradient of input {i}": g for i, g in enumerate(gradients)}, {**given, **got, **cotangents}
+        )
+        for i, (x, values, gradient) in enumerate(zip(xs, s.inputs, gradients)):
+            same(f"input {i}, after forward and backward,", s.of, as_array(x), values)
+            s.check("input gradient", gradient, right[i], name=f"input {i}")
 
 
 def parameters(context: Context) -> None:

@@ -12,8 +12,10 @@ import signal
 import sys
 import threading
 import warnings
+import zlib
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -46,28 +48,39 @@ def add_to(cases: Collection) -> None:
 
 
 def _subnormals() -> Dict[str, Any]:
-    """Products below the smallest normal number, and a subnormal read as an operand."""
+    """Whether products below the smallest normal number, and subnormal operands, are what they should be and not 0."""
     found: Dict[str, Any] = {}
-    for name, kind, tiny in (("float32", torch.float32, 1e-38), ("float64", torch.float64, 1e-307)):
-        number = torch.full((33,), tiny, dtype=kind)
+    for name, kind, exponent in (("float32", torch.float32, -126), ("float64", torch.float64, -1022)):
+        small = 1.5 * 2.0**exponent
+        number = torch.full((33,), small, dtype=kind)
         array = number.numpy().copy()
-        found[f"torch {name}"] = float((number * 0.0078125).sum() * 128 / tiny)
-        found[f"numpy {name}"] = float((array * array.dtype.type(0.0078125)).sum() * 128 / tiny)
-        found[f"numpy {name}, kept"] = float((array * array.dtype.type(0.0078125) * 128).sum() / tiny)
-    found["python"] = 1e-307 * 0.0078125 > 0.0
+        part = array.dtype.type(0.0078125)
+        found[f"torch {name} keeps subnormal results"] = bool(((number * 0.0078125) * 128 == number).all())
+        found[f"numpy {name} keeps subnormal results"] = bool((array * part * 128 == array).all())
+        # read from bits, so that no arithmetic made it
+        bits = torch.full((33,), 5, dtype=torch.int32 if name == "float32" else torch.int64).view(kind)
+        found[f"torch {name} reads subnormal numbers"] = bool((bits * 2.0**60 > 0).all())
+        found[f"numpy {name} reads subnormal numbers"] = bool((bits.numpy() * array.dtype.type(2.0**60) > 0).all())
+    least = float(np.finfo(np.float64).tiny)
+    found["python keeps subnormal results"] = least * 0.0078125 * 128 == least
     return found
+
+
+def _digest(state: Any) -> str:
+    return f"state {zlib.crc32(repr(state).encode()):08x}"
 
 
 def _random() -> Dict[str, Any]:
     legacy: Any = np.random.get_state()
     found = {
-        "torch.get_rng_state()": torch.get_rng_state().numpy().tobytes(),
-        "numpy.random.get_state()": (legacy[1].tobytes(), legacy[2:]),
-        "random.getstate()": random.getstate(),
+        "torch.get_rng_state()": _digest(torch.get_rng_state().numpy().tobytes()),
+        "numpy.random.get_state()": _digest((legacy[1].tobytes(), legacy[2:])),
+        "random.getstate()": _digest(random.getstate()),
         "torch.initial_seed()": torch.initial_seed(),
     }
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        found["torch.cuda.get_rng_state_all()"] = [state.numpy().tobytes() for state in torch.cuda.get_rng_state_all()]
+        every = [state.numpy().tobytes() for state in torch.cuda.get_rng_state_all()]
+        found["torch.cuda.get_rng_state_all()"] = _digest(every)
     return found
 
 
@@ -162,20 +175,45 @@ def _short(value: Any) -> str:
     return text if len(text) < 200 else f"{text[:200]}..."
 
 
+@contextmanager
+def _other_settings() -> Iterator[None]:
+    """Other settings and random states: who sets one anew at each call is seen, whatever it sets."""
+    dtype, states = torch.get_default_dtype(), (np.random.get_state(), random.getstate())
+    strict, warn_only = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(20011)
+            np.random.seed(20011)
+            random.seed(20011)
+            torch.set_default_dtype(torch.float32 if dtype == torch.float64 else torch.float64)
+            torch.use_deterministic_algorithms(not strict, warn_only=True)
+            yield
+    finally:
+        torch.use_deterministic_algorithms(strict, warn_only=warn_only)
+        torch.set_default_dtype(dtype)
+        np.random.set_state(states[0])
+        random.setstate(states[1])
+
+
 def process(context: Context, look: Callable[[], Dict[str, Any]]) -> None:
-    """Compiled anew, run, run backwards; each step alone."""
+    """Compiled anew, run, run backwards, under settings as they are and under others."""
     # a program and step counts that other cases have not, so that it is compiled here
     for steps in (13, 37):
         s = Subject(context, "leaky", "soft", shape=(steps, 2, 9))
-        before = look()
-        call = Call(s, "a call").forward()
-        _unchanged(s.of, before, look(), "a call")
-        call.backward()
-        _unchanged(s.of, before, look(), "the backward pass of a call")
-        call.check_outputs().check_inputs()
-        with torch.no_grad():
-            s.neuron(s.x())
-        _unchanged(s.of, before, look(), "a call under no_grad")
+        with _other_settings() if steps == 37 else nullcontext():
+            call = Call(s, "a call")
+            before = look()
+            call.forward()
+            _unchanged(s.of, before, look(), "a call")
+            call.backward()
+            _unchanged(s.of, before, look(), "the backward pass of a call")
+            call.check_outputs().check_inputs()
+            with torch.no_grad():
+                s.neuron(s.x())
+            _unchanged(s.of, before, look(), "a call under no_grad")
 
 
 def in_threads(context: Context) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spikecore.testing.calls import Call, check_parameters, pair
+from spikecore.testing.calls import Call, check_parameters, learnable, pair
 from spikecore.testing.case import Collection
 from spikecore.testing.compare import Mismatch, backward
 from spikecore.testing.context import Context
@@ -46,13 +46,13 @@ def add_to(cases: Collection) -> None:
     add("in-place-record", f"a recorded state {after}; it counts as changed", in_place_record, (*_STATE, "record"))
     hooked = "saved-tensor hooks may keep saved tensors elsewhere: gradients are the same"
     for how in HOOKS:
-        add(f"saved-{how}", hooked, partial(hooks, how=how), _LEARN)
-    add("saved-on-cpu", f"{hooked} (torch.autograd.graph.save_on_cpu)", on_cpu, _LEARN)
+        add(f"saved-{how}", hooked, partial(hooks, how=how), _BACK)
+    add("saved-on-cpu", f"{hooked} (torch.autograd.graph.save_on_cpu)", on_cpu, _BACK)
     for where in ("forward", "backward", "both"):
         cast = (
             f"autocast around {where if where != 'both' else 'forward and backward'} changes no value and no gradient"
         )
-        add(f"autocast-{where}", cast, partial(autocast, where=where), _LEARN)
+        add(f"autocast-{where}", cast, partial(autocast, where=where), _BACK)
 
 
 # -- in place
@@ -77,7 +77,7 @@ def _judge(call: Call, run_backward: Callable[[], Any], check: Callable[[], Any]
 
 def in_place_input(context: Context) -> None:
     """``y = x * 1; out = lif(y); y.zero_()``, with all gradients of learnt parameters, too, if there are such."""
-    s = Subject(context, "lif", "hard", learn=("tau",) if context.declares("parameter_gradients") else ())
+    s = Subject(context, "lif", "hard", learn=learnable(context, "tau"))
     call = Call(s, "a call whose input was set to zero after it")
     now = call.x * 1
     call.output = s.neuron(now)
@@ -194,7 +194,7 @@ def on_cpu(context: Context) -> None:
 
 
 def _with(context: Context, around: Any, words: str) -> None:
-    s = Subject(context, "lif", "hard", learn=("tau", "threshold"), shape=(35, 3, 7))
+    s = Subject(context, "lif", "hard", learn=learnable(context, "tau", "threshold"), shape=(35, 3, 7))
     calls: List[Call] = list(pair(s))
     for call in calls:
         call.which += f" {words}"
@@ -214,7 +214,7 @@ def _with(context: Context, around: Any, words: str) -> None:
 def autocast(context: Context, where: str) -> None:
     """bfloat16, on the CPU and on the device under test."""
     for kind in sorted({"cpu", context.device.type}):
-        s = Subject(context, "lif", "hard", learn=("tau", "threshold"))
+        s = Subject(context, "lif", "hard", learn=learnable(context, "tau", "threshold"))
         call = Call(s, f"a call with autocast of {kind} around {where}")
         with ExitStack() as stack:
             if where != "backward":

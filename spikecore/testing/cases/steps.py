@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Sequence
 import numpy as np
 import torch
 
-from spikecore.testing.calls import Call, backward_together, check_parameters
+from spikecore.testing.calls import Call, backward_together, check_parameters, learnable
 from spikecore.testing.case import Collection
 from spikecore.testing.compare import as_array, same
 from spikecore.testing.context import Context
@@ -44,7 +44,7 @@ def add_to(cases: Collection) -> None:
     before = "a change between two calls counts for the second, forward and backward, and not for the first"
     for what in ("threshold", "v_reset", "surrogate", "detach_reset"):
         add(f"changed-{what}", before, partial(changed, what=what), _BACK)
-    add("default-dtype", "torch's default dtype changes no result", default_dtype, _LEARN)
+    add("default-dtype", "torch's default dtype changes no result", default_dtype, _BACK)
 
 
 def optimiser(context: Context, kind: str) -> None:
@@ -133,7 +133,7 @@ def _change(s: Subject, what: str, like: Subject) -> None:
 
 def default_dtype(context: Context) -> None:
     """float64 by default before the first call of a neuron, between two calls, and around backward."""
-    s = Subject(context, "lif", "hard", learn=("tau",), shape=(11, 3, 7))
+    s = Subject(context, "lif", "hard", learn=learnable(context, "tau"), shape=(11, 3, 7))
     calls = [
         Call(Subject(context, "lif", "hard", shape=(11, 3, 7), draw=i, neuron=s.neuron), f"call {i + 1}")
         for i in (0, 1)
