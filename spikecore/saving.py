@@ -11,9 +11,10 @@ import io
 import os
 import secrets
 import stat
+import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Dict, Iterator, Mapping, Tuple, Union
+from typing import Any, BinaryIO, Dict, Iterator, Mapping, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -56,12 +57,12 @@ def save_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], **parts
     # beside it: a file can be replaced at once within one file system only
     beside = target.parent / f".{target.name}.{secrets.token_hex(6)}.tmp"
     try:
-        file = open(str(beside), "xb")  # noqa: SIM115  # with the permissions of any new file, which tempfile's lacks
-    except OSError as error:
-        raise OSError(error.errno, f"{error.strerror} (to write a new file beside it)", str(path)) from None
-    try:
+        try:
+            file = open(str(beside), "xb")  # noqa: SIM115  # with the permissions of any new file, which tempfile's lacks
+        except OSError as error:
+            raise OSError(error.errno, f"{error.strerror} (to write a new file beside it)", str(path)) from None
         with file:
-            torch.save({_SETTINGS: dict(settings), **parts}, file)
+            _save({_SETTINGS: dict(settings), **parts}, file)
             file.flush()
             os.fsync(file.fileno())
         with suppress(FileNotFoundError):
@@ -70,9 +71,25 @@ def save_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], **parts
                 os.chmod(str(beside), mode)
         os.replace(str(beside), str(target))
     except BaseException:
-        with suppress(FileNotFoundError):  # an interrupt may come between the replacement and here
+        with suppress(FileNotFoundError):  # an interrupt may come before there is a file, or when it has moved
             os.unlink(str(beside))
         raise
+
+
+def _save(content: Any, file: BinaryIO) -> None:
+    """``torch.save``, which raises what ended it: if writing fails or is interrupted, torch closes its archive, which
+    raises RuntimeError in the place of KeyboardInterrupt or OSError.
+    """
+    around = sys.exc_info()[1]  # the caller may write its checkpoint because of an error
+    try:
+        torch.save(content, file)
+    except Exception as error:
+        first: BaseException = error
+        while first.__context__ is not None and first.__context__ is not around:
+            first = first.__context__
+        if first is error:
+            raise
+        raise first from None
 
 
 def load_checkpoint(path: Union[str, Path], settings: Mapping[str, Any]) -> Dict[str, Any]:
@@ -147,7 +164,7 @@ def _is_read_back(value: Any) -> bool:
         return not (isinstance(value, Tensor) and value.device.type == "meta")
     file = io.BytesIO()
     try:
-        torch.save(value, file)
+        _save(value, file)
         file.seek(0)
         torch.load(file, map_location="cpu", weights_only=True)
     except Exception:  # what torch and pickle raise depends on the type

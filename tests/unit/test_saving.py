@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import errno
+import io
 import os
 import pathlib
 import signal
@@ -15,6 +17,7 @@ import pytest
 import torch
 
 import spikecore as sc
+from spikecore import saving
 
 SETTINGS = {"epochs": 4, "rate": 1e-3, "data": "digits"}
 
@@ -222,3 +225,52 @@ def test_settings_of_something_else(tmp_path):
     torch.save({"settings": 3}, str(tmp_path / "run.pt"))
     with pytest.raises(ValueError, match=r"run.pt is no checkpoint of sc.save_checkpoint"):
         sc.load_checkpoint(tmp_path / "run.pt", SETTINGS)
+
+
+class Ending(io.FileIO):
+    """A file that raises once something has been written to it."""
+
+    error: BaseException
+
+    def write(self, data):
+        if self.tell():
+            raise self.error
+        return super().write(data)
+
+
+@pytest.mark.parametrize("within", [False, True], ids=["", "within an error"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left"), TimeoutError("signal")])
+def test_what_ends_the_writing_is_raised(error, within, tmp_path, monkeypatch):
+    """And not the RuntimeError that torch raises when it closes an archive that is cut short; the old file stays."""
+    path = tmp_path / "run.pt"
+    sc.save_checkpoint(path, {}, epoch=1)
+    monkeypatch.setattr(Ending, "error", error, raising=False)
+    monkeypatch.setattr(saving, "open", Ending, raising=False)
+
+    def save():
+        sc.save_checkpoint(path, {}, epoch=2, weights=torch.rand(1000))
+
+    def save_within():
+        try:
+            raise KeyboardInterrupt("of the caller")
+        finally:
+            save()
+
+    with pytest.raises(type(error)) as raised:
+        (save_within if within else save)()
+    assert raised.value is error
+    assert [one.name for one in tmp_path.iterdir()] == ["run.pt"]
+    assert sc.load_checkpoint(path, {}) == {"epoch": 1}
+
+
+def test_an_interrupt_when_the_file_is_there(tmp_path, monkeypatch):
+    """Leaves no file beside the checkpoint."""
+
+    def opened(name, mode):
+        with open(name, mode):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(saving, "open", opened, raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        sc.save_checkpoint(tmp_path / "run.pt", {}, epoch=1)
+    assert not [*tmp_path.iterdir()]
