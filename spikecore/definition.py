@@ -50,6 +50,8 @@ _LOOK_UP = frozenset(("getattr", "hasattr", "vars", "dir", "attrgetter", "__dict
 _FIXED = (type(None), bool, int, float, complex, str, bytes)
 #: What has attributes and is not looked into.
 _WHOLE = (nn.Module, type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
+#: What holds items and no attributes.
+_BARE = (list, tuple, dict, set, frozenset)
 #: So many values are compared at each call; what is larger is not followed.
 _MOST = 1000
 
@@ -151,7 +153,7 @@ def _content(value: Any, within: Dict[int, Any]) -> Any:
     if isinstance(value, Tensor):
         # no value, which would have to come from the device
         return _Same(value), 0 if value.is_inference() else value._version
-    items: Any = None
+    items: Any
     if isinstance(value, (list, tuple, deque, Mapping, set, frozenset)):
         if len(value) > _MOST:
             return None
@@ -161,18 +163,14 @@ def _content(value: Any, within: Dict[int, Any]) -> Any:
             items = {(repr(one), type(one) if isinstance(one, _FIXED) else _Same(one)) for one in value}
         else:
             items = [_part(one, within) for one in value]
+        if type(value) in _BARE:
+            return type(value), items
     else:
         items = _memory(value)
     attributes = [(name, _part(one, within)) for name, one in _attributes(value)]
-    return (
-        None
-        if items is None and not attributes and not hasattr(value, "__dict__")
-        else (
-            type(value),
-            items,
-            attributes,
-        )
-    )
+    if items is None and not attributes and not hasattr(value, "__dict__"):
+        return None
+    return type(value), items, attributes
 
 
 def _part(value: Any, within: Dict[int, Any]) -> Any:
