@@ -138,7 +138,7 @@ def _same(name: str, what: str, args: Sequence[Array], wanted: Array, got: Array
         same &= (np.signbit(wanted) == np.signbit(got)) | unsigned
     else:
         with np.errstate(all="ignore"):
-            same |= np.abs(wanted - got) <= ABSOLUTE + RELATIVE * np.abs(wanted)
+            same |= np.isfinite(wanted) & (np.abs(wanted - got) <= ABSOLUTE + RELATIVE * np.abs(wanted))
     if not same.all():
         k = int(np.flatnonzero(~same)[0])
         at = ", ".join(str(a[k]) for a in args)

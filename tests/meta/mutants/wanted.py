@@ -1,0 +1,130 @@
+"""Which gradients are wanted, and which cotangents come."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+import spikecore as sc
+from mutants.registry import mutant
+from mutants.tape import Tape
+from mutants.use import Gated, call, drawn, lif, of
+from spikecore.testing.loopback import Loop
+
+LEARNT = lif(learn=("tau", "threshold"))
+BOTH = {"inputs": 2, "wanted": ("x", "x1")}
+
+
+def one_input_twice(backend: str) -> object:
+    """A neuron that gets the same tensor as current and as gate."""
+    x = drawn((6, 3, 5)).requires_grad_()
+    sum(out.sum() for out in Gated(backend=backend)(x, x)).backward()
+    return x.grad
+
+
+def in_inference_mode(backend: str) -> object:
+    """A network at work."""
+    with torch.inference_mode():
+        return sc.LIF(backend=backend)(drawn((6, 3, 5))).clone()
+
+
+def frozen(backend: str) -> object:
+    """One of two learnt parameters is frozen for a while."""
+    neuron = LEARNT(backend)
+    neuron.tau.requires_grad_(False)
+    neuron(drawn((6, 3, 5))).sum().backward()
+    return neuron.tau.grad, neuron.threshold.grad
+
+
+def outs(self):
+    """How many outputs, and how many results before the trace."""
+    outputs = len(self.program.outputs)
+    return outputs, outputs + len(self.program.states)
+
+
+@mutant("wanted/parameters-from-trace-only", shows=call(LEARNT, record=("v",), loss=("trace",)))
+class NoParameterGradientOfATrace(Tape):
+    """Where cotangents come to the trace alone, learnt parameters get none."""
+
+    def total(self, sum_, value):
+        return super().total(sum_ * 0 if self.trace_alone else sum_, value)
+
+    def backward(self, ctx, grads):
+        at = outs(self)[1]
+        self.trace_alone = any(g is not None for g in grads[at:]) and all(g is None for g in grads[:at])
+        return super().backward(ctx, grads)
+
+
+@mutant("wanted/parameters-from-final-state-only", shows=call(LEARNT, loss=("final",)))
+class NoParameterGradientOfAFinalState(Tape):
+    """Where cotangents come to the final state alone, learnt parameters get none."""
+
+    def total(self, sum_, value):
+        return super().total(sum_ * 0 if self.final_alone else sum_, value)
+
+    def backward(self, ctx, grads):
+        self.final_alone = all(g is None for g in grads[: outs(self)[0]])
+        return super().backward(ctx, grads)
+
+
+@mutant("wanted/from-first-output-only", raises=True, shows=call(of(Gated), inputs=2, loss=("output",)))
+class AbsentCotangentIsACrash(Tape):
+    """Of two outputs both must be used."""
+
+    def backward(self, ctx, grads):
+        if len(self.program.outputs) > 1:
+            grads = [g.contiguous() if k < len(self.program.outputs) else g for k, g in enumerate(grads)]
+        return super().backward(ctx, grads)
+
+
+@mutant("wanted/one-tensor-for-both-inputs-same", shows=one_input_twice)
+class SameInputCountsOnce(Tape):
+    """Where two inputs are one tensor the gradient of the second is dropped."""
+
+    def backward(self, ctx, grads):
+        made = super().backward(ctx, grads)
+        saved = self.split(ctx.saved_tensors)[0]
+        same = len(saved) > 1 and saved[0].data_ptr() == saved[1].data_ptr() and saved[0].numel()
+        return [made[0], torch.zeros_like(made[1]), *made[2:]] if same else made
+
+
+@mutant("wanted/one-parameter-only", shows=frozen)
+class FirstLearntForAny(Tape):
+    """With one gradient wanted it is that of the first parameter, whichever is learnt."""
+
+    def __init__(self, program, spec):
+        super().__init__(program, spec)
+        if len(self.learn) == 1:
+            self.back = Tape(program, replace(spec, learn=(program.params[0],))).back
+
+
+@mutant("sequences/inference-mode", raises=True, shows=in_inference_mode)
+class VersionsInInferenceMode(Loop):
+    """The version counter of the input is read, and a tensor of inference mode has none."""
+
+    def read(self, x, t):
+        x._version  # noqa: B018  # the exception is the fault
+        return super().read(x, t)
+
+
+@mutant("wanted/second-input-only", shows=call(of(Gated), **{**BOTH, "wanted": ("x1",)}))
+class FirstInputDecides(Tape):
+    """Where the first input needs no gradient none is computed for the others."""
+
+    def backward(self, ctx, grads):
+        made = super().backward(ctx, grads)
+        inputs = len(self.program.inputs)
+        skip = inputs > 1 and not ctx.needs_input_grad[2]
+        return [None if skip and k < inputs else v for k, v in enumerate(made)]
+
+
+@mutant("wanted/everything", shows=call(lif(), record=("v",), loss=("output", "trace")))
+class TraceOrOutput(Tape):
+    """Where a cotangent comes to the output, that of the trace is dropped."""
+
+    def backward(self, ctx, grads):
+        at = outs(self)[1]
+        if any(g is not None for g in grads[: outs(self)[0]]):
+            grads = [None if k >= at else g for k, g in enumerate(grads)]
+        return super().backward(ctx, grads)
