@@ -227,7 +227,7 @@ def state(
     for name in names:
         value = given[name]
         if not isinstance(value, Tensor) or not value.is_floating_point():
-            raise TypeError(f"{owner}: {what} has {name}={value!r}; give a floating-point tensor")
+            raise TypeError(f"{owner}: {what} has {name}={shown(value)}; give a floating-point tensor")
         if value.is_nested or value.layout is not torch.strided:
             raise TypeError(f"{owner}: {what} has {name} of layout {value.layout}; give a dense tensor")
         if value.shape != wanted:

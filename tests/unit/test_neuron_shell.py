@@ -1086,6 +1086,11 @@ class TestWrongArguments:
             ({}, ValueError, r"state has \[\]; give a value for each of v, a"),
             ({n: torch.zeros(2) for n in "vab"}, ValueError, r"state has \['a', 'b', 'v'\]; give a value for each"),
             ({"v": 0.0, "a": torch.zeros(2)}, TypeError, "state has v=0.0; give a floating-point tensor"),
+            (
+                {"v": torch.zeros(2, 99).long(), "a": None},
+                TypeError,
+                r"state has v=tensor.{60,80}\.\.\.; give a floating",
+            ),
             ({"v": torch.zeros(2), "a": None}, TypeError, "state has a=None; give a floating-point tensor"),
             (
                 {"v": torch.zeros(2).int(), "a": torch.zeros(2)},
