@@ -22,7 +22,7 @@ class ForgetsAfterSixtyFourSteps(Loop):
         return [torch.zeros_like(value) for value in now] if t == 63 else now
 
 
-@mutant("state/steps-100-scalar", shows=call(SLOW, LONG))
+@mutant("state/steps-250-channel", "state/steps-64-scalar", "state/steps-100-scalar", shows=call(SLOW, LONG))
 class GradientReachesFiftySteps(Tape):
     """Gradients go through 50 steps and not through more."""
 

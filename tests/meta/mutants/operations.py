@@ -6,7 +6,7 @@ import torch
 
 import spikecore as sc
 from mutants.registry import mutant
-from mutants.use import at
+from mutants.use import applied, at, call, lif
 from spikecore.testing.loopback import Loop
 
 INF, NAN, ops = float("inf"), float("nan"), sc.ops
@@ -199,3 +199,45 @@ def _(made, x):
 )
 def _(made, x, low, high):
     return torch.where((x <= low) | (x >= high), made.detach(), made)
+
+
+@wrong(
+    "MaximumTakesTheFirst", "maximum", "Of two zeros maximum is the first.", at(ops.maximum, (0.0, 1.0), (-0.0, 1.0))
+)
+def _(made, a, b):
+    return torch.where((a >= b) | (a != a), a, b)
+
+
+@wrong("RoundHalfUp", "round", "round is floor(x + 1/2).", at(ops.round, (-0.5, -1.5, 0.3)))
+def _(made, x):
+    return torch.floor(x + 0.5)
+
+
+class _Skipped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, value, slope):
+        """The value."""
+        ctx.save_for_backward(slope)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        """Nothing for a cotangent of 0."""
+        return torch.where(g == 0, torch.zeros_like(g), g * ctx.saved_tensors[0]), None, None
+
+
+def masked_root(backend: str) -> object:
+    """A root whose gradient is masked: that of 0 is NaN all the same."""
+    x = torch.tensor([[0.0, 4.0]], requires_grad=True)
+    (applied(ops.sqrt)(backend)(x) * torch.tensor([0.0, 1.0])).sum().backward()
+    return x.grad
+
+
+@wrong("ZeroCotangentsSkipped", "sqrt", "A cotangent of 0 is not multiplied.", masked_root, "edges/sqrt-gradient-zero")
+def _(made, x):
+    return _Skipped.apply(x, made.detach(), 0.5 / made.detach()) if x.requires_grad else made
+
+
+@wrong("SurrogateCutOff", "spike", "A surrogate is 0 beyond 1.25.", call(lif()), "edges/surrogate-ATan-gradient")
+def _(made, u, *values):
+    return torch.where(u.abs() > 1.25, made.detach(), made)

@@ -45,7 +45,7 @@ def single(value):
     return torch.tensor(value, dtype=torch.float64).float().double().item()
 
 
-@mutant("parameters/number-tenth-float64", shows=bits(call(ODD, **DOUBLE)))
+@mutant("parameters/number-third-float64", "parameters/number-tenth-float64", shows=bits(call(ODD, **DOUBLE)))
 class NumbersAsFloat32(Passed):
     """Numbers are passed as float32, to float64 arithmetic too."""
 
@@ -157,3 +157,14 @@ class NumbersInFixedPoint(Passed):
 
     def passed(self, value):
         return round(value * 65536) / 65536 if 0 < value < 1 else value
+
+
+@mutant(
+    "parameters/full-float64-on-float32", "parameters/scalar-float32-on-float16", shows=call(li(tau=THIRDS), loss=())
+)
+class ParametersAsBfloat16(Loop):
+    """Tensor parameters are read as bfloat16."""
+
+    def parameter(self, value, kind, like):
+        made = super().parameter(value, kind, like)
+        return made.bfloat16().to(self.compute) if isinstance(value, torch.Tensor) else made

@@ -50,7 +50,9 @@ class HalfParametersAsBfloat16(Loop):
         return made
 
 
-@mutant("parameters/scalar-float16-on-float16", raises=True, shows=half_parameters)
+@mutant(
+    "parameters/channel-bfloat16-on-float16", "parameters/scalar-float16-on-float16", raises=True, shows=half_parameters
+)
 class HalfParametersRefused(Loop):
     """A 16-bit parameter is an exception."""
 

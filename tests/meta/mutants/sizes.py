@@ -125,3 +125,13 @@ class DimensionsBeyondFour(Loop):
     def read(self, x, t):
         row = super().read(x, t)
         return row.transpose(-1, -2).reshape(row.shape) if row.ndim == 5 else row
+
+
+@mutant("layouts/size-131075-neurons", shows=counted(lif(), (1, THREADS), loss=()))
+class RestOfManyIsZero(Loop):
+    """Outputs of neurons past number 2^17 are 0."""
+
+    def written(self, output):
+        flat = output.reshape(len(output), -1)
+        kept = torch.arange(flat.shape[1], device=flat.device) < 2**17
+        return super().written(torch.where(kept, flat, torch.zeros_like(flat)).reshape(output.shape))

@@ -109,7 +109,7 @@ class OnlyTheFirstStateIsGiven(Loop):
         return made if state is None or len(made) < 2 else [made[0], *super().start(None, known, like)[1:]]
 
 
-@mutant("state/swap-two", shows=call(of(Swapped), loss=()))
+@mutant("state/swap-three", "state/swap-two", shows=call(of(Swapped), loss=()))
 class WritesStatesInTurn(Loop):
     """A step writes its states one after another, and the second reads what the first has become."""
 

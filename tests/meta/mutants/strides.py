@@ -159,7 +159,11 @@ class SecondCotangentStridesIgnored(Tape):
         return super().backward(ctx, [linear(g) if k in second and g is not None else g for k, g in enumerate(grads)])
 
 
-@mutant("layouts/second-input-transposed", shows=call(of(Gated), **GATED, laid=laid("x1")))
+@mutant(
+    "layouts/second-input-part-of-a-larger-one",
+    "layouts/second-input-transposed",
+    shows=call(of(Gated), **GATED, laid=laid("x1")),
+)
 class SecondInputLikeTheFirst(Loop):
     """All inputs but the first are read as if contiguous."""
 

@@ -37,6 +37,13 @@ def frozen(backend: str) -> object:
     return neuron.tau.grad, neuron.threshold.grad
 
 
+def without_graph(backend: str) -> object:
+    """A penalty on recorded potentials."""
+    x = drawn((6, 3, 5)).requires_grad_()
+    trace = sc.LIF(backend=backend).run(x, record=("v",))[2]["v"]
+    return torch.autograd.grad(trace.square().sum(), x)[0] if trace.requires_grad else torch.zeros_like(x)
+
+
 def outs(self):
     """How many outputs, and how many results before the trace."""
     outputs = len(self.program.outputs)
@@ -128,3 +135,20 @@ class TraceOrOutput(Tape):
         if any(g is not None for g in grads[: outs(self)[0]]):
             grads = [None if k >= at else g for k, g in enumerate(grads)]
         return super().backward(ctx, grads)
+
+
+@mutant("wanted/from-trace-only", "wanted/from-one-trace-only", shows=without_graph)
+class TraceWithoutGraph(Loop):
+    """What is recorded has no gradient."""
+
+    def recorded(self, before, now):
+        return [value.detach() for value in now]
+
+
+@mutant("wanted/none", shows=lambda backend: sc.LIF(backend=backend)(drawn((4, 3))).requires_grad)
+class AlwaysAGraph(Loop):
+    """Results require gradients whatever was given."""
+
+    def written(self, output):
+        made = super().written(output)
+        return made if made.requires_grad else made.requires_grad_()
