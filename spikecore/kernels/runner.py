@@ -95,13 +95,16 @@ class KernelRunner:
         shape: torch.Size,
     ) -> Tuple[Call, Tensors]:
         """A call and its tensors; ``shape`` is that of one time step."""
+        if self.execution.tensor_params:
+            # once for the kernel and the first state: two gradients of a 16-bit parameter are then added in float32
+            compute = self.spec.compute
+            params = tuple([value.to(compute) if isinstance(value, Tensor) else value for value in params])
         if state is None and self.learnt_rest:
             state = self._at_rest(inputs[0].device, shape, params)
         tensors = inputs if state is None else (*inputs, *state)
         if not self.execution.tensor_params:
             return Call(record, state is not None, params), tensors  # type: ignore[arg-type]  # numbers all
-        compute = self.spec.compute
-        tensors = (*tensors, *[value.to(compute) for value in params if isinstance(value, Tensor)])
+        tensors = (*tensors, *[value for value in params if isinstance(value, Tensor)])
         numbers = tuple([None if isinstance(value, Tensor) else value for value in params])
         return Call(record, state is not None, numbers), tensors
 

@@ -16,7 +16,7 @@ if INTERPRETED:
 else:
     from triton.language.extra import libdevice  # type: ignore[no-redef]  # the same functions
 
-__all__ = ["float32", "greater", "hold", "lesser", "libdevice", "sigmoid", "sign"]
+__all__ = ["float32", "greater", "hold", "lesser", "libdevice", "negative_zero", "sigmoid", "sign"]
 
 
 def _compiled_for(vendor, _semantic=None):
@@ -47,6 +47,12 @@ def hold(x):
 def float32(value: tl.constexpr):
     """A number of the type of arithmetic: a bare one is Python's, or float64 where float32 has no normal number."""
     return tl.full((), value, tl.float32)
+
+
+@triton.jit
+def negative_zero():
+    """-0. Written as a number it would be +0 on a GPU, since Triton makes the same of all numbers that equal 0."""
+    return tl.full((), -2147483648, tl.int32).to(tl.float32, bitcast=True)
 
 
 @triton.jit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Collection, Dict, Mapping, Tuple
 
 from spikecore.kernels import negated_choice
@@ -57,9 +58,15 @@ class TritonPrinter(Printer):
         self.approximate = frozenset(approximate)
 
     def number(self, value: float) -> str:
-        """A plain number, which Triton makes float32 of; one below float32's normal numbers must say so."""
-        text = super().number(value)
-        return f"float32({text})" if 0.0 < abs(value) < _SMALLEST_NORMAL else text
+        """A plain number, which Triton makes float32 of; -0, and one below float32's normal numbers, must say so."""
+        negative_zero = value == 0.0 and math.copysign(1.0, value) < 0.0
+        return self.value(value) if negative_zero or 0.0 < abs(value) < _SMALLEST_NORMAL else super().number(value)
+
+    def value(self, value: float) -> str:
+        """A number as a value of Triton's. Triton makes +0 of every number that equals 0."""
+        if value == 0.0 and math.copysign(1.0, value) < 0.0:
+            return "negative_zero()"
+        return f"float32({super().number(value)})"
 
     def literal(self, digits: str) -> str:
         """Plain digits."""
@@ -74,12 +81,12 @@ class TritonPrinter(Printer):
         while node.op in self.transparent and node not in names:
             (node,) = node.args
         text = names.get(node) or self.expression(node, names)
-        return f"float32({text})" if node.op == "const" and not text.startswith("float32") else text
+        return self.value(_number(node)) if node.op == "const" else text
 
     def expression(self, node: Node, names: Mapping[Node, str] = {}) -> str:  # never written to
         """The base's; numbers that meet no other value are written as Triton's."""
         alone = {
-            inner.args[0]: f"float32({super(TritonPrinter, self).number(_number(inner.args[0]))})"
+            inner.args[0]: self.value(_number(inner.args[0]))
             for inner in topological([node], known=[known for known in names if known != node])
             if inner.op in _OPERATORS and all(arg.op == "const" for arg in inner.args)
         }

@@ -269,7 +269,8 @@ def _filled(words: Sequence[str]) -> str:
 
 
 def _imports(body: str) -> List[str]:
-    ours = sorted(set(re.findall(r"(?<!\.)\b(float32|greater|hold|lesser|sigmoid|sign)\(|\b(libdevice)\.", body)))
+    functions = "float32|greater|hold|lesser|negative_zero|sigmoid|sign"
+    ours = sorted(set(re.findall(rf"(?<!\.)\b({functions})\(|\b(libdevice)\.", body)))
     names = sorted(function or library for function, library in ours)
     return [f"\nfrom spikecore_triton.functions import {', '.join(names)}"] if names else []
 
