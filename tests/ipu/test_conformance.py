@@ -9,7 +9,7 @@ import torch
 
 from spikecore.backend import Spec
 from spikecore.lang import Program
-from spikecore.testing import TIERS, BackendConformance
+from spikecore.testing import DEFAULT_TIERS, TIERS, BackendConformance
 from spikecore.testing.loopback import installed
 from spikecore_ipu import backend
 from spikecore_ipu.emulator.trace import traced
@@ -66,3 +66,6 @@ class TestTraced(BackendConformance):
     """What PopTorch compiles has the values and the gradients of the equations."""
 
     backend = "ipu_traced"
+    # each call records a graph, which takes minutes for the generated tier; random programs are compiled in
+    # tests/unit/test_random_programs.py
+    tiers = tuple(tier for tier in DEFAULT_TIERS if tier != "generated")
