@@ -260,6 +260,11 @@ def _rounding(actual: Array, expected: Array, wrong: Array, tolerance: Tolerance
     if (e.astype(np.float32) == a).all():
         return "the values are the right ones rounded to float32: float64 input has float64 state and arithmetic"
     ulp = max(float(x) for x in off / np.spacing(np.abs(e).astype(np.float32)).astype(float))
+    if (a.astype(np.float32) != a).any() and (off > 1000 * np.spacing(np.abs(e))).any():
+        return (
+            f"float64 values are off by what float32 rounds ({math.ceil(ulp)} ulp of float32 at most): something on "
+            "the way is float32, such as a parameter that is a number, or a constant"
+        )
     return (
         f"the differences are of the size of rounding ({math.ceil(ulp)} ulp of float32 at most): keep to source order, "
         "contract nothing (FMA), and divide where the source divides"

@@ -36,14 +36,14 @@ def add_to(cases: Collection) -> None:
             needs = _MANY if edge.arity > 1 else ()
             if group != "surrogates":
                 cases.add(
-                    f"edges/{edge.name}",
+                    f"edges/{edge.name.lower()}",
                     "edges",
                     "this operation has its value at NaN, infinities, zeros, subnormals, ties and large numbers",
                     partial(value, **which),
                     needs,
                 )
                 cases.add(
-                    f"edges/{edge.name}-float64",
+                    f"edges/{edge.name.lower()}-float64",
                     "edges",
                     "and so it has in float64, gradients included where they are declared",
                     partial(double, **which),
@@ -52,7 +52,7 @@ def add_to(cases: Collection) -> None:
                 )
             for kind, holds in _GRADIENTS.items():
                 cases.add(
-                    f"edges/{edge.name}-{kind}",
+                    f"edges/{edge.name.lower()}-{kind}",
                     "edges",
                     holds,
                     partial(gradient, kind=kind, **which),

@@ -238,6 +238,6 @@ def _(made, x):
     return _Skipped.apply(x, made.detach(), 0.5 / made.detach()) if x.requires_grad else made
 
 
-@wrong("SurrogateCutOff", "spike", "A surrogate is 0 beyond 1.25.", call(lif()), "edges/surrogate-ATan-gradient")
+@wrong("SurrogateCutOff", "spike", "A surrogate is 0 beyond 1.25.", call(lif()), "edges/surrogate-atan-gradient")
 def _(made, u, *values):
     return torch.where(u.abs() > 1.25, made.detach(), made)
