@@ -108,13 +108,6 @@ def backward_without_graph(backend: str) -> object:
     return False
 
 
-def checkpointed(backend: str) -> object:
-    """Activation checkpointing."""
-    x = drawn((6, 3, 5)).requires_grad_()
-    torch.utils.checkpoint.checkpoint(sc.LIF(backend=backend), x, use_reentrant=False).sum().backward()
-    return x.grad
-
-
 @mutant("sequences/in-place-input", shows=overwritten(lambda backend: Gated(backend=backend), "input"))
 class InputChangedUnnoticed(Unnoticed):
     """Backward reads the input as it is by then."""
@@ -193,11 +186,3 @@ class SavesBesideAutograd(Tape):
 @mutant("sequences/freed-after-backward", shows=backward_without_graph)
 class GraphNeverFreed(SavesBesideAutograd):
     """A second backward pass through a graph that was not kept is let through."""
-
-
-@mutant("robust/checkpoint", raises=True, shows=checkpointed)
-class UnpacksTwice(Tape):
-    """Backward asks for its saved tensors twice."""
-
-    def kept(self, ctx):
-        return super().kept(ctx) if ctx.saved_tensors else None
