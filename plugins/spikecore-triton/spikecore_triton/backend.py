@@ -11,6 +11,7 @@ from torch import Tensor
 from spikecore.backend import BackendError
 from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry, KernelBackend, Launch
 from spikecore.locking import Lock
+from spikecore.testing.expected import ExpectedFailure
 from spikecore_triton import CAPABILITIES, INTERPRETED
 from spikecore_triton.compiler import compiled, options
 from spikecore_triton.source import BACKWARD_GROUPS, FORWARD_GROUPS, print_kernel
@@ -21,6 +22,9 @@ _here: ContextManager[Any] = nullcontext()
 #: Finds the value of an argument among the sizes and the groups of tensors of a launch.
 Finder = Callable[[Geometry, Sequence[Any]], Any]
 
+_FREED = ("inference", "unused", "after-backward", "gradients")
+_CYCLES = ExpectedFailure("Triton's interpreter keeps memory in reference cycles", match="is still held, with Python's")
+
 
 class TritonBackend(KernelBackend):
     """Compiles every program for the GPU.
@@ -30,6 +34,9 @@ class TritonBackend(KernelBackend):
 
     name = "triton"
     capabilities = CAPABILITIES
+    #: Triton's interpreter moves tensors by two functions that refer to themselves, and so to memory they saw, until
+    #: Python's collector comes. Kernels on a GPU hold none.
+    expected_failures = {f"sequences/freed-{case}": _CYCLES for case in _FREED} if INTERPRETED else {}
     chunk = CHUNK
 
     def forward(self, plan: ForwardPlan) -> Launch:

@@ -90,6 +90,9 @@ def _memories(**named: Any) -> Dict[str, StorageWeakRef]:
 
 
 def _gone(s: Subject, memories: Dict[str, StorageWeakRef], when: str) -> None:
+    # torch runs a backward pass on another device in a thread of its own, which may hold results of the last one a
+    # moment longer than that takes; it drops them before it begins the next
+    torch.ones((), device=s.context.device, requires_grad=True).clone().backward()
     alive = [name for name, memory in memories.items() if not memory.expired()]
     if alive:
         raise Mismatch(

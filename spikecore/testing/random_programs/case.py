@@ -81,7 +81,8 @@ def rounded(values: Any, dtype: str) -> Array:
         return np.asarray(values.astype(np.float16).astype(np.float32))
     if dtype == "bfloat16":
         bits = values.view(np.uint32).astype(np.uint64)
-        bits = (bits + 0x7FFF + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16) << np.uint64(16)
+        # every number is a uint64: older NumPy makes float64 of a 0-d uint64 and a Python int
+        bits = (bits + np.uint64(0x7FFF) + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16) << np.uint64(16)
         return np.asarray(bits.astype(np.uint32).view(np.float32).reshape(values.shape))
     return np.asarray(values)
 
