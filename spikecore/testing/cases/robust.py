@@ -60,7 +60,7 @@ def large(context: Context) -> None:
     s = Subject(context, "lif", "none", shape=(3, 7))
     x = np.outer([1.0, -0.5, 0.25], [1e30, -1e30, 1e37, 1e-30, -1e-30, 1e-37, 1e4])
     s.inputs = (x,)
-    right = run(s.twin, [np.float32(x)], s.params, dtype=np.float32)
+    right = run(s.twin, [np.asarray(x, np.float32)], s.params, dtype=np.float32)
     output, final = s.neuron.run(context.tensor(x))
     same("spikes", s.of, as_array(output), right.outputs[0], tested=right.tested)
     s.check_states(final, right.final, "final state", exact=True)
