@@ -64,18 +64,19 @@ def _said(report: Any) -> Dict[str, Any]:
 
 
 class _Watch:
-    """Collects the results of conformance cases, by backend."""
+    """Collects the results of conformance cases, by backend and test class: two classes may be of two devices."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.seen: Dict[str, List[Dict[str, Any]]] = {}
+        self.seen: Dict[Tuple[str, str], List[Dict[str, Any]]] = {}
         self.missing: List[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """One case more."""
         said = dict(_said(report))
         if report.when == "call" and said:
-            self.seen.setdefault(said.pop("backend"), []).append({**said, "seconds": report.duration})
+            key = said.pop("backend"), report.nodeid.rpartition("::")[0]
+            self.seen.setdefault(key, []).append({**said, "seconds": report.duration})
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -87,12 +88,15 @@ class _Watch:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _passed(self, name: str) -> bool:
-        return any(said["tier"] == "core" and said["outcome"] == "passed" for said in self.seen.get(name, ()))
+        every = [said for (backend, _), results in self.seen.items() if backend == name for said in results]
+        return any(said["tier"] == "core" and said["outcome"] == "passed" for said in every)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """The verdicts, and what is missing."""
-        for name, results in sorted(self.seen.items()):
-            terminalreporter.write_line(f"spikecore: backend {name!r}: {_verdict(results)}")
+        backends = [name for name, _ in self.seen]
+        for (name, place), results in sorted(self.seen.items()):
+            where = f" ({place})" if backends.count(name) > 1 else ""
+            terminalreporter.write_line(f"spikecore: backend {name!r}{where}: {_verdict(results)}")
         for name in self.missing:
             terminalreporter.write_line(
                 f"spikecore: backend {name!r} is required, and none of its core conformance cases passed", red=True

@@ -12,6 +12,7 @@ Rules of this module:
 from __future__ import annotations
 
 from collections import deque
+from functools import lru_cache
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, Container, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Sequence, Tuple
 
@@ -183,10 +184,17 @@ def _part(value: Any, within: Dict[int, Any]) -> Any:
 def _attributes(value: Any) -> Iterator[Tuple[str, Any]]:
     """The attributes of an object itself, those in ``__slots__`` included."""
     yield from getattr(value, "__dict__", {}).items()
-    for base in type(value).__mro__:
-        for name, member in vars(base).items():
-            if isinstance(member, MemberDescriptorType) and hasattr(value, name):
-                yield name, getattr(value, name)
+    kind: Any = type(value)
+    for name in _slots(kind):
+        if hasattr(value, name):
+            yield name, getattr(value, name)
+
+
+@lru_cache(maxsize=256)
+def _slots(kind: Any) -> Tuple[str, ...]:
+    """Names of the attributes that objects of a class hold without a dict; a class does not gain any."""
+    named = ((name, member) for base in kind.__mro__ for name, member in vars(base).items())
+    return tuple(name for name, member in named if isinstance(member, MemberDescriptorType))
 
 
 def _memory(value: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, Callable, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from spikecore.backend import BackendError, ParamValue, Runner, Spec, Tensors, Unsupported, by_call
 from spikecore.kernels.again import Again, Instead
@@ -31,6 +32,14 @@ from spikecore.lang.plain import (
     is_plain,
     is_transforming,
 )
+
+#: A tensor of another type, be it a state or a parameter, goes through torch's dispatcher, which knows what it is.
+#: A FakeTensor beside a plain input stands for no values, and is refused as a tensor without memory.
+_PLAIN = frozenset((*PLAIN, FakeTensor))
+
+
+def _plain(tensors: Tensors) -> bool:
+    return _PLAIN.issuperset([type(tensor) for tensor in tensors])
 
 
 class KernelRunner:
@@ -79,6 +88,8 @@ class KernelRunner:
         if len(inputs) > 1 or not (is_plain(x) and x.numel() and x.is_contiguous()):
             return by_call(self, inputs, state, params)
         call, tensors = self._call(inputs, state, params, (), x.shape)
+        if not _plain(tensors):
+            return by_call(self, inputs, state, params)
         if torch.is_grad_enabled() and True in [tensor.requires_grad for tensor in tensors]:
             results: Sequence[Tensor] = _Once.apply(self.execution, self.instead, call, *tensors)
         else:
@@ -111,7 +122,7 @@ class KernelRunner:
     def _cross(self, call: Call, tensors: Tensors) -> Sequence[Tensor]:
         self._refuse(tensors)
         save = torch.is_grad_enabled() and True in [tensor.requires_grad for tensor in tensors]
-        if is_compiling() or type(tensors[0]) not in PLAIN or dispatch_modes():
+        if is_compiling() or dispatch_modes() or type(tensors[0]) not in PLAIN or not _plain(tensors):
             return run_registered(self.key, call, tensors, save)
         if save:
             crossed: Sequence[Tensor] = _Boundary.apply(self.execution, self.instead, call, *tensors)

@@ -61,6 +61,14 @@ class Case:
     computes: bool = True
 
 
+class Undeclared(Exception):
+    """Raised by a case that draws what it does: this takes capabilities that are not declared, and was refused."""
+
+    def __init__(self, lacks: Sequence[str], refusal: object) -> None:
+        super().__init__(str(refusal))
+        self.lacks = tuple(lacks)
+
+
 class Collection:
     """Cases by id, in the order they were made."""
 

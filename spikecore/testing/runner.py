@@ -20,7 +20,7 @@ import torch
 
 from spikecore.backend import Backend, BackendInfo, Capabilities, Unsupported
 from spikecore.registry import default_registry
-from spikecore.testing.case import Case, Collection
+from spikecore.testing.case import Case, Collection, Undeclared
 from spikecore.testing.cases import CASES
 from spikecore.testing.compare import Mismatch
 from spikecore.testing.context import Context, Witness, check_device, choose_device, device_name
@@ -94,6 +94,8 @@ def run_case(case: Case, bench: Bench, expected: Optional[Excuse] = None) -> Res
     failure: Optional[Failure] = None
     try:
         outcome, message = _refused(case, bench, lacks, seeds) if lacks else _held(case, bench, seeds)
+    except Undeclared as error:
+        outcome, message, lacks = "unsupported", str(error), error.lacks
     except Mismatch as error:
         failure = Failure(REFUSAL if isinstance(error, Refused) else DIFFERENCE, str(error))
         outcome, message = "failed", f"{error}\n{again(bench, case.id)}"

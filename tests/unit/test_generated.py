@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from spikecore.backend import Capabilities
 from spikecore.cli import app
-from spikecore.testing import CASES
+from spikecore.testing import CASES, check_backend
 from spikecore.testing.generated import cases, covering
 from spikecore.testing.generated.factors import FACTORS
 from spikecore.testing.generated.make import case_of
 from spikecore.testing.generated.row import SIMPLEST, Row, parse
 from spikecore.testing.generated.shrink import shrunk
+from spikecore.testing.loopback import Loopback, installed
 
 REMADE = (
     "SPIKECORE_SEED=1 python -c 'from spikecore.testing.generated import cases, covering; "
@@ -226,3 +228,18 @@ class TestShrinking:
         )
         assert not found.done
         assert "time ended before every factor was tried" in str(found)
+
+
+def test_a_random_program_that_is_refused_is_no_pass():
+    """Most take what a poor backend does not declare; such a case counts as unsupported, with what is lacking."""
+
+    class Poor(Loopback):
+        name = "poor"
+        capabilities = Capabilities(float32=True, gradients=True)
+
+    with installed(Poor):
+        results = check_backend("poor", cases=["generated/programs-0*"])
+    refused = [result for result in results if result.outcome == "unsupported"]
+    assert refused
+    assert all(result.lacking and "does not support" in result.message for result in refused)
+    assert {result.outcome for result in results} <= {"passed", "unsupported"}

@@ -202,3 +202,14 @@ def test_a_backward_kernel_that_numba_cannot_compile_is_the_references(monkeypat
     assert len(caught) == 1
     assert "'torch' computes instead of 'numba', which was chosen automatically" in str(caught[0].message)
     assert all(map(torch.equal, found, gradients("torch")))
+
+
+def test_a_parameter_that_stands_for_other_tensors() -> None:
+    """Beside a plain input it goes through torch's dispatcher, which knows what it is; kernels saw no memory."""
+    two = pytest.importorskip(
+        "torch.testing._internal.two_tensor", reason="torch before 2.4 has no TwoTensor"
+    ).TwoTensor
+    tau, x = torch.full((3,), 2.5), data(4, 2, 3)
+    expected = sc.LIF(tau=tau, backend="torch")(x)
+    found = sc.LIF(tau=two(tau, tau.clone()), backend="numba")(x)
+    assert torch.equal(getattr(found, "a", found), expected)

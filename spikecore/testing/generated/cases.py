@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import List, Optional, Tuple
 
 from spikecore.backend import Unsupported
-from spikecore.testing.case import Case, Collection
+from spikecore.testing.case import Case, Collection, Undeclared
 from spikecore.testing.compare import Mismatch
 from spikecore.testing.context import Context
 from spikecore.testing.generated import covering
@@ -98,9 +98,9 @@ def _program(context: Context, seed: int, k: int) -> None:
     lacks = [name for name in _needs(case) if not context.declares(name)]
     try:
         compare_all(case, context.name, str(context.device))
-    except Unsupported:
+    except Unsupported as error:
         if lacks:
-            return
+            raise Undeclared(lacks, error) from error
         raise
     except Mismatch as error:
         raise Mismatch(f"{error}{told(case, context.name, False)}") from error
