@@ -215,17 +215,6 @@ class OneBufferForGradients(Tape):
         return made
 
 
-@mutant("sequences/many-sizes", shows=refilled_input)
-class ResultsKeptByAddress(Loop):
-    """The result is kept by address and shape of the input, not by what is in it."""
-
-    def __call__(self, inputs, state, params, record):
-        self.made = getattr(self, "made", {})
-        key = (inputs[0].data_ptr(), inputs[0].shape, record, state is None)
-        made = super().__call__(inputs, state, params, record)
-        return made if any(x.requires_grad for x in inputs) or state else self.made.setdefault(key, made)
-
-
 @mutant("sequences/two-calls-learnt", "sequences/optimiser-scalar", shows=steps_by_zero_grad)
 class SumOfGradientsNotCleared(Tape):
     """The sum of a parameter's gradient goes on from that of the last backward pass."""
