@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from spikecore.backend import Capabilities
 from spikecore.cli import app
 from spikecore.testing import CASES, check_backend
-from spikecore.testing.generated import cases, covering
+from spikecore.testing.generated import cases, covering, shrink
 from spikecore.testing.generated.factors import FACTORS
 from spikecore.testing.generated.make import case_of
 from spikecore.testing.generated.row import SIMPLEST, Row, parse
@@ -221,11 +221,10 @@ class TestShrinking:
 
         assert str(shrunk(row, fails, "values").row) == "dtype=float16,seed=1"
 
-    def test_time_is_bounded(self):
+    def test_time_is_bounded(self, monkeypatch):
         """When it is over, the row so far is given, and that it may not be the simplest."""
-        found = shrunk(
-            parse("T=33,dtype=float16,seed=1"), lambda row: ("values", AssertionError("wrong")), "values", 0.0
-        )
+        monkeypatch.setattr(shrink, "SECONDS", 0.0)
+        found = shrunk(parse("T=33,dtype=float16,seed=1"), lambda row: ("values", AssertionError("wrong")), "values")
         assert not found.done
         assert "time ended before every factor was tried" in str(found)
 

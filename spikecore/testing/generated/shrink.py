@@ -46,12 +46,12 @@ class Shrunk:
         return f"{what}\n  row: {self.row} ({self.tried} simpler rows were tried{ends})"
 
 
-def shrunk(row: Row, failure: Failure, kind: str, seconds: float = SECONDS) -> Shrunk:
+def shrunk(row: Row, failure: Failure, kind: str) -> Shrunk:
     """Move factor by factor to the simplest level with which the row still fails with a failure of this kind."""
     started = time.process_time()
     found = Shrunk(row)
     failure = lru_cache(maxsize=None)(failure)
-    until = started + min(seconds, ALTOGETHER - sum(_spent))
+    until = started + min(SECONDS, ALTOGETHER - sum(_spent))
     moved = True
     while moved and found.done:
         moved = sum(_simpler(found, name, failure, kind, until) for name in ORDER) > 0
