@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from spikecore.backend import BackendError, ParamValue, Runner, Unsupported
-from spikecore.kernels.execution import Call, Execution
+from spikecore.kernels.arguments import Call
+from spikecore.kernels.execution import Execution
 
 #: Gives the runner of another backend for the error of this one; None where this one was asked for by name.
 Instead = Optional[Callable[[BackendError], Runner]]
@@ -97,7 +98,7 @@ class Again(NamedTuple):
 
     def _results(self, runner: Runner, tensors: Sequence[Tensor]) -> Tuple[Tensor, ...]:
         execution, call = self.execution, self.call
-        n, m = execution.n_inputs, execution.n_inputs + (execution.n_states if call.given else 0)
+        n, m = execution.arguments.n_inputs, execution.arguments.n_moving(call)
         each = iter(tensors[m:])
         params: Tuple[ParamValue, ...] = tuple(next(each) if p is None else p for p in call.numbers)
         outputs, final, trace = runner(

@@ -1,7 +1,7 @@
 """From plain tensors to two launches: what happens behind the autograd boundary.
 
-Arguments become what kernels take (:mod:`spikecore.kernels.layout`), results are allocated, and launches are looked up
-by what a call has and wants. Nothing here is differentiable, and nothing waits for a device.
+Arguments become what kernels take (:mod:`spikecore.kernels.arguments`), results are allocated, and launches are looked
+up by what a call has and wants. Nothing here is differentiable, and nothing waits for a device.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from spikecore.backend import Spec, Tensors
+from spikecore.kernels.arguments import Arguments, Call, Channels
 from spikecore.kernels.backend import Geometry, KernelBackend, KernelParams, Launch
 from spikecore.kernels.layout import Layout, layout_of
 from spikecore.kernels.memory import not_negated, resolved
@@ -21,19 +22,6 @@ from spikecore.kernels.sized import launch_of
 from spikecore.lang import Program
 from spikecore.recent import CALLS, Recent
 
-
-class Call(NamedTuple):
-    """A call, beside its tensors: inputs, states if given, parameters that are tensors."""
-
-    record: Tuple[str, ...]
-    #: Whether the initial states are among the tensors.
-    given: bool
-    #: The parameters that are numbers; None where a tensor stands.
-    numbers: Tuple[Optional[float], ...]
-
-
-#: The sizes and tensors of a call as kernels take them: geometry, inputs, initial states, parameters.
-Prepared = Tuple[Geometry, Tensors, Tensors, KernelParams]
 #: Checkpoints, then the cotangents that arrive: of outputs, final states and recorded states.
 Arrays = Tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]
 
@@ -54,10 +42,9 @@ class Execution:
 
     def __init__(self, backend: KernelBackend, program: Program, spec: Spec) -> None:
         self.backend, self.program, self.spec = backend, program, spec
-        self.n_inputs, self.n_states = len(program.inputs), len(program.states)
+        self.arguments = Arguments(program, spec)
         self.n_outputs = len(program.outputs)
-        self.n_final = self.n_states if spec.final else 0
-        self.tensor_params = tuple(i for i, kind in enumerate(spec.params) if kind != "number")
+        self.n_final = len(program.states) if spec.final else 0
         self._forwards: Recent[Any, Launch] = Recent(CALLS)
         self._backwards: Recent[Any, Gradients] = Recent(CALLS)
         self._saved: Dict[bool, int] = {}
@@ -68,12 +55,12 @@ class Execution:
         """Outputs, final states, recorded states and, for backward, checkpoints."""
         tensors = resolved(tensors)
         x = tensors[0]
-        if x.numel() and x.is_contiguous() and self.n_inputs == 1 and not call.record:
+        if x.numel() and x.is_contiguous() and self.arguments.n_inputs == 1 and not call.record:
             return self._forward_dense(call, x, tensors, x.shape[0], save)
         layout = layout_of(x)
         results = self.results(call, layout, x, save)
         if results[0].numel():
-            geometry, inputs, state, params = self._prepared(call, tensors, layout)
+            geometry, inputs, state, params = self.arguments.prepared(call, tensors, layout)
             n, m = self.n_outputs, self.n_outputs + self.n_final
             k = m + len(call.record)
             launch = self._forward_launch(call, len(results) > k)
@@ -95,7 +82,7 @@ class Execution:
         saved: Sequence[Tensor] = ()
         state: Sequence[Tensor] = ()
         params: KernelParams = call.numbers  # type: ignore[assignment]  # no None if no tensor
-        channels: Tuple[Tuple[int, int], ...] = ()
+        channels: Channels = ()
         if self.n_final:
             shape = x.shape[1:]
             final = [x.new_empty(shape, dtype=self.spec.compute) for _ in range(self.n_final)]
@@ -105,10 +92,10 @@ class Execution:
             saved = [torch.empty(size, dtype=self.spec.compute, device=x.device) for _ in range(self._n_saved(call))]
             results = [*results, *saved]
         if len(tensors) > 1:
-            moving = self._n_moving(call)
+            moving = self.arguments.n_moving(call)
             state = [value if value.is_contiguous() else value.contiguous() for value in tensors[1:moving]]
-            if self.tensor_params:
-                params, channels = self._params(call, tensors[moving:], Layout(tuple(x.shape)[1:], None))
+            if self.arguments.tensor_params:
+                params, channels = self.arguments.params(call, tensors[moving:], Layout(tuple(x.shape)[1:], None))
         launch = self._forward_launch(call, bool(saved))
         launch(Geometry(steps, x.numel() // steps, channels), (x,), state, params, outputs, final, (), saved)
         return results
@@ -180,7 +167,7 @@ class Execution:
     ) -> Tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
         """Gradients of inputs, of states and, in parts, of parameters."""
         grad_inputs, grad_state = self._allocated(layout, tensors[0], found)
-        sums = found.launch(*self._prepared(call, tensors, layout), *arrays, grad_inputs, grad_state)
+        sums = found.launch(*self.arguments.prepared(call, tensors, layout), *arrays, grad_inputs, grad_state)
         return grad_inputs, grad_state, sums if found.learn else ()
 
     def _backward_alone(self, found: Gradients, call: Call, x: Tensor, checkpoints: Tensors, grad: Tensor) -> Tensor:
@@ -192,16 +179,17 @@ class Execution:
 
     def _allocated(self, layout: Layout, x: Tensor, found: Gradients) -> Tuple[List[Tensor], List[Tensor]]:
         inputs = [layout.empty_steps(x, self.spec.dtype) for wants in found.inputs if wants]
-        return inputs, [layout.empty((), x, self.spec.compute) for _ in range(self.n_states if found.state else 0)]
+        n_states = self.arguments.n_states if found.state else 0
+        return inputs, [layout.empty((), x, self.spec.compute) for _ in range(n_states)]
 
     def gradients_like(
         self, call: Call, tensors: Sequence[Tensor], wanted: Sequence[bool], layout: Layout
     ) -> List[Tensor]:
         """The wanted ones of the gradients that :meth:`backward` returns, as allocated."""
-        x, n_moving = tensors[0], self._n_moving(call)
+        x, n_moving = tensors[0], self.arguments.n_moving(call)
         results = []
         for i, (tensor, wants) in enumerate(zip(tensors, wanted)):
-            if wants and i < self.n_inputs:
+            if wants and i < self.arguments.n_inputs:
                 results.append(layout.empty_steps(x, self.spec.dtype))
             elif wants:
                 is_state = i < n_moving
@@ -213,8 +201,8 @@ class Execution:
         key = (call.record, call.given, present, tuple(wanted))
         found = self._backwards.get(key)
         if found is None:
-            n, m, moving = self.n_outputs, self.n_outputs + self.n_final, self._n_moving(call)
-            learn = tuple(i for i, wants in zip(self.tensor_params, wanted[moving:]) if wants)
+            n, m, moving = self.n_outputs, self.n_outputs + self.n_final, self.arguments.n_moving(call)
+            learn = tuple(i for i, wants in zip(self.arguments.tensor_params, wanted[moving:]) if wants)
             plan = BackwardPlan(
                 program=self.program,
                 spec=self.spec,
@@ -222,8 +210,8 @@ class Execution:
                 outputs=present[:n],
                 trace=tuple(name for name, there in zip(call.record, present[m:]) if there),
                 final=any(present[n:m]),
-                inputs=tuple(wanted[: self.n_inputs]),
-                state=any(wanted[self.n_inputs : moving]),
+                inputs=tuple(wanted[: self.arguments.n_inputs]),
+                state=any(wanted[self.arguments.n_inputs : moving]),
                 learn=tuple(self.program.params[i] for i in learn),
             )
             launch = launch_of(self.backend.backward, plan, self.backend.sizes)
@@ -256,10 +244,10 @@ class Execution:
         each = iter(grad_inputs)
         result: List[Optional[Tensor]] = [next(each) if wants else None for wants in found.inputs]
         if call.given:
-            result += grad_state if found.state else [None] * self.n_states
-        if self.tensor_params:
+            result += grad_state if found.state else [None] * self.arguments.n_states
+        if self.arguments.tensor_params:
             learnt = dict(zip(found.learn, sums))
-            for index, value in zip(self.tensor_params, tensors[self._n_moving(call) :]):
+            for index, value in zip(self.arguments.tensor_params, tensors[self.arguments.n_moving(call) :]):
                 grad = learnt.get(index)
                 result.append(None if grad is None else self._summed(index, grad, value, layout))
         return result
@@ -275,34 +263,3 @@ class Execution:
             inner, channels = layout.channels_of(value)
             return grad.reshape(-1, channels, inner).sum((0, 2)).reshape(value.shape)
         return layout.dense_in_order(grad).sum_to_size(value.shape).contiguous()
-
-    # -- arguments
-
-    def _n_moving(self, call: Call) -> int:
-        return self.n_inputs + (self.n_states if call.given else 0)
-
-    def _prepared(self, call: Call, tensors: Sequence[Tensor], layout: Layout) -> Prepared:
-        x = tensors[0]
-        n, moving = self.n_inputs, self._n_moving(call)
-        params: KernelParams = call.numbers  # type: ignore[assignment]  # no None if no tensor
-        channels: Tuple[Tuple[int, int], ...] = ()
-        if self.tensor_params:
-            params, channels = self._params(call, tensors[moving:], layout)
-        inputs = tuple([layout.fit_steps(value) for value in tensors[:n]])
-        state = tuple([layout.fit(value) for value in tensors[n:moving]])
-        return Geometry(x.shape[0], x.numel() // x.shape[0], channels), inputs, state, params
-
-    def _params(
-        self, call: Call, tensors: Sequence[Tensor], layout: Layout
-    ) -> Tuple[KernelParams, Tuple[Tuple[int, int], ...]]:
-        placed: List[Any] = list(call.numbers)
-        channels = [(0, 0)] * len(placed)
-        for index, value in zip(self.tensor_params, tensors):
-            kind = self.spec.params[index]
-            if kind == "channel":
-                channels[index] = layout.channels_of(value)
-                value = value.reshape(-1).contiguous()
-            elif kind == "full":
-                value = layout.fit(value.expand(layout.shape))
-            placed[index] = value
-        return tuple(placed), tuple(channels)

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from spikecore.backend import Unsupported
-from spikecore.kernels.execution import Call, Execution
+from spikecore.kernels.arguments import Call
+from spikecore.kernels.execution import Execution
 from spikecore.kernels.layout import Layout, layout_of
 from spikecore.locking import Lock
 from spikecore.recent import RUNNERS, Recent

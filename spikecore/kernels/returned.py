@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from spikecore.backend import BackendError, Tensors
-from spikecore.kernels.execution import Arrays, Call, Execution, Gradients, Prepared
+from spikecore.kernels.arguments import Call, Prepared
+from spikecore.kernels.execution import Arrays, Execution, Gradients
 from spikecore.kernels.layout import Layout, layout_of
 from spikecore.kernels.memory import resolved
 
@@ -36,7 +37,7 @@ class ReturningExecution(Execution):
         layout = layout_of(x)
         if not x.numel():
             return self.results(call, layout, x, save)
-        flat = self._flat(self._prepared(call, tensors, layout))
+        flat = self._flat(self.arguments.prepared(call, tensors, layout))
         steps, neurons, _ = flat[0]
         chunk, compute = self.backend.chunk, self.spec.compute
         kept = (steps - 1) // chunk if save and chunk else 0
@@ -63,7 +64,7 @@ class ReturningExecution(Execution):
     ) -> Tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
         """Gradients of inputs, of states and of parameters; ``arrays`` are checkpoints and cotangents."""
         x = tensors[0]
-        flat = self._flat(self._prepared(call, tensors, layout))
+        flat = self._flat(self.arguments.prepared(call, tensors, layout))
         steps, neurons, _ = flat[0]
         checkpoints, outputs, final, trace = arrays
         late = [
@@ -74,10 +75,11 @@ class ReturningExecution(Execution):
         ]
         groups = found.launch(*flat, *late)
         compute = self.spec.compute
+        n_states = self.arguments.n_states if found.state else 0
         uniform = [self.spec.params[index] == "scalar" for index in found.learn]
         expected: List[List[Expected]] = [
             [(f"gradient of input {i}", (steps, neurons), self.spec.dtype) for i in range(sum(found.inputs))],
-            [(f"gradient of state {i}", (neurons,), compute) for i in range(self.n_states if found.state else 0)],
+            [(f"gradient of state {i}", (neurons,), compute) for i in range(n_states)],
             [(f"gradient of parameter {self.program.params[i]}", None if one else (neurons,), compute)
              for i, one in zip(found.learn, uniform)],
         ]  # fmt: skip
@@ -97,7 +99,7 @@ class ReturningExecution(Execution):
         geometry, inputs, state, params = prepared
         n = geometry.neurons
         placed: List[Any] = list(params)
-        for index in self.tensor_params:
+        for index in self.arguments.tensor_params:
             value = placed[index]
             placed[index] = value.reshape(()) if self.spec.params[index] == "scalar" else _row(value, value.numel())
         return geometry, tuple([_rows(x, n) for x in inputs]), tuple([_row(s, n) for s in state]), tuple(placed)

@@ -16,8 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from spikecore.backend import BackendError, ParamValue, Runner, Spec, Tensors, Unsupported, by_call
 from spikecore.kernels.again import Again, Instead
+from spikecore.kernels.arguments import Call
 from spikecore.kernels.backend import KernelBackend
-from spikecore.kernels.execution import Call, Execution
+from spikecore.kernels.execution import Execution
 from spikecore.kernels.layout import Layout
 from spikecore.kernels.registered import key_of, register, run_registered
 from spikecore.kernels.returned import ReturningExecution
@@ -106,14 +107,14 @@ class KernelRunner:
         shape: torch.Size,
     ) -> Tuple[Call, Tensors]:
         """A call and its tensors; ``shape`` is that of one time step."""
-        if self.execution.tensor_params:
+        if self.execution.arguments.tensor_params:
             # once for the kernel and the first state: two gradients of a 16-bit parameter are then added in float32
             compute = self.spec.compute
             params = tuple([value.to(compute) if isinstance(value, Tensor) else value for value in params])
         if state is None and self.learnt_rest:
             state = self._at_rest(inputs[0].device, shape, params)
         tensors = inputs if state is None else (*inputs, *state)
-        if not self.execution.tensor_params:
+        if not self.execution.arguments.tensor_params:
             return Call(record, state is not None, params), tensors  # type: ignore[arg-type]  # numbers all
         tensors = (*tensors, *[value for value in params if isinstance(value, Tensor)])
         numbers = tuple([None if isinstance(value, Tensor) else value for value in params])
@@ -192,7 +193,7 @@ class _Once(_Boundary):
     @staticmethod
     def backward(ctx: Any, *grads: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
         ctx._spikecore_passed = True
-        n, m = ctx.context[0].n_inputs, ctx.context[0].n_outputs
+        n, m = ctx.context[0].arguments.n_inputs, ctx.context[0].n_outputs
         found = _derived(ctx, _timed(ctx.saved_tensors, n), _timed(grads, m))
         inputs = [None if grad is None else grad.squeeze(0) for grad in found[:n]]
         return (None, None, None, *inputs, *found[n:])
