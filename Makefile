@@ -6,6 +6,8 @@ TORCH ?= torch
 VENV ?= .venv
 EXTRAS ?= dev
 ARGS ?=
+# What ran must be what this page says. It is made where neurons compile, from torch 2.6 on: SUPPORT= for an older one.
+SUPPORT ?= --spikecore-support '$(CURDIR)/docs/support.md'
 
 # The oldest Python and torch there is support for.
 FLOOR_PYTHON ?= python3.8
@@ -52,13 +54,13 @@ demo: $(NUMBA_INSTALLED)
 	@SPIKECORE_BACKEND="$${SPIKECORE_BACKEND-$$(cat $(NUMBA_INSTALLED))}" $(BIN)/python examples/digits.py $(ARGS)
 
 test: $(INSTALLED)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(SUPPORT) $(ARGS)
 
 # Most of the time is compilation, which every core can share. Triton's kernels run in its interpreter where there is no
 # GPU; that they compile for one takes minutes more (tests/test_compiled.py).
 test-plugins: $(NUMBA_INSTALLED) $(TRITON_INSTALLED)
 	@test -s $(NUMBA_INSTALLED)
-	@cd plugins/spikecore-numba && $(abspath $(BIN))/python -m pytest -n auto $(ARGS)
+	@cd plugins/spikecore-numba && $(abspath $(BIN))/python -m pytest -n auto $(SUPPORT) $(ARGS)
 	@cd plugins/spikecore-triton && $(abspath $(BIN))/python -m pytest -n auto --ignore tests/test_compiled.py $(ARGS)
 
 test-kernels: $(NVRTC_INSTALLED)
@@ -81,7 +83,7 @@ test-floor:
 	    echo '    uv python install 3.8 && make test-floor FLOOR_PYTHON="$$(uv python find 3.8)"'; \
 	    echo '    apt install python3.8 python3.8-venv      (Ubuntu 20.04)'; exit 1; }
 	@$(MAKE) --no-print-directory test VENV=.venv-floor EXTRAS=testing,train \
-	    PYTHON='$(FLOOR_PYTHON)' TORCH='$(FLOOR_TORCH)' ARGS='$(ARGS)'
+	    PYTHON='$(FLOOR_PYTHON)' TORCH='$(FLOOR_TORCH)' SUPPORT= ARGS='$(ARGS)'
 
 clean:
 	rm -rf build dist *.egg-info backends/*.egg-info .mypy_cache .pytest_cache .ruff_cache

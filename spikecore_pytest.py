@@ -5,19 +5,31 @@ cases ran: their verdict is spikecore's.
 
 ``SPIKECORE_REQUIRE=mine,other``, or ``--spikecore-require=mine,other``: a backend that is not usable here is a failure
 instead of a skip, and so is a run in which none of its core cases passed.
+
+``--spikecore-support=docs/support.md``: after the run, the column of each backend whose cases all ran is compared with
+what they say; a difference is a failure. A page that is made from results cannot become old unseen, and no case runs
+twice for it.
 """
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any, Dict, Generator, List, Optional, Tuple
 
 import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--spikecore-require``."""
-    parser.getgroup("spikecore").addoption(
+    """``--spikecore-require`` and ``--spikecore-support``."""
+    group = parser.getgroup("spikecore")
+    group.addoption(
+        "--spikecore-support",
+        default=None,
+        metavar="PAGE",
+        help="the support table that `spikecore conformance --write-support` made, to compare with what ran",
+    )
+    group.addoption(
         "--spikecore-require",
         default="",
         metavar="NAMES",
@@ -26,7 +38,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Watch the run: what passed, and whether that is all that is required."""
+    """Watch the run: what passed, and whether that is all that is required.
+
+    Raises ``pytest.UsageError`` for a support table that there is not.
+    """
+    page = config.getoption("spikecore_support")
+    if page and not Path(page).is_file():
+        raise pytest.UsageError(
+            f"--spikecore-support: there is no file {page!r}; "
+            f"make it with `spikecore conformance --write-support {page}`"
+        )
     config.pluginmanager.register(_Watch(config), "spikecore-watch")
 
 
@@ -64,46 +85,74 @@ def _said(report: Any) -> Dict[str, Any]:
 
 
 class _Watch:
-    """Collects the results of conformance cases, by backend and test class: two classes may be of two devices."""
+    """Collects the results of conformance cases, by backend, device and test class."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.seen: Dict[Tuple[str, str], List[Dict[str, Any]]] = {}
+        self.seen: Dict[Tuple[str, str, str], List[Dict[str, Any]]] = {}
         self.missing: List[str] = []
+        #: Backend -> what its column of the support table lacks; None where it lacks nothing.
+        self.columns: Dict[str, Optional[str]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """One case more."""
         said = dict(_said(report))
         if report.when == "call" and said:
-            key = said.pop("backend"), report.nodeid.rpartition("::")[0]
+            key = said.pop("backend"), report.nodeid.rpartition("::")[0], said.pop("device")
             self.seen.setdefault(key, []).append({**said, "seconds": report.duration})
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Fail the run if a required backend was not tested."""
+        """Fail the run if a required backend was not tested, or the support table says otherwise."""
         if session.config.option.collectonly or hasattr(session.config, "workerinput"):
             return
         self.missing = [name for name in _required(self.config) if not self._passed(name)]
-        if self.missing and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        self.columns = dict(_columns(self.config.getoption("spikecore_support"), self.seen))
+        failed = bool(self.missing) or any(self.columns.values())
+        if failed and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _passed(self, name: str) -> bool:
-        every = [said for (backend, _), results in self.seen.items() if backend == name for said in results]
+        every = [said for (backend, *_), results in self.seen.items() if backend == name for said in results]
         return any(said["tier"] == "core" and said["outcome"] == "passed" for said in every)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """The verdicts, and what is missing."""
-        backends = [name for name, _ in self.seen]
-        for (name, place), results in sorted(self.seen.items()):
+        backends = [name for name, *_ in self.seen]
+        for (name, place, _), results in sorted(self.seen.items()):
             where = f" ({place})" if backends.count(name) > 1 else ""
             terminalreporter.write_line(f"spikecore: backend {name!r}{where}: {_verdict(results)}")
+        for name, stale in sorted(self.columns.items()):
+            page = self.config.getoption("spikecore_support")
+            terminalreporter.write_line(f"spikecore: {stale or f'{page} says of {name} what ran'}", red=bool(stale))
         for name in self.missing:
             terminalreporter.write_line(
                 f"spikecore: backend {name!r} is required, and none of its core conformance cases passed", red=True
             )
 
 
-def _verdict(results: List[Dict[str, Any]]) -> str:
-    from spikecore.testing import Result, judge
+def _results(said: List[Dict[str, Any]]) -> List[Any]:
+    from spikecore.testing import Result
 
-    return str(judge(Result(**{**said, "lacking": tuple(said["lacking"])}) for said in results))
+    return [Result(**{**one, "lacking": tuple(one["lacking"])}) for one in said]
+
+
+def _verdict(said: List[Dict[str, Any]]) -> str:
+    from spikecore.testing import judge
+
+    return str(judge(_results(said)))
+
+
+def _columns(
+    page: Optional[str], seen: Dict[Tuple[str, str, str], List[Dict[str, Any]]]
+) -> Generator[Tuple[str, Optional[str]], None, None]:
+    """Backend -> what its column of the page lacks, of those that the page has and whose cases all ran."""
+    if not page or not seen:
+        return
+    from spikecore.testing import support
+
+    known = support.read(Path(page).read_text(encoding="utf-8"))
+    for (name, _, device), said in seen.items():
+        results = _results(said)
+        if name in known and support.complete(results):
+            yield name, support.stale(page, name, results, device)

@@ -60,8 +60,9 @@ class BackendConformance:
 
     def test_case(self, case: Case, request: Any) -> None:
         """The case holds; or fails as expected; or asks for something undeclared, which is refused."""
-        result = _session(self, request).run(case)
-        _tell(request.node, self.backend, result)
+        session = _session(self, request)
+        result = session.run(case)
+        _tell(request.node, self.backend, result, session.bench.device)
         if result.outcome == "xfailed":
             pytest.xfail(result.message)
         if not result.ok:
@@ -69,20 +70,22 @@ class BackendConformance:
 
     def test_expected_failures(self, request: Any) -> None:
         """Every expected failure names a case and gives a reason."""
-        stale = stale_ids(_session(self, request).expected, cases_of(self.backend))
+        session = _session(self, request)
+        stale = stale_ids(session.expected, cases_of(self.backend))
         for result in stale:
-            _tell(request.node, self.backend, result)
+            _tell(request.node, self.backend, result, session.bench.device)
         if stale:
             pytest.fail("\n".join(result.message for result in stale), pytrace=False)
 
 
-def _tell(node: Any, backend: str, result: Result) -> None:
+def _tell(node: Any, backend: str, result: Result, device: str = "") -> None:
     """Leave the result for spikecore_pytest, which puts it into the report of this test.
 
     Not with ``record_property``: the schema of pytest's JUnit files has no properties at a test case, and pytest warns.
     """
     node.spikecore = {
         "backend": backend,
+        "device": device,
         "id": result.id,
         "tier": result.tier,
         "outcome": result.outcome,

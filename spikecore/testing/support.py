@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
+import torch
+
 from spikecore.backend import BackendError, BackendInfo, BackendUnavailable, Capabilities
 from spikecore.registry import default_registry
 from spikecore.testing.cases import CASES
@@ -37,7 +39,7 @@ Made by `{COMMAND}` from a run of the conformance suite; do not edit.
 """
 
 #: What the table is made from. Its rows need no more, and the whole suite runs elsewhere.
-_TIERS = ("core", "dtypes", "parameters", "state", "language", "layouts", "robust", "compile")
+TIERS = ("core", "dtypes", "parameters", "state", "language", "layouts", "robust", "compile")
 
 
 @dataclass
@@ -153,7 +155,7 @@ def make_support(have: str, names: Optional[Sequence[str]] = None) -> str:
         except BackendUnavailable:
             columns.setdefault(name, column(info, None))
             continue
-        results = check_backend(name, tiers=_TIERS)
+        results = check_backend(name, tiers=TIERS)
         for wrong in (result for result in results if not result.ok):
             raise BackendError(f"backend {name!r} does not conform: {wrong.id}: {wrong.message}")
         backend = registry.get(name, "the support table")
@@ -161,8 +163,26 @@ def make_support(have: str, names: Optional[Sequence[str]] = None) -> str:
     return render(columns)
 
 
-def is_stale(path: str, names: Optional[Sequence[str]] = None) -> Optional[str]:
-    """None if the page at ``path`` is what would be made now, else what to do about it."""
-    page = Path(path)
-    have = page.read_text(encoding="utf-8") if page.exists() else ""
-    return None if have == make_support(have, names) else f"{path} is out of date; run: {COMMAND}"
+def complete(results: Sequence[Result]) -> bool:
+    """Whether these results decide every cell of a column."""
+    return {case.id for case in CASES if case.tier in TIERS} <= {result.id for result in results}
+
+
+def stale(path: str, name: str, results: Sequence[Result], device: str) -> Optional[str]:
+    """What to do where a backend's column of the page at ``path`` is not what these results make; None if it is.
+
+    The results are complete (:func:`complete`), and were computed on ``device``.
+    """
+    registry = default_registry()
+    info = registry.info(name, "the support table")
+    can = registry.get(name, "the support table").capabilities_on(torch.device(device).type)
+    made = column(info, [result for result in results if result.tier in TIERS], can)
+    have = read(Path(path).read_text(encoding="utf-8")).get(name)
+    if have == made:
+        return None
+    cells = have.cells if have else {}
+    other = [
+        f"{row} ({cells.get(row, 'missing')}, now {cell})" for row, cell in made.cells.items() if cells.get(row) != cell
+    ]
+    what = ", ".join(other) if other else "the reasons of expected failures"
+    return f"{path} is out of date for {name}: {what}; run: {COMMAND}"

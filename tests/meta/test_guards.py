@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import spikecore as sc
 from spikecore import Capabilities
+from spikecore.registry import default_registry
 from spikecore.testing import CASES, DEFAULT_TIERS, TIERS, BackendConformance, check_backend, support
 from spikecore.testing.case import Case
 from spikecore.testing.cases.core import configurations
@@ -21,9 +22,10 @@ from spikecore.testing.context import Context, choose_device
 from spikecore.testing.loopback import EVERYTHING, Loopback, installed
 from spikecore.testing.oracle import SURROGATES
 from spikecore.testing.oracle.surrogates import OTHER_ARGUMENTS
+from spikecore.testing.result import Result
 from spikecore.testing.runner import prepare, run_case, stale_ids
 from spikecore.testing.subject import Subject
-from spikecore.testing.support import Column, is_stale, make_support, read, render
+from spikecore.testing.support import Column, make_support, read, render
 
 
 def outcomes(results):
@@ -359,6 +361,17 @@ class TestShell:
             assert f"|  | elsewhere | {name} |" in page.read_text()
             assert "| `LIF` | partly | yes |" in page.read_text()
             assert "- elsewhere: it has no clock (`forward/lif-hard`)" in page.read_text()
-            assert is_stale(str(page), [name]) is None
-            page.write_text(page.read_text() + "edited")
-            assert "out of date" in str(is_stale(str(page), [name]))
+
+    def test_support_table_is_compared(self, tmp_path):
+        """With results of every case that decides a cell; a difference is named with both words."""
+        page = tmp_path / "support.md"
+        with installed(Loopback) as name:
+            results = [Result(case.id, case.tier, "passed", 0.0) for case in CASES if case.tier in support.TIERS]
+            page.write_text(render({name: support.column(default_registry().info(name, "a test"), results)}))
+            assert support.complete(results)
+            assert support.stale(str(page), name, results, "cpu") is None
+            page.write_text(page.read_text().replace("| `LIF` | yes |", "| `LIF` | partly |"))
+            says = support.stale(str(page), name, results, "cpu")
+        assert says is not None
+        assert "out of date for loopback: `LIF` (partly, now yes); run: spikecore conformance --write-support" in says
+        assert not support.complete(results[:-1])

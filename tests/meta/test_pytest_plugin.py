@@ -13,7 +13,11 @@ import pytest
 
 import spikecore
 import spikecore_pytest
+from spikecore.backend import BackendInfo
 from spikecore.testing import CASES, DEFAULT_TIERS
+from spikecore.testing.loopback import EVERYTHING
+from spikecore.testing.result import Result
+from spikecore.testing.support import TIERS, column, render
 
 ROOT = Path(spikecore_pytest.__file__).parent
 SOURCES = [str(ROOT), *{str(Path(path).parent) for path in spikecore.__path__}, str(ROOT / "backends")]
@@ -53,6 +57,9 @@ class TestBuggy(BackendConformance):
     tiers = {tiers}
     expected_failures = {expected}
 """
+
+#: Results of a backend that passes whatever decides a cell of the support table.
+PASSED = [Result(case.id, case.tier, "passed", 0.0) for case in CASES if case.tier in TIERS]
 
 #: The modules of pytest plugins that are installed here.
 LOADED = """
@@ -197,6 +204,38 @@ def test_results_come_home_from_workers(plugin: Any) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
     passed = sum(case.id.startswith("forward/lif-") and case.tier in DEFAULT_TIERS for case in CASES)
     assert f"partial: {passed} cases passed" in result.stdout
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    """A support table with one cell that is wrong."""
+    info = BackendInfo("buggy", "spikecore_buggy.backend:Buggy", ("*",), EVERYTHING, lambda: None)
+    text = render({"buggy": column(info, PASSED)})
+    assert "| `LIF` | yes |" in text
+    (tmp_path / "support.md").write_text(text.replace("| `LIF` | yes |", "| `LIF` | no |"))
+    return tmp_path / "support.md"
+
+
+def test_the_support_table_is_compared(plugin: Any, page: Path) -> None:
+    """After a run of every case of its cells; what differs fails the run, and is named."""
+    result = plugin("-q", "--spikecore-support", str(page), tiers=f"({', '.join(map(repr, TIERS))})")
+    assert result.returncode == pytest.ExitCode.TESTS_FAILED
+    assert f"{page} is out of date for buggy: `LIF` (no, now yes); run:" in result.stdout
+    assert " failed" not in result.stdout
+
+
+def test_the_support_table_is_not_compared_with_a_part(plugin: Any, page: Path) -> None:
+    """Of the cases: they decide no cell."""
+    result = plugin("-q", "--spikecore-support", str(page), "-k", "forward/lif-hard")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "support.md" not in result.stdout
+
+
+def test_a_support_table_that_there_is_not(plugin: Any) -> None:
+    """Is an error of usage, which says how to make one."""
+    result = plugin("-q", "--spikecore-support", "none.md")
+    assert result.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "there is no file 'none.md'; make it with `spikecore conformance --write-support none.md`" in result.stderr
 
 
 def test_unavailable_is_skipped_and_required_is_not(plugin: Any) -> None:
