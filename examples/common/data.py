@@ -1,0 +1,52 @@
+"""Data sets by name, as images in [0, 1] and class numbers.
+
+Nothing is downloaded unless ``--download`` is given. What is not there is a :class:`MissingData` with the files looked
+for, their folder, and the set that is always there.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Callable, Dict, NamedTuple, Tuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+
+class DataSet(NamedTuple):
+    """Images and labels to train on, and others to test with."""
+
+    #: What it is, for people.
+    about: str
+    training: Dataset
+    test: Dataset
+    #: Of one sample, ``[C, H, W]``, or ``[T, C, H, W]`` for events as frames.
+    shape: Tuple[int, ...]
+    classes: int
+
+
+class MissingData(Exception):
+    """A data set is not where it was looked for."""
+
+
+def load(options: argparse.Namespace) -> DataSet:
+    """The set that ``--data`` names."""
+    return SETS[options.data](options)
+
+
+def digits(options: argparse.Namespace) -> DataSet:
+    """scikit-learn's handwritten digits: 1,797 real images of 8x8 pixels, every digit equally often in both parts."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    images, labels = load_digits(return_X_y=True)
+    images = torch.tensor(images / 16.0, dtype=torch.float32).view(-1, 1, 8, 8)
+    parts: Tuple[Tensor, ...] = train_test_split(
+        images, torch.tensor(labels), test_size=360, random_state=0, stratify=labels
+    )
+    training, test = TensorDataset(parts[0], parts[2]), TensorDataset(parts[1], parts[3])
+    return DataSet("scikit-learn's digits", training, test, (1, 8, 8), 10)
+
+
+SETS: Dict[str, Callable[[argparse.Namespace], DataSet]] = {"digits": digits}

@@ -1,0 +1,212 @@
+"""The training loop of the programs: progress, TensorBoard, checkpoints, and going on from them.
+
+Rules of this module:
+
+- A run that was stopped or killed and goes on with ``--resume`` ends with the weights of one that was not, to the bit
+  where the device computes the same numbers twice. A checkpoint is written after every epoch, and when Ctrl-C or
+  SIGTERM asks, after the step at hand.
+- Every random number comes from a stream that the checkpoint holds: the order of the images and their augmentation
+  from generators of their own, all else (encoder, dropout) from torch's.
+- Nothing is read from the device within an epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional
+
+import torch
+from torch import Tensor, nn
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+import spikecore as sc
+from common import data, pictures, saving
+from common import options as common_options
+
+CURVES = ("loss", "training accuracy", "test accuracy")
+#: Changes a batch of training images; draws from the generator alone.
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+
+
+class Training:
+    """Everything that changes while a network is trained, and a checkpoint of it."""
+
+    def __init__(
+        self, net: nn.Module, sets: data.DataSet, options: argparse.Namespace, loss: Any, augment: Optional[Augment]
+    ) -> None:
+        self.net, self.options, self.augment = net, options, augment
+        self.device = torch.device(options.device)
+        self.order = torch.Generator().manual_seed(options.seed)  # which images come next
+        self.draws = torch.Generator().manual_seed(options.seed + 1)  # how they are changed
+        size = {"batch_size": options.batch_size, "num_workers": options.workers}
+        self.loader = sc.DataLoader(sets.training, shuffle=True, drop_last=True, generator=self.order, **size)
+        self.tests = sc.DataLoader(sets.test, **size)
+        optimizer = torch.optim.Adam(net.parameters(), lr=options.lr)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.epochs)
+        how = common_options.how(options)
+        self.step = sc.training_model(net, loss, optimizer, options=how)
+        self.predict = sc.inference_model(net, options=how)
+        self.settings = common_options.settings(options, net)
+        self.batches = min(len(self.loader), options.limit or len(self.loader))
+        self.epoch, self.batch = 0, 0  # finished ones, and finished ones of the epoch at hand
+        self.seen: List[Tensor] = []  # loss and accuracy of each batch of the epoch at hand
+        self.curves: Dict[str, List[float]] = {name: [] for name in CURVES}
+        self.begun = self.order.get_state()  # as the epoch at hand began
+        self.random = saving.random_state(self.device)
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where the run is kept."""
+        return self.options.out / "checkpoint.pt"
+
+    @property
+    def best(self) -> Path:
+        """Where the best weights are kept."""
+        return self.options.out / "best.safetensors"
+
+    def save(self) -> None:
+        """Write the checkpoint."""
+        state: Dict[str, Any] = {"step": self.step.state_dict(), "schedule": self.schedule.state_dict()}
+        state.update(epoch=self.epoch, batch=self.batch, curves=self.curves, order=self.begun, random=self.random)
+        state.update(draws=self.draws.get_state(), seen=torch.stack(self.seen).cpu() if self.seen else None)
+        sc.save_checkpoint(self.checkpoint, self.settings, **state)
+
+    def load(self) -> None:
+        """Go on from the checkpoint. Raises FileNotFoundError without one, ValueError for one of other settings."""
+        saved = sc.load_checkpoint(self.checkpoint, self.settings)
+        self.step.load_state_dict(saved["step"])
+        self.schedule.load_state_dict(saved["schedule"])
+        self.epoch, self.batch, self.curves = saved["epoch"], saved["batch"], saved["curves"]
+        self.seen = [] if saved["seen"] is None else list(saved["seen"].to(self.device))
+        self.begun, self.random = saved["order"], saved["random"]
+        self.order.set_state(self.begun)
+        self.draws.set_state(saved["draws"])
+
+    def run(self, stop: saving.Stop, log: SummaryWriter) -> bool:
+        """Train and test to the end, once per epoch; False if it was asked to stop, with the checkpoint written."""
+        total, done = self.options.epochs * self.batches, self.epoch * self.batches + self.batch
+        saving.set_random_state(self.random, self.device)
+        with tqdm(total=total, initial=done, desc="training", unit="batch") as bar:
+            while self.epoch < self.options.epochs:
+                self._train(stop, bar)
+                self.random = saving.random_state(self.device)
+                score = None if stop.asked else self._test(stop)
+                if score is None:
+                    self.save()
+                    return False
+                self.schedule.step()
+                values = [*torch.stack(self.seen).mean(0).tolist(), score]
+                for name, value in zip(CURVES, values):
+                    self.curves[name].append(value)
+                    log.add_scalar(name, value, self.epoch + 1)
+                log.flush()  # before the checkpoint: what it counts as done is not written again
+                bar.set_postfix(loss=f"{values[0]:.3f}", test=f"{score:.1%}")
+                self.epoch, self.batch, self.seen = self.epoch + 1, 0, []
+                self.begun, self.random = self.order.get_state(), saving.random_state(self.device)
+                weights = self.curves["test accuracy"]
+                if weights.index(max(weights)) == self.epoch - 1:
+                    about = {**self.settings, "epoch": self.epoch, "test accuracy": score}
+                    saving.save_weights(self.best, self.step.state_dict()["net"], about)
+                self.save()
+        return True
+
+    def _train(self, stop: saving.Stop, bar: Any) -> None:
+        """The batches of one epoch that are not yet done."""
+        self.order.set_state(self.begun)
+        batches = iter(self.loader)
+        for _ in range(self.batch):
+            next(batches)
+        if self.batch:  # what was skipped may have drawn
+            saving.set_random_state(self.random, self.device)
+        for images, labels in itertools.islice(batches, self.batches - self.batch):
+            outputs, loss = self.step(self._prepared(images, training=True), labels)
+            self.seen.append(torch.stack((loss.float().mean(), sc.metrics.accuracy(outputs, labels))))
+            self.batch += 1
+            bar.update()
+            if stop.asked:
+                return
+
+    def _test(self, stop: saving.Stop) -> Optional[float]:
+        """The accuracy on the test images; None if it was asked to stop."""
+        right, number = [], 0
+        for images, labels in itertools.islice(self.tests, self.options.limit):
+            outputs = self.predict(self._prepared(images))
+            right.append(sc.metrics.accuracy(outputs, labels) * len(labels))
+            number += len(labels)
+            if stop.asked:
+                return None
+        return torch.stack(right).sum().item() / number
+
+    def _prepared(self, images: Tensor, training: bool = False) -> Tensor:
+        if training and self.augment is not None:
+            images = self.augment(images, self.draws)
+        if self.options.layout == "channels-last" and images.ndim == 4:
+            images = images.contiguous(memory_format=torch.channels_last)
+        return images
+
+
+def main(
+    parser: argparse.ArgumentParser,
+    network: Callable[[argparse.Namespace, data.DataSet], nn.Module],
+    loss: Any,
+    augment: Optional[Callable[[argparse.Namespace], Optional[Augment]]] = None,
+) -> None:
+    """Run a program: ``network(options, sets)`` trained with ``loss``, and ``augment(options)`` on training images."""
+    options = parser.parse_args()
+    common_options.check(parser, options)
+    try:
+        sets = data.load(options)
+    except data.MissingData as error:
+        parser.error(str(error))
+    if len(sets.training) < options.batch_size:
+        parser.error(f"--batch-size {options.batch_size} is more than the {len(sets.training)} samples to train on")
+    torch.manual_seed(options.seed)
+    try:
+        net = network(options, sets).to(options.device)
+        if options.layout == "channels-last":
+            net = net.to(memory_format=torch.channels_last)
+        sc.set_backend(net, options.backend)
+        if options.compile:
+            net.compile()
+        run(Training(net, sets, options, loss, augment(options) if augment else None), sets)
+    except (sc.BackendError, sc.Unsupported, ValueError) as error:
+        parser.error(str(error))
+
+
+def run(training: Training, sets: data.DataSet) -> None:
+    """Train, and say how it went."""
+    options, start = training.options, time.perf_counter()
+    if options.resume:
+        try:
+            training.load()
+        except (FileNotFoundError, ValueError) as error:
+            sys.exit(f"--resume: {error}")
+    options.out.mkdir(parents=True, exist_ok=True)
+    # purged: epochs that were logged, and are now done again
+    with saving.Stop() as stop, SummaryWriter(str(options.out), purge_step=training.epoch + 1) as log:
+        try:
+            ended = training.run(stop, log)
+        except KeyboardInterrupt:
+            left = (
+                f"the last checkpoint is {training.checkpoint}" if training.checkpoint.exists() else "nothing is kept"
+            )
+            sys.exit(f"\nstopped at once: {left}")
+    if not ended:
+        done = f"{training.epoch} epochs and {training.batch} batches"
+        sys.exit(f"\nstopped: {done} are in {training.checkpoint}; go on with --resume")
+    curves, picture = training.curves, options.out / "learning-curve.png"
+    pictures.draw_curves(curves, picture, f"{sets.about}, {options.encoder} input, T = {options.T}")
+    scores = curves["test accuracy"]
+    number = min(len(sets.test), options.batch_size * (options.limit or len(sets.test)))
+    print(f"test accuracy  {scores[-1]:.2%} of {number} images of {sets.about} never trained on")
+    print(f"best           {max(scores):.2%} after epoch {scores.index(max(scores)) + 1}, weights in {training.best}")
+    print(f"backend        {common_options.which_backend(training.net)}")
+    print(f"time           {time.perf_counter() - start:.0f} s")
+    print(f"pictures       {picture}")
+    print(f"checkpoint     {training.checkpoint}")
+    print(f"TensorBoard    tensorboard --logdir {options.out}")

@@ -1,0 +1,123 @@
+"""The options that the training programs have in common, and what follows from them.
+
+Rules of this module:
+
+- An option means the same in every program; defaults are the program's own.
+- Options that do not go together are an error that names both, before anything is loaded.
+- ``settings`` are what must be the same when a run goes on: all that changes the numbers, and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any, Callable, Dict, Optional, Sequence
+
+import torch
+from torch import nn
+
+import spikecore as sc
+
+PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+#: Options that change no number: where files are, and how many processes read them.
+FREE = ("out", "resume", "folder", "download", "workers")
+
+
+def parser(about: Optional[str], *, data: Sequence[str], out: str, **defaults: Any) -> argparse.ArgumentParser:
+    """The common options. ``data`` are the sets that the program knows, its own first; ``defaults`` are by name."""
+    given = {"encoder": "constant", "T": 8, "tau": 2.0, "epochs": 30, "batch_size": 64, "lr": 1e-3, **defaults}
+    made = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
+    files = made.add_argument_group("data")
+    files.add_argument("--data", choices=data, default=data[0], help="the data set; digits comes with scikit-learn")
+    files.add_argument("--folder", type=Path, default=Path("data"), help="where data sets are kept")
+    files.add_argument("--download", action="store_true", help="download the data set where it is not there")
+    files.add_argument("--workers", type=at_least(0), default=0, help="processes that read the data")
+    model = made.add_argument_group("model")
+    model.add_argument("--encoder", choices=("constant", "poisson"), default=given["encoder"])
+    model.add_argument("--T", type=at_least(1), default=given["T"], help="time steps")
+    model.add_argument("--tau", type=float, default=given["tau"], help="time constant of the neurons, 1 or above")
+    where = made.add_argument_group("where and how")
+    where.add_argument("--backend", default=None, help="name of a backend; see `spikecore backends`")
+    where.add_argument("--device", default="cpu", help="torch device, for example cuda; cpu for backend ipu")
+    where.add_argument("--precision", choices=PRECISIONS, default="float32", help="16 bits are through autocast")
+    where.add_argument("--layout", choices=("contiguous", "channels-last"), default="contiguous")
+    where.add_argument("--graph", action="store_true", help="replay whole steps as CUDA graphs")
+    where.add_argument("--compile", action="store_true", help="torch.compile")
+    training = made.add_argument_group("training")
+    training.add_argument("--epochs", type=at_least(1), default=given["epochs"])
+    training.add_argument("--batch-size", type=at_least(1), default=given["batch_size"])
+    training.add_argument("--lr", type=float, default=given["lr"], help="learning rate at the start; a cosine ends it")
+    training.add_argument("--limit", type=at_least(1), help="at most so many batches of an epoch, for a quick try")
+    training.add_argument("--seed", type=int, default=0)
+    training.add_argument("--out", type=Path, default=Path(out), help="folder of everything that a run writes")
+    training.add_argument("--resume", action="store_true", help="go on from the checkpoint in the output folder")
+    return made
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """A type for argparse: whole numbers from ``least`` on."""
+
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value} must be {least} or more")
+        return value
+
+    number.__name__ = "whole number"
+    return number
+
+
+def check(made: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """End the program with a sentence where options do not go together, or the device is not there."""
+    try:
+        kind = torch.empty(1, device=options.device).device.type
+    except (RuntimeError, AssertionError) as error:  # torch raises either for a device that is not there
+        made.error(f"--device {options.device}: {str(error).splitlines()[0]}")
+    if options.graph and kind != "cuda":
+        made.error(f"--graph captures CUDA graphs, and --device is {options.device}; give --device cuda")
+    if options.graph and options.precision == "float16":
+        made.error(
+            "--graph and --precision float16 exclude each other (a gradient scaler asks the GPU at each step); "
+            "give --precision bfloat16"
+        )
+    if options.precision == "float16" and kind != "cuda" and not hasattr(torch.amp, "GradScaler"):
+        made.error("--precision float16 needs torch 2.3 or newer without a GPU; give --precision bfloat16")
+    if options.compile and not hasattr(nn.Module, "compile"):
+        made.error(f"--compile needs torch 2.3 or newer, and this is {torch.__version__}")
+
+
+def settings(options: argparse.Namespace, net: nn.Module) -> Dict[str, Any]:
+    """What must be the same when a run goes on, by the names of the options; the backend is the one that computes."""
+    kept = {name.replace("_", "-"): value for name, value in vars(options).items() if name not in FREE}
+    kept["backend"] = ", ".join(sorted({used.backend.name for used in bound(net).values()}))
+    return {name: str(value) if isinstance(value, Path) else value for name, value in kept.items()}
+
+
+def bound(net: nn.Module) -> Dict[str, Any]:
+    """What runs the first neuron of a network, by device; ``sc.training_model`` has chosen it."""
+    return next(dict(module.bound) for module in net.modules() if isinstance(module, sc.Neuron))
+
+
+def which_backend(net: nn.Module) -> str:
+    """What ran, and why."""
+    return "; ".join(f"{used.backend.name} on {device} ({used.reason})" for device, used in bound(net).items())
+
+
+def how(options: argparse.Namespace) -> Optional[sc.CudaOptions]:
+    """The options of ``sc.training_model``; None where nothing is asked for, which every backend takes."""
+    autocast = PRECISIONS[options.precision]
+    if autocast is None and not options.graph:
+        return None
+    scaler = None
+    if autocast is torch.float16:
+        kind = torch.device(options.device).type
+        scaler = torch.amp.GradScaler(kind) if hasattr(torch.amp, "GradScaler") else torch.cuda.amp.GradScaler()
+    return sc.CudaOptions(graph=options.graph, autocast=autocast, scaler=scaler)
+
+
+def encoder(options: argparse.Namespace) -> sc.encode.Encoder:
+    """The encoder asked for. ``Poisson`` draws from torch's own stream, which a checkpoint holds: CUDA graphs,
+    ``torch.compile`` and IPUs take no other generator.
+    """
+    make = sc.encode.Poisson if options.encoder == "poisson" else sc.encode.Constant
+    return make(options.T)

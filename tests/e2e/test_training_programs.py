@@ -1,0 +1,155 @@
+"""The training programs run, keep what they should, and go on after any end to the weights of a run in one go."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import runpy
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, List
+
+import pytest
+import torch
+
+pytest.importorskip("safetensors", reason="the training programs need the extra `train`")
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+#: Automatic choice of built-ins, whatever is installed beside them; a progress bar that reports every step.
+ENVIRONMENT = {**os.environ, "SPIKECORE_BLOCK": "numba,triton", "TQDM_MININTERVAL": "0"}
+TINY = ["--data", "digits", "--T", "4", "--batch-size", "32"]
+#: Two epochs of ten batches.
+SHORT = [*TINY, "--hidden", "16", "--epochs", "2", "--limit", "10"]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Runs a program in this process; returns what it printed."""
+    monkeypatch.setenv("SPIKECORE_BLOCK", "numba,triton")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+    def started(program: str, *args: str) -> str:
+        monkeypatch.setattr(sys, "argv", [program, *args])
+        runpy.run_path(str(EXAMPLES / program), run_name="__main__")
+        return capsys.readouterr().out
+
+    return started
+
+
+def process(*args: str) -> subprocess.Popen[str]:
+    """A program in a process of its own."""
+    command = [sys.executable, str(EXAMPLES / args[0]), *args[1:]]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+
+
+def ended_at(step: int, number: int, *args: str) -> subprocess.CompletedProcess[str]:
+    """A program that got a signal when its progress bar had reported so many steps."""
+    one = process(*args)
+    seen = ""
+    while not any(int(done) >= step for done in re.findall(r" (\d+)/\d+ \[", seen)):
+        read = one.stderr.read(1)
+        assert read, f"it ended before step {step}:\n{seen}"
+        seen += read
+    one.send_signal(number)
+    out, rest = one.communicate(timeout=60)
+    return subprocess.CompletedProcess(one.args, one.returncode, out, seen + rest)
+
+
+def differences(a: Path, b: Path) -> List[str]:
+    """What is not equal to the bit in two checkpoints: weights, moments, curves, random streams."""
+
+    def leaves(name: str, one: object, other: object) -> List[str]:
+        if isinstance(one, dict):
+            assert one.keys() == other.keys()
+            return [found for key in one for found in leaves(f"{name}.{key}", one[key], other[key])]
+        same = torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+        return [] if same else [name]
+
+    one, other = (torch.load(str(path / "checkpoint.pt"), weights_only=True) for path in (a, b))
+    return leaves("", one, other)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in one go."""
+    out = tmp_path_factory.mktemp("whole")
+    one = process("mnist.py", *SHORT, "--out", str(out))
+    _, errors = one.communicate(timeout=120)
+    assert one.returncode == 0, errors
+    return out
+
+
+def test_a_run_killed_at_three_moments_goes_on_to_the_same_weights(whole, tmp_path, run):
+    """SIGKILL at three random steps, each time --resume: the checkpoint is that of the run in one go, to the bit."""
+    seed = random.randrange(10**6)
+    print(f"the moments are of seed {seed}")
+    moments = sorted(random.Random(seed).sample(range(1, 20), 3))
+    args = ["mnist.py", *SHORT, "--out", str(tmp_path)]
+    for moment in moments:
+        resume = ["--resume"] if (tmp_path / "checkpoint.pt").exists() else []
+        ended = ended_at(moment, signal.SIGKILL, *args, *resume)
+        assert ended.returncode == -signal.SIGKILL, (moments, ended.stderr)
+    resume = ["--resume"] if (tmp_path / "checkpoint.pt").exists() else []
+    run(*args, *resume)
+    assert differences(tmp_path, whole) == [], moments
+
+
+@pytest.mark.parametrize(("number", "moment"), [(signal.SIGINT, 4), (signal.SIGTERM, 13)])
+def test_a_stopped_run_keeps_the_steps_it_has_done(whole, tmp_path, run, number, moment):
+    """Ctrl-C or `kill` within an epoch: a checkpoint with its batches, and --resume goes on to the same weights."""
+    args = ["mnist.py", *SHORT, "--out", str(tmp_path)]
+    ended = ended_at(moment, number, *args)
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
+    said = re.search(r"stopped: (\d+) epochs and (\d+) batches are in (\S+); go on with --resume", ended.stderr)
+    assert int(said.group(1)) * 10 + int(said.group(2)) >= moment
+    assert said.group(3) == str(tmp_path / "checkpoint.pt")
+    run(*args, "--resume")
+    assert differences(tmp_path, whole) == []
+    assert points(tmp_path) == {name: [1, 2] for name in ("loss", "test accuracy", "training accuracy")}
+    assert (tmp_path / "learning-curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def points(folder: Path) -> Dict[str, List[int]]:
+    """The steps of each scalar in the TensorBoard log of a folder."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {name: [point.step for point in events.Scalars(name)] for name in events.Tags()["scalars"]}
+
+
+def test_other_options_are_refused_by_name(whole, run):
+    """--resume with options that change the numbers names each of them, before anything is trained."""
+    args = ["mnist.py", *SHORT, "--out", str(whole), "--resume"]
+    with pytest.raises(SystemExit, match="lr=0.01 \\(now 0.5\\), seed=0 \\(now 7\\); give the same"):
+        run(*args, "--lr", "0.5", "--seed", "7")
+
+
+def test_a_finished_run_may_be_resumed_and_moved(whole, run, tmp_path):
+    """Where files are is no setting: the finished run, moved, prints its results again."""
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    (moved / "checkpoint.pt").write_bytes((whole / "checkpoint.pt").read_bytes())
+    text = run("mnist.py", *SHORT, "--out", str(moved), "--resume", "--workers", "1", "--folder", str(tmp_path))
+    assert "of 320 images of scikit-learn's digits never trained on" in text
+    assert "torch on cpu (auto: the built-in for cpu tensors)" in text
+
+
+def test_the_best_weights_are_safetensors(whole):
+    """They load into the network, and say of which run and epoch they are."""
+    from safetensors import safe_open
+
+    with safe_open(str(whole / "best.safetensors"), "pt") as file:
+        about, weights = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    kept = torch.load(str(whole / "checkpoint.pt"), weights_only=True)
+    assert {name: value.shape for name, value in weights.items()} == {
+        name: value.shape for name, value in kept["step"]["net"].items()
+    }
+    best = max(kept["curves"]["test accuracy"])
+    assert float(about["test accuracy"]) == best
+    assert int(about["epoch"]) == kept["curves"]["test accuracy"].index(best) + 1
+    assert (about["encoder"], about["T"], about["data"]) == ("poisson", "4", "digits")
