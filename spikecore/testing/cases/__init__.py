@@ -3,6 +3,7 @@
 from spikecore.testing.case import Collection
 from spikecore.testing.cases import (
     arguments,
+    asked,
     compiled,
     core,
     dtypes,
@@ -40,6 +41,7 @@ for _tier in (
     state,
     turning,
     wanted,
+    asked,
     language,
     unusual,
     edges,

@@ -12,9 +12,12 @@ from spikecore.testing.case import Collection
 from spikecore.testing.cases.ownership import arguments_of, named
 from spikecore.testing.compare import Mismatch, as_array
 from spikecore.testing.context import Context
+from spikecore.testing.models import spread
 from spikecore.testing.subject import Subject
+from spikecore.testing.turning import TURN
 
 _BACK = ("gradients",)
+_NEURONS = (3, 5)
 
 
 def add_to(cases: Collection) -> None:
@@ -24,6 +27,12 @@ def add_to(cases: Collection) -> None:
         cases.add(f"ownership/{name}", "ownership", holds, run, needs)
 
     add("arguments", "values and version counters of arguments stay as they were, without gradients", arguments)
+    add(
+        "arguments-several",
+        "two inputs, three states and parameters of every kind stay as they were, without gradients",
+        several,
+        ("several_inputs", "several_outputs", "channel_parameters", "full_parameters"),
+    )
     add(
         "arguments-backward",
         "forward and backward leave arguments and cotangents as they were",
@@ -67,6 +76,18 @@ def arguments(context: Context) -> None:
         x, start = s.x(), s.start()
         watched = Watched(arguments_of(s, x, start))
         s.neuron.run(x, state=start)
+        watched.check(s.of, "after a call")
+
+
+def several(context: Context) -> None:
+    """A neuron of two inputs and three states; with records where there are such."""
+    values = {"leak": spread(0.7, _NEURONS), "gain": spread(0.6, _NEURONS[1:]), "start": np.asarray(0.25)}
+    record = TURN.twin("none").rest if context.declares("record") else ()
+    for state in (False, True):
+        s = Subject(context, TURN, "none", shape=(6, *_NEURONS), values=values, state=state)
+        xs, start = s.xs(), s.start()
+        watched = Watched({**arguments_of(s, xs[0], start), "the second input": xs[1]})
+        s.neuron.run(*xs, state=start, record=tuple(record))
         watched.check(s.of, "after a call")
 
 

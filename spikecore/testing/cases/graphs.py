@@ -18,6 +18,7 @@ from spikecore.testing.custom import CUSTOM
 from spikecore.testing.oracle import run
 from spikecore.testing.subject import Subject
 from spikecore.testing.tolerances import EXACT
+from spikecore.testing.turning import SWAP
 
 _BACK = ("gradients",)
 _PROBE = next(model for model in CUSTOM if model.name == "probe")
@@ -32,6 +33,12 @@ def add_to(cases: Collection) -> None:
     add("no-grad-between", "a call without gradients between a call and its backward changes nothing", between, _BACK)
     add("no-grad-first", "a neuron used without gradients has them in the next call", no_grad_first, _BACK)
     add("inference-mode", "a neuron used in inference mode has gradients in the next call", inference_first, _BACK)
+    add(
+        "inference-mode-from-constants",
+        "a neuron whose states start from constants, used in inference mode, has gradients in the next call",
+        partial(inference_first, model=SWAP),
+        _BACK,
+    )
     add("never-backward", "calls whose backward pass never comes disturb none", never_backward, _BACK)
     add("retained", "a retained graph gives the same gradient again after another call", retained, _BACK)
     add("accumulated", "gradients of calls add up in .grad", accumulated, _BACK)
@@ -74,9 +81,10 @@ def no_grad_first(context: Context) -> None:
         second.forward().backward().check_inputs(first)
 
 
-def inference_first(context: Context) -> None:
+def inference_first(context: Context, model: Any = "lif") -> None:
     """Inference mode, then gradients; a tensor made there is never saved."""
-    s = Subject(context, "lif", "soft", values={"tau": np.asarray(2.75)})
+    lif = model == "lif"
+    s = Subject(context, model, "soft" if lif else "none", values={"tau": np.asarray(2.75)} if lif else {})
     first, second = pair(s)
     with torch.inference_mode():
         s.check_outputs(s.neuron(s.x()), " in inference mode")

@@ -43,6 +43,8 @@ def add_to(cases: Collection) -> None:
     add("autocast-16-bit", half, autocast_half, dtype="bfloat16")
     twice = (*_BACK, "double_backward")
     add("double-backward", "second derivatives are right", double_backward, twice, undeclared="RuntimeError")
+    linear = "a gradient is differentiable in its cotangent, in which it is linear"
+    add("double-backward-cotangent", linear, along, twice, undeclared="RuntimeError")
     add("eval", "eval() changes nothing about outputs and gradients", evaluated, _BACK)
     add("training-step", "a training step moves the weights as the equations say", training_step, _BACK)
 
@@ -180,6 +182,27 @@ def double_backward(context: Context) -> None:
         raise AssertionError("a spike within the step of the difference quotient")
     up, down = (s._gradients(end, cotangent, None, None).inputs[0] for end in ends)
     s.check("second derivative", second, (up - down) / (2 * step))
+
+
+def along(context: Context) -> None:
+    """The product of Jacobian and direction by two backward passes: ``d (J' w) / d w`` along it."""
+    s = Subject(context, "lif", "hard", shape=(6, 3, 5))
+    x = s.x(grad=True)
+    output = s.neuron(x)
+    weights, direction = s.cotangent(output).requires_grad_(), s.cotangent(output)
+    (back,) = torch.autograd.grad(output, x, weights, create_graph=True)
+    (found,) = torch.autograd.grad(back, weights, direction, allow_unused=True)
+    if found is None:
+        raise Mismatch(f"the gradient of {s.of} is not connected to its cotangent, though create_graph=True")
+    # <w, J d> is <J' w, d>: of each of some unit vectors w the oracle gives the left side
+    for index in np.ndindex(*s.shape):
+        if index[1:] == (1, 2):
+            unit = torch.zeros_like(output)
+            unit[index] = 1
+            right = float((s.gradients(unit).inputs[0] * as_array(direction)).sum())
+            s.check(
+                "output", found[index].detach(), np.asarray(right), name=f"the Jacobian along a direction, {index},"
+            )
 
 
 def evaluated(context: Context) -> None:

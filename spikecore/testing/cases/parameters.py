@@ -84,6 +84,14 @@ def add_to(cases: Collection) -> None:
             partial(gradient, model="lif", reset="soft", shape=shape),
             (*_LEARN, "full_parameters"),
         )
+    for kind, size, more in (("channel", (7,), channel), ("full", (1, 7), ("full_parameters",))):
+        cases.add(
+            f"parameters/{kind}-batch-of-one",
+            one,
+            "a batch of one has the gradients of all its neurons' values",
+            partial(gradient, model="lif", reset="soft", shape=size, input_shape=(6, 1, 7)),
+            (*_LEARN, *more),
+        )
     cases.add(
         "parameters/mixed",
         one,
@@ -124,10 +132,12 @@ def forward(context: Context, model: str, reset: str, shape: Sequence[int]) -> N
     s.check_states(final, s.seen.final, "final state", exact=False)
 
 
-def gradient(context: Context, model: str, reset: str, shape: Sequence[int] = ()) -> None:
+def gradient(
+    context: Context, model: str, reset: str, shape: Sequence[int] = (), input_shape: Sequence[int] = SHAPE
+) -> None:
     """All parameters learnt, of one shape."""
-    s = Subject(context, model, reset, values=values(model, shape) if shape else {}, learn=tuple(BY_NAME[model].params))
-    learn(s)
+    given = values(model, shape) if shape else {}
+    learn(Subject(context, model, reset, values=given, learn=tuple(BY_NAME[model].params), shape=input_shape))
 
 
 def learn(s: Subject) -> None:

@@ -45,6 +45,11 @@ def _part(x: Tensor) -> Tensor:
     return inner
 
 
+def _first_of_the_batch(x: Tensor) -> Tensor:
+    axis = min(1, x.dim() - 1)
+    return torch.cat([x, torch.full_like(x, float("nan"))], axis).narrow(axis, 0, x.shape[axis]) if x.dim() else x
+
+
 def _expanded(x: Tensor) -> Tensor:
     return x[..., :1].expand(x.shape) if x.dim() else x
 
@@ -55,6 +60,7 @@ LAYOUTS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "transposed": _transposed,
     "offset": _offset,
     "part-of-a-larger-one": _part,
+    "first-of-the-batch": _first_of_the_batch,
     "expanded": _expanded,
 }
 #: What is laid out, by the name of the case -> its names in the call.
@@ -83,9 +89,19 @@ def add_to(cases: Collection) -> None:
                 partial(placed, role=role, layout=layout),
                 (*_NEEDS, "channel_parameters", "full_parameters"),
             )
+    for dtype in ("float64", "float16", "bfloat16"):
+        for layout in ("transposed", "strided", "expanded"):
+            cases.add(
+                f"layouts/everything-{layout}-{dtype}",
+                "layouts",
+                "also in other dtypes, where several values may share a word",
+                partial(placed, role="everything", layout=layout, dtype=dtype),
+                (*_NEEDS, "channel_parameters", "full_parameters"),
+                dtype=dtype,
+            )
 
 
-def placed(context: Context, role: str, layout: str) -> None:
+def placed(context: Context, role: str, layout: str, dtype: str = "float32") -> None:
     """Everything that a call gives, and every gradient, with the tensors of one role laid out so."""
     which = ROLES.get(role) or tuple(name for names in ROLES.values() for name in names)
 
@@ -101,14 +117,15 @@ def placed(context: Context, role: str, layout: str) -> None:
         "leak": values("leak", spread(0.7, _SHAPE[1:])),
         "gain": values("gain", spread(0.6, _SHAPE[2:])),
     }
-    s = Subject(context, TURN, "none", shape=_SHAPE, state=True, values=params)
+    s = Subject(context, TURN, "none", shape=_SHAPE, state=True, values=params, dtype=dtype)
+    held = torch.float64 if dtype == "float64" else torch.float32
     s.takes(
         [values(name, x) for name, x in zip(s.twin.inputs, s.inputs)],
         {name: values(name, x) for name, x in (s.state or {}).items()},
     )
     given: Dict[str, Tensor] = dict(zip(s.twin.inputs, s.xs()))
     given.update(s.start() or {})
-    given.update({name: context.tensor(value) for name, value in params.items()})
+    given.update({name: context.tensor(value, held) for name, value in params.items()})
     leaves = {name: put(name, value).detach().requires_grad_() for name, value in given.items()}
     neuron: Any = s.neuron
     for name in params:

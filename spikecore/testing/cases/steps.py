@@ -10,7 +10,7 @@ import torch
 
 from spikecore.testing.calls import Call, backward_together, check_parameters, learnable
 from spikecore.testing.case import Collection
-from spikecore.testing.compare import as_array, same
+from spikecore.testing.compare import Mismatch, as_array, same
 from spikecore.testing.context import Context
 from spikecore.testing.models import BY_NAME, library_surrogate, spread
 from spikecore.testing.oracle import SURROGATES
@@ -44,6 +44,19 @@ def add_to(cases: Collection) -> None:
     before = "a change between two calls counts for the second, forward and backward, and not for the first"
     for what in ("threshold", "v_reset", "surrogate", "detach_reset"):
         add(f"changed-{what}", before, partial(changed, what=what), _BACK)
+    add(
+        "learnt-in-turn",
+        "which parameters are learnt may change between calls: those that are get their gradients, and no others",
+        learnt_in_turn,
+        _LEARN,
+    )
+    add(
+        "parameter-data",
+        "a parameter whose .data is another tensor counts in the next call: torch changes no version then",
+        data_replaced,
+        _LEARN,
+    )
+    add("refilled-buffer", "a part of a buffer, filled anew for each call, is read anew", refilled)
     add("default-dtype", "torch's default dtype changes no result", default_dtype, _BACK)
 
 
@@ -129,6 +142,53 @@ def _change(s: Subject, what: str, like: Subject) -> None:
         s.neuron.detach_reset = like.detach
     else:
         setattr(s.neuron, what, like.params[what])
+
+
+def learnt_in_turn(context: Context) -> None:
+    """Nothing, one, the other, both, nothing; the neuron has both as parameters from the start."""
+    s = Subject(context, "lif", "hard", learn=_NAMES[:2])
+    for step, learnt in enumerate(((), ("tau",), ("threshold",), ("tau", "threshold"), (), ("threshold",))):
+        for name in _NAMES[:2]:
+            parameter = getattr(s.neuron, name)
+            parameter.requires_grad_(name in learnt)
+            parameter.grad = None
+        which = f"call number {step + 1}, where {' and '.join(learnt) or 'nothing'} is learnt,"
+        call = Call(Subject(context, "lif", "hard", draw=step, neuron=s.neuron), which)
+        call.forward().check_outputs().backward().check_inputs()
+        check_parameters(s, [call], which, learnt)
+        for name in _NAMES[:2]:
+            if name not in learnt and getattr(s.neuron, name).grad is not None:
+                raise Mismatch(f"{name} of {s.of} got a gradient in {which} which wants none of it")
+
+
+def data_replaced(context: Context) -> None:
+    """As ``torch.nn.utils.vector_to_parameters`` does, then in place past autograd."""
+    s = Subject(context, "lif", "hard", learn=_NAMES)
+    for step in range(3):
+        now = {name: as_array(getattr(s.neuron, name)) for name in _NAMES}
+        each = Subject(context, "lif", "hard", values=now, draw=step, neuron=s.neuron)
+        call = Call(each, f"call number {step + 1}, after the parameters' data were {('made', 'replaced')[step > 0]},")
+        call.forward().check_outputs(" (is an earlier value kept?)" * (step > 0)).backward().check_inputs()
+        for i, name in enumerate(_NAMES):
+            parameter = getattr(s.neuron, name)
+            if step:
+                parameter.data.add_(0.125 * (i + 1))
+            else:
+                parameter.data = parameter.data + 0.125 * (i + 1)
+
+
+def refilled(context: Context) -> None:
+    """The first of the batch, of a larger buffer, and every second neuron."""
+    s = Subject(context, "lif", "hard")
+    steps, batch, neurons = s.shape
+    for part in (
+        torch.empty(steps, batch + 2, neurons, device=context.device)[:, :batch],
+        torch.empty(steps, batch, 2 * neurons, device=context.device)[..., ::2],
+    ):
+        for step in range(3):
+            each = Subject(context, "lif", "hard", draw=step, neuron=s.neuron)
+            part.copy_(each.x())
+            each.check_outputs(s.neuron(part), f" of filling number {step + 1} of one buffer (is a copy of it kept?)")
 
 
 def default_dtype(context: Context) -> None:

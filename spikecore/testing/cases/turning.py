@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Dict, Sequence
 
 from spikecore.testing.case import Collection
-from spikecore.testing.compare import backward
+from spikecore.testing.compare import as_array, backward
 from spikecore.testing.context import Context
 from spikecore.testing.models import Model, spread
 from spikecore.testing.subject import Subject
@@ -54,6 +54,18 @@ def add_to(cases: Collection) -> None:
             partial(gradient, model="lif-nodecay", reset="soft", shape=shape, record=True, given=True),
             with_,
         )
+    add(
+        "one-step-gradient",
+        "one step from a given state, recorded: every gradient is the oracle's",
+        partial(gradient, model=TURN, shape=(1, 3, 5), record=True, given=True),
+        (*TWO, *BACK, "record"),
+    )
+    add(
+        "no-steps-gradient",
+        "without steps the final state is the given one, and its cotangent that one's gradient",
+        no_steps,
+        ("gradients", "state_gradients"),
+    )
     for dtype in ("float64", "float16", "bfloat16"):
         add(
             f"steps-100-{dtype}",
@@ -118,3 +130,16 @@ def gradient(
     for name, parameter in s.neuron.named_parameters():
         if parameter.grad is not None or expected.params[name].any():
             s.check("parameter gradient", parameter.grad, expected.params[name], name=name)
+
+
+def no_steps(context: Context) -> None:
+    """An empty part of a stream, of neurons with one state and with two."""
+    for model in ("lif", "alif"):
+        s = Subject(context, model, "hard", shape=(0, 3, 5), state=True)
+        start = s.start(grad=True) or {}
+        final = s.neuron.run(s.x(), state=start)[1]
+        s.check_states({name: value.detach() for name, value in final.items()}, s.seen.final, "final state", exact=True)
+        cotangents = {name: s.cotangent(value) for name, value in final.items()}
+        backward(s.of, list(final.values()), list(cotangents.values()))
+        for name, value in start.items():
+            s.check("state gradient", value.grad, as_array(cotangents[name]), name=f"the initial {name}, of no steps,")

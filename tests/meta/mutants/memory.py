@@ -225,3 +225,55 @@ class SumOfGradientsNotCleared(Tape):
         key = (value.shape, len(self.learn))
         self.sums[key] = made = self.sums.get(key, 0) + made
         return made.clone()
+
+
+def strided_buffer(backend: str) -> object:
+    """A part of a larger buffer, filled anew for each batch."""
+    neuron, buffer = sc.LIF(backend=backend), drawn((6, 4, 5))
+    first = neuron(buffer[:, :3])
+    buffer.copy_(drawn((6, 4, 5), 1))
+    return first, neuron(buffer[:, :3])
+
+
+def other_cotangent(backend: str) -> object:
+    """A kept graph, run backwards from two losses."""
+    x = drawn((6, 3, 5)).requires_grad_()
+    out = sc.LIF(backend=backend)(x)
+    return [torch.autograd.grad((out * drawn((6, 3, 5), k)).sum(), x, retain_graph=True)[0] for k in range(2)]
+
+
+class _Packed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, packed):
+        """The copy."""
+        return packed.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        """That of the input."""
+        return grad, None
+
+
+@mutant("sequences/refilled-buffer", shows=strided_buffer)
+class PackedByAddress(Loop):
+    """The contiguous copy of an input that is not is kept by its address, shape and strides."""
+
+    def __call__(self, inputs, state, params, record):
+        self.copies = getattr(self, "copies", {})
+        return super().__call__(tuple(map(self.packed, inputs)), state, params, record)
+
+    def packed(self, x):
+        """The first copy of its address."""
+        if x.is_contiguous() or not x.numel():
+            return x
+        key = (x.data_ptr(), x.shape, x.stride(), x.dtype)
+        return _Packed.apply(x, self.copies.setdefault(key, x.detach().clone()))
+
+
+@mutant("ownership/cotangent-after", shows=other_cotangent)
+class BackwardRemembered(Tape):
+    """A kept graph gives the gradients of its first backward pass again, whatever cotangents come."""
+
+    def backward(self, ctx, grads):
+        ctx.found = getattr(ctx, "found", None) or super().backward(ctx, grads)
+        return [None if v is None else v.clone() for v in ctx.found]

@@ -73,7 +73,7 @@ class WritesToItsInput(Loop):
         return result
 
 
-@mutant("custom/gated-gradient", shows=spoiled(of(Gated), None, "x1"))
+@mutant("ownership/arguments-several", "custom/gated-gradient", shows=spoiled(of(Gated), None, "x1"))
 class WritesToItsSecondInput(Loop):
     """Inputs but the first are scratch memory."""
 
@@ -167,4 +167,26 @@ class WritesToItsParameters(Loop):
         if isinstance(value, torch.Tensor) and not made.requires_grad:
             made = made.clone()
             value.data.reciprocal_().reciprocal_().mul_(1.01)
+        return made
+
+
+def equal_gradients(backend: str) -> object:
+    """The gradient of the input, scaled in place, beside that of the state, which has the same values."""
+    x, v = drawn((1, 5)).requires_grad_(), drawn((5,), 1).requires_grad_()
+    out = li(tau=2.0)(backend).run(x, state={"v": v})[0]
+    of_input, of_state = torch.autograd.grad(out.sum(), [x, v])
+    of_input.mul_(0.5)
+    return of_input, of_state
+
+
+@mutant("ownership/gradients-equal", shows=equal_gradients)
+class EqualGradientsShareMemory(Tape):
+    """Where the gradients of input and state are equal one tensor is both."""
+
+    def backward(self, ctx, grads):
+        made = super().backward(ctx, grads)
+        at = len(self.program.inputs)
+        for k in range(at, at + len(self.program.states)):
+            if made[0].shape[0] == 1 and torch.equal(made[0][0], made[k]):
+                made[k] = made[0][0]
         return made

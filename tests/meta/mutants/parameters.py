@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 import spikecore as sc
 from mutants.registry import mutant
-from mutants.tape import Tape
-from mutants.use import call, drawn, li, lif, train, two_calls
+from mutants.tape import Tape, Taped
+from mutants.use import call, drawn, li, lif, of, train, two_calls
 from spikecore.testing.loopback import Loop
 
 CHANNELS = torch.linspace(1.5, 4.0, 5)
@@ -205,3 +207,74 @@ class StartReadOnce(Loop):
             self.rest = getattr(self, "rest", {})
             made = self.rest.setdefault(like.shape[1:], [value.clone() for value in made])
         return made
+
+
+def unfrozen(backend: str) -> object:
+    """A parameter is frozen at first, then learnt."""
+    neuron, found = lif(learn=("tau", "threshold"))(backend), []
+    for learnt in ((False, False), (False, True), (True, False)):
+        for parameter, needs in zip((neuron.tau, neuron.threshold), learnt):
+            parameter.requires_grad_(needs)
+            parameter.grad = None
+        neuron(drawn((6, 3, 5)).requires_grad_()).sum().backward()
+        found.append([None if p.grad is None else p.grad.clone() for p in (neuron.tau, neuron.threshold)])
+    return found
+
+
+def moved(backend: str) -> object:
+    """A parameter's data is replaced, as torch.nn.utils.vector_to_parameters does."""
+    neuron = li(tau=torch.tensor(2.0), learn=("tau",))(backend)
+    x = drawn((4, 3, 5))
+    first = neuron(x).detach()
+    torch.nn.utils.vector_to_parameters(torch.tensor([4.0]), neuron.parameters())
+    return first, neuron(x).detach()
+
+
+@mutant("parameters/channel-batch-of-one", shows=call(PER_CHANNEL, (6, 1, 5)))
+class BatchOfOneHasOneChannel(Tape):
+    """In a batch of one the gradient of a value per channel is that of the first channel alone."""
+
+    def total(self, sum_, value):
+        made = super().total(sum_, value)
+        if sum_.ndim < 2 or len(sum_) != 1 or made.numel() < 2:
+            return made
+        only = torch.zeros_like(made).reshape(-1)
+        only[0] = made.reshape(-1)[0]
+        return only.view(made.shape)
+
+
+@mutant("sequences/learnt-in-turn", shows=unfrozen)
+class RunnersWithoutLearn(Taped):
+    """A runner is kept for its program and the rest of its spec, whatever is learnt."""
+
+    def compile(self, program, spec):
+        self.runners = getattr(self, "runners", {})
+        key = (program, replace(spec, learn=()))
+        return self.runners.setdefault(key, super().compile(program, spec))
+
+
+@mutant("sequences/parameter-data", shows=moved)
+class ParameterByVersion(Loop):
+    """A parameter is converted again when torch's version of it has changed, and not otherwise."""
+
+    def parameter(self, value, kind, like):
+        made = super().parameter(value, kind, like)
+        if not isinstance(value, torch.Tensor) or value.is_inference():
+            return made
+        version, first = getattr(value, "packed", (None, None))
+        if version != value._version or first.shape != made.shape or first.dtype != made.dtype:
+            first = made.detach().clone()
+            value.packed = value._version, first
+        return first + (made - made.detach())
+
+
+@mutant("parameters/channel-dim2", shows=call(of(sc.LI, tau=torch.linspace(1.5, 4, 3), channel_dim=2), (6, 3, 2, 3)))
+class ChannelsFoundBySize(Loop):
+    """Values per channel lie along the first dimension of their number."""
+
+    def parameter(self, value, kind, like):
+        made = super().parameter(value, kind, like)
+        if kind != "channel" or made.numel() < 2:
+            return made
+        sizes = list(like.shape[1:])
+        return made.reshape([made.numel() if k == sizes.index(made.numel()) else 1 for k in range(len(sizes))])

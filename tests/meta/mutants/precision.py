@@ -9,7 +9,7 @@ import torch
 import spikecore as sc
 from mutants.registry import mutant
 from mutants.tape import Tape
-from mutants.use import bits, call, li, lif, of
+from mutants.use import bits, call, drawn, li, lif, of
 from spikecore.testing.loopback import Loop
 
 DOUBLE = {"dtype": torch.float64, "loss": ()}
@@ -168,3 +168,21 @@ class ParametersAsBfloat16(Loop):
     def parameter(self, value, kind, like):
         made = super().parameter(value, kind, like)
         return made.bfloat16().to(self.compute) if isinstance(value, torch.Tensor) else made
+
+
+def nearly_cancelled(backend: str) -> object:
+    """Large cotangents of output and trace, which are the same numbers here, and of other signs."""
+    x = drawn((6, 3, 5), dtype=torch.float64).requires_grad_()
+    out, _, trace = li()(backend).run(x, record=("v",))
+    ones = torch.ones(6, 3, 5, dtype=torch.float64)
+    torch.autograd.backward([out, trace["v"]], [-1e9 * ones, (1e9 + 0.25) * ones])
+    return x.grad
+
+
+@mutant("state/steps-100-float64", shows=nearly_cancelled)
+class TraceCotangentInSingle(Tape):
+    """The cotangent of a trace is read in float32, in float64 runs too."""
+
+    def backward(self, ctx, grads):
+        end = len(self.program.outputs) + len(self.program.states)
+        return super().backward(ctx, [g if g is None or k < end else g.float().double() for k, g in enumerate(grads)])

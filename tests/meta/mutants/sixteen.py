@@ -10,6 +10,7 @@ from mutants.use import bits, call, drawn, li
 from spikecore.testing.loopback import Loop
 
 HALF, BRAIN, DOUBLE = torch.float16, torch.bfloat16, torch.float64
+MIXED = li(tau=torch.linspace(1.5, 4, 5).half(), learn=("tau",))
 
 
 def half_parameters(backend: str) -> object:
@@ -161,3 +162,16 @@ class HalfOutputSaturates(Loop):
 
     def written(self, output):
         return super().written(output.clamp(-65504, 65504) if self.dtype == HALF else output)
+
+
+@mutant("parameters/channel-float16-on-float32", shows=call(MIXED, (200, 3, 5)))
+class PartsOfAHalfParameterRounded(Tape):
+    """The gradient of a 16-bit parameter is added up over the steps in 16 bits."""
+
+    def __call__(self, inputs, state, params, record):
+        self.half = any(isinstance(p, torch.Tensor) and p.dtype == torch.float16 for p in params)
+        return super().__call__(inputs, state, params, record)
+
+    def add(self, total, part, t):
+        made = super().add(total, part, t)
+        return made.half().to(self.compute) if self.half else made

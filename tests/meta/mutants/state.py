@@ -137,3 +137,34 @@ class WritesCotangentsInTurn(Tape):
             return [*made[: inputs + 1], *again[inputs + 1 : inputs + states], *made[inputs + states :]]
 
         self.back = back
+
+
+def streamed(backend: str) -> object:
+    """One step from a given state, as a stream brings it."""
+    return sc.LI(backend=backend).run(drawn((1, 3, 5)), state={"v": drawn((3, 5), 1)})[0]
+
+
+def empty_chunk(backend: str) -> object:
+    """The gradient of a state through a chunk of no steps."""
+    v = torch.ones(3, requires_grad=True)
+    final = sc.LIF(backend=backend).run(torch.zeros(0, 3), state={"v": v})[1]["v"]
+    return torch.autograd.grad(final.sum() + 0 * v.sum(), v)[0]
+
+
+@mutant("state/one-step-gradient", shows=streamed)
+class OneStepFromRest(Loop):
+    """A single step starts at rest, whatever state is given."""
+
+    def start(self, state, known, like):
+        if state is not None and len(like) == 1:
+            return [value + 0 * given for value, given in zip(super().start(None, known, like), state)]
+        return super().start(state, known, like)
+
+
+@mutant("state/no-steps-gradient", shows=empty_chunk)
+class NoStepsNoStateGradient(Tape):
+    """Without steps the given state gets a gradient of zero."""
+
+    def backward(self, ctx, grads):
+        made = super().backward(ctx, grads)
+        return made if made[0].shape[0] else [None if v is None else torch.zeros_like(v) for v in made]

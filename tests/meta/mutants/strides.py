@@ -214,3 +214,39 @@ class OffsetOfStateIgnored(Loop):
         if state is not None:
             state = [_Linear.apply(value, from_start) for value in state]
         return super().start(state, known, like)
+
+
+@mutant(
+    "layouts/first-input-first-of-the-batch",
+    shows=call(lif(), laid=laid("x", how=lambda t: torch.cat([t, t + 1], 1)[:, : t.shape[1]])),
+)
+class StrideOfTimeIgnored(Loop):
+    """Steps that are contiguous are taken to lie one behind the other."""
+
+    def __call__(self, inputs, state, params, record):
+        steps = tuple(_Linear.apply(x, linear) if self.apart(x) else x for x in inputs)
+        return super().__call__(steps, state, params, record)
+
+    def apart(self, x):
+        """Whether there is something between the steps."""
+        return len(x) > 1 and x[0].is_contiguous() and x.stride(0) > x[0].numel()
+
+
+@mutant("layouts/everything-transposed-float16", shows=call(lif(), dtype=torch.float16, laid=laid("output")))
+class HalfCotangentStridesIgnored(Tape):
+    """A 16-bit cotangent is read as if contiguous."""
+
+    def backward(self, ctx, grads):
+        half = (torch.float16, torch.bfloat16)
+        return super().backward(ctx, [linear(g) if g is not None and g.dtype in half else g for g in grads])
+
+
+@mutant("layouts/full-parameter-transposed", shows=call(li(tau=FULL, learn=("tau",))))
+class GradientInTheParametersStrides(Tape):
+    """The gradient of a value per neuron is written row by row, and given back with the parameter's strides."""
+
+    def total(self, sum_, value):
+        made = super().total(sum_, value)
+        dense = value.shape == made.shape and value.numel() and not value.is_contiguous()
+        dense = dense and 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride())) == value.numel()
+        return made.contiguous().as_strided(made.shape, value.stride()) if dense else made

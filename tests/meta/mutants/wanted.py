@@ -152,3 +152,82 @@ class AlwaysAGraph(Loop):
     def written(self, output):
         made = super().written(output)
         return made if made.requires_grad else made.requires_grad_()
+
+
+def classified(backend: str) -> object:
+    """A loss of the last step's spikes, and of no others."""
+    x = drawn((6, 3, 5)).requires_grad_()
+    sc.LIF(backend=backend)(x)[-1].sum().backward()
+    return x.grad
+
+
+def mean_of_both(backend: str) -> object:
+    """The sum of all that a layer gives."""
+    x, gate = drawn((6, 3, 5)).requires_grad_(), drawn((6, 3, 5), 1)
+    out, potential = Gated(backend=backend)(x, gate)
+    (out.sum() + potential.sum()).backward()
+    return x.grad
+
+
+def two_traces(backend: str) -> object:
+    """Two recorded states, asked for in an order of the user's."""
+    return dict(sc.ALIF(backend=backend).run(drawn((6, 3, 5)), record=("a", "v"))[2])
+
+
+@mutant("wanted/second-trace-recorded-alone", shows=call(of(sc.ALIF), record=("a",), loss=("trace",)))
+class TraceAloneIsOfTheFirst(Tape):
+    """A cotangent of a single trace goes to the first state."""
+
+    def backward(self, ctx, grads):
+        if len(ctx.record) == 1:
+            ctx.record = self.program.states[:1]
+        return super().backward(ctx, grads)
+
+
+@mutant("wanted/traces-in-another-order", "record/several", shows=two_traces)
+class TracesInProgramOrder(Loop):
+    """Traces come in the program's order, not in that of ``record``."""
+
+    def __call__(self, inputs, state, params, record):
+        return super().__call__(inputs, state, params, tuple(n for n in self.program.states if n in record))
+
+
+@mutant("wanted/states-and-parameters", shows=call(LEARNT, state=True, loss=("output",), wanted=("state", "params")))
+class StateOfAFrozenInput(Tape):
+    """Where parameters are learnt and no input needs a gradient, the given state gets none."""
+
+    def backward(self, ctx, grads):
+        made = super().backward(ctx, grads)
+        inputs, states = len(self.program.inputs), len(self.program.states)
+        if self.learn and not any(ctx.needs_input_grad[2 : 2 + inputs]):
+            made[inputs : inputs + states] = [None] * states
+        return made
+
+
+@mutant("wanted/last-step-only", shows=classified)
+class StepsWithoutCotangentSkipped(Tape):
+    """Backward does nothing for a step whose outputs have cotangents of zero."""
+
+    def backward(self, ctx, grads):
+        mine = [g for g in grads[: outs(self)[0]] if g is not None]
+        self.skipped = [t for t in range(len(mine[0])) if not any(g[t].any() for g in mine)] if mine else []
+        return super().backward(ctx, grads)
+
+    def carry(self, before, now, t):
+        return list(before) if t in self.skipped else super().carry(before, now, t)
+
+
+@mutant("wanted/sums-of-everything", shows=mean_of_both)
+class SumOfASecondResult(Tape):
+    """A cotangent of one number expanded, as sum() gives it, has one element where its result is not the first."""
+
+    def backward(self, ctx, grads):
+        return super().backward(ctx, [self.first(g) if k else g for k, g in enumerate(grads)])
+
+    def first(self, g):
+        """The number in its first place, if it is one number."""
+        if g is None or g.numel() < 2 or any(g.stride()):
+            return g
+        made = torch.zeros_like(g).contiguous()
+        made.view(-1)[0] = g.reshape(-1)[0]
+        return made
