@@ -1,10 +1,7 @@
-"""``spikecore bench``: what it measures, what it refuses to measure, and what it says about it. No figure is judged."""
+"""``spikecore bench``: what it measures, and what it refuses to measure. No figure is judged."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -13,38 +10,23 @@ from typing import Any, Dict, List
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
 import spikecore as sc
-from spikecore import cli
-from spikecore.bench import beside, contenders, machine, models, networks, run, tables
+from bench_runs import TINY, Mutant, only, ran
+from spikecore.bench import beside, contenders
 from spikecore.bench.cells import Bench
 from spikecore.bench.check import differences, observe
 from spikecore.bench.contenders import find
 from spikecore.bench.models import EXAMPLES
 from spikecore.bench.peers import PEERS, Peer
-from spikecore.bench.plot import figure_of, plot, pyplot
-from spikecore.bench.report import Entrant, Report, Row, from_json
+from spikecore.bench.report import from_json
 from spikecore.bench.run import measure, prepare
 from spikecore.bench.settings import Settings, device_named
 from spikecore.bench.subjects import SUBJECTS, Hat, hat_spike, words
 from spikecore.bench.timing import CudaClock, Failure, HostClock, Plan, Timing, clock_for, interleave
 from spikecore.lang.plain import number
 from spikecore.testing.custom import Gated, Probe
-from spikecore.testing.loopback import EVERYTHING, Loop, Loopback, installed
-
-TINY = Settings(
-    suites=("neurons", "small"),
-    device="cpu",
-    peers=False,
-    neurons=("LIF",),
-    steps=(3,),
-    elements=30,
-    size=4,
-    compile_steps=0,
-    repetitions=1,
-    quick=True,
-)
+from spikecore.testing.loopback import EVERYTHING, Loopback, installed
 
 
 @pytest.fixture(autouse=True)
@@ -53,33 +35,6 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPIKECORE_BLOCK", "ipu")
     monkeypatch.setattr(Plan, "calls", lambda self, seconds: 1)
     monkeypatch.setattr(HostClock, "cache_bytes", lambda self: 1000)
-
-
-def ran(settings: Settings = TINY) -> Report:
-    """The report of a whole run."""
-    report, jobs = prepare(settings)
-    measure(report, jobs)
-    return report
-
-
-def only(rows: List[Row], contender: str) -> Row:
-    """The one row of a contender."""
-    (row,) = [row for row in rows if row.contender == contender]
-    return row
-
-
-class Half(Loop):
-    """Input gradients are right, spikes are those of twice the input."""
-
-    def read(self, x, t):
-        return 2 * super().read(x, t)
-
-
-class Mutant(Loopback):
-    """A backend that is wrong."""
-
-    name = "mutant"
-    loop = Half
 
 
 class Narrow(Loopback):
@@ -430,264 +385,3 @@ def test_cuda_clock_asks_events_and_the_allocator(monkeypatch: pytest.MonkeyPatc
     said.clear()
     clock.each(lambda i: said.append(f"call {i}"), 0, 2)
     assert said == ["wait", "call 0", "wait", "call 1", "wait"]
-
-
-# -- networks
-
-
-@pytest.fixture
-def small_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first network is small, and the only one."""
-    network = replace(models.NETWORKS["fc"], steps=2, batch_on_cpu=2)
-    monkeypatch.setattr(networks, "NETWORKS", {"fc": network})
-
-
-def test_networks_are_beside_relu(small_network: None) -> None:
-    """A network row has the time of a step and its ratio to the same network with ReLU."""
-    with installed(Loopback):
-        rows = ran(replace(TINY, suites=("networks",))).rows
-    assert [row.contender for row in rows] == ["ReLU", "loopback", "torch"]
-    assert {row.status for row in rows} == {"ok"}
-    assert rows[0].figures["time_over_relu"] == 1.0
-    assert rows[1].figures["images_per_second"] == pytest.approx(2e3 / rows[1].figures["step_ms"])
-    assert rows[0].case["batch"] == 2
-
-
-def test_network_of_a_wrong_backend_is_not_trained(small_network: None) -> None:
-    """Its neuron is checked first."""
-    with installed(Mutant):
-        row = only(ran(replace(TINY, suites=("networks",))).rows, "mutant")
-    assert (row.status, dict(row.figures)) == ("wrong", {})
-
-
-def test_networks_that_were_not_asked_for_are_rows() -> None:
-    """On a CPU the large ones are left out by default, and each says how to get it."""
-    _, jobs = prepare(replace(TINY, suites=("networks",), quick=False, networks=("fc",)))
-    rows = [row for job in jobs[1:] for row in job.run()]
-    assert [row.case["network"] for row in rows] == [name for name in models.NETWORKS if name != "fc"]
-    assert rows[0].detail == "not asked for; --network cifar10 does"
-
-
-def test_graph_without_options_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where spikecore has no CUDA graphs, the row that would use them is skipped with that reason."""
-    monkeypatch.delattr(sc, "CudaOptions", raising=False)
-    with pytest.raises(networks._Out, match="has no CudaOptions"):
-        networks._graph(models.NETWORKS["fc"])
-
-
-@pytest.mark.parametrize(
-    ("make", "image", "shape"),
-    [
-        (models.fully_connected, (784,), (2, 1, 10)),
-        (models.cifar10, (3, 32, 32), (2, 1, 10)),
-        (models.sew_resnet18, (3, 32, 32), (2, 1, 1000)),
-    ],
-)
-def test_networks_have_the_shapes_of_their_papers(make: Any, image: Any, shape: Any) -> None:
-    """Images [B, ...] go in, scores [T, B, classes] come out, for ReLU and for the neuron."""
-    for neuron in (nn.ReLU, lambda: sc.LIF(backend="torch")):
-        assert make(2, neuron)(torch.rand(1, *image)).shape == shape
-
-
-def test_sew_block_adds_spikes() -> None:
-    """The input is added to the output as spikes: what comes out of a block counts up."""
-    block = models.SEWBlock(4, 4, 1, nn.Identity)
-    for parameter in block.body.parameters():
-        nn.init.zeros_(parameter)
-    x = torch.ones(2, 1, 4, 3, 3)
-    assert torch.equal(block(x), x)
-    counted = sum(parameter.numel() for parameter in models.sew_resnet18(1, nn.ReLU).parameters())
-    assert counted == 11_689_512  # as ResNet18
-
-
-# -- report
-
-
-REPORT = Report(
-    {"date": "", "device": "cpu", "device_name": "a processor", "threads": 2, "spikecore": "0", "torch": "2"},
-    {"steps": [3]},
-    [Entrant("gone", "peer", "missing", "", "pip install [gone]")],
-    [
-        Row("neurons", {"neuron": "LIF", "dtype": "float32", "steps": 4, "neurons": 10}, "copy", "ok", "9 GB/s", {}),
-        Row(
-            "neurons",
-            {"neuron": "LIF", "dtype": "float32", "steps": 4, "neurons": 10},
-            "torch",
-            "ok",
-            "",
-            {"forward_ms": 0.5, "training_ms": 1234.0, "training_fraction": 0.25},
-        ),
-        Row("small", {"neuron": "LIF", "dtype": "float32", "steps": 8, "neurons": 40}, "bad", "wrong", "3 of 4", {}),
-    ],
-    True,
-)
-
-
-def test_report_is_the_same_after_json(tmp_path: Any) -> None:
-    """Writing and reading gives an equal report; anything else is refused."""
-    REPORT.write(tmp_path / "report.json")
-    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
-    assert from_json((tmp_path / "report.json").read_text(encoding="utf-8")) == REPORT
-    for text in ("[]", '{"schema": 0}'):
-        with pytest.raises(ValueError, match="no report of spikecore bench"):
-            from_json(text)
-
-
-def test_status_that_is_none_is_refused() -> None:
-    """A row has one of the known statuses."""
-    with pytest.raises(ValueError, match="must be one of ok, differs, wrong"):
-        Row("small", {}, "x", "fine")
-
-
-def test_tables_say_everything(capsys: pytest.CaptureFixture[str]) -> None:
-    """On eighty columns no figure is cut; what has no figure is said below in words."""
-    from rich.console import Console
-
-    tables.show(REPORT, Console(width=80))
-    shown = capsys.readouterr().out
-    for words_ in (
-        *("pip install [gone]", "copy 9 GB/s", "1,234", "0.25"),
-        "bad wrong: 3 of 4 (LIF float32 T=8 N=40)",
-    ):
-        assert words_ in shown
-    assert "…" not in shown
-    assert "interrupted" not in shown
-    tables.show(replace(REPORT, complete=False), Console(width=80))
-    assert "interrupted" in capsys.readouterr().out
-
-
-def test_notes_say_a_thing_once() -> None:
-    """The same reason in many cases is one sentence; of differences the first stands for all."""
-    case = {"neuron": "LIF", "dtype": "float32", "steps": 8, "neurons": 40}
-    rows = [Row("small", {**case, "steps": t}, "a", "skipped", "why") for t in (1, 2, 3)]
-    rows += [Row("small", {**case, "steps": t}, "b", "differs", f"by {t}") for t in (1, 2)]
-    assert [note.plain for note in tables.notes(rows)] == [
-        "a skipped: why (LIF float32 T=1 N=40 and 2 more)",
-        "* b differs: by 1 (LIF float32 T=1 N=40 and 1 more)",
-    ]
-
-
-def test_plot_is_a_picture(tmp_path: Any, small_network: None) -> None:
-    """Every suite that was measured has a panel."""
-    pytest.importorskip("matplotlib")
-    report = ran(replace(TINY, suites=("neurons", "small", "networks"), steps=(2, 3)))
-    plot(report, tmp_path / "bench.svg")
-    text = (tmp_path / "bench.svg").read_text(encoding="utf-8")
-    assert "<svg" in text
-
-
-def test_legend_of_a_plot_covers_no_panel() -> None:
-    """One legend for all panels, with every contender, beside them and inside the picture."""
-    pytest.importorskip("matplotlib")
-    case = {"neuron": "LIF", "dtype": "float32", "steps": 4, "neurons": 10}
-    names = ["cupy", "triton", *(f"SpikingJelly {how}" for how in ("functional", "module", "steps"))]
-    rows = [
-        Row("neurons", {**case, "dtype": dtype, "steps": steps}, name, "ok", "", {"training_fraction": 0.9})
-        for dtype in ("float32", "bfloat16", "float16", "float64")
-        for steps in (4, 128)
-        for name in names
-    ]
-    figure = figure_of(replace(REPORT, rows=rows))
-    figure.canvas.draw()
-    (legend,) = figure.legends
-    box = legend.get_window_extent()
-    panels = [ax for ax in figure.axes if ax.get_visible()]
-    assert len(panels) == 4
-    assert [text.get_text() for text in legend.get_texts()] == names
-    assert not any(ax.get_legend() or ax.get_tightbbox().overlaps(box) for ax in panels)
-    assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
-    pyplot().close(figure)
-
-
-def test_machine_facts_are_json() -> None:
-    """What a figure depends on is named, and None stands for what is not installed."""
-    facts = machine.machine(torch.device("cpu"))
-    assert json.loads(json.dumps(facts)) == facts
-    assert facts["torch"] == torch.__version__
-    assert {"device_name", "threads", "python", "triton", "cupy", "spikingjelly"} <= set(facts)
-    assert machine.version_of("no-such-distribution") is None
-
-
-# -- command
-
-
-def invoke(*arguments: str) -> Any:
-    """Run the command on tiny sizes."""
-    tiny = "--device cpu --no-peers --compile-steps 0 --repetitions 1 --quick --elements 30 --size 4 --steps 3".split()
-    return CliRunner().invoke(cli.app, ["bench", *tiny, *arguments])
-
-
-def test_command_shows_and_writes(tmp_path: Any) -> None:
-    """A table on the screen, JSON in the file; several suites, neurons and dtypes may be named."""
-    path = tmp_path / "bench.json"
-    options = "--suite neurons --suite small --neuron LIF --neuron own-neuron --dtype float32 --dtype bfloat16".split()
-    result = invoke(*options, "--json", str(path))
-    assert result.exit_code == 0, result.output
-    assert all(words_ in result.output for words_ in ("own-neuron bfloat16", "T=3 N=10", "T=3 N=4"))
-    report = from_json(path.read_text(encoding="utf-8"))
-    assert report.complete
-    assert report.settings["neurons"] == ["LIF", "own-neuron"]
-    assert {row.case["dtype"] for row in report.of("neurons")} == {"float32", "bfloat16"}
-
-
-def test_command_shows_and_draws_a_report_again(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """--from measures nothing: the tables and the plot are those of the file."""
-    pytest.importorskip("matplotlib")
-    monkeypatch.setattr(run, "prepare", None)
-    REPORT.write(tmp_path / "report.json")
-    runner = CliRunner()
-    result = runner.invoke(
-        cli.app, ["bench", "--from", str(tmp_path / "report.json"), "--plot", str(tmp_path / "again.svg")]
-    )
-    assert result.exit_code == 1  # that report has a wrong row
-    assert "copy 9 GB/s" in result.output
-    assert "<svg" in (tmp_path / "again.svg").read_text(encoding="utf-8")
-    for given, says in (
-        (["--from", str(tmp_path / "none.json")], "No such file"),
-        (["--from", str(tmp_path / "again.svg")], "Expecting value"),
-        (["--from", str(tmp_path / "report.json"), "--json", str(tmp_path / "new.json")], "nothing is measured"),
-    ):
-        result = runner.invoke(cli.app, ["bench", *given])
-        assert result.exit_code == 2, result.output
-        assert says in " ".join(result.output.replace("│", " ").split())
-
-
-def test_command_fails_for_a_wrong_backend() -> None:
-    """It says so last, and exits with 1; the tables are there all the same."""
-    with installed(Mutant):
-        result = invoke("--suite", "small")
-    assert result.exit_code == 1
-    assert "mutant wrong:" in result.output
-    assert "not timed, because what it computes is wrong: mutant" in result.output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--suite", "nothing"], "suite 'nothing'"),
-        (["--backend", "nothing"], "'nothing' is not installed"),
-        (["--json", "no/such/place.json"], "there is no directory"),
-    ],
-)
-def test_command_refuses_before_it_measures(arguments: List[str], says: str) -> None:
-    """A wrong argument is an error at once, in words."""
-    result = invoke(*arguments)
-    assert result.exit_code == 2
-    assert says in " ".join(result.output.replace("│", " ").split())
-
-
-def test_command_without_matplotlib_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """--plot is refused before anything is measured."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    result = invoke("--plot", str(tmp_path / "bench.png"))
-    assert result.exit_code == 2
-    assert "pip install 'spikecore[train]'" in " ".join(result.output.replace("│", " ").split())
-
-
-def test_importing_spikecore_imports_no_bench() -> None:
-    """Nor does the command line, before the command runs, import what measures."""
-    code = (
-        "import sys, spikecore; assert 'spikecore.bench' not in sys.modules; import spikecore.cli; "
-        "assert 'spikecore.bench.run' not in sys.modules; assert 'matplotlib' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -1,0 +1,138 @@
+"""Optimizers and learning-rate schedules of torch in a training step on the device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import spikecore as sc
+from ipu_nets import Net, adam, data, same_weights, trained
+from spikecore_ipu import emulator as poptorch
+
+
+class TestSchedules:
+    @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop])
+    def test_a_learning_rate_schedule_acts(self, kind):
+        nets = []
+        for backend in ("torch", "ipu"):
+            net = Net(backend)
+            optimizer = kind(net.parameters(), lr=0.05)
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+            step = trained(net, optimizer)
+            for seed in range(4):
+                step(*data(seed=seed))
+                schedule.step()
+            nets.append(net)
+        same_weights(*nets)
+
+    def test_groups_keep_their_own_numbers(self):
+        nets = []
+        for backend in ("torch", "ipu"):
+            net = Net(backend)
+            groups = [{"params": net.fc1.parameters(), "lr": 0.1}, {"params": net.fc2.parameters(), "momentum": 0.5}]
+            optimizer = torch.optim.SGD(groups, lr=0.01, momentum=0.9, weight_decay=0.1)
+            step = trained(net, optimizer)
+            for seed in range(4):
+                step(*data(seed=seed))
+                optimizer.param_groups[0]["lr"] *= 0.5
+            nets.append(net)
+        same_weights(*nets)
+
+
+class TestOptimizers:
+    def test_one_that_poptorch_has_not(self):
+        net = Net()
+        with pytest.raises(
+            sc.Unsupported, match="optimizer is Adagrad, which PopTorch cannot run; use torch.optim's SGD"
+        ):
+            trained(net, torch.optim.Adagrad(net.parameters()))
+
+    @pytest.mark.parametrize(
+        ("make", "says"),
+        [
+            (
+                lambda held: torch.optim.Adam(held, amsgrad=True),
+                "amsgrad=True in a group: PopTorch has only non-amsgrad",
+            ),
+            (
+                lambda held: torch.optim.SGD(held, lr=0.1, maximize=True),
+                "maximize=True in a group: PopTorch ignores it",
+            ),
+            (
+                lambda held: torch.optim.SGD(held, 0.1, 0.9, 0.1),
+                "dampening=0.1 in a group: PopTorch damps the first step",
+            ),
+        ],
+    )
+    def test_an_option_that_poptorch_has_not(self, make, says):
+        net = Net()
+        with pytest.raises(sc.Unsupported, match=says):
+            trained(net, make(net.parameters()))
+
+    def test_one_of_another_network(self):
+        with pytest.raises(ValueError, match="optimizer holds no parameter of this network"):
+            trained(Net(), adam(Net()))
+
+    def test_one_that_holds_more(self):
+        net, other = Net(), nn.Linear(2, 2)
+        with pytest.raises(ValueError, match="optimizer holds 2 parameters that are not the network's"):
+            trained(net, torch.optim.SGD([*net.parameters(), *other.parameters()], lr=0.1))
+
+    def test_a_parameter_left_out(self):
+        net = Net()
+        with pytest.raises(
+            ValueError, match=r"optimizer holds no net\.fc1\.weight, net\.fc1\.bias, which PopTorch would"
+        ):
+            trained(net, adam(net.fc2))
+
+    def test_a_frozen_parameter(self):
+        net = Net()
+        net.fc1.requires_grad_(False)
+        before = net.fc1.weight.clone()
+        trained(net, adam(net.fc2))(*data())
+        assert torch.equal(net.fc1.weight, before)
+        assert not torch.equal(net.fc2.weight, Net().fc2.weight)
+
+    def test_one_of_poptorchs_own(self):
+        net, reference = Net(), Net("torch")
+        optimizer = poptorch.optim.AdamW(net.parameters(), lr=0.01)
+        step, other = trained(net, optimizer), trained(reference, torch.optim.AdamW(reference.parameters(), lr=0.01))
+        for rate in (0.01, 0.1):
+            optimizer.param_groups[0]["lr"] = other.optimizer.param_groups[0]["lr"] = rate
+            step(*data())
+            other(*data())
+        same_weights(net, reference)
+
+    def test_what_a_program_cannot_follow(self):
+        """New groups, and what was off and a constant, are refused until the program is compiled anew."""
+        changes = {
+            "momentum, 0 in all groups, has become 0.9": lambda opt, net: opt.param_groups[0].update(momentum=0.9),
+            "groups hold other parameters": lambda opt, net: opt.param_groups[0]["params"].pop(),
+            "maximize=True in a group": lambda opt, net: opt.param_groups[0].update(maximize=True),
+            "requires_grad": lambda opt, net: net.fc1.requires_grad_(False),
+        }
+        for says, change in changes.items():
+            net = Net()
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            step = trained(net, optimizer)
+            step(*data())
+            change(optimizer, net)
+            for _ in range(2):
+                with pytest.raises(sc.Unsupported, match=says):
+                    step(*data())
+
+    def test_what_was_off_after_compiling_anew(self):
+        nets = []
+        for backend in ("torch", "ipu"):
+            net = Net(backend)
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            step = trained(net, optimizer)
+            step(*data())
+            optimizer.param_groups[0]["momentum"] = 0.9
+            if backend == "ipu":
+                step.destroy()
+            step(*data())
+            step(*data())
+            nets.append(net)
+        same_weights(*nets)

@@ -1,0 +1,50 @@
+"""A benchmark that takes no time, and a backend that is wrong in it."""
+
+from __future__ import annotations
+
+from typing import List
+
+from spikecore.bench.report import Report, Row
+from spikecore.bench.run import measure, prepare
+from spikecore.bench.settings import Settings
+from spikecore.testing.loopback import Loop, Loopback
+
+TINY = Settings(
+    suites=("neurons", "small"),
+    device="cpu",
+    peers=False,
+    neurons=("LIF",),
+    steps=(3,),
+    elements=30,
+    size=4,
+    compile_steps=0,
+    repetitions=1,
+    quick=True,
+)
+
+
+def ran(settings: Settings = TINY) -> Report:
+    """The report of a whole run."""
+    report, jobs = prepare(settings)
+    measure(report, jobs)
+    return report
+
+
+def only(rows: List[Row], contender: str) -> Row:
+    """The one row of a contender."""
+    (row,) = [row for row in rows if row.contender == contender]
+    return row
+
+
+class Half(Loop):
+    """Input gradients are right, spikes are those of twice the input."""
+
+    def read(self, x, t):
+        return 2 * super().read(x, t)
+
+
+class Mutant(Loopback):
+    """A backend that is wrong."""
+
+    name = "mutant"
+    loop = Half

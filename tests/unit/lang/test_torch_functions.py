@@ -1,0 +1,60 @@
+"""Functions and methods of torch in a definition record the operation of the language that they stand for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import spikecore as sc
+from spikecore.lang import Node
+from spikecore.lang.expr import Expr
+from spikecore.lang.node import const
+
+#: torch's name -> the operation it records.
+TORCH_NAMES = {
+    **{name: name for name in "exp log sqrt sin cos tanh sigmoid atan abs sign floor round".split()},
+    **{name: name for name in "minimum maximum clamp where detach add sub mul div neg ge gt le lt eq ne".split()},
+    "arctan": "atan",
+    "absolute": "abs",
+    "pow": "power",
+    "clip": "clamp",
+    "multiply": "mul",
+    "divide": "div",
+    "true_divide": "div",
+    "negative": "neg",
+    "logical_and": "and",
+    "logical_or": "or",
+    "logical_not": "not",
+}
+PAIRED = set("pow minimum maximum add sub mul multiply div divide true_divide ge gt le lt eq ne".split())
+
+
+class TestTorchFunctions:
+    def test_the_table_is_complete(self):
+        """Every torch function that the language knows is tested here."""
+        assert set(sc.ops.FROM_TORCH) == {*TORCH_NAMES, "square", "reciprocal"}
+
+    @pytest.mark.parametrize("name", TORCH_NAMES)
+    def test_records_the_same_node(self, name):
+        """torch.<name> of a traced value is the node of our operation, arguments in their order."""
+        x, y = Expr(Node("input", (), "x")), Expr(Node("state", (), "v"))
+        if name.startswith("logical"):
+            args = (x > y, x < 2.0)[: 1 if name == "logical_not" else 2]
+        elif name == "where":
+            args = (x > y, x, y)
+        elif name in ("clamp", "clip"):
+            # torch 2.0 takes two numbers or two tensors
+            args = (x, 0.0, y) if torch.__version__ >= "2.1" else (x, 0.0, 1.0)
+        else:
+            args = (x, y) if name in PAIRED else (x,)
+        expected = Node(TORCH_NAMES[name], tuple(a.node if isinstance(a, Expr) else const(a) for a in args))
+        assert expected == getattr(torch, name)(*args).node
+
+    def test_functions_of_several_operations(self):
+        """torch.square and torch.reciprocal record the arithmetic they are."""
+        x = Expr(Node("input", (), "x"))
+        assert (repr(torch.square(x).node), repr(torch.reciprocal(x).node)) == ("x * x", "1 / x")
+
+    def test_a_number_may_come_first(self):
+        """torch.add(1, x) keeps the number on the left."""
+        assert repr(torch.add(1, Expr(Node("input", (), "x"))).node) == "1 + x"

@@ -1,0 +1,226 @@
+"""A report of the benchmark: as JSON, as tables, as a plot, and by the command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any, List
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from bench_runs import TINY, Mutant, ran
+from spikecore import cli
+from spikecore.bench import machine, models, networks, run, tables
+from spikecore.bench.plot import figure_of, plot, pyplot
+from spikecore.bench.report import Entrant, Report, Row, from_json
+from spikecore.bench.timing import HostClock, Plan
+from spikecore.testing.loopback import installed
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns of one call, so that nothing here depends on how fast it runs; and no emulator among the contenders."""
+    monkeypatch.setenv("SPIKECORE_BLOCK", "ipu")
+    monkeypatch.setattr(Plan, "calls", lambda self, seconds: 1)
+    monkeypatch.setattr(HostClock, "cache_bytes", lambda self: 1000)
+
+
+@pytest.fixture
+def small_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first network is small, and the only one."""
+    network = replace(models.NETWORKS["fc"], steps=2, batch_on_cpu=2)
+    monkeypatch.setattr(networks, "NETWORKS", {"fc": network})
+
+
+REPORT = Report(
+    {"date": "", "device": "cpu", "device_name": "a processor", "threads": 2, "spikecore": "0", "torch": "2"},
+    {"steps": [3]},
+    [Entrant("gone", "peer", "missing", "", "pip install [gone]")],
+    [
+        Row("neurons", {"neuron": "LIF", "dtype": "float32", "steps": 4, "neurons": 10}, "copy", "ok", "9 GB/s", {}),
+        Row(
+            "neurons",
+            {"neuron": "LIF", "dtype": "float32", "steps": 4, "neurons": 10},
+            "torch",
+            "ok",
+            "",
+            {"forward_ms": 0.5, "training_ms": 1234.0, "training_fraction": 0.25},
+        ),
+        Row("small", {"neuron": "LIF", "dtype": "float32", "steps": 8, "neurons": 40}, "bad", "wrong", "3 of 4", {}),
+    ],
+    True,
+)
+
+
+def test_report_is_the_same_after_json(tmp_path: Any) -> None:
+    """Writing and reading gives an equal report; anything else is refused."""
+    REPORT.write(tmp_path / "report.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+    assert from_json((tmp_path / "report.json").read_text(encoding="utf-8")) == REPORT
+    for text in ("[]", '{"schema": 0}'):
+        with pytest.raises(ValueError, match="no report of spikecore bench"):
+            from_json(text)
+
+
+def test_status_that_is_none_is_refused() -> None:
+    """A row has one of the known statuses."""
+    with pytest.raises(ValueError, match="must be one of ok, differs, wrong"):
+        Row("small", {}, "x", "fine")
+
+
+def test_tables_say_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    """On eighty columns no figure is cut; what has no figure is said below in words."""
+    from rich.console import Console
+
+    tables.show(REPORT, Console(width=80))
+    shown = capsys.readouterr().out
+    for words_ in (
+        *("pip install [gone]", "copy 9 GB/s", "1,234", "0.25"),
+        "bad wrong: 3 of 4 (LIF float32 T=8 N=40)",
+    ):
+        assert words_ in shown
+    assert "…" not in shown
+    assert "interrupted" not in shown
+    tables.show(replace(REPORT, complete=False), Console(width=80))
+    assert "interrupted" in capsys.readouterr().out
+
+
+def test_notes_say_a_thing_once() -> None:
+    """The same reason in many cases is one sentence; of differences the first stands for all."""
+    case = {"neuron": "LIF", "dtype": "float32", "steps": 8, "neurons": 40}
+    rows = [Row("small", {**case, "steps": t}, "a", "skipped", "why") for t in (1, 2, 3)]
+    rows += [Row("small", {**case, "steps": t}, "b", "differs", f"by {t}") for t in (1, 2)]
+    assert [note.plain for note in tables.notes(rows)] == [
+        "a skipped: why (LIF float32 T=1 N=40 and 2 more)",
+        "* b differs: by 1 (LIF float32 T=1 N=40 and 1 more)",
+    ]
+
+
+def test_plot_is_a_picture(tmp_path: Any, small_network: None) -> None:
+    """Every suite that was measured has a panel."""
+    pytest.importorskip("matplotlib")
+    report = ran(replace(TINY, suites=("neurons", "small", "networks"), steps=(2, 3)))
+    plot(report, tmp_path / "bench.svg")
+    text = (tmp_path / "bench.svg").read_text(encoding="utf-8")
+    assert "<svg" in text
+
+
+def test_legend_of_a_plot_covers_no_panel() -> None:
+    """One legend for all panels, with every contender, beside them and inside the picture."""
+    pytest.importorskip("matplotlib")
+    case = {"neuron": "LIF", "dtype": "float32", "steps": 4, "neurons": 10}
+    names = ["cupy", "triton", *(f"SpikingJelly {how}" for how in ("functional", "module", "steps"))]
+    rows = [
+        Row("neurons", {**case, "dtype": dtype, "steps": steps}, name, "ok", "", {"training_fraction": 0.9})
+        for dtype in ("float32", "bfloat16", "float16", "float64")
+        for steps in (4, 128)
+        for name in names
+    ]
+    figure = figure_of(replace(REPORT, rows=rows))
+    figure.canvas.draw()
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    panels = [ax for ax in figure.axes if ax.get_visible()]
+    assert len(panels) == 4
+    assert [text.get_text() for text in legend.get_texts()] == names
+    assert not any(ax.get_legend() or ax.get_tightbbox().overlaps(box) for ax in panels)
+    assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
+    pyplot().close(figure)
+
+
+def test_machine_facts_are_json() -> None:
+    """What a figure depends on is named, and None stands for what is not installed."""
+    facts = machine.machine(torch.device("cpu"))
+    assert json.loads(json.dumps(facts)) == facts
+    assert facts["torch"] == torch.__version__
+    assert {"device_name", "threads", "python", "triton", "cupy", "spikingjelly"} <= set(facts)
+    assert machine.version_of("no-such-distribution") is None
+
+
+# -- command
+
+
+def invoke(*arguments: str) -> Any:
+    """Run the command on tiny sizes."""
+    tiny = "--device cpu --no-peers --compile-steps 0 --repetitions 1 --quick --elements 30 --size 4 --steps 3".split()
+    return CliRunner().invoke(cli.app, ["bench", *tiny, *arguments])
+
+
+def test_command_shows_and_writes(tmp_path: Any) -> None:
+    """A table on the screen, JSON in the file; several suites, neurons and dtypes may be named."""
+    path = tmp_path / "bench.json"
+    options = "--suite neurons --suite small --neuron LIF --neuron own-neuron --dtype float32 --dtype bfloat16".split()
+    result = invoke(*options, "--json", str(path))
+    assert result.exit_code == 0, result.output
+    assert all(words_ in result.output for words_ in ("own-neuron bfloat16", "T=3 N=10", "T=3 N=4"))
+    report = from_json(path.read_text(encoding="utf-8"))
+    assert report.complete
+    assert report.settings["neurons"] == ["LIF", "own-neuron"]
+    assert {row.case["dtype"] for row in report.of("neurons")} == {"float32", "bfloat16"}
+
+
+def test_command_shows_and_draws_a_report_again(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--from measures nothing: the tables and the plot are those of the file."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(run, "prepare", None)
+    REPORT.write(tmp_path / "report.json")
+    runner = CliRunner()
+    result = runner.invoke(
+        cli.app, ["bench", "--from", str(tmp_path / "report.json"), "--plot", str(tmp_path / "again.svg")]
+    )
+    assert result.exit_code == 1  # that report has a wrong row
+    assert "copy 9 GB/s" in result.output
+    assert "<svg" in (tmp_path / "again.svg").read_text(encoding="utf-8")
+    for given, says in (
+        (["--from", str(tmp_path / "none.json")], "No such file"),
+        (["--from", str(tmp_path / "again.svg")], "Expecting value"),
+        (["--from", str(tmp_path / "report.json"), "--json", str(tmp_path / "new.json")], "nothing is measured"),
+    ):
+        result = runner.invoke(cli.app, ["bench", *given])
+        assert result.exit_code == 2, result.output
+        assert says in " ".join(result.output.replace("│", " ").split())
+
+
+def test_command_fails_for_a_wrong_backend() -> None:
+    """It says so last, and exits with 1; the tables are there all the same."""
+    with installed(Mutant):
+        result = invoke("--suite", "small")
+    assert result.exit_code == 1
+    assert "mutant wrong:" in result.output
+    assert "not timed, because what it computes is wrong: mutant" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--suite", "nothing"], "suite 'nothing'"),
+        (["--backend", "nothing"], "'nothing' is not installed"),
+        (["--json", "no/such/place.json"], "there is no directory"),
+    ],
+)
+def test_command_refuses_before_it_measures(arguments: List[str], says: str) -> None:
+    """A wrong argument is an error at once, in words."""
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert says in " ".join(result.output.replace("│", " ").split())
+
+
+def test_command_without_matplotlib_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """--plot is refused before anything is measured."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = invoke("--plot", str(tmp_path / "bench.png"))
+    assert result.exit_code == 2
+    assert "pip install 'spikecore[train]'" in " ".join(result.output.replace("│", " ").split())
+
+
+def test_importing_spikecore_imports_no_bench() -> None:
+    """Nor does the command line, before the command runs, import what measures."""
+    code = (
+        "import sys, spikecore; assert 'spikecore.bench' not in sys.modules; import spikecore.cli; "
+        "assert 'spikecore.bench.run' not in sys.modules; assert 'matplotlib' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

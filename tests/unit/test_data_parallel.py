@@ -1,0 +1,97 @@
+"""nn.DataParallel splits the batch, never time, and loses no state."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import spikecore as sc
+
+T, B, C = 4, 2, 3
+
+
+class OnTwo(nn.DataParallel):
+    """``nn.DataParallel`` over two devices that are the CPU: its own forward, without the copies to devices."""
+
+    def __init__(self, net, **options):
+        super().__init__(net)
+        self.device_ids, self.src_device_obj, self.output_device = [0, 1], torch.device("cpu"), 0
+        self.dim = options.get("dim", 0)
+
+    def scatter(self, inputs, kwargs, device_ids):
+        return tuple((part,) for part in inputs[0].chunk(2, self.dim)), tuple({} for _ in device_ids)
+
+    def replicate(self, module, device_ids):
+        copies = []
+        for _ in device_ids:
+            found = {one: one._replicate_for_data_parallel() for one in module.modules()}
+            for one, replica in found.items():
+                for name, child in one._modules.items():
+                    replica._modules[name] = found[child]
+                for name, value in one._parameters.items():
+                    setattr(replica, name, value.detach())
+            copies.append(found[module])
+        return copies
+
+    def parallel_apply(self, replicas, inputs, kwargs):
+        return [replica(*given) for replica, given in zip(replicas, inputs)]
+
+    def gather(self, outputs, output_device):
+        return torch.cat(outputs, self.dim)
+
+
+class TestDataParallel:
+    """``nn.DataParallel`` splits the first dimension and forgets its replicas."""
+
+    def net(self, **options):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(C, C), sc.LIF(threshold=0.2, **options))
+
+    def test_time_is_not_split(self):
+        """Along dimension 0 it raises."""
+        with pytest.raises(RuntimeError, match=r"^LIF is in an nn\.DataParallel.*nn\.DataParallel\(net, dim=1\)"):
+            OnTwo(self.net())(torch.rand(T, 4, C))
+
+    def test_a_step_is_refused_at_once(self):
+        """``training_model`` and ``inference_model`` say so before the first batch."""
+        net = OnTwo(self.net())
+        with pytest.raises(ValueError, match=r"nn\.DataParallel\(net, dim=1\)"):
+            sc.training_model(net, sc.losses.ce_count, torch.optim.SGD(net.parameters(), 0.1))
+        with pytest.raises(ValueError, match=r"nn\.DataParallel\(net, dim=1\)"):
+            sc.inference_model(net)
+        sc.inference_model(OnTwo(self.net(), dim=1))
+
+    def test_the_batch_is_split(self):
+        """Along dimension 1 it is right."""
+        net, x = self.net(), torch.rand(T, 4, C)
+        assert torch.equal(OnTwo(net, dim=1)(x), net(x))
+
+    def test_a_network_that_encodes(self):
+        """Where an encoder inside makes time, dimension 0 of the network's input is the batch."""
+
+        class Encodes(nn.Module):
+            def __init__(self, net):
+                super().__init__()
+                self.encode, self.net = sc.encode.Constant(T), net
+
+            def forward(self, x):
+                return self.net(self.encode(x)).mean(0)
+
+        net, x = Encodes(self.net()), torch.rand(4, C)
+        assert torch.equal(OnTwo(net)(x), net(x))
+        assert torch.equal(sc.inference_model(OnTwo(net))(x), net(x))
+
+    @pytest.mark.parametrize("dim", [0, 1])
+    def test_no_state_is_lost(self, dim):
+        """A neuron that carries its state raises, whatever is split."""
+        with pytest.raises(RuntimeError, match=r"^LIF carries its state, and nn\.DataParallel forgets .*Distributed"):
+            OnTwo(self.net(step="single"), dim=dim)(torch.rand(4, C))
+        net = self.net()
+        with sc.carry_state(net), pytest.raises(RuntimeError, match="^LIF carries its state"):
+            OnTwo(net, dim=dim)(torch.rand(T, 4, C))
+
+    def test_a_network_without_neurons(self):
+        """Other networks are as they were."""
+        net, x = nn.Sequential(nn.Linear(C, C)), torch.rand(4, C)
+        torch.testing.assert_close(OnTwo(net)(x), net(x))

@@ -1,0 +1,212 @@
+"""What a forward kernel saves for backward, and what backward does with tensors that hooks gave back."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import spikecore as sc
+from kernel_loop import LAYOUTS, Gated, Loop, bound, channels_last, gradients, image, same, twins
+from spikecore.backend import Spec
+from spikecore.kernels import (
+    BackwardPlan,
+    ForwardPlan,
+    KernelRunner,
+    registered,
+)
+
+needs_ops = pytest.mark.skipif(not registered.SUPPORTED, reason="torch.compile through kernels needs torch 2.4")
+
+
+def test_inference_saves_nothing() -> None:
+    """Without gradients nothing is written for backward; with them, the checkpoints."""
+    written = []
+
+    class Watching(Loop):
+        def forward(self, plan: ForwardPlan) -> Any:
+            written.append(plan.checkpoints)
+            return super().forward(plan)
+
+    neuron = bound(sc.LIF(), Watching(chunk=4))
+    x = torch.ones(20, 3, requires_grad=True)
+    with torch.no_grad():
+        assert neuron(x).grad_fn is None
+    assert neuron(x.detach()).grad_fn is None
+    assert neuron(x).grad_fn is not None
+    assert written == [False, True]
+
+
+class Counting(sc.Neuron):
+    """A state that no gradient is computed from, before one that is."""
+
+    states = {"count": 0.0, "v": 0.1}
+    params = {"tau": 2.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        h = s.v + (x - s.v) / p.tau
+        z = self.spike(h - 1.0)
+        count = s.count + z
+        return count, {"count": count, "v": sc.ops.select(z, 0.0, h)}
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_forward_saves_the_states_that_backward_reads_and_no_other(given: bool) -> None:
+    """Checkpoints are of those states alone, and gradients are right without the others."""
+    ours, theirs = twins(lambda: Counting(learn=("tau",)), chunk=4)
+    found = []
+    for neuron in (ours, theirs):
+        x = image(18).requires_grad_()
+        state = {n: image(1, seed=2)[0].requires_grad_() for n in neuron.states} if given else None
+        out, end, trace = neuron.run(x, state=state, record=("count", "v"))
+        results, wanted = [out, *end.values(), *trace.values()], [x, neuron.tau, *(state or {}).values()]
+        if neuron is ours:
+            checkpoints = out.grad_fn.saved_tensors[len(wanted) :]  # behind what was given
+            assert [saved.shape for saved in checkpoints] == [(18 // 4, *x.shape[1:])]
+        found.append([*results, *gradients(results, wanted, [torch.ones_like(r) for r in results])])
+    same(*found, rtol=1e-4, atol=1e-4)
+
+
+def test_forward_saves_nothing_for_a_linear_neuron() -> None:
+    """Its gradient depends on no state."""
+    x = image(20).requires_grad_()
+    assert len(bound(sc.LI(), Loop(chunk=4))(x).grad_fn.saved_tensors) == 1
+    assert len(bound(sc.LIF(), Loop(chunk=4))(x).grad_fn.saved_tensors) == 2
+
+
+@pytest.mark.parametrize("neuron", [sc.LIF(), sc.ALIF(), sc.Izhikevich(), sc.LI(), Gated(), Counting()], ids=repr)
+def test_what_is_saved_is_enough_for_every_backward_pass(neuron: sc.Neuron) -> None:
+    """Whatever cotangents arrive and gradients are wanted: what the pass recomputes was saved."""
+    program, either = neuron.program, (False, True)
+    spec = Spec(torch.float32, None, ("scalar",) * len(program.params), program.params)
+    for given, final, out, into, learnt in itertools.product(either, repeat=5):
+        plan = BackwardPlan(
+            program,
+            spec,
+            given=given,
+            outputs=(True,) * (len(program.outputs) - 1) + (out,),
+            trace=program.states if final else (),
+            final=final,
+            inputs=(into,) * len(program.inputs),
+            state=given and not into,
+            learn=program.params[:1] if learnt else (),
+        )
+        assert set(plan.kept) <= set(plan.saved)
+
+
+def test_input_changed_in_place_is_noticed() -> None:
+    """Backward refuses an input that changed since forward."""
+    neuron = bound(sc.LIF(), Loop())
+    leaf = torch.ones(4, 3, requires_grad=True)
+    x = leaf * 1.0
+    y = neuron(x)
+    x.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_backward_twice_through_a_kept_graph() -> None:
+    """retain_graph works, and gives the same."""
+    neuron = bound(sc.LIF(), Loop())
+    x = torch.ones(4, 3, requires_grad=True)
+    y = neuron(x).sum()
+    first = torch.autograd.grad(y, x, retain_graph=True)
+    same(first, torch.autograd.grad(y, x))
+
+
+class Restrided:
+    """Saved-tensor hooks that give back tensors with other strides, as offloading to the host does."""
+
+    @staticmethod
+    def every(tensor: Tensor) -> Tensor:
+        return tensor.contiguous()
+
+    @staticmethod
+    def large(tensor: Tensor) -> Tensor:
+        return tensor.contiguous() if tensor.numel() > 3000 else tensor
+
+    @staticmethod
+    def small(tensor: Tensor) -> Tensor:
+        return tensor if tensor.numel() > 3000 else tensor.contiguous()
+
+    @staticmethod
+    def apart(tensor: Tensor) -> Tensor:
+        return torch.stack([tensor, tensor], -1)[..., 0]
+
+    @staticmethod
+    def late(tensor: Tensor) -> Tensor:
+        return torch.cat([tensor, tensor], -1)[..., : tensor.shape[-1]] if tensor.ndim else tensor
+
+
+@pytest.mark.parametrize("hook", ["every", "large", "small", "apart", "late"])
+@pytest.mark.parametrize("layout", ["contiguous", "channels-last", "batch last", "part of a batch", "one step"])
+@pytest.mark.parametrize("given", [False, True])
+def test_saved_tensor_hooks_may_restride(hook: str, layout: str, given: bool) -> None:
+    """Whichever saved tensors come back with other strides, gradients are those without hooks."""
+    found = []
+    for hooked in (False, True):
+        ours, _ = twins(lambda: Gated(tau=torch.full((4,), 2.5), learn=("tau",)), 4)
+        xs = [LAYOUTS[layout](image(38, seed=s)).requires_grad_() for s in (0, 1)]
+        start = {"v": channels_last(image(1, seed=5))[0], "w": image(1, seed=6)[0]} if given else None
+        call = functools.partial(ours.run, *xs, state=start)
+        if hooked:
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: t, getattr(Restrided, hook)):
+                (z, y), _ = call()
+        else:
+            (z, y), _ = call()
+        cotangents = [channels_last(image(38, seed=8)), image(38, seed=9)]
+        results = gradients([z, y], [*xs, ours.tau], cotangents)
+        found.append(results)
+    same(found[1], found[0], rtol=0, atol=0)
+
+
+def test_saved_tensor_hooks_of_a_simple_call() -> None:
+    """One input, outputs alone: the same holds on the short way."""
+    found = []
+    for hook in (Restrided.apart, None):
+        neuron = bound(sc.LIF(), Loop(4))
+        x = image(38).requires_grad_()
+        if hook is None:
+            y = neuron(x)
+        else:
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: t, hook):
+                y = neuron(x)
+        found.append(torch.autograd.grad(y, x, image(38, seed=2))[0])
+    same(found[0], found[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "hook", [lambda t: t.half(), lambda t: t[:1], lambda t: t.to("meta")], ids=["half", "cut", "device"]
+)
+@pytest.mark.parametrize("layout", ["contiguous", "channels-last"])
+def test_saved_tensor_hooks_may_not_change_numbers(hook: Any, layout: str) -> None:
+    """A hook that gives back another dtype, shape or device is refused in words."""
+    neuron = bound(sc.LIF(), Loop(4))
+    x = LAYOUTS[layout](image(9)).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, hook):
+        y = neuron(x)
+    with pytest.raises(
+        RuntimeError, match="LIF: a saved-tensor hook gave back .* must have the dtype, shape and device"
+    ):
+        y.backward(image(9, seed=2))
+
+
+@needs_ops
+@pytest.mark.parametrize("hook", ["every", "large", "small", "apart"])
+def test_saved_tensor_hooks_may_restride_what_the_registered_op_saved(hook: str) -> None:
+    """The registered op keeps the layout of the forward pass, too."""
+    neuron = Gated(tau=torch.full((4,), 2.0), learn=("tau",))
+    spec = Spec(torch.float32, None, ("channel", *["number"] * (len(neuron.program.params) - 1)), ("tau",))
+    runner, numbers = KernelRunner(Loop(4), neuron.program, spec), [0.5, 0.1, *neuron._numbers.values()]
+    found = []
+    for unpack in (lambda t: t, getattr(Restrided, hook)):
+        tau = torch.full((1, 4, 1, 1), 2.0, requires_grad=True)
+        xs = [channels_last(image(38, seed=s)).requires_grad_() for s in (0, 1)]
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+            outs = torch.ops.spikecore.forward(runner.key, [*xs, tau], numbers, [], False, True)
+        found.append(gradients(outs[:2], [*xs, tau], [image(38, seed=8), image(38, seed=9)]))
+    same(found[1], found[0], rtol=0, atol=0)
