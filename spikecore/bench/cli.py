@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def bench(
-    suite: List[str] = typer.Option(["all"], help="neurons, small, beside, networks or all; may be repeated."),
+    suite: List[str] = typer.Option(
+        ["all"], help="neurons, small, beside, documents, networks or all; may be repeated."
+    ),
     device: str = typer.Option("auto", help="cpu, cuda or cuda:1; auto is the GPU if there is one."),
     backend: List[str] = typer.Option([], help="Measure this backend only; may be repeated."),
     neuron: List[str] = typer.Option([], help="Measure this neuron only: LIF, PLIF, own-neuron, ...; may be repeated."),

@@ -12,9 +12,10 @@ SCHEMA = 1
 #: ``ok``: measured. ``differs``: measured, but a peer that computes something else, which ``detail`` describes.
 #: ``wrong``: a backend that does not compute what the reference computes; never timed. ``unsupported``: it says that it
 #: does not do this. ``failed``: it raised. ``skipped``: left out on purpose.
-STATUSES = ("ok", "differs", "wrong", "unsupported", "failed", "skipped")
+#: ``printed``: figures of a document, measured by its authors on their machine.
+STATUSES = ("ok", "differs", "printed", "wrong", "unsupported", "failed", "skipped")
 #: Rows with one of these have figures.
-MEASURED = ("ok", "differs")
+MEASURED = ("ok", "differs", "printed")
 
 Fact = Union[str, int, float, None]
 

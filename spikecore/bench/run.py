@@ -6,7 +6,7 @@ from typing import Callable, List, Optional, Tuple
 
 import torch
 
-from spikecore.bench import beside, networks, neurons, small
+from spikecore.bench import beside, documents, networks, neurons, small
 from spikecore.bench.cells import Bench, Job
 from spikecore.bench.contenders import find
 from spikecore.bench.machine import machine
@@ -18,7 +18,13 @@ from spikecore.bench.timing import clock_for
 Progress = Callable[[str, int, int], None]
 #: ``save(report)``, after each part.
 Save = Callable[[Report], None]
-_JOBS = {"neurons": neurons.jobs, "small": small.jobs, "beside": beside.jobs, "networks": networks.jobs}
+_JOBS = {
+    "neurons": neurons.jobs,
+    "small": small.jobs,
+    "beside": beside.jobs,
+    "documents": documents.jobs,
+    "networks": networks.jobs,
+}
 
 
 def prepare(settings: Settings) -> Tuple[Report, List[Job]]:

@@ -11,7 +11,7 @@ from spikecore.bench.models import NETWORKS
 from spikecore.bench.subjects import SUBJECTS
 from spikecore.bench.timing import Plan
 
-SUITES = ("neurons", "small", "beside", "networks")
+SUITES = ("neurons", "small", "beside", "documents", "networks")
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,

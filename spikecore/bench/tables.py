@@ -11,7 +11,15 @@ from rich.text import Text
 
 from spikecore.bench.report import MEASURED, Entrant, Fact, Report, Row
 
-_STYLES = {"ok": "", "differs": "yellow", "wrong": "bold red", "failed": "red", "unsupported": "cyan", "skipped": "dim"}
+_STYLES = {
+    "ok": "",
+    "differs": "yellow",
+    "printed": "dim",
+    "wrong": "bold red",
+    "failed": "red",
+    "unsupported": "cyan",
+    "skipped": "dim",
+}
 _STATES = {"ready": "green", "missing": "yellow", "unavailable": "yellow", "failed": "red"}
 _LIBRARIES = ("torch", "cupy", "triton", "numba", "spikingjelly", "snntorch")
 
@@ -52,6 +60,11 @@ COLUMNS: Mapping[str, Tuple[Column, ...]] = {
         Column("fwd+bwd\nms", "training_ms", _three),
         Column("/ Spiking-\nJelly", "training_ratio", _two),
     ),
+    "documents": (
+        Column("fwd\nms", "forward_ms", _three),
+        Column("fwd+bwd\nms", "training_ms", _three),
+        Column("times as fast\nas a loop", "training_speedup", _two),
+    ),
     "networks": (
         Column("step\nms", "step_ms", _three),
         Column("images\nper s", "images_per_second", _three),
@@ -64,12 +77,14 @@ TITLES = {
     "neurons": "Neurons: device time, fraction of a copy's speed, peak extra memory",
     "small": "Small layers: wall time per call",
     "beside": "Beside other libraries: wall time per call",
+    "documents": "The tables of published tutorials: wall time per call",
     "networks": "Networks: one training step with Adam",
 }
 CAPTIONS = {
     "neurons": "of copy: what must be moved at least, over the time, over the copy's bandwidth; 1.00 is the roofline",
     "small": "a batch of calls with one synchronisation at the end; waiting: one after every call",
     "beside": "/ SpikingJelly: its module is 1.00; of a network, inference and a training step with Adam",
+    "documents": "a loop over time steps in plain torch is 1.00, forward and backward; printed: by the document",
     "networks": "/ ReLU: the same network with ReLU instead of the neuron is 1.00",
 }
 
@@ -143,7 +158,7 @@ def notes(rows: List[Row]) -> List[Text]:
     """
     said: Dict[Tuple[str, ...], List[Row]] = {}
     for row in rows:
-        if row.status != "ok":
+        if row.status not in ("ok", "printed"):
             said.setdefault((row.status, row.contender, row.detail if row.status != "differs" else ""), []).append(row)
     abouts = {
         str(row.case["network"]): f"{row.case['about']}, {row.case['dtype']}" for row in rows if "about" in row.case

@@ -277,7 +277,7 @@ def test_compile_stops_at_its_steps() -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"suites": ("neuron",)}, "suite 'neuron' is not known; there are: neurons, small, beside, networks"),
+        ({"suites": ("neuron",)}, "suite 'neuron' is not known; there are: neurons, small, beside, documents"),
         ({"neurons": ("Lif",)}, "there are: LIF, Leaky"),
         ({"networks": ("vgg",)}, "there are: fc, cifar10"),
         ({"dtypes": ("int8",)}, "there are: float32"),

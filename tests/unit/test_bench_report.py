@@ -68,7 +68,7 @@ def test_report_is_the_same_after_json(tmp_path: Any) -> None:
 
 def test_status_that_is_none_is_refused() -> None:
     """A row has one of the known statuses."""
-    with pytest.raises(ValueError, match="must be one of ok, differs, wrong"):
+    with pytest.raises(ValueError, match="must be one of ok, differs, printed, wrong"):
         Row("small", {}, "x", "fine")
 
 
