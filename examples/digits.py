@@ -17,20 +17,15 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-
-import matplotlib.pyplot as plt
 import torch
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 import spikecore as sc
+from common import data, pictures
+from common.options import which_backend
+from common.pictures import plt
 
 STEPS = 8  # time steps per image
 CLASSES = 10
@@ -49,14 +44,6 @@ def network() -> nn.Sequential:
     )
 
 
-def data(seed: int) -> Tuple[TensorDataset, TensorDataset]:
-    """Training and test images, split by a fixed seed, every digit equally often in both."""
-    images, labels = load_digits(return_X_y=True)
-    images = torch.tensor(images / 16.0, dtype=torch.float32).view(-1, 1, 8, 8)
-    parts = train_test_split(images, torch.tensor(labels), test_size=360, random_state=seed, stratify=labels)
-    return TensorDataset(parts[0], parts[2]), TensorDataset(parts[1], parts[3])
-
-
 def shifted(images: Tensor, generator: torch.Generator) -> Tensor:
     """The batch moved by up to one pixel each way: a digit stays the same digit."""
     down, right = torch.randint(-1, 2, (2,), generator=generator).tolist()
@@ -66,7 +53,7 @@ def shifted(images: Tensor, generator: torch.Generator) -> Tensor:
 
 def train(net: nn.Sequential, options: argparse.Namespace, log: SummaryWriter) -> Dict[str, List[float]]:
     """Train and test once per epoch; returns the curves."""
-    training, test = data(seed=0)
+    training, test = data.digits()[1:3]
     order = torch.Generator().manual_seed(options.seed)
     loader = sc.DataLoader(training, batch_size=64, shuffle=True, drop_last=True, generator=order)
     images, labels = test.tensors
@@ -117,24 +104,9 @@ def train_on(step: object, images: Tensor, targets: Tensor) -> Tuple[Tensor, Ten
     return loss, sc.metrics.accuracy(spikes, targets)
 
 
-def draw_curves(curves: Dict[str, List[float]], path: Path) -> None:
-    """Loss and accuracies over epochs."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.5), constrained_layout=True)
-    epochs = range(1, len(curves["loss"]) + 1)
-    left.plot(epochs, curves["loss"])
-    left.set(xlabel="epoch", ylabel="training loss", ylim=(0, None))
-    for name in ("training accuracy", "test accuracy"):
-        right.plot(epochs, [100 * value for value in curves[name]], label=f"{name}, last {curves[name][-1]:.1%}")
-    right.set(xlabel="epoch", ylabel="accuracy (%)", ylim=(80, 100.5))
-    right.legend(loc="lower right")
-    figure.suptitle("Handwritten digits, convolutional spiking network")
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-
-
 def draw_raster(net: nn.Sequential, path: Path) -> None:
     """One test image: the spikes of 64 of the neurons that fire in each hidden layer, and of the ten outputs."""
-    images, labels = data(seed=0)[1].tensors
+    images, labels = data.digits().test.tensors
     net.eval()
     x, layers = images[:1].to(next(net.parameters()).device), []
     with torch.no_grad():
@@ -160,12 +132,6 @@ def draw_raster(net: nn.Sequential, path: Path) -> None:
             axis.set_yticks(range(CLASSES))
     figure.savefig(path, dpi=130)
     plt.close(figure)
-
-
-def which_backend(net: nn.Module) -> str:
-    """What ran, and why."""
-    neuron = next(module for module in net.modules() if isinstance(module, sc.Neuron))
-    return "; ".join(f"{used.backend.name} on {device} ({used.reason})" for device, used in neuron.bound.items())
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -202,7 +168,8 @@ def main() -> None:
         if not checkpoint(options).exists():
             sys.exit("\nstopped: no epoch was finished")
         sys.exit(f"\nstopped: the last finished epoch is in {checkpoint(options)}; go on with --resume")
-    draw_curves(curves, options.out / "learning-curve.png")
+    title = "Handwritten digits, convolutional spiking network"
+    pictures.draw_curves(curves, options.out / "learning-curve.png", title, lowest=80)
     draw_raster(net, options.out / "spike-raster.png")
 
     print(f"test accuracy  {curves['test accuracy'][-1]:.2%} of 360 images never trained on")

@@ -3,8 +3,8 @@
     python examples/mnist_ipu.py [--data FOLDER] [--epochs N] [--batch-size B] [--seed S] [--out FOLDER] [--resume]
 
 ``SPIKECORE_BACKEND`` chooses where: ``torch`` or ``cupy`` (with ``--device cuda``), or ``ipu``, a Graphcore IPU, with
-``SPIKECORE_IPU_EMULATOR=1`` the emulator of its PopTorch. Nothing else changes. With torchvision and ``--data`` the
-data is MNIST (28x28 pixels, from that folder, nothing is downloaded), otherwise scikit-learn's digits (8x8).
+``SPIKECORE_IPU_EMULATOR=1`` the emulator of its PopTorch. Nothing else changes. With ``--data`` the data is MNIST
+(28x28 pixels, from that folder, nothing is downloaded), otherwise scikit-learn's digits (8x8).
 After every epoch ``checkpoint.pt`` in the output folder is replaced; a run that was stopped, by Ctrl-C or otherwise,
 goes on from there with ``--resume``.
 """
@@ -12,18 +12,21 @@ goes on from there with ``--resume``.
 from __future__ import annotations
 
 import argparse
+import math
 import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Tuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
 from tqdm import tqdm
 
 import spikecore as sc
+from common import data
+from common.files import DataError
+from common.options import which_backend
 
 num_steps = 25
 beta = 0.9
@@ -54,24 +57,6 @@ def loss_fn(outputs: Tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
     return sc.losses.ce_count(mem2, labels)
 
 
-def datasets(folder: Optional[Path]) -> Tuple[Dataset, Dataset, int, str]:
-    """Training and test images in [0, 1], the number of pixels, and what they are."""
-    if folder is not None:
-        from torchvision import datasets, transforms
-
-        parts = [datasets.MNIST(str(folder), train=train, transform=transforms.ToTensor()) for train in (True, False)]
-        return parts[0], parts[1], 28 * 28, "MNIST"
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
-    images, labels = load_digits(return_X_y=True)
-    images = torch.tensor(images / 16.0, dtype=torch.float32)
-    x, x_test, y, y_test = train_test_split(
-        images, torch.tensor(labels), test_size=360, random_state=0, stratify=labels
-    )
-    return TensorDataset(x, y), TensorDataset(x_test, y_test), 8 * 8, "scikit-learn's digits"
-
-
 def train(step: Any, loader: Any, options: argparse.Namespace) -> List[float]:
     """Train, with a checkpoint after every epoch; returns the mean losses."""
     kept = options.out / "checkpoint.pt"
@@ -90,7 +75,7 @@ def train(step: Any, loader: Any, options: argparse.Namespace) -> List[float]:
     bar = tqdm(range(len(losses), options.epochs), desc="epochs", initial=len(losses), total=options.epochs)
     try:
         for _ in bar:
-            seen = [step(data, labels)[1] for data, labels in loader]
+            seen = [step(images, labels)[1] for images, labels in loader]
             losses.append(torch.stack(seen).mean().item())
             bar.set_postfix(loss=f"{losses[-1]:.3f}")
             sc.save_checkpoint(kept, settings, step=step.state_dict(), random=torch.get_rng_state(), losses=losses)
@@ -105,7 +90,7 @@ def train(step: Any, loader: Any, options: argparse.Namespace) -> List[float]:
 def main() -> None:
     """Run the example."""
     parser = argparse.ArgumentParser(description="snnTorch's IPU tutorial, on any backend.")
-    parser.add_argument("--data", type=Path, help="a folder with MNIST, as torchvision keeps it")
+    parser.add_argument("--data", type=Path, help="a folder with the files of MNIST")
     parser.add_argument("--device", default="cpu", help="torch device; cpu for backend ipu")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=120)
@@ -116,28 +101,27 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # `kill` ends it as Ctrl-C does
     try:
         run(options)
-    except sc.BackendError as error:
+    except (DataError, sc.BackendError) as error:
         parser.error(str(error))
 
 
 def run(options: argparse.Namespace) -> None:
     """Train, test, and say how it went."""
     torch.manual_seed(options.seed)
-    training, test, pixels, name = datasets(options.data)
-    net = Model(pixels).to(options.device)
+    sets = data.digits() if options.data is None else data.mnist(options.data)
+    net = Model(math.prod(sets.shape)).to(options.device)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, betas=(0.9, 0.999))
-    train_loader = sc.DataLoader(training, batch_size=options.batch_size, shuffle=True, drop_last=True)
-    test_loader = sc.DataLoader(test, batch_size=options.batch_size, drop_last=True)
+    train_loader = sc.DataLoader(sets.training, batch_size=options.batch_size, shuffle=True, drop_last=True)
+    test_loader = sc.DataLoader(sets.test, batch_size=options.batch_size, drop_last=True)
     step = sc.training_model(net, loss_fn, optimizer)
     predict = sc.inference_model(net)
 
     start = time.perf_counter()
     train(step, train_loader, options)
-    scores = [sc.metrics.accuracy(predict(data)[0], labels) for data, labels in test_loader]
+    scores = [sc.metrics.accuracy(predict(images)[0], labels) for images, labels in test_loader]
     accuracy = torch.stack(scores).mean().item()
-    used = "; ".join(f"{one.backend.name} on {device}" for device, one in net.lif1.bound.items())
-    print(f"test accuracy  {accuracy:.2%} of {len(test_loader) * options.batch_size} images of {name}")
-    print(f"backend        {used}")
+    print(f"test accuracy  {accuracy:.2%} of {len(test_loader) * options.batch_size} images of {sets.about}")
+    print(f"backend        {which_backend(net, why=False)}")
     print(f"time           {time.perf_counter() - start:.0f} s")
     print(f"checkpoint     {options.out / 'checkpoint.pt'}")
 

@@ -1,17 +1,20 @@
 """Data sets by name, as images in [0, 1] and class numbers.
 
-Nothing is downloaded unless ``--download`` is given. What is not there is a :class:`MissingData` with the files looked
-for, their folder, and the set that is always there.
+Nothing is downloaded unless ``--download`` is given. What is not there is a :class:`common.files.DataError` with the
+files looked for, their folder, and the set that is always there.
 """
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Callable, Dict, NamedTuple, Tuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
+
+from common import readers
 
 
 class DataSet(NamedTuple):
@@ -26,16 +29,12 @@ class DataSet(NamedTuple):
     classes: int
 
 
-class MissingData(Exception):
-    """A data set is not where it was looked for."""
-
-
 def load(options: argparse.Namespace) -> DataSet:
     """The set that ``--data`` names."""
-    return SETS[options.data](options)
+    return digits() if options.data == "digits" else SETS[options.data](options.folder, options.download)
 
 
-def digits(options: argparse.Namespace) -> DataSet:
+def digits() -> DataSet:
     """scikit-learn's handwritten digits: 1,797 real images of 8x8 pixels, every digit equally often in both parts."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -49,4 +48,19 @@ def digits(options: argparse.Namespace) -> DataSet:
     return DataSet("scikit-learn's digits", training, test, (1, 8, 8), 10)
 
 
-SETS: Dict[str, Callable[[argparse.Namespace], DataSet]] = {"digits": digits}
+def mnist(folder: Path, download: bool = False) -> DataSet:
+    """Handwritten digits of 28x28 pixels: 60,000 to train on, 10,000 to test with."""
+    return _images("MNIST", *readers.mnist(folder, download))
+
+
+def cifar10(folder: Path, download: bool = False) -> DataSet:
+    """Colour photographs of 32x32 pixels in ten classes: 50,000 to train on, 10,000 to test with."""
+    return _images("CIFAR-10", *readers.cifar10(folder, download))
+
+
+def _images(about: str, training: readers.Part, test: readers.Part) -> DataSet:
+    return DataSet(about, TensorDataset(*training), TensorDataset(*test), tuple(training.images.shape[1:]), 10)
+
+
+#: Sets that are read from a folder, and downloaded to it on demand.
+SETS: Dict[str, Callable[[Path, bool], DataSet]] = {"mnist": mnist, "cifar10": cifar10}

@@ -27,6 +27,7 @@ from tqdm import tqdm
 import spikecore as sc
 from common import data, pictures, saving
 from common import options as common_options
+from common.files import DataError
 
 CURVES = ("loss", "training accuracy", "test accuracy")
 #: Changes a batch of training images; draws from the generator alone.
@@ -150,6 +151,11 @@ class Training:
         return images
 
 
+def rate_loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy of the mean over time, for spikes the firing rate, as SpikingFlow's tutorials have it."""
+    return nn.functional.cross_entropy(outputs.float().mean(0), labels)
+
+
 def main(
     parser: argparse.ArgumentParser,
     network: Callable[[argparse.Namespace, data.DataSet], nn.Module],
@@ -161,7 +167,7 @@ def main(
     common_options.check(parser, options)
     try:
         sets = data.load(options)
-    except data.MissingData as error:
+    except DataError as error:
         parser.error(str(error))
     if len(sets.training) < options.batch_size:
         parser.error(f"--batch-size {options.batch_size} is more than the {len(sets.training)} samples to train on")
@@ -173,8 +179,12 @@ def main(
         sc.set_backend(net, options.backend)
         if options.compile:
             net.compile()
-        run(Training(net, sets, options, loss, augment(options) if augment else None), sets)
-    except (sc.BackendError, sc.Unsupported, ValueError) as error:
+        training = Training(net, sets, options, loss, augment(options) if augment else None)
+    except (sc.BackendError, sc.Unsupported, TypeError, ValueError) as error:  # of an option's value
+        parser.error(str(error))
+    try:
+        run(training, sets)
+    except (sc.BackendError, sc.Unsupported) as error:
         parser.error(str(error))
 
 

@@ -98,9 +98,10 @@ def bound(net: nn.Module) -> Dict[str, Any]:
     return next(dict(module.bound) for module in net.modules() if isinstance(module, sc.Neuron))
 
 
-def which_backend(net: nn.Module) -> str:
+def which_backend(net: nn.Module, why: bool = True) -> str:
     """What ran, and why."""
-    return "; ".join(f"{used.backend.name} on {device} ({used.reason})" for device, used in bound(net).items())
+    parts = [(f"{used.backend.name} on {device}", used.reason) for device, used in bound(net).items()]
+    return "; ".join(f"{ran} ({reason})" if why else ran for ran, reason in parts)
 
 
 def how(options: argparse.Namespace) -> Optional[sc.CudaOptions]:

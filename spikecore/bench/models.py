@@ -36,17 +36,21 @@ def digits(steps: int, neuron: Activation) -> nn.Module:
     )
 
 
-def cifar10(steps: int, neuron: Activation) -> nn.Module:
-    """Six 3x3 convolutions of 256 channels on 32x32 images, halved after every second one."""
+def cifar10(
+    steps: int, neuron: Activation, width: int = 256, image: Tuple[int, ...] = (3, 32, 32), classes: int = 10
+) -> nn.Sequential:
+    """Six 3x3 convolutions of ``width`` channels on images ``[C, H, W]``, halved after every second one."""
     layers: List[nn.Module] = [sc.encode.Constant(steps)]
-    channels = 3
+    channels, height, columns = image
     for _ in range(3):
         for pool in (False, True):
             pooled = (nn.MaxPool2d(2),) if pool else ()
-            convolution = nn.Conv2d(channels, 256, 3, padding=1)
-            layers += [sc.layers.TimeBatched(convolution, *pooled, nn.BatchNorm2d(256)), neuron()]
-            channels = 256
-    read_out = sc.layers.TimeBatched(nn.Flatten(), nn.Linear(256 * 4 * 4, 10, bias=False))
+            convolution = nn.Conv2d(channels, width, 3, padding=1)
+            layers += [sc.layers.TimeBatched(convolution, *pooled, nn.BatchNorm2d(width)), neuron()]
+            channels = width
+    read_out = sc.layers.TimeBatched(
+        nn.Flatten(), nn.Linear(width * (height // 8) * (columns // 8), classes, bias=False)
+    )
     return nn.Sequential(*layers, read_out, neuron())
 
 
@@ -67,19 +71,20 @@ class SEWBlock(nn.Module):
         return added
 
 
-def sew_resnet18(steps: int, neuron: Activation) -> nn.Module:
-    """SEW-ResNet18 with ADD, for 1000 classes; the read-out is linear."""
-    layers: List[nn.Module] = [
-        sc.encode.Constant(steps),
-        _convolution(3, 64, 7, 2),
-        neuron(),
-        sc.layers.TimeBatched(nn.MaxPool2d(3, 2, 1)),
-    ]
+def sew_resnet18(
+    steps: int, neuron: Activation, image: Tuple[int, ...] = (3, 224, 224), classes: int = 1000
+) -> nn.Sequential:
+    """SEW-ResNet18 with ADD; the read-out is linear. Images below 64 pixels are not made smaller by the first layer."""
+    small = image[1] < 64
+    layers: List[nn.Module] = [sc.encode.Constant(steps)]
+    layers += [_convolution(image[0], 64, 3, 1) if small else _convolution(image[0], 64, 7, 2), neuron()]
+    if not small:
+        layers.append(sc.layers.TimeBatched(nn.MaxPool2d(3, 2, 1)))
     channels = 64
     for out, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
         layers += [SEWBlock(channels, out, stride, neuron), SEWBlock(out, out, 1, neuron)]
         channels = out
-    read_out = sc.layers.TimeBatched(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000))
+    read_out = sc.layers.TimeBatched(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
     return nn.Sequential(*layers, read_out)
 
 

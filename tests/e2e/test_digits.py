@@ -87,6 +87,7 @@ def saved(*args, **kwargs):
         os.kill(os.getpid(), number)
 sc.save_checkpoint = saved
 sys.argv = sys.argv[3:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))  # as Python does for a program
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 

@@ -259,8 +259,10 @@ class TestThreads:
 def test_the_example(monkeypatch, capsys, tmp_path):
     """``examples/mnist_ipu.py`` trains and evaluates on a machine with one device."""
     monkeypatch.setenv("SPIKECORE_BACKEND", "ipu")
+    examples = Path(__file__).parents[2] / "examples"
+    monkeypatch.syspath_prepend(str(examples))
     monkeypatch.setattr(sys, "argv", ["mnist_ipu.py", "--epochs", "1", "--batch-size", "360", "--out", str(tmp_path)])
-    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "mnist_ipu.py"))
+    example = runpy.run_path(str(examples / "mnist_ipu.py"))
     example["main"].__globals__["num_steps"] = 2
     example["main"]()
     assert "ipu on ipu" in capsys.readouterr().out

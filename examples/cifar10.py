@@ -1,0 +1,39 @@
+"""Six convolutions of 256 channels on CIFAR-10, as in SpikingFlow's second tutorial on training.
+
+    python examples/cifar10.py [--data cifar10|digits] [--T 8] [--width 256] [--augment] [--resume] ...
+
+CIFAR-10 is read from ``--folder``, and downloaded with ``--download`` only; ``--data digits --width 16`` is a size for
+a CPU. The backward pass needs the spikes of every time step: T = 50 with 32 images took the tutorial 12 GB. ``--help``
+lists all options. What a run keeps is as in ``mnist.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from torch import nn
+
+import spikecore as sc
+from common import augment, loop, options
+from common.data import DataSet
+from spikecore.bench import models
+
+
+def network(given: argparse.Namespace, sets: DataSet) -> nn.Sequential:
+    """Images ``[B, C, H, W]`` to output spikes ``[T, B, 10]``: three times two convolutions and a max pooling."""
+    net = models.cifar10(given.T, lambda: sc.LIF(tau=given.tau), given.width, sets.shape, sets.classes)
+    net[0] = options.encoder(given)
+    return net
+
+
+def main() -> None:
+    """Run the program."""
+    defaults = {"T": 8, "tau": 2.0, "epochs": 100, "batch_size": 32, "lr": 1e-3}
+    parser = options.parser(__doc__, data=("cifar10", "digits"), out="runs/cifar10", **defaults)
+    parser.add_argument("--width", type=options.at_least(1), default=256, help="channels of every convolution")
+    parser.add_argument("--augment", action="store_true", help="train on images that are moved and mirrored")
+    loop.main(parser, network, loop.rate_loss, lambda given: augment.photographs if given.augment else None)
+
+
+if __name__ == "__main__":
+    main()
