@@ -14,7 +14,7 @@ import functools
 import hashlib
 import itertools
 from types import SimpleNamespace
-from typing import Any, Container, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Container, Dict, Mapping, Optional, Tuple
 
 import torch
 
@@ -28,6 +28,7 @@ from spikecore.needs import lacking
 from spikecore.registry import AUTO_NAME
 from spikecore.selection import Request, Resolved, resolve
 from spikecore.state import Stateful
+from spikecore.watch import Watch
 
 #: Unique id of a definition until the hash of its program is known.
 _definitions = itertools.count()
@@ -52,8 +53,8 @@ class Bound(Stateful):
     _numbers: Dict[str, float]
     #: Names of the attributes that the traced definition depends on; None before.
     _read: Optional[Container[str]] = None
-    #: Those that can change within, as they were.
-    _watched: Sequence[Tuple[str, Any]] = ()
+    #: What was read, if it can change without being set.
+    _watched: Optional[Watch] = None
     _request: Request
 
     @property
@@ -94,14 +95,16 @@ class Bound(Stateful):
         """Drop what was derived from the definition, and with ``binding`` the chosen backends, too."""
         stamp = f"{_UNTRACED}{next(_definitions)}"
         self.__dict__.update(_program=None, _names={}, _compiled=SimpleNamespace(), _quick={}, _stamp=stamp, _read=None)
-        self.__dict__.update(_numbers={}, _watched=())
+        self.__dict__.update(_numbers={}, _watched=None)
         if binding:
             self.__dict__["_bound"] = {}
 
     def _follow(self) -> None:
-        """Forget the program if what it depends on has changed within."""
-        if self._watched and definition.has_changed(self, self._watched):
+        """Trace the program again if what it depends on has changed within."""
+        if self._watched is not None and self._watched.has_changed(self):
+            before = dict(self.__dict__)
             self._forget()
+            self._resume(before)
 
     def __delattr__(self, name: str) -> None:
         super().__delattr__(name)
@@ -117,11 +120,12 @@ class Bound(Stateful):
         return not name.startswith("_") if self._read is None else name in self._read
 
     def _resume(self, before: Mapping[str, Any]) -> None:
-        """Take back the runners of ``before`` (``__dict__`` as it was) if the program has only other numbers now.
+        """Take back the runners of ``before`` (``__dict__`` as it was) if the program has at most other numbers now.
 
-        Annealing then compiles nothing, torch.compile included, which guards the stamp.
+        Annealing then compiles nothing, torch.compile included, which guards the stamp; nor does an attribute that
+        picks no other program.
         """
-        if before["_program"] is None:
+        if before.get("_program") is None:
             return
         try:
             program = self.program
@@ -129,6 +133,8 @@ class Bound(Stateful):
             return
         if program == before["_program"]:
             self.__dict__.update({name: before[name] for name in ("_program", "_names", "_compiled", "_stamp")})
+            if [value.hex() for value in self._numbers.values()] == [v.hex() for v in before["_numbers"].values()]:
+                self.__dict__["_quick"] = before["_quick"]
 
     def _settle(self) -> None:
         """Take the program's key as the stamp, so that neurons of one program share what torch.compile makes."""

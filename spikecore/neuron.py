@@ -269,9 +269,7 @@ class Neuron(Ranged):
             before = dict(self.__dict__)
             self._forget()
             super().__setattr__(name, value)
-            unread = name.startswith("_") or name == "training"
-            if isinstance(value, Surrogate) or (unread and before["_read"] is definition.EVERY):
-                self._resume(before)
+            self._resume(before)
             return
         super().__setattr__(name, value)
 

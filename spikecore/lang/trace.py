@@ -11,7 +11,7 @@ import sys
 from collections import namedtuple
 from contextlib import nullcontext
 from types import CodeType, FrameType
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from spikecore.lang.expr import Expr, TraceError, here, lift, place, raised
 from spikecore.lang.node import Node, const, substitute, topological
@@ -26,7 +26,8 @@ class Ran:
     """The code of a definition that ran while it was traced, without that of spikecore, torch and Python's library."""
 
     def __init__(self) -> None:
-        self.codes: Set[CodeType] = set()
+        #: Each with its globals.
+        self.codes: Dict[CodeType, Dict[str, Any]] = {}
         #: False if nobody could look, since a profiler was running.
         self.known = False
 
@@ -186,7 +187,7 @@ def _call_and_watch(
     def watch(frame: FrameType, event: str, arg: Any) -> None:
         nonlocal line
         if event == "call" and _is_a_users(frame):
-            ran.codes.add(frame.f_code)
+            ran.codes[frame.f_code] = frame.f_globals
         if event == "return" and frame.f_code is code:
             local.update(frame.f_locals)
             line = frame.f_lineno

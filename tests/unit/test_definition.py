@@ -312,10 +312,6 @@ def test_what_changes_nothing_traces_nothing():
     neuron(X)
     neuron.train()
     assert neuron._program is program
-    assert neuron._watched == []
-    frozen = Within(Frozen(1.0), lambda held: held.gain)
-    frozen(X)
-    assert [name for name, _ in frozen._watched] == []
 
 
 def test_the_shells_own_names():
@@ -331,10 +327,3 @@ def test_the_shells_own_names():
             neuron(X[0])
         private = {name for name in vars(neuron) if name.startswith("_")}
         assert private <= definition.SHELL
-
-
-def test_what_is_large_is_not_looked_into():
-    """A call does not take the time of thousands of values."""
-    neuron = Within(dict.fromkeys(range(2000), 1.0), lambda held: held[0])
-    neuron(X)
-    assert neuron._watched == []

@@ -1,0 +1,278 @@
+"""What lies within values that can change, and whether it is still there.
+
+A :class:`Look` at values has two results:
+
+- Checks: one for each list, dict, object, ... that was met. A check passes while this one holds the very same objects.
+  Where all pass, nothing has changed, so that a call compares no value.
+- The content of each value, in a form that compares. It is looked at once a check has failed: another object may be
+  an equal one.
+
+What is only compared by identity is kept: another object could be made at its address.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import lru_cache, partial
+from itertools import repeat
+from operator import is_
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any, Callable, Collection, Container, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
+
+from torch import Tensor, nn
+
+#: Whether a value holds what it held.
+Check = Callable[[], bool]
+
+#: So many values are compared at most; what is larger is not looked into.
+MOST = 1000
+#: Values that never change.
+_FIXED = (type(None), bool, int, float, complex, str, bytes)
+#: What has attributes and is not looked into.
+_WHOLE = (FunctionType, BuiltinFunctionType, MethodType, ModuleType)
+#: What holds items and no attributes.
+_BARE = (list, tuple, dict, set, frozenset)
+#: Packages whose classes hold no values of a user.
+_LIBRARIES = ("builtins", "torch", "spikecore")
+
+
+class Look:
+    """One look at several values.
+
+    ``names``: the attributes of modules and classes that count, less ``left_out``. Of other objects all do.
+    """
+
+    def __init__(self, names: Container[str], left_out: Collection[str] = ()) -> None:
+        self.checks: List[Check] = []
+        #: What held too much to look into all of it, as the caller names it.
+        self.too_large: List[str] = []
+        self._names, self._left_out = names, left_out
+        self._name = ""
+        self._met: Dict[int, Any] = {}
+
+    def root(self, name: str, value: Any) -> Any:
+        """The content of a value that the caller calls so."""
+        self._name = name
+        return self.part(value)
+
+    def _cut(self) -> None:
+        if self._name not in self.too_large:
+            self.too_large.append(self._name)
+
+    def part(self, value: Any) -> Any:
+        """The content of a value; of one that is not looked into, which one it is."""
+        if is_fixed(value):
+            return type(value), repr(value)  # which tells -0.0 from 0.0, and finds NaN equal
+        content = self._content(value)
+        return _Same(value) if content is None else content
+
+    def attributes_of_class(self, kind: Any, names: Sequence[str], called: str = "") -> Any:
+        """The values of a class under these names, as it inherits them. ``called``: see :meth:`entries`."""
+        if not names:
+            return None
+        kept = [getattr(kind, name, None) for name in names]
+        self.checks.append(partial(_has, kind, names, kept))
+        return self._parts(names, kept, called)
+
+    def entries(self, held: Mapping[str, Any], names: Sequence[str], called: str = "") -> Any:
+        """The values under these names of a dict, None where there is none.
+
+        ``called``: what the caller calls each, with ``{}`` for its name; empty within a value that the caller named.
+        """
+        if not names:
+            return None
+        kept = [held.get(name) for name in names]
+        self.checks.append(partial(_holds, held, names, kept))
+        return self._parts(names, kept, called)
+
+    def _parts(self, names: Sequence[str], values: Sequence[Any], called: str) -> Any:
+        if not called:
+            return [(name, self.part(value)) for name, value in zip(names, values)]
+        return [(name, self.root(called.format(name), value)) for name, value in zip(names, values)]
+
+    def _counting(self, names: Iterable[str]) -> List[str]:
+        return [name for name in names if name in self._names and name not in self._left_out]
+
+    def _content(self, value: Any) -> Any:
+        if id(value) in self._met:
+            return None
+        if isinstance(value, _WHOLE):
+            return None
+        if len(self._met) > MOST:
+            self._cut()
+            return None
+        self._met[id(value)] = value
+        if isinstance(value, type):
+            return self.attributes_of_class(value, self._counting(class_values(value)))
+        if isinstance(value, nn.Module):
+            return self._module(value)
+        if isinstance(value, Tensor):
+            return self._tensor(value)
+        if isinstance(value, (list, tuple, deque, Mapping, set, frozenset)):
+            content = self._items(value)
+            if content is None or type(value) in _BARE:
+                return content
+        else:
+            content = self._memory(value)
+        attributes = [*self._attributes(value)]
+        if content is None and not attributes and not hasattr(value, "__dict__"):
+            return None
+        return type(value), content, attributes
+
+    def _tensor(self, value: Tensor) -> Any:
+        if value.is_inference():
+            return None
+        # no value, which would have to come from the device
+        self.checks.append(partial(_has_version, value, value._version))
+        return _Same(value), value._version
+
+    def _items(self, value: Any) -> Any:
+        if len(value) > MOST:
+            # nothing can be put into a tuple of numbers
+            if not (isinstance(value, (tuple, frozenset)) and all(map(is_fixed, value))):
+                self._cut()
+            return None
+        if isinstance(value, Mapping):
+            names, kept = list(value), list(value.values())
+            self.checks.append(partial(_maps, value, names, kept))
+            return type(value), [(self.part(name), self.part(one)) for name, one in zip(names, kept)]
+        kept = list(value)
+        if not isinstance(value, (tuple, frozenset)):
+            self.checks.append(partial(_lists, value, kept))
+        if isinstance(value, (set, frozenset)):
+            return type(value), {(repr(one), type(one) if is_fixed(one) else _Same(one)) for one in kept}
+        return type(value), [self.part(one) for one in kept]
+
+    def _memory(self, value: Any) -> Any:
+        """The bytes of an array of NumPy or of Python, if they are few; None for what is no array."""
+        try:
+            view = memoryview(value)
+        except (TypeError, ValueError, BufferError):
+            return None
+        if view.nbytes > 8 * MOST:
+            # what may not be written to does not change, unless it shows what something else holds
+            if not view.readonly or getattr(value, "base", None) is not None:
+                self._cut()
+            return None
+        kept = _bytes_of(view)
+        self.checks.append(partial(_has_bytes, value, kept))
+        return kept
+
+    def _attributes(self, value: Any) -> Iterator[Tuple[str, Any]]:
+        """The attributes of an object itself, those in ``__slots__`` included."""
+        kind: Any = type(value)
+        slots = [name for name in _slots(kind) if hasattr(value, name)]
+        fixed = _is_frozen(kind)
+        if hasattr(value, "__dict__"):
+            names, kept = list(value.__dict__), list(value.__dict__.values())
+            if not fixed:
+                self.checks.append(partial(_maps_within, value, names, kept))
+            for name, one in zip(names, kept):
+                yield name, self.part(one)
+        if slots:
+            kept = [getattr(value, name) for name in slots]
+            if not fixed:
+                self.checks.append(partial(_has, value, slots, kept))
+            for name, one in zip(slots, kept):
+                yield name, self.part(one)
+
+    def _module(self, value: nn.Module) -> Any:
+        """Attributes, tensors and classes of a module under names that count, and all the modules that it holds."""
+        kind = type(value)
+        of_class = self._counting(class_values(kind))
+        # code of spikecore itself reads the configuration of a neuron
+        read = [name for name in getattr(kind, "configuration", ()) if name in value.__dict__]
+        own = dict.fromkeys((*self._counting(value.__dict__), *of_class, *read))
+        return (
+            kind,
+            self.entries(value.__dict__, [*own]),
+            self.attributes_of_class(kind, of_class),
+            self.entries(value._parameters, self._counting(value._parameters)),
+            self.entries(value._buffers, self._counting(value._buffers)),
+            self.entries(value._modules, [*value._modules]),
+        )
+
+
+class _Same:
+    """An object as what it is, whatever it holds: equal to no other."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other._value is self._value
+
+    def __hash__(self) -> int:
+        return id(self._value)
+
+
+def is_fixed(value: Any) -> bool:
+    """Whether a value is a number, a text or the like, which never changes."""
+    kind: Any = type(value)
+    return isinstance(value, _FIXED) or _is_number_of_numpy(kind)
+
+
+@lru_cache(maxsize=256)
+def _is_number_of_numpy(kind: Any) -> bool:
+    # looked at by name: NumPy may not be installed. A void is a record, which changes
+    names = [base.__name__ for base in kind.__mro__ if base.__module__ == "numpy"]
+    return "generic" in names and "void" not in names
+
+
+@lru_cache(maxsize=256)
+def _is_frozen(kind: Any) -> bool:
+    declared = getattr(kind, "__dataclass_params__", None)
+    return declared is not None and bool(declared.frozen)
+
+
+@lru_cache(maxsize=256)
+def _slots(kind: Any) -> Tuple[str, ...]:
+    """Names of the attributes that objects of a class hold without a dict; a class does not gain any."""
+    named = ((name, member) for base in kind.__mro__ for name, member in vars(base).items())
+    return tuple(name for name, member in named if isinstance(member, MemberDescriptorType))
+
+
+def class_values(kind: Any) -> List[str]:
+    """Names of what the user's classes among those that ``kind`` inherits from hold, without methods and the like."""
+    users = [base for base in kind.__mro__ if str(base.__module__).partition(".")[0] not in _LIBRARIES]
+    return [
+        name
+        for base in users
+        for name, value in list(vars(base).items())
+        if not (name.startswith("__") and name.endswith("__")) and not hasattr(type(value), "__get__")
+    ]
+
+
+def _bytes_of(view: memoryview) -> Tuple[Any, ...]:
+    return view.format, view.shape, view.tobytes()
+
+
+# Checks. The functions of Python that they use let no other thread run in between.
+
+
+def _holds(held: Mapping[str, Any], names: Iterable[str], kept: Iterable[Any]) -> bool:
+    return all(map(is_, map(held.get, names), kept))
+
+
+def _lists(value: Any, kept: Sequence[Any]) -> bool:
+    return len(value) == len(kept) and all(map(is_, value, kept))
+
+
+def _maps(value: Any, names: Iterable[Any], kept: Sequence[Any]) -> bool:
+    return len(value) == len(kept) and all(map(is_, value, names)) and all(map(is_, value.values(), kept))
+
+
+def _maps_within(value: Any, names: Iterable[Any], kept: Sequence[Any]) -> bool:
+    return _maps(value.__dict__, names, kept)
+
+
+def _has(value: Any, names: Iterable[str], kept: Iterable[Any]) -> bool:
+    return all(map(is_, map(getattr, repeat(value), names, repeat(None)), kept))
+
+
+def _has_version(value: Tensor, version: int) -> bool:
+    return value._version == version
+
+
+def _has_bytes(value: Any, kept: Tuple[Any, ...]) -> bool:
+    return _bytes_of(memoryview(value)) == kept
