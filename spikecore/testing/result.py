@@ -30,6 +30,8 @@ class Result:
     lacking: Tuple[str, ...] = ()
     #: What the case drew its inputs from, by name, if it said so (:meth:`spikecore.testing.context.Context.seed`).
     seeds: Mapping[str, int] = field(default_factory=dict)
+    #: Whether it ``xfailed`` by wrong numbers under an excuse that would cover any wrong number: one without a pattern.
+    blanket: bool = False
 
     @property
     def ok(self) -> bool:

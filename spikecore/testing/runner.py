@@ -104,9 +104,12 @@ def run_case(case: Case, bench: Bench, expected: Optional[Excuse] = None) -> Res
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__)[-6:])
         outcome = "error"
         message = f"{case.holds}: raised {type(error).__name__}: {error}\n{trace}{again(bench, case.id)}"
+    blanket = False
     if expected is not None:
-        outcome, message = _excused(excuse_of(expected), failure, outcome, message)
-    return Result(case.id, case.tier, outcome, time.perf_counter() - started, message, lacks, seeds)
+        excuse = excuse_of(expected)
+        outcome, message = _excused(excuse, failure, outcome, message)
+        blanket = outcome == "xfailed" and failure is not None and failure.kind == DIFFERENCE and excuse.any_text
+    return Result(case.id, case.tier, outcome, time.perf_counter() - started, message, lacks, seeds, blanket)
 
 
 def again(bench: Bench, *ids: str) -> str:

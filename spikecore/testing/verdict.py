@@ -35,6 +35,8 @@ class LeftOut:
     #: Cases that failed as expected, and those of them in the core tier.
     expected_failures: int
     core_expected_failures: int
+    #: Those that are wrong numbers, and excused by a reason without a pattern, which would cover any wrong number.
+    blanket: int
     #: Why nothing could run.
     unavailable: str
 
@@ -54,6 +56,10 @@ class LeftOut:
         if self.expected_failures:
             core = f", {self.core_expected_failures} of the core tier" if self.core_expected_failures else ""
             said.append(f"{_number(self.expected_failures, 'expected failure')}{core}")
+        if self.blanket:
+            said.append(
+                f"wrong numbers in {_cases(self.blanket)} excused by a reason alone (give match of ExpectedFailure)"
+            )
         return said
 
     def as_dict(self) -> Dict[str, Any]:
@@ -65,6 +71,7 @@ class LeftOut:
             "undeclared": list(self.undeclared),
             "expected_failures": self.expected_failures,
             "core_expected_failures": self.core_expected_failures,
+            "blanket": self.blanket,
         }
 
 
@@ -72,9 +79,10 @@ class LeftOut:
 class Verdict:
     """One of four words, and what was left out.
 
-    ``conforms``: the whole default suite ran, every core case passed, those of gradients included, and nothing is
-    wrong. ``partial``: nothing is wrong, something passed, and something that ``conforms`` takes was left out.
-    ``not tested``: nothing is wrong, and nothing passed. ``does not conform``: something is wrong.
+    ``conforms``: the whole default suite ran, every core case passed, those of gradients included, nothing is wrong,
+    and no wrong number is excused by a reason without a pattern. ``partial``: nothing is wrong, something passed, and
+    something that ``conforms`` takes was left out. ``not tested``: nothing is wrong, and nothing passed. ``does not
+    conform``: something is wrong.
     """
 
     word: str
@@ -111,7 +119,12 @@ def judge(results: Iterable[Result]) -> Verdict:
         word = DOES_NOT_CONFORM
     elif not passed:
         word = NOT_TESTED
-    elif left.tiers or left.not_chosen or any(r.tier == "core" and r.outcome != "passed" for r in results):
+    elif (
+        left.tiers
+        or left.not_chosen
+        or left.blanket
+        or any(r.tier == "core" and r.outcome != "passed" for r in results)
+    ):
         word = PARTIAL
     else:
         word = CONFORMS
@@ -138,6 +151,7 @@ def _left_out(results: Sequence[Result]) -> LeftOut:
         undeclared=tuple(dict.fromkeys(name for result in unsupported for name in result.lacking)),
         expected_failures=len(excused),
         core_expected_failures=sum(result.tier == "core" for result in excused),
+        blanket=sum(result.blanket for result in excused),
         unavailable="; ".join(dict.fromkeys(r.message for r in results if r.outcome == "unavailable")),
     )
 

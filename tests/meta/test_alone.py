@@ -81,7 +81,27 @@ def test_a_failure_that_nothing_brings_back_says_so() -> None:
     result = failed(Once, *OTHERS, VICTIM)
     assert "5 ran before it, the last: " in result.message
     assert "none of the lists of earlier cases that were tried brings it back" in result.message
+    assert "it may also be chance" in result.message
+    assert "only after others" not in result.message
     assert result.message.endswith("again: spikecore conformance once")
+
+
+def test_a_failure_that_comes_and_goes_is_called_chance() -> None:
+    """Every third run of the case fails, whatever ran before it: no list of cases is named."""
+
+    class Third(Loop):
+        runs: List[int] = []
+
+        def __call__(self, *args: Any) -> Any:
+            outputs, final, trace = super().__call__(*args)
+            if self.program.name == "LIF":
+                self.runs.append(1)
+                outputs = (outputs[0] * (len(self.runs) % 3 != 1),)
+            return outputs, final, trace
+
+    result = failed(type("Flaky", (Loopback,), {"name": "flaky", "loop": Third}), "forward/if-hard", VICTIM)
+    assert "it fails after others, or by chance" in result.message
+    assert "it may also be chance" in result.message
 
 
 def test_it_takes_no_longer_than_it_may() -> None:

@@ -77,6 +77,24 @@ def test_another_failure_under_an_excuse_is_a_failure(how: str, excuse: Any, wor
         assert said in result.message, result.message
 
 
+@pytest.mark.parametrize(
+    ("how", "excuse", "blanket"),
+    [
+        ("differ", "a reason", True),
+        ("differ", ExpectedFailure("a reason"), True),
+        ("differ", ExpectedFailure("a reason", match=".*"), True),
+        ("differ", ExpectedFailure("a reason", match="[^x]"), True),
+        ("differ", ExpectedFailure("a reason", match="all values that came are 0"), False),
+        ("refuse", "a reason", False),
+        ("crash", ExpectedFailure("a reason", raises=("KeyError",), match="."), False),
+    ],
+)
+def test_an_excuse_for_any_number_is_known(how: str, excuse: Any, blanket: bool) -> None:
+    """A difference without a pattern, or with one that is found in everything; no refusal, and no crash."""
+    result = ended(how, excuse)
+    assert (result.outcome, result.blanket) == ("xfailed", blanket)
+
+
 def test_an_excuse_holds_on_its_devices_alone() -> None:
     """Elsewhere the case fails as if there were none, and one that passes there is not stale."""
     assert ended("differ", ExpectedFailure("a reason", devices=("cuda",))).outcome == "failed"

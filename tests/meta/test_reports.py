@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -11,7 +12,7 @@ import pytest
 from typer import Typer
 from typer.testing import CliRunner
 
-from spikecore.testing import Report, Result
+from spikecore.testing import CASES, Report, Result
 from spikecore.testing.badge import badge
 from spikecore.testing.changes import changes
 from spikecore.testing.cli import ConformanceCommand, conformance
@@ -117,7 +118,7 @@ class TestBadge:
         ("outcome", "says", "colour"),
         [
             ("passed", "partial: 1 of ", "#9a6700"),
-            ("failed", "does not conform", "#c62828"),
+            ("failed", "does not conform: 1 wrong of 1", "#c62828"),
             ("xfailed", "not tested", "#6e7781"),
         ],
     )
@@ -131,6 +132,15 @@ class TestBadge:
         assert shown[1].startswith(says)
         assert colour in text
         assert root.get("aria-label") == f"{shown[0]}: {shown[1]}"
+
+    def test_it_has_the_counts_of_a_suite_with_excuses(self) -> None:
+        """One that conforms says how many cases passed, and of how many."""
+        cases = CASES.select()
+        outside = CASES.select(["robust"])[0].id
+        ended = {case.id: "xfailed" if case.id == outside else "passed" for case in cases}
+        results = tuple(Result(case.id, case.tier, ended[case.id], 0.0) for case in cases)
+        text = badge(replace(report(a="passed"), results=results))
+        assert f"conforms: {len(cases) - 1} of {len(cases)}" in text
 
     def test_texts_are_within_it(self) -> None:
         """Each within its half, with a margin."""
