@@ -7,9 +7,10 @@ backend's own runners, and of the reference's, which must not compute in its pla
 from __future__ import annotations
 
 import platform
+import time
 from functools import lru_cache
 from types import TracebackType
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type
 
 import numpy as np
 import torch
@@ -21,6 +22,9 @@ from spikecore.lang import Program
 from spikecore.registry import default_registry
 from spikecore.selection import REFERENCE
 from spikecore.testing.compare import Mismatch
+
+#: Seconds in which what a runtime still holds must be free.
+SETTLED = 1.0
 
 
 class Witness:
@@ -151,6 +155,24 @@ class Context:
         """Whether the backend declares all of these."""
         can = self.backend.capabilities_on(self.device.type)
         return all(getattr(can, name) for name in capabilities)
+
+    def synchronize(self) -> None:
+        """Wait until the device under test has computed what it was given, where torch has a way to."""
+        wait = getattr(getattr(torch, self.device.type, None), "synchronize", None)
+        if wait is not None:
+            wait()
+
+    def settles(self, holds: Callable[[], bool]) -> bool:
+        """Whether something holds, at once or within about a second after the device has computed: a runtime that
+        computes in the background may hold arguments until then.
+        """
+        if holds():
+            return True
+        self.synchronize()
+        end = time.monotonic() + SETTLED
+        while not holds() and time.monotonic() < end:
+            time.sleep(0.01)
+        return holds()
 
     def tensor(self, values: Any, dtype: torch.dtype = torch.float32, grad: bool = False) -> Tensor:
         """Values on the device under test."""

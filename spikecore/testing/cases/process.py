@@ -22,10 +22,10 @@ import torch
 
 from spikecore.testing.calls import Call
 from spikecore.testing.case import Collection
-from spikecore.testing.cases.robust import at_once
 from spikecore.testing.compare import Mismatch
 from spikecore.testing.context import Context
 from spikecore.testing.subject import Subject
+from spikecore.testing.threads import at_once
 
 _BACK = ("gradients",)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 from functools import partial
 from typing import Any, Callable, Dict, List, Sequence, Tuple, Type
@@ -17,6 +16,7 @@ from spikecore.testing.compare import Mismatch, as_array, same
 from spikecore.testing.context import Context
 from spikecore.testing.oracle import run
 from spikecore.testing.subject import Subject
+from spikecore.testing.threads import at_once
 
 _ODD = (float("nan"), float("inf"), float("-inf"))
 _NON_FINITE = (("if", "soft"), ("lif", "hard"), ("lif", "soft"), ("klif", "hard"), ("leaky", "hard"), ("li", "none"))
@@ -100,26 +100,6 @@ def deterministic(context: Context) -> None:
             )
 
 
-def at_once(work: Any, count: int = 4) -> None:
-    """Call ``work(i)`` in so many threads at once; raise what one of them raises."""
-    gate, wrong = threading.Barrier(count), []
-
-    def body(i: int) -> None:
-        try:
-            gate.wait()
-            work(i)
-        except BaseException as error:
-            wrong.append(error)
-
-    crew = [threading.Thread(target=body, args=(i,)) for i in range(count)]
-    for thread in crew:
-        thread.start()
-    for thread in crew:
-        thread.join()
-    if wrong:
-        raise wrong[0]
-
-
 def threads(context: Context) -> None:
     """One neuron for all, not used before, so that its first use is a race too; and one for each."""
     shared = Subject(context, "synaptic", "hard")
@@ -160,7 +140,7 @@ def nothing_kept(context: Context) -> None:
     gone = weakref.ref(x)
     del x, output
     gc.collect()
-    if gone() is not None:
+    if not context.settles(lambda: gone() is None):
         raise Mismatch(f"{s.of}: the input of a finished call is kept alive")
 
 
