@@ -161,12 +161,15 @@ def main(
     network: Callable[[argparse.Namespace, data.DataSet], nn.Module],
     loss: Any,
     augment: Optional[Callable[[argparse.Namespace], Optional[Augment]]] = None,
+    load: Callable[[argparse.Namespace], data.DataSet] = data.load,
 ) -> None:
-    """Run a program: ``network(options, sets)`` trained with ``loss``, and ``augment(options)`` on training images."""
+    """Run a program: ``network(options, sets)`` trained with ``loss`` on the sets of ``load(options)``, whose training
+    images ``augment(options)`` changes.
+    """
     options = parser.parse_args()
     common_options.check(parser, options)
     try:
-        sets = data.load(options)
+        sets = load(options)
     except DataError as error:
         parser.error(str(error))
     if len(sets.training) < options.batch_size:
@@ -184,7 +187,7 @@ def main(
         parser.error(str(error))
     try:
         run(training, sets)
-    except (sc.BackendError, sc.Unsupported) as error:
+    except (DataError, sc.BackendError, sc.Unsupported) as error:
         parser.error(str(error))
 
 
@@ -210,7 +213,7 @@ def run(training: Training, sets: data.DataSet) -> None:
         done = f"{training.epoch} epochs and {training.batch} batches"
         sys.exit(f"\nstopped: {done} are in {training.checkpoint}; go on with --resume")
     curves, picture = training.curves, options.out / "learning-curve.png"
-    pictures.draw_curves(curves, picture, f"{sets.about}, {options.encoder} input, T = {options.T}")
+    pictures.draw_curves(curves, picture, f"{sets.about}, T = {options.T}")
     scores = curves["test accuracy"]
     number = min(len(sets.test), options.batch_size * (options.limit or len(sets.test)))
     print(f"test accuracy  {scores[-1]:.2%} of {number} images of {sets.about} never trained on")

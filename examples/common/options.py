@@ -33,7 +33,8 @@ def parser(about: Optional[str], *, data: Sequence[str], out: str, **defaults: A
     files.add_argument("--download", action="store_true", help="download the data set where it is not there")
     files.add_argument("--workers", type=at_least(0), default=0, help="processes that read the data")
     model = made.add_argument_group("model")
-    model.add_argument("--encoder", choices=("constant", "poisson"), default=given["encoder"])
+    if given["encoder"] is not None:  # events are spikes already
+        model.add_argument("--encoder", choices=("constant", "poisson"), default=given["encoder"])
     model.add_argument("--T", type=at_least(1), default=given["T"], help="time steps")
     model.add_argument("--tau", type=float, default=given["tau"], help="time constant of the neurons, 1 or above")
     where = made.add_argument_group("where and how")
