@@ -64,6 +64,25 @@ class Call:
 
     def check_inputs(self, *others: Call, what: str = "", times: float = 1.0) -> None:
         """Gradients of input and state are this call's, ``times`` so large. ``what`` says what was done to them."""
+        try:
+            self._check_inputs(*others, what=what, times=times)
+        except Mismatch as error:
+            if not others or "hint:" in str(error) or not self._right_alone():
+                raise
+            raise Mismatch(
+                f"{error}\n  hint: run backwards before any other call, this call is right: what two calls keep for "
+                "their backward passes is mixed (states, inputs or parameters in memory of the runner or the backend, "
+                "which the later call writes to); keep it with ctx.save_for_backward"
+            ) from error
+
+    def _right_alone(self) -> bool:
+        try:
+            Call(self.s, self.which, final=bool(self.of_final)).forward().backward()._check_inputs()
+        except Exception:  # it looks for a hint: the failure is told already
+            return False
+        return True
+
+    def _check_inputs(self, *others: Call, what: str = "", times: float = 1.0) -> None:
         suspects = self.suspects(*others)
         words = f"{self.which}{what}"
         self.s.check("input gradient", self.x.grad, times * self.right.inputs[0], name=words, suspects=suspects)

@@ -44,13 +44,16 @@ def same(
 ) -> None:
     """Raise :class:`Mismatch` unless ``actual`` is ``expected`` within the tolerance; NaN equals NaN.
 
+    ``axes`` are the names of the axes, ``"t"`` for time: the tolerance grows with the largest value of a neuron over
+    time, and with no other neuron's.
     ``tested`` is the potential minus threshold, of the same shape; ``strict`` says that a tie does not fire. ``right``
     is where the expected values are from. ``there`` are further values to show at the first difference.
     """
     expected = np.asarray(expected, float)
     if actual.shape != expected.shape:
         raise Mismatch(f"{what} of {of}: the shape is {list(actual.shape)}, expected {list(expected.shape)}")
-    wrong = different(actual, expected, tolerance)
+    names = _names(axes, actual.ndim)
+    wrong = different(actual, expected, tolerance, time=names[:1] == ["t"])
     if not wrong.any():
         return
     first = tuple(int(i) for i in np.argwhere(wrong)[0])
@@ -71,7 +74,7 @@ def same(
         tolerance=tolerance,
         tested=tested,
         strict=strict,
-        axes=_names(axes, actual.ndim),
+        axes=names,
         suspects=suspects,
     )
     lines += [f"  hint: {hint}" for hint in found]

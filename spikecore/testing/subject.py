@@ -14,6 +14,7 @@ from spikecore.testing.context import Context
 from spikecore.testing.inputs import dyadic, generator, margin, rounded
 from spikecore.testing.models import BY_NAME, Model, library_surrogate
 from spikecore.testing.oracle import SURROGATES, Array, Derivative, Gradients, Oracle, Trajectory, adjoint, run
+from spikecore.testing.parts import of_parts
 from spikecore.testing.suspects import of_gradients, of_outputs, of_parameter_gradient, of_states
 from spikecore.testing.tolerances import DTYPES, EXACT, EXACT_STEPS, TOLERANCES
 
@@ -72,6 +73,8 @@ class Subject:
         #: The input as it was given, if its layout is what a case is about: see :meth:`gives`.
         self.given: Optional[Tensor] = None
         self._came_in: Optional[Tensor] = None
+        #: The cotangents of several results, by names as ``"output 0"``, ``"final v"``, ``"trace v"``.
+        self.cotangents: Mapping[str, Tensor] = {}
         self._rng = generator("cotangents", self.model.name, reset, self.shape, *again)
 
     def _build(self, learn: Sequence[str], options: Mapping[str, Any]) -> Neuron:
@@ -226,14 +229,20 @@ class Subject:
         expected: Array,
         *,
         name: str = "",
+        of: str = "",
         suspects: Optional[Suspects] = None,
     ) -> None:
-        """A quantity of the table of tolerances is the oracle's."""
+        """A quantity of the table of tolerances is the oracle's.
+
+        of: the input, state or parameter that this is the gradient of, where :attr:`cotangents` says for what.
+        """
         what = f"{quantity}{f' of {name}' if name else ''}"
         if actual is None:
             raise Mismatch(f"{what} of {self.of}: there is none; the result is not connected to it")
         tolerance = TOLERANCES[self.dtype_name, quantity]
         axes = "t, n" if quantity in ("input gradient", "output") else "n"
+        if suspects is None and of and self.cotangents:
+            suspects = of_parts(self, of, self.cotangents)
         if suspects is None and quantity == "input gradient" and self._came_in is not None:
             suspects = of_gradients(self, self._came_in)
         if suspects is None and quantity == "parameter gradient" and self._came_in is not None and name in self.params:

@@ -1,6 +1,7 @@
 """How near is near enough: one table, per dtype of the input and per quantity.
 
-``|actual - expected| <= rtol |expected| + atol max(1, largest |expected|)``. Spikes have no tolerance. State and
+``|actual - expected| <= rtol |expected| + atol max(1, largest |expected|)``, where the largest is that of the same
+neuron over time: what is large in one neuron excuses nothing in another. Spikes have no tolerance. State and
 arithmetic are float32 for 16-bit inputs, so only what is rounded to 16 bits at the end is wider there: outputs and
 input gradients. A potential of a neuron of ``+ - * /`` has no tolerance either: see the cases ``bits/*``.
 """

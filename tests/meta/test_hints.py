@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,12 @@ from spikecore.lang import Node, SpikeRule
 from spikecore.lang.eager import SpikeFunction
 from spikecore.testing import check_backend
 from spikecore.testing.compare import Mismatch, same
-from spikecore.testing.hints import hints
+from spikecore.testing.hints import different, hints
 from spikecore.testing.loopback import Loop, Loopback, installed
 from spikecore.testing.tolerances import EXACT, Tolerance
+
+sys.path.insert(0, str(Path(__file__).parent))
+from mutants import MUTANTS
 
 RNG = np.random.default_rng(7)
 RIGHT = RNG.normal(size=(6, 4, 4))
@@ -50,6 +55,25 @@ def said(actual: Any, expected: Any = RIGHT, tolerance: Tolerance = SINGLE, **mo
 def test_patterns(actual: Any, words: Any) -> None:
     """Each has its words, and a difference of no pattern has none."""
     assert words in said(actual) if words else said(actual) == ""
+
+
+def test_a_large_value_excuses_its_own_neuron_alone() -> None:
+    """Beside 1e3 small numbers of other neurons must be right; those of the same neuron may be off by its rounding."""
+    right = np.asarray([[1e3, 2e-4, 3e-4]] * 4)
+    wrong = different(right * 0 + [1e3, -2e-4, 0.0], right, SINGLE)
+    assert wrong.all(axis=0).tolist() == [False, True, True]
+    assert not different(right[0], right[0] + 5e-7, SINGLE, time=False).any()
+    beyond = np.asarray([1e30, 1.0])
+    assert different(beyond * 0 + [1e30, 2.0], beyond, SINGLE, time=False).tolist() == [False, True]
+    over_time = np.asarray([[1e3], [2e-4], [np.inf]])
+    assert not different(over_time + 5e-4, over_time, SINGLE).any()
+    assert different(over_time + np.asarray([[0.0], [5e-4], [0.0]]), over_time, SINGLE, time=False).tolist() == [
+        [False],
+        [True],
+        [False],
+    ]
+    with pytest.raises(Mismatch, match="2 of 3 differ"):
+        same("final v", "a neuron", np.asarray([1e3, -2e-4, 0.0]), right[0], SINGLE, axes="n")
 
 
 def test_flush_to_zero() -> None:
@@ -171,6 +195,63 @@ def test_faults_are_led_to(fault: str, case: str, words: str) -> None:
         (result,) = check_backend(name, cases=[case])
     assert result.outcome == "failed", result
     assert words in result.message, result.message
+
+
+@pytest.mark.parametrize(
+    ("mutant", "case", "words"),
+    [
+        (
+            "PartialSumsOfTheFirstBlocks",
+            "layouts/size-65539-neurons",
+            "those of the first 32768 neurons alone, of 65539: is it summed over all blocks?",
+        ),
+        (
+            "LastPartialSumForgotten",
+            "layouts/size-65539-neurons",
+            "those of the first 65536 neurons alone, of 65539",
+        ),
+        (
+            "OneTapeForAllCalls",
+            "sequences/two-calls-lif-hard",
+            "run backwards before any other call, this call is right: what two calls keep for their backward passes is "
+            "mixed",
+        ),
+        (
+            "TraceOrOutput",
+            "wanted/everything",
+            "without the cotangent of traces: is it dropped where others come?",
+        ),
+        (
+            "TraceCotangentStridesIgnored",
+            "layouts/cotangent-of-trace-transposed",
+            "for the cotangent of trace b and trace c, whose strides were ignored: memory was read as if contiguous",
+        ),
+        (
+            "ParameterGradientOfTheLastChunk",
+            "state/steps-64-scalar",
+            "those of the last 32 steps alone: is it summed over all 64?",
+        ),
+        (
+            "TraceAloneIsOfTheFirst",
+            "wanted/second-trace-recorded-alone",
+            "for the cotangent of trace b, taken for that of a",
+        ),
+    ],
+)
+def test_mutants_are_led_to(mutant: str, case: str, words: str) -> None:
+    """By the hint of the case that catches them."""
+    (found,) = [one for one in MUTANTS if one.name == mutant]
+    with installed(found.backend) as name:
+        (result,) = check_backend(name, cases=[case])
+    assert result.outcome == "failed", result
+    assert words in result.message, result.message
+    assert result.message.count("hint:") == 1
+
+
+def test_one_number_is_half_of_another_only_where_it_is() -> None:
+    """One number is always some multiple of another."""
+    assert "0.5 times" in said(np.asarray(131396.5), np.asarray(262793.0))
+    assert said(np.asarray(131324.0), np.asarray(262793.0)) == ""
 
 
 def test_a_surrogate_at_its_default_is_not_taken_for_another() -> None:

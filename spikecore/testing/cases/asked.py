@@ -58,13 +58,14 @@ def traces(context: Context, record: Sequence[str]) -> None:
     for name in record:
         s.check("potential", trace[name].detach(), s.seen.states[name], name=f"the recorded {name}")
     cotangents = {name: s.cotangent(trace[name]) for name in record}
+    s.cotangents = {f"trace {name}": one for name, one in cotangents.items()}
     backward(s.of, [trace[name] for name in record], list(cotangents.values()))
     right = s.gradients([None, None], None, cotangents)
     for name, x, expected in zip(s.twin.inputs, xs, right.inputs):
         grad = torch.zeros_like(x) if x.grad is None and not expected.any() else x.grad
-        s.check("input gradient", grad, expected, name=name)
+        s.check("input gradient", grad, expected, name=name, of=name)
     for name, value in start.items():
-        s.check("state gradient", value.grad, right.state[name], name=f"the initial {name}")
+        s.check("state gradient", value.grad, right.state[name], name=f"the initial {name}", of=name)
 
 
 def last_step(context: Context) -> None:

@@ -142,6 +142,7 @@ def placed(context: Context, role: str, layout: str, dtype: str = "float32") -> 
     results.update({f"final {name}": final[name] for name in _STATES})
     results.update({f"trace {name}": trace[name] for name in _STATES})
     g = {name: put(f"g {name}", s.cotangent(one)) for name, one in results.items()}
+    s.cotangents = g
     of: List[Tensor] = [torch.as_tensor(one) for one in g.values()]
     backward(s.of, list(results.values()), of)
     right = s.gradients(
@@ -150,8 +151,8 @@ def placed(context: Context, role: str, layout: str, dtype: str = "float32") -> 
         {name: g[f"trace {name}"] for name in _STATES},
     )
     for name, x in zip(s.twin.inputs, right.inputs):
-        s.check("input gradient", leaves[name].grad, x, name=name + how)
+        s.check("input gradient", leaves[name].grad, x, name=name + how, of=name)
     for name in _STATES:
-        s.check("state gradient", leaves[name].grad, right.state[name], name=f"the initial {name}{how}")
+        s.check("state gradient", leaves[name].grad, right.state[name], name=f"the initial {name}{how}", of=name)
     for name in params:
-        s.check("parameter gradient", leaves[name].grad, right.params[name], name=name + how)
+        s.check("parameter gradient", leaves[name].grad, right.params[name], name=name + how, of=name)

@@ -32,6 +32,12 @@ def add_to(cases: Collection) -> None:
     for model, reset in _NON_FINITE:
         add(f"non-finite-{model}-{reset}", odd, partial(non_finite, model=model, reset=reset))
     add("large", "very large and very small potentials neither overflow in between nor vanish", large)
+    add(
+        "large-beside-small",
+        "a gradient that is large in one neuron costs no other neuron its digits",
+        large_beside_small,
+        ("gradients",),
+    )
     add("subnormal", "subnormal numbers are kept", subnormal)
     again = "the same call twice gives the same bits, gradients of shared parameters included"
     add("deterministic", again, deterministic, ("gradients", "parameter_gradients"))
@@ -64,6 +70,17 @@ def large(context: Context) -> None:
     output, final = s.neuron.run(context.tensor(x))
     same("spikes", s.of, as_array(output), right.outputs[0], tested=right.tested)
     s.check_states(final, right.final, "final state", exact=True)
+
+
+def large_beside_small(context: Context) -> None:
+    """A cotangent ten thousand times as large in one neuron."""
+    s = Subject(context, "lif", "soft")
+    x = s.x(grad=True)
+    output = s.neuron(x)
+    cotangent = s.cotangent(output)
+    cotangent[:, 0, 0] *= 1e4
+    s.backward(output, cotangent)
+    s.check("input gradient", x.grad, s.gradients(cotangent).inputs[0], name="a large cotangent in one neuron")
 
 
 def subnormal(context: Context) -> None:

@@ -7,7 +7,7 @@ whatever order they are made: one neuron left out, or counted twice, shows.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Iterator, Tuple
 
 import numpy as np
 import torch
@@ -112,5 +112,32 @@ def sized(context: Context, shape: Tuple[int, ...], dim: Any = None) -> None:
     if leaf.grad is None or neuron.a.grad is None:
         raise Mismatch(f"{of}: input or parameter got no gradient")
     same("input gradient", of, as_array(leaf.grad), reached * wide, axes=axes)
-    right = summed((reached * x).sum(0), shape[1:], np.shape(wide)).reshape(np.shape(a))
-    same("gradient of a, a sum of whole numbers,", of, as_array(neuron.a.grad), right, axes="channel")
+    parts = (reached * x).sum(0)
+    right = _summed(parts, wide, a)
+    came, suspects = as_array(neuron.a.grad), {}
+    if not np.array_equal(came, right):
+        # sums are exact, so what is only near is another one
+        found = ((phrase, _summed(parts * mask, wide, a)) for phrase, mask in _some(shape[1:]))
+        suspects = {phrase: partial(np.asarray, some) for phrase, some in found if np.array_equal(some, came)}
+    what = "gradient of a, a sum of whole numbers,"
+    same(what, of, came, right, axes="channel", suspects=suspects)
+
+
+def _summed(parts: Array, wide: Any, a: Any) -> Array:
+    return np.reshape(summed(parts, parts.shape, np.shape(wide)), np.shape(a))
+
+
+def _some(shape: Tuple[int, ...]) -> Iterator[Tuple[str, Array]]:
+    """Neurons that a sum in blocks may leave out, in words, and 1 for those that it has."""
+    number = np.arange(int(np.prod(shape))).reshape(shape)
+    count = number.size
+    for block in (2**k for k in range(17, 4, -1)):
+        if block < count:
+            yield f"of the first {block} neurons alone, of {count}: is it summed over all blocks?", number < block
+            yield f"of all neurons but the first {block}, of {count}", number >= block
+        if block < count and count % block:
+            whole = count - count % block
+            yield f"of all neurons but the last, incomplete block of {block}", number < whole
+            yield f"of the last, incomplete block of {block} neurons alone", number >= whole
+    yield f"of all neurons but the last, of {count}", number < count - 1
+    yield f"of all neurons but the first, of {count}", number > 0

@@ -122,14 +122,17 @@ def gradient(
         [*outputs, *final.values(), *trace.values()],
         [*of_outputs, *of_final.values(), *of_trace.values()],
     )
+    s.cotangents = {f"output {i}": one for i, one in enumerate(of_outputs)}
+    s.cotangents.update({f"final {name}": one for name, one in of_final.items()})
+    s.cotangents.update({f"trace {name}": one for name, one in of_trace.items()})
     expected = s.gradients(of_outputs, of_final, of_trace)
     for name, x, right in zip(s.twin.inputs, xs, expected.inputs):
-        s.check("input gradient", x.grad, right, name=name)
+        s.check("input gradient", x.grad, right, name=name, of=name)
     for name, value in (start or {}).items():
-        s.check("state gradient", value.grad, expected.state[name], name=f"the initial {name}")
+        s.check("state gradient", value.grad, expected.state[name], name=f"the initial {name}", of=name)
     for name, parameter in s.neuron.named_parameters():
         if parameter.grad is not None or expected.params[name].any():
-            s.check("parameter gradient", parameter.grad, expected.params[name], name=name)
+            s.check("parameter gradient", parameter.grad, expected.params[name], name=name, of=name)
 
 
 def no_steps(context: Context) -> None:

@@ -110,6 +110,7 @@ def some(context: Context, wanted: Wanted) -> None:
         value.requires_grad_(name in wanted.of)
     results = _run(s, xs, start)
     cotangents = {name: s.cotangent(results[name]) for name in wanted.given}
+    s.cotangents = cotangents
     # a result that nothing wanted leads to may be without a graph
     connected = [name for name in cotangents if results[name].requires_grad] or list(cotangents)
     of = f"{', '.join(wanted.given)} of {s.of}"
@@ -128,7 +129,8 @@ def some(context: Context, wanted: Wanted) -> None:
             continue
         quantity = "input gradient" if name in _INPUTS else f"{'state' if name in _STATES else 'parameter'} gradient"
         grad = torch.zeros_like(leaf) if leaf.grad is None and not np.any(expected[name]) else leaf.grad
-        s.check(quantity, grad, expected[name], name=f"{name}, with cotangents of {', '.join(wanted.given)} alone,")
+        words = f"{name}, with cotangents of {', '.join(wanted.given)} alone,"
+        s.check(quantity, grad, expected[name], name=words, of=name)
 
 
 def nothing(context: Context) -> None:

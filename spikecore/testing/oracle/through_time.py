@@ -157,8 +157,12 @@ def adjoint(
     outputs: Sequence[Optional[Array]],
     final: Optional[Mapping[str, Array]] = None,
     trace: Optional[Mapping[str, Array]] = None,
+    counted: Optional[range] = None,
 ) -> Gradients:
-    """Gradients of a float64 trajectory, given cotangents of outputs, of the final state and of recorded states."""
+    """Gradients of a float64 trajectory, given cotangents of outputs, of the final state and of recorded states.
+
+    counted: the steps that add to the gradients of parameters; all that is right, others say what a fault would give.
+    """
     shape = next(iter(seen.outputs)).shape[1:]
     zero = np.zeros(shape)
     g = {name: np.asarray((final or {}).get(name, zero), float) for name in seen.start}
@@ -173,7 +177,7 @@ def adjoint(
             found = seen.oracle.back(step, step.before, seen.params, Values(**g), *g_out)
             g = {name: np.asarray(found.states[name]) for name in g}
             g_inputs.append(found.inputs)
-            for name, value in found.params.items():
+            for name, value in found.params.items() if counted is None or t in counted else ():
                 g_params[name] = g_params[name] + summed(value, shape, g_params[name].shape)
     for name, rest in seen.oracle.rest.items():
         if seen.at_rest and isinstance(rest, str):

@@ -170,6 +170,27 @@ class ParametersAsBfloat16(Loop):
         return made.bfloat16().to(self.compute) if isinstance(value, torch.Tensor) else made
 
 
+def one_bad_sample(backend: str) -> object:
+    """A loss that is very large for one sample."""
+    x = drawn((6, 3, 5)).requires_grad_()
+    weight = torch.ones(6, 3, 5)
+    weight[:, 0] = 1e4
+    (lif()(backend)(x) * weight).sum().backward()
+    return x.grad[:, 1:]
+
+
+@mutant("robust/large-beside-small", shows=one_bad_sample)
+class OneScaleForAllGradients(Tape):
+    """Gradients of the input have 16 bits below the largest of them, as with one scale for the whole tensor."""
+
+    def backward(self, ctx, grads):
+        made = super().backward(ctx, grads)
+        for k in range(len(self.program.inputs)):
+            unit = made[k].abs().amax() * 2**-16 if made[k].numel() else 1
+            made[k] = torch.where(torch.isfinite(made[k] / unit), (made[k] / unit).round() * unit, made[k])
+        return made
+
+
 def nearly_cancelled(backend: str) -> object:
     """Large cotangents of output and trace, which are the same numbers here, and of other signs."""
     x = drawn((6, 3, 5), dtype=torch.float64).requires_grad_()
