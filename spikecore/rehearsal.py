@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from contextlib import contextmanager
-from typing import Any, Dict, Iterator, Mapping, Set
+from contextlib import ExitStack, contextmanager
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Set
 
 import torch
 from torch import Tensor, nn
@@ -31,9 +31,24 @@ def can_be_rehearsed(net: nn.Module, state: Any) -> bool:
 
 def rehearse(net: nn.Module, state: Mapping[str, Any]) -> None:
     """Raise what ``net.load_state_dict(state)`` would raise; no value of a parameter or buffer changes."""
-    held = {id(tensor) for module in net.modules() for tensor in _held(module)}
-    with _NoWrites(held):
+    held = tensors_of(net)
+    # a write that is left out counts as one all the same, and a graph made before could not be run backwards
+    with versions_kept(held), _NoWrites({id(tensor) for tensor in held}):
         net.load_state_dict(state)
+
+
+def tensors_of(net: nn.Module) -> List[Tensor]:
+    """Its parameters and buffers."""
+    return [tensor for module in net.modules() for tensor in _held(module)]
+
+
+def versions_kept(tensors: Iterable[Tensor]) -> ExitStack:
+    """When this is closed, these tensors, whose values are the same again, count as never written to meanwhile."""
+    stack = ExitStack()
+    for tensor in tensors:
+        if not tensor.is_inference():
+            stack.enter_context(torch.autograd._unsafe_preserve_version_counter(tensor))
+    return stack
 
 
 @contextmanager

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import copy
 from contextlib import contextmanager, nullcontext
-from typing import Any, Callable, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from spikecore.checks import shown
-from spikecore.rehearsal import can_be_rehearsed, rehearse, uninterrupted
+from spikecore.rehearsal import can_be_rehearsed, rehearse, tensors_of, uninterrupted, versions_kept
 
 
 def check_parts(state: Any, parts: Sequence[str]) -> None:
@@ -92,19 +92,26 @@ def _held(net: nn.Module, others: Sequence[Any]) -> List[Callable[[], None]]:
 
 def _put_back(held: Any, kept: Mapping[Any, Any]) -> Callable[[], None]:
     def put_back() -> None:
-        held.clear()
-        held.update(kept)
+        # one by one: another thread may be calling the network, and finds everything at any time
+        for name, value in kept.items():
+            if name not in held or held[name] is not value:
+                held[name] = value
+        for name in [name for name in held if name not in kept]:
+            del held[name]
+        # what was gone meanwhile has come back at the end. By identity: names may be tensors, which compare as values
+        if any(name is not before for name, before in zip(held, kept)):
+            held.clear()
+            held.update(kept)
 
     return put_back
 
 
 def _values(net: nn.Module) -> Callable[[], None]:
     """What puts back the values of parameters and buffers."""
-    kept: List[Tuple[Tensor, Tensor]] = []
+    tensors = tensors_of(net)
     with torch.no_grad():
-        for module in net.modules():
-            tensors = [*module._parameters.values(), *module._buffers.values()]
-            kept += [(tensor, tensor.detach().clone()) for tensor in tensors if tensor is not None]
+        kept = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    versions = versions_kept(tensors)
     extra = [
         (module, copy.deepcopy(module.get_extra_state()))
         for module in net.modules()
@@ -112,7 +119,7 @@ def _values(net: nn.Module) -> Callable[[], None]:
     ]
 
     def put_back() -> None:
-        with torch.no_grad():
+        with torch.no_grad(), versions:
             for tensor, value in kept:
                 tensor.copy_(value)
         for module, state in extra:

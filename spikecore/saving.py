@@ -34,9 +34,10 @@ def save_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], **parts
 
         sc.save_checkpoint("run.pt", {"lr": 1e-3}, step=step.state_dict(), epoch=epoch, random=torch.get_rng_state())
 
-    The file is replaced as a whole: a kill at any moment leaves the old one or the new one. It keeps its permissions,
-    and a link stays one. ``settings`` are what must be the same when training goes on. They and the parts are None,
-    truth values, numbers, texts, and lists, tuples and dicts of these; parts may hold tensors, too.
+    The file is replaced as a whole: a kill at any moment leaves the old one or the new one, and maybe a hidden file
+    ``.spikecore-*.tmp`` beside it, which may be deleted. It keeps its permissions, and a link stays one.
+    ``settings`` are what must be the same when training goes on. They and the parts are None, truth values, numbers,
+    texts, and lists, tuples and dicts of these; parts may hold tensors, too.
 
     Raises TypeError for a value that :func:`load_checkpoint` could not read back and ValueError for a setting that is
     NaN, both with the key, and OSError (FileNotFoundError, PermissionError, ...) if there can be no such file. Nothing
@@ -55,7 +56,7 @@ def save_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], **parts
     if not target.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, f"there is no folder {target.parent} for the checkpoint", str(path))
     # beside it: a file can be replaced at once within one file system only
-    beside = target.parent / f".{target.name}.{secrets.token_hex(6)}.tmp"
+    beside = target.parent / f".spikecore-{secrets.token_hex(4)}.tmp"  # short: a file system may limit names
     try:
         try:
             file = open(str(beside), "xb")  # noqa: SIM115  # with the permissions of any new file, which tempfile's lacks

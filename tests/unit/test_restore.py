@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import signal
+import sys
 
 import pytest
 import torch
 from torch import nn
 
 import spikecore as sc
+from spikecore import restore
 
 
 class Scaler:
@@ -375,6 +377,70 @@ def test_a_network_is_loaded_without_a_copy(fits):
     assert net[3].tau == (5.0 if fits else 2.0)
     if fits:
         assert all(torch.equal(value, state["net"][name]) for name, value in net.state_dict().items())
+
+
+class Own(nn.Linear):
+    """A layer that loads in a way of its own, so that the network is put back from a copy."""
+
+    def _load_from_state_dict(self, *args):
+        super()._load_from_state_dict(*args)
+
+
+@pytest.mark.parametrize("last", [nn.Linear, Own])
+def test_a_graph_of_before_a_refused_state(last):
+    """It can still be run backwards: nothing was loaded, so nothing that it needs has changed."""
+    step, state = made(0, last=last), made(1, last=last).state_dict()
+    del state["net"]["2.bias"]
+    net = step.net
+    loss = net(torch.rand(5, 2, 4) * 4).sum()
+    versions = [tensor._version for tensor in net.parameters()]
+    with pytest.raises(RuntimeError, match="2.bias"):
+        step.load_state_dict(state)
+    assert [tensor._version for tensor in net.parameters()] == versions
+    loss.backward()
+    held = made(1, last=last).state_dict()
+    loss = net(torch.rand(5, 2, 4) * 4).sum()
+    step.load_state_dict(held)  # this one is loaded
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_network_is_whole_while_it_is_loaded():
+    """No dict of a module is ever empty meanwhile: another thread may be calling the network."""
+    step, other = made(0), made(1)
+    live = [held for module in step.net.modules() for held in (vars(module), module._parameters, module._buffers)]
+    emptied = []
+
+    def watch(frame, event, arg):
+        if event == "c_call" and arg.__name__ == "clear" and any(arg.__self__ is held for held in live):
+            emptied.append(frame.f_code.co_name)
+
+    sys.setprofile(watch)
+    try:
+        step.load_state_dict(other.state_dict())
+    finally:
+        sys.setprofile(None)
+    assert emptied == []
+    assert same(everything(step)[:-3], everything(other)[:-3])
+
+
+@pytest.mark.parametrize(("a", "b"), [("a", "b"), (torch.ones(2), torch.ones(2))], ids=["names", "tensors"])
+@pytest.mark.parametrize("change", ["set", "new", "gone", "moved"])
+def test_a_dict_is_put_back(change, a, b):
+    """Values, names and their order, whatever happened to it meanwhile; an optimiser's state has tensors as names."""
+    held = {a: 1, b: 2}
+    put_back = restore._put_back(held, dict(held))
+    if change == "set":
+        held[a] = 3
+    elif change == "new":
+        held["c"] = 3
+    else:
+        del held[a]
+        if change == "moved":
+            held[a] = 1
+    put_back()
+    assert [*map(id, held)] == [id(a), id(b)]
+    assert [*held.values()] == [1, 2]
 
 
 def test_an_interrupt_while_it_is_loaded(monkeypatch):

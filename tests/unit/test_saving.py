@@ -44,6 +44,14 @@ def test_other_settings(tmp_path):
         sc.load_checkpoint(tmp_path / "run.pt", {**SETTINGS, "epochs": 5, "new": 2})
 
 
+def test_a_name_as_long_as_may_be(tmp_path):
+    """A file whose name the file system just takes can be a checkpoint."""
+    longest = os.pathconf(str(tmp_path), "PC_NAME_MAX") if hasattr(os, "pathconf") else 200
+    path = tmp_path / ("a" * (longest - 3) + ".pt")
+    sc.save_checkpoint(path, SETTINGS, epoch=1)
+    assert sc.load_checkpoint(path, SETTINGS)["epoch"] == 1
+
+
 def test_no_file(tmp_path):
     """A missing file is named."""
     with pytest.raises(FileNotFoundError, match=r"there is no checkpoint .*run.pt; begin without resuming"):
