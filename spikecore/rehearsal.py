@@ -13,6 +13,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Set
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _LIBRARIES = ("torch.nn.", "spikecore.")
@@ -47,7 +48,7 @@ def versions_kept(tensors: Iterable[Tensor]) -> ExitStack:
     stack = ExitStack()
     for tensor in tensors:
         if not tensor.is_inference():
-            stack.enter_context(torch.autograd._unsafe_preserve_version_counter(tensor))
+            stack.enter_context(_unsafe_preserve_version_counter(tensor))
     return stack
 
 
