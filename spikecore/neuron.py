@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Collection, Dict, List, Mapping, Optional, Seq
 import torch
 from torch import Tensor, nn
 
-from spikecore import checks, compiled, definition, earlier, parameters, ranges
+from spikecore import checks, compiled, definition, earlier, parameters, processes, ranges
 from spikecore.backend import MAX_STATIC_STEPS, Tensors, once
 from spikecore.lang import Program, ops
 from spikecore.lang.plain import is_compiling
@@ -206,6 +206,10 @@ class Neuron(Ranged):
         if self._buffers and self._ranges and not is_compiling():
             self._check_tensors()
         checks.same_device(owner, x.device, named)
+        if not is_compiling():
+            processes.check_gathered(owner, x, named)
+            if not single:
+                processes.check_split(self)
         values, kinds = parameters.place(owner, named, x.shape[1:], self.channel_dim)
         start = checks.state(owner, self.states, state, x, carried=state is not None and state is self._state)
         grad = torch.is_grad_enabled()

@@ -1,8 +1,8 @@
 """Neuron parameters: what a value may be, and how it lies over the neurons of one time step.
 
-A parameter is a Python number, or a tensor, learnable or not: 0-d, one value per channel (``[C]``), or of a shape that
-broadcasts to one time step. Numbers stay Python floats (a run-time constant of a kernel); tensors become buffers;
-learnable ones ``nn.Parameter``.
+A parameter is a Python number, or a tensor, learnable or not: one value (0-d or ``[1]``), one value per channel
+(``[C]``), or of a shape that broadcasts to one time step. Numbers stay Python floats (a run-time constant of a kernel);
+tensors become buffers; learnable ones ``nn.Parameter``.
 """
 
 from __future__ import annotations
@@ -125,6 +125,8 @@ def _spread(owner: str, name: str, value: Tensor, shape: Tuple[int, ...], channe
     fits = lead >= 0 and all(have in (1, want) for have, want in zip(value.shape, shape[lead:]))
     if fits and (value.ndim > 1 or dims == 1):
         return value, "full"
+    if value.ndim == 1 and value.shape[0] == 1:  # fully_shard takes no 0-d parameters
+        return value.view(()), "scalar"
     if value.ndim == 1:
         where = f"dimension channel_dim={channel_dim} of one time step, shape {list(shape)}"
         raise ValueError(f"{owner}: {name} has {value.shape[0]} values, which does not fit {where}")

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore.checks import shown
+from spikecore.processes import is_shard
 
 #: Under this name the settings are in the file.
 _SETTINGS = "settings"
@@ -46,6 +47,12 @@ def save_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], **parts
     _check_settings(settings)
     for name, part in parts.items():
         for key, value in _leaves(name, part):
+            if is_shard(value):
+                raise TypeError(
+                    f"{key} is a shard of a tensor (DTensor): the file of one process would hold a part of it only. "
+                    "Give whole tensors, which get_state_dict of torch.distributed.checkpoint.state_dict gathers with "
+                    "options=StateDictOptions(full_state_dict=True, cpu_offload=True), called in every process"
+                )
             if not _is_read_back(value):
                 raise TypeError(f"{key}={shown(value)} {_cannot(value)}")
     # of a link, what it leads to: the link itself would be replaced

@@ -19,7 +19,7 @@ from typing import Any, Callable, ClassVar, Collection, Dict, Mapping, Optional,
 import torch
 from torch import Tensor, nn
 
-from spikecore import checks, compiled, freed, misnamed, recompute, replicas, reuse
+from spikecore import checks, compiled, freed, misnamed, processes, recompute, replicas, reuse
 from spikecore.backend import BackendError
 from spikecore.lang.plain import is_batched, is_compiling, is_transforming
 
@@ -89,7 +89,10 @@ class Stateful(nn.Module):
             self._check_traced()
             return slot
         if slot is self.__dict__:
-            slot["_calls"] = reuse.check_call(self, None if slot["_state"] is None else slot["_calls"])
+            before = None if slot["_state"] is None else slot["_calls"]
+            now = slot["_calls"] = reuse.check_call(self, before)
+            if now is not before and before is not None and now.token is not before.token:
+                processes.check_micro_batch(self)
         if slot["_passed"] is not None:
             slot["_state"] = freed.guarded(type(self).__name__, slot["_state"], slot["_passed"])
         return slot

@@ -26,6 +26,7 @@ from spikecore.batches import home, mapped, run, sent
 from spikecore.checks import shown
 from spikecore.functional import ask, check_places, own_state, request, stateful_modules
 from spikecore.neuron import Neuron
+from spikecore.processes import named_as, unwrapped
 from spikecore.replicas import SPLITS_TIME, makes_time
 from spikecore.selection import backend_named, capture, resolve
 
@@ -195,11 +196,14 @@ class EagerTraining:
         return mapped(Tensor.detach, outputs), loss.detach()
 
     def state_dict(self) -> Dict[str, Any]:
-        """Weights and the state of the optimiser (and scaler), to go on from with :meth:`load_state_dict`."""
+        """Weights and the state of the optimiser (and scaler), to go on from with :meth:`load_state_dict`.
+
+        Weights have the names of the network itself, whatever wraps it: ``DistributedDataParallel``, ``torch.compile``.
+        """
         scaler = self.options.scaler
         scaled = {} if scaler is None else {"scaler": scaler.state_dict()}
         optimizer = optimizer_state.complete(self.optimizer, self.optimizer.state_dict())
-        return {"net": self.net.state_dict(), "optimizer": optimizer, **scaled}
+        return {"net": unwrapped(self.net).state_dict(), "optimizer": optimizer, **scaled}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Go on from what :meth:`state_dict` gave, as a whole or not at all.
@@ -218,12 +222,13 @@ class EagerTraining:
         optimizer_state.check_optimizer_state(self.optimizer, state["optimizer"])
         if scaler is not None:
             restore.check_scaler_state(scaler, state["scaler"])
-        with restore.all_or_nothing(self.net, [self.optimizer], scaler, state["net"]):
+        net = named_as(self.net, state["net"])
+        with restore.all_or_nothing(net, [self.optimizer], scaler, state["net"]):
             self.optimizer.load_state_dict(state["optimizer"])
             optimizer_state.separate(self.optimizer, state["optimizer"])
             if scaler is not None:
                 scaler.load_state_dict(state["scaler"])
-            self.net.load_state_dict(state["net"])
+            net.load_state_dict(state["net"])
 
     def _update(self, scaler: Any) -> None:
         if self.options.clip_norm is not None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from spikecore.backend import Unsupported
 from spikecore.checks import shown
+from spikecore.processes import is_shard
 
 _SETTINGS = frozenset((bool, int, float, str))
 #: What is read of the attributes of a module; others are its tables, or what only Python sees.
@@ -108,6 +109,8 @@ def gpu_of(net: nn.Module) -> torch.device:
     wrapped = next((module for module in net.modules() if isinstance(module, _PARALLEL)), None)
     if wrapped is not None:
         raise Unsupported(f"a {type(wrapped).__name__} cannot be captured in a CUDA graph here; train with graph=False")
+    if any(is_shard(parameter) for parameter in net.parameters()):
+        raise Unsupported("a network under fully_shard cannot be captured in a CUDA graph here; train with graph=False")
     device = None
     for name, tensor in itertools.chain(net.named_parameters(), net.named_buffers()):
         device = tensor.device if device is None else device

@@ -121,6 +121,21 @@ class TestShapes:
         assert not tau.is_contiguous()
         assert torch.equal(sc.LIF(tau)(x), sc.LIF(tau.contiguous())(x))
 
+    def test_one_value_with_a_dimension(self):
+        """A tensor of shape [1] is one value for all, as a 0-d one: outputs, gradients, checkpoints."""
+        x, scalar, one = values(T, B, C), torch.tensor(2.5), torch.tensor([2.5])
+        neurons = [sc.LIF(tau, learn=("tau",)) for tau in (scalar, one)]
+        for _ in range(2):  # the second call goes past the checks
+            outputs = [neuron(x) for neuron in neurons]
+            assert torch.equal(*outputs)
+        for out in outputs:
+            (out * torch.linspace(0, 1, C)).sum().backward()
+        assert neurons[1].tau.grad.shape == (1,)
+        assert neurons[1].tau.grad.item() == neurons[0].tau.grad.item() != 0
+        neurons[0].load_state_dict({"tau": torch.tensor([3.5])})
+        neurons[1].load_state_dict({"tau": torch.tensor(4.5)})
+        assert [neuron.tau.tolist() for neuron in neurons] == [3.5, [4.5]]
+
     @pytest.mark.parametrize(
         ("shape", "channel_dim", "text"),
         [
@@ -131,11 +146,6 @@ class TestShapes:
             ),
             ((C,), 0, r"tau has 4 values, which does not fit dimension channel_dim=0 of one time step, shape \[3, 4\]"),
             ((C,), 2, r"tau has 4 values, which does not fit dimension channel_dim=2 of one time step, shape \[3, 4\]"),
-            (
-                (1,),
-                1,
-                r"tau has 1 values?, which does not fit dimension channel_dim=1 of one time step, shape \[3, 4\]",
-            ),
             ((C, B), 1, r"tau of shape \[4, 3\] does not broadcast to one time step, shape \[3, 4\]"),
             ((T, B, C), 1, r"tau of shape \[8, 3, 4\] does not broadcast to one time step, shape \[3, 4\]"),
             ((B, 0), 1, r"tau of shape \[3, 0\] does not broadcast to one time step, shape \[3, 4\]"),

@@ -1,0 +1,209 @@
+"""Networks of several processes, in one: names, shards, micro-batches. (tests/e2e/test_distributed.py has several.)"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import distributed, nn
+
+import spikecore as sc
+
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+T, B, C = 5, 4, 6
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of process groups of one CPU
+shards = pytest.mark.skipif(TORCH < (2, 6), reason="before torch 2.6 fully_shard is private")
+pipelines = pytest.mark.skipif(TORCH < (2, 5), reason="torch has torch.distributed.pipelining from 2.5 on")
+
+
+@pytest.fixture
+def group():
+    """A process group of this process alone."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+def network(**options) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(C, C), sc.LIF(torch.tensor([2.0]), learn=("tau",), **options), nn.Linear(C, 3))
+
+
+def training(net: nn.Module):
+    return sc.training_model(net, sc.losses.ce_rate, torch.optim.Adam(net.parameters(), 1e-2))
+
+
+def batch():
+    return torch.rand(T, B, C) * 3, torch.randint(0, 3, (B,))
+
+
+class TestNames:
+    """A step's weights have the names of the network itself, so that any process loads them."""
+
+    @pytest.mark.parametrize("wrap", [nn.parallel.DistributedDataParallel, nn.DataParallel, torch.compile])
+    def test_wrapped(self, group, wrap):
+        """What a wrapped network saved, one that is not wrapped loads, and the other way round."""
+        step, plain = training(wrap(network())), training(network())
+        state = copy.deepcopy(step.state_dict())
+        assert list(state["net"]) == ["0.weight", "0.bias", "1.tau", "2.weight", "2.bias"]
+        state["net"]["1.tau"].fill_(3.0)
+        plain.load_state_dict(state)
+        assert plain.net[1].tau.item() == 3.0
+        plain.net[1].tau.data.fill_(4.0)
+        step.load_state_dict(plain.state_dict())
+        assert step.state_dict()["net"]["1.tau"].item() == 4.0
+
+    def test_prefixed(self, group):
+        """A state with the names of the wrapped network loads as well."""
+        step = training(nn.parallel.DistributedDataParallel(network()))
+        weights = {name: value + 1.0 for name, value in step.net.state_dict().items()}
+        assert "module.1.tau" in weights
+        step.load_state_dict({**step.state_dict(), "net": weights})
+        assert step.state_dict()["net"]["1.tau"].item() == 3.0
+
+    def test_refused_as_a_whole(self, group):
+        """A state that does not fit changes nothing, and the error has the names of the network itself."""
+        step = training(nn.parallel.DistributedDataParallel(network()))
+        state = copy.deepcopy(step.state_dict())
+        state["net"]["1.tau"].fill_(0.5)
+        with pytest.raises(RuntimeError, match=r"1\.tau holds 0\.5, and tau of LIF must be at least 1"):
+            step.load_state_dict(state)
+        assert step.state_dict()["net"]["1.tau"].item() == 2.0
+
+
+@shards
+class TestShards:
+    """Parameters under ``fully_shard``."""
+
+    def sharded(self, net: nn.Module, *parts: nn.Module) -> nn.Module:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (1,))
+        for part in (*parts, net):
+            fully_shard(part, mesh=mesh)
+        return net
+
+    @pytest.mark.parametrize("make", [lambda tau: sc.LIF(tau, learn=("tau",)), sc.PLIF])
+    def test_one_learnt_value(self, group, make):
+        """A learnt value for all neurons, of shape [1] as fully_shard wants it, has the gradient of a 0-d one."""
+        x = torch.rand(T, B, C) * 3
+        net, plain = self.sharded(nn.Sequential(make(torch.tensor([2.5])))), make(torch.tensor(2.5))
+        for _ in range(2):
+            net.zero_grad()
+            net(x).square().sum().backward()
+        plain(x).square().sum().backward()
+        ((name, expected),) = plain.named_parameters()
+        assert torch.equal(getattr(net[0], name).grad.full_tensor(), expected.grad.reshape(1))
+
+    def test_outside(self, group):
+        """A call past the forward of the module that was sharded says how the parameters are gathered."""
+        net = network()
+        self.sharded(net, net[1])
+        with pytest.raises(RuntimeError, match=r"LIF: tau is sharded over processes.*forward_method\(neuron, 'run'\)"):
+            net[1].run(torch.rand(T, B, C))
+        net[1].unshard()
+        assert net[1].run(torch.rand(T, B, C))[0].shape == (T, B, C)
+
+    def test_checkpoint(self, group, tmp_path):
+        """A shard is no part of a checkpoint, which would have the values of one process only; whole tensors are."""
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+        net = self.sharded(network())
+        with pytest.raises(TypeError, match=r"net\['0\.weight'\] is a shard.*full_state_dict=True"):
+            sc.save_checkpoint(tmp_path / "run.pt", {}, net=net.state_dict())
+        whole = get_model_state_dict(net, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        sc.save_checkpoint(tmp_path / "run.pt", {}, net=whole)
+        network().load_state_dict(sc.load_checkpoint(tmp_path / "run.pt", {})["net"])
+
+    def test_graph(self, group):
+        """Whole steps as CUDA graphs are refused."""
+        net = self.sharded(network())
+        with pytest.raises(sc.Unsupported, match="a network under fully_shard cannot be captured"):
+            sc.inference_model(net, options=sc.CudaOptions(graph=True))
+
+
+class Steps(nn.Module):
+    """Single steps over time within one call; with ``begin`` at rest, as a stage of a pipeline must."""
+
+    def __init__(self, begin: bool) -> None:
+        super().__init__()
+        self.net, self.begin = network(step="single"), begin
+
+    def forward(self, x):
+        if self.begin:
+            sc.reset(self)
+        return torch.stack([self.net(now) for now in x])
+
+
+class Repeated(nn.Sequential):
+    """An encoder of one's own, which no one can know for one: ``[B, C]`` to ``[T, B, C]``."""
+
+    def forward(self, x):
+        return super().forward(x.expand(T, *x.shape))
+
+
+@pipelines
+class TestPipelining:
+    """Micro-batches are parts of the batch, never of time, and begin at rest."""
+
+    def schedule(self, stage: nn.Module, parts: int = 2, **options):
+        from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+        return ScheduleGPipe(
+            PipelineStage(stage, 0, 1, torch.device("cpu")), parts, loss_fn=sc.losses.ce_rate, **options
+        )
+
+    def over_batch(self):
+        from torch.distributed.pipelining.microbatch import TensorChunkSpec
+
+        return {"args_chunk_spec": (TensorChunkSpec(1),), "output_merge_spec": TensorChunkSpec(1)}
+
+    def test_time_is_not_split(self, group):
+        """The default, dimension 0, is refused for an input with time first."""
+        x, y = batch()
+        with pytest.raises(RuntimeError, match=r"^LIF is in the first stage.*args_chunk_spec=\(TensorChunkSpec\(1"):
+            self.schedule(network()).step(x, target=y)
+
+    def test_not_refused(self, group):
+        """One part, an encoder in the stage, and a dimension that is named are fine."""
+        from torch.distributed.pipelining.microbatch import TensorChunkSpec
+
+        x, y = batch()
+        self.schedule(network(), parts=1).step(x, target=y)
+        self.schedule(nn.Sequential(sc.encode.Constant(T), network())).step(x[0], target=y)
+        self.schedule(Repeated(network()), args_chunk_spec=(TensorChunkSpec(0),)).step(x[0], target=y)
+
+    @pytest.mark.parametrize("stage", [network, lambda: Steps(begin=True)])
+    def test_gradients(self, group, stage):
+        """Outputs and gradients are those of the whole batch, twice in a row."""
+        x, y = batch()
+        one, whole = stage(), stage()
+        schedule = self.schedule(one, **self.over_batch())
+        for _ in range(2):
+            one.zero_grad()
+            out = schedule.step(x, target=y)
+        expected = whole(x)
+        sc.losses.ce_rate(expected, y).backward()
+        torch.testing.assert_close(out, expected)
+        for ours, theirs in zip(one.parameters(), whole.parameters()):
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-6, atol=1e-7)
+
+    def test_carried_state(self, group):
+        """State that goes on from one micro-batch to the next raises, and so does that of the call for shapes."""
+        x, y = batch()
+        one = network()
+        text = r"^LIF carries its state from one call of a stage.*outside sc\.carry_state, or by sc\.reset\(self\)"
+        for stage, schedule in ((one, self.schedule(one, **self.over_batch())), (None, None)):
+            if stage is None:
+                schedule = self.schedule(Steps(begin=False), **self.over_batch())
+                with pytest.raises(RuntimeError) as caught:
+                    schedule.step(x, target=y)
+            else:
+                with sc.carry_state(stage), pytest.raises(RuntimeError) as caught:
+                    schedule.step(x, target=y)
+            assert caught.value.__cause__ is not None
+            with pytest.raises(RuntimeError, match=text):
+                raise caught.value.__cause__
