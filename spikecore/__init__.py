@@ -17,6 +17,7 @@ from spikecore.hookspecs import hookimpl
 from spikecore.lang import Program, TraceError, ops
 from spikecore.neuron import Neuron
 from spikecore.neurons import ALIF, EIF, IF, KLIF, LI, LIF, PLIF, QIF, Izhikevich, Leaky, Recurrent, Synaptic
+from spikecore.parallel import Pipeline, checkpoint
 from spikecore.registry import BackendStatus
 from spikecore.saving import load_checkpoint, save_checkpoint
 from spikecore.selection import backends, use_backend
@@ -47,6 +48,7 @@ __all__ = [
     "Izhikevich",
     "Leaky",
     "Neuron",
+    "Pipeline",
     "Program",
     "Recurrent",
     "Surrogate",
@@ -57,6 +59,7 @@ __all__ = [
     "Unsupported",
     "backends",
     "carry_state",
+    "checkpoint",
     "detach",
     "encode",
     "functional",

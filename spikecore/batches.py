@@ -33,6 +33,12 @@ def sent(value: Any, device: Optional[torch.device]) -> Any:
     return value if device is None else mapped(lambda tensor: tensor.to(device, non_blocking=True), value)
 
 
+def beside(outputs: Any, targets: Any) -> Any:
+    """The targets on the device of the outputs: a network over several devices does not end where it begins."""
+    places = {tensor.device for tensor in flattened(outputs)}
+    return sent(targets, places.pop()) if len(places) == 1 else targets
+
+
 def run(net: nn.Module, inputs: Any) -> Any:
     """The network on one batch."""
     if isinstance(inputs, dict):

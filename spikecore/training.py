@@ -22,10 +22,11 @@ from torch import Tensor, nn
 
 from spikecore import optimizer_state, restore
 from spikecore.backend import Backend
-from spikecore.batches import home, mapped, run, sent
+from spikecore.batches import beside, home, mapped, run, sent
 from spikecore.checks import shown
 from spikecore.functional import ask, check_places, own_state, request, stateful_modules
 from spikecore.neuron import Neuron
+from spikecore.parallel import Pipeline
 from spikecore.processes import named_as, unwrapped
 from spikecore.replicas import SPLITS_TIME, makes_time
 from spikecore.selection import backend_named, capture, resolve
@@ -69,6 +70,7 @@ def training_model(
     of the backend: :class:`TrainingOptions` where it runs eagerly, :class:`CudaOptions` for CUDA graphs there.
     """
     _check(net, loss)
+    _check_graph(net, options)
     step = _backend_of(net, backend, "training_model()").training_model(net, loss, optimizer, options)
     if _wants_graph(options):
         from spikecore.cuda_graph.step import GraphedTraining
@@ -83,6 +85,7 @@ def inference_model(net: nn.Module, *, backend: Optional[str] = None, options: A
     Each call begins at rest, single-step neurons included, unless ``sc.carry_state(net)`` is active.
     """
     _check(net, len)
+    _check_graph(net, options)
     predict = _backend_of(net, backend, "inference_model()").inference_model(net, options)
     if _wants_graph(options):
         from spikecore.cuda_graph.step import GraphedInference
@@ -124,6 +127,15 @@ def _check(net: Any, loss: Any) -> None:
         raise ValueError(f"net is an {SPLITS_TIME}")
 
 
+def _check_graph(net: nn.Module, options: Any) -> None:
+    pipelines = [module for module in net.modules() if isinstance(module, Pipeline)] if _wants_graph(options) else []
+    for pipeline in pipelines:
+        raise ValueError(
+            f"options=CudaOptions(graph=True) captures the work of one GPU, and the network has a Pipeline over "
+            f"{', '.join(map(str, pipeline.devices))}; give CudaOptions(graph=False) or sc.TrainingOptions()"
+        )
+
+
 def check_loss(loss: Any) -> Tensor:
     """What a loss gave, if it is a tensor with one number."""
     if not isinstance(loss, Tensor) or loss.numel() != 1:
@@ -147,7 +159,11 @@ def _backend_of(net: nn.Module, backend: Optional[str], source: str) -> Backend:
         ask(stateful_modules(net), request(backend, source))
     device = next((p.device.type for p in net.parameters()), "cpu")
     neurons = [module for module in stateful_modules(net) if isinstance(module, Neuron)]
-    chosen = [neuron._bind(device).backend for neuron in neurons] or [resolve(capture(backend, source), device).backend]
+    pipelines = [module for module in net.modules() if isinstance(module, Pipeline)]
+    placed = {part: place.type for one in pipelines for stage, place in one.placed for part in stage.modules()}
+    chosen = [neuron._bind(placed.get(neuron, device)).backend for neuron in neurons] or [
+        resolve(capture(backend, source), device).backend
+    ]
     if len({type(one).training_model for one in chosen}) > 1:
         names = ", ".join(sorted({one.name for one in chosen}))
         raise ValueError(f"the neurons of this network ask for {names}, which train differently; give backend=")
@@ -189,7 +205,7 @@ class EagerTraining:
         with own_state(self._stateful):
             with _casting(self.options, device):
                 outputs = run(self.net, inputs)
-                loss = self.loss(outputs, targets)
+                loss = self.loss(outputs, beside(outputs, targets))
             check_loss(loss)
             (loss if scaler is None else scaler.scale(loss)).backward()
         self._update(scaler)

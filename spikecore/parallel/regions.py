@@ -1,0 +1,234 @@
+"""Activation checkpointing as a policy of a network: which of its layers are computed again in backward.
+
+No layer is wrapped. A module that has the policy has an object of this file in the place of its ``forward``, as an
+attribute of its own, which ``copy`` and ``pickle`` take along.
+
+What a region of torch.utils.checkpoint does not do by itself, and is done here: batch normalisation moves its running
+statistics once, not again when the region runs again; an encoder with a generator of its own draws the same numbers
+again. The states of neurons are the affair of :mod:`spikecore.recompute`, torch's random numbers and autocast torch's.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils import checkpoint as torch_checkpoint
+
+from spikecore.checks import shown
+from spikecore.lang.plain import is_compiling
+from spikecore.parallel.pipeline import Pipeline
+
+
+def checkpoint(net: nn.Module, every: Optional[int], modules: Optional[Sequence[str]] = None) -> nn.Module:
+    """Let groups of ``every`` layers of ``net`` be computed again in backward; returns ``net``, which is changed.
+
+    ::
+
+        sc.checkpoint(net, every=2)  # of an nn.Sequential, layers two by two
+        sc.checkpoint(net, every=1, modules=["layer1", "layer2"])  # of any network, the modules of these names
+        sc.checkpoint(net, every=None)  # as it was
+
+    A group keeps its input and output; what its layers save for backward is computed again from the input, group by
+    group. With n layers of one size, groups of sqrt(n) take the least memory; the price is one more forward pass.
+
+    What has groups: an ``nn.Sequential``, of its children; a :class:`spikecore.Pipeline`, in each stage; with
+    ``modules``, each of these modules. One that is no ``nn.Sequential`` is a group as a whole, whatever ``every`` is.
+    ``every=None`` ends the policy in ``net`` and all it contains (with ``modules``, in these).
+
+    Outputs, gradients, states and running statistics are those of the plain network, bit for bit: with carried state
+    and in single steps, under autocast, with dropout. Names in ``state_dict``, copies, pickles and several inputs and
+    outputs are as before. Without gradients nothing is computed again. Forward hooks within a group run twice.
+
+    Raises TypeError or ValueError for a network without ``modules`` that is none of these, an unknown name, a module
+    whose ``forward`` was replaced. When it runs: RuntimeError for a module that changes a buffer in forward, other than
+    running statistics (its second run would begin with the changed one), in ``nn.DataParallel``, whose copies would run
+    the layers of the original, and under ``torch.compile`` (compile the layers: ``net[0].compile()``).
+    """
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"net={shown(net)} is a {type(net).__name__}; give the network (an nn.Module)")
+    if every is not None and (isinstance(every, bool) or not isinstance(every, int)):
+        raise TypeError(f"every={every!r} must be the number of layers in a group, or None to end the policy")
+    if every is not None and every < 1:
+        raise ValueError(f"every={every} must be at least 1, or None to end the policy")
+    if every is None:
+        for module in net.modules() if modules is None else _named(net, modules):
+            _end(module)
+        return net
+    chosen = _chosen(net) if modules is None else _named(net, modules)
+    for module in chosen:
+        if not isinstance(vars(module).get("forward"), (_Groups, type(None))):
+            raise ValueError(
+                f"the forward of {type(module).__name__} was replaced, as an attribute of this one; sc.checkpoint puts "
+                "its own there: write a subclass instead"
+            )
+    for module in chosen:
+        # past __setattr__, where a neuron checks what is set
+        module.__dict__["forward"] = _Groups(module, every)
+        module.__dict__["_replicate_for_data_parallel"] = _refuse_replica
+    return net
+
+
+def _end(module: nn.Module) -> None:
+    if isinstance(vars(module).get("forward"), _Groups):
+        del module.__dict__["forward"], module.__dict__["_replicate_for_data_parallel"]
+
+
+def _chosen(net: nn.Module) -> List[nn.Module]:
+    """The modules of a network that have groups, where its user names none."""
+    if isinstance(net, Pipeline):
+        return list(net)
+    if not _in_turn(net):
+        names = ", ".join(repr(name) for name, _ in net.named_children())
+        raise TypeError(
+            f"net is a {type(net).__name__}, whose forward is its own, so that its layers have no known order; name "
+            f"the modules to compute again, sc.checkpoint(net, every=1, modules=[...]); it has {names or 'none'}"
+        )
+    return [net]
+
+
+def _named(net: nn.Module, modules: Sequence[str]) -> List[nn.Module]:
+    if isinstance(modules, str) or not all(isinstance(name, str) for name in modules):
+        raise TypeError(f"modules={modules!r} must be a list of names of modules, as in net.named_modules()")
+    if not modules:
+        raise ValueError("modules=[] names none; give names of modules, or leave it out for an nn.Sequential")
+    known = dict(net.named_modules(remove_duplicate=False))
+    for name in modules:
+        if name not in known:
+            some = ", ".join(repr(one) for one in known if one)
+            raise ValueError(f"modules: {type(net).__name__} has no module {name!r}; it has {some or 'none'}")
+    return [known[name] for name in modules]
+
+
+def _in_turn(module: nn.Module) -> bool:
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+
+
+def _refuse_replica() -> None:
+    raise RuntimeError(
+        "a network with sc.checkpoint is in nn.DataParallel, whose copies would run the layers of the original; use "
+        "nn.parallel.DistributedDataParallel, or end it with sc.checkpoint(net, every=None)"
+    )
+
+
+def _refuse_compiler() -> None:
+    raise RuntimeError(
+        "torch.compile cannot follow a network with sc.checkpoint; compile its layers, which are then computed again "
+        "compiled: for layer in net: layer.compile(); or end it with sc.checkpoint(net, every=None)"
+    )
+
+
+# torch.compile calls it when it traces, rather than tracing it, so that the error is this one
+_refuse_compiler._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+
+
+class _Groups:
+    """Stands for ``forward`` of a module: the same, with its layers in groups that are computed again in backward."""
+
+    def __init__(self, module: nn.Module, every: int) -> None:
+        self.module = module
+        self.every = every
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            _refuse_compiler()
+        module = self.module
+        plain: Callable[..., Any] = type(module).forward
+        if not torch.is_grad_enabled():
+            return plain(module, *args, **kwargs)
+        if not _in_turn(module):
+            return _region([module], lambda *args, **kwargs: plain(module, *args, **kwargs), args, kwargs)
+        if len(args) != 1 or kwargs:
+            return plain(module, *args, **kwargs)  # which raises as it does
+        layers = [layer for layer in module._modules.values() if layer is not None]
+        value = args[0]
+        for begin in range(0, len(layers), self.every):
+            group = layers[begin : begin + self.every]
+            value = _region(group, _Turns(group), (value,), {})
+        return value
+
+
+class _Turns:
+    """Layers one after the other."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        self._layers = layers
+
+    def __call__(self, value: Any) -> Any:
+        for layer in self._layers:
+            value = layer(value)
+        return value
+
+
+def _region(modules: Sequence[nn.Module], run: Callable[..., Any], args: Sequence[Any], kwargs: Dict[str, Any]) -> Any:
+    return torch_checkpoint.checkpoint(_Region(modules, run), kwargs, *args, use_reentrant=False)
+
+
+class _Region:
+    """One call of a group: its first run, and every other one as that was."""
+
+    def __init__(self, modules: Sequence[nn.Module], run: Callable[..., Any]) -> None:
+        every = list(dict.fromkeys(part for module in modules for part in module.modules()))
+        self._run = run
+        self._norms = [part for part in every if isinstance(part, _NormBase)]
+        self._others = [part for part in every if part._buffers and not isinstance(part, _NormBase)]
+        self._generators = [value for part in every for value in vars(part).values() if _is_generator(value)]
+        self._began: Optional[List[Tensor]] = None
+
+    def __call__(self, kwargs: Dict[str, Any], *args: Any) -> Any:
+        if self._began is not None:
+            with _drawing(self._generators, self._began), _statistics_kept(self._norms):
+                return self._run(*args, **kwargs)
+        self._began = [generator.get_state() for generator in self._generators]
+        before = self._versions()
+        made = self._run(*args, **kwargs)
+        for (module, name), version in self._versions().items():
+            if before.get((module, name)) not in (None, version):
+                raise RuntimeError(
+                    f"{type(module).__name__} changes its buffer {name!r} in forward, and is in a group of "
+                    "sc.checkpoint: computed again, it would begin with the changed value. Leave it out of the groups "
+                    "(modules=[...] names what is computed again)"
+                )
+        return made
+
+    def _versions(self) -> Dict[Tuple[nn.Module, str], int]:
+        return {
+            (module, name): value._version
+            for module in self._others
+            for name, value in module._buffers.items()
+            if value is not None and not value.is_inference()
+        }
+
+
+def _is_generator(value: Any) -> bool:
+    return isinstance(value, torch.Generator)
+
+
+@contextmanager
+def _drawing(generators: Sequence[torch.Generator], began: Sequence[Tensor]) -> Iterator[None]:
+    """Draw from these states, and go on from those of now afterwards."""
+    now = [generator.get_state() for generator in generators]
+    for generator, state in zip(generators, began):
+        generator.set_state(state)
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, now):
+            generator.set_state(state)
+
+
+@contextmanager
+def _statistics_kept(norms: Sequence[nn.Module]) -> Iterator[None]:
+    """Let layers move copies of their running statistics."""
+    held = [(norm, dict(norm._buffers)) for norm in norms if norm.training]
+    for norm, buffers in held:
+        for name, value in buffers.items():
+            norm._buffers[name] = None if value is None else value.clone()
+    try:
+        yield
+    finally:
+        for norm, buffers in held:
+            norm._buffers.update(buffers)

@@ -1,0 +1,81 @@
+"""One input at every time step: what ``Pipeline.constant_forward`` checks, and what it does with states and outputs."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Iterable, Iterator, List
+
+import torch
+from torch import nn
+
+from spikecore.batches import flattened, mapped
+from spikecore.encode import Encoder
+from spikecore.functional import check_places, stateful_modules, to_rest
+from spikecore.parallel import dims
+
+
+def check(net: nn.Module, x: Any, T: Any, reduce: Any) -> bool:
+    """Whether the neurons are multi-step ones. Raises TypeError or ValueError for what cannot be repeated."""
+    if isinstance(T, bool) or not isinstance(T, int):
+        raise TypeError(f"constant_forward: T={T!r} must be a number of time steps")
+    if T < 1:
+        raise ValueError(f"constant_forward: T={T} must be at least 1")
+    if not isinstance(reduce, bool):
+        raise TypeError(f"constant_forward: reduce={reduce!r} must be True (sum over time) or False (stack)")
+    dims.tensors(x)
+    for name, module in net.named_modules():
+        if isinstance(module, Encoder):
+            raise ValueError(
+                f"constant_forward gives x at every step, and {name!r} is an encoder, {type(module).__name__}; leave "
+                "it out, or call the pipeline itself"
+            )
+    check_places(net, carries=True)
+    modes = {module.step: module for module in dims.outermost(net)}
+    if len(modes) > 1:
+        raise ValueError(
+            f"constant_forward: {type(modes['single']).__name__} has step='single' and "
+            f"{type(modes['multi']).__name__} has step='multi'; give all neurons of the stages one mode"
+        )
+    return "multi" in modes
+
+
+@contextmanager
+def from_rest(net: nn.Module, several: bool) -> Iterator[None]:
+    """Begin at rest and leave no state behind, unless ``carry_state`` is active; multi-step neurons go on within."""
+    modules = stateful_modules(net)
+    carried = modules if several else []
+    to_rest(modules)
+    for module in carried:
+        module._carry()
+    try:
+        yield
+    finally:
+        for module in carried:
+            module._carry_no_more()
+        to_rest(modules)
+
+
+def with_time(x: Any) -> Any:
+    """One step as a sequence of one."""
+    return mapped(lambda value: value.unsqueeze(0), x)
+
+
+def summed(made: Iterable[Any], several: bool) -> Any:
+    """The sum of the outputs of all steps, from the first to the last."""
+    total: Any = None
+    for output in made:
+        total = output if total is None else _added(total, output)
+    return mapped(lambda value: value.squeeze(0), total) if several else total
+
+
+def stacked(made: Iterable[Any], several: bool) -> Any:
+    """The outputs of all steps, with time first."""
+    outputs = list(made)
+    rows: List[List[torch.Tensor]] = [flattened(output) for output in outputs]
+    left = iter([(torch.cat if several else torch.stack)(list(column)) for column in zip(*rows)])
+    return mapped(lambda _: next(left), outputs[0])
+
+
+def _added(total: Any, output: Any) -> Any:
+    left = iter(flattened(output))
+    return mapped(lambda value: value + next(left), total)

@@ -1,0 +1,363 @@
+"""sc.checkpoint: groups of layers are computed again in backward, with the numbers of the plain network."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+import spikecore as sc
+
+T, B, C = 6, 4, 8
+
+
+def net(step="multi", dropout=0.3):
+    """Seven layers, always with the same weights: norms, dropout, feedback."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(C, C),
+        sc.LIF(1.6, threshold=0.3, learn=("tau",), step=step),
+        (sc.layers.TimeBatched if step == "multi" else nn.Sequential)(nn.Linear(C, C), nn.BatchNorm1d(C)),
+        sc.Recurrent(sc.LIF(2.0, threshold=0.3), nn.Linear(C, C), step=step),
+        nn.Dropout(dropout),
+        nn.Linear(C, C),
+        sc.LI(3.0, step=step),
+    )
+
+
+def inputs():
+    return torch.randn(T, B, C, generator=torch.Generator().manual_seed(1)).add(0.5).requires_grad_()
+
+
+def ran(model, run):
+    """All that a run gives: outputs, gradients, running statistics, states, random numbers after it."""
+    x = inputs()
+    torch.manual_seed(5)
+    out = run(model, x)
+    stream = torch.get_rng_state()
+    out.square().sum().backward()
+    states = [value.detach() for m in sc.functional.stateful_modules(model) for value in (m.state or {}).values()]
+    gradients = [x.grad, *(parameter.grad for parameter in model.parameters())]
+    return [out.detach(), stream, *gradients, *model.buffers(), *states]
+
+
+def assert_same(found, wanted):
+    assert len(found) == len(wanted)
+    for a, b in zip(found, wanted):
+        assert torch.equal(a, b)
+
+
+def at_once(model, x):
+    return model(x)
+
+
+def in_steps(model, x):
+    return torch.stack([model(x_t) for x_t in x])
+
+
+def in_chunks(model, x):
+    with sc.carry_state(model):
+        return torch.cat([model(chunk) for chunk in x.split(2)])
+
+
+class Reruns:
+    """Counts the calls of every layer of a network."""
+
+    def __init__(self, model):
+        self.calls = [0] * len(model)
+        for k, layer in enumerate(model):
+            layer.register_forward_pre_hook(lambda *_, k=k: self.note(k))
+
+    def note(self, k):
+        self.calls[k] += 1
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 100])
+@pytest.mark.parametrize(("step", "run"), [("multi", at_once), ("multi", in_chunks), ("single", in_steps)])
+def test_numbers_are_those_of_the_plain_network(every, step, run):
+    """Outputs, gradients, running statistics, states and random numbers are the same, bit for bit."""
+    wanted = ran(net(step), run)
+    model = sc.checkpoint(net(step), every=every)
+    counted = Reruns(model)
+    assert_same(ran(model, run), wanted)
+    calls = {"at_once": 1, "in_steps": T, "in_chunks": 3}[run.__name__]
+    assert counted.calls == [2 * calls] * 7
+
+
+class Alive(TorchDispatchMode):
+    """The storages that operations made, and how many bytes of them are still alive."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for value in tree_flatten(result)[0]:
+            if isinstance(value, torch.Tensor):
+                storage = value.untyped_storage()
+                self.made.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
+        return result
+
+    def bytes(self):
+        return sum(size for held, size in self.made.values() if not held.expired())
+
+
+def kept(model, x):
+    """Bytes that a forward pass leaves for backward."""
+    with Alive() as alive:
+        out = model(x)
+    assert out.requires_grad
+    return alive.bytes()
+
+
+@pytest.mark.parametrize("step", ["multi", "single"])
+def test_memory(step):
+    """Forward keeps the input of each group: of sixteen layers in groups of four, a fraction of what all would save."""
+
+    def model():
+        torch.manual_seed(0)
+        return nn.Sequential(
+            *[part for _ in range(8) for part in (nn.Linear(64, 64), sc.LIF(threshold=0.2, step=step))]
+        )
+
+    class Loop(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return torch.stack([self.inner(x_t) for x_t in x])
+
+    wrap = Loop if step == "single" else nn.Sequential
+    x = torch.rand(8, 16, 64)
+    plain, saving = kept(wrap(model()), x), kept(wrap(sc.checkpoint(model(), every=4)), x)
+    one = 4 * 8 * 16 * 64
+    assert plain > 16 * one
+    # single steps keep the states that each step begins with, which are inputs of the groups
+    assert saving < plain / (2 if step == "single" else 2.5)
+    undone = kept(wrap(sc.checkpoint(sc.checkpoint(model(), every=4), every=None)), x)
+    assert undone == plain
+
+
+def test_autocast():
+    """A region that runs again does so under the autocast of its first run."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        wanted = ran(net(), lambda model, x: model(x).float())
+        found = ran(sc.checkpoint(net(), every=2), lambda model, x: model(x).float())
+    assert_same(found, wanted)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))], ids=["deepcopy", "pickle"]
+)
+def test_copies(copied):
+    """Copies have the policy, their own layers, and the names of the plain network."""
+    model = sc.checkpoint(net(), every=2)
+    other = copied(model)
+    counted = Reruns(other)
+    assert list(other.state_dict()) == list(net().state_dict())
+    assert_same(ran(other, at_once), ran(net(), at_once))
+    assert counted.calls == [2] * 7
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_undone():
+    """every=None makes the network what it was, in all it contains; another number takes the place of the first."""
+    model = nn.Sequential(net(), nn.Identity())
+    sc.checkpoint(model[0], every=2)
+    sc.checkpoint(model[0], every=3)
+    before = set(vars(net()))
+    assert sc.checkpoint(model, every=None) is model
+    assert set(vars(model[0])) == before
+    counted = Reruns(model[0])
+    ran(model, at_once)
+    assert counted.calls == [1] * 7
+
+
+class Blocks(nn.Module):
+    """A network with a forward of its own, and a module of several inputs and outputs."""
+
+    class Two(nn.Module):
+        """Two inputs, several outputs."""
+
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(C, C)
+
+        def forward(self, a, *, b, scale=1.0):
+            return {"sum": torch.relu(self.fc(a)) + b * scale, "rest": (a, scale)}
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.two = Blocks.Two()
+        self.body = net()
+        self.neuron = sc.LIF(threshold=0.4)
+
+    def forward(self, x):
+        made = self.two(x, b=x.square(), scale=0.5)
+        return self.neuron(self.body(made["sum"]) + made["rest"][0])
+
+
+def test_named_modules():
+    """Of any network the named modules are computed again, with several inputs and outputs; no others are."""
+    model = sc.checkpoint(Blocks(), every=3, modules=["two", "body", "neuron"])
+    calls = []
+    for name in ("two", "body", "neuron"):
+        getattr(model, name).register_forward_pre_hook(lambda *_, name=name: calls.append(name), with_kwargs=False)
+    model.two.fc.register_forward_pre_hook(lambda *_: calls.append("fc"))
+    assert_same(ran(model, at_once), ran(Blocks(), at_once))
+    assert sorted(calls) == ["body", "fc", "fc", "neuron", "two"]
+    sc.checkpoint(model, every=None, modules=["two"])
+    assert "forward" not in vars(model.two)
+    assert "forward" in vars(model.body)
+
+
+def test_stages_of_a_pipeline():
+    """In a pipeline every stage has its groups, and parts and steps give the numbers of the plain pipeline."""
+
+    def made(step):
+        model = net(step, dropout=0.0).eval()
+        return sc.Pipeline([(model[:3], "cpu"), (model[3:], "cpu")], chunks=2)
+
+    assert_same(ran(sc.checkpoint(made("multi"), every=2), at_once), ran(made("multi"), at_once))
+    assert_same(ran(sc.checkpoint(made("multi"), every=2), in_chunks), ran(made("multi"), in_chunks))
+    assert_same(ran(sc.checkpoint(made("single"), every=2), in_steps), ran(made("single"), in_steps))
+    for step in ("multi", "single"):
+
+        def constant(model, x):
+            return model.constant_forward(x[0], T)
+
+        model = sc.checkpoint(made(step), every=2)
+        counted = Reruns(list(model[0]))
+        assert_same(ran(model, constant), ran(made(step), constant))
+        assert counted.calls == [2 * T] * 3
+
+
+def test_an_encoder_with_a_generator():
+    """An encoder in a group draws the same spikes again, and goes on from where it was afterwards."""
+
+    def made():
+        torch.manual_seed(0)
+        generator = torch.Generator().manual_seed(3)
+        return nn.Sequential(sc.encode.Poisson(5, generator=generator), nn.Linear(C, C), sc.LIF(threshold=0.2))
+
+    one, many, x = made(), sc.checkpoint(made(), every=3), torch.rand(B, C)
+    for _ in range(2):
+        wanted, found = one(x), many(x)
+        assert torch.equal(found, wanted)
+        wanted.sum().backward()
+        found.sum().backward()
+    assert_same([p.grad for p in many.parameters()], [p.grad for p in one.parameters()])
+
+
+def test_without_gradients():
+    """Without gradients nothing is noted, and nothing runs again."""
+    model = sc.checkpoint(net(), every=2).eval()
+    counted = Reruns(model)
+    with torch.no_grad():
+        out = model(inputs())
+    assert counted.calls == [1] * 7
+    assert torch.equal(out, net().eval()(inputs()))
+
+
+def test_training_model():
+    """A training step of a checkpointed network makes the weights of the plain one."""
+    weights = []
+    for model in (net(), sc.checkpoint(net(), every=2)):
+        step = sc.training_model(model, sc.losses.ce_max_membrane, torch.optim.Adam(model.parameters(), 0.01))
+        torch.manual_seed(2)
+        for _ in range(3):
+            step(inputs().detach(), torch.arange(B))
+        weights.append([parameter.detach() for parameter in model.parameters()])
+    assert_same(weights[1], weights[0])
+
+
+class TestRefused:
+    """What would be wrong numbers, or no policy at all, is refused in words."""
+
+    @pytest.mark.parametrize(
+        ("every", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)]
+    )
+    def test_every(self, every, error):
+        """every is a positive whole number or None."""
+        with pytest.raises(error, match=f"every={every} must be"):
+            sc.checkpoint(net(), every=every)
+
+    def test_no_network(self):
+        """A class or a list is no network."""
+        with pytest.raises(TypeError, match="give the network"):
+            sc.checkpoint([nn.ReLU()], every=1)
+
+    def test_a_forward_of_its_own(self):
+        """A network with a forward of its own is asked for names, and told those it has."""
+        with pytest.raises(
+            TypeError, match=r"net is a Blocks, whose forward is its own.*modules=\[.*'two', 'body', 'neuron'"
+        ):
+            sc.checkpoint(Blocks(), every=1)
+
+    @pytest.mark.parametrize(
+        ("names", "error", "says"),
+        [
+            (["bodies"], ValueError, "Blocks has no module 'bodies'; it has 'two'"),
+            ("body", TypeError, "modules='body' must be a list of names"),
+            ([], ValueError, r"modules=\[\] names none"),
+        ],
+    )
+    def test_names(self, names, error, says):
+        """Unknown names are told with the known ones."""
+        with pytest.raises(error, match=says):
+            sc.checkpoint(Blocks(), every=1, modules=names)
+
+    def test_a_replaced_forward(self):
+        """A forward that somebody else put there is not lost."""
+        model = net()
+        model.forward = lambda x: x
+        with pytest.raises(ValueError, match="the forward of Sequential was replaced"):
+            sc.checkpoint(model, every=1)
+
+    def test_a_buffer_that_changes(self):
+        """A module that changes a buffer would begin with the changed one: refused when it runs first."""
+
+        class Counter(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("seen", torch.zeros(()))
+
+            def forward(self, x):
+                self.seen += 1
+                return x * self.seen
+
+        model = sc.checkpoint(nn.Sequential(nn.Linear(C, C), Counter()), every=2)
+        with pytest.raises(RuntimeError, match="Counter changes its buffer 'seen' in forward"):
+            model(inputs())
+
+    def test_data_parallel(self):
+        """A replica would run the layers of the original."""
+        model = sc.checkpoint(nn.Sequential(nn.Linear(C, C)), every=1)
+        with pytest.raises(RuntimeError, match="a network with sc.checkpoint is in nn.DataParallel"):
+            model._replicate_for_data_parallel()
+        sc.checkpoint(model, every=None)._replicate_for_data_parallel()
+
+    @pytest.mark.filterwarnings("ignore")  # torch's own while it traces
+    def test_compiled(self):
+        """torch.compile of the network is refused; that of its layers works."""
+        if torch.__version__ < "2.6":
+            pytest.skip("before torch 2.6 a neuron cannot be compiled as a whole")
+        torch._dynamo.reset()
+        model = sc.checkpoint(net(dropout=0.0), every=2)
+        with pytest.raises(
+            Exception, match=r"torch.compile cannot follow a network with sc.checkpoint; compile its layers"
+        ):
+            torch.compile(model, backend="eager")(inputs())
+        for layer in model:
+            layer.compile(backend="eager")
+        found, wanted = ran(model, at_once), ran(net(dropout=0.0), at_once)
+        assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(found, wanted))

@@ -1,0 +1,203 @@
+"""One input at every time step, streamed through the stages: the loop over steps on one device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import spikecore as sc
+
+T, B, N, C = 7, 4, 5, 3
+
+
+def stages(step="single"):
+    torch.manual_seed(0)
+    front = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4))
+    back = nn.Sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4 * 4, C))
+    if step == "multi":
+        front, back = sc.layers.TimeBatched(front), sc.layers.TimeBatched(back)
+    return [
+        nn.Sequential(front, sc.LIF(2.5, threshold=0.3, learn=("tau",), step=step)),
+        nn.Sequential(back, sc.PLIF(1.7, threshold=0.2, step=step)),
+        sc.Recurrent(sc.LI(3.0), nn.Linear(C, C), step=step),
+    ]
+
+
+def pipeline(step="single", **kwargs):
+    return sc.Pipeline([(stage, "cpu") for stage in stages(step)], **kwargs)
+
+
+def images():
+    return torch.rand(B, 1, 4, 4, generator=torch.Generator().manual_seed(1)).requires_grad_()
+
+
+def looped(net, x, steps=T):
+    """What the page of the seeds does: reset, then the same image at every step."""
+    sc.reset(net)
+    outputs = [net(x) for _ in range(steps)]
+    sc.reset(net)
+    return torch.stack(outputs)
+
+
+def states(net):
+    return [module.state for module in sc.functional.stateful_modules(net)]
+
+
+@pytest.mark.parametrize("step", ["single", "multi"])
+@pytest.mark.parametrize("reduce", [True, False])
+def test_the_loop_on_one_device(step, reduce):
+    """Sum or stack of the outputs, gradients and running statistics are those of the loop over single steps."""
+    one, many, x, y = nn.Sequential(*stages()), pipeline(step), images(), images()
+    wanted = looped(one, x)
+    wanted = sum(wanted.unbind()) if reduce else wanted
+    found = many.constant_forward(y, T, reduce=reduce)
+    assert found.shape == ((B, C) if reduce else (T, B, C))
+    assert torch.allclose(found, wanted, rtol=1e-6, atol=1e-6)
+    wanted.square().sum().backward()
+    found.square().sum().backward()
+    for a, b in zip([y.grad, *(p.grad for p in many.parameters())], [x.grad, *(p.grad for p in one.parameters())]):
+        assert (a - b).abs().max() <= 1e-6 * b.abs().max()
+    # names differ by the TimeBatched of multi-step networks
+    for a, b in zip(many.buffers(), one.buffers()):
+        assert torch.allclose(a, b)
+
+
+def test_order_of_steps():
+    """Stage i works on step t while stage i - 1 works on step t + 1."""
+    seen = []
+
+    class Noted(nn.Module):
+        def __init__(self, name):
+            super().__init__()
+            self.name = name
+
+        def forward(self, x):
+            if x.device.type != "meta":
+                seen.append(self.name)
+            return x
+
+    many = sc.Pipeline([(nn.Sequential(Noted(k), sc.IF(step="single")), "cpu") for k in range(3)])
+    many.constant_forward(torch.ones(1, 2), 3)
+    assert seen == [0, 1, 0, 2, 1, 0, 2, 1, 2]
+
+
+@pytest.mark.parametrize("step", ["single", "multi"])
+def test_begins_at_rest_and_leaves_nothing(step):
+    """A state from before does not count, and none is left."""
+    many, x = pipeline(step).eval(), images()
+    wanted = many.constant_forward(x, T)
+    if step == "single":
+        many(x)
+        assert any(state is not None for state in states(many))
+    assert torch.equal(many.constant_forward(x, T), wanted)
+    assert states(many) == [None] * len(states(many))
+
+
+@pytest.mark.parametrize("step", ["single", "multi"])
+def test_carried(step):
+    """Within carry_state it goes on from the call before, and gradients pass from one call to the next."""
+    many, x, y = pipeline(step).eval(), images(), images()
+    wanted = many.constant_forward(x, T, reduce=False)
+    with sc.carry_state(many):
+        found = torch.cat([many.constant_forward(y, 3, reduce=False), many.constant_forward(y, T - 3, reduce=False)])
+    assert torch.allclose(found, wanted)
+    wanted[-1].sum().backward()
+    found[-1].sum().backward()
+    assert torch.allclose(y.grad, x.grad)
+
+
+def test_the_page_of_the_seeds():
+    """A subclass whose forward is constant_forward trains by training_model, as SpikingFlow's Net did."""
+
+    class Net(sc.Pipeline):
+        def forward(self, x):
+            return self.constant_forward(x, T) / T
+
+    one, many = nn.Sequential(*stages()), Net([(stage, "cpu") for stage in stages()])
+    targets = torch.tensor([0, 1, 2, 0])
+    loss = nn.CrossEntropyLoss()
+    step = sc.training_model(many, loss, torch.optim.SGD(many.parameters(), 0.1))
+    for _ in range(2):
+        found, _ = step(images().detach(), targets)
+        wanted = looped(one, images().detach()).sum(0) / T
+        assert torch.allclose(found, wanted, atol=1e-6)
+        one.zero_grad()
+        loss(wanted, targets).backward()
+        with torch.no_grad():
+            for parameter in one.parameters():
+                parameter -= 0.1 * parameter.grad
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(many.parameters(), one.parameters()))
+
+
+def test_several_outputs():
+    """Outputs of several tensors are summed and stacked one by one."""
+
+    class Two(nn.Module):
+        def forward(self, x):
+            return {"once": x, "twice": (2 * x,)}
+
+    many = sc.Pipeline([(nn.Sequential(sc.LI(2.0, step="single"), Two()), "cpu")])
+    x = torch.ones(B, 2)
+    total, every = many.constant_forward(x, 3), many.constant_forward(x, 3, reduce=False)
+    assert torch.equal(total["twice"][0], 2 * total["once"])
+    assert torch.equal(every["once"].sum(0), total["once"])
+    assert every["twice"][0].shape == (3, B, 2)
+
+
+class TestRefused:
+    """What would not be the loop over time is refused, before anything runs."""
+
+    @pytest.mark.parametrize(
+        ("steps", "error"), [(0, ValueError), (2.0, TypeError), (True, TypeError), (None, TypeError)]
+    )
+    def test_no_number_of_steps(self, steps, error):
+        """T is a positive whole number."""
+        with pytest.raises(error, match="constant_forward: T="):
+            pipeline().constant_forward(images(), steps)
+
+    def test_reduce(self):
+        """reduce is a truth value, not a name of an operation."""
+        with pytest.raises(TypeError, match="reduce='mean' must be True"):
+            pipeline().constant_forward(images(), T, reduce="mean")
+
+    def test_both_kinds_of_neurons(self):
+        """Neurons of both modes have no common step."""
+        many = sc.Pipeline([(sc.IF(step="single"), "cpu"), (sc.LIF(), "cpu")])
+        with pytest.raises(ValueError, match="IF has step='single' and LIF has step='multi'; give all neurons"):
+            many.constant_forward(torch.rand(B, N), T)
+
+    def test_an_encoder(self):
+        """An encoder repeats the input by itself."""
+        many = sc.Pipeline([(nn.Sequential(sc.encode.Constant(3), sc.LIF()), "cpu")])
+        with pytest.raises(ValueError, match=r"'0\.0' is an encoder, Constant; leave it out"):
+            many.constant_forward(torch.rand(B, N), T)
+
+    def test_a_mean_over_time(self):
+        """A layer that reads several steps cannot get them one by one."""
+
+        class Rate(nn.Module):
+            def forward(self, x):
+                return x.mean(0)
+
+        many = sc.Pipeline([(sc.LIF(), "cpu"), (Rate(), "cpu")])
+        with pytest.raises(
+            ValueError, match=r"for 2 steps together the stages give shape \(4, 5\).*Leave that layer out"
+        ):
+            many.constant_forward(torch.rand(B, N), T)
+
+    def test_a_stage_that_does_not_fit(self):
+        """Stages are checked with the shape of one step."""
+        many = sc.Pipeline([(sc.IF(step="single"), "cpu"), (nn.Linear(N + 1, 2), "cpu")])
+        with pytest.raises(
+            ValueError, match=r"stage 1 \(Linear on cpu\) does not take what stage 0 \(IF on cpu\) gives"
+        ):
+            many.constant_forward(torch.rand(B, N), T)
+        assert many[0].state is None
+
+    def test_a_neuron_at_two_places(self):
+        """A neuron that goes on from step to step is at one place."""
+        neuron = sc.IF(step="single")
+        many = sc.Pipeline([(nn.Sequential(neuron, nn.Linear(N, N), neuron), "cpu")])
+        with pytest.raises(ValueError, match="IF carries its state and is in the network twice"):
+            many.constant_forward(torch.rand(B, N), T)
