@@ -5,8 +5,8 @@ Rules of this module:
 - A run that was stopped or killed and goes on with ``--resume`` ends with the weights of one that was not, to the bit
   where the device computes the same numbers twice. A checkpoint is written after every epoch, and when Ctrl-C or
   SIGTERM asks, after the step at hand.
-- Every random number comes from a stream that the checkpoint holds: the order of the images and their augmentation
-  from generators of their own, all else (encoder, dropout) from torch's.
+- Every random number follows from the seed, the epoch and streams that the checkpoint holds: the order of the images
+  and their augmentation have generators of their own, all else (encoder, dropout) draws from torch's.
 - Nothing is read from the device within an epoch.
 """
 
@@ -42,22 +42,31 @@ class Training:
     ) -> None:
         self.net, self.options, self.augment = net, options, augment
         self.device = torch.device(options.device)
-        self.order = torch.Generator().manual_seed(options.seed)  # which images come next
-        self.draws = torch.Generator().manual_seed(options.seed + 1)  # how they are changed
-        size = {"batch_size": options.batch_size, "num_workers": options.workers}
-        self.loader = sc.DataLoader(sets.training, shuffle=True, drop_last=True, generator=self.order, **size)
-        self.tests = sc.DataLoader(sets.test, **size)
+        self.order = torch.Generator()  # which images come next
+        self.draws = torch.Generator().manual_seed(options.seed)  # how they are changed
+        reading: Dict[str, Any] = {"batch_size": options.batch_size, "num_workers": options.workers}
+        if options.workers:
+            reading["worker_init_fn"] = saving.leave_signals
+        self.loader = sc.DataLoader(sets.training, shuffle=True, drop_last=True, generator=self.order, **reading)
+        self.tests = sc.DataLoader(sets.test, **reading)
         optimizer = torch.optim.Adam(net.parameters(), lr=options.lr)
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.epochs)
         how = common_options.how(options)
-        self.step = sc.training_model(net, loss, optimizer, options=how)
+        try:
+            self.step = sc.training_model(net, loss, optimizer, options=how)
+        except TypeError as error:
+            if how is None:
+                raise
+            raise ValueError(
+                f"--precision and --graph are not for this backend, which has options of its own: {error}"
+            ) from error
         self.predict = sc.inference_model(net, options=how)
         self.settings = common_options.settings(options, net)
         self.batches = min(len(self.loader), options.limit or len(self.loader))
         self.epoch, self.batch = 0, 0  # finished ones, and finished ones of the epoch at hand
         self.seen: List[Tensor] = []  # loss and accuracy of each batch of the epoch at hand
+        self.tested = 0  # test images of an epoch
         self.curves: Dict[str, List[float]] = {name: [] for name in CURVES}
-        self.begun = self.order.get_state()  # as the epoch at hand began
         self.random = saving.random_state(self.device)
 
     @property
@@ -71,10 +80,15 @@ class Training:
         return self.options.out / "best.safetensors"
 
     def save(self) -> None:
-        """Write the checkpoint."""
+        """Write the checkpoint, and the weights if they are the best so far."""
         state: Dict[str, Any] = {"step": self.step.state_dict(), "schedule": self.schedule.state_dict()}
-        state.update(epoch=self.epoch, batch=self.batch, curves=self.curves, order=self.begun, random=self.random)
-        state.update(draws=self.draws.get_state(), seen=torch.stack(self.seen).cpu() if self.seen else None)
+        scores = self.curves["test accuracy"]
+        if not self.batch and scores[-1] > max(scores[:-1], default=-1.0):
+            about = {**self.settings, "epoch": self.epoch, "test accuracy": scores[-1]}
+            saving.save_weights(self.best, state["step"]["net"], about)
+        state.update(epoch=self.epoch, batch=self.batch, curves=self.curves, random=self.random)
+        seen = torch.stack(self.seen).cpu() if self.seen else None
+        state.update(draws=self.draws.get_state(), seen=seen, tested=self.tested)
         sc.save_checkpoint(self.checkpoint, self.settings, **state)
 
     def load(self) -> None:
@@ -84,8 +98,7 @@ class Training:
         self.schedule.load_state_dict(saved["schedule"])
         self.epoch, self.batch, self.curves = saved["epoch"], saved["batch"], saved["curves"]
         self.seen = [] if saved["seen"] is None else list(saved["seen"].to(self.device))
-        self.begun, self.random = saved["order"], saved["random"]
-        self.order.set_state(self.begun)
+        self.random, self.tested = saved["random"], saved["tested"]
         self.draws.set_state(saved["draws"])
 
     def run(self, stop: saving.Stop, log: SummaryWriter) -> bool:
@@ -108,17 +121,14 @@ class Training:
                 log.flush()  # before the checkpoint: what it counts as done is not written again
                 bar.set_postfix(loss=f"{values[0]:.3f}", test=f"{score:.1%}")
                 self.epoch, self.batch, self.seen = self.epoch + 1, 0, []
-                self.begun, self.random = self.order.get_state(), saving.random_state(self.device)
-                weights = self.curves["test accuracy"]
-                if weights.index(max(weights)) == self.epoch - 1:
-                    about = {**self.settings, "epoch": self.epoch, "test accuracy": score}
-                    saving.save_weights(self.best, self.step.state_dict()["net"], about)
+                self.random = saving.random_state(self.device)
                 self.save()
         return True
 
     def _train(self, stop: saving.Stop, bar: Any) -> None:
         """The batches of one epoch that are not yet done."""
-        self.order.set_state(self.begun)
+        # a stream for each epoch: how much of one is used depends on the number of workers
+        self.order.manual_seed((self.options.seed * 2**20 + self.epoch) % 2**63)
         batches = iter(self.loader)
         for _ in range(self.batch):
             next(batches)
@@ -134,14 +144,14 @@ class Training:
 
     def _test(self, stop: saving.Stop) -> Optional[float]:
         """The accuracy on the test images; None if it was asked to stop."""
-        right, number = [], 0
+        right, self.tested = [], 0
         for images, labels in itertools.islice(self.tests, self.options.limit):
             outputs = self.predict(self._prepared(images))
             right.append(sc.metrics.accuracy(outputs, labels) * len(labels))
-            number += len(labels)
+            self.tested += len(labels)
             if stop.asked:
                 return None
-        return torch.stack(right).sum().item() / number
+        return torch.stack(right).sum().item() / self.tested
 
     def _prepared(self, images: Tensor, training: bool = False) -> Tensor:
         if training and self.augment is not None:
@@ -152,7 +162,10 @@ class Training:
 
 
 def rate_loss(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy of the mean over time, for spikes the firing rate, as SpikingFlow's tutorials have it."""
+    """Cross entropy of the mean over time, as SpikingFlow's tutorials have it.
+
+    For spikes that is the firing rate, 1 at most: with ten classes the loss is never below ``log(1 + 9 / e) = 1.46``.
+    """
     return nn.functional.cross_entropy(outputs.float().mean(0), labels)
 
 
@@ -215,8 +228,7 @@ def run(training: Training, sets: data.DataSet) -> None:
     curves, picture = training.curves, options.out / "learning-curve.png"
     pictures.draw_curves(curves, picture, f"{sets.about}, T = {options.T}")
     scores = curves["test accuracy"]
-    number = min(len(sets.test), options.batch_size * (options.limit or len(sets.test)))
-    print(f"test accuracy  {scores[-1]:.2%} of {number} images of {sets.about} never trained on")
+    print(f"test accuracy  {scores[-1]:.2%} of {training.tested} images of {sets.about} never trained on")
     print(f"best           {max(scores):.2%} after epoch {scores.index(max(scores)) + 1}, weights in {training.best}")
     print(f"backend        {common_options.which_backend(training.net)}")
     print(f"time           {time.perf_counter() - start:.0f} s")

@@ -25,6 +25,8 @@ def draw_curves(curves: Dict[str, List[float]], path: Path, title: str, lowest: 
         right.plot(epochs, [100 * value for value in curves[name]], label=label, marker=marker)
     right.set(xlabel="epoch", ylabel="accuracy (%)", ylim=(lowest, 100.5))
     right.legend(loc="lower right")
+    for axis in (left, right):
+        axis.xaxis.get_major_locator().set_params(integer=True)
     figure.suptitle(title)
     figure.savefig(path, dpi=130)
     plt.close(figure)

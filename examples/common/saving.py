@@ -67,3 +67,9 @@ class Stop:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
+
+
+def leave_signals(_: int) -> None:
+    """For a process that reads data: Ctrl-C, which a terminal sends to all, is the parent's, and SIGTERM ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

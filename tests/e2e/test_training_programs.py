@@ -107,7 +107,7 @@ def test_a_stopped_run_keeps_the_steps_it_has_done(whole, tmp_path, run, number,
     said = re.search(r"stopped: (\d+) epochs and (\d+) batches are in (\S+); go on with --resume", ended.stderr)
     assert int(said.group(1)) * 10 + int(said.group(2)) >= moment
     assert said.group(3) == str(tmp_path / "checkpoint.pt")
-    run(*args, "--resume")
+    run(*args, "--resume", "--workers", "1")  # who reads the data changes nothing
     assert differences(tmp_path, whole) == []
     assert points(tmp_path) == {name: [1, 2] for name in ("loss", "test accuracy", "training accuracy")}
     assert (tmp_path / "learning-curve.png").read_bytes().startswith(b"\x89PNG")
@@ -153,3 +153,55 @@ def test_the_best_weights_are_safetensors(whole):
     assert float(about["test accuracy"]) == best
     assert int(about["epoch"]) == kept["curves"]["test accuracy"].index(best) + 1
     assert (about["encoder"], about["T"], about["data"]) == ("poisson", "4", "digits")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["mnist.py", "--encoder", "constant", "--augment", "--hidden", "8"],
+        ["mnist.py", "--precision", "bfloat16", "--layout", "channels-last", "--hidden", "8"],
+        ["cifar10.py", "--width", "4", "--augment", "--encoder", "poisson"],
+        ["sew_resnet.py", "--layout", "channels-last", "--T", "1"],
+    ],
+    ids=" ".join,
+)
+def test_each_program_trains(tmp_path, run, args):
+    """A few steps on digits, with options that change how: a result, and what is kept."""
+    text = run(
+        *args[:1], *TINY, "--batch-size", "8", "--epochs", "1", "--limit", "2", *args[1:], "--out", str(tmp_path)
+    )
+    assert "of 16 images of scikit-learn's digits never trained on" in text
+    for name in ("checkpoint.pt", "best.safetensors", "learning-curve.png"):
+        assert (tmp_path / name).exists()
+
+
+def test_the_same_program_on_an_ipu(tmp_path):
+    """SPIKECORE_BACKEND alone makes mnist.py train on the emulated IPU, and keep its weights."""
+    environment = {**ENVIRONMENT, "SPIKECORE_BACKEND": "ipu", "SPIKECORE_IPU_EMULATOR": "1"}
+    args = [*TINY, "--batch-size", "40", "--hidden", "8", "--epochs", "1", "--limit", "2", "--encoder", "constant"]
+    command = [sys.executable, str(EXAMPLES / "mnist.py"), *args, "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "ipu on ipu (asked for by SPIKECORE_BACKEND)" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--graph"], "--graph captures CUDA graphs, and --device is cpu; give --device cuda"),
+        (["--device", "nowhere"], "--device nowhere: "),
+        (["--batch-size", "5000"], "--batch-size 5000 is more than the 1437 samples to train on"),
+        (["--tau", "0.5"], "tau=0.5 must be at least 1"),
+        (["--T", "0"], "argument --T: 0 must be 1 or more"),
+        (["--epochs", "few"], "argument --epochs: invalid whole number value: 'few'"),
+        (["--lr", "-1"], "Invalid learning rate: -1.0"),
+        (["--backend", "nothing"], "unknown backend 'nothing'"),
+    ],
+)
+def test_options_that_cannot_be_had(tmp_path, run, capsys, args, says):
+    """One sentence that names the option or the value, and the exit status of wrong usage; nothing is written."""
+    with pytest.raises(SystemExit) as ended:
+        run("mnist.py", *SHORT, "--out", str(tmp_path / "out"), *args)
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
