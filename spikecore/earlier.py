@@ -32,7 +32,8 @@ class Earlier(NamedTuple):
     """A call that passed every check."""
 
     runner: Runner
-    values: Tuple[ParamValue, ...]
+    #: The parameters: numbers, and None for each of ``tensors``.
+    values: Tuple[Any, ...]
     tensors: Tuple[PlacedTensor, ...]
     #: One time step of the input, which tensors were placed on; None if all parameters are numbers.
     shape: Optional[torch.Size]
@@ -90,7 +91,7 @@ def noted(
         if isinstance(value, Tensor) and isinstance(placed, Tensor)
     )
     numbers = tuple(None if isinstance(value, Tensor) else value for value in values)
-    return Earlier(runner, numbers, tensors, x.shape[1:] if tensors else None)  # type: ignore[arg-type]
+    return Earlier(runner, numbers, tensors, x.shape[1:] if tensors else None)
 
 
 def _version(value: Tensor) -> Optional[int]:

@@ -61,7 +61,7 @@ def for_parametrization(module: nn.Module, name: str, value: Value) -> Value:
     """A new value of a parameter, as ``torch.nn.utils.parametrize`` takes it if it computes this one."""
     if not parametrize.is_parametrized(module, name):
         return value
-    chain: Any = module.parametrizations[name]  # type: ignore[index]
+    chain: Any = module.get_submodule(f"parametrizations.{name}")
     for step in chain:
         if not hasattr(step, "right_inverse"):
             raise RuntimeError(

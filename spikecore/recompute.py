@@ -91,7 +91,7 @@ def slot(module: nn.Module, calls: bool) -> Slot:
     """
     around = _around()
     if around.frame is not None:
-        own = _own(module, around)
+        own = _own(module, around.again, around.frame)
     else:
         if calls and _task() != -1:
             raise RuntimeError(_unknown(module))
@@ -147,13 +147,13 @@ def _record(region: Any) -> _Record:
     return found
 
 
-def _own(module: nn.Module, around: _Around) -> Slot:
+def _own(module: nn.Module, again: Optional[_Record], frame: FrameType) -> Slot:
     """The state of ``module`` within the recomputation around it."""
     # kept by the frame beside its own variables: it ends with the frame, and the graph of the recomputation with it
-    runs: Dict[int, Tuple[nn.Module, Slot]] = around.frame.f_locals.setdefault(_RUNS, {})  # type: ignore[union-attr]
+    runs: Dict[int, Tuple[nn.Module, Slot]] = frame.f_locals.setdefault(_RUNS, {})
     if id(module) not in runs:
         fresh: Slot = {"_cut": 0, "_passed": None}
-        began = None if around.again is None else around.again.began.get(id(module))
+        began = None if again is None else again.began.get(id(module))
         if began is not None and began.owner() is module:
             own: Slot = {"_carrying": began.carrying, "_state": _restored(module, began), **fresh}
         elif getattr(module, "step", "") == "single" or module.__dict__["_carrying"]:

@@ -47,7 +47,7 @@ class _TransformedSpike(_Spike):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(u: Tensor, strict: bool, derivative: Callable[..., Any], values: Tuple[Tensor, ...]) -> Tensor:  # type: ignore[override]
+    def forward(u: Tensor, strict: bool, derivative: Callable[..., Any], values: Tuple[Tensor, ...]) -> Tensor:  # type: ignore[override]  # this form has no ctx
         return (u > 0).to(u.dtype) if strict else (u >= 0).to(u.dtype)
 
     @staticmethod
@@ -60,7 +60,7 @@ class _TransformedSpike(_Spike):
 class _ForwardSpike(_TransformedSpike):
     # torch's own rules for vmap of a tangent find no tensors within a tuple, and nothing here is compiled
     @staticmethod
-    def forward(u: Tensor, strict: bool, derivative: Callable[..., Any], *values: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(u: Tensor, strict: bool, derivative: Callable[..., Any], *values: Tensor) -> Tensor:  # type: ignore[override]  # this form has no ctx
         return _TransformedSpike.forward(u, strict, derivative, values)
 
     @staticmethod
@@ -130,7 +130,7 @@ class _TransformedSelect(_Select):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(z: Tensor, a: Tensor, b: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(z: Tensor, a: Tensor, b: Tensor) -> Tensor:  # type: ignore[override]  # this form has no ctx
         return torch.where(z != 0, a, b)
 
     @staticmethod

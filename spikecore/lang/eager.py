@@ -109,7 +109,7 @@ class Straight:
         if missing:
             raise KeyError(f"no value given for {missing}")
         slot = {node: i for i, node in enumerate([*leaves, *constants, *nodes])}
-        self.constants = Constants([float(node.attr) for node in constants])  # type: ignore[arg-type]
+        self.constants = Constants([float(node.attr) for node in constants])  # type: ignore[arg-type]  # all numbers
         self.code: List[Instruction] = [(function_of(n, functions), tuple(slot[a] for a in operands(n))) for n in nodes]
         self.results: Tuple[int, ...] = tuple(slot[root] for root in roots)
 

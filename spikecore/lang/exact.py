@@ -46,7 +46,7 @@ class _TransformedExtremum(_Extremum):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(a: Tensor, b: Tensor, largest: bool) -> Tensor:  # type: ignore[override]
+    def forward(a: Tensor, b: Tensor, largest: bool) -> Tensor:  # type: ignore[override]  # this form has no ctx
         return _extremum(a, b, largest)
 
     @staticmethod
@@ -105,7 +105,7 @@ class _TransformedClamp(_Clamp):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, low: Tensor, high: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(x: Tensor, low: Tensor, high: Tensor) -> Tensor:  # type: ignore[override]  # this form has no ctx
         return _clamped(x, low, high)
 
     @staticmethod

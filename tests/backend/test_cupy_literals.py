@@ -54,7 +54,7 @@ def test_bounds_at_infinity(dtype: torch.dtype, kind: str) -> None:
         leaf = x.clone().requires_grad_()
         (out, chosen), end = neuron.run(leaf)
         (out.sum() + end["v"].sum()).backward()
-        found.append([out, chosen, end["v"], leaf.grad, *(p.grad for p in neuron.parameters())])  # type: ignore[list-item]
+        found.append([out, chosen, end["v"], leaf.grad, *(p.grad for p in neuron.parameters())])
     for ours, reference in zip(*found):
         torch.testing.assert_close(ours, reference, rtol=1e-3 if dtype == torch.float16 else 1e-6, atol=1e-6)
 

@@ -55,7 +55,7 @@ def test_a_device_cannot_have_more_than_is_declared(there: Any, words: str) -> N
     can = Capabilities(float32=True)
     made = type("More", (Loopback,), {"name": "more", "capabilities": can, "capabilities_on": lambda self, d: there})
     module = types.ModuleType("more_backend")
-    module.More = made  # type: ignore[attr-defined]
+    vars(module).update(More=made)
 
     class Plugin:
         @sc.hookimpl

@@ -73,7 +73,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Registry]:
     def make(*plugins: Plugin) -> Registry:
         for plugin in plugins:
             module = types.ModuleType(f"fake_{plugin.name}")
-            module.make = plugin.make  # type: ignore[attr-defined]
+            vars(module).update(make=plugin.make)
             monkeypatch.setitem(sys.modules, module.__name__, module)
         return Registry({}, entry_points=plugins, environ={})
 

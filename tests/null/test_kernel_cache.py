@@ -266,7 +266,7 @@ class TestRecent:
         def use(seed: int) -> None:
             for k in range(3000):
                 key = (k * seed) % 7
-                if recent.get_or(key, lambda key=key: key) != key:  # type: ignore[misc]
+                if recent.get_or(key, lambda key=key: key) != key:  # type: ignore[misc]  # mypy infers no default
                     wrong.append(key)
 
         threads = [threading.Thread(target=use, args=(seed,)) for seed in (1, 2, 3)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -120,9 +121,9 @@ def test_the_backend_of_the_page_sees_tensors_change_and_keeps_none() -> None:
     import spikecore as sc
     from spikecore.testing.loopback import installed
 
-    module = types.ModuleType("tape")
+    module: Any = types.ModuleType("tape")
     exec(rendered("backend", "tape"), module.__dict__)
-    with installed(module.Tape, ("cpu",)):  # type: ignore[attr-defined]
+    with installed(module.Tape, ("cpu",)):
         lif = sc.LIF(tau=torch.tensor(2.0), backend="tape")
         x = torch.rand(5, 3, requires_grad=True)
         y = x * 2
@@ -143,5 +144,5 @@ def test_the_backend_of_the_page_sees_tensors_change_and_keeps_none() -> None:
         assert _tensors(gc) < before
 
 
-def _tensors(gc: object) -> int:
-    return sum(type(one) is torch.Tensor for one in gc.get_objects())  # type: ignore[attr-defined]
+def _tensors(gc: Any) -> int:
+    return sum(type(one) is torch.Tensor for one in gc.get_objects())

@@ -71,7 +71,7 @@ class World:
 
         module = types.ModuleType(name)
         vars(module).update(Fake=type("Fake", (Backend,), {"name": name}))
-        module.spikecore_backends = hookimpl(spikecore_backends)  # type: ignore[attr-defined]
+        vars(module).update(spikecore_backends=hookimpl(spikecore_backends))
         return module
 
     def resolve(self, request: Request = NOTHING, device_type: str = "cpu", **auto: str) -> selection.Resolved:

@@ -13,10 +13,10 @@ import spikecore as sc
 from spikecore.backend import BackendError
 from spikecore.testing.loopback import installed
 
-_module = types.ModuleType("flat")
+_module: Any = types.ModuleType("flat")
 _text = (pkgutil.get_data("spikecore.scaffold", "templates/kernel.template") or b"").decode()
 exec(_text.replace("@Class@", "Flat").replace("@name@", "flat").replace("@package@", "flat"), _module.__dict__)
-Flat: Any = _module.Flat  # type: ignore[attr-defined]
+Flat: Any = _module.Flat
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ class Chunked(Flat):  # type: ignore[misc]  # its base is made of text
     kept: List[Any] = []
 
     def forward(self, plan: Any) -> Any:
-        launch, walk = super().forward(plan), _module.walker(plan)  # type: ignore[attr-defined]
+        launch, walk = super().forward(plan), _module.walker(plan)
 
         def with_checkpoints(geometry: Any, *tensors: Any) -> Any:
             before, _, _ = walk(geometry, *tensors)

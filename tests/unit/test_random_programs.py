@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,8 +27,8 @@ def test_a_backend_without_gradients_is_caught(monkeypatch: pytest.MonkeyPatch) 
     """Right values that have lost their graph are a difference."""
     walk = TorchWalk.__call__
 
-    def detached(self: TorchWalk, *args: object) -> object:
-        outputs, final, trace = walk(self, *args)  # type: ignore[arg-type]
+    def detached(self: TorchWalk, *args: Any) -> object:
+        outputs, final, trace = walk(self, *args)
         bare = [None if part is None else tuple(value.detach() for value in part) for part in (outputs, final, trace)]
         return tuple(bare)
 
@@ -60,7 +61,7 @@ def test_what_is_wrong_on_the_device_only_is_found(monkeypatch: pytest.MonkeyPat
     def wrong(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return right(a, b) + (1e-3 if any(getattr(x, "device", None) == torch.device("ipu", 0) for x in (a, b)) else 0)
 
-    monkeypatch.setitem(PLAIN, "add", wrong)  # type: ignore[arg-type]  # a mapping to its readers
+    monkeypatch.setitem(PLAIN, "add", wrong)  # a mapping to its readers
     check_many("ipu", 20, 0)
     with pytest.raises(Difference, match=r"_model: (.|\n)*SPIKECORE_SEED=\d+ python -m .* --step"):
         check_many("ipu", 20, 0, step=True)
@@ -120,7 +121,7 @@ def test_source_is_what_a_person_would_write() -> None:
 )
 def test_a_wrong_operation_is_found(op: str, wrong: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """A backend that is wrong in one operation differs within some hundred programs, and says how to see it again."""
-    monkeypatch.setitem(eager.TORCH, op, wrong)  # type: ignore[arg-type]  # a mapping to its readers
+    monkeypatch.setitem(eager.TORCH, op, wrong)  # a mapping to its readers
     with pytest.raises(Difference, match=r"def dynamics\(self, x, s, p\):(.|\n)*SPIKECORE_SEED=\d+ python -m"):
         check_many("torch", 300, 0)
 

@@ -18,7 +18,7 @@ HALF = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 def converted(function: Any, values: np.ndarray, dtype: Any) -> np.ndarray:
     """The values, each converted by a function of kernels."""
 
-    @njit  # type: ignore[untyped-decorator]
+    @njit  # type: ignore[untyped-decorator]  # Numba has no types
     def loop(source: Any, out: Any) -> None:
         for i in range(len(source)):
             out[i] = function(source[i])

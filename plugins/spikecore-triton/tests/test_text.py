@@ -118,10 +118,10 @@ def test_what_is_left_over_has_names_of_its_own() -> None:
     forward = ForwardPlan(program, spec, checkpoints=True)
     backward = BackwardPlan(program, spec, False, (True,), (), False, (True,), False, ())
     for plan, carried in ((forward, {"v"}), (backward, {"grad_v"})):
-        kernel = ast.parse(print_kernel(plan, 3).text).body[-1]
+        kernel: Any = ast.parse(print_kernel(plan, 3).text).body[-1]
         (loop,) = [node for node in ast.walk(kernel) if isinstance(node, ast.For)]
         within = {node.id for node in ast.walk(loop) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-        lines = [node for node in kernel.body if node is not loop]  # type: ignore[attr-defined]
+        lines = [node for node in kernel.body if node is not loop]
         names = [node for line in lines for node in ast.walk(line) if isinstance(node, ast.Name)]
         beside = {node.id for node in names if isinstance(node.ctx, ast.Store)}
         assert within & beside == carried

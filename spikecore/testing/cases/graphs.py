@@ -116,7 +116,7 @@ def retained(context: Context) -> None:
     second.forward().backward().check_inputs(first)
     first.x.grad = None
     first.backward().check_inputs(second, what=", run backwards again")
-    same("input gradient, run backwards again,", first.s.of, as_array(first.x.grad), before, EXACT)  # type: ignore[arg-type]
+    same("input gradient, run backwards again,", first.s.of, as_array(first.x.grad), before, EXACT)  # type: ignore[arg-type]  # as above
 
 
 def accumulated(context: Context) -> None:

@@ -72,7 +72,7 @@ def applied(function: Callable[..., Any], inputs: int = 1) -> Make:
             given = [x] if inputs == 1 else [x.x, x.y]
             return function(*given), {"v": s.v}
 
-    Applied.inputs = names  # type: ignore[misc]
+    Applied.inputs = names  # type: ignore[misc]  # a class variable that depends on an argument
     return of(Applied)
 
 
