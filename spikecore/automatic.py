@@ -69,7 +69,7 @@ def _next(refusing: Resolved, calls: Calls, error: BackendError) -> Runner:
 
 
 def _behind(refusing: Resolved, calls: Calls, error: BackendError) -> Resolved:
-    """The first backend behind the refusing one that can, with a warning; raises the error where none can."""
+    """The next backend that can compute these calls, with a warning; raises the error where there is none."""
     for other in alternatives(calls.device_type, refusing.backend.name):
         if not calls.lacks(other.backend.capabilities_on(calls.device_type)):
             _warn(refusing.backend.name, other.backend.name, error)
@@ -87,7 +87,7 @@ def _warn(name: str, other: str, error: BackendError) -> None:
 
 
 class _Automatic:
-    """A runner that hands on what its backend refuses."""
+    """A runner that gives calls which its backend refuses to the runner of another backend."""
 
     def __init__(self, resolved: Resolved, calls: Calls) -> None:
         self._resolved, self._calls = resolved, calls
@@ -120,7 +120,7 @@ class _Automatic:
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
     ) -> Tuple[Tensors, Optional[Tensors]]:
         """See :func:`spikecore.backend.once`."""
-        if len(self._refused):  # a call knows what becomes of it
+        if len(self._refused):  # __call__ finds out whether this call was refused before
             return by_call(self, inputs, state, params)
         try:
             return once(self._runner, inputs, state, params)
@@ -128,20 +128,20 @@ class _Automatic:
             return by_call(self, inputs, state, params)
 
     def __deepcopy__(self, memo: Any) -> _Automatic:
-        return self  # as a backend: what holds a runner may be copied, and runners serve any number of neurons
+        return self  # copies of a neuron share its runners, as they share its backend
 
     def _instead(self, error: BackendError) -> Runner:
-        # said of every error, but made once; threads that come here together make the same, and one of them counts
+        # every error is warned of, but the other runner is made once; of two that threads make at once, either will do
         behind = _behind(self._resolved, self._calls, error)
         if self._other is None:
             self._other = automatic_runner(behind, self._calls)
         if not isinstance(error, Unsupported):
-            self._runner = self._other  # it is broken, and not only for this call
+            self._runner = self._other  # no later call can succeed either
         return self._other
 
 
 def _kind(inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]) -> Any:
-    """All of a plain call that a runner can refuse it for, beside what the runner was made for."""
+    """Everything that may decide whether a runner refuses a plain call, beside what the runner was made for."""
     grad = torch.is_grad_enabled()
     tensors = (*inputs, *(state or ()), *(value for value in params if isinstance(value, torch.Tensor)))
     return tuple((x.shape, x.stride(), x.device, grad and x.requires_grad) for x in tensors), state is None, record

@@ -51,7 +51,7 @@ class Bound(Stateful):
     _stamp: str
     #: The numbers of the surrogates: the values of ``program.numbers``, by name.
     _numbers: Dict[str, float]
-    #: Names of the attributes that the traced definition depends on; None before.
+    #: Names of the attributes that the traced definition depends on; None before it is traced.
     _read: Optional[Container[str]] = None
     #: What was read, if it can change without being set.
     _watched: Optional[Watch] = None
@@ -63,7 +63,7 @@ class Bound(Stateful):
         raise NotImplementedError(f"{type(self).__name__} must define program")
 
     def _traced(self) -> Program:
-        """The program, without a look at what may have changed within the attributes that it depends on."""
+        """The program, without checking whether the contents of attributes that it depends on have changed."""
         return self.program
 
     @property
@@ -100,7 +100,7 @@ class Bound(Stateful):
             self.__dict__["_bound"] = {}
 
     def _follow(self) -> None:
-        """Trace the program again if what it depends on has changed within."""
+        """Trace the program again if the contents of something that it depends on have changed."""
         if self._watched is not None and self._watched.has_changed(self):
             before = dict(self.__dict__)
             self._forget()
@@ -113,7 +113,7 @@ class Bound(Stateful):
 
     def _depends_on(self, name: str) -> bool:
         """Whether the definition may read this attribute."""
-        if name == "training":  # which train() and eval() set whether it is read or not
+        if name == "training":  # train() and eval() set it even if no definition reads it
             return self._read is not None and name in self._read
         if name in definition.SHELL:
             return False

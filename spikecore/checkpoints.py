@@ -1,4 +1,4 @@
-"""What a neuron makes of a ``state_dict``: values in their ranges, numbers, and entries of other libraries.
+"""How a neuron reads a ``state_dict``: values in their ranges, numbers, and entries of other libraries.
 
 Rules of this module:
 
@@ -49,7 +49,7 @@ def refused(neuron: Any, state_dict: Mapping[str, Any], prefix: str, after: Mapp
 
 
 def take(neuron: Any, state_dict: Mapping[str, Any], prefix: str) -> Set[str]:
-    """Set what ``nn.Module`` has no place for, and return the keys that it need not know."""
+    """Set the parameters that are plain numbers, which ``nn.Module`` cannot load, and return the keys of these."""
     taken: Set[str] = set()
     for name in neuron.params:
         value = _entry(state_dict, prefix + name)
@@ -71,7 +71,7 @@ def take(neuron: Any, state_dict: Mapping[str, Any], prefix: str) -> Set[str]:
 
 
 def spread(neuron: Any, state_dict: Mapping[str, Any], prefix: str) -> Mapping[str, Any]:
-    """The entries, with a single value for all, where the neuron has several, as that many."""
+    """The entries; a single value for a parameter of which the neuron has several is expanded to that many."""
     found = {}
     for name in neuron.params:
         held: Any = neuron._parameters.get(name, neuron._buffers.get(name))

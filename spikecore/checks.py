@@ -195,7 +195,7 @@ def is_device(a: torch.device, b: torch.device) -> bool:
 
 
 def same_device(owner: str, device: torch.device, named: Sequence[Tuple[str, Any]]) -> None:
-    """Refuse a parameter that lives elsewhere than the input."""
+    """Refuse a parameter that is on another device than the input."""
     for name, value in named:
         if isinstance(value, Tensor) and value.device != device:
             raise ValueError(
@@ -257,7 +257,7 @@ def unsupported(resolved: Resolved, owner: str, lacks: Sequence[str], device_typ
 
 def _offers(name: str, wanted: Sequence[str], device_type: str) -> bool:
     try:
-        backend = default_registry().get(name, AUTO_NAME)  # or it is not usable here
+        backend = default_registry().get(name, AUTO_NAME)  # raises if it is not usable here
     except BackendError:
         return False
     able = backend.capabilities_on(device_type) if device_type else backend.capabilities

@@ -64,7 +64,7 @@ def backends(
     with redirect_stdout(sys.stderr):  # a plugin that prints while it is imported must not spoil the list
         try:
             rows = list_backends(probe)
-        except spikecore.BackendError as error:  # a variable that says nothing of sense
+        except spikecore.BackendError as error:  # an environment variable has a wrong value
             raise typer.BadParameter(str(error)) from error
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))

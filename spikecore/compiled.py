@@ -30,10 +30,10 @@ def _guarded(near: bool) -> bool:
     from torch._guards import TracingContext  # with the compiler, which is running
 
     if TracingContext.try_get() is None:
-        return True  # torch.export, whose programs know no regions
+        return True  # torch.export, whose programs do not depend on regions
     manager = getattr(torch._C._dynamo.guards, "RootGuardManager", None)
     if not hasattr(manager, "add_lambda_guard"):
-        return False  # another torch: slow, and right
+        return False  # another version of torch: without the guard it is slower, and right
     from torch._dynamo.guards import install_guard
     from torch._dynamo.source import GlobalStateSource
 

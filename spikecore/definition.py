@@ -53,7 +53,7 @@ def traced(neuron: Any, detached: Sequence[str]) -> Tuple[Program, Dict[str, flo
     """
     # in dynamics self.tau means p.tau: as a number it would be frozen into the program
     params = {name: Expr(Node("param", (), name)) for name in neuron.params}
-    # under a profiler nobody sees which code runs
+    # under a profiler it is not known which code runs
     twin, noted = (None, None) if sys.getprofile() is not None else reading.noting_twin(neuron, params)
     ran, numbers = Ran(), _numbers_of(neuron)
     program = None

@@ -51,7 +51,7 @@ PASSED = "_spikecore_passed"
 
 
 def watched(outputs: Sequence[Tensor], state: Optional[State]) -> Union[Passed, Marked, None]:
-    """What will know whether backward came through this call; None if it has no graph."""
+    """An object that says later whether backward came through this call; None if the call has no graph."""
     if state is None or not torch.is_grad_enabled():
         return None
     first = outputs[0].grad_fn

@@ -138,7 +138,7 @@ def to_rest(modules: Sequence[Stateful]) -> None:
 def set_backend(net: nn.Module, backend: Optional[str]) -> None:
     """Ask for ``backend`` in every neuron of ``net``; ``None`` goes back to context, environment and auto.
 
-    The name is resolved on the next call; a name nobody knows raises :class:`~spikecore.backend.UnknownBackend` now.
+    The name is resolved on the next call; an unknown name raises :class:`~spikecore.backend.UnknownBackend` now.
     """
     asked = request(backend, "set_backend()")
     ask(_neurons(net, "set_backend"), asked)

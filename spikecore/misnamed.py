@@ -87,7 +87,7 @@ _VALUES: Dict[str, Dict[Any, str]] = {
 
 
 def hint(name: str, own: Iterable[str]) -> str:
-    """What is meant by a name that there is not, with a space after it; empty if nobody knows."""
+    """A sentence on what an unknown name may mean, with a space after it; empty if nothing is close."""
     meant = PEERS.get(name, _ARGUMENTS.get(name))
     if meant is not None:
         return f"what other libraries call {name!r} is {meant}. "
@@ -96,7 +96,7 @@ def hint(name: str, own: Iterable[str]) -> str:
 
 
 def hint_of_value(name: str, value: Any) -> str:
-    """What is meant by a value of another library, with what leads to it; empty if nobody knows."""
+    """The end of an error's sentence: what a value of another library is here; empty if it is none."""
     if name == "v_reset" and value is None:
         return "; for a reset by subtraction write reset='soft'"
     ours = _VALUES.get(name, {}).get(value) if isinstance(value, str) else None
@@ -104,7 +104,7 @@ def hint_of_value(name: str, value: Any) -> str:
 
 
 def check_new(module: nn.Module, name: str, value: Any, own: Collection[str]) -> None:
-    """Raise AttributeError if nobody will look at this attribute, which the module does not have yet."""
+    """Raise AttributeError if nothing would read this new attribute of the module."""
     held = module.__dict__
     if name in own or any(name in held.get(kind, ()) for kind in ("_parameters", "_buffers", "_modules")):
         return

@@ -163,7 +163,7 @@ class Neuron(Ranged):
     def _call(
         self, inputs: Sequence[Tensor], state: Optional[Mapping[str, Tensor]], final: bool, single: bool = False
     ) -> Tuple[Tensors, Optional[State]]:
-        """A call without a record: as an earlier one of its kind, past the checks that one passed, or through all.
+        """A call without a record. If an earlier call of its kind passed the checks, this one skips them.
 
         ``single``: inputs and outputs are those of one time step, ``[*N]``.
         """
@@ -228,7 +228,7 @@ class Neuron(Ranged):
         runner = getattr(self._compiled, name)
         trace_: Tensors = ()
         if single and not is_compiling():
-            # as later calls do: a call saves for backward what its recomputation saves
+            # by once(), as later calls are: a checkpointed call must save the same tensors when it is recomputed
             outputs, end = once(runner, tuple([value.squeeze(0) for value in inputs]), start, values)
         else:
             outputs, end, trace_ = runner(inputs, start, values, record)

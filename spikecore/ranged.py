@@ -76,7 +76,7 @@ class Ranged(Bound):
         """A parameter's new value, which is inside its range and leaves the other parameters inside theirs."""
         owner = type(self).__name__
         value = parameters.checked(owner, name, value)
-        if self._loading or "_request" not in self.__dict__:  # or it is being made
+        if self._loading or "_request" not in self.__dict__:  # the latter while the neuron is being made
             found = self._ranges
         else:
             found = self._following({**self._now(), name: value})
@@ -145,7 +145,7 @@ class Ranged(Bound):
         return {**{name: value for name, value in state.items() if name != "_inside"}, "bounds": dict(self._ranges)}
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
-        # of before there were ranges, or before they followed values
+        # pickles of before there were ranges have no bounds, those of before ranges followed values no _given
         bounds = state.get("bounds", ranges.declared(type(self)))
         given = {name: bounds.get(name) for name in self.params}
         super().__setstate__({"_given": given, **state})

@@ -84,7 +84,7 @@ POSITIVE = Interval(0.0, open=True)
 
 
 class Shown(Mapping[str, Interval]):
-    """Ranges to look at. They are changed as a whole, which checks them."""
+    """The ranges of a neuron, to be read. They can be changed only as a whole, and are checked then."""
 
     def __init__(self, found: Dict[str, Interval]) -> None:
         self._found = found

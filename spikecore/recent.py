@@ -16,7 +16,7 @@ V = TypeVar("V")
 
 #: Programs with a spec that a backend keeps runners of, compiled kernels that it keeps, and kinds of calls of a runner.
 RUNNERS, KERNELS, CALLS = 512, 512, 128
-#: Warnings that a registry does not repeat.
+#: How many warnings a registry remembers, in order not to repeat them.
 SAID = 512
 
 

@@ -1,6 +1,6 @@
-"""A neuron in ``nn.DataParallel``, which runs copies of a network and forgets them: they carry nothing.
+"""A neuron in ``nn.DataParallel``, which runs copies of a network and drops them, so that no state is carried.
 
-Unless told otherwise it splits the first dimension, which is time.
+By default ``nn.DataParallel`` splits the first dimension, which is time.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def save_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], **parts
                 )
             if not _is_read_back(value):
                 raise TypeError(f"{key}={shown(value)} {_cannot(value)}")
-    # of a link, what it leads to: the link itself would be replaced
+    # the target of a link, since the link itself would be replaced
     target = Path(os.path.realpath(str(path)))
     if target.exists() and not target.is_file():
         code = errno.EISDIR if target.is_dir() else errno.EINVAL

@@ -61,7 +61,7 @@ def kernel_source(
     if not _prints(printer):
         able = ", ".join(_that_print()) or "none"
         raise Unsupported(f"backend {backend!r} (from {_ASKER}) has no kernels to show; those that have: {able}")
-    # no device prints: what it declares on any
+    # text is printed for no particular device, so these are the capabilities on any device
     lacks = lacking(printer.capabilities, program, spec, gradients=True)
     if lacks:
         raise Unsupported(checks.unsupported(Resolved(printer, _ASKER, ""), type(neuron).__name__, lacks))

@@ -89,7 +89,7 @@ def traced(frame: FrameType) -> Iterator[Level]:
 
 
 def _translator(frame: Optional[FrameType]) -> Any:
-    """What translates the innermost code, where torch is as known."""
+    """The object of torch.compile that traces the innermost code; None where this torch has no such object."""
     while frame is not None:
         if frame.f_globals.get("__name__") == "torch._dynamo.symbolic_convert":
             found = frame.f_locals.get("self")
@@ -124,7 +124,7 @@ _columns: Recent[Tuple[int, int], Tuple[CodeType, Place]] = Recent(CALLS)
 def _place(frame: FrameType) -> Place:
     code = frame.f_code
     positions: Any = getattr(code, "co_positions", None)
-    if positions is None:  # before Python 3.11: the place in the bytecode, which tells the same
+    if positions is None:  # before Python 3.11: the place in the bytecode tells calls apart as well
         return Place(code.co_filename, frame.f_lineno, frame.f_lasti)
     key = id(code), frame.f_lasti
     known = _columns.get(key)

@@ -13,7 +13,7 @@ from spikecore.loading import Probed
 
 @dataclass(frozen=True)
 class BackendStatus:
-    """One line of the list of backends. A field is empty (``api``: None) while nobody knows it."""
+    """One line of the list of backends. A field is empty (``api``: None) while it is not known."""
 
     name: str
     #: ``ready``, ``unavailable``, ``failed``, ``blocked``, ``shadowed``, or ``installed``: nobody has tried it yet.

@@ -43,7 +43,7 @@ def is_autocast(device: str) -> bool:
         return device in _OF_DEVICE and _OF_DEVICE[device]()
     try:
         return torch.is_autocast_enabled(device)
-    except RuntimeError:  # a type of device that autocast does not know
+    except RuntimeError:  # autocast does not support this type of device
         return False
 
 

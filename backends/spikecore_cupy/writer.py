@@ -244,7 +244,7 @@ class Writer:
         return Function(name, arguments, body, takes)
 
     def finished(self, functions: Sequence[Function], body: Sequence[str]) -> Source:
-        """The kernel: its text, and what a launch must know."""
+        """The kernel: its text, and what a launch needs beside it."""
         arguments = sorted(self._arguments.values(), key=lambda argument: ORDER.index(argument.kind))
         steps = self.plan.spec.steps if self.fixed else CHUNK
         types = ["long long", *([] if self.fixed else ["int"]), *map(self._type, arguments)]

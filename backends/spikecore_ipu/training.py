@@ -2,7 +2,7 @@
 
 Rules of this module:
 
-- Weights live on the device. PopTorch reads them back when a parameter of the network is looked at; it does not see
+- Weights are on the device. PopTorch reads them back when a parameter of the network is looked at; it does not see
   when one is written: ``net.load_state_dict`` is seen by a hook here.
 - The executor keeps what was trained. When the step is dropped, the weights are read back first, and the network is
   free for another.

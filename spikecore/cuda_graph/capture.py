@@ -1,8 +1,8 @@
-"""What a captured step asks of ``torch.cuda``: a side stream, a look-out for synchronisation, capture, and mending.
+"""What a captured step asks of ``torch.cuda``: a side stream, a check for synchronisation, capture, and recovery.
 
 Rules of this module:
 
-- Nothing here knows networks or optimisers: work is a function without arguments.
+- Nothing here depends on networks or optimisers: work is a function without arguments.
 - Work runs on one side stream, after what the caller's stream holds, and the caller's stream waits for it.
 - After a capture that failed the process goes on: stream, allocator and random generators are put back.
 """
@@ -65,7 +65,7 @@ class Capture:
         """Capture ``work`` without running it; the function returned replays it on the caller's stream.
 
         What that returns is the same tensors at every call, filled anew. ``generators`` are those that ``work`` draws
-        from, beside torch's own, which every graph knows.
+        from, beside torch's default generator, which torch registers with every graph.
         """
         graph = torch.cuda.CUDAGraph()
         for generator in generators:

@@ -81,7 +81,7 @@ def limit() -> int:
 
 
 def _limit() -> int:
-    """The same for what is kept by the way, which ends nobody's call: a warning and the default for a bad setting."""
+    """As :func:`limit` within a call of a neuron, where a bad setting is a warning and the default is taken."""
     try:
         return limit()
     except ValueError as error:

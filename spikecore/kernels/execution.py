@@ -73,7 +73,7 @@ class Execution:
         return self._forward_dense(call, tensors[0].unsqueeze(0), tensors, 0, False)
 
     def _forward_dense(self, call: Call, x: Tensor, tensors: Sequence[Tensor], steps: int, save: bool) -> List[Tensor]:
-        """The short way of most calls: one contiguous input, and nothing recorded. No ``steps``: one, without time."""
+        """Fast path of most calls: one contiguous input, nothing recorded. ``steps`` is 0 for one step without time."""
         results = [torch.empty_like(tensors[0]) for _ in range(self.n_outputs)]
         outputs: Sequence[Tensor] = results
         if not steps:
@@ -171,7 +171,7 @@ class Execution:
         return grad_inputs, grad_state, sums if found.learn else ()
 
     def _backward_alone(self, found: Gradients, call: Call, x: Tensor, checkpoints: Tensors, grad: Tensor) -> Tensor:
-        """The short way of most calls: the gradient of one contiguous input from one contiguous cotangent."""
+        """Fast path of most calls: the gradient of one contiguous input from one contiguous cotangent."""
         steps, result = x.shape[0], torch.empty_like(x)
         geometry = Geometry(steps, x.numel() // steps, ())
         found.launch(geometry, (x,), (), call.numbers, checkpoints, (grad,), (), (), (result,), ())

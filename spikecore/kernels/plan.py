@@ -2,8 +2,8 @@
 
 A plan is a value: the program, the spec, and which of the optional tensors exist. Sizes are part of it only for a
 backend that asks for them (:attr:`~spikecore.kernels.KernelBackend.sizes`). Two launches make a backend: one for a
-:class:`ForwardPlan`, one for a :class:`BackwardPlan`. Beside what was asked, a plan knows what of the program a kernel
-needs for it.
+:class:`ForwardPlan`, one for a :class:`BackwardPlan`. From what was asked, a plan derives which parts of the
+program a kernel needs.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def _kept(plan: BackwardPlan) -> Tuple[str, ...]:
 def saved_states(program: Program, spec: Spec, given: bool) -> Tuple[str, ...]:
     """Names of the states whose checkpoints a backward pass may read, whatever gradients will be asked for.
 
-    Forward does not know which cotangents will arrive: these are the states that the plan with all of them recomputes.
+    Which cotangents will arrive is not known in forward, so these are the states that a plan with all recomputes.
     """
     everything = BackwardPlan(
         program,

@@ -34,7 +34,7 @@ from spikecore.lang.plain import (
     is_transforming,
 )
 
-#: A tensor of another type, be it a state or a parameter, goes through torch's dispatcher, which knows what it is.
+#: A tensor of another type, be it a state or a parameter, goes through torch's dispatcher, which handles its type.
 #: A FakeTensor beside a plain input stands for no values, and is refused as a tensor without memory.
 _PLAIN = frozenset((*PLAIN, FakeTensor))
 
@@ -59,13 +59,13 @@ class KernelRunner:
         self.instead: Instead = None
 
     def with_other(self, instead: Callable[[BackendError], Runner]) -> KernelRunner:
-        """This runner; what fails in its backward, the runner computes that ``instead`` gives for the error."""
+        """A copy of this runner. Where its backward fails, the runner ``instead(error)`` computes the gradients."""
         twin = copy.copy(self)
         twin.instead = instead
         return twin
 
     def __deepcopy__(self, memo: Any) -> KernelRunner:
-        return self  # as a backend: a neuron with torch.nn.utils.parametrize is copied with its runners
+        return self  # torch.nn.utils.parametrize copies a neuron with its runners, which copies can share
 
     def __call__(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
@@ -108,7 +108,7 @@ class KernelRunner:
     ) -> Tuple[Call, Tensors]:
         """A call and its tensors; ``shape`` is that of one time step."""
         if self.execution.arguments.tensor_params:
-            # once for the kernel and the first state: two gradients of a 16-bit parameter are then added in float32
+            # converted once for kernel and initial state, so that the gradients of a 16-bit parameter add up in float32
             compute = self.spec.compute
             params = tuple([value.to(compute) if isinstance(value, Tensor) else value for value in params])
         if state is None and self.learnt_rest:
@@ -180,7 +180,7 @@ class _Boundary(torch.autograd.Function):
 
 
 class _Once(_Boundary):
-    """The same for one time step, whose inputs and outputs ``[*N]`` have no time."""
+    """The boundary for one time step, whose inputs and outputs ``[*N]`` have no dimension of time."""
 
     @staticmethod
     def forward(ctx: Any, execution: Execution, instead: Instead, call: Call, *tensors: Tensor) -> Tuple[Tensor, ...]:
@@ -214,7 +214,7 @@ def _derived(ctx: Any, saved: Tensors, grads: Sequence[Optional[Tensor]]) -> Seq
 
 
 def _gradients(ctx: Any, saved: Tensors, grads: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
-    """Those of a call's tensors, by the kernel, or by another runner where the kernel cannot be had."""
+    """Gradients of a call's tensors, by the kernel, or by another runner where the kernel cannot be had."""
     execution: Execution = ctx.context[0]
     _, _, call, count, layout = ctx.context
     try:

@@ -37,7 +37,7 @@ class _Spike(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
-        if grad is None:  # no cotangent is not one of 0, which an infinite derivative would make NaN
+        if grad is None:  # an absent cotangent is not 0, which an infinite derivative would make NaN
             return None, None, None, None
         u, *values = ctx.saved_tensors
         return grad * ctx.derivative(u, *values), None, None, None
@@ -58,7 +58,7 @@ class _TransformedSpike(_Spike):
 
 
 class _ForwardSpike(_TransformedSpike):
-    # torch's own rules for vmap of a tangent find no tensors within a tuple, and nothing here is compiled
+    # values are separate arguments, since torch's vmap of a tangent finds no tensors in a tuple; nothing compiles this
     @staticmethod
     def forward(u: Tensor, strict: bool, derivative: Callable[..., Any], *values: Tensor) -> Tensor:  # type: ignore[override]  # this form has no ctx
         return _TransformedSpike.forward(u, strict, derivative, values)
@@ -116,7 +116,7 @@ def _gradients(
 
 
 class _FewSelect(_Select):
-    """The same for few numbers on a CPU: the truth values are kept, which are found slowly and take little memory."""
+    """The same for few numbers on a CPU: it saves the truth values, which are slow to compute and small."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ def select(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
             result = _Select.apply(z, a, b)
         elif z.requires_grad:
             result = _FewSelect.apply(z, a, b)
-        else:  # as torch differentiates it
+        else:  # torch's own derivative is the right one
             result = torch.where(is_chosen(z), a, b)
     else:
         result = choice(z, a, b)

@@ -37,7 +37,7 @@ class _Extremum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Optional[Tensor]) -> Tuple[Optional[Tensor], Optional[Tensor], None]:
-        if grad is None:  # no cotangent is not one of 0, which an infinite derivative would make NaN
+        if grad is None:  # an absent cotangent is not 0, which an infinite derivative would make NaN
             return None, None, None
         return (*_parts_of_extremum(ctx, grad, grad), None)
 
@@ -203,7 +203,7 @@ def sqrt(x: Tensor) -> Tensor:
     """Square root, on a CPU rounded correctly: float32 by way of float64, float64 with one step of Newton's."""
     if x.device.type == "cpu":
         if x.dtype == torch.float32:
-            # no root of a float32 is near enough to the middle of two for the error in float64 to matter
+            # no root of a float32 is so close to the midpoint of two float32 that an error in float64 rounds it wrongly
             return x.double().sqrt().to(x.dtype)
         if x.dtype == torch.float64:
             y = torch.sqrt(x)

@@ -43,7 +43,7 @@ def here() -> str:
 
 
 def raised(error: BaseException) -> str:
-    """The same for the line of the definition that raised an error which is not the language's own."""
+    """`` at file.py:12 (`source line`)`` for the user's line that raised an error which is not the language's own."""
     found, trace = "", error.__traceback__
     while trace is not None:
         if not trace.tb_frame.f_code.co_filename.startswith(_NOT_USER):
@@ -75,7 +75,7 @@ def make(op: str, *args: Node, attr: Attribute = None) -> Node:
 def lift(value: Any, role: str = "value", where: Optional[str] = None) -> Node:
     """The node of a traced value or a Python number; anything else raises :class:`TraceError`.
 
-    ``where`` it stands, if that is not the line that is being traced.
+    where: the place for the message, if it is not the line that is being traced.
     """
     if isinstance(value, Expr):
         return value.node

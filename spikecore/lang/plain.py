@@ -22,7 +22,7 @@ def _never() -> bool:
     return False
 
 
-# What of torch may follow a computation, beside autograd in reverse mode. Whoever asks takes it from here.
+# Which parts of torch, beside autograd in reverse mode, may follow a computation. Other modules ask the functions here.
 
 #: Whether torch.compile traces now. Torch says so from 2.3 on; it compiles kernels from 2.4 on, the reference from 2.6.
 is_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", _never)
@@ -188,7 +188,7 @@ class Held:
         if not (like.is_cpu and is_plain(like)):
             return compute([_as_tensor(value, like) for value in params], like)
         last = self._last
-        # the same objects, since 0.0 == -0.0
+        # compared by identity, since 0.0 == -0.0
         if last is not None and all(map(operator.is_, last[0], params)):
             return last[1]
         values = [self._as_tensor(position, value, like) for position, value in enumerate(params)]

@@ -28,7 +28,7 @@ class Ran:
     def __init__(self) -> None:
         #: Each with its globals.
         self.codes: Dict[CodeType, Dict[str, Any]] = {}
-        #: False if nobody could look, since a profiler was running.
+        #: False if the code is not known, because a profiler was running.
         self.known = False
 
 
@@ -94,7 +94,7 @@ def trace(
         try:
             returned, local, where = _call_and_watch(dynamics, (x, s, p), Ran() if ran is None else ran)
         except AttributeError as error:
-            # coming out of the property of a neuron, nn.Module would take it for "no attribute 'program'"
+            # an AttributeError in a property of a neuron would make nn.Module say "no attribute 'program'"
             raise TraceError(f"{name}.dynamics: {error}{raised(error)}") from error
     outputs, following = _outputs(name, returned, where), _next(name, returned, states, where)
     followed = () if numbers is None else tuple(numbers.values)

@@ -18,7 +18,7 @@ class Surrogate:
 
     def __post_init__(self) -> None:
         held: Any = fields(self) if is_dataclass(self) else ()
-        # what has no number as its default may be anything: a subclass holds what it likes
+        # a field whose default is not a number may have any value: only the subclass uses it
         for name in [field.name for field in held if isinstance(field.default, (int, float))]:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, Real):

@@ -1,4 +1,4 @@
-"""One of several calls of a neuron: its tensors, and what is right for it alone.
+"""One of several calls of a neuron: its tensors, and the values that are right for this call alone.
 
 All that is expected is computed in NumPy when a call is described, before the backend runs: a backend that changes the
 arithmetic of the whole process changes no expectation.
@@ -44,12 +44,12 @@ class Call:
 
     @property
     def results(self) -> List[Tensor]:
-        """Those that cotangents come to."""
+        """The results that have a cotangent."""
         return [self.output, *[self.final[name] for name in self.of_final]]
 
     @property
     def cotangents(self) -> List[Tensor]:
-        """One per result."""
+        """One for each of :attr:`results`."""
         return [self.cotangent, *self.of_final.values()]
 
     def backward(self, **options: Any) -> Call:

@@ -61,7 +61,7 @@ def _read(path: Path) -> Tuple[str, Dict[str, str]]:
         unknown = {outcome for outcome in outcomes.values() if outcome not in _RANKS}
         if unknown:
             raise ValueError(f"it has outcomes that are none: {', '.join(sorted(unknown))}")
-        # before there were four words
+        # reports without a verdict are from before there were four of them
         verdict = said.get("verdict") or ("conforms" if said["conforms"] else "does not conform")
     except OSError as error:
         raise ValueError(f"the earlier report {str(path)!r} cannot be read: {error.strerror}") from error

@@ -109,7 +109,7 @@ class _Counted:
         return self.runner(*args)
 
     def __getattr__(self, name: str) -> Any:
-        """The runner's ``once``, if it has one: without it here, no case would ever run that."""
+        """The runner's ``once``, if it has one, so that cases of single steps run it."""
         if name != "once":
             raise AttributeError(name)
         found = self.runner.once  # type: ignore[attr-defined]  # optional: see spikecore.backend.once

@@ -111,7 +111,7 @@ class Loop:
 
 
 def _number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A number rounded to ``dtype``: infinite where that has no room for it, which ``torch.full`` refuses."""
+    """A number rounded to ``dtype``: infinite where it is too large for that, which ``torch.full`` refuses."""
     return torch.tensor(value, dtype=torch.float64).to(dtype).to(device)
 
 

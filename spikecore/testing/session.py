@@ -1,6 +1,6 @@
-"""The cases of one run, one after the other, and what a failure owes to those before it.
+"""The cases of one run, one after the other, and which earlier cases a failure depends on.
 
-A backend object lives as long as the process, with what it has compiled and kept. So a case can fail because of another
+A backend object stays as long as the process, with what it has compiled and kept. So a case can fail because of another
 that ran before, and pass alone: then the command that runs it alone shows nothing. A case that fails is therefore run
 again alone, on a fresh backend object; if it passes there twice, the shortest list of earlier cases that brings the
 failure back, twice as well, is looked for, within :data:`PATIENCE`. Where there is none it may also be chance.

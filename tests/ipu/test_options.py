@@ -166,7 +166,7 @@ class TestSignatures:
         assert {name: arguments(getattr(found, name)) for name in SIGNATURES[group]} == SIGNATURES[group]
 
     def test_of_tensor_locations(self):
-        """Where a kind of tensor lives is taken, checked and kept, without effect."""
+        """The memory of a kind of tensor is taken, checked and kept, without effect."""
         settings = TensorLocationSettings()
         calls = [
             settings.minElementsForOffChip(1),

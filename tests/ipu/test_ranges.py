@@ -1,4 +1,4 @@
-"""Ranges of parameters on an IPU, where weights live on the device and nothing may change them in ``forward``."""
+"""Ranges of parameters on an IPU, where weights are on the device and nothing may change them in ``forward``."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ It is a checker, not a mock: it fails where PopTorch fails, with its texts, and 
 - One loss must be left; arithmetic after it, which PopTorch silently ignores, is an error.
 - A call is cut into micro batches for device iterations, gradient accumulation and replicas, with one update per device
   iteration; what comes back follows the output mode. Later calls must match the first.
-- Weights live in memory of their own. Those of the host are stale until they are read back, and edits there are not
-  seen until they are copied.
+- Weights have memory of their own on the device. Those of the host are stale until they are read back, and edits there
+  are not seen until they are copied.
 - Optimisers are bags of hyper-parameters, read when they are handed over.
 
 Not modelled: time, memory, placement on several IPUs, pipelining, overlap; rounding of the IPU's transcendental

@@ -2,7 +2,7 @@
 
 Rules of this module:
 
-- Where a tensor lives changes no number: those settings are checked as PopTorch checks them, and have no effect.
+- The memory that a tensor is in changes no number: its settings are checked as PopTorch checks them, without effect.
 - What is handed to PopART itself could change anything: that is refused.
 """
 
@@ -21,7 +21,7 @@ def _checked(value: Any, kind: type) -> Any:
 
 
 class TensorLocationSettings(OptionsDict):
-    """``poptorch.TensorLocationSettings``: where tensors of one kind live. No effect."""
+    """``poptorch.TensorLocationSettings``: the memory that tensors of one kind are in. No effect."""
 
     def minElementsForOffChip(self, min_elements: int) -> TensorLocationSettings:
         """No effect."""

@@ -13,7 +13,7 @@ class OptionsWithoutEffect(OptionsDict):
     """Setters that check what PopTorch checks, and keep what can be read as an attribute."""
 
     def updatableNamedBuffers(self: _Self, buffers: List[str]) -> _Self:
-        """No effect: ``copyNamedBuffersToDevice``, for which it is, is not modelled."""
+        """No effect: ``copyNamedBuffersToDevice``, which alone uses these names, is not modelled."""
         self.createOrSet(updatable_named_buffers=buffers)
         return self
 
@@ -26,7 +26,7 @@ class OptionsWithoutEffect(OptionsDict):
         return self._without_effect()
 
     def logCycleCount(self: _Self, log_cycle_count: bool) -> _Self:
-        """No effect: there are no cycles."""
+        """No effect: cycles are not modelled."""
         return self._without_effect()
 
     def logDir(self: _Self, log_dir: str) -> _Self:
@@ -40,19 +40,19 @@ class OptionsWithoutEffect(OptionsDict):
         return self
 
     def showCompilationProgressBar(self: _Self, show: bool = True) -> _Self:
-        """No effect: there is none."""
+        """No effect: no progress bar is shown."""
         return self._without_effect()
 
     def disableModuleNamescope(self: _Self) -> _Self:
-        """No effect: names in PopART's graph."""
+        """No effect: it is about names in PopART's graph."""
         return self._without_effect()
 
     def sourceLocationExcludes(self: _Self, excludes: List[str]) -> _Self:
-        """No effect: source lines in PopART's graph."""
+        """No effect: it is about source lines in PopART's graph."""
         return self._without_effect()
 
     def appendToLocationExcludes(self: _Self, *excludes: str) -> _Self:
-        """No effect: source lines in PopART's graph."""
+        """No effect: it is about source lines in PopART's graph."""
         return self._without_effect()
 
     def _without_effect(self: _Self) -> _Self:

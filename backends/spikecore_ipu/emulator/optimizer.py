@@ -5,7 +5,7 @@ Rules of this module:
 - An argument that is left ``None`` keeps torch's default and is a *constant* of the compiled program, a learning rate
   too: changing it later is an error. One that is given is a *variable*. ``variable_attrs`` says which, and changes
   it.
-- The state, such as moments, lives on the device. ``state_dict()`` reads it from there, under ``ipu_state``, and
+- The state, such as moments, is on the device. ``state_dict()`` reads it from there, under ``ipu_state``, and
   ``load_state_dict`` has it written there before the next update, or when the model is compiled. What stands for the
   device attaches itself (:meth:`Optimizer.attach`); without one, ``state_dict()`` has what was read or loaded last.
 """

@@ -3,7 +3,7 @@
 Rules of this module:
 
 - Nothing of the host can be read from it: that is PopTorch's error, not a value.
-- It lives as long as its trace. One that was left on an attribute is of no use to a later trace.
+- It is valid as long as its trace. One that was left on an attribute is of no use to a later trace.
 - To C++ it is on ``meta``: torch has the device type ``ipu`` but no device guard for it, and indexing asks for one.
 """
 

@@ -5,7 +5,7 @@ two cases only: ``copy_`` (and so ``base[i] = x``) and random filling, through a
 in place, through such a chain to an input, a parameter or a buffer. And a base that is constant (``zeros``, ``ones``
 and the like, whatever tensor they take their shape from) is folded before, so that nothing reaches it.
 
-So after a change some tensors have a part in PopTorch that is not torch's. Here each tensor knows such parts, as boxes
+So after a change some tensors have a part in PopTorch that is not torch's. Here each tensor lists such parts, as boxes
 of indices into the tensor that owns the memory. To overwrite such a part is right, and makes it so; to read it is an
 error.
 """

@@ -73,7 +73,7 @@ def expf(x: Any) -> Any:
 
     ``x = n log 2 + r``, a polynomial for ``e**r`` (Cephes), times ``2**n`` in two factors, so that subnormals come out.
     """
-    inside = x if abs(x) < float32(110.0) else float32(0.0)  # int32 of larger ones is undefined
+    inside = x if abs(x) < float32(110.0) else float32(0.0)  # converting a larger number to int32 is undefined
     n = np.rint(inside * float32(1.4426950408889634))
     r = inside - n * float32(0.693359375) + n * float32(2.12194440e-4)
     p = float32(1.9875691500e-4) * r + float32(1.3981999507e-3)

@@ -32,7 +32,7 @@ _advise = _madvise()
 
 
 def prefer_large_pages(tensors: Iterable[Tensor]) -> None:
-    """Ask for large pages under the tensors that are large. Nothing happens where the system does not know them."""
+    """Ask for large pages under the tensors that are large. Nothing happens where the system has none."""
     if _advise is None:
         return
     for tensor in tensors:

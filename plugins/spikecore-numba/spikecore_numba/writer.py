@@ -212,7 +212,7 @@ class Writer:
         return self.loop(stores, loads)
 
     def finished(self, head: Sequence[str], body: Iterable[str]) -> Source:
-        """The kernel: its module text and what a launch must know."""
+        """The kernel: its module text and what a launch needs beside it."""
         order = {kind: k for k, kind in enumerate(ORDER)}
         arguments = sorted(self._arguments.values(), key=lambda a: order[a.kind])
         names = [*head, *(a.name for a in arguments)]

@@ -12,16 +12,16 @@ from spikecore_triton.writer import CHUNK, Function, Source, Writer, indented, l
 
 
 class _Backward(NamedTuple):
-    """A backward kernel in the making: the functions of a step."""
+    """What a backward kernel is written from: the functions of a step."""
 
     writer: Writer
     plan: BackwardPlan
-    #: What is kept of every step that is computed again, but for inputs, and what it is called.
+    #: Values, other than inputs, that are kept of every recomputed step -> their names.
     between: Dict[Node, str]
-    #: A step computed again: the states after it, of those that are needed, and what is kept; None if nothing is.
+    #: Recomputes a step: returns the states that are needed after it, and the values to keep; None if there are none.
     following: Union[Function, None]
     adjoint: Function
-    #: Names of what is summed up for each learnt parameter.
+    #: Names of the sums, one for each learnt parameter.
     sums: List[str]
 
 
@@ -155,7 +155,7 @@ def _adjoint_steps(kernel: _Backward, chunk: Chunk, values: List[Dict[Node, str]
 
 
 def _first_cotangents(kernel: _Backward) -> List[str]:
-    """What is carried and summed, before the last step: cotangents of the final state, or zero."""
+    """Initial values of what is carried and summed: cotangents of the final state, or zero."""
     writer, plan = kernel.writer, kernel.plan
     zero = "tl.zeros((BLOCK,), tl.float32)"
     lines = []

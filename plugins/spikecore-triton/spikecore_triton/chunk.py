@@ -11,22 +11,22 @@ from spikecore_triton.writer import Function, Writer, load
 class Chunk(NamedTuple):
     """Steps that are written out one after the other."""
 
-    #: The variable that has its first step; none for the first step of all.
+    #: Name of the variable with the first step of the chunk; empty where the chunk begins at step 0.
     first: str
     steps: int
-    #: What names of its own begin with: a variable that two chunks share would be carried from one to the other.
+    #: Prefix of the chunk's names: a variable that two chunks share would be carried from one to the other.
     prefix: str
 
 
 def checkpoint(writer: Writer, name: str, chunk: str) -> str:
-    """Where a state is kept that chunk ``chunk`` starts from, from the second one on."""
+    """Address of the checkpoint of a state that ``chunk`` starts from; the first chunk has none."""
     local = writer.local[Node("state", (), name)]
     pointer = writer.argument(f"{local}_checkpoints", "pointer", "checkpoints", writer.plan.saved.index(name))
     return f"{pointer} + ({chunk} - 1) * neurons + at"
 
 
 def load_all(writer: Writer, lines: List[str], leaf: Node, group: str, index: int, chunk: Chunk) -> List[str]:
-    """Load what a leaf is at every step of a chunk; the names."""
+    """Load the values of a leaf at every step of a chunk; returns their names."""
     local = writer.local[leaf]
     tensor = f"{local}s" if leaf.op == "input" else f"grad_{writer.output_name(int(str(leaf.attr)))}"
     names = [writer.free(f"{chunk.prefix}{local}_{t}") for t in range(chunk.steps)]

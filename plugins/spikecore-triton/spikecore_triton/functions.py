@@ -51,7 +51,7 @@ def float32(value: tl.constexpr):
 
 @triton.jit
 def negative_zero():
-    """-0. Written as a number it would be +0 on a GPU, since Triton makes the same of all numbers that equal 0."""
+    """-0. Written as a literal it would be +0 on a GPU, since Triton makes +0 of every literal that equals 0."""
     return tl.full((), -2147483648, tl.int32).to(tl.float32, bitcast=True)
 
 

@@ -41,7 +41,7 @@ def _interpreted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _power(x: Any, n: Any) -> Any:
-    # of one exponent for all, NumPy makes a root where that is 0.5: NaN at -inf, where the power is inf
+    # an exponent for each element: NumPy takes a single 0.5 as a square root, which is NaN at -inf; the power is inf
     return np.power(x, np.array(np.broadcast_to(n, np.broadcast_shapes(x.shape, n.shape)), order="C"))
 
 

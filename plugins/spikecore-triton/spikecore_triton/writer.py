@@ -197,7 +197,7 @@ class Writer:
         return f"tl.full((BLOCK,), {self.fixed.get(rest) or self.printer.expression(rest)}, tl.float32)"
 
     def finished(self, body: Iterable[str]) -> Source:
-        """The kernel: its module text and what a launch must know."""
+        """The kernel: its module text and what a launch needs beside it."""
         arguments = sorted(self._arguments.values(), key=lambda a: ORDER.index(a.kind))
         signature = [f"{a.name}{_ANNOTATION.get(a.kind, ': tl.int64')}," for a in arguments] + ["BLOCK: tl.constexpr,"]
         # of these, no value is better than another

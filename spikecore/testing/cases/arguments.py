@@ -1,4 +1,4 @@
-"""Arguments and cotangents are read and never written, and what becomes of them later is no matter."""
+"""Arguments and cotangents are read and never written, and changing them afterwards changes no result."""
 
 from __future__ import annotations
 

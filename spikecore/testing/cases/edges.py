@@ -147,7 +147,7 @@ def _place(edge: Edge, k: int) -> str:
 
 
 def _subnormals_are_kept(context: Context) -> None:
-    """What is right would be flushed, too."""
+    """Checked first: with flush-to-zero set, NumPy would flush the expected values, too."""
     if np.array([1], np.uint32).view(np.float32).astype(np.float64)[0] == 0:
         raise Mismatch(
             f"after a call of backend {context.name!r} this thread takes subnormal numbers for 0: flush-to-zero was "
@@ -236,5 +236,5 @@ def constant(context: Context, numbers: Sequence[float], wide: bool = False) -> 
             _same(edge, "the value", [x], wanted, outs[at + i].cpu().numpy()[0], True, True, (0.0, 0.0))
 
 
-#: All that float32 has room for: they are in one program.
+#: The numbers within the range of float32. One program has them all.
 _WITHIN = [number for kind, numbers in CONSTANTS.items() if kind != "beyond-float32" for number in numbers]

@@ -1,4 +1,4 @@
-"""More neurons than a grid, a launch or a partial sum has room for, many dimensions, and one of everything.
+"""More neurons than one grid, one launch or one partial sum can take, many dimensions, and one of everything.
 
 Inputs and cotangents are small whole numbers, so that sums of hundreds of thousands of products are exact in float32 in
 whatever order they are made: one neuron left out, or counted twice, shows.

@@ -22,7 +22,7 @@ FACTORS: Dict[str, Tuple[str, ...]] = {
     "detach": ("no", "yes"),
     #: Of the parameters. ``spread`` is a tensor with dimensions of one, ``mixed`` one kind after another.
     "kind": ("number", "scalar", "channel", "full", "spread", "mixed"),
-    #: ``inexact``: no multiple of a small power of two; a number, and a float64 tensor, are none of float32.
+    #: ``inexact``: no multiple of a small power of two; as a number or in a float64 tensor, none of float32.
     "value": ("exact", "inexact"),
     #: Of parameters that are tensors.
     "param_dtype": ("float32", "float64", "float16", "bfloat16"),

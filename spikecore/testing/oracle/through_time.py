@@ -23,7 +23,7 @@ Values = SimpleNamespace
 
 
 class Step(SimpleNamespace):
-    """What one step computes, and what its adjoint will want to know of it.
+    """What one step computes, and what its adjoint needs of it.
 
     ``outputs``: tuple of arrays. ``next``: state -> array. ``tested``: the potential minus threshold that decides about
     a spike, None where nothing fires. ``edges``: further arrays where something jumps at zero. Anything else is between

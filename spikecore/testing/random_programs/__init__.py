@@ -1,4 +1,4 @@
-"""Random neurons against an oracle that knows nothing of the language.
+"""Random neurons against an oracle that uses nothing of the language.
 
 A program is drawn as a tree of our own (:mod:`.tree`, :mod:`.draw`), written as the Python source of a neuron class,
 and evaluated twice: by a backend from that source, and by NumPy, operation by operation in source order, with reverse

@@ -12,8 +12,8 @@ from spikecore.testing.random_programs.oracle import Run
 from spikecore.testing.random_programs.rules import Array
 from spikecore.testing.random_programs.step import RATE
 
-#: Results may differ by so many times what the errors that were tried made of them, and by so many units in the last
-#: place.
+#: Tolerance of a result: so many times the change that trial errors in its operations caused, plus so many units in the
+#: last place.
 FACTOR, ULPS = 4.0, 32.0
 #: Relative error of a sum of many terms, to their sizes.
 SUMMED = {"float64": 1e-13}

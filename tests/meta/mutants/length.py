@@ -37,7 +37,7 @@ class GradientReachesFiftySteps(Tape):
 
 @mutant("state/steps-100-scalar", shows=call(lif(), LONG, record=("v",), loss=()))
 class TraceOfSixtyFourSteps(Loop):
-    """A trace has room for 64 steps, and the later ones begin again at its start."""
+    """The memory of a trace is 64 steps long, and later steps overwrite the first ones."""
 
     def __call__(self, inputs, state, params, record):
         outputs, final, trace = super().__call__(inputs, state, params, record)
