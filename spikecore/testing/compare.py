@@ -67,16 +67,19 @@ def same(
         lines.append(f"  potential minus threshold there: {tested[first]:.9g}")
     for name, values in (there or {}).items():
         lines.append(f"  {name} there: {values[first]!s}")
-    found = hints(
-        actual,
-        expected,
-        wrong,
-        tolerance=tolerance,
-        tested=tested,
-        strict=strict,
-        axes=names,
-        suspects=suspects,
-    )
+    try:
+        found = hints(
+            actual,
+            expected,
+            wrong,
+            tolerance=tolerance,
+            tested=tested,
+            strict=strict,
+            axes=names,
+            suspects=suspects,
+        )
+    except Exception as error:  # the difference is what counts
+        found = [f"none: looking for one raised {type(error).__name__}: {error}"]
     lines += [f"  hint: {hint}" for hint in found]
     raise Mismatch("\n".join(lines))
 

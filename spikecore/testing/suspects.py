@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Compute = Callable[[], Any]
 
 
+@np.errstate(all="ignore")  # parameters may be infinite
 def of_outputs(s: Subject, output: int) -> Suspects:
     """What an output might be."""
 
@@ -58,6 +59,7 @@ def of_outputs(s: Subject, output: int) -> Suspects:
     return found
 
 
+@np.errstate(all="ignore")  # parameters may be infinite
 def of_states(s: Subject, name: str, trace: bool) -> Suspects:
     """What a final state, or a recorded one, might be."""
     found: Dict[str, Compute] = {}
@@ -79,6 +81,7 @@ def of_states(s: Subject, name: str, trace: bool) -> Suspects:
     return found
 
 
+@np.errstate(all="ignore")  # parameters may be infinite
 def of_gradients(s: Subject, *cotangents: Any) -> Suspects:
     """What the gradient of the first input might be, for cotangents of outputs, final states and trace."""
     output, final, trace = (*cotangents, None, None, None)[:3]
@@ -146,6 +149,7 @@ def _parameters(s: Subject) -> Iterator[Tuple[str, Mapping[str, Any]]]:
                 yield f"{phrase}: is an earlier value kept?", {**s.spread, name: other}
 
 
+@np.errstate(all="ignore")  # parameters may be infinite
 def of_parameter_gradient(s: Subject, name: str, cotangent: Any) -> Suspects:
     """What the gradient of a parameter might be: a part of the neurons', or their mean."""
     shape = s.shape[1:]

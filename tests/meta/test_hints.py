@@ -91,6 +91,12 @@ def test_a_suspect_that_is_right_as_well_is_none() -> None:
     assert "of another neuron" in said(2 * RIGHT, suspects={"of another neuron": lambda: 2 * RIGHT})
 
 
+def test_a_hint_that_cannot_be_found_hides_no_difference() -> None:
+    """The difference is told, and what went wrong with the hint."""
+    text = said(2 * RIGHT, suspects={"of one": lambda: 1 / 0})
+    assert text == "  hint: none: looking for one raised ZeroDivisionError: division by zero"
+
+
 def test_one_suspect_is_named() -> None:
     """The first, which is the likeliest; patterns of the same values are left out."""
     text = said(RIGHT[::-1], suspects={"of one": lambda: RIGHT[::-1], "of two": lambda: RIGHT[::-1]})

@@ -7,7 +7,7 @@ from typing import Any, Callable, List, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from spikecore.testing.case import Collection
 from spikecore.testing.compare import backward
@@ -45,6 +45,12 @@ def add_to(cases: Collection) -> None:
         "one learnt tensor that is two parameters gets the sum of both gradients",
         one_parameter,
         _LEARN,
+    )
+    add(
+        "input-is-a-parameter",
+        "input and initial state may be torch.nn.Parameter, and are learnt then like any other",
+        input_as_parameter,
+        ("gradients", "state_gradients"),
     )
     computed = "a parameter that was computed from others passes its gradient on to them"
     add("computed-parameter", computed, computed_parameter, _LEARN)
@@ -134,3 +140,19 @@ def computed_parameter(context: Context) -> None:
     right = s.gradients(cotangent)
     s.check("input gradient", x.grad, right.inputs[0], name="a call with a computed tau")
     s.check("parameter gradient", raw.grad, right.params["tau"] / 2, name="what tau was computed from")
+
+
+def input_as_parameter(context: Context) -> None:
+    """An image that is optimised, from a state that is learnt."""
+    s = Subject(context, "alif", "hard", state=True)
+    x = nn.Parameter(s.x())
+    start = {name: nn.Parameter(value) for name, value in (s.start() or {}).items()}
+    output, final = s.neuron.run(x, state=start)
+    s.check_outputs(output, " of a parameter as input")
+    s.check_states(final, s.seen.final, "final state, from parameters as state,", exact=False)
+    cotangent = s.cotangent(output)
+    s.backward(output, cotangent)
+    right = s.gradients(cotangent)
+    s.check("input gradient", x.grad, right.inputs[0], name="a parameter as input")
+    for name, value in start.items():
+        s.check("state gradient", value.grad, right.state[name], name=f"a parameter as the initial {name}")

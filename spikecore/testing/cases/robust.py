@@ -14,6 +14,7 @@ from torch import Tensor
 from spikecore.testing.case import Collection
 from spikecore.testing.compare import Mismatch, as_array, same
 from spikecore.testing.context import Context
+from spikecore.testing.models import BY_NAME, spread
 from spikecore.testing.oracle import run
 from spikecore.testing.subject import Subject
 from spikecore.testing.threads import at_once
@@ -31,6 +32,12 @@ def add_to(cases: Collection) -> None:
     odd = "NaN and infinite inputs do to a neuron what IEEE arithmetic does, and nothing to its neighbours"
     for model, reset in _NON_FINITE:
         add(f"non-finite-{model}-{reset}", odd, partial(non_finite, model=model, reset=reset))
+    add(
+        "non-finite-parameters",
+        "NaN and infinite parameters do to a neuron what IEEE arithmetic does, and nothing to its neighbours",
+        non_finite_parameters,
+        ("full_parameters",),
+    )
     add("large", "very large and very small potentials neither overflow in between nor vanish", large)
     add(
         "large-beside-small",
@@ -59,6 +66,22 @@ def non_finite(context: Context, model: str, reset: str) -> None:
     # the state first: it tells more
     s.check_states(final, right.final, "final state, with NaN and infinities,", exact=True)
     same("outputs with NaN and infinities", s.of, as_array(output), right.outputs[0], tested=right.tested)
+
+
+def non_finite_parameters(context: Context) -> None:
+    """Each of NaN, inf, -inf as tau, threshold and v_reset of some neuron."""
+    names = ("tau", "threshold", "v_reset")
+    values = {name: spread(BY_NAME["lif"].params[name], (3, 7)) for name in names}
+    s = Subject(context, "lif", "hard", values=values, shape=(6, 3, 7), bounds=None)
+    for i, name in enumerate(names):
+        for k, value in enumerate(_ODD):
+            s.params[name][i, 2 * k] = s.spread[name][i, 2 * k] = value
+            getattr(s.neuron, name)[i, 2 * k] = value
+    s.takes(s.inputs)
+    right = s.bits()
+    output, final = s.neuron.run(s.x())
+    s.check_states(final, right.final, "final state, with parameters of NaN and infinities,", exact=True)
+    same("outputs with parameters of NaN and infinities", s.of, as_array(output), right.outputs[0], tested=right.tested)
 
 
 def large(context: Context) -> None:

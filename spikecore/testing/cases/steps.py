@@ -56,6 +56,12 @@ def add_to(cases: Collection) -> None:
         data_replaced,
         _LEARN,
     )
+    add(
+        "converted-between",
+        "double() and float() between calls count for the parameters of the next call",
+        converted,
+        (*_LEARN, "float64"),
+    )
     add("refilled-buffer", "a part of a buffer, filled anew for each call, is read anew", refilled)
     add("default-dtype", "torch's default dtype changes no result", default_dtype, _BACK)
 
@@ -175,6 +181,24 @@ def data_replaced(context: Context) -> None:
                 parameter.data.add_(0.125 * (i + 1))
             else:
                 parameter.data = parameter.data + 0.125 * (i + 1)
+
+
+def converted(context: Context) -> None:
+    """float32, float64, float32 again; tau is one that float32 does not hold once it is float64."""
+    values = {"tau": np.asarray(2.75), "threshold": np.asarray(0.875), "v_reset": np.asarray(0.125)}
+    s = Subject(context, "lif", "hard", values=values, learn=_NAMES)
+    for step, dtype in enumerate(("float32", "float64", "float32")):
+        neuron: Any = s.neuron.double() if dtype == "float64" else s.neuron.float()
+        with torch.no_grad():
+            neuron.tau.fill_(2.7)
+        for parameter in neuron.parameters():
+            parameter.grad = None
+        now = {name: as_array(getattr(neuron, name)) for name in _NAMES}
+        each = Subject(context, "lif", "hard", values=now, dtype=dtype, draw=step, neuron=neuron)
+        which = f"call number {step + 1}, of a neuron converted to {dtype},"
+        call = Call(each, which).forward().check_outputs()
+        call.backward().check_inputs()
+        check_parameters(each, [call], which)
 
 
 def refilled(context: Context) -> None:

@@ -32,6 +32,12 @@ def add_to(cases: Collection) -> None:
         add(f"{name}-record", f"{swap}, and recorded", partial(forward, record=True, **which), (*needs, "record"))
         back = "and so are their cotangents"
         add(f"{name}-gradient", f"{swap}, {back}", partial(gradient, **which), (*needs, *BACK))
+    add(
+        "steps-1025-scalar",
+        "in 1025 steps shared parameters get their gradients",
+        partial(gradient, model=TURN, shape=(1025, 2, 3), record=True, given=True),
+        (*TWO, *BACK, "record"),
+    )
     for steps in STEPS:
         shape = (steps, 2, 3)
         every = f"in {steps} steps, from a given state, with the cotangents of outputs, trace and final state, "

@@ -9,7 +9,7 @@ import torch
 
 import spikecore as sc
 from spikecore.testing.case import Collection
-from spikecore.testing.compare import as_array, backward, same
+from spikecore.testing.compare import Mismatch, as_array, backward, same
 from spikecore.testing.context import Context
 from spikecore.testing.naming import Naming, awkward, namings, results, usable
 from spikecore.testing.tolerances import TOLERANCES
@@ -44,13 +44,71 @@ class Deep(sc.Neuron):
 RATIO = 0.99
 
 
+#: Inputs, outputs and states of :class:`Many`; it has twice as many parameters.
+COUNT = 18
+
+
+class Many(sc.Neuron):
+    """``y_k = s_k + p_k x_k`` and ``s_k' = s_k / 2 + q_k x_(k + 1)``, for each k."""
+
+    inputs = tuple(f"x{k}" for k in range(COUNT))
+    states = {f"s{k}": 0.0 for k in range(COUNT)}
+    params = {**{f"p{k}": 1.0 for k in range(COUNT)}, **{f"q{k}": 1.0 for k in range(COUNT)}}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
+        """One after the other."""
+        xs = [getattr(x, f"x{k}") for k in range(COUNT)]
+        outputs = tuple(getattr(s, f"s{k}") + xs[k] * getattr(p, f"p{k}") for k in range(COUNT))
+        after = {f"s{k}": getattr(s, f"s{k}") * 0.5 + xs[(k + 1) % COUNT] * getattr(p, f"q{k}") for k in range(COUNT)}
+        return outputs, after
+
+
 def add_to(cases: Collection) -> None:
     """Add these cases to the tier of the language."""
     cases.add("language/names", "language", "a user's names may be those of anything in a kernel", names, _NEEDS)
     long = "names may be long, beyond ASCII, and no identifiers for a class"
     cases.add("language/long-names", "language", long, long_names, _NEEDS[:-1])
     needs = ("gradients", "parameter_gradients", "channel_parameters")
+    all_ = f"{COUNT} inputs, states and outputs and {2 * COUNT} parameters: each has its own value and gradient"
+    two = ("gradients", "parameter_gradients", "several_inputs", "several_outputs")
+    cases.add("language/many", "language", all_, many, two)
     cases.add("language/deep", "language", "hundreds of operations, one in the other, are computed", deep, needs)
+
+
+def many(context: Context) -> None:
+    """Whole numbers and halves, to the bit, against the sums written out."""
+    rng = np.random.default_rng(1)
+    x, g = (rng.integers(-4, 5, (3, COUNT, 5)).astype(float) for _ in range(2))
+    p, q = (rng.integers(1, 9, COUNT) / 2 for _ in range(2))
+    values = {**{f"p{k}": p[k] for k in range(COUNT)}, **{f"q{k}": q[k] for k in range(COUNT)}}
+    given = {name: torch.tensor(value, dtype=torch.float32) for name, value in values.items()}
+    made: Any = Many
+    neuron = context.place(made(**given, learn=tuple(given), backend=context.name))
+    xs = [context.tensor(x[:, k], grad=True) for k in range(COUNT)]
+    outputs, final = neuron.run(*xs)
+    state, seen = np.zeros((COUNT, 5)), []
+    for now in x:
+        seen.append(state + now * p[:, None])
+        state = state / 2 + np.roll(now, -1, 0) * q[:, None]
+    backward(repr(neuron), list(outputs), [context.tensor(g[:, k]) for k in range(COUNT)])
+    back, of_x, of_p, of_q = np.zeros((COUNT, 5)), [], np.zeros(COUNT), np.zeros(COUNT)
+    for now, coming in zip(x[::-1], g[::-1]):
+        of_x.append(coming * p[:, None] + np.roll(back * q[:, None], 1, 0))
+        of_p += (coming * now).sum(1)
+        of_q += (back * np.roll(now, -1, 0)).sum(1)
+        back = back / 2 + coming
+    right = np.stack(of_x[::-1])
+    for k in range(COUNT):
+        same(f"output {k} of {COUNT}", repr(neuron), as_array(outputs[k]), np.stack(seen)[:, k])
+        same(f"final s{k} of {COUNT}", repr(neuron), as_array(final[f"s{k}"]), state[k], axes="n")
+        for what, leaf, gradient in (
+            (f"input x{k}", xs[k], right[:, k]),
+            (f"parameter p{k}", getattr(neuron, f"p{k}"), of_p[k]),
+            (f"parameter q{k}", getattr(neuron, f"q{k}"), of_q[k]),
+        ):
+            if leaf.grad is None:
+                raise Mismatch(f"{what} of {neuron!r} got no gradient")
+            same(f"gradient of {what}", repr(neuron), as_array(leaf.grad), np.asarray(gradient), axes="")
 
 
 def names(context: Context) -> None:

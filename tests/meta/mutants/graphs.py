@@ -127,3 +127,20 @@ class RestOfInferenceMode(Loop):
             return made
         self.rest = getattr(self, "rest", {})
         return list(self.rest.setdefault((like.shape[1:], like.device), made))
+
+
+def optimised_input(backend: str) -> object:
+    """An image that is optimised."""
+    x = torch.nn.Parameter(drawn((6, 3, 5)))
+    sc.LIF(backend=backend)(x).sum().backward()
+    return torch.zeros_like(x) if x.grad is None else x.grad
+
+
+@mutant("wanted/input-is-a-parameter", shows=optimised_input)
+class OnlyTensorsAreInputs(Tape):
+    """An input of a subclass of tensors, such as a parameter, gets a gradient of zero."""
+
+    def __call__(self, inputs, state, params, record):
+        other = [type(x) is not torch.Tensor for x in inputs]
+        taken = tuple(x.detach() + 0 * x if odd else x for x, odd in zip(inputs, other))
+        return super().__call__(taken, state, params, record)

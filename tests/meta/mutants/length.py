@@ -106,3 +106,11 @@ class DoublesInFloat32WhenLong(Loop):
 
     def carry(self, before, now, t):
         return [v.float().to(v.dtype) for v in now] if self.spec.steps is None else now
+
+
+@mutant("state/steps-1025-scalar", shows=call(SLOW, (1100, 3), loss=()))
+class TableOfAThousandSteps(Loop):
+    """State is dropped after 1,024 steps."""
+
+    def carry(self, before, now, t):
+        return [torch.zeros_like(value) for value in now] if t == 1023 else now

@@ -278,3 +278,16 @@ class ChannelsFoundBySize(Loop):
             return made
         sizes = list(like.shape[1:])
         return made.reshape([made.numel() if k == sizes.index(made.numel()) else 1 for k in range(len(sizes))])
+
+
+def resting_at_infinity(backend: str) -> object:
+    """Integrators, one of which has no finite resting value."""
+    return li(v_rest=torch.tensor([0.0, 0.5, float("inf")]))(backend)(drawn((6, 2, 3)))
+
+
+@mutant("robust/non-finite-parameters", shows=resting_at_infinity)
+class ParametersAreFinite(Loop):
+    """Infinite parameters become the largest numbers, and NaN becomes 0."""
+
+    def parameter(self, value, kind, like):
+        return torch.nan_to_num(super().parameter(value, kind, like))

@@ -207,3 +207,24 @@ class TraceCotangentInSingle(Tape):
     def backward(self, ctx, grads):
         end = len(self.program.outputs) + len(self.program.states)
         return super().backward(ctx, [g if g is None or k < end else g.float().double() for k, g in enumerate(grads)])
+
+
+def in_single_then_double(backend: str) -> object:
+    """A neuron that is tried in float32 and trusted in float64."""
+    neuron = li(tau=torch.tensor(2.7), learn=("tau",))(backend)
+    neuron(drawn((4, 3)))
+    with torch.no_grad():
+        neuron.double().tau.fill_(10 / 3)
+    return (neuron(drawn((4, 3), dtype=torch.float64)).detach() * 1e9).round() % 1000
+
+
+@mutant("sequences/converted-between", shows=in_single_then_double)
+class DtypeOfTheFirstCall(Loop):
+    """A parameter has the precision of the first call that it came to."""
+
+    def parameter(self, value, kind, like):
+        if isinstance(value, torch.Tensor):
+            first = getattr(value, "converted", value.dtype)
+            value.converted = first
+            return super().parameter(value.to(first), kind, like)
+        return super().parameter(value, kind, like)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+import spikecore as sc
 from mutants.registry import mutant
 from mutants.tape import Tape
-from mutants.use import call, li, lif
+from mutants.use import call, li, lif, of
 from spikecore.testing.loopback import Loop
 
 MANY, GRID, THREADS = 40_000, 70_000, 140_000
@@ -135,3 +136,34 @@ class RestOfManyIsZero(Loop):
         flat = output.reshape(len(output), -1)
         kept = torch.arange(flat.shape[1], device=flat.device) < 2**17
         return super().written(torch.where(kept, flat, torch.zeros_like(flat)).reshape(output.shape))
+
+
+class Wide(sc.Neuron):
+    """Twenty gains."""
+
+    states = {"v": 0.0}
+    params = {f"a{k}": 1.0 + k for k in range(20)}
+
+    def dynamics(self, x, s, p):
+        v = s.v * 0.5
+        for k in range(20):
+            v = v + x * getattr(p, f"a{k}")
+        return v, {"v": v}
+
+
+@mutant("language/many", shows=call(of(Wide), loss=()))
+class SixteenParameters(Loop):
+    """There is room for 16 parameters, and those beyond have the value of the last of them."""
+
+    def __call__(self, inputs, state, params, record):
+        return super().__call__(inputs, state, (*params[:16], *(params[15] for _ in params[16:])), record)
+
+
+@mutant("language/many", shows=call(of(Wide, learn=tuple(Wide.params))))
+class GradientsOfSixteenParameters(Tape):
+    """The gradients of parameters beyond the 16th are 0."""
+
+    def total(self, sum_, value):
+        self.done = getattr(self, "done", 0) + 1
+        late = (self.done - 1) % len(self.learn) >= 16
+        return super().total(sum_ * (not late), value)
