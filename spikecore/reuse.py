@@ -8,20 +8,23 @@ place of the network. What is refused:
   again where an ``nn.ModuleList`` or ``nn.ModuleDict`` holds it twice: a loop over that is one place.
 
 Scripts may call a neuron from wherever they like, and so may two calls of a network. Two steps of one sequence that are
-written out look like two places, and are refused as well.
+written out look like two places, and are refused as well. A loop or a recursion is one place, whether it goes over time
+or over layers that share one activation: where another module is at hand in each turn, that is warned of.
 """
 
 from __future__ import annotations
 
 import itertools
 import sys
+import warnings
 import weakref
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Callable, Dict, List, MutableMapping, NamedTuple, Optional, Tuple
 
+import torch
 from torch import nn
 
-from spikecore.stacks import Level, Place, levels, token_of, traced
+from spikecore.stacks import Level, Place, innermost_calls, levels, modules_within, token_of, traced
 
 #: Name of a module twice in one container, as :func:`registered_twice` finds it.
 Twice = Dict[nn.Module, Tuple[str, str]]
@@ -43,6 +46,10 @@ class Calls(NamedTuple):
     graph: Optional[object]
     #: Two names in a list of the outermost module.
     listed: Optional[Tuple[str, str]]
+    #: Whether gradients were on.
+    grad: bool
+    #: The modules at hand at the innermost place of a first call, until there was a second one.
+    at_hand: Optional[Dict[str, int]] = None
 
 
 def check_call(module: nn.Module, calls: Optional[Calls]) -> Calls:
@@ -58,7 +65,10 @@ def check_call(module: nn.Module, calls: Optional[Calls]) -> Calls:
                     return calls
                 token = token_of(sys._getframe(calls.outermost))
                 if token is not calls.token:
-                    return calls._replace(token=token)
+                    return calls._replace(token=token, at_hand=None)
+                if calls.at_hand is not None:
+                    _check_loop(module, calls.at_hand, sys._getframe(calls.path[0][0]))
+                    calls = calls._replace(at_hand=None)
                 if calls.listed is None:
                     return calls
         except ValueError:
@@ -67,6 +77,8 @@ def check_call(module: nn.Module, calls: Optional[Calls]) -> Calls:
     if calls is not None and found.token is not None and found.token is calls.token:
         _check_place(module, calls, found)
         _check_list(module, found)
+    elif found.token is not None and found.places:
+        found = found._replace(at_hand=modules_within(sys._getframe(found.path[0][0])))
     return found
 
 
@@ -86,7 +98,7 @@ def _found(module: nn.Module, stack: List[Level]) -> Calls:
     """What the stack tells about a call of ``module``, whose own frames are the first ones."""
     own = [number for number, level in enumerate(stack) if level.owner is module]
     stack = stack[own[-1] + 1 :] if own else stack
-    places: List[Place] = []
+    within: List[Level] = []
     pending: List[Level] = []
     path: List[Level] = []
     graph: Optional[object] = None
@@ -96,7 +108,7 @@ def _found(module: nn.Module, stack: List[Level]) -> Calls:
             pending.append(level)
         elif level.owner is not None and any(one is module for one in level.owner.modules()):
             _check_in_turn(module, level.owner)
-            places += [one.place for one in pending if one.place is not None]
+            within += pending
             path += pending
             pending, outermost = [], level
             if level.real is None:
@@ -105,11 +117,12 @@ def _found(module: nn.Module, stack: List[Level]) -> Calls:
     real = outermost.real if outermost is not None else None
     return Calls(
         tuple([level.real for level in path if level.real is not None]) if graph is None else (),
-        tuple(places),
+        tuple([one.place for one in innermost_calls(within) if one.place is not None]),
         real[0] if real is not None else 0,
         token_of(outermost.notes) if outermost is not None else None,
         graph,
         None if outermost is None or outermost.owner is None else _listed_in(outermost.owner).get(module),
+        torch.is_grad_enabled(),
     )
 
 
@@ -121,11 +134,32 @@ def _check_place(module: nn.Module, calls: Calls, found: Calls) -> None:
         others = both[-1:]
     if others:
         before, now = others[0]
+        loop = "one loop"
+        if found.grad != calls.grad:
+            loop += " (steps without gradients: for t, x_t in enumerate(x): with torch.set_grad_enabled(t >= first):)"
         raise RuntimeError(
             f"{type(module).__name__} carries its state and is called at two places, {before.file}:{before.line} and "
             f"{now.file}:{now.line}: each would go on from the other's state. Make a neuron for each; or, if these are "
-            "steps of one sequence, call it in a loop; or call it at one place with the input chosen before; or give "
+            f"steps of one sequence, call it in {loop}; or call it at one place with the input chosen before; or give "
             "each its own state: out, state = neuron.run(x, state=state)"
+        )
+
+
+def _check_loop(module: nn.Module, before: Dict[str, int], frame: FrameType) -> None:
+    """Warn of a second call at one place that has other modules at hand than the first."""
+    now = modules_within(frame)
+    others = [name for name, number in before.items() if name in now and now[name] != number]
+    if others:
+        code = frame.f_code
+        warnings.warn_explicit(
+            f"{type(module).__name__} carries its state and is called for one {others[0]!r} after the other: each goes "
+            "on from the state that the one before left. Make a neuron for each of these modules; or, if they are for "
+            f"the steps of one sequence, take them by index, with no variable {others[0]!r}, which is not warned of",
+            RuntimeWarning,
+            code.co_filename,
+            frame.f_lineno,
+            module=str(frame.f_globals.get("__name__")),
+            registry=frame.f_globals.setdefault("__warningregistry__", {}),
         )
 
 

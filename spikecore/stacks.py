@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from types import CodeType, FrameType
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from torch import nn
 
@@ -45,6 +45,8 @@ class Level(NamedTuple):
     notes: Any
     #: How far up the stack the frame is, its code, and the place in it; None if it is traced.
     real: Optional[Tuple[int, CodeType, int]]
+    #: Of a place: its code, and its frame, or the module that traced code runs for.
+    function: Optional[Tuple[CodeType, Any]] = None
 
 
 def token_of(notes: Any) -> object:
@@ -67,11 +69,11 @@ def levels(frame: FrameType) -> Iterator[Level]:
                 # called by its name, past the method of torch
                 owner = above.f_locals.get(code.co_varnames[0]) if code.co_varnames else None
                 if isinstance(owner, nn.Module):
-                    yield Level(_place(above), None, None, place)
+                    yield Level(_place(above), None, None, place, (code, above))
                     yield Level(None, owner, above, place)
                     above = above.f_back
                     continue
-            yield Level(_place(above), None, None, place)
+            yield Level(_place(above), None, None, place, (code, above))
         above = above.f_back
 
 
@@ -82,7 +84,7 @@ def traced(frame: FrameType) -> Iterator[Level]:
         code, scope = translator.f_code, translator.f_globals
         owner = _owner(translator, code)
         if not _is_library(scope):
-            yield Level(_traced_place(translator, code), None, None, None)
+            yield Level(_traced_place(translator, code), None, None, None, (code, owner))
         if owner is not None:
             yield Level(None, owner, translator.output, None)
         translator = getattr(translator, "parent", None)
@@ -134,6 +136,41 @@ def _place(frame: FrameType) -> Place:
         found: List[Any] = list(itertools.islice(positions(), at, at + 1))
         known = _columns.put(key, (code, Place(code.co_filename, frame.f_lineno, found[0][2] if found else None)))
     return known[1]
+
+
+def innermost_calls(pending: Sequence[Level]) -> List[Level]:
+    """Of places from the inside out, those that are left when each function that calls itself is taken as called once:
+    a recursion over time is one place, as a loop is.
+    """
+    left: List[Level] = []
+    for level in pending:
+        again = [k for k, one in enumerate(left) if _is_same_function(one, level)]
+        if again:
+            del left[again[0] + 1 :]
+        else:
+            left.append(level)
+    return left
+
+
+def _is_same_function(one: Level, other: Level) -> bool:
+    if one.function is None or other.function is None or one.function[0] is not other.function[0]:
+        return False
+    return _first_module(*one.function) is _first_module(*other.function)
+
+
+# A frame keeps what was read of its variables until it ends, so that only frames within a network are read.
+
+
+def _first_module(code: CodeType, held: Any) -> Any:
+    """The module that a function gets as its first argument, if it gets one."""
+    if isinstance(held, FrameType):
+        held = held.f_locals.get(code.co_varnames[0]) if code.co_varnames else None
+    return held if isinstance(held, nn.Module) else None
+
+
+def modules_within(frame: FrameType) -> Dict[str, int]:
+    """The modules that the variables of a function hold now: name -> id."""
+    return {name: id(value) for name, value in frame.f_locals.items() if isinstance(value, nn.Module)}
 
 
 def _is_library(scope: Dict[str, Any]) -> bool:
