@@ -88,13 +88,12 @@ with lock:
     )
 
 
-@forks
-def test_a_fork_waits_no_longer_than_it_must() -> None:
-    """A lock that is held for ever delays a fork by its patience; the child finds it free, the parent as it was."""
-    assert run("""
+#: A fork while another thread holds ``lock``, and then what the parent does; the child says which locks are free there.
+HELD = """
 import os, threading
+{before}
 from spikecore.locking import Lock
-lock, second, inside, go = Lock(patience=0.05), Lock(), threading.Event(), threading.Event()
+lock, second, inside, go = Lock(patience={patience}), Lock(), threading.Event(), threading.Event()
 
 def hold():
     with lock:
@@ -108,18 +107,27 @@ if os.fork() == 0:
     print(lock.acquire(timeout=0), second.acquire(timeout=0), flush=True)
     os._exit(0)
 os.wait()
+{parent}
+"""
+
+
+@forks
+def test_a_fork_waits_no_longer_than_it_must() -> None:
+    """A lock that is held for ever delays a fork by its patience; the child finds it free, the parent as it was."""
+    parent = """
 print(lock.acquire(timeout=0), second.acquire(timeout=0))
 go.set()
 other.join()
 print(lock.acquire(timeout=0))
-""").splitlines() == ["True True", "False True", "True"]
+"""
+    found = run(HELD.format(before="", patience=0.05, parent=parent)).splitlines()
+    assert found == ["True True", "False True", "True"]
 
 
 @forks
 def test_a_fork_does_not_wait_for_a_lock_without_patience() -> None:
     """It takes the other locks all the same, so that what those guard is whole in the child."""
-    assert run("""
-import os, threading
+    before = """
 found = []
 
 def look():
@@ -131,25 +139,13 @@ def look_on_a_thread():
     third.join()
 
 os.register_at_fork(before=look_on_a_thread)  # called after that of spikecore, which is registered later
-from spikecore.locking import Lock
-lock, second, inside, go = Lock(patience=0), Lock(), threading.Event(), threading.Event()
-
-def hold():
-    with lock:
-        inside.set()
-        go.wait()
-
-other = threading.Thread(target=hold)
-other.start()
-inside.wait()
-if os.fork() == 0:
-    print(lock.acquire(timeout=0), second.acquire(timeout=0), flush=True)
-    os._exit(0)
-os.wait()
+"""
+    parent = """
 go.set()
 other.join()
 print(found, lock.acquire(timeout=0), second.acquire(timeout=0))
-""").splitlines() == ["True True", "[False] True True"]
+"""
+    assert run(HELD.format(before=before, patience=0, parent=parent)).splitlines() == ["True True", "[False] True True"]
 
 
 @forks
