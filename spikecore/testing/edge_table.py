@@ -32,8 +32,6 @@ CONSTANTS = {
     "large": (1e3, 3e9, 1e30, -1e30),
     "beyond-float32": (1e39, -1e39, 1e-46),
 }
-#: Spikes are differentiated by this surrogate where no other is named.
-ATAN = SURROGATES["ATan"]
 
 
 class Edge(NamedTuple):

@@ -21,8 +21,6 @@ EXACT = frozenset(
     "add sub mul div neg sqrt abs sign floor round minimum maximum clamp where select detach spike "
     "ge gt le lt eq ne and or not".split()
 )
-#: Operations that decide: where a decision hangs on the last digit, two sides may differ.
-DECIDING = frozenset("ge gt le lt eq ne sign floor round minimum maximum clamp spike abs".split())
 
 
 def wide(function: Callable[..., Array]) -> Callable[..., Array]:
