@@ -30,7 +30,10 @@ def home(net: nn.Module) -> Optional[torch.device]:
 
 def sent(value: Any, device: Optional[torch.device]) -> Any:
     """The structure on a device; None leaves it where it is."""
-    return value if device is None else mapped(lambda tensor: tensor.to(device, non_blocking=True), value)
+    if device is None:
+        return value
+    # a copy to the host that does not block could be read before it is there
+    return mapped(lambda tensor: tensor.to(device, non_blocking=device.type != "cpu"), value)
 
 
 def beside(outputs: Any, targets: Any) -> Any:

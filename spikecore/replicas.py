@@ -26,7 +26,8 @@ def check_replica(module: nn.Module, carries: bool) -> None:
     if carries:
         raise RuntimeError(
             f"{type(module).__name__} carries its state, and nn.DataParallel forgets that of its replicas after each "
-            "call; use nn.parallel.DistributedDataParallel, or step='multi' outside sc.carry_state with dim=1"
+            "call; use nn.parallel.DistributedDataParallel, sc.Pipeline for a network that one GPU does not hold, or "
+            "step='multi' outside sc.carry_state with dim=1"
         )
     if dim == 0 and not makes_time(net):
         raise RuntimeError(f"{type(module).__name__} is in an {SPLITS_TIME}")
@@ -42,5 +43,6 @@ def makes_time(net: Any) -> bool:
 #: What is wrong with the default of ``nn.DataParallel``.
 SPLITS_TIME = (
     "nn.DataParallel that splits dimension 0 of its input, which is time; write nn.DataParallel(net, dim=1), which "
-    "splits the batch, or use nn.parallel.DistributedDataParallel"
+    "splits the batch, or use nn.parallel.DistributedDataParallel; sc.Pipeline is for a network that one GPU does not "
+    "hold"
 )

@@ -136,7 +136,7 @@ class Training:
             saving.set_random_state(self.random, self.device)
         for images, labels in itertools.islice(batches, self.batches - self.batch):
             outputs, loss = self.step(self._prepared(images, training=True), labels)
-            self.seen.append(torch.stack((loss.float().mean(), sc.metrics.accuracy(outputs, labels))))
+            self.seen.append(torch.stack((loss.float().mean(), sc.metrics.accuracy(outputs, labels))).to(self.device))
             self.batch += 1
             bar.update()
             if stop.asked:
@@ -189,7 +189,9 @@ def main(
         parser.error(f"--batch-size {options.batch_size} is more than the {len(sets.training)} samples to train on")
     torch.manual_seed(options.seed)
     try:
-        net = network(options, sets).to(options.device)
+        net = network(options, sets)
+        if not isinstance(net, sc.Pipeline):  # whose stages have devices of their own
+            net = net.to(options.device)
         if options.layout == "channels-last":
             net = net.to(memory_format=torch.channels_last)
         sc.set_backend(net, options.backend)

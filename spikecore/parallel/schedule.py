@@ -27,7 +27,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, Sequence
 
 import torch
 
-from spikecore.batches import mapped
+from spikecore.batches import sent
 
 
 def ticks(
@@ -61,10 +61,3 @@ def ticks(
 def on(device: torch.device) -> ContextManager[Any]:
     """The block in which ``device`` is the current one of its kind, as kernels of plugins expect it."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def sent(value: Any, device: torch.device) -> Any:
-    """The structure with its tensors on a device."""
-    # a copy to the host that does not block could be read before it is there
-    wait = device.type == "cpu"
-    return mapped(lambda x: x if x.device == device else x.to(device, non_blocking=not wait), value)

@@ -1,0 +1,71 @@
+"""The network of ``cifar10.py`` over several devices, as SpikingFlow's programs cifar10mp and cifar10cmp have it.
+
+    python examples/cifar10_pipeline.py --devices cuda:0,cuda:1,cuda:2,cuda:0,cuda:3 --split-size 16 [--constant] ...
+
+Of the five stages the first are short, since they keep the largest activations: convolution, neurons, convolution,
+neurons, and all others. Fewer devices take neighbouring stages together. Without ``--constant`` the batch is streamed
+through them in parts; with it, the image itself, step by step. ``--every N`` computes groups of N layers again in
+backward. On a CPU: ``--devices cpu,cpu --data digits --width 16``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from torch import Tensor
+
+import spikecore as sc
+from common import augment, loop, options
+from common.data import DataSet
+from spikecore.bench import models
+
+#: Where the stages begin in the network of ``cifar10.py``, whose first layer is the encoder.
+BEGINS = (0, 2, 3, 4, 5)
+
+
+class Net(sc.Pipeline):
+    """Images ``[B, C, H, W]`` to output spikes ``[T, B, 10]``, or with ``--constant`` to their rates ``[1, B, 10]``."""
+
+    def __init__(self, given: argparse.Namespace, sets: DataSet) -> None:
+        devices = given.devices.split(",")
+        net = models.cifar10(given.T, lambda: sc.LIF(tau=given.tau), given.width, sets.shape, sets.classes)
+        net[0] = options.encoder(given)
+        ends = (*BEGINS[1:], len(net))
+        stages = [net[int(given.constant and begin == 0) + begin : end] for begin, end in zip(BEGINS, ends)]
+        super().__init__([(stage, devices[k * len(devices) // len(stages)]) for k, stage in enumerate(stages)])
+        self.given = given
+
+    def forward(self, images: Tensor) -> Any:
+        """As the options say."""
+        if self.given.constant:
+            return self.constant_forward(images, self.given.T)[None] / self.given.T
+        parts, rest = divmod(len(images), self.given.split_size)  # the last batch of a test is a short one
+        self.set_split(split_sizes=[self.given.split_size] * parts + [rest] * (rest > 0))
+        return super().forward(images)
+
+
+def network(given: argparse.Namespace, sets: DataSet) -> sc.Pipeline:
+    """The pipeline that the options describe."""
+    given.device = given.devices.split(",")[0]  # where batches go
+    net = Net(given, sets)
+    if given.every is not None:
+        sc.checkpoint(net, every=given.every)
+    return net
+
+
+def main() -> None:
+    """Run the program."""
+    defaults = {"T": 50, "tau": 100.0, "epochs": 100, "batch_size": 64, "lr": 1e-3, "encoder": "poisson"}
+    parser = options.parser(__doc__, data=("cifar10", "digits"), out="runs/cifar10_pipeline", **defaults)
+    parser.add_argument("--devices", default="cpu,cpu", help="devices of the five stages, or fewer; may repeat")
+    parser.add_argument("--split-size", type=options.at_least(1), default=16, help="images in a part of the batch")
+    parser.add_argument("--constant", action="store_true", help="the image itself at every step, without an encoder")
+    parser.add_argument("--every", type=options.at_least(1), help="compute groups of so many layers again in backward")
+    parser.add_argument("--width", type=options.at_least(1), default=256, help="channels of every convolution")
+    parser.add_argument("--augment", action="store_true", help="train on images that are moved and mirrored")
+    loop.main(parser, network, loop.rate_loss, lambda given: augment.photographs if given.augment else None)
+
+
+if __name__ == "__main__":
+    main()
