@@ -37,7 +37,7 @@ def sent(value: Any, device: Optional[torch.device]) -> Any:
 
 
 def beside(outputs: Any, targets: Any) -> Any:
-    """The targets on the device of the outputs: a network over several devices does not end where it begins."""
+    """The targets on the device of the outputs, which may be another one than that of the inputs (several devices)."""
     places = {tensor.device for tensor in flattened(outputs)}
     return sent(targets, places.pop()) if len(places) == 1 else targets
 

@@ -21,16 +21,16 @@ from typing import Any, Callable, Collection, Container, Dict, Iterable, Iterato
 
 from torch import Tensor, nn
 
-#: Whether a value holds what it held.
+#: Whether a value still holds the same objects.
 Check = Callable[[], bool]
 
-#: So many values are compared at most; what is larger is not looked into.
+#: The most values that are compared; a larger value is not looked into.
 MOST = 1000
-#: Values that never change.
+#: Types whose values never change.
 _FIXED = (type(None), bool, int, float, complex, str, bytes)
-#: What has attributes and is not looked into.
+#: Types whose attributes are not looked into.
 _WHOLE = (FunctionType, BuiltinFunctionType, MethodType, ModuleType)
-#: What holds items and no attributes.
+#: Types that hold items and no attributes.
 _BARE = (list, tuple, dict, set, frozenset)
 #: Packages whose classes hold no values of a user.
 _LIBRARIES = ("builtins", "torch", "spikecore")
@@ -44,14 +44,14 @@ class Look:
 
     def __init__(self, names: Container[str], left_out: Collection[str] = ()) -> None:
         self.checks: List[Check] = []
-        #: What held too much to look into all of it, as the caller names it.
+        #: The names, as the caller gives them, of values that hold too much to look into all of it.
         self.too_large: List[str] = []
         self._names, self._left_out = names, left_out
         self._name = ""
         self._met: Dict[int, Any] = {}
 
     def root(self, name: str, value: Any) -> Any:
-        """The content of a value that the caller calls so."""
+        """The content of a value, which ``too_large`` lists under this name."""
         self._name = name
         return self.part(value)
 
@@ -60,7 +60,7 @@ class Look:
             self.too_large.append(self._name)
 
     def part(self, value: Any) -> Any:
-        """The content of a value; of one that is not looked into, which one it is."""
+        """The content of a value; for one that is not looked into, its identity."""
         if is_fixed(value):
             return type(value), repr(value)  # which tells -0.0 from 0.0, and finds NaN equal
         content = self._content(value)
@@ -122,13 +122,13 @@ class Look:
     def _tensor(self, value: Tensor) -> Any:
         if value.is_inference():
             return None
-        # no value, which would have to come from the device
+        # the version, not the values: reading values would wait for the device
         self.checks.append(partial(_has_version, value, value._version))
         return _Same(value), value._version
 
     def _items(self, value: Any) -> Any:
         if len(value) > MOST:
-            # nothing can be put into a tuple of numbers
+            # a tuple of numbers cannot change
             if not (isinstance(value, (tuple, frozenset)) and all(map(is_fixed, value))):
                 self._cut()
             return None
@@ -150,7 +150,7 @@ class Look:
         except (TypeError, ValueError, BufferError):
             return None
         if view.nbytes > 8 * MOST:
-            # what may not be written to does not change, unless it shows what something else holds
+            # read-only memory does not change, unless it is a view of memory that another object can write to
             if not view.readonly or getattr(value, "base", None) is not None:
                 self._cut()
             return None
@@ -194,7 +194,7 @@ class Look:
 
 
 class _Same:
-    """An object as what it is, whatever it holds: equal to no other."""
+    """An object that is compared by identity, whatever it contains."""
 
     def __init__(self, value: Any) -> None:
         self._value = value

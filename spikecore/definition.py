@@ -94,5 +94,5 @@ def _run(neuron: Any, twin: Any, detached: Sequence[str], numbers: Numbers, ran:
 
 
 def _asks_for_class(ran: Ran) -> bool:
-    """Whether a noting twin told the definition something else than the neuron would, or was read past."""
+    """Whether a noting twin gave the definition another answer than the neuron would, or missed what it read."""
     return not all(reading.PAST.isdisjoint(code.co_names) for code in ran.codes)

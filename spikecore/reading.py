@@ -43,7 +43,7 @@ def plain_twin(of: Any, others: Mapping[str, Any]) -> Any:
 
 
 def noting_twin(of: Any, others: Mapping[str, Any]) -> Tuple[Any, Optional[Noted]]:
-    """The same, and what gets the names that are read of it; None for both where there can be no other class."""
+    """A twin that notes what is read of it, and its notes; None for both where its class cannot be derived from."""
     own: Any = type(of)
     kind = _noting(own)
     if kind is None:
@@ -54,12 +54,12 @@ def noting_twin(of: Any, others: Mapping[str, Any]) -> Tuple[Any, Optional[Noted
 
 
 class _Noting:
-    """What is put before the class of an object."""
+    """The first base of a noting twin's class, before the class of the object."""
 
     __slots__ = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Nothing: to the user's classes, which may list what is made of them, this is no class of its own."""
+        """Do nothing: the user's ``__init_subclass__``, which may register classes, must not see this one."""
 
     def __getattribute__(self, name: str) -> Any:
         if name == "__class__":
@@ -80,7 +80,7 @@ def _is_ours(frame: FrameType) -> bool:
 
 @lru_cache(maxsize=64)
 def _noting(kind: Any) -> Any:
-    if type(kind) not in (type, ABCMeta):  # which may list its classes, too
+    if type(kind) not in (type, ABCMeta):  # another metaclass may register classes, too
         return None
     own = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     return type(kind)(kind.__name__, (_Noting, kind), own)

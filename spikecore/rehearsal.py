@@ -33,13 +33,13 @@ def can_be_rehearsed(net: nn.Module, state: Any) -> bool:
 def rehearse(net: nn.Module, state: Mapping[str, Any]) -> None:
     """Raise what ``net.load_state_dict(state)`` would raise; no value of a parameter or buffer changes."""
     held = tensors_of(net)
-    # a write that is left out counts as one all the same, and a graph made before could not be run backwards
+    # torch counts a write that is left out, too, and would refuse the backward pass of a graph made before
     with versions_kept(held), _NoWrites({id(tensor) for tensor in held}):
         net.load_state_dict(state)
 
 
 def tensors_of(net: nn.Module) -> List[Tensor]:
-    """Its parameters and buffers."""
+    """The parameters and buffers of a network."""
     return [tensor for module in net.modules() for tensor in _held(module)]
 
 

@@ -98,7 +98,7 @@ def _put_back(held: Any, kept: Mapping[Any, Any]) -> Callable[[], None]:
                 held[name] = value
         for name in [name for name in held if name not in kept]:
             del held[name]
-        # what was gone meanwhile has come back at the end. By identity: names may be tensors, which compare as values
+        # names that had been deleted are at the end now; `is not`, since names may be tensors, which compare by value
         if any(name is not before for name, before in zip(held, kept)):
             held.clear()
             held.update(kept)

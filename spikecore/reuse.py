@@ -9,7 +9,7 @@ place of the network. What is refused:
 
 Scripts may call a neuron from wherever they like, and so may two calls of a network. Two steps of one sequence that are
 written out look like two places, and are refused as well. A loop or a recursion is one place, whether it goes over time
-or over layers that share one activation: where another module is at hand in each turn, that is warned of.
+or over layers that share one activation: where the variables there hold another module in each turn, a warning says so.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Calls(NamedTuple):
     listed: Optional[Tuple[str, str]]
     #: Whether gradients were on.
     grad: bool
-    #: The modules at hand at the innermost place of a first call, until there was a second one.
+    #: The modules in variables at the innermost place of a first call; None after a second one.
     at_hand: Optional[Dict[str, int]] = None
 
 
@@ -146,7 +146,7 @@ def _check_place(module: nn.Module, calls: Calls, found: Calls) -> None:
 
 
 def _check_loop(module: nn.Module, before: Dict[str, int], frame: FrameType) -> None:
-    """Warn of a second call at one place that has other modules at hand than the first."""
+    """Warn of a second call at one place where the variables hold other modules than at the first."""
     now = modules_within(frame)
     others = [name for name, number in before.items() if name in now and now[name] != number]
     if others:

@@ -139,8 +139,8 @@ def _place(frame: FrameType) -> Place:
 
 
 def innermost_calls(pending: Sequence[Level]) -> List[Level]:
-    """Of places from the inside out, those that are left when each function that calls itself is taken as called once:
-    a recursion over time is one place, as a loop is.
+    """The levels, with recursive calls of one function taken as one call: a recursion over time is one place, as a loop
+    is.
     """
     left: List[Level] = []
     for level in pending:

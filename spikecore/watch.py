@@ -2,10 +2,10 @@
 
 Rules of this module:
 
-- Looked at are the attributes that were read, those of the neuron's class, and the globals that the code names; within
+- It compares the attributes that were read, those of the neuron's class, and the globals that the code names; within
   them lists, dicts, sets, arrays, tensors, objects, modules and classes.
-- Code itself (functions, methods, imported modules) and what is in closures is not.
-- What is too large to be looked at in each call is warned of.
+- Code itself (functions, methods, imported modules) and closures are not compared.
+- A value that is too large to be compared in each call gives a warning.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any, Collection, Container, Dict, FrozenSet, List, Mapping, O
 from spikecore.contents import MOST, Check, Look, class_values
 from spikecore.lang.trace import Ran
 
-#: Functions and attributes that look names up.
+#: Functions and attributes that find attributes by a name which is not in the code.
 _LOOK_UP = frozenset(("getattr", "hasattr", "vars", "dir", "attrgetter", "__dict__", "__getattribute__"))
 #: Globals that are code.
 _CODE = (ModuleType, FunctionType, BuiltinFunctionType)
-#: So often something is looked at that another thread changes meanwhile.
+#: How often to look again at something that another thread changes meanwhile.
 _TRIES = 3
 
 #: Attributes of a neuron: the attribute that holds them by name (None for the neuron itself), and their names.
@@ -84,7 +84,7 @@ class Watch:
 
     @property
     def too_large(self) -> Sequence[str]:
-        """What was not looked into whole, as it is called in the code."""
+        """Names, as the code has them, of what is too large to be compared as a whole."""
         return self._seen.too_large
 
     def __bool__(self) -> bool:
@@ -92,7 +92,7 @@ class Watch:
         return bool(self._seen.own or self._seen.checks)
 
     def has_changed(self, neuron: Any) -> bool:
-        """Whether something holds something else than it did. Asked in each call, so it is quick."""
+        """Whether the contents of something that was read have changed. Asked in each call, so it is quick."""
         seen = self._seen
         try:
             if self._is_as(seen, neuron.__dict__):
@@ -102,7 +102,7 @@ class Watch:
             return True
         if now.content != seen.content:
             return True
-        self._seen = now  # other objects, which are equal
+        self._seen = now  # other objects, with equal contents
         return False
 
     def _is_as(self, seen: _Seen, held: Mapping[str, Any]) -> bool:
@@ -166,7 +166,7 @@ def watch(neuron: Any, read: Container[str], left_out: FrozenSet[str], ran: Ran)
 
 
 def _is_value(value: Any, names: Container[str]) -> bool:
-    """Whether a global can say something else later, other than by being code that is replaced."""
+    """Whether a global can change later, other than by being code that is replaced."""
     if isinstance(value, type):
         return any(name in names for name in class_values(value))
     return value is not None and not isinstance(value, _CODE)

@@ -78,7 +78,7 @@ class Call:
     def _right_alone(self) -> bool:
         try:
             Call(self.s, self.which, final=bool(self.of_final)).forward().backward()._check_inputs()
-        except Exception:  # it looks for a hint: the failure is told already
+        except Exception:  # this call only looks for a hint: the failure itself is reported already
             return False
         return True
 

@@ -74,7 +74,7 @@ def _signs_of_zeros(actual: Array, expected: Array, wrong: Array) -> Optional[st
 def different(actual: Array, expected: Array, tolerance: Tolerance, time: bool = True) -> Array:
     """Where the values differ by more than the tolerance. Without one, the sign of a zero is a difference as well.
 
-    time: whether the first axis is that of time. What is large allows more in its own neuron and in no other.
+    time: whether the first axis is that of time. A large value widens the tolerance of its own neuron only.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         size = np.where(np.isfinite(expected), np.abs(expected), 0.0)

@@ -45,7 +45,7 @@ class Session:
 
     def _again_alone(self, case: Case, first: Result) -> Result:
         try:
-            # twice: a fault that comes and goes may let one pass through
+            # twice: a fault that does not occur every time may let one run pass
             if not (self._passes([], case) and self._passes([], case)):
                 return first
         except BackendError as error:
