@@ -1,0 +1,79 @@
+"""The cases of streams and of other devices, on a CPU that plays a device with streams."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, List
+
+import pytest
+import torch
+
+from spikecore.testing import check_backend
+from spikecore.testing.cases import devices
+from spikecore.testing.loopback import Loop, Loopback, installed
+
+
+class Late(Loop):
+    """Reads its input as it was before the current stream wrote to it, as one on another stream does."""
+
+    def read(self, x: Any, t: int) -> Any:
+        """Zeros within the block of a stream."""
+        return super().read(x, t) * (not STREAMS)
+
+
+STREAMS: List[int] = []
+
+
+def played(monkeypatch: Any, count: int = 1) -> List[str]:
+    """Let the CPU have streams and so many devices; gives what was asked of them."""
+    asked: List[str] = []
+
+    class Within:
+        def __enter__(self) -> None:
+            STREAMS.append(1)
+
+        def __exit__(self, *error: Any) -> None:
+            STREAMS.clear()
+
+    def within(stream: Any) -> Any:
+        asked.append("stream")
+        return Within()
+
+    made = SimpleNamespace(wait_stream=lambda other: asked.append("wait"))
+    module = SimpleNamespace(Stream=lambda: made, stream=within, current_stream=nullcontext, device_count=lambda: count)
+    monkeypatch.setattr(devices, "_module", lambda context: module)
+    monkeypatch.setattr(devices, "_SIZE", 4)
+    return asked
+
+
+def test_the_current_stream_counts(monkeypatch: Any) -> None:
+    """A sound backend passes on a stream of its own; one that computes on another stream does not."""
+    asked = played(monkeypatch)
+    with installed(Loopback) as name:
+        (result,) = check_backend(name, cases=["robust/stream"])
+    assert result.outcome == "passed", result.message
+    assert asked == ["wait", "stream"]
+    with installed(type("Streams", (Loopback,), {"name": "streams", "loop": Late})) as name:
+        (result,) = check_backend(name, cases=["robust/stream"])
+    assert result.outcome == "failed"
+    assert "on a stream of its own" in result.message
+
+
+@pytest.mark.parametrize(("count", "index"), [(1, None), (3, 2)])
+def test_the_last_device_is_taken(monkeypatch: Any, count: int, index: Any) -> None:
+    """Of three the third, by its index; where there is one, that one."""
+    played(monkeypatch, count)
+    seen: List[Any] = []
+
+    class Stop(Exception):
+        pass
+
+    def subject(context: Any, *args: Any) -> Any:
+        seen.append(context.device)
+        raise Stop
+
+    monkeypatch.setattr(devices, "Subject", subject)
+    with installed(Loopback) as name:
+        check_backend(name, cases=["robust/other-device"])
+    assert seen == [torch.device("cpu" if index is None else f"cpu:{index}")]
