@@ -205,3 +205,23 @@ def test_options_that_cannot_be_had(tmp_path, run, capsys, args, says):
     assert ended.value.code == 2
     assert says in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+README = re.search(
+    r"## Training programs\n(.*?)\n## ", (EXAMPLES.parent / "README.md").read_text(encoding="utf-8"), re.S
+)
+COMMANDS = [line.split("#")[0].split()[1:] for line in README.group(1).splitlines() if line.startswith("python ")]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_the_commands_of_the_readme(tmp_path, capsys, run, command):
+    """On digits they train, cut to two batches; the others, without the GPU and the download, miss the data alone."""
+    program, args = command[0].partition("/")[2], command[1:]
+    if "digits" in args:
+        assert "test accuracy  " in run(program, *args, "--epochs", "1", "--limit", "2", "--out", str(tmp_path))
+        return
+    here = [arg for arg in args if arg not in ("--download", "--graph", "--device", "cuda")]
+    with pytest.raises(SystemExit) as ended:
+        run(program, *here, "--folder", str(tmp_path))
+    assert ended.value.code == 2
+    assert re.search("is not there: looked for|tonic, which is not installed", capsys.readouterr().err)
