@@ -24,6 +24,7 @@ from spikecore.backend import Runner, Spec, Unsupported
 from spikecore.earlier import Earlier
 from spikecore.lang import Program
 from spikecore.lang.plain import is_compiling
+from spikecore.lang.renewal import Renewal, renewed
 from spikecore.needs import lacking
 from spikecore.registry import AUTO_NAME
 from spikecore.selection import Request, Resolved, resolve
@@ -55,6 +56,8 @@ class Bound(Stateful):
     _read: Optional[Container[str]] = None
     #: What was read, if it can change without being set.
     _watched: Optional[Watch] = None
+    #: What gives the numbers of another surrogate without tracing.
+    _renewal: Optional[Renewal] = None
     _request: Request
 
     @property
@@ -95,7 +98,7 @@ class Bound(Stateful):
         """Drop what was derived from the definition, and with ``binding`` the chosen backends, too."""
         stamp = f"{_UNTRACED}{next(_definitions)}"
         self.__dict__.update(_program=None, _names={}, _compiled=SimpleNamespace(), _quick={}, _stamp=stamp, _read=None)
-        self.__dict__.update(_numbers={}, _watched=None)
+        self.__dict__.update(_numbers={}, _watched=None, _renewal=None)
         if binding:
             self.__dict__["_bound"] = {}
 
@@ -136,6 +139,14 @@ class Bound(Stateful):
             if [value.hex() for value in self._numbers.values()] == [v.hex() for v in before["_numbers"].values()]:
                 self.__dict__["_quick"] = before["_quick"]
 
+    def _renew(self, surrogate: Any) -> bool:
+        """Take the numbers of another surrogate, if the program stays the same with it."""
+        found = None if self._renewal is None or self._program is None else renewed(self._renewal, surrogate)
+        if found is None or self._program is None:
+            return False
+        self.__dict__.update(_numbers={name: found[name] for name in self._program.numbers}, _quick={})
+        return True
+
     def _settle(self) -> None:
         """Take the program's key as the stamp, so that neurons of one program share what torch.compile makes."""
         # not while torch.compile traces: what it guards must not change under it
@@ -144,6 +155,7 @@ class Bound(Stateful):
 
     def __getstate__(self) -> Dict[str, Any]:
         derived = ("_program", "_bound", "_names", "_compiled", "_quick", "_stamp", "_read", "_numbers", "_watched")
+        derived += ("_renewal",)
         return {name: value for name, value in super().__getstate__().items() if name not in derived}
 
     def __setstate__(self, state: Dict[str, Any]) -> None:

@@ -11,12 +11,13 @@ Rules of this module:
 from __future__ import annotations
 
 import sys
-from typing import Any, Container, Dict, FrozenSet, Optional, Sequence, Tuple
+from typing import Any, Container, Dict, FrozenSet, NamedTuple, Optional, Sequence
 
 from torch import nn
 
 from spikecore import reading
 from spikecore.lang import Expr, Node, Numbers, Program, trace
+from spikecore.lang.renewal import Renewal, renewal_of
 from spikecore.lang.trace import Ran
 from spikecore.watch import EVERY, Watch, watch
 
@@ -39,6 +40,7 @@ SHELL: FrozenSet[str] = frozenset(vars(nn.Module())) | {
     "_quick",
     "_ranges",
     "_read",
+    "_renewal",
     "_request",
     "_stamp",
     "_state",
@@ -47,10 +49,22 @@ SHELL: FrozenSet[str] = frozenset(vars(nn.Module())) | {
 _OWN = SHELL | {"bounds", "learn"}
 
 
-def traced(neuron: Any, detached: Sequence[str]) -> Tuple[Program, Dict[str, float], Container[str], Optional[Watch]]:
-    """The program of a neuron's ``dynamics``, the values of its numbers, the names of attributes it depends on, and
-    what tells whether something that was read has changed since, where it can.
-    """
+class Traced(NamedTuple):
+    """What is known of a definition."""
+
+    program: Program
+    #: The values of its numbers.
+    numbers: Dict[str, float]
+    #: The names of the attributes it depends on.
+    read: Container[str]
+    #: What tells whether something that was read has changed since, where it can.
+    watch: Optional[Watch]
+    #: What gives the numbers of another surrogate, if the definition does nothing with it but ``self.spike``.
+    renewal: Optional[Renewal]
+
+
+def traced(neuron: Any, detached: Sequence[str]) -> Traced:
+    """Trace a neuron's ``dynamics``, in which spikes carry no gradient into the ``detached`` states."""
     # in dynamics self.tau means p.tau: as a number it would be frozen into the program
     params = {name: Expr(Node("param", (), name)) for name in neuron.params}
     # under a profiler it is not known which code runs
@@ -67,13 +81,16 @@ def traced(neuron: Any, detached: Sequence[str]) -> Tuple[Program, Dict[str, flo
         noted, ran, numbers = None, Ran(), _numbers_of(neuron)
         program = _run(neuron, reading.plain_twin(neuron, params), detached, numbers, ran)
     read: Container[str] = EVERY
+    renewal = None
     if noted is not None and not noted.all:
         # names in the code as well: it may have the neuron itself from elsewhere
-        named = [name for code in ran.codes for name in code.co_names]
+        named = {name for code in ran.codes for name in code.co_names}
         read = frozenset((*noted.names, *named, *neuron.configuration))
+        if "surrogate" not in named | noted.by_others:
+            renewal = renewal_of(numbers)
     left_out = _OWN.union(neuron.params, neuron.configuration)
     values = {name: numbers.values[name] for name in program.numbers}
-    return program, values, read, watch(neuron, read, left_out, ran)
+    return Traced(program, values, read, watch(neuron, read, left_out, ran), renewal)
 
 
 def _numbers_of(neuron: Any) -> Numbers:

@@ -113,9 +113,9 @@ class Neuron(Ranged):
     def _traced(self) -> Program:
         if self._program is None:
             names = self.reset_states if self.reset_states is not None else tuple(self.states)
-            program, numbers, self._read, watched = definition.traced(self, names if self.detach_reset else ())
-            self.__dict__.update(_numbers=numbers, _watched=watched)
-            self._program = program
+            found = definition.traced(self, names if self.detach_reset else ())
+            self.__dict__.update(_numbers=found.numbers, _read=found.read, _watched=found.watch, _renewal=found.renewal)
+            self._program = found.program
         return self._program
 
     # -- calls
@@ -271,6 +271,10 @@ class Neuron(Ranged):
             )
         elif self._depends_on(name):
             before = dict(self.__dict__)
+            if name == "surrogate" and self._renewal is not None:
+                super().__setattr__(name, value)
+                if self._renew(value):
+                    return
             self._forget()
             super().__setattr__(name, value)
             self._resume(before)

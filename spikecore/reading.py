@@ -30,6 +30,8 @@ class Noted:
 
     def __init__(self) -> None:
         self.names: Set[str] = set()
+        #: Those that other code than that of spikecore read.
+        self.by_others: Set[str] = set()
         #: Whether something was read that shows all attributes.
         self.all = False
 
@@ -68,6 +70,8 @@ class _Noting:
         if noted is not None:
             if name not in _SHOWING:
                 noted.names.add(name)
+                if not _is_ours(sys._getframe(1)):
+                    noted.by_others.add(name)
             elif not _is_ours(sys._getframe(1)):
                 noted.all = True
         return super().__getattribute__(name)

@@ -125,7 +125,11 @@ class Numbers:
     """
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
-        self._taken = set(taken)
+        #: The names that no parameter gets, as they were given.
+        self.taken = tuple(taken)
+        #: Surrogates whose derivative was asked for, by their id, each with the derivative.
+        self.asked: Dict[int, Tuple[Any, Node]] = {}
+        self._taken = set(self.taken)
         #: Surrogate (by its id) -> it, so that the id stays its own, and its copy.
         self._copies: Dict[int, Tuple[Any, Any]] = {}
         self._names: Dict[Node, str] = {}

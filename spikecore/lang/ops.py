@@ -144,6 +144,7 @@ def spike(u: Value, surrogate: Surrogate, strict: bool = False) -> Value:
         rule = SpikeRule(strict, derivative, repr(surrogate))
     else:
         rule = SpikeRule(strict, derivative, followed.label(surrogate), followed.recipes(derivative))
+        followed.asked[id(surrogate)] = surrogate, derivative
     return Expr(make("spike", u.node, attr=rule)) if isinstance(u, Expr) else eager.SpikeFunction(rule)(u)
 
 
