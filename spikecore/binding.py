@@ -34,6 +34,10 @@ from spikecore.watch import Watch
 #: Unique id of a definition until the hash of its program is known.
 _definitions = itertools.count()
 _UNTRACED = "definition "
+#: What is no part of a copy.
+_DERIVED = frozenset(
+    ("_program", "_bound", "_names", "_compiled", "_quick", "_stamp", "_read", "_numbers", "_watched", "_renewal")
+)
 
 
 #: The fields of a Spec, in order.
@@ -154,9 +158,7 @@ class Bound(Stateful):
             self.__dict__["_stamp"] = self._traced().key
 
     def __getstate__(self) -> Dict[str, Any]:
-        derived = ("_program", "_bound", "_names", "_compiled", "_quick", "_stamp", "_read", "_numbers", "_watched")
-        derived += ("_renewal",)
-        return {name: value for name, value in super().__getstate__().items() if name not in derived}
+        return {name: value for name, value in super().__getstate__().items() if name not in _DERIVED}
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         super().__setstate__(state)
