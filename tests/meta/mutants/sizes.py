@@ -153,7 +153,7 @@ class Wide(sc.Neuron):
 
 @mutant("language/many", shows=call(of(Wide), loss=()))
 class SixteenParameters(Loop):
-    """There is room for 16 parameters, and those beyond have the value of the last of them."""
+    """Memory for 16 parameters: those beyond get the value of the last of them."""
 
     def __call__(self, inputs, state, params, record):
         return super().__call__(inputs, state, (*params[:16], *(params[15] for _ in params[16:])), record)
