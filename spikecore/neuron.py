@@ -249,11 +249,8 @@ class Neuron(Ranged):
             self._set_bounds(value)
             return
         if name in self.params:
-            # FSDP puts its gathered copy in the place of a shard before each call, which then projects it
             swapped = isinstance(value, nn.Parameter) and type(self._parameters.get(name, value)) is not type(value)
-            value = (
-                parameters.checked(type(self).__name__, name, value) if swapped else self._checked_value(name, value)
-            )
+            value = self._swapped_value(name, value) if swapped else self._checked_value(name, value)
         if name in self.params and not isinstance(value, nn.Parameter):
             value = parameters.for_parametrization(self, name, value)
             held = self._parameters.get(name, self._buffers.get(name))

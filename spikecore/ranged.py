@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Dict, List, Mapping, Optional, Tuple
 
 from torch import Tensor
 
-from spikecore import checkpoints, parameters, ranges
+from spikecore import checkpoints, parameters, processes, ranges
 from spikecore.binding import Bound
 
 
@@ -90,6 +90,15 @@ class Ranged(Bound):
                         raise ValueError(f"{owner}: {name} cannot be set to this value first; {error}") from None
             self._adopt(found)
         return value
+
+    def _swapped_value(self, name: str, value: Any) -> Any:
+        """A parameter of another kind than the one before: FSDP puts its gathered copy in the place of a shard before a
+        call, which projects the copy. The optimiser steps on the shard, which is projected here.
+        """
+        held = self._parameters.get(name)
+        if name in self._ranges and processes.is_shard(held):
+            ranges.project({name: held}, {name: self._ranges[name]})
+        return parameters.checked(type(self).__name__, name, value)
 
     def _check_tensors(self) -> None:
         """Raise ValueError for a tensor that is not learnt and was changed in place to what is outside its range."""

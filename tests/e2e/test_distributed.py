@@ -1,0 +1,220 @@
+"""Many processes train the network that one process trains: DistributedDataParallel, FSDP2, torch's pipelines."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import runpy
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+import torch
+from torch import distributed
+
+import engines
+import several
+
+if not (distributed.is_available() and getattr(distributed, "is_gloo_available", lambda: True)()):
+    pytest.skip("this build of torch has no gloo, with which CPUs talk", allow_module_level=True)
+
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+BACKENDS = ["torch", *(["numba"] if all(map(importlib.util.find_spec, ("numba", "spikecore_numba"))) else [])]
+#: Of weights, relative to the largest one of their tensor.
+CLOSE = 1e-6
+shards = pytest.mark.skipif(TORCH < (2, 6), reason="before torch 2.6 fully_shard is private")
+pipelines = pytest.mark.skipif(TORCH < (2, 5), reason="torch has torch.distributed.pipelining from 2.5 on")
+
+DDP = {
+    "as it comes": ("training_model", {}),
+    "with static_graph": ("multi", {"static_graph": True}),
+    "searching unused parameters": ("multi", {"find_unused_parameters": True}),
+    "over single steps": ("single", {}),
+    "over single steps with static_graph": ("single", {"static_graph": True}),
+    "with accumulated gradients": ("accumulated", {}),
+    "with a parameter that leaves its range": ("ranges", {}),
+}
+FSDP = {
+    "whole": ("root", "multi", True),
+    "each layer": ("each", "multi", True),
+    "each layer, kept gathered": ("each", "multi", False),
+    "over single steps": ("each", "single", True),
+    "over single steps, kept gathered": ("each", "single", False),
+}
+
+
+def jobs(folder: Path) -> Dict[str, Any]:
+    """What two processes do, in this order."""
+    listed: List[Any] = []
+    for backend in BACKENDS:
+        listed += [(f"ddp {name} {backend}", engines.ddp, (backend, how), more) for name, (how, more) in DDP.items()]
+        for static in (False, True):
+            listed.append((f"ddp carried {static} {backend}", engines.ddp_carried, (backend, static), {}))
+        if TORCH >= (2, 6):
+            listed += [(f"fsdp {name} {backend}", engines.fsdp, (backend, *how), {}) for name, how in FSDP.items()]
+            listed.append((f"fsdp ranges {backend}", engines.fsdp_ranges, (backend,), {}))
+        if TORCH >= (2, 5):
+            for schedule in ("gpipe", "1f1b"):
+                for encoder in (True, False):
+                    name = f"pipeline {schedule} {encoder} {backend}"
+                    listed.append((name, engines.pipeline, (backend, schedule, encoder), {}))
+    stores = [f"{folder}/store-{number}" for number in range(len(listed))]
+    return {name: (job, (store, *args), more) for store, (name, job, args, more) in zip(stores, listed)}
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """What two processes found."""
+    folder = tmp_path_factory.mktemp("two")
+    return several.run(folder, 2, jobs(folder))
+
+
+def check(found: Any) -> None:
+    assert isinstance(found, float), found
+    assert found <= CLOSE
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+class TestTwoProcesses:
+    """Weights after ten steps are those of one process."""
+
+    @pytest.mark.parametrize("how", DDP)
+    def test_replicas(self, two, backend, how):
+        """DistributedDataParallel."""
+        check(two[f"ddp {how} {backend}"])
+
+    @pytest.mark.parametrize("static_graph", [False, True])
+    def test_carried(self, two, backend, static_graph):
+        """Gradients through two calls of DistributedDataParallel, of which the second goes on from the first."""
+        check(two[f"ddp carried {static_graph} {backend}"])
+
+    @shards
+    @pytest.mark.parametrize("how", FSDP)
+    def test_shards(self, two, backend, how):
+        """FSDP2; neurons compute with gathered, plain parameters."""
+        check(two[f"fsdp {how} {backend}"])
+
+    @shards
+    def test_shards_in_range(self, two, backend):
+        """FSDP2 with a learnt time constant that leaves its range."""
+        check(two[f"fsdp ranges {backend}"])
+
+    @pipelines
+    @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+    @pytest.mark.parametrize("encoder", [True, False])
+    def test_pipeline(self, two, backend, schedule, encoder):
+        """Both schedules, with time from an encoder and with time first; outputs as well."""
+        check(two[f"pipeline {schedule} {encoder} {backend}"])
+
+
+@pipelines
+def test_four_stages(tmp_path):
+    """A stage may be a layer: of four, some hold no neuron, and some nothing else."""
+    job = engines.pipeline, (str(tmp_path / "store"), "torch", "1f1b", True), {}
+    check(several.run(tmp_path, 4, {"pipeline": job})["pipeline"])
+
+
+PROGRAMS = ["ddp.py", *(["fsdp.py"] if TORCH >= (2, 6) else []), *(["pipelining.py"] if TORCH >= (2, 5) else [])]
+#: Ten steps.
+SHORT = ["--device", "cpu", "--backend", "torch", "--hidden", "64", "--epochs", "2", "--limit", "5"]
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory):
+    """What the programs said, and their output folders: in one go, stopped by a signal to one process, resumed."""
+    pytest.importorskip("safetensors", reason="the training programs need the extra `train`")
+    folder = tmp_path_factory.mktemp("programs")
+    listed: Dict[str, Any] = {}
+    ports = several.free_ports(4 * len(PROGRAMS))
+    for number, name in enumerate(PROGRAMS):
+        other = PROGRAMS[number - 1]
+        more = [["--schedule", kind] for kind in ("gpipe", "1f1b")] if name == "pipelining.py" else [[], []]
+        signals = {1: (7, int(signal.SIGTERM if number else signal.SIGINT))}
+        out = ["--out", str(folder / name)]
+        listed[f"{name} in one go"] = ({}, name, *SHORT, *more[0], *out)
+        listed[f"{name} stopped"] = (signals, name, *SHORT, *more[1], *out[:1], f"{out[1]}-stopped")
+        listed[f"{name} copied"] = [f"{folder / name}-{what}" for what in ("stopped", "other")]
+        listed[f"{name} resumed"] = ({}, name, *SHORT, *more[1], "--resume", *out[:1], f"{out[1]}-stopped")
+        listed[f"{name} resumed by {other}"] = ({}, other, *SHORT, "--resume", *out[:1], f"{out[1]}-other")
+    jobs: Dict[str, Any] = {}
+    for name, args in listed.items():
+        copying = isinstance(args, list)
+        jobs[name] = (several.copied, args, {}) if copying else (several.program, (ports.pop(), *args), {})
+    return several.run(folder, 2, jobs), folder
+
+
+def weights(folder: Path) -> Dict[str, Any]:
+    """Of a checkpoint."""
+    return torch.load(str(folder / "checkpoint.pt"), weights_only=True)["net"]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+class TestPrograms:
+    """The programs in examples/, each in two processes."""
+
+    def test_weights_are_those_of_one_process(self, programs, name, tmp_path, monkeypatch):
+        """Ten steps with torchrun's variables, and without them in one process."""
+        results, folder = programs
+        found = results[f"{name} in one go"]
+        assert isinstance(found, dict), found
+        assert found["code"] == 0, found["said"]
+        assert re.search(r"test accuracy  [\d.]+% .*\nprocesses      2 on cpu\n", found["said"])
+        monkeypatch.syspath_prepend(str(several.EXAMPLES))
+        monkeypatch.setattr(sys, "argv", [name, *SHORT, "--out", str(tmp_path)])
+        runpy.run_path(str(several.EXAMPLES / name), run_name="__main__")
+        assert engines.difference(weights(folder / name), weights(tmp_path)) <= CLOSE
+
+    def test_stopped_and_resumed(self, programs, name):
+        """A signal to process 1 ends both after the same batch; the run goes on to the weights of one in one go."""
+        results, folder = programs
+        stopped, resumed = results[f"{name} stopped"], results[f"{name} resumed"]
+        assert isinstance(stopped, dict), stopped
+        assert stopped["code"] == 1
+        assert "stopped: 1 epochs and 2 batches are in " in stopped["said"]
+        assert isinstance(resumed, dict), resumed
+        assert resumed["code"] == 0, resumed["said"]
+        found = engines.difference(weights(folder / f"{name}-stopped"), weights(folder / name))
+        assert found == 0.0 if name != "pipelining.py" else found <= CLOSE  # there with the other schedule
+
+    def test_another_engine_goes_on(self, programs, name):
+        """The checkpoint is of whole tensors under the network's names, which every engine loads."""
+        results, folder = programs
+        resumed = results[f"{name} resumed by {PROGRAMS[PROGRAMS.index(name) - 1]}"]
+        assert isinstance(resumed, dict), resumed
+        assert resumed["code"] == 0, resumed["said"]
+        assert engines.difference(weights(folder / f"{name}-other"), weights(folder / name)) <= CLOSE
+
+
+#: Runs a program with Ctrl-C as a terminal has it: a shell's background job ignores it, and so would what it starts.
+LISTENING = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def test_ctrl_c_ends_torchrun(tmp_path):
+    """Ctrl-C at torchrun ends all processes with a checkpoint, said once."""
+    pytest.importorskip("safetensors", reason="the training programs need the extra `train`")
+    program = [str(several.EXAMPLES / "ddp.py"), "--device", "cpu", "--epochs", "1000", "--out", str(tmp_path)]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, "-c", LISTENING, *torchrun, *program]
+    environment = {**os.environ, "TQDM_MININTERVAL": "0", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    one = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        seen = ""
+        while not re.search(r" [1-9]\d*/\d+ \[", seen):
+            read = one.stderr.read(1)
+            assert read, f"it ended before the first step:\n{seen}"
+            seen += read
+        one.send_signal(signal.SIGINT)
+        _, rest = one.communicate(timeout=60)
+    finally:
+        one.kill()
+    assert one.returncode != 0
+    assert rest.count("stopped: ") == 1, rest
+    assert (tmp_path / "checkpoint.pt").exists()
