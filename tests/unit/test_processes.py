@@ -32,7 +32,7 @@ def network(**options) -> nn.Sequential:
 
 
 def training(net: nn.Module):
-    return sc.training_model(net, sc.losses.ce_rate, torch.optim.Adam(net.parameters(), 1e-2))
+    return sc.training_model(net, sc.losses.ce_rate, torch.optim.SGD(net.parameters(), 1e-2))
 
 
 def batch():
