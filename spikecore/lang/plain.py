@@ -109,8 +109,12 @@ def choice(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
     if bits is None or a.dtype != z.dtype or b.dtype != z.dtype or not z.is_cpu:
         return torch.where(torch.ne(z, zero), a, b)
     # torch.where branches at every element there, and where spikes are irregular the CPU guesses half of them wrong
-    mask = torch.ne(z, zero, out=torch.empty_like(z)).to(bits).neg_()  # all bits 1 or all 0
     a, b = a.resolve_neg().view(bits), b.resolve_neg().view(bits)
+    if not a.shape and b.shape == z.shape and not a.item():
+        # a reset to 0, whose bits are all 0; a NaN among the spikes equals no 0 here, and differs from it below
+        kept = torch.eq(z, zero, out=torch.empty_like(z)).to(bits).neg_()  # all bits 1 or all 0
+        return kept.bitwise_and_(b).view(z.dtype)
+    mask = torch.ne(z, zero, out=torch.empty_like(z)).to(bits).neg_()
     return (mask & (a ^ b)).bitwise_xor_(b).view(z.dtype)
 
 

@@ -198,3 +198,35 @@ def test_second_derivatives_of_a_choice(size, spiking):
         found.append([*first, *second])
     for got, wanted in zip(*found):
         torch.testing.assert_close(got, wanted)
+
+
+class Operations(torch.utils._python_dispatch.TorchDispatchMode):
+    """What torch runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [0.0, -0.0, 1.5, float("nan"), float("inf")])
+@pytest.mark.parametrize("full", [False, True], ids=["number", "tensor"])
+def test_a_choice_among_many(dtype, value, full):
+    """It has every bit of that by truth values, whatever is chosen by what; of a mere 0 it takes four operations."""
+    n = 5000
+    kinds = torch.tensor([0.0, 1.0, -0.0, float("nan"), 2.0, float("inf")], dtype=dtype)
+    others = torch.tensor([0.0, -0.0, 1.0, -2.5, float("nan"), float("-inf"), 1e-310], dtype=dtype)
+    z, b = kinds.repeat(n)[:n], others.repeat(n)[:n]
+    a = torch.full((n,) if full else (), value, dtype=dtype)
+    with Operations() as ran:
+        found = plain.choice(z, a, b)
+    bits = torch.int32 if dtype == torch.float32 else torch.int64
+    assert torch.equal(found.view(bits), torch.where(z != 0, a, b).view(bits))
+    assert torch.equal(b.view(bits), others.repeat(n)[:n].view(bits))
+    computed = [name for name in ran.names if name in ("eq", "ne", "_to_copy", "neg_", "bitwise_and_", "bitwise_xor_")]
+    is_zero = not full and str(value) == "0.0"
+    assert (computed == ["eq", "_to_copy", "neg_", "bitwise_and_"]) == is_zero
