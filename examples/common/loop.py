@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import sys
 import time
 from pathlib import Path
@@ -49,11 +50,10 @@ class Training:
             reading["worker_init_fn"] = saving.leave_signals
         self.loader = sc.DataLoader(sets.training, shuffle=True, drop_last=True, generator=self.order, **reading)
         self.tests = sc.DataLoader(sets.test, **reading)
-        optimizer = torch.optim.Adam(net.parameters(), lr=options.lr)
-        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.epochs)
+        self.optimizer = torch.optim.Adam(net.parameters(), lr=options.lr)
         how = common_options.how(options)
         try:
-            self.step = sc.training_model(net, loss, optimizer, options=how)
+            self.step = sc.training_model(net, loss, self.optimizer, options=how)
         except TypeError as error:
             if how is None:
                 raise
@@ -81,7 +81,7 @@ class Training:
 
     def save(self) -> None:
         """Write the checkpoint, and the weights if they are the best so far."""
-        state: Dict[str, Any] = {"step": self.step.state_dict(), "schedule": self.schedule.state_dict()}
+        state: Dict[str, Any] = {"step": self.step.state_dict()}
         scores = self.curves["test accuracy"]
         if not self.batch and scores[-1] > max(scores[:-1], default=-1.0):
             about = {**self.settings, "epoch": self.epoch, "test accuracy": scores[-1]}
@@ -95,7 +95,6 @@ class Training:
         """Go on from the checkpoint. Raises FileNotFoundError without one, ValueError for one of other settings."""
         saved = sc.load_checkpoint(self.checkpoint, self.settings)
         self.step.load_state_dict(saved["step"])
-        self.schedule.load_state_dict(saved["schedule"])
         self.epoch, self.batch, self.curves = saved["epoch"], saved["batch"], saved["curves"]
         self.seen = [] if saved["seen"] is None else list(saved["seen"].to(self.device))
         self.random, self.tested = saved["random"], saved["tested"]
@@ -113,7 +112,6 @@ class Training:
                 if score is None:
                     self.save()
                     return False
-                self.schedule.step()
                 values = [*torch.stack(self.seen).mean(0).tolist(), score]
                 for name, value in zip(CURVES, values):
                     self.curves[name].append(value)
@@ -126,7 +124,9 @@ class Training:
         return True
 
     def _train(self, stop: saving.Stop, bar: Any) -> None:
-        """The batches of one epoch that are not yet done."""
+        """The batches of one epoch that are not yet done, with a learning rate that follows a cosine down to 0."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.options.lr * (1 + math.cos(math.pi * self.epoch / self.options.epochs)) / 2
         # a stream for each epoch: how much of one is used depends on the number of workers
         self.order.manual_seed((self.options.seed * 2**20 + self.epoch) % 2**63)
         batches = iter(self.loader)

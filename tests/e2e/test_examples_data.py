@@ -7,9 +7,7 @@ import gzip
 import hashlib
 import io
 import pickle
-import runpy
 import struct
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any, Dict
@@ -18,7 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from programs import EXAMPLES, runner
+
 PARTS = (("train", 12), ("t10k", 5))
 
 
@@ -282,9 +281,7 @@ def test_a_broken_archive(tmp_path):
 @pytest.mark.parametrize("program", ["mnist.py", "cifar10.py", "sew_resnet.py"])
 def test_a_program_without_its_data(tmp_path, monkeypatch, capsys, program):
     """One sentence and the exit status of wrong usage."""
-    pytest.importorskip("safetensors", reason="the training programs need the extra `train`")
-    monkeypatch.setattr(sys, "argv", [program, "--folder", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(EXAMPLES / program), run_name="__main__")
+        runner(monkeypatch, capsys)(program, "--folder", str(tmp_path))
     assert ended.value.code == 2
     assert f"{program}: error: " in capsys.readouterr().err

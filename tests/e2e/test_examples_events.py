@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 import sys
 from pathlib import Path
 from typing import Any, List, Tuple
@@ -11,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from programs import EXAMPLES, runner
+
 #: Of one recording: x, y, t in microseconds, polarity.
 Events = List[Tuple[int, int, int, int]]
 
@@ -173,14 +173,10 @@ def test_moving_digits_are_events():
 @pytest.mark.parametrize("name", ["digits", "nmnist"])
 def test_the_program(name, tmp_path, monkeypatch, capsys, request):
     """It trains on either, end to end."""
-    pytest.importorskip("safetensors", reason="the training programs need the extra `train`")
     if name == "nmnist":
         request.getfixturevalue("tonic")
         write_nmnist(tmp_path)
     args = ["--data", name, "--folder", str(tmp_path), "--out", str(tmp_path / "out"), "--epochs", "1", "--limit", "2"]
-    monkeypatch.setenv("SPIKECORE_BLOCK", "numba,triton")
-    monkeypatch.setattr(sys, "argv", ["events.py", *args, "--T", "4", "--width", "4", "--batch-size", "1"])
-    runpy.run_path(str(EXAMPLES / "events.py"), run_name="__main__")
-    printed = capsys.readouterr().out
-    assert "test accuracy  " in printed
+    args += ["--T", "4", "--width", "4", "--batch-size", "1"]
+    assert "test accuracy  " in runner(monkeypatch, capsys)("events.py", *args)
     assert (tmp_path / "out" / "best.safetensors").exists()

@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import random
 import re
-import runpy
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List
+from typing import Callable, Dict, List
 
 import pytest
 import torch
 
+from programs import EXAMPLES, runner
+
 pytest.importorskip("safetensors", reason="the training programs need the extra `train`")
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 #: Automatic choice of built-ins, whatever is installed beside them; a progress bar that reports every step.
 ENVIRONMENT = {**os.environ, "SPIKECORE_BLOCK": "numba,triton", "TQDM_MININTERVAL": "0"}
 TINY = ["--data", "digits", "--T", "4", "--batch-size", "32"]
@@ -26,17 +26,8 @@ SHORT = [*TINY, "--hidden", "16", "--epochs", "2", "--limit", "10"]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Runs a program in this process; returns what it printed."""
-    monkeypatch.setenv("SPIKECORE_BLOCK", "numba,triton")
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-
-    def started(program: str, *args: str) -> str:
-        monkeypatch.setattr(sys, "argv", [program, *args])
-        runpy.run_path(str(EXAMPLES / program), run_name="__main__")
-        return capsys.readouterr().out
-
-    return started
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    return runner(monkeypatch, capsys)
 
 
 def process(*args: str) -> subprocess.Popen[str]:
@@ -175,14 +166,58 @@ def test_each_program_trains(tmp_path, run, args):
         assert (tmp_path / name).exists()
 
 
-def test_the_same_program_on_an_ipu(tmp_path):
-    """SPIKECORE_BACKEND alone makes mnist.py train on the emulated IPU, and keep its weights."""
-    environment = {**ENVIRONMENT, "SPIKECORE_BACKEND": "ipu", "SPIKECORE_IPU_EMULATOR": "1"}
-    args = [*TINY, "--batch-size", "40", "--hidden", "8", "--epochs", "1", "--limit", "2", "--encoder", "constant"]
-    command = [sys.executable, str(EXAMPLES / "mnist.py"), *args, "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert "ipu on ipu (asked for by SPIKECORE_BACKEND)" in done.stdout
+@pytest.fixture
+def signalled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes a method of the training loop send this process SIGTERM at its n-th call."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from common import loop
+
+    def at(method: str, call: int) -> None:
+        original, left = getattr(loop.Training, method), [call]
+
+        def counted(*args: object, **kwargs: object) -> object:
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(loop.Training, method, counted)
+
+    return at
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_a_run_that_is_stopped_while_it_tests(whole, tmp_path, run, signalled, call):
+    """The batches of the epoch are done then: it goes on with the test, to the same weights, curves and streams."""
+    args = ["mnist.py", *SHORT, "--out", str(tmp_path)]
+    signalled("_test", call)
+    with pytest.raises(SystemExit, match=f"stopped: {call - 1} epochs and 10 batches are in "):
+        run(*args)
+    run(*args, "--resume")
+    assert differences(tmp_path, whole) == []
+
+
+def test_the_same_program_on_an_ipu(tmp_path, run, signalled, monkeypatch):
+    """SPIKECORE_BACKEND alone makes mnist.py train on the emulated IPU; stopped, it goes on to the same weights."""
+    monkeypatch.setenv("SPIKECORE_BACKEND", "ipu")
+    args = [*TINY, "--batch-size", "40", "--hidden", "8", "--epochs", "2", "--limit", "2", "--encoder", "constant"]
+    text = run("mnist.py", *args, "--out", str(tmp_path / "whole"))
+    assert "ipu on ipu (asked for by SPIKECORE_BACKEND)" in text
+    signalled("_prepared", 5)  # two batches to train and two to test with, then this one
+    with pytest.raises(SystemExit, match="stopped: 1 epochs and 1 batches are in "):
+        run("mnist.py", *args, "--out", str(tmp_path / "cut"))
+    run("mnist.py", *args, "--out", str(tmp_path / "cut"), "--resume")
+    assert differences(tmp_path / "cut", tmp_path / "whole") == []
+
+
+@pytest.mark.parametrize("option", [["--precision", "bfloat16"], ["--precision", "float16"]])
+def test_options_that_a_backend_has_not(tmp_path, run, monkeypatch, capsys, option):
+    """An IPU has options of its own: what cannot reach it is refused by name, and not left out."""
+    monkeypatch.setenv("SPIKECORE_BACKEND", "ipu")
+    with pytest.raises(SystemExit) as ended:
+        run("mnist.py", *TINY, "--batch-size", "40", "--out", str(tmp_path), *option)
+    assert ended.value.code == 2
+    assert "--precision and --graph are not for this backend" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
