@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import checkpoint as torch_checkpoint
 
+from spikecore.batches import flattened
 from spikecore.checks import shown
 from spikecore.lang.plain import is_compiling
 from spikecore.parallel.pipeline import Pipeline
@@ -41,12 +42,14 @@ def checkpoint(net: nn.Module, every: Optional[int], modules: Optional[Sequence[
 
     Outputs, gradients, states and running statistics are those of the plain network, bit for bit: with carried state
     and in single steps, under autocast, with dropout. Names in ``state_dict``, copies, pickles and several inputs and
-    outputs are as before. Without gradients nothing is computed again. Forward hooks within a group run twice.
+    outputs are as before. Without gradients nothing is computed again. Forward hooks within a group run again
+    with it.
 
     Raises TypeError or ValueError for a network without ``modules`` that is none of these, an unknown name, a module
     whose ``forward`` was replaced. When it runs: RuntimeError for a module that changes a buffer in forward, other than
-    running statistics (its second run would begin with the changed one), in ``nn.DataParallel``, whose copies would run
-    the layers of the original, and under ``torch.compile`` (compile the layers: ``net[0].compile()``).
+    running statistics, or the input of its group in place (its second run would begin with the changed one), in
+    ``nn.DataParallel``, whose copies would run the layers of the original, and under ``torch.compile`` (compile the
+    layers: ``net[0].compile()``).
     """
     if not isinstance(net, nn.Module):
         raise TypeError(f"net={shown(net)} is a {type(net).__name__}; give the network (an nn.Module)")
@@ -177,12 +180,16 @@ class _Region:
         self._others = [part for part in every if part._buffers and not isinstance(part, _NormBase)]
         self._generators = [value for part in every for value in vars(part).values() if _is_generator(value)]
         self._began: Optional[List[Tensor]] = None
+        self._inputs: List[Tuple[Tensor, int]] = []
 
     def __call__(self, kwargs: Dict[str, Any], *args: Any) -> Any:
         if self._began is not None:
+            self._check_inputs("since the group ran first")
             with _drawing(self._generators, self._began), _statistics_kept(self._norms):
                 return self._run(*args, **kwargs)
         self._began = [generator.get_state() for generator in self._generators]
+        given = [value for value in flattened([args, kwargs]) if not value.is_inference()]
+        self._inputs = [(value, value._version) for value in given]
         before = self._versions()
         made = self._run(*args, **kwargs)
         for (module, name), version in self._versions().items():
@@ -192,7 +199,17 @@ class _Region:
                     "sc.checkpoint: computed again, it would begin with the changed value. Leave it out of the groups "
                     "(modules=[...] names what is computed again)"
                 )
+        self._check_inputs("by one of its layers")
         return made
+
+    def _check_inputs(self, when: str) -> None:
+        for value, version in self._inputs:
+            if value._version != version:
+                raise RuntimeError(
+                    f"the input of a group of sc.checkpoint, shape {tuple(value.shape)}, was changed in place {when}, "
+                    "and the group would be computed again from the changed one; use inplace=False there, or groups "
+                    "that begin at another layer"
+                )
 
     def _versions(self) -> Dict[Tuple[nn.Module, str], int]:
         return {

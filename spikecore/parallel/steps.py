@@ -10,8 +10,9 @@ from torch import nn
 
 from spikecore.batches import flattened, mapped
 from spikecore.encode import Encoder
-from spikecore.functional import check_places, stateful_modules, to_rest
+from spikecore.functional import check_places, stateful_modules
 from spikecore.parallel import dims
+from spikecore.state import Stateful
 
 
 def check(net: nn.Module, x: Any, T: Any, reduce: Any) -> bool:
@@ -44,7 +45,7 @@ def from_rest(net: nn.Module, several: bool) -> Iterator[None]:
     """Begin at rest and leave no state behind, unless ``carry_state`` is active; multi-step neurons go on within."""
     modules = stateful_modules(net)
     carried = modules if several else []
-    to_rest(modules)
+    _to_rest(modules)
     for module in carried:
         module._carry()
     try:
@@ -52,7 +53,14 @@ def from_rest(net: nn.Module, several: bool) -> Iterator[None]:
     finally:
         for module in carried:
             module._carry_no_more()
-        to_rest(modules)
+        _to_rest(modules)
+
+
+def _to_rest(modules: List[Stateful]) -> None:
+    for module in modules:
+        # of the slot: in a checkpointed region that runs again, carry_state is active if it was when the region began
+        if not module._slot()["_carrying"]:
+            module._keep(None)
 
 
 def with_time(x: Any) -> Any:

@@ -280,6 +280,38 @@ def test_training_model():
     assert_same(weights[1], weights[0])
 
 
+def test_backward_twice_and_of_gradients():
+    """A graph that is kept gives its gradients again, and derivatives of gradients are those of the plain network."""
+    found = []
+    for every in (None, 2):
+        model, x = (
+            sc.checkpoint(nn.Sequential(nn.Linear(C, C), nn.Tanh(), nn.Dropout(), nn.Linear(C, C)), every),
+            inputs(),
+        )
+        torch.manual_seed(4)
+        for parameter in model.parameters():
+            nn.init.normal_(parameter)
+        out = model(x).square().sum()
+        (first,) = torch.autograd.grad(out, x, retain_graph=True)
+        (again,) = torch.autograd.grad(out, x, create_graph=True)
+        assert torch.equal(first, again)
+        again.square().sum().backward()
+        found.append([first, x.grad, *(parameter.grad for parameter in model.parameters())])
+    assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(*found))
+
+
+def test_groups_within_groups():
+    """A module of a group may have groups of its own, and single layers of them."""
+
+    def made():
+        return nn.Sequential(net(), net(), nn.Linear(C, C))
+
+    for run in (at_once, in_chunks):
+        model = sc.checkpoint(made(), every=2)
+        sc.checkpoint(model[0], every=3)
+        assert_same(ran(model, run), ran(made(), run))
+
+
 class TestRefused:
     """What would be wrong numbers, or no policy at all, is refused in words."""
 
@@ -338,6 +370,24 @@ class TestRefused:
         model = sc.checkpoint(nn.Sequential(nn.Linear(C, C), Counter()), every=2)
         with pytest.raises(RuntimeError, match="Counter changes its buffer 'seen' in forward"):
             model(inputs())
+
+    def test_an_input_changed_in_place(self):
+        """A group cannot run again from an input that its own layer, or another one since, has changed."""
+        model = sc.checkpoint(nn.Sequential(nn.Linear(C, C), nn.ELU(inplace=True), nn.Linear(C, C)), every=1)
+        with pytest.raises(
+            RuntimeError, match=r"input of a group .*shape \(6, 4, 8\), was changed in place by one of its"
+        ):
+            model(inputs())
+        sc.checkpoint(model, every=2)
+        model(inputs()).sum().backward()
+        x = inputs().detach()
+        out = model(x)
+        x.add_(1)
+        # by torch where it looks, before 2.1 by the group
+        with pytest.raises(
+            RuntimeError, match="was changed in place since the group ran first|by an inplace operation"
+        ):
+            out.sum().backward()
 
     def test_data_parallel(self):
         """A replica would run the layers of the original."""

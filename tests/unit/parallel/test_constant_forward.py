@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
@@ -105,6 +107,22 @@ def test_carried(step):
     wanted[-1].sum().backward()
     found[-1].sum().backward()
     assert torch.allclose(y.grad, x.grad)
+
+
+@pytest.mark.parametrize("step", ["single", "multi"])
+@pytest.mark.parametrize("carried", [False, True])
+def test_inside_torchs_checkpoint(step, carried):
+    """A checkpointed call gives the same gradients, also where backward comes after the block of carry_state."""
+    found = []
+    for run in (lambda f, x: f(x), lambda f, x: torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False)):
+        many, x = pipeline(step).eval(), images()
+        many(torch.rand(2, B, 1, 4, 4) if step == "multi" else x.detach())  # a state from before, in single steps
+        with sc.carry_state(many) if carried else nullcontext():
+            outputs = [run(lambda x: many.constant_forward(x, 3), x) for _ in range(2)]  # noqa: B023  # called at once
+        torch.stack(outputs).square().sum().backward()
+        found.append([*outputs, x.grad, *(parameter.grad for parameter in many.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*found))
+    assert torch.equal(found[0][0], found[0][1]) is not carried
 
 
 def test_the_page_of_the_seeds():

@@ -375,10 +375,10 @@ def test_statistics_of_parts_are_warned_of_once():
         made()(x)
         made(chunks=2).eval()(x)
     net = made(chunks=2)
-    with pytest.warns(
-        UserWarning, match=r"'0.1' \(BatchNorm1d\) in training normalises each of 2 parts.*4 of 8 samples"
-    ):
+    says = r"'0.1' \(BatchNorm1d\) in training normalises each of 2 parts.*4 of 8 samples"
+    with pytest.warns(UserWarning, match=says) as caught:
         net(x)
+    assert [warning.filename for warning in caught] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         net(x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 
 import pytest
 import torch
@@ -200,6 +201,26 @@ def test_a_stage_that_reads_values_is_not_checked(caplog):
     bad = sc.Pipeline([(Reads(), "cpu"), (nn.Linear(N + 1, 2), "cpu")], chunks=2)
     with pytest.raises(RuntimeError):  # by the layer itself
         bad(torch.rand(B, N))
+
+
+def test_what_autocast_makes_fit_is_not_refused():
+    """Dtypes that only autocast makes equal end the check, since tensors without data know no autocast."""
+    net, x = sc.Pipeline([(nn.Conv1d(N, 5, 1), "cpu"), (nn.ReLU(), "cpu")], chunks=2), torch.rand(B, N, 3).bfloat16()
+    with pytest.raises((ValueError, RuntimeError), match="should be the same"):  # before torch 2.1 meta tells no dtypes
+        net(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert net(x).dtype == torch.bfloat16
+
+
+def test_lazy_layers():
+    """Parameters that get their shapes in the first call cannot be checked before it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own: lazy modules are new
+        net = sc.Pipeline([(nn.Linear(N, 4), "cpu"), (nn.LazyLinear(2), "cpu")], chunks=2)
+        assert net(torch.rand(B, N)).shape == (B, 2)
+    assert "stage 1 cannot be copied" in net.unchecked
+    net(torch.rand(1, N).expand(B + 2, N))
+    assert net.unchecked == ""
 
 
 def test_a_stage_that_cannot_be_copied():
