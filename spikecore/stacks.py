@@ -7,6 +7,7 @@ shows: torch's translators of bytecode do.
 from __future__ import annotations
 
 import itertools
+from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -174,7 +175,13 @@ def modules_within(frame: FrameType) -> Dict[str, int]:
 
 
 def _is_library(scope: Dict[str, Any]) -> bool:
-    return str(scope.get("__name__")).partition(".")[0] in _LIBRARIES
+    return _is_of_library(str(scope.get("__name__")))
+
+
+@lru_cache(maxsize=1024)
+def _is_of_library(name: str) -> bool:
+    # asked for every frame of the stack, by the first call after each reset
+    return name.partition(".")[0] in _LIBRARIES
 
 
 def _is_torch(scope: Dict[str, Any]) -> bool:
