@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 
 def affine(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Each image turned by up to 15 degrees, scaled by 0.85 to 1.15, sheared by up to 0.2, and moved by up to a twelfth
-    of its size.
+    """Each image turned by up to 15 degrees, scaled by 0.85 to 1.15, sheared by up to 0.2, and moved by up to about a
+    twelfth of its size.
     """
 
     def between(low: float, high: float) -> Tensor:

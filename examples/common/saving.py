@@ -67,6 +67,8 @@ class Stop:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
+        # not print: the signal may have come while the progress bar writes there
+        os.write(2, b"\nstopping after this step; once more ends at once\n")
 
 
 def leave_signals(_: int) -> None:

@@ -197,6 +197,37 @@ def test_a_run_that_is_stopped_while_it_tests(whole, tmp_path, run, signalled, c
     assert differences(tmp_path, whole) == []
 
 
+def test_a_second_signal_ends_at_once(tmp_path, run, signalled):
+    """Without waiting for the step; what was kept before stays."""
+    args = ["mnist.py", *SHORT, "--out", str(tmp_path)]
+    for kept in ("nothing is kept", f"the last checkpoint is {tmp_path / 'checkpoint.pt'}"):
+        for _ in range(2):
+            signalled("_prepared", 3 if kept == "nothing is kept" else 22)
+        with pytest.raises(SystemExit, match=f"stopped at once: {re.escape(kept)}"):
+            run(*args)
+    assert torch.load(str(tmp_path / "checkpoint.pt"), weights_only=True)["epoch"] == 1
+
+
+def test_signals_are_as_they_were_afterwards(monkeypatch):
+    """Handlers are put back; one that was ignored, as for a background job of a shell, is ignored all along."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from common.saving import Stop
+
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Stop() as stop:
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            assert not stop.asked
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop.asked
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
 def test_the_same_program_on_an_ipu(tmp_path, run, signalled, monkeypatch):
     """SPIKECORE_BACKEND alone makes mnist.py train on the emulated IPU; stopped, it goes on to the same weights."""
     monkeypatch.setenv("SPIKECORE_BACKEND", "ipu")

@@ -1,0 +1,81 @@
+"""The changes of training images leave the class as it is, and follow from their generator alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from programs import EXAMPLES
+
+
+@pytest.fixture(autouse=True)
+def common(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of the programs is where Python looks first, as when one runs."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def random_images(number: int, channels: int, size: int) -> Tensor:
+    return torch.rand(number, channels, size, size, generator=seeded(1))
+
+
+@pytest.mark.parametrize("name", ["affine", "noise", "photographs"])
+def test_the_generator_alone_decides(name):
+    """The same seed gives the same images, another others; torch's own stream is not touched, nor are the images."""
+    from common import augment
+
+    change, images = getattr(augment, name), random_images(6, 3, 16)
+    before, copy = torch.get_rng_state(), images.clone()
+    changed = change(images, seeded())
+    assert (changed.shape, changed.dtype) == (images.shape, images.dtype)
+    assert torch.equal(changed, change(images, seeded()))
+    assert not torch.equal(changed, change(images, seeded(5)))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(images, copy)
+    assert changed.min() >= 0.0
+    assert changed.max() <= 1.0
+
+
+def test_photographs_are_moved_and_mirrored():
+    """Each result is one of the 2 * 5 * 5 that two pixels each way and a mirror can make; all of these occur."""
+    from common import augment
+
+    images = random_images(1, 3, 16)
+    padded = torch.nn.functional.pad(images, (2, 2, 2, 2))
+    moved = [padded[:, :, y : y + 16, x : x + 16] for y in range(5) for x in range(5)]
+    possible = torch.cat([*moved, *(one.flip(-1) for one in moved)])
+    changed = augment.photographs(images.expand(1000, -1, -1, -1), seeded())
+    same = (changed[:, None] == possible[None]).flatten(2).all(2)
+    assert torch.equal(same.sum(1), torch.ones(1000, dtype=torch.long))
+    assert same.any(0).all()
+
+
+def test_affine_maps_move_a_dot_no_further_than_they_say():
+    """One in the middle by a twelfth of the size and what scale and shear add; one beside it turns, too."""
+    from common import augment
+
+    size, number = 48, 200
+    place = torch.arange(size, dtype=torch.float32) - (size - 1) / 2
+    for off in (0, 6):
+        image = torch.zeros(number, 1, size, size)
+        image[:, :, size // 2 - 1 : size // 2 + 1, size // 2 - 1 + off : size // 2 + 1 + off] = 1.0
+        seen = augment.affine(image, seeded())[:, 0]
+        mass = seen.sum((1, 2))
+        down, right = (seen.sum(2) * place).sum(1) / mass, (seen.sum(1) * place).sum(1) / mass
+        assert down.abs().max() < (size / 12 + 0.3 * off) * 1.4
+        assert (right - off).abs().max() < (size / 12 + 0.4 * off) * 1.4
+        assert down.std() > 1.0
+        assert right.std() > 1.0
+
+
+def test_noise_is_gaussian_where_it_is_not_cut_off():
+    """On grey images its deviation is 0.1 and its mean 0."""
+    from common import augment
+
+    drawn = augment.noise(torch.full((100, 1, 28, 28), 0.5), seeded()) - 0.5
+    assert abs(drawn.mean().item()) < 0.002
+    assert abs(drawn.std().item() - 0.1) < 0.002
