@@ -368,7 +368,7 @@ class TestCalled:
         with pytest.raises(RuntimeError, match=TWO_PLACES):
             Net().forward(torch.rand(B, C))
 
-    @pytest.mark.parametrize("make", FINE)
+    @pytest.mark.parametrize("make", [one for one in FINE if one.id != "breaks"])  # of the compiler's graphs
     def test_nothing_is_kept(self, make):
         """What is noted of a call, and looked at on the stack, keeps nothing of it alive."""
         net, x = make(), torch.rand(T, B, C)
