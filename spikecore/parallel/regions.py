@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import checkpoint as torch_checkpoint
 
+from spikecore.backend import Unsupported
 from spikecore.batches import flattened
 from spikecore.checks import shown
 from spikecore.lang.plain import is_compiling
+from spikecore.parallel.draws import may_draw
 from spikecore.parallel.pipeline import Pipeline
 
 
@@ -138,6 +140,11 @@ class _Groups:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             _refuse_compiler()
+        if any(value.device.type == "ipu" for value in flattened([args, kwargs])):
+            raise Unsupported(
+                "sc.checkpoint is for PyTorch's backward pass, and PopTorch has its own: end it with "
+                "sc.checkpoint(net, every=None), and name what is computed again with poptorch.recomputationCheckpoint"
+            )
         module = self.module
         plain: Callable[..., Any] = type(module).forward
         if not torch.is_grad_enabled():
@@ -167,7 +174,8 @@ class _Turns:
 
 
 def _region(modules: Sequence[nn.Module], run: Callable[..., Any], args: Sequence[Any], kwargs: Dict[str, Any]) -> Any:
-    return torch_checkpoint.checkpoint(_Region(modules, run), kwargs, *args, use_reentrant=False)
+    region = _Region(modules, run)
+    return torch_checkpoint.checkpoint(region, kwargs, *args, use_reentrant=False, preserve_rng_state=region.draws)
 
 
 class _Region:
@@ -175,6 +183,8 @@ class _Region:
 
     def __init__(self, modules: Sequence[nn.Module], run: Callable[..., Any]) -> None:
         every = list(dict.fromkeys(part for module in modules for part in module.modules()))
+        #: Whether a layer may draw from torch's own generators, whose state torch then keeps.
+        self.draws = any(map(may_draw, every))
         self._run = run
         self._norms = [part for part in every if isinstance(part, _NormBase)]
         self._others = [part for part in every if part._buffers and not isinstance(part, _NormBase)]

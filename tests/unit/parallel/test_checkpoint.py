@@ -258,6 +258,47 @@ def test_an_encoder_with_a_generator():
     assert_same([p.grad for p in many.parameters()], [p.grad for p in one.parameters()])
 
 
+class Noise(nn.Module):
+    """A module of a user's, which may do anything."""
+
+    def forward(self, x):
+        return x * torch.rand(())
+
+
+class Odd(sc.LIF):
+    """A neuron whose forward draws."""
+
+    def forward(self, x):
+        return super().forward(x * torch.rand(()))
+
+
+@pytest.mark.parametrize(
+    ("layers", "draws"),
+    [
+        ([nn.Linear(C, C), nn.ReLU(), sc.LIF(), sc.Recurrent(sc.LI(), nn.Linear(C, C))], False),
+        ([sc.layers.TimeBatched(nn.Linear(C, C), nn.BatchNorm1d(C)), nn.Flatten(2), nn.Identity()], False),
+        ([nn.Linear(C, C), nn.Sequential(nn.ReLU(), nn.Dropout())], True),
+        ([nn.Linear(C, C), nn.RReLU()], True),
+        ([nn.TransformerEncoderLayer(C, 2, C)], True),
+        ([nn.Linear(C, C), Noise()], True),
+        ([nn.Linear(C, C), Odd()], True),
+    ],
+    ids=["neurons", "batched", "dropout", "rrelu", "transformer", "user", "neuron of a user"],
+)
+def test_random_states_are_kept_where_a_layer_may_draw(layers, draws, monkeypatch):
+    """Layers that are known not to draw need no state of generators; all others get theirs back."""
+    kept, state = [], torch.get_rng_state
+    monkeypatch.setattr(torch, "get_rng_state", lambda: kept.append(1) or state())
+    x, one = inputs(), nn.Sequential(*layers)
+    many = sc.checkpoint(copy.deepcopy(one), every=100)
+    torch.manual_seed(7)
+    wanted = one(x)
+    torch.manual_seed(7)
+    assert torch.equal(many(x), wanted)
+    assert bool(kept) is draws
+    many(x).sum().backward()
+
+
 def test_without_gradients():
     """Without gradients nothing is noted, and nothing runs again."""
     model = sc.checkpoint(net(), every=2).eval()

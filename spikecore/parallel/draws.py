@@ -1,0 +1,36 @@
+"""Which layers are known to draw no random numbers: computed again, they need no state of torch's generators.
+
+To keep that state and to put it back takes as long as a small layer, and a CUDA graph that is captured refuses both.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from spikecore.encode import Encoder
+from spikecore.layers import TimeBatched
+from spikecore.neuron import Neuron
+from spikecore.neurons import Recurrent
+
+#: Modules of torch that draw, or may.
+_DRAWING = (
+    nn.modules.dropout._DropoutNd,
+    nn.RReLU,
+    nn.FractionalMaxPool2d,
+    nn.FractionalMaxPool3d,
+    nn.MultiheadAttention,
+    nn.RNNBase,
+)
+
+
+def may_draw(module: nn.Module) -> bool:
+    """Whether a module, apart from those it contains, may draw from torch's own generators when it is called."""
+    if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+        return True
+    kind = type(module)
+    if isinstance(module, (Neuron, Recurrent, TimeBatched)):  # a neuron is a program, which has no random numbers
+        return kind.forward not in (Neuron.forward, Recurrent.forward, TimeBatched.forward)
+    if isinstance(module, Encoder):
+        return getattr(module, "generator", None) is None
+    home = str(kind.__module__)
+    return not home.startswith("torch.nn.modules.") or home.endswith(".transformer") or isinstance(module, _DRAWING)
