@@ -54,9 +54,9 @@ def of_input(net: nn.Module) -> int:
     return 1 if multi and not makes_time(net) else 0
 
 
-def of_output(net: nn.Module) -> int:
-    """The same for what it gives, where neither its user nor a dry run says it."""
-    return 1 if makes_time(net) or any(module.step == "multi" for module in outermost(net)) else 0
+def of_output(net: nn.Module, dim: int) -> int:
+    """The same for what it gives, where neither its user nor a dry run says it; ``dim`` is that of the input."""
+    return 1 if makes_time(net) else dim
 
 
 def tensors(x: Any, name: str = "x") -> List[Tensor]:

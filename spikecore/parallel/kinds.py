@@ -66,7 +66,7 @@ class Kinds:
             larger = self._larger(stages, x, dim, different)
             if larger is not None:
                 return dims.OfOutput(dims.found(outputs[0], larger[1], different[0], larger[0]), 0, "")
-        return dims.OfOutput(None, dims.of_output(net), "")
+        return dims.OfOutput(None, dims.of_output(net, dim), "")
 
     def _larger(self, stages: Stages, x: Any, dim: int, sizes: Sequence[int]) -> Optional[Tuple[int, Any]]:
         """The output for a part of another size, and that size; None if it has none."""

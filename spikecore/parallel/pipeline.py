@@ -43,7 +43,7 @@ class Pipeline(nn.Module):
     batch_dim: the dimension of the input that is the batch, or a pair: that of the input and that of the output. None:
         of the input 1, ``[T, B, ...]``, if the stages have multi-step neurons and no encoder that makes time
         (``Constant``, ``Poisson``, ``Latency``), else 0; of the output the one that follows the size of the batch in a
-        dry run.
+        dry run; where there is none, that of the input, and 1 behind an encoder.
 
     What holds:
 

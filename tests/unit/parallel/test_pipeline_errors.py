@@ -260,6 +260,15 @@ def test_where_the_batch_is_in_outputs_of_parts():
         wrong(x)
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_outputs_of_stages_that_are_not_checked(dim):
+    """Where no dry run tells it, the batch of the output is where that of the input is, or behind an encoder's time."""
+    net, x = sc.Pipeline([(Reads(), "cpu"), (nn.ReLU(), "cpu")], chunks=2, batch_dim=dim), torch.rand(4, 6)
+    assert torch.equal(net(x), x)
+    made = sc.Pipeline([(nn.Sequential(Reads(), sc.encode.Constant(T)), "cpu"), (sc.LIF(), "cpu")], chunks=2)
+    assert made(x).shape == (T, 4, 6)
+
+
 def test_outputs_that_cannot_be_put_together():
     """A stage that joins the samples is refused for parts, and works in one."""
 
