@@ -102,11 +102,18 @@ def network(options: argparse.Namespace, sets: data.DataSet) -> nn.Sequential:
 
 
 def named(net: nn.Module, optimizer: torch.optim.Optimizer) -> Dict[str, Any]:
-    """Weights and the state of the optimiser by the names of parameters, as torch.distributed.checkpoint has them."""
-    names = [name for name, _ in net.named_parameters()]
-    entries = {name: optimizer.state[p] for name, p in net.named_parameters() if p in optimizer.state}
-    groups = [{**optimizer.state_dict()["param_groups"][0], "params": names}]
-    return {"net": net.state_dict(), "optimizer": {"state": entries, "param_groups": groups}}
+    """Weights and the state of the optimiser by the names of parameters, as torch.distributed.checkpoint has them. All
+    on the CPU: another process has another GPU.
+    """
+    parameters = dict(net.named_parameters())
+    entries = {name: on_cpu(optimizer.state[p]) for name, p in parameters.items() if p in optimizer.state}
+    groups = [{**optimizer.state_dict()["param_groups"][0], "params": [*parameters]}]
+    return {"net": on_cpu(net.state_dict()), "optimizer": {"state": entries, "param_groups": groups}}
+
+
+def on_cpu(values: Dict[str, Any]) -> Dict[str, Any]:
+    """The values, with tensors on the CPU."""
+    return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in values.items()}
 
 
 def load_named(net: nn.Module, optimizer: torch.optim.Optimizer, state: Dict[str, Any]) -> None:

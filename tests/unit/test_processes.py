@@ -106,6 +106,12 @@ class TestShards:
             net[1].run(torch.rand(T, B, C))
         net[1].unshard()
         assert net[1].run(torch.rand(T, B, C))[0].shape == (T, B, C)
+        net[1].reshard()
+        from torch.distributed.fsdp import register_fsdp_forward_method
+
+        register_fsdp_forward_method(net[1], "run")
+        x = torch.rand(T, B, C) * 3
+        assert torch.equal(net[1].run(x)[0], sc.LIF()(x))
 
     def test_checkpoint(self, group, tmp_path):
         """A shard is no part of a checkpoint, which would have the values of one process only; whole tensors are."""
