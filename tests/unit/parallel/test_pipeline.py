@@ -12,6 +12,7 @@ from torch import nn
 
 import spikecore as sc
 from spikecore.parallel.schedule import ticks
+from spikecore.testing.loopback import Loopback, installed
 
 T, B, N, C = 6, 8, 5, 3
 SPLITS = pytest.mark.parametrize(
@@ -308,6 +309,15 @@ def test_backends_of_stages():
     assert {used.backend.name for m in many.modules() if isinstance(m, sc.Neuron) for used in m.bound.values()} == {
         "torch"
     }
+
+
+def test_a_backend_of_one_stages_device():
+    """A backend that takes the CPU only serves a stage there, in a network that begins elsewhere."""
+    with installed(Loopback, devices=("cpu",)) as name:
+        last = sc.LIF(backend=name)
+        many = sc.Pipeline([(nn.Linear(N, C), "meta"), (last, "cpu")])
+        sc.training_model(many, sc.losses.ce_rate, torch.optim.SGD(many.parameters(), 0.1))
+        assert {place: used.backend.name for place, used in last.bound.items()} == {"cpu": name}
 
 
 def test_autocast():
