@@ -87,7 +87,7 @@ class Training:
             about = {**self.settings, "epoch": self.epoch, "test accuracy": scores[-1]}
             saving.save_weights(self.best, state["step"]["net"], about)
         state.update(epoch=self.epoch, batch=self.batch, curves=self.curves, random=self.random)
-        seen = torch.stack([value.cpu() for value in self.seen]) if self.seen else None
+        seen = torch.stack(self.seen).cpu() if self.seen else None
         state.update(draws=self.draws.get_state(), seen=seen, tested=self.tested)
         sc.save_checkpoint(self.checkpoint, self.settings, **state)
 
@@ -96,7 +96,7 @@ class Training:
         saved = sc.load_checkpoint(self.checkpoint, self.settings)
         self.step.load_state_dict(saved["step"])
         self.epoch, self.batch, self.curves = saved["epoch"], saved["batch"], saved["curves"]
-        self.seen = [] if saved["seen"] is None else list(saved["seen"])
+        self.seen = [] if saved["seen"] is None else list(saved["seen"].to(self.device))
         self.random, self.tested = saved["random"], saved["tested"]
         self.draws.set_state(saved["draws"])
 
@@ -112,8 +112,7 @@ class Training:
                 if score is None:
                     self.save()
                     return False
-                # on the CPU: of a pipeline they are where it ends, and those of a resumed epoch come from a file
-                values = [*torch.stack([value.cpu() for value in self.seen]).mean(0).tolist(), score]
+                values = [*torch.stack(self.seen).mean(0).tolist(), score]
                 for name, value in zip(CURVES, values):
                     self.curves[name].append(value)
                     log.add_scalar(name, value, self.epoch + 1)
@@ -137,6 +136,7 @@ class Training:
             saving.set_random_state(self.random, self.device)
         for images, labels in itertools.islice(batches, self.batches - self.batch):
             outputs, loss = self.step(self._prepared(images, training=True), labels)
+            # a pipeline's outputs are where it ends
             self.seen.append(torch.stack((loss.float().mean(), sc.metrics.accuracy(outputs, labels))).to(self.device))
             self.batch += 1
             bar.update()
