@@ -19,11 +19,11 @@ _TIMES, _SIZE = 40, 2048
 def add_to(cases: Collection) -> None:
     """Add these cases to the tier of robust."""
 
-    def add(name: str, holds: str, run: Callable[[Context], None]) -> None:
-        cases.add(f"robust/{name}", "robust", holds, run, ("gradients",))
+    def add(name: str, holds: str, run: Callable[[Context], None], *needs: str) -> None:
+        cases.add(f"robust/{name}", "robust", holds, run, ("gradients", *needs))
 
     add("stream", "forward and backward are computed in the order of the stream that is current", on_a_stream)
-    add("other-device", "the device of the tensors counts, whichever is current", elsewhere)
+    add("other-device", "the device of the tensors counts, whichever is current", elsewhere, "state_gradients")
 
 
 def _module(context: Context) -> Any:
