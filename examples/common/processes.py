@@ -170,11 +170,11 @@ class Stop(saving.Stop):
         return bool(flag)
 
 
-def total(values: List[Tensor], device: torch.device) -> float:
-    """The sum over all processes."""
-    summed = torch.stack(values).sum().to(device)
+def of_all(values: List[Tensor], device: torch.device) -> Tensor:
+    """Each of the values, at least one, summed over all processes."""
+    summed = torch.stack(values).to(device)
     distributed.all_reduce(summed)
-    return summed.item()
+    return summed
 
 
 class Run:
@@ -188,6 +188,7 @@ class Run:
         self.tests = torch.utils.data.DataLoader(sets.test, **size)
         self.batches = min(len(self.loader), options.limit or len(self.loader))
         self.epoch, self.batch = 0, 0  # finished ones, and finished ones of the epoch at hand
+        self.losses: List[Tensor] = []  # this process's share of the loss of each batch of the epoch at hand
         self.begun = self.order.get_state()
         self.settings = {name: value for name, value in vars(options).items() if name not in FREE}
 
@@ -199,10 +200,10 @@ class Run:
     def save(self) -> None:
         """Write the checkpoint, in process 0; a state is gathered from all."""
         state = self.engine.state()
+        losses = of_all(self.losses, self.here.device).cpu() if self.losses else None
+        state.update(epoch=self.epoch, batch=self.batch, losses=losses, order=self.begun)
         if self.here.rank == 0:
-            sc.save_checkpoint(
-                self.checkpoint, self.settings, **state, epoch=self.epoch, batch=self.batch, order=self.begun
-            )
+            sc.save_checkpoint(self.checkpoint, self.settings, **state)
         distributed.barrier()
 
     def load(self) -> None:
@@ -210,6 +211,9 @@ class Run:
         saved = sc.load_checkpoint(self.checkpoint, self.settings)
         self.engine.load(saved)
         self.epoch, self.batch, self.begun = saved["epoch"], saved["batch"], saved["order"]
+        if saved["losses"] is not None:  # sums over all processes: process 0 has them as its share, the others zeros
+            losses = saved["losses"].to(self.here.device)
+            self.losses = list(losses if self.here.rank == 0 else torch.zeros_like(losses))
 
     def train(self, stop: Stop, log: Optional[SummaryWriter]) -> Optional[float]:
         """Train to the end; the accuracy on the test images, or None if it was asked to stop."""
@@ -218,16 +222,16 @@ class Run:
         with tqdm(total=self.options.epochs * self.batches, initial=done, unit="batch", disable=quiet) as bar:
             while self.epoch < self.options.epochs:
                 self.order.set_state(self.begun)
-                losses = []
                 for images, labels in itertools.islice(self.loader, self.batch, self.batches):
-                    losses.append(self.engine.train(images, labels))
+                    self.losses.append(self.engine.train(images, labels))
                     self.batch += 1
                     bar.update()
                     if stop.anywhere():
                         self.save()
                         return None
-                self.epoch, self.batch, self.begun = self.epoch + 1, 0, self.order.get_state()
-                loss, score = total(losses, self.here.device) / len(losses), self._test()
+                loss, score = of_all(self.losses, self.here.device).mean().item(), self._test()
+                self.epoch, self.batch, self.losses = self.epoch + 1, 0, []
+                self.begun = self.order.get_state()
                 bar.set_postfix(loss=f"{loss:.3f}", test=f"{score:.1%}")
                 if log is not None:
                     log.add_scalar("loss", loss, self.epoch)
@@ -237,7 +241,7 @@ class Run:
 
     def _test(self) -> float:
         right = [self.engine.right(images, labels) for images, labels in self.tests]
-        return total(right, self.here.device) / (len(right) * self.options.batch_size)
+        return of_all(right, self.here.device).sum().item() / (len(right) * self.options.batch_size)
 
 
 def main(made: argparse.ArgumentParser, engine: Callable[[nn.Sequential, Here, argparse.Namespace], Engine]) -> None:
