@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 import spikecore as sc
 from common import data, pictures
-from common.options import which_backend
+from common.options import EPOCHS, SEED, Defaults, which_backend
 from common.pictures import plt
 
 STEPS = 8  # time steps per image
@@ -51,7 +51,7 @@ def shifted(images: Tensor, generator: torch.Generator) -> Tensor:
     return padded[:, :, 1 + down : 9 + down, 1 + right : 9 + right]
 
 
-def train(net: nn.Sequential, options: argparse.Namespace, log: SummaryWriter) -> Dict[str, List[float]]:
+def train(net: nn.Sequential, options: argparse.Namespace) -> Dict[str, List[float]]:
     """Train and test once per epoch; returns the curves."""
     training, test = data.digits()[1:3]
     order = torch.Generator().manual_seed(options.seed)
@@ -76,20 +76,23 @@ def train(net: nn.Sequential, options: argparse.Namespace, log: SummaryWriter) -
         torch.set_rng_state(saved["random"])
         curves, begun = saved["curves"], saved["epoch"]
 
-    bar = tqdm(range(begun, options.epochs), desc="training", unit="epoch", initial=begun, total=options.epochs)
-    for epoch in bar:
-        seen = [train_on(step, shifted(batch, order), targets) for batch, targets in loader]
-        schedule.step()
-        loss, right = (torch.stack(values).mean().item() for values in zip(*seen))
-        score = sc.metrics.accuracy(predict(images), labels).item()
-        for name, value in zip(curves, (loss, right, score)):
-            curves[name].append(value)
-            log.add_scalar(name, value, epoch)
-        bar.set_postfix(loss=f"{loss:.3f}", test=f"{score:.1%}")
-        state: Dict[str, Any] = {"step": step.state_dict(), "schedule": schedule.state_dict()}
-        state.update(order=order.get_state(), random=torch.get_rng_state())
-        best = max(curves["test accuracy"])
-        sc.save_checkpoint(checkpoint(options), settings, **state, curves=curves, epoch=epoch + 1, best=best)
+    bar = tqdm(range(begun + 1, options.epochs + 1), "training", options.epochs, unit="epoch", initial=begun)
+    # purged: epochs that were logged, and are now done again
+    with SummaryWriter(str(options.out), purge_step=begun + 1) as log:
+        for epoch in bar:
+            seen = [train_on(step, shifted(batch, order), targets) for batch, targets in loader]
+            schedule.step()
+            loss, right = (torch.stack(values).mean().item() for values in zip(*seen))
+            score = sc.metrics.accuracy(predict(images), labels).item()
+            for name, value in zip(curves, (loss, right, score)):
+                curves[name].append(value)
+                log.add_scalar(name, value, epoch)
+            log.flush()  # before the checkpoint: what it counts as done is not written again
+            bar.set_postfix(loss=f"{loss:.3f}", test=f"{score:.1%}")
+            state: Dict[str, Any] = {"step": step.state_dict(), "schedule": schedule.state_dict()}
+            state.update(order=order.get_state(), random=torch.get_rng_state())
+            best = max(curves["test accuracy"])
+            sc.save_checkpoint(checkpoint(options), settings, **state, curves=curves, epoch=epoch, best=best)
     return curves
 
 
@@ -136,12 +139,14 @@ def draw_raster(net: nn.Sequential, path: Path) -> None:
 
 def arguments() -> argparse.ArgumentParser:
     """What the command line takes."""
-    parser = argparse.ArgumentParser(description="Train a spiking network on handwritten digits.")
+    parser = argparse.ArgumentParser(
+        description="Train a spiking network on handwritten digits.", formatter_class=Defaults
+    )
     parser.add_argument("--backend", default=None, help="name of a backend; see `spikecore backends`")
     parser.add_argument("--device", default="cpu", help="torch device, for example cuda")
-    parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("runs/demo"))
+    parser.add_argument("--epochs", type=int, default=30, help=EPOCHS)
+    parser.add_argument("--seed", type=int, default=0, help=SEED)
+    parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder of everything that a run writes")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in the output folder")
     return parser
 
@@ -160,8 +165,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     try:
         sc.set_backend(net, options.backend)
-        with SummaryWriter(str(options.out)) as log:
-            curves = train(net, options, log)
+        curves = train(net, options)
     except sc.BackendError as error:  # by --backend or SPIKECORE_BACKEND; an automatic choice finds one that works
         parser.error(str(error))
     except KeyboardInterrupt:
@@ -169,7 +173,7 @@ def main() -> None:
             sys.exit("\nstopped: no epoch was finished")
         sys.exit(f"\nstopped: the last finished epoch is in {checkpoint(options)}; go on with --resume")
     title = "Handwritten digits, convolutional spiking network"
-    pictures.draw_curves(curves, options.out / "learning-curve.png", title, lowest=80)
+    pictures.draw_curves(curves, options.out / "learning-curve.png", title)
     draw_raster(net, options.out / "spike-raster.png")
 
     print(f"test accuracy  {curves['test accuracy'][-1]:.2%} of 360 images never trained on")

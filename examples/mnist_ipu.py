@@ -26,8 +26,10 @@ from tqdm import tqdm
 import spikecore as sc
 from common import data
 from common.files import DataError
-from common.options import which_backend
+from common.options import EPOCHS, SEED, Defaults, which_backend
 
+#: For the error where there is no MNIST: this program has no ``--folder`` and downloads nothing.
+WAY_OUT = "Give the folder of these files with --data, or leave out --data for scikit-learn's digits"
 num_steps = 25
 beta = 0.9
 
@@ -89,13 +91,17 @@ def train(step: Any, loader: Any, options: argparse.Namespace) -> List[float]:
 
 def main() -> None:
     """Run the example."""
-    parser = argparse.ArgumentParser(description="snnTorch's IPU tutorial, on any backend.")
-    parser.add_argument("--data", type=Path, help="a folder with the files of MNIST")
+    parser = argparse.ArgumentParser(description="snnTorch's IPU tutorial, on any backend.", formatter_class=Defaults)
+    parser.add_argument(
+        "--data", type=Path, metavar="FOLDER", help="folder with the files of MNIST; without it, scikit-learn's digits"
+    )
     parser.add_argument("--device", default="cpu", help="torch device; cpu for backend ipu")
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=120)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("runs/mnist_ipu"))
+    parser.add_argument("--epochs", type=int, default=10, help=EPOCHS)
+    parser.add_argument("--batch-size", type=int, default=120, help="images of a step")
+    parser.add_argument("--seed", type=int, default=0, help=SEED)
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/mnist_ipu"), help="folder of everything that a run writes"
+    )
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in the output folder")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # `kill` ends it as Ctrl-C does
@@ -108,7 +114,7 @@ def main() -> None:
 def run(options: argparse.Namespace) -> None:
     """Train, test, and say how it went."""
     torch.manual_seed(options.seed)
-    sets = data.digits() if options.data is None else data.mnist(options.data)
+    sets = data.digits() if options.data is None else data.mnist(options.data, way_out=WAY_OUT)
     net = Model(math.prod(sets.shape)).to(options.device)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, betas=(0.9, 0.999))
     train_loader = sc.DataLoader(sets.training, batch_size=options.batch_size, shuffle=True, drop_last=True)

@@ -48,9 +48,11 @@ def digits() -> DataSet:
     return DataSet("scikit-learn's digits", training, test, (1, 8, 8), 10)
 
 
-def mnist(folder: Path, download: bool = False) -> DataSet:
-    """Handwritten digits of 28x28 pixels: 60,000 to train on, 10,000 to test with."""
-    return _images("MNIST", *readers.mnist(folder, download))
+def mnist(folder: Path, download: bool = False, way_out: str = "") -> DataSet:
+    """Handwritten digits of 28x28 pixels: 60,000 to train on, 10,000 to test with. ``way_out`` is the end of the error
+    where they are not there, for a program with options of its own.
+    """
+    return _images("MNIST", *readers.mnist(folder, download, way_out))
 
 
 def cifar10(folder: Path, download: bool = False) -> DataSet:

@@ -23,13 +23,18 @@ class DataError(Exception):
     """A data set is not there, or a file of it is not what its name says. The text is a sentence for the user."""
 
 
-def missing(name: str, looked_for: Sequence[str], places: Sequence[Path], cause: str = "") -> DataError:
-    """The error for a set that is not there: the files, the folders, why there was no download, and the way out."""
+def missing(
+    name: str, looked_for: Sequence[str], places: Sequence[Path], cause: str = "", way_out: str = ""
+) -> DataError:
+    """The error for a set that is not there: the files, the folders, why there was no download, and the way out, by
+    default that of programs with the options of :mod:`common.options`.
+    """
     failed = f"; the download failed: {cause}" if cause else ""
     get = "try again" if cause else "get it with --download"
+    usual = f"Name the folder with --folder, or {get}, or take --data digits, which comes with scikit-learn"
     return DataError(
-        f"{name} is not there: looked for {', '.join(looked_for)} in {' and '.join(map(str, places))}{failed}. Name "
-        f"the folder with --folder, or {get}, or take --data digits, which comes with scikit-learn"
+        f"{name} is not there: looked for {', '.join(looked_for)} in {' and '.join(map(str, places))}{failed}. "
+        f"{way_out or usual}"
     )
 
 

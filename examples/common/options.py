@@ -21,12 +21,22 @@ import spikecore as sc
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 #: Options that change no number: where files are, and how many processes read them.
 FREE = ("out", "resume", "folder", "download", "workers")
+EPOCHS = "passes over the training data"
+SEED = "of every random number"
+
+
+class Defaults(argparse.ArgumentDefaultsHelpFormatter):
+    """``--help`` with the default of each option that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> Optional[str]:
+        # an option that is off, or not given, needs no words
+        return action.help if action.default is None or action.default is False else super()._get_help_string(action)
 
 
 def parser(about: Optional[str], *, data: Sequence[str], out: str, **defaults: Any) -> argparse.ArgumentParser:
     """The common options. ``data`` are the sets that the program knows, its own first; ``defaults`` are by name."""
     given = {"encoder": "constant", "T": 8, "tau": 2.0, "epochs": 30, "batch_size": 64, "lr": 1e-3, **defaults}
-    made = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
+    made = argparse.ArgumentParser(description=(about or "").partition("\n")[0], formatter_class=Defaults)
     files = made.add_argument_group("data")
     files.add_argument("--data", choices=data, default=data[0], help="the data set; digits comes with scikit-learn")
     files.add_argument("--folder", type=Path, default=Path("data"), help="where data sets are kept")
@@ -34,22 +44,23 @@ def parser(about: Optional[str], *, data: Sequence[str], out: str, **defaults: A
     files.add_argument("--workers", type=at_least(0), default=0, help="processes that read the data")
     model = made.add_argument_group("model")
     if given["encoder"] is not None:  # events are spikes already
-        model.add_argument("--encoder", choices=("constant", "poisson"), default=given["encoder"])
+        about_encoder = "how an image becomes an input for each time step"
+        model.add_argument("--encoder", choices=("constant", "poisson"), default=given["encoder"], help=about_encoder)
     model.add_argument("--T", type=at_least(1), default=given["T"], help="time steps")
     model.add_argument("--tau", type=float, default=given["tau"], help="time constant of the neurons, 1 or above")
     where = made.add_argument_group("where and how")
     where.add_argument("--backend", default=None, help="name of a backend; see `spikecore backends`")
     where.add_argument("--device", default="cpu", help="torch device, for example cuda; cpu for backend ipu")
     where.add_argument("--precision", choices=PRECISIONS, default="float32", help="16 bits are through autocast")
-    where.add_argument("--layout", choices=("contiguous", "channels-last"), default="contiguous")
+    where.add_argument("--layout", choices=("contiguous", "channels-last"), default="contiguous", help="of images")
     where.add_argument("--graph", action="store_true", help="replay whole steps as CUDA graphs")
     where.add_argument("--compile", action="store_true", help="torch.compile")
     training = made.add_argument_group("training")
-    training.add_argument("--epochs", type=at_least(1), default=given["epochs"])
-    training.add_argument("--batch-size", type=at_least(1), default=given["batch_size"])
+    training.add_argument("--epochs", type=at_least(1), default=given["epochs"], help=EPOCHS)
+    training.add_argument("--batch-size", type=at_least(1), default=given["batch_size"], help="samples of a step")
     training.add_argument("--lr", type=float, default=given["lr"], help="learning rate at the start; a cosine ends it")
     training.add_argument("--limit", type=at_least(1), help="at most so many batches of an epoch, for a quick try")
-    training.add_argument("--seed", type=int, default=0)
+    training.add_argument("--seed", type=int, default=0, help=SEED)
     training.add_argument("--out", type=Path, default=Path(out), help="folder of everything that a run writes")
     training.add_argument("--resume", action="store_true", help="go on from the checkpoint in the output folder")
     return made

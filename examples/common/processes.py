@@ -14,6 +14,7 @@ import argparse
 import itertools
 import os
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
@@ -25,7 +26,7 @@ from tqdm import tqdm
 
 import spikecore as sc
 from common import data, saving
-from common.options import at_least
+from common.options import EPOCHS, SEED, Defaults, at_least, which_backend
 
 #: Options that change no number, but for rounding.
 FREE = ("out", "resume", "device", "schedule", "chunks")
@@ -65,17 +66,17 @@ class Engine:
 
 def parser(about: Optional[str], out: str) -> argparse.ArgumentParser:
     """The options that these programs have in common."""
-    made = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
+    made = argparse.ArgumentParser(description=(about or "").partition("\n")[0], formatter_class=Defaults)
     usual = "cuda" if torch.cuda.is_available() else "cpu"
     made.add_argument("--device", choices=("cuda", "cpu"), default=usual, help="cuda with NCCL, or cpu with gloo")
     made.add_argument("--backend", default=None, help="name of a backend; see `spikecore backends`")
     made.add_argument("--T", type=at_least(1), default=8, help="time steps")
     made.add_argument("--hidden", type=at_least(1), default=128, help="neurons of each of the three hidden layers")
-    made.add_argument("--epochs", type=at_least(1), default=10)
+    made.add_argument("--epochs", type=at_least(1), default=10, help=EPOCHS)
     made.add_argument("--batch-size", type=at_least(1), default=60, help="images of all processes together")
-    made.add_argument("--lr", type=float, default=2e-3)
+    made.add_argument("--lr", type=float, default=2e-3, help="learning rate")
     made.add_argument("--limit", type=at_least(1), help="at most so many batches of an epoch, for a quick try")
-    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--seed", type=int, default=0, help=SEED)
     made.add_argument("--out", type=Path, default=Path(out), help="folder of everything that a run writes")
     made.add_argument("--resume", action="store_true", help="go on from the checkpoint in the output folder")
     return made
@@ -246,7 +247,7 @@ class Run:
 
 def main(made: argparse.ArgumentParser, engine: Callable[[nn.Sequential, Here, argparse.Namespace], Engine]) -> None:
     """Run a program: ``engine(net, here, options)`` around the network, in each process."""
-    options = made.parse_args()
+    options, start = made.parse_args(), time.perf_counter()
     sets = data.digits()
     if options.batch_size > len(sets.test):
         made.error(f"--batch-size {options.batch_size} is more than the {len(sets.test)} images to test with")
@@ -273,8 +274,12 @@ def main(made: argparse.ArgumentParser, engine: Callable[[nn.Sequential, Here, a
                 done = f"{run.epoch} epochs and {run.batch} batches"
                 print(f"\nstopped: {done} are in {run.checkpoint}; go on with --resume", file=sys.stderr)
             else:
-                print(f"test accuracy  {score:.2%} of images never trained on")
+                tested = len(run.tests) * options.batch_size
+                print(f"test accuracy  {score:.2%} of {tested} images of {sets.about} never trained on")
+                print(f"backend        {which_backend(net)}")
                 print(f"processes      {here.world} on {here.device.type}")
+                print(f"time           {time.perf_counter() - start:.0f} s")
                 print(f"checkpoint     {run.checkpoint}")
+                print(f"TensorBoard    tensorboard --logdir {options.out}")
     if score is None:
         sys.exit(1)

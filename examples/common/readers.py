@@ -46,7 +46,7 @@ class Part(NamedTuple):
     labels: Tensor
 
 
-def mnist(folder: Path, get: bool = False) -> Tuple[Part, Part]:
+def mnist(folder: Path, get: bool = False, way_out: str = "") -> Tuple[Part, Part]:
     """Training and test part of MNIST, from ``folder/MNIST/raw`` or ``folder``."""
     places = [folder / "MNIST" / "raw", folder]
     found, cause = find(list(MNIST_FILES), places), ""
@@ -59,7 +59,7 @@ def mnist(folder: Path, get: bool = False) -> Tuple[Part, Part]:
             cause = str(error)
         found = find(list(MNIST_FILES), places)
     if found is None:
-        raise missing("MNIST", [f"{name}(.gz)" for name in MNIST_FILES], places, cause)
+        raise missing("MNIST", [f"{name}(.gz)" for name in MNIST_FILES], places, cause, way_out)
     parts = []
     for part in ("train", "t10k"):
         images, labels = (found[f"{part}-{what}-ubyte"] for what in ("images-idx3", "labels-idx1"))

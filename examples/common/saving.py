@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Dict, Mapping
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 
@@ -22,7 +22,9 @@ def save_weights(path: Path, weights: Mapping[str, Tensor], about: Mapping[str, 
     beside = path.with_name(f".{path.name}.tmp")
     # contiguous: the format has no strides, and refuses channels-last weights
     tensors = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
-    save_file(tensors, str(beside), metadata={"format": "pt", **{name: str(value) for name, value in about.items()}})
+    metadata = {"format": "pt", **{name: str(value) for name, value in about.items()}}
+    # not save_file: its file is one that nobody else may read
+    beside.write_bytes(save(tensors, metadata=metadata))
     os.replace(str(beside), str(path))
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from programs import EXAMPLES, points
+
 ROOT = Path(__file__).parents[2]
 #: Automatic choice of built-ins, whatever is installed beside them.
 BUILT_IN = {**os.environ, "SPIKECORE_BLOCK": "numba,triton"}
@@ -55,6 +57,33 @@ def test_pictures_and_logs_are_written(first):
         assert (out / name).read_bytes().startswith(b"\x89PNG")
         assert name in text
     assert list(out.glob("events.out.tfevents.*"))
+
+
+def test_epochs_are_counted_from_one(first):
+    """TensorBoard has the steps that the picture has, as those of the other programs."""
+    assert points(first[1]) == {name: [1, 2] for name in ("loss", "test accuracy", "training accuracy")}
+
+
+@pytest.mark.parametrize(
+    ("scores", "lowest"),
+    [([0.1], -0.5), ([0.13, 0.58, 0.75], 9.5), ([0.905, 0.97], 79.5), ([0.0, 0.5], -0.5), ([1.0, 1.0], 89.5)],
+)
+def test_the_picture_shows_every_point(tmp_path, monkeypatch, scores, lowest):
+    """The axis of accuracies begins below the lowest one, and epochs are whole numbers."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from common import pictures
+
+    drawn = []
+    monkeypatch.setattr(pictures.plt, "close", drawn.append)
+    curves = {"loss": scores, "training accuracy": scores, "test accuracy": [1.0] * len(scores)}
+    pictures.draw_curves(curves, tmp_path / "curves.png", "a run")
+    for axis in drawn[0].axes:
+        low, high = axis.get_ylim()
+        assert all(low < 100 * value < high for value in scores if axis is drawn[0].axes[1])
+        assert all(tick == round(tick) for tick in axis.get_xticks())
+    assert drawn[0].axes[1].get_ylim() == (lowest, 100.5)
+    monkeypatch.undo()
+    pictures.plt.close(drawn[0])
 
 
 def test_the_same_seed_gives_the_same_result(first, tmp_path):
@@ -122,6 +151,7 @@ def test_a_stopped_run_goes_on_to_the_same_weights(first, tmp_path, number):
     text = run(tmp_path, "--resume")
     assert same_weights(tmp_path, first[1])
     assert accuracy(text) == accuracy(first[0])
+    assert points(tmp_path)["loss"] == [1, 2]  # no epoch is missing, none is there twice
 
 
 def test_a_checkpoint_of_other_settings_is_refused(first):
@@ -149,6 +179,21 @@ def test_the_tutorial_without_its_backend(tmp_path, monkeypatch):
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert "mnist_ipu.py: error: backend 'cupy' (from SPIKECORE_BACKEND) is not usable here" in done.stderr
+
+
+def test_the_tutorial_without_its_data(tmp_path):
+    """The error names options that the program has, and --help what is taken without any."""
+    command = [sys.executable, str(EXAMPLES / "mnist_ipu.py")]
+    done = subprocess.run([*command, "--data", str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.endswith(
+        ". Give the folder of these files with --data, or leave out --data for scikit-learn's digits\n"
+    )
+    wide = {**os.environ, "COLUMNS": "200"}  # no word is broken
+    told = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True, env=wide).stdout
+    assert "folder with the files of MNIST; without it, scikit-learn's digits" in " ".join(told.split())
+    assert "images of a step (default: 120)" in " ".join(told.split())
+    assert "(default: None)" not in told
 
 
 def test_the_tutorial_goes_on_to_the_same_weights(tmp_path):

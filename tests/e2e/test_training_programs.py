@@ -9,12 +9,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Callable, Dict, List
+from typing import Callable, List
 
 import pytest
 import torch
 
-from programs import EXAMPLES, runner
+from programs import EXAMPLES, points, runner
 
 pytest.importorskip("safetensors", reason="the training programs need the extra `train`")
 
@@ -104,13 +104,9 @@ def test_a_stopped_run_keeps_the_steps_it_has_done(whole, tmp_path, run, number,
     assert (tmp_path / "learning-curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-def points(folder: Path) -> Dict[str, List[int]]:
-    """The steps of each scalar in the TensorBoard log of a folder."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    return {name: [point.step for point in events.Scalars(name)] for name in events.Tags()["scalars"]}
+def test_all_that_a_run_writes_may_be_read_by_the_same(whole):
+    """The best weights have the permissions of the checkpoint, those of any new file."""
+    assert (whole / "best.safetensors").stat().st_mode == (whole / "checkpoint.pt").stat().st_mode
 
 
 def test_other_options_are_refused_by_name(whole, run):

@@ -6,7 +6,7 @@ import runpy
 import sys
 import warnings
 from pathlib import Path
-from typing import Callable
+from typing import Callable, Dict, List
 
 import pytest
 
@@ -28,3 +28,12 @@ def runner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         return capsys.readouterr().out
 
     return run
+
+
+def points(folder: Path) -> Dict[str, List[int]]:
+    """The steps of each scalar in the TensorBoard log of a folder."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {name: [point.step for point in events.Scalars(name)] for name in events.Tags()["scalars"]}
