@@ -1,29 +1,24 @@
 """Activation checkpointing as a policy of a network: which of its layers are computed again in backward.
 
 No layer is wrapped. A module that has the policy has an object of this file in the place of its ``forward``, as an
-attribute of its own, which ``copy`` and ``pickle`` take along.
-
-What a region of torch.utils.checkpoint does not do by itself, and is done here: batch normalisation moves its running
-statistics once, not again when the region runs again; an encoder with a generator of its own draws the same numbers
-again. The states of neurons are the affair of :mod:`spikecore.recompute`, torch's random numbers and autocast torch's.
+attribute of its own, which ``copy`` and ``pickle`` take along. What a group does when it is called, and when it is
+computed again, is in :mod:`spikecore.parallel.reruns`.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch import nn
 from torch.utils import checkpoint as torch_checkpoint
 
 from spikecore.backend import Unsupported
 from spikecore.batches import flattened
 from spikecore.checks import shown
 from spikecore.lang.plain import is_compiling
-from spikecore.parallel.draws import may_draw
 from spikecore.parallel.pipeline import Pipeline
+from spikecore.parallel.reruns import Region
 
 
 def checkpoint(net: nn.Module, every: Optional[int], modules: Optional[Sequence[str]] = None) -> nn.Module:
@@ -51,7 +46,10 @@ def checkpoint(net: nn.Module, every: Optional[int], modules: Optional[Sequence[
     whose ``forward`` was replaced. When it runs: RuntimeError for a module that changes a buffer in forward, other than
     running statistics, or the input of its group in place (its second run would begin with the changed one), in
     ``nn.DataParallel``, whose copies would run the layers of the original, and under ``torch.compile`` (compile the
-    layers: ``net[0].compile()``).
+    layers: ``net[0].compile()``). In backward: RuntimeError for a parameter or a buffer that was written to since
+    forward, or is another tensor (``torch.func.functional_call``), and for a neuron whose settings changed. A call of
+    ``train()`` or ``eval()`` between changes nothing. An attribute that is no buffer and that ``forward`` changes (a
+    moving average in a plain attribute) is not seen: it would change twice.
     """
     if not isinstance(net, nn.Module):
         raise TypeError(f"net={shown(net)} is a {type(net).__name__}; give the network (an nn.Module)")
@@ -174,88 +172,5 @@ class _Turns:
 
 
 def _region(modules: Sequence[nn.Module], run: Callable[..., Any], args: Sequence[Any], kwargs: Dict[str, Any]) -> Any:
-    region = _Region(modules, run)
+    region = Region(modules, run)
     return torch_checkpoint.checkpoint(region, kwargs, *args, use_reentrant=False, preserve_rng_state=region.draws)
-
-
-class _Region:
-    """One call of a group: its first run, and every other one as that was."""
-
-    def __init__(self, modules: Sequence[nn.Module], run: Callable[..., Any]) -> None:
-        every = list(dict.fromkeys(part for module in modules for part in module.modules()))
-        #: Whether a layer may draw from torch's own generators, whose state torch then keeps.
-        self.draws = any(map(may_draw, every))
-        self._run = run
-        self._norms = [part for part in every if isinstance(part, _NormBase)]
-        self._others = [part for part in every if part._buffers and not isinstance(part, _NormBase)]
-        self._generators = [value for part in every for value in vars(part).values() if _is_generator(value)]
-        self._began: Optional[List[Tensor]] = None
-        self._inputs: List[Tuple[Tensor, int]] = []
-
-    def __call__(self, kwargs: Dict[str, Any], *args: Any) -> Any:
-        if self._began is not None:
-            self._check_inputs("since the group ran first")
-            with _drawing(self._generators, self._began), _statistics_kept(self._norms):
-                return self._run(*args, **kwargs)
-        self._began = [generator.get_state() for generator in self._generators]
-        given = [value for value in flattened([args, kwargs]) if not value.is_inference()]
-        self._inputs = [(value, value._version) for value in given]
-        before = self._versions()
-        made = self._run(*args, **kwargs)
-        for (module, name), version in self._versions().items():
-            if before.get((module, name)) not in (None, version):
-                raise RuntimeError(
-                    f"{type(module).__name__} changes its buffer {name!r} in forward, and is in a group of "
-                    "sc.checkpoint: computed again, it would begin with the changed value. Leave it out of the groups "
-                    "(modules=[...] names what is computed again)"
-                )
-        self._check_inputs("by one of its layers")
-        return made
-
-    def _check_inputs(self, when: str) -> None:
-        for value, version in self._inputs:
-            if value._version != version:
-                raise RuntimeError(
-                    f"the input of a group of sc.checkpoint, shape {tuple(value.shape)}, was changed in place {when}, "
-                    "and the group would be computed again from the changed one; use inplace=False there, or groups "
-                    "that begin at another layer"
-                )
-
-    def _versions(self) -> Dict[Tuple[nn.Module, str], int]:
-        return {
-            (module, name): value._version
-            for module in self._others
-            for name, value in module._buffers.items()
-            if value is not None and not value.is_inference()
-        }
-
-
-def _is_generator(value: Any) -> bool:
-    return isinstance(value, torch.Generator)
-
-
-@contextmanager
-def _drawing(generators: Sequence[torch.Generator], began: Sequence[Tensor]) -> Iterator[None]:
-    """Draw from these states, and go on from those of now afterwards."""
-    now = [generator.get_state() for generator in generators]
-    for generator, state in zip(generators, began):
-        generator.set_state(state)
-    try:
-        yield
-    finally:
-        for generator, state in zip(generators, now):
-            generator.set_state(state)
-
-
-@contextmanager
-def _statistics_kept(norms: Sequence[nn.Module]) -> Iterator[None]:
-    """Let layers move copies of their running statistics."""
-    held = [(norm, dict(norm._buffers)) for norm in norms if norm.training]
-    for norm, buffers in held:
-        for name, value in buffers.items():
-            norm._buffers[name] = None if value is None else value.clone()
-    try:
-        yield
-    finally:
-        for norm, buffers in held:
-            norm._buffers.update(buffers)

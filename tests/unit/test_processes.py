@@ -113,6 +113,24 @@ class TestShards:
         x = torch.rand(T, B, C) * 3
         assert torch.equal(net[1].run(x)[0], sc.LIF()(x))
 
+    @pytest.mark.parametrize("wrap", ["each layer", "the network", "ddp"])
+    def test_layers_that_are_computed_again(self, group, wrap):
+        """Gathered and scattered parameters are no changed ones for sc.checkpoint, in one step or several."""
+        net, plain, (x, _) = network(), network(), batch()
+        sc.checkpoint(net, every=2)
+        if wrap == "ddp":
+            held: nn.Module = nn.parallel.DistributedDataParallel(net)
+        else:
+            held = self.sharded(net, *(net if wrap == "each layer" else []))
+        for _ in range(2):
+            for model in (held, plain):
+                model.zero_grad()
+                (model(x).square().sum() + model(2 * x).sum()).backward()
+                torch.optim.SGD(model.parameters(), 0.1).step()
+        for one, other in zip(held.parameters(), plain.parameters()):
+            value = one.full_tensor() if hasattr(one, "full_tensor") else one
+            assert torch.allclose(value, other, rtol=1e-5, atol=1e-6)
+
     def test_checkpoint(self, group, tmp_path):
         """A shard is no part of a checkpoint, which would have the values of one process only; whole tensors are."""
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
