@@ -17,7 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 from typer.core import TyperCommand
 
-from spikecore.backend import BackendError
+from spikecore.backend import BackendError, UnknownBackend
+from spikecore.registry import default_registry
 from spikecore.testing.badge import badge
 from spikecore.testing.case import TIERS
 from spikecore.testing.cases import CASES
@@ -98,6 +99,8 @@ def conformance(
     if seed is not None:
         os.environ["SPIKECORE_SEED"] = str(seed)  # where selection and verdict read it
     try:
+        if name is not None:
+            _known(name)
         if list_cases:
             _list(name, tier, case)
             return
@@ -114,7 +117,8 @@ def conformance(
             changes(compare, [])  # a wrong file is said before minutes of work
         report = _run(name, tier, case, as_json == _STDOUT, require, device)
         changed = None if compare is None else changes(compare, report.results)
-    except ValueError as error:  # a tier, a case, a device or an earlier report that there is not
+    # a tier, a case, a device or an earlier report that there is not, or no backend of this name
+    except (ValueError, UnknownBackend) as error:
         raise typer.BadParameter(str(error)) from error
     _write(report, changed, as_json, junit_file, badge_file)
     if as_json == _STDOUT:
@@ -124,6 +128,16 @@ def conformance(
     code = 1 if changed is not None and changed.worse else report.exit_code
     if code:
         raise typer.Exit(code)
+
+
+def _known(name: str) -> None:
+    """Raise ``UnknownBackend`` if there is none of this name; what else is wrong with it is the report's to say."""
+    try:
+        default_registry().info(name, "the command line")
+    except UnknownBackend:
+        raise
+    except BackendError:
+        return
 
 
 def _as_json(report: Report, changed: Optional[Changes]) -> str:

@@ -335,9 +335,14 @@ class TestShell:
         assert facts["counts"]["unsupported"] == len(facts["results"]) - 1
 
     def test_wrong_arguments(self):
-        """A case that there is not, or no backend, is an error of usage."""
+        """A case or a backend that there is not, or no backend, is an error of usage, and no verdict."""
         assert self.run("torch", "--case", "forward/lif-har").exit_code == 2
         assert self.run().exit_code == 2
+        result = self.run("torhc")
+        assert result.exit_code == 2
+        said = " ".join(result.output.replace("\u2502", " ").split())
+        assert "unknown backend 'torhc' (from the command line); did you mean 'torch'? Known: " in said
+        assert "conform:" not in said
 
     def test_list(self):
         """Every case with its sentence."""
