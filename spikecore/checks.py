@@ -74,7 +74,7 @@ def known_keywords(cls: Any, given: Mapping[str, Any]) -> None:
     for name in given:
         if name not in cls.params:
             own = [key for base in cls.__mro__ for key in getattr(base.__init__, "__kwdefaults__", None) or ()]
-            hint = misnamed.hint(name, [*cls.params, *COMMON, *own])
+            hint = misnamed.hint(name, [*cls.params, *COMMON, *own]) or misnamed.of_others(cls, name)
             raise TypeError(
                 f"{cls.__name__} has no parameter {name!r}; {hint}Parameters: {', '.join(cls.params) or 'none'}; "
                 f"every neuron takes: {', '.join(COMMON)}"

@@ -117,23 +117,23 @@ def check_new(module: nn.Module, name: str, value: Any, own: Collection[str]) ->
             return
         if _is_set_by_library() and not difflib.get_close_matches(name, list(own), n=1):
             return
-    meant = f"it is {_STATE}. " if name in states else hint(name, own) or _of_others(cls, name)
+    meant = f"it is {_STATE}. " if name in states else hint(name, own) or of_others(cls, name)
     raise AttributeError(
         f"{cls.__name__} has no attribute {name!r}, and setting it would change nothing; {meant}There are: "
         f"{', '.join(own)}. For data of your own use a name that begins with an underscore, or declare it in the class"
     )
 
 
-def _of_others(cls: Type[nn.Module], name: str) -> str:
-    """Which neurons of spikecore have a parameter or a setting of this name."""
+def of_others(cls: Type[nn.Module], name: str) -> str:
+    """A sentence on which neurons of spikecore have a parameter or a setting of this name, as :func:`hint`."""
     waiting: List[Any] = [base for base in cls.__mro__ if base.__module__ == "spikecore.neuron"][-1:]
     found: Set[str] = set()
     while waiting:
         base = waiting.pop()
         waiting += base.__subclasses__()
         if base.__module__.startswith("spikecore.neurons.") and (name in base.params or name in base.configuration):
-            found.add(base.__name__)
-    return f"{', '.join(sorted(found))} of sc have one. " if found else ""
+            found.add(f"sc.{base.__name__}")
+    return f"{', '.join(sorted(found))} {'has' if len(found) == 1 else 'have'} it. " if found else ""
 
 
 def _is_set_by_library() -> bool:

@@ -58,13 +58,20 @@ def place(path: str, number: int) -> str:
     return f" at {os.path.basename(path)}:{number}" + (f" (`{line}`)" if line else "")
 
 
+#: What to write for a comparison where a number is needed.
+COMPARISON_AS_NUMBER = (
+    "for a spike write self.spike(v - 1) in place of v > 1; sc.ops.where(comparison, 1.0, 0.0) is a number without a "
+    "gradient"
+)
+
+
 def make(op: str, *args: Node, attr: Attribute = None) -> Node:
     """A node of an operation; raises :class:`TraceError` where a truth value stands for a number, or the reverse."""
     wants_bool = (True, False, False) if op == CHOICE else (op in LOGIC,) * len(args)
     for arg, wanted in zip(args, wants_bool):
         if arg.is_bool != wanted:
             got, way_out = (
-                ("a comparison", "turn it into a number with sc.ops.where(comparison, 1.0, 0.0)")
+                ("a comparison", COMPARISON_AS_NUMBER)
                 if arg.is_bool
                 else ("a number", "compare it with something first, as in v > 0")
             )
@@ -135,19 +142,23 @@ _OPERATORS = {
     "logical_or": "x | y",
     "logical_not": "~x",
     "relu": "sc.ops.maximum(x, 0.0)",
-    "float": "x",
-    "double": "x",
-    "half": "x",
-    "to": "x",
     "clamp_min": "sc.ops.maximum(x, low)",
     "clamp_max": "sc.ops.minimum(x, high)",
 }
 
 
-def _instead_of_method(name: str) -> str:
+#: Methods of tensors that change the dtype.
+_CASTS = ("float", "double", "half", "bfloat16", "to", "type", "type_as")
+
+
+def _instead_of_method(name: str, node: Node) -> str:
     from spikecore.lang import ops
 
     plain = name.rstrip("_")
+    if node.is_bool and plain in (*_CASTS, "int", "long"):
+        return COMPARISON_AS_NUMBER
+    if plain in _CASTS:
+        return f"leave .{name}(...) out: traced values have the dtype of the inputs"
     if plain in _OPERATORS:
         return f"write {_OPERATORS[plain]}"
     function = ops.FROM_TORCH.get(plain)
@@ -248,7 +259,9 @@ class Expr:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise TraceError(f"the method .{name} is not part of the language{here()}; {_instead_of_method(name)}")
+        raise TraceError(
+            f"the method .{name} is not part of the language{here()}; {_instead_of_method(name, self.node)}"
+        )
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         # NumPy takes over when its scalar stands on the left, as in np.sqrt(2.0) * x

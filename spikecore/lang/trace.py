@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from types import CodeType, FrameType
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
-from spikecore.lang.expr import Expr, TraceError, here, lift, place, raised
+from spikecore.lang.expr import COMPARISON_AS_NUMBER, Expr, TraceError, here, lift, place, raised
 from spikecore.lang.node import Node, const, substitute, topological
 from spikecore.lang.numbers import Numbers
 from spikecore.lang.program import Program
@@ -159,7 +159,7 @@ def _next(owner: str, returned: Any, states: Mapping[str, Any], where: str) -> L
 def _number(owner: str, what: str, value: Any, where: str) -> Node:
     node = lift(value, f"{what} of {owner}", where)
     if node.is_bool:
-        raise TraceError(f"{what} of {owner} is a comparison ({node!r}){where}; use sc.ops.where(comparison, 1.0, 0.0)")
+        raise TraceError(f"{what} of {owner} is a comparison ({node!r}){where}; {COMPARISON_AS_NUMBER}")
     return node
 
 

@@ -40,6 +40,15 @@ def traced(how):
         (lambda x, s, p: x.pow(2), r"; write sc.ops.power\(x, n\)$"),
         (lambda x, s, p: x.relu(), r"; write sc.ops.maximum\(x, 0.0\)$"),
         (lambda x, s, p: x.add_(1.0), r"; write x \+ y$"),
+        *(
+            (
+                how,
+                r"the method .(float|to|int) .*; for a spike write self.spike\(v - 1\) in place of v > 1; sc.ops.where",
+            )
+            for how in (lambda x, s, p: (x > 1).float(), lambda x, s, p: (x > 1).to(x), lambda x, s, p: (x > 1).int())
+        ),
+        (lambda x, s, p: x.float(), r"; leave .float\(...\) out: traced values have the dtype of the inputs$"),
+        (lambda x, s, p: x.to(torch.half), r"; leave .to\(...\) out: traced values have the dtype of the inputs$"),
         (lambda x, s, p: x.erf(), r"the method .erf is not part of the language at .*; see sc.ops for what there is"),
     ],
 )

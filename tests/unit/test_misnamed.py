@@ -90,13 +90,17 @@ def test_a_keyword(name, meant):
 def test_a_name_of_another_neuron():
     """A parameter or a setting that other neurons have: they are named."""
     with pytest.raises(
-        AttributeError, match=r"^LIF has no attribute 'beta'.*; ALIF, Leaky, Synaptic of sc have one\. There"
+        AttributeError, match=r"^LIF has no attribute 'beta'.*; sc\.ALIF, sc\.Leaky, sc\.Synaptic have it\. There"
     ):
         sc.LIF().beta = 0.9
     with pytest.raises(
-        AttributeError, match=r"^IF has no attribute 'reset_delay'.*; (did you mean 'reset'\\?|Leaky of sc)"
+        AttributeError, match=r"^IF has no attribute 'reset_delay'.*; (did you mean 'reset'\\?|sc\.Leaky has it)"
     ):
         sc.IF().reset_delay = False
+    with pytest.raises(
+        TypeError, match=r"^LIF has no parameter 'beta'; sc\.ALIF, sc\.Leaky, sc\.Synaptic have it\. Parameters: tau"
+    ):
+        sc.LIF(beta=0.9)
 
 
 def test_values_of_other_libraries():

@@ -53,7 +53,11 @@ IN_PLACE = (
 )
 INDEX = "indexing or iterating a traced value is not part of the language{here}; it stands for one number per neuron"
 MIXED = "a Tensor is not part of the language as {role}{{here}}; declare it as a parameter of the neuron"
-AS_NUMBER = " got a comparison ({what}){{here}}; turn it into a number with sc.ops.where(comparison, 1.0, 0.0)"
+SPIKE = (
+    "for a spike write self.spike(v - 1) in place of v > 1; sc.ops.where(comparison, 1.0, 0.0) is a number without a "
+    "gradient"
+)
+AS_NUMBER = f" got a comparison ({{what}}){{{{here}}}}; {SPIKE}"
 AS_TRUTH = " got a number ({what}){{here}}; compare it with something first, as in v > 0"
 ARRAY = "a ndarray is not part of the language as operand of add{here}; declare it as a parameter of the neuron"
 METHOD = "the method .{name} is not part of the language{{here}}; write sc.ops.{way_out}"
@@ -162,11 +166,11 @@ REFUSED = {
     ),
     "output comparison": (
         lambda x, s, p: (x > 0, {"v": x}),
-        "output 0 of Cell is a comparison (x > 0){here}; use sc.ops.where(comparison, 1.0, 0.0)",
+        f"output 0 of Cell is a comparison (x > 0){{here}}; {SPIKE}",
     ),
     "next comparison": (
         lambda x, s, p: (x, {"v": x > 0}),
-        "the next v of Cell is a comparison (x > 0){here}; use sc.ops.where(comparison, 1.0, 0.0)",
+        f"the next v of Cell is a comparison (x > 0){{here}}; {SPIKE}",
     ),
     "output tensor": (
         lambda x, s, p: (TENSOR, {"v": x}),
