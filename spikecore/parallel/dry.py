@@ -37,6 +37,8 @@ class Outcome(NamedTuple):
 
     outputs: List[Any]
     unknown: str
+    #: How often single-step neurons were called, for each of the inputs.
+    calls: List[int]
 
 
 def rehearse(stages: Stages, inputs: Sequence[Any], what: str) -> Outcome:
@@ -44,7 +46,7 @@ def rehearse(stages: Stages, inputs: Sequence[Any], what: str) -> Outcome:
 
     Raises ValueError where a stage does not take what the one before gives; ``what`` describes the input of stage 0.
     """
-    values = [mapped(_hollow, value) for value in inputs]
+    values, calls = [mapped(_hollow, value) for value in inputs], [0] * len(inputs)
     numbers = sorted({device.index for _, device in stages if device.type == "cuda"})
     # a stage may draw random numbers, and warn; both are for the real run to do
     with torch.no_grad(), torch.random.fork_rng(numbers), warnings.catch_warnings():
@@ -53,22 +55,32 @@ def rehearse(stages: Stages, inputs: Sequence[Any], what: str) -> Outcome:
             try:
                 twin = _twin(stage)
             except Exception as error:  # a module that cannot be copied, for whatever reason
-                return Outcome([], f"stage {position} cannot be copied ({_first_line(error)})")
+                return Outcome([], f"stage {position} cannot be copied ({_first_line(error)})", [])
             for k, value in enumerate(values):
                 try:
-                    values[k] = _called(twin, value)
+                    values[k], count = _called(twin, value)
+                    calls[k] += count
                 except Exception as error:
                     if _says_nothing(error, device):
-                        return Outcome([], f"stage {position} does not run without data ({_first_line(error)})")
+                        return Outcome([], f"stage {position} does not run without data ({_first_line(error)})", [])
                     raise ValueError(_misfit(stages, position, value, what, twin, error)) from error
-    return Outcome(values, "")
+    return Outcome(values, "", calls)
 
 
-def _called(twin: nn.Module, value: Any) -> Any:
+def _called(twin: nn.Module, value: Any) -> Tuple[Any, int]:
+    """What a stage gives, and how often its single-step neurons were called."""
+    calls: List[nn.Module] = []
+    hooks = []
     for module in twin.modules():
         if isinstance(module, Stateful):
             module._keep(None)
-    return twin(value)
+            if module.step == "single":
+                hooks.append(module.register_forward_pre_hook(lambda neuron, _: calls.append(neuron)))
+    try:
+        return twin(value), len(calls)
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _hollow(tensor: Tensor) -> Tensor:

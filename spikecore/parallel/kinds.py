@@ -6,14 +6,14 @@ import logging
 import sys
 import warnings
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Dict, Hashable, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Hashable, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from spikecore.batches import flattened, mapped
-from spikecore.parallel import dims, dry
+from spikecore.parallel import dims, dry, guess
 from spikecore.parallel.placement import Stages
 
 if TYPE_CHECKING:
@@ -59,23 +59,24 @@ class Kinds:
         what = f"the input, {dry.shapes(x)}"
         if len(sizes) > 1:
             what = f"a part of {different[0]} of the input, {dry.shapes(x)}, whose batch is dimension batch_dim={dim}"
-        outputs = self._rehearsed(stages, [dims.hollow(x, dim, size) for size in different], what)
+        outcome = self._rehearsed(stages, [dims.hollow(x, dim, size) for size in different], what)
+        larger = different[1] if len(different) > 1 else different[0] + 1
+        other = self._larger(stages, x, dim, larger) if len(sizes) > 1 and outcome.outputs else None
+        if len(sizes) > 1 and net.guesses:
+            guess.check(net, x, dim, different[0], outcome.calls, None if other is None else (larger, other.calls[0]))
         if given is not None:
             return dims.OfOutput(None, given, "batch_dim")
-        if len(sizes) > 1 and outputs:
-            larger = self._larger(stages, x, dim, different)
-            if larger is not None:
-                return dims.OfOutput(dims.found(outputs[0], larger[1], different[0], larger[0]), 0, "")
+        if other is not None:
+            return dims.OfOutput(dims.found(outcome.outputs[0], other.outputs[0], different[0], larger), 0, "")
         return dims.OfOutput(None, dims.of_output(net, dim), "")
 
-    def _larger(self, stages: Stages, x: Any, dim: int, sizes: Sequence[int]) -> Optional[Tuple[int, Any]]:
-        """The output for a part of another size, and that size; None if it has none."""
-        larger = sizes[1] if len(sizes) > 1 else sizes[0] + 1
+    def _larger(self, stages: Stages, x: Any, dim: int, size: int) -> Optional[dry.Outcome]:
+        """A run for a part of another size; None if there is none."""
         try:
-            outcome = dry.rehearse(stages, [dims.hollow(x, dim, larger)], "")
+            outcome = dry.rehearse(stages, [dims.hollow(x, dim, size)], "")
         except ValueError:
             return None  # the stages are made for one size of a part
-        return None if outcome.unknown else (larger, outcome.outputs[0])
+        return None if outcome.unknown else outcome
 
     def _steps(self, net: Pipeline, x: Any, several: bool) -> None:
         stages, what = _stages(net), f"one step of the input, {dry.shapes(x)}"
@@ -97,12 +98,12 @@ class Kinds:
                         "[T, B, ...] (reduce=False)"
                     )
 
-    def _rehearsed(self, stages: Stages, inputs: Sequence[Any], what: str) -> List[Any]:
+    def _rehearsed(self, stages: Stages, inputs: Sequence[Any], what: str) -> dry.Outcome:
         outcome = dry.rehearse(stages, inputs, what)
         self.unknown = outcome.unknown
         if outcome.unknown:
             _log.debug("Pipeline: shapes are not checked before the first call: %s", outcome.unknown)
-        return outcome.outputs
+        return outcome
 
 
 def _kind(net: Pipeline, x: Any) -> Tuple[Hashable, ...]:

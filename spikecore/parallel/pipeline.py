@@ -43,7 +43,8 @@ class Pipeline(nn.Module):
     batch_dim: the dimension of the input that is the batch, or a pair: that of the input and that of the output. None:
         of the input 1, ``[T, B, ...]``, if the stages have multi-step neurons and no encoder that makes time
         (``Constant``, ``Poisson``, ``Latency``), else 0; of the output the one that follows the size of the batch in a
-        dry run; where there is none, that of the input, and 1 behind an encoder.
+        dry run; where there is none, that of the input, and 1 behind an encoder. Stages that loop over time
+        themselves, with single-step neurons, need ``batch_dim=1``: without it they raise when a batch is split.
 
     What holds:
 
@@ -62,7 +63,8 @@ class Pipeline(nn.Module):
 
     Raises TypeError or ValueError, before anything is moved, for no stages, a stage that is no module, a device that is
     not there, a module in two stages, a tensor on two devices, ``chunks`` with ``split_sizes``; and, before anything
-    runs, for a split that does not divide the batch and for a stage that does not take what the one before gives.
+    runs, for a split that does not divide the batch, for a stage that does not take what the one before gives, and for
+    a batch dimension that was not given and cannot be told.
     """
 
     def __init__(
@@ -158,6 +160,11 @@ class Pipeline(nn.Module):
     def batch_dim(self) -> int:
         """The dimension of the input that is the batch."""
         return dims.of_input(self) if self._dims[0] is None else self._dims[0]
+
+    @property
+    def guesses(self) -> bool:
+        """Whether nobody said which dimension of the input is the batch."""
+        return self._dims[0] is None
 
     @property
     def unchecked(self) -> str:

@@ -105,7 +105,8 @@ class PartStates:
                     raise RuntimeError(
                         f"{type(module).__name__} carries its state, and for a part of {size} its state {name!r} has "
                         f"shape {tuple(value.shape)}, whose first dimension is not the batch; the states of parts can "
-                        "be joined along the first dimension only: use chunks=1"
+                        "be joined along the first dimension only: use chunks=1; or say which dimension of the input "
+                        "is the batch, Pipeline(..., batch_dim=1) for [T, B, ...]"
                     )
         known = list({id(passed): passed for _, passed in self._parts[module] if passed is not None}.values())
         whole = {name: torch.cat([state[name] for state in held]) for name in held[0]}
