@@ -14,15 +14,25 @@ from __future__ import annotations
 
 from collections import deque
 from functools import lru_cache, partial
-from itertools import repeat
-from operator import is_
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
-from typing import Any, Callable, Collection, Container, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, Collection, Container, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from torch import Tensor, nn
 
-#: Whether a value still holds the same objects.
-Check = Callable[[], bool]
+from spikecore.unchanged import (
+    Check,
+    bytes_of,
+    has,
+    has_bytes,
+    has_version,
+    holds,
+    holds_within,
+    is_built,
+    lists,
+    maps,
+    maps_within,
+    sizes,
+)
 
 #: The most values that are compared; a larger value is not looked into.
 MOST = 1000
@@ -71,7 +81,7 @@ class Look:
         if not names:
             return None
         kept = [getattr(kind, name, None) for name in names]
-        self.checks.append(partial(_has, kind, names, kept))
+        self.checks.append(partial(has, kind, names, kept))
         return self._parts(names, kept, called)
 
     def entries(self, held: Mapping[str, Any], names: Sequence[str], called: str = "") -> Any:
@@ -82,8 +92,17 @@ class Look:
         if not names:
             return None
         kept = [held.get(name) for name in names]
-        self.checks.append(partial(_holds, held, names, kept))
+        self.checks.append(partial(holds, held, names, kept))
         return self._parts(names, kept, called)
+
+    def _entries_within(self, value: nn.Module, where: Optional[str], names: Sequence[str]) -> Any:
+        """The same of a dict of a module, of ``__dict__`` itself for None."""
+        if not names:
+            return None
+        held = value.__dict__ if where is None else value.__dict__[where]
+        kept = [held.get(name) for name in names]
+        self.checks.append(partial(holds_within, value, where, names, kept))
+        return self._parts(names, kept, "")
 
     def _parts(self, names: Sequence[str], values: Sequence[Any], called: str) -> Any:
         if not called:
@@ -114,16 +133,16 @@ class Look:
                 return content
         else:
             content = self._memory(value)
-        attributes = [*self._attributes(value)]
-        if content is None and not attributes and not hasattr(value, "__dict__"):
+        attributes, of_class = [*self._attributes(value)], self._content(type(value))
+        if content is None and not attributes and of_class is None and not hasattr(value, "__dict__"):
             return None
-        return type(value), content, attributes
+        return type(value), content, attributes, of_class
 
     def _tensor(self, value: Tensor) -> Any:
         if value.is_inference():
             return None
         # the version, not the values: reading values would wait for the device
-        self.checks.append(partial(_has_version, value, value._version))
+        self.checks.append(partial(has_version, value, value._version))
         return _Same(value), value._version
 
     def _items(self, value: Any) -> Any:
@@ -134,11 +153,11 @@ class Look:
             return None
         if isinstance(value, Mapping):
             names, kept = list(value), list(value.values())
-            self.checks.append(partial(_maps, value, names, kept))
+            self.checks.append(partial(maps, value, names, kept))
             return type(value), [(self.part(name), self.part(one)) for name, one in zip(names, kept)]
         kept = list(value)
         if not isinstance(value, (tuple, frozenset)):
-            self.checks.append(partial(_lists, value, kept))
+            self.checks.append(partial(lists, value, kept))
         if isinstance(value, (set, frozenset)):
             return type(value), {(repr(one), type(one) if is_fixed(one) else _Same(one)) for one in kept}
         return type(value), [self.part(one) for one in kept]
@@ -154,8 +173,8 @@ class Look:
             if not view.readonly or getattr(value, "base", None) is not None:
                 self._cut()
             return None
-        kept = _bytes_of(view)
-        self.checks.append(partial(_has_bytes, value, kept))
+        kept = bytes_of(view)
+        self.checks.append(partial(has_bytes, value, kept))
         return kept
 
     def _attributes(self, value: Any) -> Iterator[Tuple[str, Any]]:
@@ -166,30 +185,35 @@ class Look:
         if hasattr(value, "__dict__"):
             names, kept = list(value.__dict__), list(value.__dict__.values())
             if not fixed:
-                self.checks.append(partial(_maps_within, value, names, kept))
+                self.checks.append(partial(maps_within, value, names, kept))
             for name, one in zip(names, kept):
                 yield name, self.part(one)
         if slots:
             kept = [getattr(value, name) for name in slots]
             if not fixed:
-                self.checks.append(partial(_has, value, slots, kept))
+                self.checks.append(partial(has, value, slots, kept))
             for name, one in zip(slots, kept):
                 yield name, self.part(one)
 
     def _module(self, value: nn.Module) -> Any:
         """Attributes, tensors and classes of a module under names that count, and all the modules that it holds."""
         kind = type(value)
-        of_class = self._counting(class_values(kind))
+        held, of_name = value._modules, self._counting
+        # torch replaces these dicts, as on `del` of an item, so that a check must not keep one of them
+        self.checks.append(partial(is_built, value, list(held), list(held.values()), sizes(value)))
+        # these have numbers for names
+        tensors = list if isinstance(value, (nn.ParameterList, nn.ParameterDict)) else of_name
+        of_class = of_name(class_values(kind))
         # code of spikecore itself reads the configuration of a neuron
         read = [name for name in getattr(kind, "configuration", ()) if name in value.__dict__]
-        own = dict.fromkeys((*self._counting(value.__dict__), *of_class, *read))
+        own = dict.fromkeys((*of_name(value.__dict__), *of_class, *read))
         return (
             kind,
-            self.entries(value.__dict__, [*own]),
+            self._entries_within(value, None, [*own]),
             self.attributes_of_class(kind, of_class),
-            self.entries(value._parameters, self._counting(value._parameters)),
-            self.entries(value._buffers, self._counting(value._buffers)),
-            self.entries(value._modules, [*value._modules]),
+            self._entries_within(value, "_parameters", tensors(value._parameters)),
+            self._entries_within(value, "_buffers", of_name(value._buffers)),
+            [(name, self.part(one)) for name, one in held.items()],
         )
 
 
@@ -241,38 +265,3 @@ def class_values(kind: Any) -> List[str]:
         for name, value in list(vars(base).items())
         if not (name.startswith("__") and name.endswith("__")) and not hasattr(type(value), "__get__")
     ]
-
-
-def _bytes_of(view: memoryview) -> Tuple[Any, ...]:
-    return view.format, view.shape, view.tobytes()
-
-
-# Checks. The functions of Python that they use let no other thread run in between.
-
-
-def _holds(held: Mapping[str, Any], names: Iterable[str], kept: Iterable[Any]) -> bool:
-    return all(map(is_, map(held.get, names), kept))
-
-
-def _lists(value: Any, kept: Sequence[Any]) -> bool:
-    return len(value) == len(kept) and all(map(is_, value, kept))
-
-
-def _maps(value: Any, names: Iterable[Any], kept: Sequence[Any]) -> bool:
-    return len(value) == len(kept) and all(map(is_, value, names)) and all(map(is_, value.values(), kept))
-
-
-def _maps_within(value: Any, names: Iterable[Any], kept: Sequence[Any]) -> bool:
-    return _maps(value.__dict__, names, kept)
-
-
-def _has(value: Any, names: Iterable[str], kept: Iterable[Any]) -> bool:
-    return all(map(is_, map(getattr, repeat(value), names, repeat(None)), kept))
-
-
-def _has_version(value: Tensor, version: int) -> bool:
-    return value._version == version
-
-
-def _has_bytes(value: Any, kept: Tuple[Any, ...]) -> bool:
-    return _bytes_of(memoryview(value)) == kept

@@ -2,14 +2,16 @@
 
 Rules of this module:
 
-- It compares the attributes that were read, those of the neuron's class, and the globals that the code names; within
-  them lists, dicts, sets, arrays, tensors, objects, modules and classes.
-- Code itself (functions, methods, imported modules) and closures are not compared.
+- It compares the attributes that were read, those of the neuron's class, the globals that the code names, and the
+  attributes of imported modules that it names as ``config.gain``; within them lists, dicts, sets, arrays, tensors,
+  objects, modules and classes.
+- Code itself (functions, methods, default arguments) and closures are not compared.
 - A value that is too large to be compared in each call gives a warning.
 """
 
 from __future__ import annotations
 
+import builtins
 import dis
 import warnings
 from functools import lru_cache
@@ -17,13 +19,16 @@ from operator import is_
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, Collection, Container, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
-from spikecore.contents import MOST, Check, Look, class_values
+from spikecore.contents import MOST, Look, class_values
 from spikecore.lang.trace import Ran
+from spikecore.unchanged import Check
 
 #: Functions and attributes that find attributes by a name which is not in the code.
 _LOOK_UP = frozenset(("getattr", "hasattr", "vars", "dir", "attrgetter", "__dict__", "__getattribute__"))
 #: Globals that are code.
 _CODE = (ModuleType, FunctionType, BuiltinFunctionType)
+#: Packages whose modules hold constants only.
+_CONSTANT = frozenset(("builtins", "cmath", "math", "numpy", "spikecore", "torch"))
 #: How often to look again at something that another thread changes meanwhile.
 _TRIES = 3
 
@@ -149,8 +154,13 @@ def watch(neuron: Any, read: Container[str], left_out: FrozenSet[str], ran: Ran)
     counting: Container[str] = named if ran.known and named.isdisjoint(_LOOK_UP) else EVERY
     scopes: Dict[int, Tuple[Dict[str, Any], List[str]]] = {}
     for code, scope in ran.codes.items():
-        used = scopes.setdefault(id(scope), (scope, []))[1]
-        used += [name for name in _globals_of(code) if name not in used and _is_value(scope.get(name), counting)]
+        for path in _globals_of(code):
+            held, name = _end(scope, path)
+            used = scopes.setdefault(id(held), (held, []))[1]
+            # a name that is not there may come, unless it is a builtin
+            there = name in held or not hasattr(builtins, name)
+            if name not in used and there and _is_value(held.get(name), counting):
+                used.append(name)
     made = Watch(neuron, own, read, counting, [one for one in scopes.values() if one[1]], left_out)
     for name in made.too_large:
         if name.rpartition(".")[2] in named:
@@ -169,10 +179,31 @@ def _is_value(value: Any, names: Container[str]) -> bool:
     """Whether a global can change later, other than by being code that is replaced."""
     if isinstance(value, type):
         return any(name in names for name in class_values(value))
-    return value is not None and not isinstance(value, _CODE)
+    return not isinstance(value, _CODE)
+
+
+def _end(scope: Dict[str, Any], path: Sequence[str]) -> Tuple[Dict[str, Any], str]:
+    """The dict and the name of what a path of names begins with, behind the imported modules on its way."""
+    for name in path[:-1]:
+        value = scope.get(name)
+        if not isinstance(value, ModuleType) or value.__name__.partition(".")[0] in _CONSTANT:
+            return scope, name
+        scope = vars(value)
+    return scope, path[-1]
 
 
 @lru_cache(maxsize=1024)
-def _globals_of(code: CodeType) -> Tuple[str, ...]:
-    """Names of the globals and builtins that code reads."""
-    return tuple({str(step.argval) for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"})
+def _globals_of(code: CodeType) -> Tuple[Tuple[str, ...], ...]:
+    """The globals and builtins that code reads, each with the attributes that it reads of them: a, a.b, a.b.c."""
+    paths: Dict[Tuple[str, ...], None] = {}
+    path: Tuple[str, ...] = ()
+    for step in dis.get_instructions(code):
+        if step.opname == "LOAD_GLOBAL":
+            path = (str(step.argval),)
+        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and path:
+            path = (*path, str(step.argval))
+        elif step.opname != "EXTENDED_ARG":
+            path = ()
+        if path:
+            paths[path] = None
+    return tuple(paths)
