@@ -128,6 +128,18 @@ def found(one: Any, other: Any, size: int, larger: int) -> Tuple[int, ...]:
     return tuple(dims)
 
 
+def fits(parts: Sequence[Any], sizes: Sequence[int], of_output: OfOutput) -> bool:
+    """Whether the outputs of parts have the sizes of the parts in the dimensions that a dry run found."""
+    known = of_output.known
+    if known is None or len(parts) == 1:
+        return True
+    rows = [flattened(part) for part in parts]
+    return all(
+        len(row) == len(known) and all(x.ndim > dim and x.shape[dim] == size for x, dim in zip(row, known))
+        for row, size in zip(rows, sizes)
+    )
+
+
 def joined(parts: Sequence[Any], sizes: Sequence[int], of_output: OfOutput) -> Any:
     """The outputs of all parts as one. Raises TypeError or ValueError where they cannot be put together."""
     first = parts[0]

@@ -48,6 +48,10 @@ class Kinds:
             self._steps(net, x, several)
             self._keep(kind, dims.OfOutput((), 0, ""))
 
+    def forget(self) -> None:
+        """Check every kind anew."""
+        self._known.clear()
+
     def _keep(self, kind: Hashable, value: dims.OfOutput) -> dims.OfOutput:
         if len(self._known) >= _MOST:
             self._known.clear()
@@ -107,7 +111,8 @@ class Kinds:
 
 
 def _kind(net: Pipeline, x: Any) -> Tuple[Hashable, ...]:
-    return tuple([(tuple(value.shape), value.dtype) for value in flattened(x)]), net.training
+    stages = tuple([(id(module), type(module)) for module in net.modules()])  # they may get other layers
+    return tuple([(tuple(value.shape), value.dtype) for value in flattened(x)]), net.training, stages
 
 
 def _as_it_is(value: torch.Tensor) -> torch.Tensor:

@@ -103,13 +103,14 @@ class Pipeline(nn.Module):
             states.leave(stage, part)
             return made
 
-        try:
+        with states.kept():
             made = list(ticks(self.devices, len(sizes), parts.__getitem__, work))
+            if not dims.fits(made, sizes, of_output):  # the stages changed since the dry run
+                self._kinds.forget()
+                of_output = self._kinds.check_parts(self, x, dim, sizes, self._dims[1])
+            out = dims.joined(made, sizes, of_output)
             states.join()
-        except BaseException:
-            states.put_back()
-            raise
-        return dims.joined(made, sizes, of_output)
+        return out
 
     def constant_forward(self, x: Any, T: int, reduce: bool = True) -> Any:
         """The input ``x [B, ...]`` at each of ``T`` time steps: outputs ``[B, ...]`` summed, or ``[T, B, ...]``.
@@ -127,14 +128,15 @@ class Pipeline(nn.Module):
         it): one that loses the dimension of time is refused, others cannot be told and would be wrong.
 
         Raises TypeError or ValueError for ``T`` not a positive whole number, neurons of both kinds, an encoder among
-        the stages (the input is repeated here, leave it out), and a stage that does not take what the one before gives.
+        the stages (the input is repeated here, leave it out), and a stage that does not take what the one before gives;
+        RuntimeError for a call while another thread is in one, since neurons hold their state between steps.
         """
         if is_compiling():
             _refuse_compiler()
         several = steps.check(self, x, T, reduce)
         self._kinds.check_steps(self, x, several)
         stages = list(self)
-        with steps.from_rest(self, several):
+        with steps.alone(self), PartStates(stages, (1,)).kept(), steps.from_rest(self, several):
             entering = sent(steps.with_time(x) if several else x, self.devices[0])
             made = ticks(self.devices, T, lambda _: entering, lambda stage, _, value: stages[stage](value))
             return steps.summed(made, several) if reduce else steps.stacked(made, several)

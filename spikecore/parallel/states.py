@@ -8,7 +8,8 @@ joined. Gradients pass both.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -40,15 +41,27 @@ class PartStates:
         self._stages: List[List[Stateful]] = [[] for _ in stages]
         self._parts: Dict[Stateful, List[_Part]] = {}
         self._whole: Dict[Stateful, _Part] = {}
-        if len(sizes) == 1:
-            return
         for modules, stage in zip(self._stages, stages):
             modules += [module for module in stage.modules() if isinstance(module, Stateful) and module.continues]
             for module in modules:
                 slot = module._slot()
                 self._whole[module] = slot["_state"], slot["_passed"]
+        if len(sizes) == 1:
+            self._stages = [[] for _ in stages]  # one part goes on from the state of the whole batch
+            return
         for module in self._whole:
             self._parts[module] = self._cut(module)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Leave every neuron with the state it had before, if an error ends the block."""
+        try:
+            yield
+        except BaseException:
+            for module, (state, passed) in self._whole.items():
+                slot = module._slot()
+                slot["_state"], slot["_passed"] = state, passed
+            raise
 
     def enter(self, stage: int, part: int) -> None:
         """Give the neurons of a stage the states of a part."""
@@ -64,14 +77,8 @@ class PartStates:
 
     def join(self) -> None:
         """Make the states of the parts those of the whole batch."""
-        joined = {module: self._joined(module) for module in self._whole}
+        joined = {module: self._joined(module) for module in self._parts}
         for module, (state, passed) in joined.items():
-            slot = module._slot()
-            slot["_state"], slot["_passed"] = state, passed
-
-    def put_back(self) -> None:
-        """Leave every neuron with the state it had before, after an error."""
-        for module, (state, passed) in self._whole.items():
             slot = module._slot()
             slot["_state"], slot["_passed"] = state, passed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
 from typing import Any, Iterable, Iterator, List
 
@@ -41,6 +42,21 @@ def check(net: nn.Module, x: Any, T: Any, reduce: Any) -> bool:
 
 
 @contextmanager
+def alone(net: nn.Module) -> Iterator[None]:
+    """Raise RuntimeError if another thread is in this block with the same network."""
+    # an atomic operation of dict, past __setattr__ of modules
+    if net.__dict__.setdefault("_streaming", threading.get_ident()) != threading.get_ident():
+        raise RuntimeError(
+            "constant_forward of this Pipeline runs in another thread, and its neurons hold their state from step to "
+            "step; give each thread a copy, copy.deepcopy(pipeline), or call them one after the other"
+        )
+    try:
+        yield
+    finally:
+        net.__dict__.pop("_streaming", None)
+
+
+@contextmanager
 def from_rest(net: nn.Module, several: bool) -> Iterator[None]:
     """Begin at rest and leave no state behind, unless ``carry_state`` is active; multi-step neurons go on within."""
     modules = stateful_modules(net)
@@ -72,7 +88,8 @@ def summed(made: Iterable[Any], several: bool) -> Any:
     """The sum of the outputs of all steps, from the first to the last."""
     total: Any = None
     for output in made:
-        total = output if total is None else _added(total, output)
+        counts = mapped(_count, output)
+        total = counts if total is None else _added(total, counts)
     return mapped(lambda value: value.squeeze(0), total) if several else total
 
 
@@ -82,6 +99,11 @@ def stacked(made: Iterable[Any], several: bool) -> Any:
     rows: List[List[torch.Tensor]] = [flattened(output) for output in outputs]
     left = iter([(torch.cat if several else torch.stack)(list(column)) for column in zip(*rows)])
     return mapped(lambda _: next(left), outputs[0])
+
+
+def _count(value: torch.Tensor) -> torch.Tensor:
+    """What torch.sum adds: of whole numbers and of truth values, 64-bit integers."""
+    return value if value.is_floating_point() or value.is_complex() else value.long()
 
 
 def _added(total: Any, output: Any) -> Any:

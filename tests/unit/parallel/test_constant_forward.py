@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import nullcontext
 
 import pytest
@@ -219,3 +220,70 @@ class TestRefused:
         many = sc.Pipeline([(nn.Sequential(neuron, nn.Linear(N, N), neuron), "cpu")])
         with pytest.raises(ValueError, match="IF carries its state and is in the network twice"):
             many.constant_forward(torch.rand(B, N), T)
+
+
+@pytest.mark.parametrize("step", ["single", "multi"])
+def test_an_error_leaves_the_carried_states(step):
+    """Within carry_state a call that ends in an error leaves every neuron with the state of the call before."""
+
+    class Ends(nn.Module):
+        now = False
+
+        def forward(self, x):
+            if self.now and x.device.type != "meta":
+                raise KeyError("now")
+            return x
+
+    ends = Ends()
+    many = sc.Pipeline([(stage, "cpu") for stage in [*stages(step)[:1], ends, *stages(step)[1:]]])
+    with sc.carry_state(many):
+        many.constant_forward(images(), T)
+        before = states(many)
+        ends.now = True
+        with pytest.raises(KeyError, match="now"):
+            many.constant_forward(images(), T)
+        held = [(one, other) for one, other in zip(states(many), before) if other is not None]
+        assert len(held) == 3  # the neuron within Recurrent holds none
+        assert all(torch.equal(one[name], other[name]) for one, other in held for name in other)
+
+
+def test_two_threads():
+    """A call while another thread is in one raises, and leaves that one as it was; afterwards either may call."""
+    inside, go_on, x = threading.Event(), threading.Event(), images().detach()
+
+    class Waits(nn.Module):
+        def forward(self, x):
+            if x.device.type != "meta" and threading.current_thread() is not threading.main_thread():
+                inside.set()
+                go_on.wait(60)
+            return x
+
+    many = sc.Pipeline([(stage, "cpu") for stage in [*stages("multi"), Waits()]]).eval()
+    wanted, found = many.constant_forward(x, T), []
+    other = threading.Thread(target=lambda: found.append(many.constant_forward(x, T)))
+    other.start()
+    assert inside.wait(60)
+    try:
+        with pytest.raises(RuntimeError, match="constant_forward of this Pipeline runs in another thread.*deepcopy"):
+            many.constant_forward(x, T)
+    finally:
+        go_on.set()
+        other.join()
+    assert torch.equal(found[0], wanted)
+    assert torch.equal(many.constant_forward(x, T), wanted)
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32])
+def test_the_sum_of_whole_numbers(dtype, steps):
+    """reduce=True is the sum over time of what reduce=False gives, in dtype and values."""
+
+    class Cast(nn.Module):
+        def forward(self, x):
+            return (x > 0.5).to(dtype) * torch.ones((), dtype=dtype)
+
+    many = sc.Pipeline([(nn.Sequential(sc.IF(step="single"), Cast()), "cpu")])
+    x = torch.rand(4, 3)
+    summed, stacked = many.constant_forward(x, steps), many.constant_forward(x, steps, reduce=False)
+    assert summed.dtype == torch.int64
+    assert torch.equal(summed, stacked.sum(0))

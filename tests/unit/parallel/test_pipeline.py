@@ -177,6 +177,47 @@ def test_an_error_leaves_the_states():
     assert [a.shape[0] for a in states(many)] == [B] * len(before)
 
 
+class Ends(nn.Module):
+    """Raises in a real call when it is told to."""
+
+    now = False
+
+    def forward(self, x):
+        if self.now and x.device.type != "meta":
+            raise KeyError("now")
+        return x
+
+
+@pytest.mark.parametrize("chunks", [None, 1, 2])
+@pytest.mark.parametrize("step", ["single", "multi"])
+def test_an_error_in_a_later_stage_leaves_the_states(step, chunks):
+    """The first stage is not a call ahead of the others after an error in one part or several."""
+    stages, ends, x = layers(step=step), Ends(), inputs().detach()
+    x = x[0] if step == "single" else x
+    many = sc.Pipeline([(stages[0], "cpu"), (ends, "cpu"), (stages[1], "cpu")], chunks=chunks)
+    with sc.carry_state(many):
+        many(x)
+        before = states(many)
+        ends.now = True
+        with pytest.raises(KeyError, match="now"):
+            many(x)
+        assert len(states(many)) == len(before)
+        assert all(torch.equal(a, b) for a, b in zip(states(many), before))
+
+
+def test_an_error_where_outputs_are_put_together_leaves_the_states():
+    """A call that raises because its outputs are no tensors has not advanced the neurons."""
+
+    class Named(nn.Module):
+        def forward(self, x):
+            return x, "spikes"
+
+    many = sc.Pipeline([(nn.Sequential(sc.LIF(step="single"), Named()), "cpu")], chunks=2)
+    with pytest.raises(TypeError, match="not everything is a tensor"):
+        many(torch.rand(4, 3))
+    assert many[0][0].state is None
+
+
 def test_a_state_of_another_batch():
     """A carried state that does not fit the batch is an error that says sc.reset."""
     many, x = pipeline(step="single", split={"chunks": 2}), inputs().detach()

@@ -77,3 +77,38 @@ def test_a_loop_that_cannot_be_run_without_data(dim):
         made(Loop(reads=True, dim=1 - dim), chunks=2)(inputs())
     wanted = Loop(dim=1 - dim)(inputs())
     assert torch.equal(made(Loop(reads=True, dim=1 - dim), chunks=2, batch_dim=(dim, dim))(inputs()), wanted)
+
+
+class Turned(nn.Module):
+    """Time and batch change places."""
+
+    def forward(self, x):
+        return x.transpose(0, 1)
+
+
+@pytest.mark.parametrize("steps", [4, 2])
+def test_a_stage_that_got_another_layer(steps):
+    """A layer that is appended, or set to do something else, may move the batch of the output, which is found again."""
+    x, back = inputs()[:steps], nn.Sequential(sc.LIF())
+    many = made(nn.Linear(N, N), back, chunks=2)
+    assert many(x).shape == (steps, B, N)
+    back.append(Turned())
+    wanted = nn.Sequential(*many)(x)
+    assert torch.equal(many(x), wanted)
+
+
+def test_a_layer_that_does_something_else_since():
+    """Outputs that do not have the sizes of the parts where the dry run found the batch: it is found again."""
+
+    class Maybe(nn.Module):
+        turn = False
+
+        def forward(self, x):
+            return x.transpose(0, 1) if self.turn else x
+
+    last, x = Maybe(), inputs()
+    many = made(nn.Linear(N, N), nn.Sequential(sc.LIF(), last), chunks=2)
+    assert many(x).shape == (T, B, N)
+    last.turn = True
+    assert many(x).shape == (B, T, N)
+    assert torch.equal(many(x), nn.Sequential(*many)(x))
