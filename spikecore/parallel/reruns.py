@@ -171,10 +171,11 @@ def _changed_setting(settings: _Settings) -> str:
     """What changed, for users; "" if nothing did."""
     neuron = settings.neuron
     # asked first: it traces again, and takes other numbers, where something that the definition reads has changed
-    same = settings.program is None or not isinstance(neuron, Bound) or neuron.program == settings.program
+    now = neuron.program if settings.program is not None and isinstance(neuron, Bound) else settings.program
+    same = now is settings.program or now == settings.program  # to compare two programs takes long
     for name, value in zip(settings.names, settings.values):
-        now = vars(neuron).get(name)
-        if now is not value and not (type(now) is type(value) and bool(now == value)):
+        own = vars(neuron).get(name)
+        if own is not value and not (type(own) is type(value) and bool(own == value)):
             return repr(_DERIVED.get(name, name))
     return "" if same else "the definition"
 
