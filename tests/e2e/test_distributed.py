@@ -167,7 +167,7 @@ class TestPrograms:
         found = results[f"{name} in one go"]
         assert isinstance(found, dict), found
         assert found["code"] == 0, found["said"]
-        assert re.search(r"test accuracy  [\d.]+% .*\nprocesses      2 on cpu\n", found["said"])
+        assert re.search(r"test accuracy  [\d.]+% .*\n(?:.*\n)*?processes      2 on cpu\n", found["said"])
         monkeypatch.syspath_prepend(str(several.EXAMPLES))
         monkeypatch.setattr(sys, "argv", [name, *SHORT, "--out", str(tmp_path)])
         runpy.run_path(str(several.EXAMPLES / name), run_name="__main__")
