@@ -120,7 +120,10 @@ class TestWrongArguments:
             sc.IF(surogate=sc.surrogate.ATan())
         with pytest.raises(TypeError, match=r"^IF has no parameter 'zzz'; Parameters: threshold, v_reset;"):
             sc.IF(zzz=1.0)
-        with pytest.raises(TypeError, match=r"^Pair has no parameter 'tau'; Parameters: none;"):
+        with pytest.raises(TypeError, match=r"^Pair has no parameter 'zzz'; Parameters: none;"):
+            Pair(zzz=1.0)
+        others = r"sc\.ALIF, .*sc\.LIF, .*have it\."
+        with pytest.raises(TypeError, match=rf"^Pair has no parameter 'tau'; {others} Parameters: none;"):
             Pair(tau=1.0)
 
     @pytest.mark.parametrize("value", ["1", 1.0, None, True])
