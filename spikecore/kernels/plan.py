@@ -16,9 +16,7 @@ import torch
 from spikecore.backend import Spec
 from spikecore.kernels.cut import smallest_cut
 from spikecore.lang import Adjoint, Node, Program, once, topological
-from spikecore.lang.grad import reverse
 from spikecore.lang.node import const
-from spikecore.lang.reach import reach
 
 #: Kinds of parameters that have one value for all neurons.
 UNIFORM_KINDS = ("number", "scalar")
@@ -143,17 +141,9 @@ class BackwardPlan(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _adjoint(plan: BackwardPlan) -> Adjoint:
-    program = plan.program
-    roots = [(node, Node("out_grad", (), i)) for i, node in enumerate(program.outputs) if plan.outputs[i]]
-    # a state that nothing asked for depends on has no cotangent, not one that is 0
-    live = reach(program, plan.outputs, plan.trace, plan.final).live
-    following = zip(program.states, program.next)
-    roots += [(node, Node("next_grad", (), name)) for name, node in following if name in live]
-    moving = program.leaves[: len(program.inputs) + len(program.states)]
-    found = reverse(roots, [*moving, *(Node("param", (), name) for name in plan.learn)])
-    n, m = len(program.inputs), len(moving)
-    inputs = [node if wants else const(0.0) for node, wants in zip(found[:n], plan.inputs)]
-    return Adjoint(tuple(inputs), tuple(found[n:m]), tuple(found[m:]))
+    found = plan.program.adjoint(plan.learn, plan.outputs, plan.trace, plan.final)
+    inputs = [node if wants else const(0.0) for node, wants in zip(found.inputs, plan.inputs)]
+    return Adjoint(tuple(inputs), found.states, found.params)
 
 
 @lru_cache(maxsize=64)

@@ -13,7 +13,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 from spikecore.lang.expr import Expr, make
 from spikecore.lang.node import Node, SpikeRule, const, substitute, topological
 from spikecore.lang.program import Adjoint, Program
-from spikecore.lang.reach import FLAT
+from spikecore.lang.reach import FLAT, reach
 
 #: Contributions of one node's cotangent to its arguments; None for none.
 Contributions = Sequence[Optional[Expr]]
@@ -117,14 +117,24 @@ def reverse(roots: Sequence[Tuple[Node, Node]], wanted: Sequence[Node]) -> List[
 
 
 @lru_cache(maxsize=256)
-def adjoint(program: Program, learn: Tuple[str, ...]) -> Adjoint:
+def adjoint(
+    program: Program, learn: Tuple[str, ...], outputs: Tuple[bool, ...], trace: Tuple[str, ...], final: bool
+) -> Adjoint:
     """See :meth:`Program.adjoint`."""
     unknown = [name for name in learn if name not in program.params]
     if unknown:
         known = tuple(name for name in program.params if name not in program.numbers)
         raise ValueError(f"learn={learn!r}: {', '.join(unknown)} is no parameter of {program!r}: {known}")
-    roots = [(node, Node("out_grad", (), i)) for i, node in enumerate(program.outputs)]
-    roots += [(node, Node("next_grad", (), state)) for state, node in zip(program.states, program.next)]
+    if len(outputs) != len(program.outputs):
+        raise ValueError(
+            f"outputs={outputs!r}: {program!r} has {len(program.outputs)} outputs, give one value for each"
+        )
+    if not set(trace) <= set(program.states):
+        raise ValueError(f"trace={trace!r}: the states of {program!r} are {program.states}")
+    roots = [(node, Node("out_grad", (), i)) for i, node in enumerate(program.outputs) if outputs[i]]
+    live = reach(program, outputs, trace, final).live
+    following = zip(program.states, program.next)
+    roots += [(node, Node("next_grad", (), state)) for state, node in following if state in live]
     inputs, states = len(program.inputs), len(program.states)
     leaves = [*program.leaves[: inputs + states], *(Node("param", (), name) for name in learn)]
     found = reverse(roots, leaves)

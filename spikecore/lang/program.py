@@ -7,7 +7,7 @@ the equations it was traced from, and never changes.
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Dict, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from spikecore.lang.node import Flat, Node, flat, parameters, topological, unflat
 
@@ -131,11 +131,27 @@ class Program:
         """Every node that the outputs and next states need, arguments first. Nothing else is ever computed."""
         return topological([*self.outputs, *self.next])
 
-    def adjoint(self, learn: Sequence[str] = ()) -> Adjoint:
-        """The adjoint of one step, with the cotangents of the named parameters."""
+    def adjoint(
+        self,
+        learn: Sequence[str] = (),
+        outputs: Optional[Sequence[bool]] = None,
+        trace: Sequence[str] = (),
+        final: bool = True,
+    ) -> Adjoint:
+        """The adjoint of one step, with the cotangents of the named parameters.
+
+        A cotangent that does not arrive is not 0: 0 times an infinite derivative is NaN. So it has no leaf.
+
+        outputs: for each output, whether a cotangent arrives; by default all do. trace: names of the recorded states
+        with a cotangent. final: whether a cotangent of a final state arrives. Without one, only states that another
+        cotangent leads to have a ``next_grad``, which is 0 after the last step.
+
+        Raises ``ValueError`` for a name that is none of a parameter, or of a state, and another number of outputs.
+        """
         from spikecore.lang.grad import adjoint
 
-        return adjoint(self, tuple(learn))
+        there = (True,) * len(self.outputs) if outputs is None else tuple(map(bool, outputs))
+        return adjoint(self, tuple(learn), there, tuple(trace), bool(final))
 
 
 def _restore(entries: Flat, values: Dict[str, Any]) -> Program:

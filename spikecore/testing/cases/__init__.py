@@ -2,6 +2,7 @@
 
 from spikecore.testing.case import Collection
 from spikecore.testing.cases import (
+    absent,
     arguments,
     asked,
     compiled,
@@ -42,6 +43,7 @@ for _tier in (
     state,
     turning,
     wanted,
+    absent,
     asked,
     language,
     unusual,

@@ -125,9 +125,8 @@ class WritesStatesInTurn(Loop):
 class WritesCotangentsInTurn(Tape):
     """Backward writes the cotangents of the states one after another."""
 
-    def __init__(self, program, spec):
-        super().__init__(program, spec)
-        exact, inputs, states = self.back, len(program.inputs), len(program.states)
+    def back(self, *arriving):
+        exact, inputs, states = super().back(*arriving), len(self.program.inputs), len(self.program.states)
 
         def back(leaves, like):
             made = exact(leaves, like)
@@ -136,7 +135,7 @@ class WritesCotangentsInTurn(Tape):
             again = exact([*leaves[:-states], made[inputs].expand(leaves[-1].shape), *leaves[1 - states :]], like)
             return [*made[: inputs + 1], *again[inputs + 1 : inputs + states], *made[inputs + states :]]
 
-        self.back = back
+        return back
 
 
 def streamed(backend: str) -> object:

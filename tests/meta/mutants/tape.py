@@ -25,10 +25,14 @@ class Tape:
         self.params = [Node("param", (), name) for name in names]
         self.rest = Straight(self.params, program.rest)
         self.step = Straight(program.leaves, [*program.outputs, *program.next])
-        adjoint = program.adjoint(self.learn)
+
+    def back(self, outputs: Any, trace: Any, final: bool) -> Any:
+        """One step backwards for the cotangents that arrive: one that does not is in no expression."""
+        program = self.program
+        adjoint = program.adjoint(self.learn, outputs, trace, final)
         cotangents = [Node("out_grad", (), k) for k in range(len(program.outputs))]
         cotangents += [Node("next_grad", (), name) for name in program.states]
-        self.back = Straight([*program.leaves, *cotangents], [*adjoint.inputs, *adjoint.states, *adjoint.params])
+        return Straight([*program.leaves, *cotangents], [*adjoint.inputs, *adjoint.states, *adjoint.params])
 
     def __call__(self, inputs: Any, state: Any, params: Any, record: Any) -> Any:
         """See :meth:`spikecore.Backend.compile`. The start at rest is torch's, with its gradient."""
@@ -101,6 +105,7 @@ class Tape:
         outs, finals = len(self.program.outputs), len(self.program.states)
         carried = [self.incoming(g, zero) for g in grads[outs : outs + finals]]
         traces = dict(zip((self.program.states.index(name) for name in ctx.record), grads[outs + finals :]))
+        back = self.back(*self.arriving(ctx, grads))
         found = [torch.empty(x.shape, dtype=x.dtype) for x in inputs]
         totals = [zero] * len(self.learn)
         for t in reversed(range(steps)):
@@ -108,7 +113,7 @@ class Tape:
                 carried[k] = carried[k] if trace is None else carried[k] + trace[t]
             now = [self.incoming(None if g is None else g[t], zero) for g in grads[:outs]]
             given = [x[t].to(self.compute) for x in inputs]
-            made = [v.expand(shape) for v in self.back([*given, *states[t], *values, *now, *carried], like)]
+            made = [v.expand(shape) for v in back([*given, *states[t], *values, *now, *carried], like)]
             for row, value in zip(found, made):
                 row[t] = value
             carried = self.carry(carried, made[len(inputs) : len(inputs) + finals], t)
@@ -120,8 +125,15 @@ class Tape:
         ]
         return [*found, *carried, *of_params]
 
+    def arriving(self, ctx: Any, grads: Any) -> Any:
+        """Which cotangents there are: of each output, names of the recorded states, and whether of a final state."""
+        outs, finals = len(self.program.outputs), len(self.program.states)
+        there = [g is not None for g in grads]
+        trace = [name for name, of in zip(ctx.record, there[outs + finals :]) if of]
+        return there[:outs], trace, any(there[outs : outs + finals])
+
     def incoming(self, grad: Any, zero: Any) -> Any:
-        """A cotangent in the dtype of arithmetic; none is zero."""
+        """A cotangent in the dtype of arithmetic; one that does not arrive is a number that no expression reads."""
         return zero if grad is None else grad.to(self.compute)
 
     def carry(self, before: Any, now: Any, t: int) -> Any:

@@ -106,6 +106,31 @@ class FirstLearntForAny(Tape):
             self.back = Tape(program, replace(spec, learn=(program.params[0],))).back
 
 
+class Measured(sc.Neuron):
+    """A potential, and the logarithm of its input."""
+
+    states = {"v": 0.0}
+
+    def dynamics(self, x, s, p):
+        v = s.v + x / 2.0
+        return (v, sc.ops.log(x)), {"v": v}
+
+
+def silent(backend: str) -> object:
+    """The first of two outputs is learnt from; the second one has an infinite derivative where the input is 0."""
+    x = torch.zeros(4, 3, requires_grad=True)
+    Measured(backend=backend)(x)[0].sum().backward()
+    return x.grad
+
+
+@mutant("wanted/absent-output", "wanted/absent-output-of-a-final-state", "wanted/absent-state", shows=silent)
+class AbsentCotangentIsZero(Tape):
+    """A cotangent that does not arrive is a 0 that is multiplied."""
+
+    def arriving(self, ctx, grads):
+        return (True,) * len(self.program.outputs), ctx.record, True
+
+
 @mutant("sequences/inference-mode", raises=True, shows=in_inference_mode)
 class VersionsInInferenceMode(Loop):
     """The version counter of the input is read, and a tensor of inference mode has none."""

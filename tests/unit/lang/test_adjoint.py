@@ -232,6 +232,30 @@ class TestStructure:
         adjoint = program.adjoint(("tau",))
         assert h in topological([*adjoint.inputs, *adjoint.states, *adjoint.params])
 
+    def test_a_cotangent_that_does_not_arrive_is_in_no_expression(self):
+        """Without a cotangent of a final state, a state that nothing reads has none; what does not arrive has no leaf."""
+        program = sc.LIF().program
+        for asked, ops in (
+            ({"final": False}, {"out_grad", "next_grad"}),
+            ({"outputs": [False]}, {"next_grad"}),
+            ({"outputs": [False], "final": False}, set()),
+        ):
+            found = program.adjoint(**asked)
+            used = {node.op for node in topological([*found.inputs, *found.states]) if node.op.endswith("_grad")}
+            assert used == ops, asked
+
+    @pytest.mark.parametrize(
+        ("asked", "words"),
+        [
+            ({"outputs": [True, True]}, r"has 1 outputs, give one value for each"),
+            ({"trace": ["u"]}, r"trace=\('u',\): the states"),
+        ],
+    )
+    def test_cotangents_of_what_there_is_not(self, asked, words):
+        """Another number of outputs and the name of no state are errors that name the argument."""
+        with pytest.raises(ValueError, match=words):
+            sc.LIF().program.adjoint(**asked)
+
     def test_is_derived_once(self):
         """Equal programs share one adjoint."""
         assert sc.LIF().program.adjoint(("tau",)) is sc.LIF(3.0).program.adjoint(("tau",))
