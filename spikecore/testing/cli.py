@@ -194,6 +194,7 @@ def _line(result: Result) -> None:
 
 
 def _list(name: Optional[str], tier: Sequence[str], case: Sequence[str]) -> None:
-    console = Console()
+    # a line for each case where a program reads them; a terminal wraps them
+    console = Console(soft_wrap=not sys.stdout.isatty())
     for one in (CASES if name is None else cases_of(name)).select(tier or None, case or None):
         console.print(Text(f"{one.id:42} {one.tier:10} ", style="bold").append(Text(one.holds, style="not bold")))

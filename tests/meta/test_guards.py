@@ -345,9 +345,10 @@ class TestShell:
         assert "conform:" not in said
 
     def test_list(self):
-        """Every case with its sentence."""
+        """Every case with its sentence, on one line where the output is no terminal."""
         result = self.run("--list", "--tier", "core")
         assert "forward/lif-hard" in result.output
+        assert len(result.output.splitlines()) == len(CASES.select(tiers=["core"]))
         assert "the oracle's" in result.output
 
     def test_support_table(self, tmp_path, monkeypatch):

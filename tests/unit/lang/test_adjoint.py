@@ -233,7 +233,7 @@ class TestStructure:
         assert h in topological([*adjoint.inputs, *adjoint.states, *adjoint.params])
 
     def test_a_cotangent_that_does_not_arrive_is_in_no_expression(self):
-        """Without a cotangent of a final state, a state that nothing reads has none; what does not arrive has no leaf."""
+        """What does not arrive has no leaf, and a state that no cotangent leads to has none."""
         program = sc.LIF().program
         for asked, ops in (
             ({"final": False}, {"out_grad", "next_grad"}),
