@@ -78,6 +78,15 @@ def complete(optimizer: torch.optim.Optimizer, state: Dict[str, Any]) -> Dict[st
     return {**state, "state": entries}
 
 
+def loadable(optimizer: torch.optim.Optimizer, state: Any) -> Any:
+    """The state without the empty entries that :func:`complete` made for parameters without a gradient: torch before
+    2.1 asks the first entry of Adam and its kin for its ``step``.
+    """
+    if _kept_by(optimizer) is None:
+        return state
+    return {**state, "state": {key: entry for key, entry in state["state"].items() if entry}}
+
+
 def separate(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
     """Give an optimiser that has loaded ``state`` tensors of its own: torch takes those of ``state`` themselves."""
     entries = state.get("state")

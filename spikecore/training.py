@@ -240,7 +240,7 @@ class EagerTraining:
             restore.check_scaler_state(scaler, state["scaler"])
         net = named_as(self.net, state["net"])
         with restore.all_or_nothing(net, [self.optimizer], scaler, state["net"]):
-            self.optimizer.load_state_dict(state["optimizer"])
+            self.optimizer.load_state_dict(optimizer_state.loadable(self.optimizer, state["optimizer"]))
             optimizer_state.separate(self.optimizer, state["optimizer"])
             if scaler is not None:
                 scaler.load_state_dict(state["scaler"])

@@ -82,6 +82,24 @@ def test_every_state_goes_on_and_nothing_of_it_may_lack(name, steps):
     assert same(everything(step), everything(source))
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_parameters_that_never_had_a_gradient(name):
+    """A state of before the first step is loaded, and so is one whose first parameter is frozen; both go on alike."""
+    build, _ = OPTIMIZERS[name]
+    for frozen, steps in ((False, 0), (True, 1)):
+        source, step = trained(build, 1, 0), trained(build, 0, 0)
+        batch = torch.rand(5, 2, 4) * 4, torch.tensor([0, 1])
+        for one in (source, step):
+            one.net[0].weight.requires_grad_(not frozen)
+        for _ in range(steps):
+            source(*batch)
+        step.load_state_dict(copy.deepcopy(source.state_dict()))
+        assert same(everything(step), everything(source))
+        step(*batch)
+        source(*batch)
+        assert same(everything(step), everything(source))
+
+
 def spoilt(**changes):
     """A function that changes parts of an optimiser's state."""
 
