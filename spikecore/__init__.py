@@ -1,6 +1,10 @@
 """One definition of a spiking neuron, written as equations; every accelerator runs it, trains it, and agrees on it."""
 
 from spikecore import encode, functional, layers, losses, metrics, surrogate
+from spikecore._plugins.hookspecs import hookimpl
+from spikecore._plugins.registry import BackendStatus
+from spikecore._plugins.selection import backends, use_backend
+from spikecore._source import kernel_source
 from spikecore.backend import (
     Backend,
     BackendError,
@@ -11,19 +15,15 @@ from spikecore.backend import (
     UnknownBackend,
     Unsupported,
 )
-from spikecore.cuda_graph import CudaOptions
 from spikecore.functional import carry_state, detach, project, reset, set_backend
-from spikecore.hookspecs import hookimpl
 from spikecore.lang import Program, TraceError, ops
 from spikecore.neuron import Neuron
 from spikecore.neurons import ALIF, EIF, IF, KLIF, LI, LIF, PLIF, QIF, Izhikevich, Leaky, Recurrent, Synaptic
 from spikecore.parallel import Pipeline, checkpoint
-from spikecore.registry import BackendStatus
-from spikecore.saving import load_checkpoint, save_checkpoint
-from spikecore.selection import backends, use_backend
-from spikecore.source import kernel_source
 from spikecore.surrogate import Surrogate
 from spikecore.training import DataLoader, TrainingOptions, inference_model, training_model
+from spikecore.training.cuda_graph import CudaOptions
+from spikecore.training.saving import load_checkpoint, save_checkpoint
 
 __version__ = "0.1.0"
 

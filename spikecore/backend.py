@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Optional, Tu
 
 import torch
 
-from spikecore.api import BACKEND_API as BACKEND_API
-from spikecore.api import Api
-from spikecore.locking import Lock
-from spikecore.recent import RUNNERS, Recent
+from spikecore._base.contract import BACKEND_API as BACKEND_API
+from spikecore._base.contract import Api
+from spikecore._base.locking import Lock
+from spikecore._base.recent import RUNNERS, Recent
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -138,7 +138,7 @@ class BackendInfo:
     capabilities: Capabilities
     #: None when usable here, else the reason in words. May touch the driver; must not raise.
     probe: Callable[[], Optional[str]]
-    #: Lowest version of this contract that has all the plugin uses; see :mod:`spikecore.api`. State it.
+    #: Lowest version of this contract that has all the plugin uses; see :mod:`spikecore._base.contract`. State it.
     api: Api = BACKEND_API
     #: How to get what ``probe`` misses, for example ``"pip install 'spikecore[cuda12]'"``.
     install_hint: str = ""
@@ -271,6 +271,6 @@ def by_call(
 
 
 def _by_name(name: str) -> Backend:
-    from spikecore.registry import default_registry
+    from spikecore._plugins.registry import default_registry
 
     return default_registry().get(name, "pickle")

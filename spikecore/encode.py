@@ -19,7 +19,7 @@ from typing import Any, Dict, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore import checks
+from spikecore._shell import checks
 from spikecore.backend import Unsupported, compute_dtype
 from spikecore.lang.plain import is_compiling
 

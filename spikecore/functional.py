@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Dict, Iterator, List, MutableMapping, Optional
 
 from torch import nn
 
-from spikecore import reuse
-from spikecore.checks import shown
-from spikecore.ranged import Ranged
-from spikecore.state import Stateful
+from spikecore._shell import reuse
+from spikecore._shell.checks import shown
+from spikecore._shell.ranged import Ranged
+from spikecore._shell.state import Stateful
 
 if TYPE_CHECKING:
-    from spikecore.selection import Request
+    from spikecore._plugins.selection import Request
 
 #: Networks that were searched for neurons at two places: how many neurons they had, and what was found.
 _searched: MutableMapping[nn.Module, Tuple[int, Dict[nn.Module, Tuple[str, str]]]] = weakref.WeakKeyDictionary()
@@ -146,7 +146,7 @@ def set_backend(net: nn.Module, backend: Optional[str]) -> None:
 
 def request(backend: Optional[str], source: str) -> Request:
     """The request for this backend, whose name is checked; ``source`` is who asks, in the words that errors use."""
-    from spikecore.selection import Request, capture
+    from spikecore._plugins.selection import Request, capture
 
     if backend is not None and not isinstance(backend, str):
         raise TypeError(f"backend={shown(backend)} must be a backend's name, 'auto' or None")

@@ -7,7 +7,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from spikecore.readout import check_readout, pool
+from spikecore._readout import check_readout, pool
 
 __all__ = ["accuracy"]
 

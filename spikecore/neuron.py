@@ -2,7 +2,8 @@
 
 The path of a tensor: ``forward -> _execute -> runner``. ``_execute`` checks the call, places the parameters, and hands
 everything to the runner that the bound backend compiled from the traced program. What a neuron *is* stands in its
-``dynamics``; what it holds between calls is in :mod:`spikecore.state`, its backend in :mod:`spikecore.binding`.
+``dynamics``; what it holds between calls is in :mod:`spikecore._shell.state`, its backend in
+:mod:`spikecore._shell.binding`.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from typing import Any, ClassVar, Collection, Dict, List, Mapping, Optional, Seq
 import torch
 from torch import Tensor, nn
 
-from spikecore import checks, compiled, definition, earlier, parameters, processes, ranges
+from spikecore._plugins.selection import asked_in_words, capture
+from spikecore._shell import checks, compiled, definition, earlier, parameters, processes, ranges
+from spikecore._shell.ranged import Ranged
+from spikecore._shell.state import State, Stateful
 from spikecore.backend import MAX_STATIC_STEPS, Tensors, once
 from spikecore.lang import Program, ops
 from spikecore.lang.plain import is_compiling
-from spikecore.ranged import Ranged
-from spikecore.selection import asked_in_words, capture
-from spikecore.state import State, Stateful
 from spikecore.surrogate import ATan, Surrogate
 
 __all__ = ["Neuron", "Stateful"]
@@ -44,7 +45,7 @@ class Neuron(Ranged):
     detach_reset: if true, spikes carry no gradient where they enter the next value of a state in ``reset_states``.
     learn: names of the parameters to learn; they become ``nn.Parameter``.
     bounds: ranges of parameters that replace those the class declares, ``{"tau": (1.0, 10.0)}``; ``{"tau": None}`` for
-        none, and ``bounds=None`` for no ranges at all. See :mod:`spikecore.ranges`.
+        none, and ``bounds=None`` for no ranges at all. See :mod:`spikecore._shell.ranges`.
     channel_dim: dimension of one time step ``[B, C, ...]`` that parameters of shape ``[C]`` lie along.
     step: ``"multi"``: a call takes ``[T, *N]`` and starts at rest. ``"single"``: a call takes ``[*N]`` and continues.
     backend: name of the backend; ``None`` leaves it to context, environment and auto.

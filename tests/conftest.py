@@ -7,8 +7,8 @@ from typing import Iterator
 
 import pytest
 
-from spikecore import selection
-from spikecore.candidates import OWN
+from spikecore._plugins import selection
+from spikecore._plugins.candidates import OWN
 
 # There is no IPU and no SDK here. Asked for before anything looks for backends, and for the whole process: the registry
 # remembers what it found, so a variable that only some tests set made results depend on the order of tests.

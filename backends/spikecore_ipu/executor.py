@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from spikecore.backend import Unsupported
-from spikecore.batches import flattened, home
 from spikecore.functional import stateful_modules
+from spikecore.training.batches import flattened, home
 from spikecore_ipu.device import exclusive
 from spikecore_ipu.layout import lay_out, scattered
 from spikecore_ipu.sdk import poptorch

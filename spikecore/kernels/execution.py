@@ -11,6 +11,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
+from spikecore._base.recent import CALLS, Recent
 from spikecore.backend import Spec, Tensors
 from spikecore.kernels.arguments import Arguments, Call, Channels
 from spikecore.kernels.backend import Geometry, KernelBackend, KernelParams, Launch
@@ -20,7 +21,6 @@ from spikecore.kernels.plan import BackwardPlan, ForwardPlan, saved_states
 from spikecore.kernels.saved import check_saved
 from spikecore.kernels.sized import launch_of
 from spikecore.lang import Program
-from spikecore.recent import CALLS, Recent
 
 #: Checkpoints, then the cotangents that arrive: of outputs, final states and recorded states.
 Arrays = Tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]

@@ -14,12 +14,12 @@ from typing import Any, List, MutableMapping, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
+from spikecore._base.locking import Lock
+from spikecore._base.recent import RUNNERS, Recent
 from spikecore.backend import Unsupported
 from spikecore.kernels.arguments import Call
 from spikecore.kernels.execution import Execution
 from spikecore.kernels.layout import Layout, layout_of
-from spikecore.locking import Lock
-from spikecore.recent import RUNNERS, Recent
 
 _FORWARD = "forward(str key, Tensor[] tensors, float[] numbers, str[] record, bool given, bool save) -> Tensor[]"
 _BACKWARD = (

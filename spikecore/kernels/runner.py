@@ -161,7 +161,7 @@ class KernelRunner:
 class _Boundary(torch.autograd.Function):
     """Where autograd ends and kernels begin."""
 
-    #: See :data:`spikecore.freed.PASSED`.
+    #: See :data:`spikecore._shell.freed.PASSED`.
     _spikecore_passed = False
 
     @staticmethod

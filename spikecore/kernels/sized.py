@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, Generic, Optional, TypeVar
 
+from spikecore._base.locking import Lock
 from spikecore.kernels.backend import Launch
 from spikecore.kernels.plan import BackwardPlan, ForwardPlan, Geometry
-from spikecore.locking import Lock
 
 Plan = TypeVar("Plan", ForwardPlan, BackwardPlan)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Tuple
 
-from spikecore import checks
+from spikecore._shell import checks
 from spikecore.neuron import Neuron
 from spikecore.neurons.lif import LIF
 from spikecore.neurons.membrane import Membrane

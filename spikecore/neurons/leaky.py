@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Tuple
 
-from spikecore import checks
+from spikecore._shell import checks
 from spikecore.lang import ops
 from spikecore.neuron import Neuron
 

@@ -7,10 +7,10 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore import checks, compiled
+from spikecore._shell import checks, compiled
+from spikecore._shell.state import State, Stateful
 from spikecore.lang.plain import is_compiling
 from spikecore.neuron import Neuron
-from spikecore.state import State, Stateful
 
 #: Name of the fed-back output in the state.
 FEEDBACK = "feedback"

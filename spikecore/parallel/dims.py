@@ -7,14 +7,14 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore import structure
+from spikecore._base import structure
+from spikecore._shell.checks import shown
+from spikecore._shell.replicas import makes_time
+from spikecore._shell.state import Stateful
 from spikecore.backend import Unsupported
-from spikecore.batches import flattened, mapped
-from spikecore.checks import shown
 from spikecore.functional import stateful_modules
 from spikecore.parallel.dry import shapes
-from spikecore.replicas import makes_time
-from spikecore.state import Stateful
+from spikecore.training.batches import flattened, mapped
 
 
 class OfOutput(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any, Dict, Iterable, List, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore.checks import shown
+from spikecore._shell.checks import shown
 
 Stages = List[Tuple[nn.Module, torch.device]]
 

@@ -8,7 +8,7 @@ What a region of torch.utils.checkpoint does not do by itself, and is done here:
 - What would give other numbers in the second run is refused: inputs, parameters, buffers and settings of neurons that
   changed since. Plain torch raises for a changed tensor that it saved; here the layers save nothing.
 
-The states of neurons are the affair of :mod:`spikecore.recompute`, torch's random numbers and autocast torch's.
+The states of neurons are the affair of :mod:`spikecore._shell.recompute`, torch's random numbers and autocast torch's.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
-from spikecore.batches import flattened
-from spikecore.binding import Bound
+from spikecore._shell.binding import Bound
+from spikecore._shell.processes import is_shard
+from spikecore._shell.state import Stateful
 from spikecore.parallel.draws import may_draw
-from spikecore.processes import is_shard
-from spikecore.state import Stateful
+from spikecore.training.batches import flattened
 
 #: Where torch defines the forward of its norms. A subclass with a forward of its own may read running statistics.
 _NORMS = ("torch.nn.modules.batchnorm", "torch.nn.modules.instancenorm")

@@ -14,15 +14,15 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore.freed import Passed
-from spikecore.state import Stateful
+from spikecore._shell.freed import Passed
+from spikecore._shell.state import Stateful
 
 #: The state of a part, and what is known of the graph that it has.
 _Part = Tuple[Optional[Dict[str, Tensor]], Any]
 
 
 class _AnyPassed(Passed):
-    """Whether backward came through the call of any part; see :mod:`spikecore.freed`."""
+    """Whether backward came through the call of any part; see :mod:`spikecore._shell.freed`."""
 
     def __init__(self, parts: Sequence[Any]) -> None:
         self._parts = parts

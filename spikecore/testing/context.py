@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 import spikecore as sc
+from spikecore._plugins.registry import default_registry
+from spikecore._plugins.selection import REFERENCE
 from spikecore.backend import Backend, BackendInfo, Runner, Spec
 from spikecore.lang import Program
-from spikecore.registry import default_registry
-from spikecore.selection import REFERENCE
 from spikecore.testing.compare import Mismatch
 
 #: Seconds in which what a runtime still holds must be free.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import spikecore
-from spikecore import registry
+from spikecore._plugins import registry
 from spikecore.backend import ANY_DEVICE, Backend, BackendInfo, Capabilities, ParamValue, Runner, Spec, Tensors
 from spikecore.lang import Node, Program
 from spikecore.lang.eager import function_of, operands

@@ -28,8 +28,8 @@ from typing import (
 import torch
 from torch import Tensor
 
+from spikecore._shell.checks import COMMON
 from spikecore.backend import Spec
-from spikecore.checks import COMMON
 from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.lang import ops
 from spikecore.neuron import Neuron

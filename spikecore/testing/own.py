@@ -16,10 +16,10 @@ import logging
 from functools import partial
 from typing import Any, List
 
+from spikecore._plugins.candidates import normal_name
+from spikecore._plugins.containing import contained, described
+from spikecore._plugins.registry import default_registry
 from spikecore.backend import BackendLoadError
-from spikecore.candidates import normal_name
-from spikecore.containing import contained, described
-from spikecore.registry import default_registry
 from spikecore.testing.case import Collection
 from spikecore.testing.cases import CASES
 

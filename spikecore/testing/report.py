@@ -11,9 +11,9 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 
 import spikecore
-from spikecore.api import BACKEND_API, shown
+from spikecore._base.contract import BACKEND_API, shown
+from spikecore._plugins.registry import default_registry
 from spikecore.backend import BackendError, BackendUnavailable
-from spikecore.registry import default_registry
 from spikecore.testing.case import TIERS
 from spikecore.testing.context import device_name
 from spikecore.testing.expected import Excuse

@@ -18,8 +18,8 @@ from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Uni
 
 import torch
 
+from spikecore._plugins.registry import default_registry
 from spikecore.backend import Backend, BackendInfo, Capabilities, Unsupported
-from spikecore.registry import default_registry
 from spikecore.testing.case import Case, Collection, Undeclared
 from spikecore.testing.cases import CASES
 from spikecore.testing.compare import Mismatch

@@ -12,8 +12,8 @@ from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
 
+from spikecore._plugins.registry import default_registry
 from spikecore.backend import BackendError, BackendInfo, BackendUnavailable, Capabilities
-from spikecore.registry import default_registry
 from spikecore.testing.cases import CASES
 from spikecore.testing.context import choose_device
 from spikecore.testing.models import MODELS

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import spikecore as sc
-from spikecore.recent import Recent
+from spikecore._base.recent import Recent
 from spikecore.testing.loopback import installed
 from spikecore_cupy import device, host
 

@@ -12,11 +12,13 @@ import pytest
 import torch
 
 import spikecore as sc
-from spikecore import checks, functional, registry, selection
+from spikecore import functional
+from spikecore._plugins import registry, selection
+from spikecore._plugins.hookspecs import hookimpl
+from spikecore._plugins.registry import Registry
+from spikecore._shell import checks
+from spikecore._shell.needs import lacking
 from spikecore.backend import Backend, BackendInfo, Capabilities, Spec, Unsupported
-from spikecore.hookspecs import hookimpl
-from spikecore.needs import lacking
-from spikecore.registry import Registry
 from spikecore_torch import CAPABILITIES, spikecore_backends
 from spikecore_torch.backend import TorchBackend
 

@@ -17,7 +17,7 @@ from typing import Any, Dict, Optional
 
 import pytest
 
-from spikecore.scaffold.project import project, rendered
+from spikecore._scaffold.project import project, rendered
 
 ROOT = Path(__file__).parents[2]
 PIP = ["pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-build-isolation"]

@@ -35,7 +35,7 @@ py-modules = ["{module}"]
 # it says on standard output that it was imported: the proof that blocking and listing come before
 PLUGIN = """
 print("imported {module}")
-import spikecore.hookspecs
+import spikecore._plugins.hookspecs
 from spikecore.backend import Backend, BackendInfo, Capabilities
 
 CAN = Capabilities(float32=True)
@@ -52,7 +52,7 @@ class Fake(Backend):
         return Walk(program, spec)
 
 
-@spikecore.hookspecs.hookimpl
+@spikecore._plugins.hookspecs.hookimpl
 def spikecore_backends():
     return [BackendInfo("{name}", "{module}:Fake", ("cpu",), CAN, lambda: None, api={api})]
 """
@@ -130,8 +130,8 @@ def rows_of(output: str) -> List[Dict[str, Any]]:
 
 
 PRELUDE = """
-from spikecore.registry import default_registry
-from spikecore.selection import capture, resolve, use_backend
+from spikecore._plugins.registry import default_registry
+from spikecore._plugins.selection import capture, resolve, use_backend
 
 def attempt(function):
     try:
@@ -316,7 +316,7 @@ def test_importing_spikecore_imports_no_heavy_library(process: Process) -> None:
     lines = (
         "import sys, torch",
         "before = set(sys.modules)",
-        "import spikecore, spikecore.registry, spikecore.selection",
+        "import spikecore, spikecore._plugins.registry, spikecore._plugins.selection",
         "print(*{name.partition('.')[0] for name in set(sys.modules) - before})",
     )
     new = set(process.run("-c", "\n".join(lines)).split())

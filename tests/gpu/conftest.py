@@ -9,7 +9,7 @@ from typing import Any, Callable
 import pytest
 import torch
 
-from spikecore.registry import default_registry
+from spikecore._plugins.registry import default_registry
 from spikecore.testing.runner import required
 
 

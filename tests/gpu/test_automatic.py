@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import spikecore as sc
-from spikecore.registry import default_registry
+from spikecore._plugins.registry import default_registry
 
 
 @pytest.fixture(autouse=True)

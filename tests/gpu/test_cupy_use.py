@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore import registry
+from spikecore._base.recent import KERNELS, Recent
+from spikecore._plugins import registry
 from spikecore.backend import Spec
 from spikecore.lang import Program
-from spikecore.recent import KERNELS, Recent
 from spikecore_cupy import device
 from spikecore_cupy.backend import CupyBackend
 

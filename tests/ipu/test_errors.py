@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spikecore.registry import BUILTINS, Registry
+from spikecore._plugins.registry import BUILTINS, Registry
 from spikecore_ipu.emulator import errors
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ipu_executor import Apply, Host, Net, T, X, trainer
-from spikecore.structure import mapped
+from spikecore._base.structure import mapped
 from spikecore_ipu import emulator as poptorch
 
 NO_EXECUTABLE = "Model has not been compiled or has been destroyed."

@@ -7,8 +7,8 @@ from typing import Any, List
 
 import pytest
 
+from spikecore._plugins.registry import default_registry
 from spikecore.backend import BackendError
-from spikecore.registry import default_registry
 from spikecore.testing import CASES, check_backend
 from spikecore.testing.loopback import Loop, Loopback, installed
 from spikecore.testing.runner import prepare

@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 import spikecore as sc
 from spikecore import Capabilities
-from spikecore.registry import default_registry
+from spikecore._plugins.registry import default_registry
+from spikecore.cli.conformance import ConformanceCommand, conformance
 from spikecore.testing import CASES, DEFAULT_TIERS, TIERS, BackendConformance, check_backend, support
 from spikecore.testing.case import Case
 from spikecore.testing.cases.core import configurations
-from spikecore.testing.cli import ConformanceCommand, conformance
 from spikecore.testing.context import Context, choose_device
 from spikecore.testing.loopback import EVERYTHING, Loopback, installed
 from spikecore.testing.oracle import SURROGATES

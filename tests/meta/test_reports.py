@@ -12,10 +12,10 @@ import pytest
 from typer import Typer
 from typer.testing import CliRunner
 
+from spikecore.cli.conformance import ConformanceCommand, conformance
 from spikecore.testing import CASES, Report, Result
 from spikecore.testing.badge import badge
 from spikecore.testing.changes import changes
-from spikecore.testing.cli import ConformanceCommand, conformance
 from spikecore.testing.junit import junit
 from spikecore.testing.loopback import Loopback, installed
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import spikecore as sc
+from spikecore._plugins.registry import BUILTINS, Registry
 from spikecore.backend import BackendInfo, BackendLoadError, Capabilities, Unsupported
-from spikecore.registry import BUILTINS, Registry
 from spikecore.testing import check_backend
 from spikecore.testing.loopback import EVERYTHING, Loopback, installed
 

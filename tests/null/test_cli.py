@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import spikecore
 from spikecore import Capabilities, cli
-from spikecore.registry import BackendStatus
+from spikecore._plugins.registry import BackendStatus
 
 ROWS = [
     BackendStatus("torch", "ready", "spikecore", "0.1.0", 1, ("*",), ("float32", "gradients"), ""),

@@ -13,9 +13,9 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import pytest
 
+from spikecore._plugins.hookspecs import hookimpl
+from spikecore._plugins.registry import Registry
 from spikecore.backend import Backend, BackendError, BackendInfo, BackendLoadError, BackendUnavailable, Capabilities
-from spikecore.hookspecs import hookimpl
-from spikecore.registry import Registry
 
 CAN = Capabilities(float32=True)
 
@@ -259,8 +259,8 @@ class TestLoadingOutsideTheLock:
 FORKED = """
 import os, sys, threading, types
 from spikecore.backend import Backend, BackendError, BackendInfo, Capabilities
-from spikecore.hookspecs import hookimpl
-from spikecore.registry import Registry
+from spikecore._plugins.hookspecs import hookimpl
+from spikecore._plugins.registry import Registry
 
 inside, go = threading.Event(), threading.Event()
 

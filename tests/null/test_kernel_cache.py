@@ -16,8 +16,8 @@ import pytest
 from typer.testing import CliRunner
 
 from spikecore import cli
+from spikecore._base.recent import Recent
 from spikecore.kernels import cache
-from spikecore.recent import Recent
 
 KEY = "kernel-0123456789abcdef01234567.o"
 OTHER = "kernel-89abcdef0123456701234567.o"

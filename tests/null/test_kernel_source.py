@@ -13,8 +13,9 @@ import torch
 from typer.testing import CliRunner
 
 import spikecore as sc
-from spikecore import cli, registry
-from spikecore.kernels.cli import NEURONS, SURROGATES
+from spikecore import cli
+from spikecore._plugins import registry
+from spikecore.cli.kernels import NEURONS, SURROGATES
 from spikecore.testing.loopback import installed
 from spikecore_cupy import CAPABILITIES, device
 from spikecore_cupy.backend import CupyBackend

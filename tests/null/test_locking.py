@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import spikecore
-from spikecore import locking
-from spikecore.locking import Lock
+from spikecore._base import locking
+from spikecore._base.locking import Lock
 
 ROOT = Path(spikecore.__file__).parents[1]
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
@@ -62,7 +62,7 @@ def test_a_fork_waits_for_the_holder_and_the_child_is_free() -> None:
     assert (
         run("""
 import os, threading
-from spikecore.locking import Lock
+from spikecore._base.locking import Lock
 lock, inside, work = Lock(), threading.Event(), []
 
 def hold():
@@ -92,7 +92,7 @@ with lock:
 HELD = """
 import os, threading
 {before}
-from spikecore.locking import Lock
+from spikecore._base.locking import Lock
 lock, second, inside, go = Lock(patience={patience}), Lock(), threading.Event(), threading.Event()
 
 def hold():
@@ -153,7 +153,7 @@ def test_a_thread_that_forks_inside_keeps_its_locks() -> None:
     """A fork within the block of a lock leaves the block valid in both processes."""
     assert run("""
 import os
-from spikecore.locking import Lock
+from spikecore._base.locking import Lock
 lock = Lock()
 with lock:
     child = os.fork()

@@ -14,16 +14,10 @@ import pytest
 
 import spikecore
 from registry_world import Point, World, hooked, states
-from spikecore.api import BACKEND_API, OLDEST_API, Api
-from spikecore.backend import (
-    Backend,
-    BackendInfo,
-    BackendLoadError,
-    BackendUnavailable,
-    Capabilities,
-)
-from spikecore.hookspecs import hookimpl
-from spikecore.registry import BUILTINS, Registry, default_registry
+from spikecore._base.contract import BACKEND_API, OLDEST_API, Api
+from spikecore._plugins.hookspecs import hookimpl
+from spikecore._plugins.registry import BUILTINS, Registry, default_registry
+from spikecore.backend import Backend, BackendInfo, BackendLoadError, BackendUnavailable, Capabilities
 
 
 @pytest.fixture

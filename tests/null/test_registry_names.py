@@ -8,13 +8,8 @@ from pathlib import Path
 import pytest
 
 from registry_world import Point, World, hooked, states
-from spikecore.backend import (
-    BackendError,
-    BackendLoadError,
-    BackendUnavailable,
-    UnknownBackend,
-)
-from spikecore.registry import Registry
+from spikecore._plugins.registry import Registry
+from spikecore.backend import BackendError, BackendLoadError, BackendUnavailable, UnknownBackend
 
 DEVICE = "that is a device: a backend computes where the tensors are, so move the network, net.to('{}'). "
 

@@ -11,10 +11,10 @@ from typing import Any, List
 import pytest
 
 from selection_world import NOTHING, World
-from spikecore import selection
+from spikecore._plugins import selection
+from spikecore._plugins.registry import BackendStatus
+from spikecore._plugins.selection import Request, backends, capture, resolve, use_backend
 from spikecore.backend import BackendLoadError, BackendUnavailable, UnknownBackend
-from spikecore.registry import BackendStatus
-from spikecore.selection import Request, backends, capture, resolve, use_backend
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from typing import Dict
 import pytest
 
 from selection_world import REAL_AUTO, Point, World
+from spikecore._plugins.selection import Request
 from spikecore.backend import BackendUnavailable
-from spikecore.selection import Request
 
 
 @pytest.fixture

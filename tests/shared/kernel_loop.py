@@ -9,16 +9,11 @@ import torch
 from torch import Tensor
 
 import spikecore as sc
+from spikecore._plugins.selection import Resolved
 from spikecore.backend import Capabilities
-from spikecore.kernels import (
-    BackwardPlan,
-    ForwardPlan,
-    Geometry,
-    KernelBackend,
-)
+from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry, KernelBackend
 from spikecore.lang import Node
 from spikecore.lang.eager import Straight
-from spikecore.selection import Resolved
 from spikecore_torch.backend import TorchBackend
 
 ALL = Capabilities(**{name: True for name in Capabilities.__dataclass_fields__ if name != "double_backward"})

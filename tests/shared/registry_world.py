@@ -9,13 +9,9 @@ from typing import Any, Callable, Dict, List
 
 import pytest
 
-from spikecore.backend import (
-    Backend,
-    BackendInfo,
-    Capabilities,
-)
-from spikecore.hookspecs import hookimpl
-from spikecore.registry import Registry
+from spikecore._plugins.hookspecs import hookimpl
+from spikecore._plugins.registry import Registry
+from spikecore.backend import Backend, BackendInfo, Capabilities
 
 CAN = Capabilities(float32=True, gradients=True)
 

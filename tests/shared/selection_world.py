@@ -8,11 +8,11 @@ from typing import Any, Dict, List, Sequence
 
 import pytest
 
-from spikecore import selection
+from spikecore._plugins import selection
+from spikecore._plugins.hookspecs import hookimpl
+from spikecore._plugins.registry import Registry
+from spikecore._plugins.selection import Request, resolve
 from spikecore.backend import Backend, BackendInfo, Capabilities
-from spikecore.hookspecs import hookimpl
-from spikecore.registry import Registry
-from spikecore.selection import Request, resolve
 
 NOTHING = Request(None, "")
 #: As it is before the tests' own configuration takes the plugins out of it.

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import spikecore as sc
-from spikecore import definition
+from spikecore._shell import definition
 from spikecore.backend import Spec
 from spikecore.lang import Expr, Node, Numbers, ops, trace
 from spikecore.testing.oracle.surrogates import OTHER_ARGUMENTS, SURROGATES

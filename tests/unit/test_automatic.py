@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import spikecore as sc
-from spikecore import registry, selection
+from spikecore._base.recent import SAID
+from spikecore._plugins import registry, selection
+from spikecore._plugins.hookspecs import hookimpl
+from spikecore._plugins.registry import BUILTINS, Registry
 from spikecore.backend import Backend, BackendError, BackendInfo, BackendUnavailable, Capabilities, Unsupported
-from spikecore.hookspecs import hookimpl
 from spikecore.kernels import KernelBackend
-from spikecore.recent import SAID
-from spikecore.registry import BUILTINS, Registry
 from spikecore.testing.loopback import EVERYTHING, Loop
 
 X = torch.full((4, 3), 1.7)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import spikecore as sc
-from spikecore import recompute
+from spikecore._shell import recompute
 from spikecore.testing.loopback import installed
 
 T, B, C = 8, 3, 5

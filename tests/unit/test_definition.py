@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import spikecore as sc
-from spikecore import definition
+from spikecore._shell import definition
 
 X = torch.full((3, 2), 0.75)
 

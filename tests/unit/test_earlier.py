@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore import checks
+from spikecore._shell import checks
 
 N = 5
 

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 import spikecore as sc
 from spikecore import cli
+from spikecore._plugins.registry import BUILTINS, Registry, default_registry
 from spikecore.kernels import cache
-from spikecore.registry import BUILTINS, Registry, default_registry
 from spikecore.testing.random_programs import first_seed
 from spikecore.testing.runner import required
 

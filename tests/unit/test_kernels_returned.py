@@ -14,7 +14,7 @@ from spikecore.backend import BackendError
 from spikecore.testing.loopback import installed
 
 _module: Any = types.ModuleType("flat")
-_text = (pkgutil.get_data("spikecore.scaffold", "templates/kernel.template") or b"").decode()
+_text = (pkgutil.get_data("spikecore._scaffold", "templates/kernel.template") or b"").decode()
 exec(_text.replace("@Class@", "Flat").replace("@name@", "flat").replace("@package@", "flat"), _module.__dict__)
 Flat: Any = _module.Flat
 

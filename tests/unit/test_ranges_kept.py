@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore.ranges import Interval
+from spikecore._shell.ranges import Interval
 
 INF = float("inf")
 NAN = float("nan")

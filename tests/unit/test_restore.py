@@ -12,7 +12,7 @@ from torch import nn
 
 import spikecore as sc
 from restoring import everything, same, trained, without
-from spikecore import restore
+from spikecore.training import restore
 
 
 class Scaler:

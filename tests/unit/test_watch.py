@@ -14,7 +14,7 @@ from torch import nn
 
 import spikecore as sc
 from scaled import Scaled, Within, X
-from spikecore import definition
+from spikecore._shell import definition
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 

@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, Iterator, Tuple
 
 import torch
 
-from spikecore.structure import leaves
+from spikecore._base.structure import leaves
 
 from .replay import base_name
 from .tensor import IpuTensor

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 from torch import Tensor
 
-from spikecore.structure import leaves, mapped
+from spikecore._base.structure import leaves, mapped
 
 from .errors import Error, py_error
 

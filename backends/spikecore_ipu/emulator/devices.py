@@ -15,7 +15,7 @@ import os
 import weakref
 from typing import Any, MutableMapping, Optional
 
-from spikecore.locking import Lock
+from spikecore._base.locking import Lock
 
 from .errors import Error, cpp_error, py_error
 

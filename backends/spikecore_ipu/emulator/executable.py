@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 import torch
 from torch import Tensor, nn
 
-from spikecore.structure import leaves
+from spikecore._base.structure import leaves
 
 from .arguments import Arguments
 from .batches import Batching

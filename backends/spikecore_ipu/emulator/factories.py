@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator
 import torch
 from torch import Tensor
 
-from spikecore.structure import leaves
+from spikecore._base.structure import leaves
 
 from .tensor import DEVICE
 

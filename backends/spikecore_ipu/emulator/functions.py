@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from spikecore.structure import leaves
+from spikecore._base.structure import leaves
 
 from .errors import cpp_error, py_error
 from .losses import BUILT_IN, reduced

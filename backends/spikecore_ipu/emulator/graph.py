@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, List, Sequence, Set, Tuple
 import torch
 from torch import Tensor
 
-from spikecore.structure import leaves, mapped
+from spikecore._base.structure import leaves, mapped
 
 from .replay import compute
 from .tensor import narrowed

@@ -12,7 +12,7 @@ from typing import Any, Callable, List, NoReturn, Tuple
 import torch
 from torch import Tensor
 
-from spikecore.structure import mapped
+from spikecore._base.structure import mapped
 
 from .errors import cpp_error, py_error
 from .losses import reduced

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, FrozenSet, Tuple, Union
 import torch
 from torch import Tensor
 
-from spikecore.structure import mapped
+from spikecore._base.structure import mapped
 
 from .popart import COMPUTED
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spikecore.locking import Lock
-from spikecore.structure import leaves, mapped
+from spikecore._base.locking import Lock
+from spikecore._base.structure import leaves, mapped
 
 from .aliasing import changed, viewed
 from .errors import cpp_error, py_error

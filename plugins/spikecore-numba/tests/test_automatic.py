@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import spikecore as sc
-from spikecore import selection
+from spikecore._plugins import selection
+from spikecore._plugins.registry import default_registry
 from spikecore.backend import BackendError, Unsupported
-from spikecore.registry import default_registry
 from spikecore_numba import compiler
 
 

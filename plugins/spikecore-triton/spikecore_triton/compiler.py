@@ -11,9 +11,9 @@ from typing import Any, Dict
 
 import torch
 
+from spikecore._base.locking import Lock
+from spikecore._base.recent import KERNELS, Recent
 from spikecore.kernels.cache import meaning
-from spikecore.locking import Lock
-from spikecore.recent import KERNELS, Recent
 from spikecore_triton import cache
 from spikecore_triton.writer import THREADS, Source
 

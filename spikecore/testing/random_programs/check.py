@@ -8,7 +8,7 @@ from typing import Callable, Optional, Sequence, Tuple
 
 import torch
 
-from spikecore.registry import default_registry
+from spikecore._plugins.registry import default_registry
 from spikecore.testing.random_programs.call import Difference, by_call
 from spikecore.testing.random_programs.case import Case, draw
 from spikecore.testing.random_programs.comparison import compare, compared

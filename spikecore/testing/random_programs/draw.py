@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple, Union
 import numpy as np
 
 import spikecore as sc
-from spikecore.checks import COMMON
+from spikecore._shell.checks import COMMON
 from spikecore.testing.random_programs.tree import Node, Tree, order
 
 #: Names of kernel frames, of C, CUDA, Triton and NumPy, and other awkward ones.

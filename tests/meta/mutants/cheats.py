@@ -12,7 +12,7 @@ from mutants.registry import mutant
 from mutants.tape import Tape, Taped
 from mutants.use import at, call, drawn, lif
 from spikecore import Unsupported
-from spikecore.registry import default_registry
+from spikecore._plugins.registry import default_registry
 from spikecore.testing.loopback import Loop, Loopback
 
 

@@ -1,0 +1,137 @@
+"""What becomes of a call that the automatically chosen backend refuses.
+
+Nobody asked for that backend by name. A program that runs on the reference must not fail because a faster backend was
+installed, so the next backend of the order computes the call, and one warning says so. Derivatives go the same way:
+the second ones, and the first where the backward kernel, which is compiled in backward, cannot be had. What was asked
+for by name raises instead, and this module has no part in it.
+
+How often a refusing runner is asked again:
+
+- After an error that is no :class:`~spikecore.backend.Unsupported`, such as a kernel that cannot be compiled, never.
+- After ``Unsupported`` in a call that torch follows (a transform, a tracer, a mode), always: the reason passes with it.
+- After ``Unsupported`` in a plain call, for calls that differ from it: in shape, layout, state, record or gradients.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Callable, Hashable, NamedTuple, Optional, Tuple
+
+import torch
+
+from spikecore._base.recent import CALLS, Recent
+from spikecore._plugins.registry import default_registry
+from spikecore._plugins.selection import Resolved, alternatives
+from spikecore._shell import checks
+from spikecore.backend import BackendError, Capabilities, ParamValue, Runner, Spec, Tensors, Unsupported, by_call, once
+from spikecore.lang import Program
+from spikecore.lang.plain import is_compiling, is_plain
+
+
+class Calls(NamedTuple):
+    """Calls of one kind: what a runner is made for, and what it must be able to do."""
+
+    device_type: str
+    program: Program
+    spec: Spec
+    #: Names of the capabilities that these calls need and a backend does not have.
+    lacks: Callable[[Capabilities], Tuple[str, ...]]
+
+
+def automatic_runner(resolved: Resolved, calls: Calls) -> Runner:
+    """A runner of the chosen backend, or of the next one where that does not do what these calls need.
+
+    Raises the error of the first one, :class:`Unsupported` for one, where no backend does.
+    """
+    missing = calls.lacks(resolved.backend.capabilities_on(calls.device_type))
+    if missing:
+        why = checks.unsupported(resolved, calls.program.name, missing, calls.device_type)
+        return _next(resolved, calls, Unsupported(why))
+    try:
+        return _Automatic(resolved, calls)
+    except BackendError as error:
+        return _next(resolved, calls, error)
+
+
+def _next(refusing: Resolved, calls: Calls, error: BackendError) -> Runner:
+    """The runner of the first backend behind the refusing one that can; raises the error where none can."""
+    return automatic_runner(_behind(refusing, calls, error), calls)
+
+
+def _behind(refusing: Resolved, calls: Calls, error: BackendError) -> Resolved:
+    """The next backend that can compute these calls, with a warning; raises the error where there is none."""
+    for other in alternatives(calls.device_type, refusing.backend.name):
+        if not calls.lacks(other.backend.capabilities_on(calls.device_type)):
+            _warn(refusing.backend.name, other.backend.name, error)
+            return other
+    raise error
+
+
+def _warn(name: str, other: str, error: BackendError) -> None:
+    if default_registry().first(("refused", name, str(error))):
+        warnings.warn(
+            f"backend {other!r} computes instead of {name!r}, which was chosen automatically: {error}",
+            RuntimeWarning,
+            stacklevel=6,
+        )
+
+
+class _Automatic:
+    """A runner that gives calls which its backend refuses to the runner of another backend."""
+
+    def __init__(self, resolved: Resolved, calls: Calls) -> None:
+        self._resolved, self._calls = resolved, calls
+        self._other: Optional[Runner] = None
+        #: Kinds of plain calls that the runner refused.
+        self._refused: Recent[Hashable, bool] = Recent(CALLS)
+        runner = resolved.backend.runner(calls.program, calls.spec)
+        with_other = getattr(runner, "with_other", None)
+        self._runner: Runner = runner if with_other is None else with_other(self._instead)
+
+    def __call__(
+        self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
+    ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
+        """See :meth:`spikecore.backend.Backend.compile`."""
+        if is_compiling() or self._runner is self._other:
+            return self._runner(inputs, state, params, record)
+        if self._other is not None and len(self._refused) and is_plain(inputs[0]):
+            again = self._refused.get(_kind(inputs, state, params, record))
+            if again:
+                return self._other(inputs, state, params, record)
+        try:
+            return self._runner(inputs, state, params, record)
+        except BackendError as error:
+            other = self._instead(error)
+            if isinstance(error, Unsupported) and is_plain(inputs[0]):
+                self._refused.put(_kind(inputs, state, params, record), True)
+        return other(inputs, state, params, record)
+
+    def once(
+        self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
+    ) -> Tuple[Tensors, Optional[Tensors]]:
+        """See :func:`spikecore.backend.once`."""
+        if len(self._refused):  # __call__ finds out whether this call was refused before
+            return by_call(self, inputs, state, params)
+        try:
+            return once(self._runner, inputs, state, params)
+        except BackendError:
+            return by_call(self, inputs, state, params)
+
+    def __deepcopy__(self, memo: Any) -> _Automatic:
+        return self  # copies of a neuron share its runners, as they share its backend
+
+    def _instead(self, error: BackendError) -> Runner:
+        # every error is warned of, but the other runner is made once; of two that threads make at once, either will do
+        behind = _behind(self._resolved, self._calls, error)
+        if self._other is None:
+            self._other = automatic_runner(behind, self._calls)
+        if not isinstance(error, Unsupported):
+            self._runner = self._other  # no later call can succeed either
+        return self._other
+
+
+def _kind(inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]) -> Any:
+    """Everything that may decide whether a runner refuses a plain call, beside what the runner was made for."""
+    grad = torch.is_grad_enabled()
+    tensors = (*inputs, *(state or ()), *(value for value in params if isinstance(value, torch.Tensor)))
+    return tuple((x.shape, x.stride(), x.device, grad and x.requires_grad) for x in tensors), state is None, record

@@ -1,0 +1,264 @@
+"""What a neuron checks about its declaration, its arguments and its calls, and the sentences it says.
+
+Every sentence names the argument, its value, and what would be right.
+"""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+import unicodedata
+from typing import Any, Callable, Collection, Iterable, Mapping, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from spikecore._plugins.registry import AUTO_NAME, default_registry
+from spikecore._plugins.selection import Resolved
+from spikecore._shell import misnamed
+from spikecore.backend import BackendError, Tensors, compute_dtype
+from spikecore.surrogate import Surrogate
+
+RESETS = ("hard", "soft", "none")
+#: Keywords of every neuron, beside its parameters.
+COMMON = ("surrogate", "detach_reset", "learn", "channel_dim", "step", "backend", "bounds")
+
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def shown(value: Any) -> str:
+    """The value for a sentence: a tensor or a network would fill the screen."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def declaration(cls: Any, base: type) -> None:
+    """Check what a neuron class declares: names that can be attributes, and take nothing that is in use."""
+    for kind in ("states", "params", "inputs"):
+        declared = getattr(cls, kind)
+        if isinstance(declared, str):
+            raise TypeError(f"{cls.__name__}.{kind}={declared!r} must hold names; for one name write ({declared!r},)")
+        if kind != "inputs" and not isinstance(declared, Mapping):
+            what = "initial value" if kind == "states" else "default value"
+            raise TypeError(f"{cls.__name__}.{kind}={declared!r} must be a dict of name: {what}")
+        for name in declared:
+            if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
+                raise TypeError(f"{cls.__name__}.{kind} has {name!r}, which is no usable name; use a plain identifier")
+            read = unicodedata.normalize("NFKC", name)
+            if read != name:  # s.ﬁ in a definition asks for "fi"
+                raise TypeError(f"{cls.__name__}.{kind} has {name!r}, which Python reads as {read!r}; write {read!r}")
+    for name, value in cls.states.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+            raise TypeError(
+                f"{cls.__name__}.states has {name!r} start at {value!r}; give a number or the name of a parameter"
+            )
+    reset = cls.reset_states
+    if isinstance(reset, str) or any(name not in cls.states for name in reset or ()):
+        raise TypeError(f"{cls.__name__}.reset_states={reset!r} must be a tuple of names of states, or None for all")
+    names = (*cls.inputs, *cls.states, *cls.params)
+    for name in names:
+        if names.count(name) > 1:
+            raise TypeError(f"{cls.__name__} has {name!r} more than once among inputs, states and params; rename one")
+    for name in cls.params:
+        if hasattr(base, name) or name in (*COMMON, "training"):
+            raise TypeError(f"{cls.__name__}.params has {name!r}, which every neuron uses already; choose another name")
+        own = inspect.getattr_static(cls, name, None)
+        if callable(own) or isinstance(own, property) or name in cls.configuration:
+            raise TypeError(
+                f"{cls.__name__}.params has {name!r}, which the class has as a method or a setting; rename one"
+            )
+
+
+def known_keywords(cls: Any, given: Mapping[str, Any]) -> None:
+    """Refuse a keyword that is no parameter of this neuron class."""
+    for name in given:
+        if name not in cls.params:
+            own = [key for base in cls.__mro__ for key in getattr(base.__init__, "__kwdefaults__", None) or ()]
+            hint = misnamed.hint(name, [*cls.params, *COMMON, *own]) or misnamed.of_others(cls, name)
+            raise TypeError(
+                f"{cls.__name__} has no parameter {name!r}; {hint}Parameters: {', '.join(cls.params) or 'none'}; "
+                f"every neuron takes: {', '.join(COMMON)}"
+            )
+
+
+#: How an attribute is checked whenever it is set: check(owner, name, value) -> value.
+Check = Callable[[str, str, Any], Any]
+
+
+def surrogate(owner: str, name: str, value: Any) -> Surrogate:
+    """The surrogate, which must be an object, not a class, a name or a function."""
+    if isinstance(value, Surrogate):
+        object.__setattr__(value, "_in_use", True)
+        return value
+    if isinstance(value, type) and issubclass(value, Surrogate):
+        raise TypeError(f"{owner}: surrogate={value.__name__} is the class; give an object, {value.__name__}()")
+    raise TypeError(
+        f"{owner}: surrogate={value!r} must be a spikecore.surrogate.Surrogate, such as ATan(alpha=2.0); "
+        "for one of your own subclass Surrogate and write derivative(self, u)"
+    )
+
+
+def flag(owner: str, name: str, value: Any) -> bool:
+    """A truth value."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{owner}: {name}={value!r} must be True or False")
+    return value
+
+
+def whole(owner: str, name: str, value: Any) -> int:
+    """A whole number."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{owner}: {name}={value!r} must be a whole number")
+    return value
+
+
+def reset(owner: str, name: str, value: Any) -> str:
+    """What a spike does to the membrane potential."""
+    if value not in RESETS:
+        meant = misnamed.hint_of_value(name, value)
+        raise ValueError(f"{owner}: {name}={value!r} must be one of {', '.join(map(repr, RESETS))}{meant}")
+    return str(value)
+
+
+def step(owner: str, name: str, value: Any) -> str:
+    """The step mode."""
+    if value not in ("multi", "single"):
+        meant = misnamed.hint_of_value(name, value)
+        raise ValueError(f"{owner}: {name}={value!r} must be 'multi' (input [T, *N]) or 'single' (input [*N]){meant}")
+    return str(value)
+
+
+def recorded(owner: str, record: Any, states: Collection[str]) -> Tuple[str, ...]:
+    """The ``record`` argument as a tuple of state names."""
+    if isinstance(record, str):
+        raise TypeError(f"{owner}: record={record!r} must be a tuple of state names; write record=({record!r},)")
+    if not isinstance(record, Iterable):
+        raise TypeError(f"{owner}: record={record!r} must be a tuple of state names, () for none")
+    names = tuple(dict.fromkeys(record))
+    for name in names:
+        if name not in states:
+            raise ValueError(
+                f"{owner}: record names {name!r}, which is no state; states: {', '.join(states) or 'none'}"
+            )
+    return names
+
+
+def inputs(owner: str, names: Sequence[str], values: Sequence[Any]) -> Tensors:
+    """The inputs of a call as tensors of one shape, device and floating dtype."""
+    if len(values) != len(names):
+        raise TypeError(
+            f"{owner} takes {len(names)} input{'s' * (len(names) != 1)} ({', '.join(names)}), got {len(values)}; "
+            "a state is given as run(..., state=...)"
+        )
+    for name, value in zip(names, values):
+        if not isinstance(value, Tensor):
+            if type(value).__module__.startswith("torch.fx"):
+                raise TypeError(
+                    f"{owner}: torch.fx.symbolic_trace cannot look through a neuron, which checks its input; keep "
+                    "neurons whole with a torch.fx.Tracer whose is_leaf_module returns True for spikecore.Neuron, or "
+                    "use torch.compile or torch.export"
+                )
+            raise TypeError(f"{owner}: {name} is a {type(value).__name__}; give a tensor")
+        if value.dtype not in _FLOATS:
+            raise TypeError(f"{owner}: {name} has dtype {value.dtype}; give floating-point input, e.g. {name}.float()")
+        if value.is_nested:
+            raise TypeError(
+                f"{owner}: {name} is a nested tensor; give a dense tensor, "
+                f"e.g. torch.nested.to_padded_tensor({name}, 0.0)"
+            )
+        if value.layout is not torch.strided:
+            raise TypeError(f"{owner}: {name} has layout {value.layout}; give a dense tensor, e.g. {name}.to_dense()")
+        if value.ndim == 0:
+            raise ValueError(f"{owner}: {name} has no dimensions; a multi-step call takes [T, *N], T time steps first")
+    first = values[0]
+    if len(values) == 1:
+        return (first,)
+    dtype = first.dtype
+    for name, value in zip(names[1:], values[1:]):
+        if value.shape != first.shape:
+            raise ValueError(
+                f"{owner}: {name} has shape {list(value.shape)} and {names[0]} has {list(first.shape)}; "
+                "all inputs have one shape"
+            )
+        if value.device != first.device:
+            raise ValueError(
+                f"{owner}: {name} is on {value.device} and {names[0]} is on {first.device}; move one of them"
+            )
+        dtype = torch.promote_types(dtype, value.dtype)
+    return tuple(value.to(dtype) for value in values)
+
+
+def is_device(a: torch.device, b: torch.device) -> bool:
+    """Whether both name one device; ``cuda`` without a number is the current one."""
+    number = torch.cuda.current_device() if a.type == b.type == "cuda" else 0
+    return a.type == b.type and (number if a.index is None else a.index) == (number if b.index is None else b.index)
+
+
+def same_device(owner: str, device: torch.device, named: Sequence[Tuple[str, Any]]) -> None:
+    """Refuse a parameter that is on another device than the input."""
+    for name, value in named:
+        if isinstance(value, Tensor) and value.device != device:
+            raise ValueError(
+                f"{owner}: {name} is on {value.device} and the input is on {device}; "
+                f"move the neuron with .to({str(device)!r})"
+            )
+
+
+def state(
+    owner: str, names: Collection[str], given: Optional[Mapping[str, Any]], x: Tensor, carried: bool
+) -> Optional[Tensors]:
+    """A state as tensors in the order of ``names``, in the dtype of arithmetic; None at rest."""
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"{owner}: state is a {type(given).__name__}; give a dict with {', '.join(names)}, or None for rest"
+        )
+    if set(given) != set(names):
+        raise ValueError(
+            f"{owner}: state has {sorted(given)}; give a value for each of {', '.join(names)} and no other"
+        )
+    wanted, dtype = x.shape[1:], compute_dtype(x.dtype)
+    what, way_out = (
+        ("the state carried from the last call", "call sc.reset(net) between sequences of different batches")
+        if carried
+        else ("state", "give it one time step's shape and the input's device")
+    )
+    for name in names:
+        value = given[name]
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            raise TypeError(f"{owner}: {what} has {name}={shown(value)}; give a floating-point tensor")
+        if value.is_nested or value.layout is not torch.strided:
+            raise TypeError(f"{owner}: {what} has {name} of layout {value.layout}; give a dense tensor")
+        if value.shape != wanted:
+            raise ValueError(
+                f"{owner}: {what} has {name} of shape {list(value.shape)}, one time step of the input has "
+                f"{list(wanted)}; {way_out}"
+            )
+        if value.device != x.device:
+            raise ValueError(f"{owner}: {what} has {name} on {value.device}, the input is on {x.device}; {way_out}")
+    return tuple(given[name].to(dtype) for name in names)
+
+
+def unsupported(resolved: Resolved, owner: str, lacks: Sequence[str], device_type: str = "") -> str:
+    """The sentence of an ``Unsupported``: what is missing, on which device if others have it, and who could do it."""
+    registry = default_registry()
+    # status() without probing: an error message must not import plugins that were not asked for
+    known = {*registry.builtins, *(row.name for row in registry.status() if row.capabilities)}
+    able = [name for name in registry.names() if name in known and _offers(name, lacks, device_type)]
+    others = f"of those loaded, {', '.join(able)} could" if able else "no other one loaded does"
+    elsewhere = all(getattr(resolved.backend.capabilities, name) for name in lacks)
+    where = f" on {device_type}" if elsewhere else ""
+    return (
+        f"backend {resolved.backend.name!r} (from {resolved.source}) does not support {', '.join(lacks)}{where}, "
+        f"which this call of {owner} needs; {others}"
+    )
+
+
+def _offers(name: str, wanted: Sequence[str], device_type: str) -> bool:
+    try:
+        backend = default_registry().get(name, AUTO_NAME)  # raises if it is not usable here
+    except BackendError:
+        return False
+    able = backend.capabilities_on(device_type) if device_type else backend.capabilities
+    return all(getattr(able, capability) for capability in wanted)

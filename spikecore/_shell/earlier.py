@@ -1,0 +1,125 @@
+"""Calls that passed every check before: what lets the next one of the same kind go straight to its runner.
+
+A call is of a kind that passed (:func:`kind_of`) and its tensors are as those were (:func:`state_as_before`,
+:func:`values_as_before`), or it goes through every check again. Nothing here raises.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Collection, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from spikecore._shell import ranges
+from spikecore.backend import MAX_STATIC_STEPS, ParamValue, Runner, Tensors, compute_dtype
+
+
+class PlacedTensor(NamedTuple):
+    """A parameter that is a tensor, as it was, and how it was viewed over the neurons of one time step."""
+
+    position: int
+    name: str
+    shape: torch.Size
+    device: torch.device
+    learnt: bool
+    view: Tuple[int, ...]
+    #: Of a tensor on the CPU that is not learnt: a change in place has it checked again.
+    version: Optional[int]
+
+
+class Earlier(NamedTuple):
+    """A call that passed every check."""
+
+    runner: Runner
+    #: The parameters: numbers, and None for each of ``tensors``.
+    values: Tuple[Any, ...]
+    tensors: Tuple[PlacedTensor, ...]
+    #: One time step of the input, which tensors were placed on; None if all parameters are numbers.
+    shape: Optional[torch.Size]
+
+
+def kind_of(x: Tensor, steps: int, start: Optional[Tensors], final: bool) -> Tuple[Any, ...]:
+    """What decides the runner of a call with one input and without a record, beside the parameters."""
+    grad = torch.is_grad_enabled()
+    carried = None if start is None else grad and True in [value.requires_grad for value in start]
+    return (
+        x.dtype,
+        steps if steps <= MAX_STATIC_STEPS else None,
+        x.device,
+        grad and x.requires_grad,
+        grad,
+        final,
+        carried,
+    )
+
+
+def only_input(inputs: Sequence[Any]) -> Optional[Tensor]:
+    """The input of a call if it has one, a dense tensor, else None."""
+    x = inputs[0] if len(inputs) == 1 else None
+    if type(x) is not Tensor or x.layout is not torch.strided or x.is_nested:
+        return None
+    return x
+
+
+def state_as_before(names: Collection[str], state: Mapping[str, Any], x: Tensor, single: bool) -> Optional[Tensors]:
+    """A state in the order of ``names`` if there is nothing to check or convert about it, else None.
+
+    ``single``: the input is one time step.
+    """
+    if type(state) is not dict or len(state) != len(names):
+        return None
+    shape, dtype, device = x.shape if single else x.shape[1:], compute_dtype(x.dtype), x.device
+    start = tuple([state.get(name) for name in names])
+    for value in start:
+        if type(value) is not Tensor or value.shape != shape or value.dtype != dtype or value.device != device:
+            return None
+        if value.layout is not torch.strided:
+            return None
+    return start  # type: ignore[return-value]  # no None among them
+
+
+def noted(
+    runner: Runner, named: Sequence[Tuple[str, ParamValue]], values: Tuple[ParamValue, ...], x: Tensor
+) -> Earlier:
+    """A call that passed every check, with its parameters as they are and as they were placed."""
+    tensors = tuple(
+        PlacedTensor(
+            position, name, value.shape, value.device, value.requires_grad, tuple(placed.shape), _version(value)
+        )
+        for position, ((name, value), placed) in enumerate(zip(named, values))
+        if isinstance(value, Tensor) and isinstance(placed, Tensor)
+    )
+    numbers = tuple(None if isinstance(value, Tensor) else value for value in values)
+    return Earlier(runner, numbers, tensors, x.shape[1:] if tensors else None)
+
+
+def _version(value: Tensor) -> Optional[int]:
+    followed = value.is_cpu and not isinstance(value, nn.Parameter) and not value.is_inference()
+    return value._version if followed else None
+
+
+def values_as_before(
+    found: Earlier, module: nn.Module, x: Tensor, single: bool, bounds: ranges.Bounds
+) -> Optional[Tuple[ParamValue, ...]]:
+    """The parameters as the runner takes them, learnt ones kept in their ranges; None if one is not as it was.
+
+    ``single``: the input is one time step.
+    """
+    if not found.tensors:
+        return found.values
+    if (x.shape if single else x.shape[1:]) != found.shape:
+        return None
+    values = list(found.values)
+    for position, name, own, device, learnt, view, version in found.tensors:
+        value: Optional[Tensor] = module._parameters.get(name)
+        if value is None:
+            value = module._buffers.get(name)
+        if value is None or value.shape != own or value.device != device or value.requires_grad is not learnt:
+            return None
+        if version is not None and (value.is_inference() or value._version != version):
+            return None
+        if name in bounds and name in module._parameters:
+            value = ranges.inside(value, bounds[name])
+        values[position] = value if view == own else value.view(view)
+    return tuple(values)

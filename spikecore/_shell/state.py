@@ -1,0 +1,199 @@
+"""State between calls.
+
+Rules of this module:
+
+- State is a plain attribute: never a buffer (DistributedDataParallel would overwrite it), never in ``state_dict``.
+- A multi-step call starts at rest and leaves nothing behind, unless :func:`spikecore.carry_state` is active. A
+  single-step call continues from the last one until :func:`spikecore.reset`.
+- Copies (``deepcopy``, ``pickle``) keep the values of a single-step state and drop its graph; ``.to()`` moves the state
+  along.
+- While torch computes a checkpointed part of a network again, state is that of the recomputation
+  (:mod:`spikecore._shell.recompute`): ``_slot`` says where it is held.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Callable, ClassVar, Collection, Dict, Mapping, Optional, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from spikecore._shell import checks, compiled, freed, misnamed, processes, recompute, replicas, reuse
+from spikecore.backend import BackendError
+from spikecore.lang.plain import is_batched, is_compiling, is_transforming
+
+State = Dict[str, Tensor]
+
+
+#: Keeps torch.compile out of a function. torch.compiler.disable would import the compiler.
+_uncompiled: Callable[[Any], Any] = getattr(torch, "_disable_dynamo", lambda function: function)
+#: What is known of a state, and holds for one that no call has made. ``_cut``: the region whose end its gradient cannot
+#: pass, see :mod:`spikecore._shell.recompute`. ``_passed``: whether backward came through the call that made it, see
+#: :mod:`spikecore._shell.freed`. ``_calls``: where this was called since it began at rest, see
+#: :mod:`spikecore._shell.reuse`.
+_AT_REST: Dict[str, Any] = {"_cut": 0, "_passed": None, "_calls": None}
+
+
+class Stateful(nn.Module):
+    """A module with state over time. ``step`` is ``"multi"`` (input ``[T, *N]``) or ``"single"`` (input ``[*N]``)."""
+
+    step: str
+    #: Attributes of configuration -> how their values are checked, in the constructor and whenever they are set.
+    configuration: ClassVar[Mapping[str, checks.Check]] = {"step": checks.step}
+
+    #: Whether a multi-step call ever continued: a recomputation may have to, although ``carry_state`` has ended.
+    _has_carried = False
+    _cut: int
+
+    def __init__(self, step: str = "multi") -> None:
+        super().__init__()
+        self.step = step
+        self._state: Optional[State] = None
+        self._carrying = 0
+        self.__dict__.update(_AT_REST)
+
+    @property
+    def state(self) -> Optional[State]:
+        """The state that the next call continues from, by name; None at rest."""
+        state: Optional[State] = self._slot()["_state"]
+        return state
+
+    @property
+    def continues(self) -> bool:
+        """Whether a call continues from the last one."""
+        return self.step == "single" or self._slot()["_carrying"] > 0
+
+    def _slot(self, calls: bool = False) -> recompute.Slot:
+        """Where the state is held for what runs now; ``calls``: which is a call of this module."""
+        if is_compiling():
+            return self._slot_eagerly(calls) if compiled.breaks() else self.__dict__
+        if not (self._cut or recompute.possible()):
+            return self.__dict__
+        return recompute.slot(self, calls)
+
+    @_uncompiled
+    def _slot_eagerly(self, calls: bool) -> recompute.Slot:
+        return self._slot(calls)
+
+    @_uncompiled
+    def _eagerly(self, *inputs: Any) -> Any:
+        """``forward``, as a break in a compiled graph, which knows the state of now only."""
+        return self.forward(*inputs)
+
+    def _begin(self) -> recompute.Slot:
+        """Where a call of ``forward`` that may continue finds its state, which is checked."""
+        slot = self._slot(calls=True)
+        if not (self.step == "single" or slot["_carrying"]):
+            return slot
+        if is_compiling():
+            self._check_traced()
+            return slot
+        if slot is self.__dict__:
+            before = None if slot["_state"] is None else slot["_calls"]
+            now = slot["_calls"] = reuse.check_call(self, before)
+            if now is not before and before is not None and now.token is not before.token:
+                processes.check_micro_batch(self)
+        if slot["_passed"] is not None:
+            slot["_state"] = freed.guarded(type(self).__name__, slot["_state"], slot["_passed"])
+        return slot
+
+    def _check_traced(self) -> None:
+        self.__dict__["_calls"] = reuse.check_traced_call(self, self.__dict__["_calls"])
+
+    # torch.compile calls it when it traces, rather than tracing it: it reads the stack
+    _check_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+
+    def _end(self, slot: recompute.Slot, outputs: Sequence[Tensor], state: Optional[State]) -> None:
+        """Keep the state after a call."""
+        if not is_compiling() and is_transforming() and any(is_batched(value) for value in (state or {}).values()):
+            raise RuntimeError(
+                f"{type(self).__name__} carries its state, which torch.func.vmap would leave with a dimension that it "
+                "hides from later calls; give the state and take it: out, state = neuron.run(x, state=state), where "
+                "x has time first"
+            )
+        slot["_state"] = state
+        if not is_compiling():
+            slot["_passed"] = freed.watched(outputs, state)
+
+    def _carry(self) -> None:
+        """Continue with multi-step calls, from rest, until :meth:`_carry_no_more` was called as often."""
+        slot = self._slot()
+        if self.step == "multi" and not slot["_carrying"]:
+            self._keep(None)
+        slot["_carrying"] += 1
+        self.__dict__["_has_carried"] = True
+
+    def _carry_no_more(self) -> None:
+        slot = self._slot()
+        slot["_carrying"] -= 1
+        if self.step == "multi" and not slot["_carrying"]:
+            self._keep(None)
+
+    def _own_names(self) -> Collection[str]:
+        """Attributes that are for others to set."""
+        return tuple(self.configuration)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in self.__dict__ or name.startswith("_") or hasattr(type(self), name)):
+            misnamed.check_new(self, name, value, self._own_names())
+        check = self.configuration.get(name)
+        super().__setattr__(name, value if check is None else check(type(self).__name__, name, value))
+
+    def _keep(self, state: Optional[State]) -> None:
+        # past nn.Module.__setattr__, which would look for parameters and modules on every step
+        slot = self._slot()
+        slot["_state"] = state
+        if not is_compiling():
+            slot["_cut"], slot["_passed"] = 0, None
+            if state is None:
+                slot["_calls"] = None
+
+    def _detach(self) -> None:
+        state = self.state
+        if state is not None:
+            self._keep({name: value.detach() for name, value in state.items()})
+
+    def _replicate_for_data_parallel(self) -> Any:
+        replicas.check_replica(self, self.continues)
+        return super()._replicate_for_data_parallel()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
+        if self._state is not None:
+            # dtypes stay, and so does every bit: state is float32 or float64 whatever the parameters are turned into
+            self.__dict__["_state"] = {name: _moved(fn(value), value) for name, value in self._state.items()}
+        return super()._apply(fn, *args, **kwargs)
+
+    def __prepare_scriptable__(self) -> Any:
+        """What torch.jit.script asks for."""
+        raise BackendError(
+            f"torch.jit.script cannot compile a {type(self).__name__}, whose program is made when it is called; use "
+            "torch.compile or torch.export, or torch.jit.trace with backend='torch'"
+        )
+
+    def __getstate__(self) -> Dict[str, Any]:
+        content = {**self.__dict__, **_AT_REST, "_carrying": 0}
+        if self.step == "multi":
+            content["_state"] = None  # a copy made inside carry_state is not in its block, which could never end for it
+        elif self._state is not None:
+            content["_state"] = {name: value.detach() for name, value in self._state.items()}
+        return content
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> Any:
+        # the class that torch.nn.utils.parametrize makes refuses __getstate__, and copies the whole __dict__ unless
+        # there is a __deepcopy__
+        kind: Any = type(self)
+        made = [base for base in kind.__mro__ if base.__module__ == "torch.nn.utils.parametrize"]
+        content = super(made[-1], self).__getstate__() if made else self.__getstate__()
+        copied = kind.__new__(kind)
+        memo[id(self)] = copied
+        copied.__setstate__(copy.deepcopy(content, memo))
+        return copied
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.update(_AT_REST)
+
+
+def _moved(converted: Tensor, value: Tensor) -> Tensor:
+    return converted if converted.dtype == value.dtype else value.to(converted.device)

@@ -1,0 +1,94 @@
+"""The text of a neuron's kernels, for people.
+
+Printing needs no device and no compiler, so a backend that cannot compute here still shows what it would compile.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List
+
+import torch
+from torch import Tensor
+
+from spikecore._plugins.registry import default_registry
+from spikecore._plugins.selection import Resolved
+from spikecore._shell import checks
+from spikecore._shell.needs import lacking
+from spikecore.backend import MAX_STATIC_STEPS, Backend, BackendError, Spec, Unsupported
+from spikecore.neuron import Neuron
+
+#: dtypes that inputs and outputs of a kernel may have, by name.
+DTYPES: Dict[str, torch.dtype] = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+
+_ASKER = "kernel_source()"
+
+
+def kernel_source(
+    neuron: Neuron, backend: str = "cupy", dtype: torch.dtype = torch.float32, steps: int = 4
+) -> Dict[str, str]:
+    """The kernels of a call at rest: ``{"forward": text, "backward": text}``.
+
+    backend: name of the backend that prints; it need not be usable here. dtype: of inputs and outputs. steps: number of
+    time steps; beyond 16 the kernels are those for any number. Parameters are numbers or tensors as they are in the
+    neuron, and the backward kernel gives the gradients of the inputs and of the learnt ones.
+
+    Raises :class:`Unsupported` for a backend that has no text or does not support the call, and what
+    :class:`BackendError` there is for one that is unknown, blocked or broken.
+    """
+    given: Any = neuron
+    if not isinstance(given, Neuron):
+        hint = f"; give an object, {given.__name__}(...)" if isinstance(given, type) else ""
+        raise TypeError(f"neuron={checks.shown(given)} must be a spikecore neuron{hint}")
+    if dtype not in DTYPES.values():
+        raise ValueError(f"dtype={dtype!r} must be one of {', '.join(map(str, DTYPES.values()))}")
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"steps={steps!r} must be a whole number, 1 or more")
+    program = neuron.program
+    values = [value for _, value in neuron._values()]
+    spec = Spec(
+        dtype=dtype,
+        steps=steps if steps <= MAX_STATIC_STEPS else None,
+        params=tuple(map(_kind, values)),
+        learn=tuple(n for n, v in zip(program.params, values) if isinstance(v, Tensor) and v.requires_grad),
+        final=False,
+    )
+    printer: Any = default_registry().unprobed(backend, _ASKER)
+    if not _prints(printer):
+        able = ", ".join(_that_print()) or "none"
+        raise Unsupported(f"backend {backend!r} (from {_ASKER}) has no kernels to show; those that have: {able}")
+    # text is printed for no particular device, so these are the capabilities on any device
+    lacks = lacking(printer.capabilities, program, spec, gradients=True)
+    if lacks:
+        raise Unsupported(checks.unsupported(Resolved(printer, _ASKER, ""), type(neuron).__name__, lacks))
+    texts: Dict[str, str] = printer.source(program, spec)
+    return texts
+
+
+def _kind(value: Any) -> str:
+    """What kind of parameter a value is (see ``Spec.params``), without a time step to lie over."""
+    if not isinstance(value, Tensor):
+        return "number"
+    return {0: "scalar", 1: "channel"}.get(value.ndim, "full")
+
+
+def _prints(backend: Backend) -> bool:
+    from spikecore.kernels import KernelBackend
+
+    return isinstance(backend, KernelBackend) and type(backend).text is not KernelBackend.text
+
+
+def _that_print() -> List[str]:
+    """Names of the backends that have text."""
+    found, registry = [], default_registry()
+    for name in registry.names():
+        try:
+            if _prints(registry.unprobed(name, _ASKER)):
+                found.append(name)
+        except BackendError:
+            continue
+    return found

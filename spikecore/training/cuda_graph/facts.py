@@ -1,0 +1,152 @@
+"""What a graph takes for granted: read, compared, and put back.
+
+A graph has addresses and numbers in it. These functions say which, in values that can be compared without asking the
+GPU, and refuse what no graph can follow.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Callable, Hashable, List, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from spikecore._shell.checks import shown
+from spikecore._shell.processes import is_shard
+from spikecore.backend import Unsupported
+
+_SETTINGS = frozenset((bool, int, float, str))
+#: What is read of the attributes of a module; others are its tables, or what only Python sees.
+_WATCHED = _SETTINGS | {Tensor, torch.Generator}
+_PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+def kind(value: Any) -> Hashable:
+    """The part of a batch that is fixed in a graph: shapes, strides, dtypes, and values that are no tensors.
+
+    Raises TypeError for a value that can be neither copied nor compared.
+    """
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype
+    if isinstance(value, dict):
+        return (type(value), *((key, kind(item)) for key, item in value.items()))
+    if isinstance(value, (tuple, list)):
+        return (type(value), *map(kind, value))
+    if value is None or type(value) in _SETTINGS:
+        return type(value), value
+    raise TypeError(
+        f"the batch holds {shown(value)}, a {type(value).__name__}; with graph=True it is made of tensors, numbers, "
+        "strings and None in tuples, lists and dicts"
+    )
+
+
+def of_module(module: nn.Module) -> List[Any]:
+    """Settings of one module, its children, and where its tensors lie."""
+    facts = [
+        value if type(value) in _SETTINGS else _place(value)
+        for value in module.__dict__.values()
+        if type(value) in _WATCHED
+    ]
+    facts += module.__dict__.get("_numbers", {}).items()  # of a neuron: the surrogate's fields
+    for tensors in (module._parameters, module._buffers):
+        facts += [None if tensor is None else (tensor.data_ptr(), tensor.requires_grad) for tensor in tensors.values()]
+    if module._modules:
+        facts += map(id, module._modules.values())
+    return facts
+
+
+def of_optimizer(optimizer: torch.optim.Optimizer) -> List[Any]:
+    """Hyperparameters, and where parameters and states lie. A tensor's value is free to change, its place is not."""
+    facts: List[Any] = []
+    for group in optimizer.param_groups:
+        facts += [_place(value) for value in group.values()]
+        facts += [parameter.data_ptr() for parameter in group["params"]]
+    for state in optimizer.state.values():
+        facts += [value.data_ptr() for value in state.values() if isinstance(value, Tensor)]
+    return facts
+
+
+def _place(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.data_ptr()
+    return id(value) if isinstance(value, (list, torch.Generator)) else value
+
+
+def on_host(optimizer: torch.optim.Optimizer, device: torch.device) -> List[str]:
+    """Names of the states that ``optimizer`` keeps elsewhere than on ``device``; a replay would not move them on."""
+    return sorted(
+        {
+            name
+            for state in optimizer.state.values()
+            for name, value in state.items()
+            if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.device != device)
+        }
+    )
+
+
+def snapshot(modules: Sequence[nn.Module], optimizer: Any) -> Callable[[], None]:
+    """A function that puts back which tensors and settings are held; their values are not touched."""
+    live = [held for module in modules for held in (vars(module), module._parameters, module._buffers)]
+    if optimizer is not None:
+        live += [optimizer.state, *optimizer.state.values(), *optimizer.param_groups]
+    kept = [(held, dict(held)) for held in live]
+    parameters = [p for module in modules for p in module._parameters.values() if p is not None]
+    tensors = [(parameter, parameter.data, parameter.grad) for parameter in parameters]
+
+    def put_back() -> None:
+        for held, copy in kept:
+            held.clear()
+            held.update(copy)
+        for parameter, data, gradient in tensors:
+            parameter.data, parameter.grad = data, gradient
+
+    return put_back
+
+
+def gpu_of(net: nn.Module) -> torch.device:
+    """The one GPU that holds ``net``. Raises ValueError if there is none, Unsupported for a network that is spread."""
+    wrapped = next((module for module in net.modules() if isinstance(module, _PARALLEL)), None)
+    if wrapped is not None:
+        raise Unsupported(f"a {type(wrapped).__name__} cannot be captured in a CUDA graph here; train with graph=False")
+    if any(is_shard(parameter) for parameter in net.parameters()):
+        raise Unsupported("a network under fully_shard cannot be captured in a CUDA graph here; train with graph=False")
+    device = None
+    for name, tensor in itertools.chain(net.named_parameters(), net.named_buffers()):
+        device = tensor.device if device is None else device
+        if tensor.device.type != "cuda":
+            raise ValueError(
+                f"graph=True needs the network on a GPU, and {name} is on {tensor.device}; move it with "
+                "net.to('cuda') before the optimiser is made, or use graph=False"
+            )
+        if tensor.device != device:
+            raise ValueError(
+                f"graph=True needs the network on one GPU, and {name} is on {tensor.device}, others on {device}; "
+                "move it with net.to(...), or use graph=False"
+            )
+    if device is None:
+        raise ValueError("graph=True takes the GPU from the network's parameters, and it has none; use graph=False")
+    return device
+
+
+def make_capturable(optimizer: Any, device: torch.device) -> None:
+    """Have ``optimizer`` keep its step counts on ``device``: ``capturable=True`` where torch has that.
+
+    Raises TypeError for LBFGS, ValueError for a hyperparameter that is a tensor elsewhere.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TypeError("optimizer=LBFGS runs the network several times in a step, no CUDA graph can; use graph=False")
+    for group in optimizer.param_groups:
+        for name, value in group.items():
+            if isinstance(value, Tensor) and value.device != device:
+                raise ValueError(
+                    f"{name}={value.tolist()} of the optimiser is a tensor on {value.device}, which a CUDA graph would "
+                    f"not read again; make it a tensor on {device} or a number"
+                )
+        if "capturable" in group:
+            group["capturable"] = True
+            for state in [optimizer.state[parameter] for parameter in group["params"] if parameter in optimizer.state]:
+                counts = {name: value for name, value in state.items() if isinstance(value, Tensor) and value.ndim == 0}
+                state.update({name: value.to(device) for name, value in counts.items()})
+    # torch warns of capturable=True in a step that runs eagerly, as those before the capture do
+    optimizer._warned_capturable_if_run_uncaptured = True
