@@ -13,9 +13,9 @@ from typing import Any, List, Optional
 import torch
 from torch import nn
 
+from spikecore._base.batches import flattened, home
 from spikecore.backend import Unsupported
 from spikecore.functional import stateful_modules
-from spikecore.training.batches import flattened, home
 from spikecore_ipu.device import exclusive
 from spikecore_ipu.layout import lay_out, scattered
 from spikecore_ipu.sdk import poptorch

@@ -16,9 +16,9 @@ from typing import Any, Callable, List, Optional, Tuple
 
 from torch import Tensor, nn
 
+from spikecore._base.batches import flattened, run
 from spikecore.functional import stateful_modules
 from spikecore.training import check_loss
-from spikecore.training.batches import flattened, run
 from spikecore_ipu.blocks import last_block, placed
 from spikecore_ipu.sdk import poptorch
 

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base import structure
+from spikecore._base.batches import flattened, mapped
 from spikecore._shell.checks import shown
 from spikecore._shell.replicas import makes_time
 from spikecore._shell.state import Stateful
 from spikecore.backend import Unsupported
 from spikecore.functional import stateful_modules
 from spikecore.parallel.dry import shapes
-from spikecore.training.batches import flattened, mapped
 
 
 class OfOutput(NamedTuple):

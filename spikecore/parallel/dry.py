@@ -15,13 +15,13 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
+from spikecore._base.batches import flattened, mapped
 from spikecore._plugins.selection import capture
 from spikecore._shell.state import Stateful
 from spikecore.backend import BackendError
 from spikecore.encode import Encoder
 from spikecore.functional import ask
 from spikecore.parallel.placement import Stages
-from spikecore.training.batches import flattened, mapped
 from spikecore.walk import is_autocast
 
 #: What an error says that comes from the absence of data.

@@ -11,10 +11,10 @@ from typing import Any, Optional, Sequence, Tuple
 
 from torch import nn
 
+from spikecore._base.batches import flattened
 from spikecore._shell.replicas import makes_time
 from spikecore.parallel import dims
 from spikecore.parallel.dry import shapes
-from spikecore.training.batches import flattened
 
 _SAY = (
     "Say which dimension of the input is the batch: Pipeline(..., batch_dim=1) for [T, B, ...], over whose steps the "

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from spikecore._base.batches import flattened, mapped
 from spikecore.parallel import dims, dry, guess
 from spikecore.parallel.placement import Stages
-from spikecore.training.batches import flattened, mapped
 
 if TYPE_CHECKING:
     from spikecore.parallel.pipeline import Pipeline

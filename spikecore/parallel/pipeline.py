@@ -7,11 +7,11 @@ from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, 
 import torch
 from torch import Tensor, nn
 
+from spikecore._base.batches import sent
 from spikecore.lang.plain import is_compiling
 from spikecore.parallel import dims, kinds, placement, split, steps
 from spikecore.parallel.schedule import ticks
 from spikecore.parallel.states import PartStates
-from spikecore.training.batches import sent
 
 
 def _refuse_compiler() -> None:

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 from torch.utils import checkpoint as torch_checkpoint
 
+from spikecore._base.batches import flattened
 from spikecore._shell.checks import shown
 from spikecore.backend import Unsupported
 from spikecore.lang.plain import is_compiling
 from spikecore.parallel.pipeline import Pipeline
 from spikecore.parallel.reruns import Region
-from spikecore.training.batches import flattened
 
 
 def checkpoint(net: nn.Module, every: Optional[int], modules: Optional[Sequence[str]] = None) -> nn.Module:

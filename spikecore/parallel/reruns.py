@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
+from spikecore._base.batches import flattened
 from spikecore._shell.binding import Bound
 from spikecore._shell.processes import is_shard
 from spikecore._shell.state import Stateful
 from spikecore.parallel.draws import may_draw
-from spikecore.training.batches import flattened
 
 #: Where torch defines the forward of its norms. A subclass with a forward of its own may read running statistics.
 _NORMS = ("torch.nn.modules.batchnorm", "torch.nn.modules.instancenorm")

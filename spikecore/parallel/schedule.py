@@ -27,7 +27,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, Sequence
 
 import torch
 
-from spikecore.training.batches import sent
+from spikecore._base.batches import sent
 
 
 def ticks(

@@ -9,11 +9,11 @@ from typing import Any, Iterable, Iterator, List
 import torch
 from torch import nn
 
+from spikecore._base.batches import flattened, mapped
 from spikecore._shell.state import Stateful
 from spikecore.encode import Encoder
 from spikecore.functional import check_places, stateful_modules
 from spikecore.parallel import dims
-from spikecore.training.batches import flattened, mapped
 
 
 def check(net: nn.Module, x: Any, T: Any, reduce: Any) -> bool:

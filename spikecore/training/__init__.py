@@ -20,6 +20,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterable, Optional, Tupl
 import torch
 from torch import Tensor, nn
 
+from spikecore._base.batches import beside, home, mapped, run, sent
 from spikecore._plugins.selection import backend_named, capture, resolve
 from spikecore._shell.checks import shown
 from spikecore._shell.processes import named_as, unwrapped
@@ -29,7 +30,6 @@ from spikecore.functional import ask, check_places, own_state, request, stateful
 from spikecore.neuron import Neuron
 from spikecore.parallel import Pipeline
 from spikecore.training import optimizer_state, restore
-from spikecore.training.batches import beside, home, mapped, run, sent
 
 Loss = Callable[[Any, Any], Tensor]
 

@@ -9,11 +9,11 @@ from typing import Any, Callable, Dict, Hashable, List, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
+from spikecore._base.batches import flattened, mapped, sent
 from spikecore._shell.checks import is_device
 from spikecore.backend import Unsupported
 from spikecore.functional import stateful_modules, to_rest
 from spikecore.training import EagerInference, EagerTraining
-from spikecore.training.batches import flattened, mapped, sent
 from spikecore.training.cuda_graph import facts
 from spikecore.training.cuda_graph.capture import Capture
 from spikecore.training.cuda_graph.options import CudaOptions
