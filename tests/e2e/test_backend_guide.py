@@ -282,4 +282,4 @@ def test_the_wheel_has_the_templates(tmp_path: Path) -> None:
     run(tmp_path, *wheel, "--wheel-dir", str(tmp_path), str(source))
     (made,) = tmp_path.glob("spikecore-*.whl")
     there = {name.rpartition("/")[2] for name in zipfile.ZipFile(made).namelist() if "scaffold/templates/" in name}
-    assert there == {path.name for path in (ROOT / "spikecore" / "scaffold" / "templates").iterdir()}
+    assert there == {path.name for path in (ROOT / "spikecore" / "_scaffold" / "templates").iterdir()}

@@ -14,7 +14,7 @@ import spikecore
 from spikecore._scaffold.project import FILES, KERNEL, project, rendered, write_project
 from spikecore.cli import app
 
-TEMPLATES = Path(spikecore.__file__).parent / "scaffold" / "templates"
+TEMPLATES = Path(spikecore.__file__).parent / "_scaffold" / "templates"
 
 
 @pytest.mark.parametrize(
