@@ -2,7 +2,7 @@
 
 Rules of this module:
 
-- A backend compiles a :class:`~spikecore.lang.program.Program` and a :class:`Spec` to a *runner*; nothing else crosses
+- A backend compiles a :class:`~spikecore.lang._program.Program` and a :class:`Spec` to a *runner*; nothing else crosses
   the border. The host checks arguments, places parameters and caches runners, so a runner sees only good input.
 - What a backend cannot do it does not declare in :class:`Capabilities`; asking for it raises :class:`Unsupported`
   before anything runs. Nothing falls back.
@@ -25,7 +25,7 @@ from spikecore._base.recent import RUNNERS, Recent
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from spikecore.lang.program import Program
+    from spikecore.lang._program import Program
     from spikecore.testing.expected import Excuse
 
 #: Step counts up to this one are a compile-time constant of a runner; longer runs share one runner.

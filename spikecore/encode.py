@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from spikecore._shell import checks
 from spikecore.backend import Unsupported, compute_dtype
-from spikecore.lang.plain import is_compiling
+from spikecore.lang._plain import is_compiling
 
 __all__ = ["Constant", "Delta", "Encoder", "Latency", "Poisson"]
 

@@ -13,8 +13,8 @@ from typing import Any, List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spikecore.lang import Node, Program, once
-from spikecore.lang.reach import differentiable_leaves, reach
+from spikecore.lang import Node, Program, loop_invariant
+from spikecore.lang._reach import differentiable_leaves
 
 
 class _Ends(torch.autograd.Function):
@@ -55,7 +55,7 @@ class _Rules:
         program, n = self.program, len(self.program.outputs)
         m = n + len(self.record)
         trace = tuple(name for name, there in zip(self.record, present[n:m]) if there)
-        found = reach(program, tuple(present[:n]), trace, any(present[m:]))
+        found = program.reach(present[:n], trace, any(present[m:]))
         live = [name in found.live for name in program.states]
         # whether a path leads to a first state, and to the parameter that it is, depends on the number of steps
         return [*live, *(kind == "state" or Node(kind, (), name) not in found.leaves for kind, name in self.sources)]
@@ -67,7 +67,7 @@ def needed(program: Program, learn: Sequence[str]) -> bool:
     Neurons of ``+ - *``, division by parameters, and bounded functions need nothing, and a walk of theirs is as quick
     as torch's operations are. (An input that is infinite itself, at the last step, has a gradient of 0 there, not NaN.)
     """
-    fixed = set(once(program.nodes)) | {node for node in program.nodes if node.op in ("param", "const")}
+    fixed = set(loop_invariant(program.nodes)) | {node for node in program.nodes if node.op in ("param", "const")}
     for node in program.nodes:
         if node.op in ("sqrt", "log", "power") or (node.op == "div" and node.args[1] not in fixed):
             return True

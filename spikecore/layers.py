@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from spikecore.lang.plain import is_compiling
+from spikecore.lang._plain import is_compiling
 
 __all__ = ["TimeBatched"]
 

@@ -21,7 +21,7 @@ from spikecore._shell.ranged import Ranged
 from spikecore._shell.state import State, Stateful
 from spikecore.backend import MAX_STATIC_STEPS, Tensors, once
 from spikecore.lang import Program, ops
-from spikecore.lang.plain import is_compiling
+from spikecore.lang._plain import is_compiling
 from spikecore.surrogate import ATan, Surrogate
 
 __all__ = ["Neuron", "Stateful"]

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from spikecore.backend import ParamValue, Spec, Tensors
 from spikecore.ends import needed, tied
-from spikecore.lang import Node, Program, once, topological
+from spikecore.lang import Node, Program, loop_invariant, topological
+from spikecore.lang._plain import Held, is_plain
 from spikecore.lang.eager import TORCH, Functions, Straight, operands
-from spikecore.lang.plain import Held, is_plain
 
 #: Operations whose result is new memory, and whose derivative does not read it.
 _FRESH = ("add", "sub", "mul", "div", "neg", "where", "select")
@@ -58,7 +58,7 @@ class Walker:
         moving, params = program.leaves[:n_moving], program.leaves[n_moving:]
         roots = [*program.outputs, *program.next]
         constants = [node for node in topological([*roots, *program.rest]) if node.op == "const"]
-        fixed: Sequence[Node] = [*params, *constants, *once(program.nodes)]
+        fixed: Sequence[Node] = [*params, *constants, *loop_invariant(program.nodes)]
         self.rest = Straight(params, program.rest, functions)
         self.fixed = Straight(params, fixed, functions)
         self.step = Straight([*moving, *fixed], roots, functions)

@@ -12,7 +12,7 @@ from typing import Dict, FrozenSet, NamedTuple, Tuple
 
 from spikecore.kernels import BackwardPlan, with_reciprocals
 from spikecore.kernels.cut import smallest_cut
-from spikecore.lang import Node, once, topological
+from spikecore.lang import Node, loop_invariant, topological
 
 
 class Derivative(NamedTuple):
@@ -43,14 +43,14 @@ def derivative(plan: BackwardPlan) -> Derivative:
     adjoint = plan.adjoint
     states = {n: node for n, node in zip(plan.program.states, adjoint.states) if n in plan.carried}
     exact = frozenset(plan.program.nodes)
-    busy = any(node.op == "div" for node in exact.difference(once(plan.program.nodes)))
+    busy = any(node.op == "div" for node in exact.difference(loop_invariant(plan.program.nodes)))
     if plan.dtype == plan.compute or not busy:
         return Derivative(adjoint.inputs, states, adjoint.params, frozenset())
     order = topological(plan.roots)
-    fixed = {*once(order), *(node for node in order if node.op in ("param", "const"))}
+    fixed = {*loop_invariant(order), *(node for node in order if node.op in ("param", "const"))}
     new = with_reciprocals(order, exact, fixed)
     rewritten = topological(list(new.values()))
-    quick = frozenset(n for n in rewritten if n.op == "div") - exact - frozenset(once(rewritten))
+    quick = frozenset(n for n in rewritten if n.op == "div") - exact - frozenset(loop_invariant(rewritten))
     return Derivative(
         tuple(new.get(node, node) for node in adjoint.inputs),
         {name: new.get(node, node) for name, node in states.items()},

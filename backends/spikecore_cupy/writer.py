@@ -6,7 +6,7 @@ from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Sequence, Set, Tu
 
 from spikecore.kernels import BackwardPlan, ForwardPlan, hoisted
 from spikecore.lang import Node, topological
-from spikecore.lang.symbols import on_one_line
+from spikecore.lang.render import on_one_line
 from spikecore_cupy.lines import commented, folded, indented, over_neurons, wrapped
 from spikecore_cupy.printer import TYPES, CudaPrinter
 

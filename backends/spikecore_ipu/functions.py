@@ -21,8 +21,7 @@ from typing import Callable
 import torch
 from torch import Tensor
 
-from spikecore.lang.eager import TORCH, Functions
-from spikecore.lang.plain import number
+from spikecore.lang.eager import TORCH, Functions, number
 
 #: The largest float32: what is above is infinite.
 _MOST = torch.finfo(torch.float32).max

@@ -9,7 +9,7 @@ from typing import Optional, Tuple
 
 from spikecore.backend import Backend, ParamValue, Runner, Spec, Tensors, by_call
 from spikecore.lang import Program
-from spikecore.lang.plain import is_plain
+from spikecore.lang.eager import is_plain
 from spikecore.walk import Walker, is_autocast
 from spikecore_torch import CAPABILITIES
 

@@ -25,7 +25,7 @@ from spikecore._plugins.selection import Resolved, alternatives
 from spikecore._shell import checks
 from spikecore.backend import BackendError, Capabilities, ParamValue, Runner, Spec, Tensors, Unsupported, by_call, once
 from spikecore.lang import Program
-from spikecore.lang.plain import is_compiling, is_plain
+from spikecore.lang._plain import is_compiling, is_plain
 
 
 class Calls(NamedTuple):

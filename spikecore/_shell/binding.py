@@ -28,8 +28,8 @@ from spikecore._shell.state import Stateful
 from spikecore._shell.watch import Watch
 from spikecore.backend import Runner, Spec, Unsupported
 from spikecore.lang import Program
-from spikecore.lang.plain import is_compiling
-from spikecore.lang.renewal import Renewal, renewed
+from spikecore.lang._plain import is_compiling
+from spikecore.lang._renewal import Renewal, renewed
 
 #: Unique id of a definition until the hash of its program is known.
 _definitions = itertools.count()

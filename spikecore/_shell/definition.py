@@ -18,8 +18,8 @@ from torch import nn
 from spikecore._base import reading
 from spikecore._shell.watch import EVERY, Watch, watch
 from spikecore.lang import Expr, Node, Numbers, Program, trace
-from spikecore.lang.renewal import Renewal, renewal_of
-from spikecore.lang.trace import Ran
+from spikecore.lang._renewal import Renewal, renewal_of
+from spikecore.lang._trace import Ran
 
 #: Private attributes of the shell around a definition, which say nothing about it.
 SHELL: FrozenSet[str] = frozenset(vars(nn.Module())) | {

@@ -7,7 +7,7 @@ from typing import Sequence, Tuple
 import torch
 
 from spikecore.backend import Capabilities, Spec
-from spikecore.lang.program import Program
+from spikecore.lang._program import Program
 
 _DTYPE_CAPABILITY = {
     torch.float16: "float16",

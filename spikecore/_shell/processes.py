@@ -14,7 +14,7 @@ from typing import Any, Iterator, Mapping, Optional, Sequence, Tuple
 from torch import Tensor, nn
 
 from spikecore._shell.replicas import makes_time
-from spikecore.lang.plain import PLAIN
+from spikecore.lang._plain import PLAIN
 
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 _PIPELINING = "torch.distributed.pipelining"

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._shell.checks import shown
-from spikecore.lang.plain import is_followed, is_plain
+from spikecore.lang._plain import is_followed, is_plain
 
 Named = Sequence[Tuple[str, Any]]
 

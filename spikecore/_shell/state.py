@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from spikecore._shell import checks, compiled, freed, misnamed, processes, recompute, replicas, reuse
 from spikecore.backend import BackendError
-from spikecore.lang.plain import is_batched, is_compiling, is_transforming
+from spikecore.lang._plain import is_batched, is_compiling, is_transforming
 
 State = Dict[str, Tensor]
 

@@ -21,7 +21,7 @@ from typing import Any, Collection, Container, Dict, FrozenSet, List, Mapping, O
 
 from spikecore._base.contents import MOST, Look, class_values
 from spikecore._base.unchanged import Check
-from spikecore.lang.trace import Ran
+from spikecore.lang._trace import Ran
 
 #: Functions and attributes that find attributes by a name which is not in the code.
 _LOOK_UP = frozenset(("getattr", "hasattr", "vars", "dir", "attrgetter", "__dict__", "__getattribute__"))

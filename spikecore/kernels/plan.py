@@ -15,7 +15,7 @@ import torch
 
 from spikecore.backend import Spec
 from spikecore.kernels.cut import smallest_cut
-from spikecore.lang import Adjoint, Node, Program, once, topological
+from spikecore.lang import Adjoint, Node, Program, loop_invariant, topological
 from spikecore.lang.node import const
 
 #: Kinds of parameters that have one value for all neurons.
@@ -186,7 +186,7 @@ def hoisted(program: Program, spec: Spec, roots: Sequence[Node]) -> Tuple[Tuple[
     kernel has one symbol for a value and itself detached, which would be computed twice.
     """
     order = topological(roots)
-    fixed = once(order)
+    fixed = loop_invariant(order)
     inside = {node for node in fixed if node.op != "detach"}
     used = {arg for node in order if node not in inside for arg in node.args} | set(roots)
     varying = {Node("param", (), name) for name, kind in zip(program.params, spec.params) if kind not in UNIFORM_KINDS}

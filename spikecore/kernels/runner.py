@@ -23,8 +23,7 @@ from spikecore.kernels.layout import Layout
 from spikecore.kernels.registered import key_of, register, run_registered
 from spikecore.kernels.returned import ReturningExecution
 from spikecore.lang import Program
-from spikecore.lang.eager import Straight
-from spikecore.lang.plain import (
+from spikecore.lang._plain import (
     PLAIN,
     dispatch_modes,
     has_tangent,
@@ -33,6 +32,7 @@ from spikecore.lang.plain import (
     is_plain,
     is_transforming,
 )
+from spikecore.lang.eager import Straight
 
 #: A tensor of another type, be it a state or a parameter, goes through torch's dispatcher, which handles its type.
 #: A FakeTensor beside a plain input stands for no values, and is refused as a tensor without memory.

@@ -1,9 +1,21 @@
 """The expression language: values that record, programs, their adjoints, and their text."""
 
-from spikecore.lang.expr import Expr, TraceError
-from spikecore.lang.node import Node, SpikeRule, topological
-from spikecore.lang.numbers import Numbers
-from spikecore.lang.program import Adjoint, Program, once
-from spikecore.lang.trace import trace
+from spikecore.lang._expr import Expr, TraceError
+from spikecore.lang._graph import topological
+from spikecore.lang._numbers import Numbers
+from spikecore.lang._program import Adjoint, Program
+from spikecore.lang._trace import trace
+from spikecore.lang.node import Node, SpikeRule, loop_invariant
 
-__all__ = ["Adjoint", "Expr", "Node", "Numbers", "Program", "SpikeRule", "TraceError", "once", "topological", "trace"]
+__all__ = [
+    "Adjoint",
+    "Expr",
+    "Node",
+    "Numbers",
+    "Program",
+    "SpikeRule",
+    "TraceError",
+    "loop_invariant",
+    "topological",
+    "trace",
+]

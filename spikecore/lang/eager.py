@@ -2,7 +2,7 @@
 
 This table defines the language for everybody: ``sc.ops`` on tensors, the torch backend, and the tests of every other
 backend. Plain torch functions carry torch's own derivative rules; those of ``spike`` and ``select`` are in
-:mod:`spikecore.lang.choices`, and what torch computes almost as the language has it is in :mod:`spikecore.lang.exact`.
+:mod:`spikecore.lang._choices`. What torch computes almost as the language has it is in :mod:`spikecore.lang._exact`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from typing import Callable, List, Mapping, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spikecore.lang import exact
-from spikecore.lang.choices import select, spike
-from spikecore.lang.node import Node, SpikeRule, topological
-from spikecore.lang.plain import Constants
-from spikecore.lang.plain import number as number  # plugins take it from here
+from spikecore.lang import _exact as exact
+from spikecore.lang._choices import select, spike
+from spikecore.lang._graph import topological
+from spikecore.lang._plain import Constants
+from spikecore.lang._plain import is_plain as is_plain  # backends take these two from here
+from spikecore.lang._plain import number as number
+from spikecore.lang.node import Node, SpikeRule
 
 
 def detach(x: Tensor) -> Tensor:

@@ -6,12 +6,16 @@ Rules of this module:
   equal and have the same key, so a graph shares equal subexpressions by construction.
 - Nothing is simplified, reordered or folded. The graph says what was written.
 - A value is a number or a truth value; one never stands for the other.
+- The modules below this one (:mod:`spikecore.lang.render`, whose text a node's repr is) read nodes and make none.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Dict, Iterable, List, NoReturn, Set, Tuple, Union
+from typing import Any, Dict, Iterable, List, NoReturn, Sequence, Tuple, Union
+
+from spikecore.lang._graph import topological
+from spikecore.lang._text import TextPrinter
 
 #: Leaves: op name -> what its attribute is.
 LEAVES = {
@@ -58,8 +62,9 @@ LOGIC = {"and": 2, "or": 2, "not": 1}
 #: The choice by a truth value.
 CHOICE = "where"
 
-#: Every operation that is not a leaf.
-OPERATIONS = (*ARITHMETIC, *COMPARISONS, *LOGIC, CHOICE)
+#: Every operation that is not a leaf: op name -> number of arguments.
+ARITY = {**ARITHMETIC, **dict.fromkeys(COMPARISONS, 2), **LOGIC, CHOICE: 3}
+OPERATIONS = tuple(ARITY)
 
 _BOOLEAN = frozenset(COMPARISONS) | frozenset(LOGIC)
 
@@ -134,8 +139,6 @@ class Node:
         return (_last, (flat([self]),))
 
     def __repr__(self) -> str:
-        from spikecore.lang.text import TextPrinter
-
         # written out, a shared graph can be exponentially long
         waiting, written = [self], 0
         while waiting and written < _LONGEST_REPR:
@@ -167,21 +170,15 @@ def parameters(roots: Iterable[Node]) -> Tuple[Node, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def topological(roots: Iterable[Node], known: Iterable[Node] = ()) -> Tuple[Node, ...]:
-    """Every node the roots need, arguments before users, in order of first need; ``known`` ones left out."""
-    order: Dict[Node, None] = {}
-    seen: Set[Node] = set(known)
-    for root in roots:
-        stack = [(root, False)]
-        while stack:
-            node, ready = stack.pop()
-            if ready:
-                order[node] = None
-            elif node not in seen:
-                seen.add(node)
-                stack.append((node, True))
-                stack.extend((arg, False) for arg in reversed(node.args))
-    return tuple(order)
+def loop_invariant(nodes: Sequence[Node]) -> Tuple[Node, ...]:
+    """Of these nodes (arguments first), the operations on parameters and constants alone: the same at every step."""
+    fixed = {node for node in nodes if node.op in ("param", "const")}
+    found = []
+    for node in nodes:
+        if node.args and all(arg in fixed for arg in node.args):
+            fixed.add(node)
+            found.append(node)
+    return tuple(found)
 
 
 #: Nodes as a list, arguments before users: operation, places of the arguments, attribute.

@@ -6,12 +6,14 @@ computes, so that a definition can be called by hand; with numbers only it retur
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict
+import math
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from spikecore.lang import eager, numbers
-from spikecore.lang.expr import Expr, TraceError, here, lift, make
+from spikecore.lang import _numbers as numbers
+from spikecore.lang import eager
+from spikecore.lang._expr import Expr, TraceError, here, lift, make, record
 from spikecore.lang.node import Node, SpikeRule
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ Value = Any
 
 def _apply(op: str, *args: Value) -> Value:
     if any(isinstance(arg, Expr) for arg in args):
-        return Expr(make(op, *(lift(arg, f"argument of sc.ops.{op}") for arg in args)))
+        return record(op, *args)
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
     if not tensors:
         values = [torch.as_tensor(arg, dtype=None if isinstance(arg, bool) else torch.float64) for arg in args]
@@ -110,7 +112,7 @@ def maximum(a: Value, b: Value) -> Value:
     return _apply("maximum", a, b)
 
 
-def clamp(x: Value, low: Value = float("-inf"), high: Value = float("inf")) -> Value:
+def clamp(x: Value, low: Value = -math.inf, high: Value = math.inf) -> Value:
     """``min(max(x, low), high)``; derivative 1 within and at the bounds, 0 outside."""
     return _apply("clamp", x, low, high)
 
@@ -146,49 +148,3 @@ def spike(u: Value, surrogate: Surrogate, strict: bool = False) -> Value:
         rule = SpikeRule(strict, derivative, followed.label(surrogate), followed.recipes(derivative))
         followed.asked[id(surrogate)] = surrogate, derivative
     return Expr(make("spike", u.node, attr=rule)) if isinstance(u, Expr) else eager.SpikeFunction(rule)(u)
-
-
-#: What ``torch.<name>(...)`` on a traced value records: torch's name -> our function.
-FROM_TORCH: Dict[str, Callable[..., Value]] = {
-    "exp": exp,
-    "log": log,
-    "sqrt": sqrt,
-    "sin": sin,
-    "cos": cos,
-    "tanh": tanh,
-    "sigmoid": sigmoid,
-    "atan": atan,
-    "arctan": atan,
-    "abs": abs,
-    "absolute": abs,
-    "sign": sign,
-    "floor": floor,
-    "round": round,
-    "pow": power,
-    "minimum": minimum,
-    "maximum": maximum,
-    "clamp": clamp,
-    "clip": clamp,
-    "where": where,
-    "detach": detach,
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "multiply": lambda a, b: a * b,
-    "div": lambda a, b: a / b,
-    "divide": lambda a, b: a / b,
-    "true_divide": lambda a, b: a / b,
-    "neg": lambda a: -a,
-    "negative": lambda a: -a,
-    "square": lambda a: a * a,
-    "reciprocal": lambda a: 1.0 / a,
-    "ge": lambda a, b: a >= b,
-    "gt": lambda a, b: a > b,
-    "le": lambda a, b: a <= b,
-    "lt": lambda a, b: a < b,
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
-    "logical_and": lambda a, b: a & b,
-    "logical_or": lambda a, b: a | b,
-    "logical_not": lambda a: ~a,
-}

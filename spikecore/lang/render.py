@@ -5,7 +5,7 @@ Rules of this module:
 - Text keeps the order of evaluation of the graph. Parentheses stand wherever the target language would group otherwise.
 - A value gets a line of its own if the definition named it, if it is used twice, if it is asked for, or if the text
   would be nested too deeply; the rest is written in place. Nothing unused is written.
-- Names are symbols (:mod:`spikecore.lang.symbols`) until the text is complete: :meth:`Printer.named` chooses them.
+- Names are symbols (:mod:`spikecore.lang._symbols`) until the text is complete: :meth:`Printer.named` chooses them.
 - A target is a subclass with other class attributes; it overrides a method only for what no template can say.
 """
 
@@ -16,11 +16,15 @@ import math
 import re
 import struct
 from collections import Counter
-from typing import Callable, Dict, FrozenSet, Iterable, List, Mapping, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, FrozenSet, Iterable, List, Mapping, Sequence, Set, Tuple
 
-from spikecore.lang.node import Node, SpikeRule, topological
-from spikecore.lang.symbols import Symbols, ascii_name
-from spikecore.lang.words import C_WORDS
+from spikecore.lang._graph import topological
+from spikecore.lang._symbols import Symbols, ascii_name
+from spikecore.lang._symbols import on_one_line as on_one_line  # printers take these two from here
+from spikecore.lang._words import C_WORDS as C_WORDS
+
+if TYPE_CHECKING:
+    from spikecore.lang.node import Node
 
 #: How tightly operators bind, loosest first. A template's arguments are put in parentheses when they bind less tightly.
 TERNARY, OR, AND, EQUALITY, ORDER, SUM, PRODUCT, UNARY, ATOM = range(9)
@@ -183,7 +187,7 @@ class Printer:
 
     def words(self, node: Node) -> Dict[str, str]:
         """What the named places of templates stand for."""
-        strict = isinstance(node.attr, SpikeRule) and node.attr.strict
+        strict = getattr(node.attr, "strict", False)  # only the rule of a spike has it
         return {
             "f": _FUNCTION_SUFFIX[self.real],
             "zero": self.number(0.0),

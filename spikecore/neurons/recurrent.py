@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from spikecore._shell import checks, compiled
 from spikecore._shell.state import State, Stateful
-from spikecore.lang.plain import is_compiling
+from spikecore.lang._plain import is_compiling
 from spikecore.neuron import Neuron
 
 #: Name of the fed-back output in the state.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base.batches import sent
-from spikecore.lang.plain import is_compiling
+from spikecore.lang._plain import is_compiling
 from spikecore.parallel import dims, kinds, placement, split, steps
 from spikecore.parallel.schedule import ticks
 from spikecore.parallel.states import PartStates

@@ -16,7 +16,7 @@ from torch.utils import checkpoint as torch_checkpoint
 from spikecore._base.batches import flattened
 from spikecore._shell.checks import shown
 from spikecore.backend import Unsupported
-from spikecore.lang.plain import is_compiling
+from spikecore.lang._plain import is_compiling
 from spikecore.parallel.pipeline import Pipeline
 from spikecore.parallel.reruns import Region
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from spikecore.lang import Node
+from spikecore.lang._expr import Expr
+from spikecore.lang._grad import reverse
 from spikecore.lang.eager import evaluate
-from spikecore.lang.expr import Expr
-from spikecore.lang.grad import reverse
 
 GRADIENT = Node("out_grad", (), 0)
 

@@ -24,7 +24,7 @@ from spikecore.bench.run import measure, prepare
 from spikecore.bench.settings import Settings, device_named
 from spikecore.bench.subjects import SUBJECTS, Hat, hat_spike, words
 from spikecore.bench.timing import CudaClock, Failure, HostClock, Plan, Timing, clock_for, interleave
-from spikecore.lang.plain import number
+from spikecore.lang._plain import number
 from spikecore.testing.custom import Gated, Probe
 from spikecore.testing.loopback import EVERYTHING, Loopback, installed
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore.lang.plain import is_compiling
+from spikecore.lang._plain import is_compiling
 
 
 def traced(how):

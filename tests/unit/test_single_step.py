@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import spikecore as sc
-from spikecore.lang import eager, plain
+from spikecore.lang import _plain as plain
+from spikecore.lang import eager
 
 N = (3, 5)
 

@@ -8,8 +8,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Type, Union
 
 import torch
 
-from spikecore.lang.render import C_TEMPLATES
-from spikecore.lang.words import C_WORDS
+from spikecore.lang.render import C_TEMPLATES, C_WORDS
 from spikecore_cupy.printer import TYPES
 
 #: A dtype, None for the floating-point dtype of the call, or the type of a number.
@@ -29,7 +28,7 @@ STORED: Dict[torch.dtype, str] = {
 _FUNCTIONS = re.findall(r"\w+(?=(?:{f})?\()", " ".join(template for _, template in C_TEMPLATES.values()))
 
 #: What a kernel and its values may not be called, since a C text reads them: words of C++, functions of the language in
-#: both precisions, and what is around the body. Lines outside have names of their own (``spikecore.lang.symbols``).
+#: both precisions, and what is around the body. Lines outside have names of their own (``spikecore.lang.render``).
 RESERVED = (
     C_WORDS
     | {f"{name}{suffix}" for name in _FUNCTIONS for suffix in ("", "f")}

@@ -11,7 +11,7 @@ import torch
 
 from spikecore.kernels import BackwardPlan, ForwardPlan, hoisted
 from spikecore.lang import Node, Program, topological
-from spikecore.lang.symbols import on_one_line
+from spikecore.lang.render import on_one_line
 from spikecore_numba.printer import NumbaPrinter
 
 #: Neurons of a block at most. With float32, a row of them is a page of memory.

@@ -6,7 +6,7 @@ from typing import Dict, List, NamedTuple, Sequence, Union
 
 from spikecore.kernels import BackwardPlan, with_reciprocals
 from spikecore.kernels.cut import smallest_cut
-from spikecore.lang import Node, once, topological
+from spikecore.lang import Node, loop_invariant, topological
 from spikecore_triton.chunk import Chunk, checkpoint, held, in_every_lane, load_all
 from spikecore_triton.writer import CHUNK, Function, Source, Writer, indented, load, store
 
@@ -53,7 +53,7 @@ def _roots(plan: BackwardPlan) -> Sequence[Node]:
     if plan.dtype == plan.compute:
         return plan.roots
     order = topological(plan.roots)
-    fixed = {*once(order), *(node for node in order if node.op == "param")}
+    fixed = {*loop_invariant(order), *(node for node in order if node.op == "param")}
     new = with_reciprocals(order, {*plan.program.nodes, *fixed}, fixed)
     return [new[node] for node in plan.roots]
 

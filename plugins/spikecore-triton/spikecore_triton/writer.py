@@ -11,7 +11,7 @@ import torch
 from spikecore.kernels import BackwardPlan, ForwardPlan, hoisted
 from spikecore.lang import Node, Program, topological
 from spikecore.lang.node import SpikeRule, substitute
-from spikecore.lang.symbols import on_one_line
+from spikecore.lang.render import on_one_line
 from spikecore_triton.printer import TritonPrinter
 
 #: Steps whose loads are issued together, and between two checkpoints of the states.

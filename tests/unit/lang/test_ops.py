@@ -12,8 +12,8 @@ import torch
 from derivatives import GRADIENT, assert_equal, by_rules, by_torch, columns, recorded, weights
 from spikecore import surrogate
 from spikecore.lang import ops, topological
+from spikecore.lang._grad import reverse
 from spikecore.lang.eager import TORCH
-from spikecore.lang.grad import reverse
 from spikecore.lang.node import OPERATIONS, const
 
 INF, NAN = math.inf, math.nan

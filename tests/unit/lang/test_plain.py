@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import spikecore as sc
-from spikecore.lang import plain
+from spikecore.lang import _plain as plain
 from spikecore.lang.eager import select, spike
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

@@ -15,7 +15,7 @@ import torch
 
 import spikecore as sc
 from spikecore.lang import Node, TraceError, trace
-from spikecore.lang.expr import Expr
+from spikecore.lang._expr import Expr
 
 
 def program(dynamics, *, states=None, params=(), **options):

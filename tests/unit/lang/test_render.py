@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import spikecore as sc
-from spikecore.lang import Node, ops
+from spikecore.lang import Node, ops, topological
+from spikecore.lang._expr import Expr
 from spikecore.lang.eager import evaluate
-from spikecore.lang.expr import Expr
-from spikecore.lang.node import OPERATIONS, const, topological
+from spikecore.lang.node import OPERATIONS, const
 from spikecore.lang.render import C_TEMPLATES, PRODUCT, SUM, UNARY, Printer
 
 PRELUDE = """

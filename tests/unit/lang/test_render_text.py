@@ -12,7 +12,7 @@ import pytest
 
 import spikecore as sc
 from spikecore.lang import Node, ops
-from spikecore.lang.expr import Expr
+from spikecore.lang._expr import Expr
 from spikecore.lang.node import const
 from spikecore.lang.render import Printer, shortest
 

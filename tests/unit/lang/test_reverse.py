@@ -7,8 +7,8 @@ import torch
 
 from derivatives import GRADIENT, assert_equal, by_rules, by_torch, columns, recorded, weights
 from spikecore.lang import Node, ops
+from spikecore.lang._grad import reverse
 from spikecore.lang.eager import evaluate
-from spikecore.lang.grad import reverse
 from spikecore.lang.node import const
 
 PAIRS = [(0.3, 2.0), (-1.5, 0.5), (2.0, -3.0), (-0.4, -0.9), (1.0, 1.0)]

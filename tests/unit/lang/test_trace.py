@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import spikecore as sc
-from spikecore.lang import Node, once, trace
-from spikecore.lang.expr import Expr
+from spikecore.lang import Node, loop_invariant, trace
+from spikecore.lang._expr import Expr
 from spikecore.lang.node import SpikeRule, const
 
 
@@ -245,7 +245,7 @@ class TestShape:
             lambda x, s, p: (x * sc.ops.exp(-1.0 / p.tau) + sc.ops.exp(s.v), {"v": s.v * (p.a * p.tau)}),
             params=("tau", "a"),
         )
-        assert [repr(node) for node in once(traced.nodes)] == ["-1 / tau", "exp(-1 / tau)", "a * tau"]
+        assert [repr(node) for node in loop_invariant(traced.nodes)] == ["-1 / tau", "exp(-1 / tau)", "a * tau"]
 
     def test_several_inputs_and_outputs(self):
         """Several inputs come as a named tuple, several outputs go as a tuple."""

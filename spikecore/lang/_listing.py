@@ -3,65 +3,18 @@
 from __future__ import annotations
 
 import re
-import unicodedata
-from typing import Dict, Iterable, List, Tuple
+from typing import TYPE_CHECKING, Dict, List
 
-from spikecore.lang.node import Node, SpikeRule
-from spikecore.lang.program import Program, once
-from spikecore.lang.render import ATOM, C_TEMPLATES, PRODUCT, SUM, UNARY, Printer
-from spikecore.lang.symbols import on_one_line
+from spikecore.lang._symbols import on_one_line
+from spikecore.lang._text import TextPrinter
+from spikecore.lang.node import Node, SpikeRule, loop_invariant
 
-
-def _call(name: str, arity: int) -> Tuple[int, str]:
-    return ATOM, f"{name}({', '.join(f'{{{i}}}' for i in range(arity))})"
+if TYPE_CHECKING:
+    from spikecore.lang._program import Program
 
 
-class TextPrinter(Printer):
-    """The language's own notation."""
-
-    templates = {
-        **C_TEMPLATES,
-        **{op: _call(op, 1) for op in ("exp", "log", "sqrt", "sin", "cos", "tanh", "atan", "abs", "floor", "round")},
-        "power": _call("power", 2),
-        "detach": _call("detach", 1),
-        "where": _call("where", 3),
-        "select": _call("select", 3),
-        # in Python these bind more tightly than comparisons, which therefore stand in parentheses
-        "and": (PRODUCT, "{0} & {1}"),
-        "or": (SUM, "{0} | {1}"),
-        "not": (UNARY, "~{0}"),
-        "spike": (ATOM, "spike({0} {compare} 0)"),
-    }
-    reserved = frozenset()
-    transparent = frozenset()
-    declaration = "{name} = {value}"
-    comment = "#"
-    infinity, nan = "inf", "nan"
-    wide = "{}"
-
-    def __init__(self, others: Iterable[str] = ()) -> None:
-        super().__init__("double")
-        #: Names that values of another part of the text have, and no parameter gets.
-        self.others = frozenset(others)
-
-    def leaf(self, node: Node) -> str:
-        """What a leaf would like to be called."""
-        name = super().leaf(node)
-        while node.op == "param" and name in self.others:
-            name += "_"
-        return name
-
-    def literal(self, digits: str) -> str:
-        """Whole numbers without a fraction."""
-        return digits[:-2] if digits.endswith(".0") else digits
-
-    def spelled(self, name: str) -> str:
-        """The name as Python reads it."""
-        return on_one_line(unicodedata.normalize("NFKC", name))
-
-    def legal(self, name: str) -> str:
-        """Any shape will do."""
-        return name
+class ListingPrinter(TextPrinter):
+    """The language's own notation, of whole programs."""
 
     def program(self, program: Program) -> str:
         """A whole program: signature, rest, what is computed once, the step, its results, the surrogate derivatives and
@@ -79,7 +32,7 @@ class TextPrinter(Printer):
         )
         lines = [("", f"({', '.join(inputs)}; {', '.join(states)}; {', '.join(params)})")]
         lines += [("  rest  ", f"{state} = {inline(node)}") for state, node in zip(states, program.rest)]
-        lines += [("  once  ", line) for line in self.block(once(program.nodes), names, program.labels)]
+        lines += [("  once  ", line) for line in self.block(loop_invariant(program.nodes), names, program.labels)]
         results = [*program.outputs, *program.next]
         lines += [("  step  ", line) for line in self.block(results, names, program.labels, name_roots=False)]
         lines += [("  next  ", f"{state} = {inline(node)}") for state, node in zip(states, program.next)]
@@ -90,7 +43,7 @@ class TextPrinter(Printer):
         texts = [on_one_line(program.name) + write(lines[0][1]), *(word + write(line) for word, line in lines[1:])]
         others = re.findall(r"\w+", "\n".join(texts))
         for label, rule in spikes.items():
-            *computed, text = TextPrinter(others).derivative(rule)
+            *computed, text = ListingPrinter(others).derivative(rule)
             texts += [*(f"  host  {line}" for line in computed), f"  grad  {text}  # {on_one_line(label)}"]
         return "\n".join(texts)
 

@@ -1,4 +1,4 @@
-"""From a definition to a :class:`~spikecore.lang.program.Program`: call ``dynamics`` once with values that record.
+"""From a definition to a :class:`~spikecore.lang._program.Program`: call ``dynamics`` once with values that record.
 
 The definition runs as plain Python, so an ``if`` on a configuration attribute picks a program. Everything that can be
 wrong with what it returns is said here, by name.
@@ -13,10 +13,11 @@ from contextlib import nullcontext
 from types import CodeType, FrameType
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
-from spikecore.lang.expr import COMPARISON_AS_NUMBER, Expr, TraceError, here, lift, place, raised
-from spikecore.lang.node import Node, const, substitute, topological
-from spikecore.lang.numbers import Numbers
-from spikecore.lang.program import Program
+from spikecore.lang._expr import COMPARISON_AS_NUMBER, Expr, TraceError, here, lift, place, raised
+from spikecore.lang._graph import topological
+from spikecore.lang._numbers import Numbers
+from spikecore.lang._program import Program
+from spikecore.lang.node import Node, const, substitute
 
 #: The folder of Python's own modules.
 _LIBRARY = os.path.dirname(os.__file__) + os.sep

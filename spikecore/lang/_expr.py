@@ -16,8 +16,9 @@ from typing import Any, Callable, NoReturn, Optional
 import numpy as np
 import torch
 
-from spikecore.lang.node import CHOICE, LOGIC, Attribute, Node, const
-from spikecore.lang.numbers import numerator_of, parameter_of
+from spikecore.lang._foreign_names import ARGUMENTS, AS_OPERATOR, CASTS, DEFAULTS, FROM_NUMPY, FROM_TORCH
+from spikecore.lang._numbers import numerator_of, parameter_of
+from spikecore.lang.node import ARITY, CHOICE, LOGIC, Attribute, Node, const
 
 
 class TraceError(TypeError):
@@ -117,73 +118,17 @@ def _refuse(what: str, way_out: str) -> Callable[..., NoReturn]:
 
 _SEE_OPS = "see sc.ops for what there is"
 
-#: Methods of tensors that are operators here.
-_OPERATORS = {
-    "add": "x + y",
-    "sub": "x - y",
-    "subtract": "x - y",
-    "mul": "x * y",
-    "multiply": "x * y",
-    "div": "x / y",
-    "divide": "x / y",
-    "true_divide": "x / y",
-    "neg": "-x",
-    "negative": "-x",
-    "square": "x * x",
-    "reciprocal": "1.0 / x",
-    "rsqrt": "1.0 / sc.ops.sqrt(x)",
-    "ge": "x >= y",
-    "gt": "x > y",
-    "le": "x <= y",
-    "lt": "x < y",
-    "eq": "x == y",
-    "ne": "x != y",
-    "logical_and": "x & y",
-    "logical_or": "x | y",
-    "logical_not": "~x",
-    "relu": "sc.ops.maximum(x, 0.0)",
-    "clamp_min": "sc.ops.maximum(x, low)",
-    "clamp_max": "sc.ops.minimum(x, high)",
-}
-
-
-#: Methods of tensors that change the dtype.
-_CASTS = ("float", "double", "half", "bfloat16", "to", "type", "type_as")
-
 
 def _instead_of_method(name: str, node: Node) -> str:
-    from spikecore.lang import ops
-
     plain = name.rstrip("_")
-    if node.is_bool and plain in (*_CASTS, "int", "long"):
+    if node.is_bool and plain in (*CASTS, "int", "long"):
         return COMPARISON_AS_NUMBER
-    if plain in _CASTS:
+    if plain in CASTS:
         return f"leave .{name}(...) out: traced values have the dtype of the inputs"
-    if plain in _OPERATORS:
-        return f"write {_OPERATORS[plain]}"
-    function = ops.FROM_TORCH.get(plain)
-    if function is None:
-        return _SEE_OPS
-    arguments = {"clamp": "x, low, high", "power": "x, n", "where": "condition, x, y"}
-    arguments.update(dict.fromkeys(("minimum", "maximum"), "x, y"))
-    return f"write sc.ops.{function.__name__}({arguments.get(function.__name__, 'x')})"
-
-
-#: NumPy's name of an operator -> ours.
-_UFUNCS = {
-    "add": "add",
-    "subtract": "sub",
-    "multiply": "mul",
-    "divide": "div",
-    "true_divide": "div",
-    "power": "power",
-    "greater_equal": "ge",
-    "greater": "gt",
-    "less_equal": "le",
-    "less": "lt",
-    "equal": "eq",
-    "not_equal": "ne",
-}
+    if plain in AS_OPERATOR:
+        return f"write {AS_OPERATOR[plain]}"
+    op = FROM_TORCH.get(plain)
+    return f"write sc.ops.{op}({ARGUMENTS.get(op, 'x')})" if isinstance(op, str) else _SEE_OPS
 
 
 class Expr:
@@ -265,7 +210,7 @@ class Expr:
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         # NumPy takes over when its scalar stands on the left, as in np.sqrt(2.0) * x
-        operator = _UFUNCS.get(ufunc.__name__)
+        operator = FROM_NUMPY.get(ufunc.__name__)
         if operator is None or method != "__call__" or kwargs:
             raise TraceError(f"numpy.{ufunc.__name__} is not part of the language{here()}; {_SEE_OPS}")
         left, right = (lift(value, f"operand of {operator}") for value in inputs)
@@ -273,15 +218,22 @@ class Expr:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        from spikecore.lang import ops
-
         name = getattr(func, "__name__", str(func))
         for arg in args:
             if not isinstance(arg, Expr) and hasattr(arg, "__torch_function__"):
                 lift(arg, f"argument of torch.{name}")
         # __add__ means add; add_ is in-place in torch, and is not looked up as add
-        function = ops.FROM_TORCH.get(name[2:-2] if name.startswith("__") else name)
-        if function is None or kwargs:
+        found = FROM_TORCH.get(name[2:-2] if name.startswith("__") else name)
+        if found is None or kwargs:
             extra = f" with {', '.join(kwargs)}" if kwargs else ""
             raise TraceError(f"torch.{name}{extra} is not part of the language{here()}; {_SEE_OPS}")
-        return function(*args)
+        if isinstance(found, str):
+            return record(found, *args, *DEFAULTS.get(found, ())[len(args) - 1 :])
+        return found(*args)
+
+
+def record(op: str, *args: Any) -> Expr:
+    """The operation on traced values and Python numbers; raises :class:`TraceError` for another number of arguments."""
+    if len(args) != ARITY[op]:
+        raise TraceError(f"{op} takes {ARITY[op]} arguments and got {len(args)}{here()}")
+    return Expr(make(op, *(lift(arg, f"argument of sc.ops.{op}") for arg in args)))

@@ -7,13 +7,12 @@ the program's own nodes, so an adjoint shares them with the recomputed step.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
-from spikecore.lang.expr import Expr, make
-from spikecore.lang.node import Node, SpikeRule, const, substitute, topological
-from spikecore.lang.program import Adjoint, Program
-from spikecore.lang.reach import FLAT, reach
+from spikecore.lang._expr import Expr, make
+from spikecore.lang._graph import topological
+from spikecore.lang._reach import FLAT
+from spikecore.lang.node import Node, SpikeRule, const, substitute
 
 #: Contributions of one node's cotangent to its arguments; None for none.
 Contributions = Sequence[Optional[Expr]]
@@ -114,28 +113,3 @@ def reverse(roots: Sequence[Tuple[Node, Node]], wanted: Sequence[Node]) -> List[
                 if g_arg is not None and arg in active:
                     add(arg, g_arg)
     return [cotangent[leaf].node if leaf in cotangent else const(0.0) for leaf in wanted]
-
-
-@lru_cache(maxsize=256)
-def adjoint(
-    program: Program, learn: Tuple[str, ...], outputs: Tuple[bool, ...], trace: Tuple[str, ...], final: bool
-) -> Adjoint:
-    """See :meth:`Program.adjoint`."""
-    unknown = [name for name in learn if name not in program.params]
-    if unknown:
-        known = tuple(name for name in program.params if name not in program.numbers)
-        raise ValueError(f"learn={learn!r}: {', '.join(unknown)} is no parameter of {program!r}: {known}")
-    if len(outputs) != len(program.outputs):
-        raise ValueError(
-            f"outputs={outputs!r}: {program!r} has {len(program.outputs)} outputs, give one value for each"
-        )
-    if not set(trace) <= set(program.states):
-        raise ValueError(f"trace={trace!r}: the states of {program!r} are {program.states}")
-    roots = [(node, Node("out_grad", (), i)) for i, node in enumerate(program.outputs) if outputs[i]]
-    live = reach(program, outputs, trace, final).live
-    following = zip(program.states, program.next)
-    roots += [(node, Node("next_grad", (), state)) for state, node in following if state in live]
-    inputs, states = len(program.inputs), len(program.states)
-    leaves = [*program.leaves[: inputs + states], *(Node("param", (), name) for name in learn)]
-    found = reverse(roots, leaves)
-    return Adjoint(tuple(found[:inputs]), tuple(found[inputs : inputs + states]), tuple(found[inputs + states :]))

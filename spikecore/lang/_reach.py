@@ -6,11 +6,9 @@ any other (0 times an infinite derivative is NaN), and what no path leads to has
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import FrozenSet, Iterable, NamedTuple, Set, Tuple
+from typing import FrozenSet, Iterable, NamedTuple, Sequence, Set
 
 from spikecore.lang.node import Node
-from spikecore.lang.program import Program
 
 #: Operations through which no gradient flows.
 FLAT = frozenset(("detach", "sign", "floor", "round"))
@@ -36,19 +34,23 @@ def differentiable_leaves(roots: Iterable[Node]) -> Set[Node]:
     return {node for node in seen if node.is_leaf and node.op != "const"}
 
 
-@lru_cache(maxsize=1024)
-def reach(program: Program, outputs: Tuple[bool, ...], trace: Tuple[str, ...], final: bool) -> Reach:
-    """What is reached if cotangents arrive for these outputs, these recorded states, and any final state."""
-    following = dict(zip(program.states, program.next))
-    leaves = differentiable_leaves(node for node, there in zip(program.outputs, outputs) if there)
-    waiting = list(program.states if final else trace)
+def reached(
+    states: Sequence[str], following: Sequence[Node], outputs: Iterable[Node], trace: Iterable[str], final: bool
+) -> Reach:
+    """What is reached if cotangents arrive for these outputs, these recorded states, and any final state.
+
+    ``following`` are the expressions of the states after the step, one for each name of ``states``.
+    """
+    next_of = dict(zip(states, following))
+    leaves = differentiable_leaves(outputs)
+    waiting = list(states if final else trace)
     waiting += [str(leaf.attr) for leaf in leaves if leaf.op == "state"]
     live: Set[str] = set()
     while waiting:
         name = waiting.pop()
         if name not in live:
             live.add(name)
-            found = differentiable_leaves([following[name]])
+            found = differentiable_leaves([next_of[name]])
             leaves |= found
             waiting += [str(leaf.attr) for leaf in found if leaf.op == "state"]
     return Reach(frozenset(live), frozenset(leaves))

@@ -19,13 +19,13 @@ from typing import Any, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spikecore.lang.plain import is_plain, wants_tangents
+from spikecore.lang._plain import is_plain, wants_tangents
 
 
 class _Extremum(torch.autograd.Function):
     """``minimum``, or ``maximum`` if ``largest``, of tensors of one shape; half of the gradient to each at a tie.
 
-    Of its three forms see :mod:`spikecore.lang.choices`.
+    Of its three forms see :mod:`spikecore.lang._choices`.
     """
 
     @staticmethod
@@ -85,7 +85,7 @@ def _parts_of_extremum(
 class _Clamp(torch.autograd.Function):
     """``minimum(maximum(x, low), high)`` of tensors of one shape; at a bound the gradient is that of ``x``.
 
-    Of its three forms see :mod:`spikecore.lang.choices`.
+    Of its three forms see :mod:`spikecore.lang._choices`.
     """
 
     @staticmethod

@@ -1,9 +1,9 @@
 """``spike`` and ``select``, whose derivatives are not those of their values.
 
-Each is an ``autograd.Function`` in three forms (as are those of :mod:`spikecore.lang.exact`):
+Each is an ``autograd.Function`` in three forms (as are those of :mod:`spikecore.lang._exact`):
 
 - ``_X`` for reverse mode alone: torch looks up nothing, and values take the quick operations of
-  :mod:`spikecore.lang.plain`.
+  :mod:`spikecore.lang._plain`.
 - ``_TransformedX`` in the form that torch.func and torch.compile take, for which torch reads the signature of
   ``forward`` on every call.
 - ``_ForwardX`` with the tangent, too. torch.compile takes no ``Function`` that has one.
@@ -16,7 +16,7 @@ from typing import Any, Callable, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spikecore.lang.plain import ZERO, choice, is_chosen, is_few, is_plain, step, wants_tangents
+from spikecore.lang._plain import ZERO, choice, is_chosen, is_few, is_plain, step, wants_tangents
 
 
 class _Spike(torch.autograd.Function):

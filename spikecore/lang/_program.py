@@ -7,9 +7,14 @@ the equations it was traced from, and never changes.
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from spikecore.lang.node import Flat, Node, flat, parameters, topological, unflat
+from spikecore.lang._grad import reverse
+from spikecore.lang._graph import topological
+from spikecore.lang._listing import ListingPrinter
+from spikecore.lang._reach import Reach, reached
+from spikecore.lang.node import Flat, Node, flat, parameters, unflat
 
 
 class Adjoint(NamedTuple):
@@ -113,9 +118,7 @@ class Program:
         return f"<Program {self.name} {self.key[:8]}>"
 
     def __str__(self) -> str:
-        from spikecore.lang.text import TextPrinter
-
-        return TextPrinter().program(self)
+        return ListingPrinter().program(self)
 
     @property
     def leaves(self) -> Tuple[Node, ...]:
@@ -148,10 +151,12 @@ class Program:
 
         Raises ``ValueError`` for a name that is none of a parameter, or of a state, and another number of outputs.
         """
-        from spikecore.lang.grad import adjoint
-
         there = (True,) * len(self.outputs) if outputs is None else tuple(map(bool, outputs))
-        return adjoint(self, tuple(learn), there, tuple(trace), bool(final))
+        return _adjoint(self, tuple(learn), there, tuple(trace), bool(final))
+
+    def reach(self, outputs: Sequence[bool], trace: Sequence[str], final: bool) -> Reach:
+        """Where a gradient flows if cotangents arrive as :meth:`adjoint` has them."""
+        return _reach(self, tuple(outputs), tuple(trace), final)
 
 
 def _restore(entries: Flat, values: Dict[str, Any]) -> Program:
@@ -162,12 +167,33 @@ def _restore(entries: Flat, values: Dict[str, Any]) -> Program:
     return Program(values.pop("name"), **values)
 
 
-def once(nodes: Sequence[Node]) -> Tuple[Node, ...]:
-    """Of these nodes (arguments first), the operations on parameters and constants alone: the same at every step."""
-    fixed = {node for node in nodes if node.op in ("param", "const")}
-    found = []
-    for node in nodes:
-        if node.args and all(arg in fixed for arg in node.args):
-            fixed.add(node)
-            found.append(node)
-    return tuple(found)
+@lru_cache(maxsize=256)
+def _adjoint(
+    program: Program, learn: Tuple[str, ...], outputs: Tuple[bool, ...], trace: Tuple[str, ...], final: bool
+) -> Adjoint:
+    """See :meth:`Program.adjoint`."""
+    unknown = [name for name in learn if name not in program.params]
+    if unknown:
+        known = tuple(name for name in program.params if name not in program.numbers)
+        raise ValueError(f"learn={learn!r}: {', '.join(unknown)} is no parameter of {program!r}: {known}")
+    if len(outputs) != len(program.outputs):
+        raise ValueError(
+            f"outputs={outputs!r}: {program!r} has {len(program.outputs)} outputs, give one value for each"
+        )
+    if not set(trace) <= set(program.states):
+        raise ValueError(f"trace={trace!r}: the states of {program!r} are {program.states}")
+    roots = [(node, Node("out_grad", (), i)) for i, node in enumerate(program.outputs) if outputs[i]]
+    live = program.reach(outputs, trace, final).live
+    following = zip(program.states, program.next)
+    roots += [(node, Node("next_grad", (), state)) for state, node in following if state in live]
+    inputs, states = len(program.inputs), len(program.states)
+    leaves = [*program.leaves[: inputs + states], *(Node("param", (), name) for name in learn)]
+    found = reverse(roots, leaves)
+    return Adjoint(tuple(found[:inputs]), tuple(found[inputs : inputs + states]), tuple(found[inputs + states :]))
+
+
+@lru_cache(maxsize=1024)
+def _reach(program: Program, outputs: Tuple[bool, ...], trace: Tuple[str, ...], final: bool) -> Reach:
+    """See :meth:`Program.reach`."""
+    arriving = [node for node, there in zip(program.outputs, outputs) if there]
+    return reached(program.states, program.next, arriving, trace, final)

@@ -1,6 +1,6 @@
 """Other numbers of a surrogate for a program that is traced already: only the surrogate is asked again.
 
-A program does not depend on the numbers of its surrogate (:mod:`spikecore.lang.numbers`), unless the surrogate does
+A program does not depend on the numbers of its surrogate (:mod:`spikecore.lang._numbers`), unless the surrogate does
 something else with them than arithmetic. So the derivative is asked of the new surrogate: where it is the expression
 that it was, in the same parameters, the program would be the same.
 """
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
-from spikecore.lang.expr import Expr, lift
+from spikecore.lang._expr import Expr, lift
+from spikecore.lang._numbers import Numbers
 from spikecore.lang.node import Node
-from spikecore.lang.numbers import Numbers
 
 
 class Renewal(NamedTuple):

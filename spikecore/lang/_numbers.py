@@ -21,7 +21,8 @@ from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
-from spikecore.lang.node import Node, const, topological
+from spikecore.lang._graph import topological
+from spikecore.lang.node import Node, const
 
 #: The smallest normal number of float32.
 _SMALLEST = 2.0**-126
