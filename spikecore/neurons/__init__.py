@@ -1,11 +1,11 @@
 """The neuron models, each as its equations."""
 
-from spikecore.neurons.adaptive import ALIF, LI, Synaptic
-from spikecore.neurons.leaky import Leaky
-from spikecore.neurons.lif import IF, KLIF, LIF, PLIF
-from spikecore.neurons.membrane import Membrane
-from spikecore.neurons.nonlinear import EIF, QIF, Izhikevich
-from spikecore.neurons.recurrent import Recurrent
+from spikecore.neurons._adaptive import ALIF, LI, Synaptic
+from spikecore.neurons._leaky import Leaky
+from spikecore.neurons._lif import IF, KLIF, LIF, PLIF
+from spikecore.neurons._membrane import Membrane
+from spikecore.neurons._nonlinear import EIF, QIF, Izhikevich
+from spikecore.neurons._recurrent import Recurrent
 
 __all__ = [
     "ALIF",

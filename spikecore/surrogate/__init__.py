@@ -20,8 +20,8 @@ Your own::
             return sc.ops.where(abs(u) < self.width / 2, 1.0 / self.width, 0.0)
 """
 
-from spikecore.surrogate.base import Surrogate
-from spikecore.surrogate.piecewise import (
+from spikecore.surrogate._base import Surrogate
+from spikecore.surrogate._piecewise import (
     S2NN,
     FakeNumericalGradient,
     LeakyKReLU,
@@ -32,7 +32,7 @@ from spikecore.surrogate.piecewise import (
     StraightThrough,
     Triangular,
 )
-from spikecore.surrogate.smooth import (
+from spikecore.surrogate._smooth import (
     ATan,
     Erf,
     FastSigmoid,

@@ -6,8 +6,8 @@ from typing import Any, Dict, Tuple
 
 from spikecore._shell import checks
 from spikecore.neuron import Neuron
-from spikecore.neurons.lif import LIF
-from spikecore.neurons.membrane import Membrane
+from spikecore.neurons._lif import LIF
+from spikecore.neurons._membrane import Membrane
 
 
 class Synaptic(Membrane):

@@ -9,7 +9,7 @@ import torch
 
 from spikecore._shell import checks, parameters
 from spikecore.lang import ops
-from spikecore.neurons.membrane import Membrane
+from spikecore.neurons._membrane import Membrane
 
 
 class IF(Membrane):

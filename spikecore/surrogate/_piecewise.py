@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from spikecore.lang import ops
-from spikecore.surrogate.base import Surrogate
+from spikecore.surrogate._base import Surrogate
 
 
 @dataclass(frozen=True)
