@@ -5,6 +5,7 @@ from spikecore._plugins.hookspecs import hookimpl
 from spikecore._plugins.registry import BackendStatus
 from spikecore._plugins.selection import backends, use_backend
 from spikecore._source import kernel_source
+from spikecore._version import __version__ as __version__
 from spikecore.backend import (
     Backend,
     BackendError,
@@ -21,11 +22,17 @@ from spikecore.neuron import Neuron
 from spikecore.neurons import ALIF, EIF, IF, KLIF, LI, LIF, PLIF, QIF, Izhikevich, Leaky, Recurrent, Synaptic
 from spikecore.parallel import Pipeline, checkpoint
 from spikecore.surrogate import Surrogate
-from spikecore.training import DataLoader, TrainingOptions, inference_model, training_model
-from spikecore.training.cuda_graph import CudaOptions
-from spikecore.training.saving import load_checkpoint, save_checkpoint
-
-__version__ = "0.1.0"
+from spikecore.training import (
+    CudaOptions,
+    DataLoader,
+    InferenceStep,
+    TrainingOptions,
+    TrainingStep,
+    inference_model,
+    load_checkpoint,
+    save_checkpoint,
+    training_model,
+)
 
 __all__ = [
     "ALIF",
@@ -45,6 +52,7 @@ __all__ = [
     "Capabilities",
     "CudaOptions",
     "DataLoader",
+    "InferenceStep",
     "Izhikevich",
     "Leaky",
     "Neuron",
@@ -55,6 +63,7 @@ __all__ = [
     "Synaptic",
     "TraceError",
     "TrainingOptions",
+    "TrainingStep",
     "UnknownBackend",
     "Unsupported",
     "backends",

@@ -19,7 +19,8 @@ import torch
 
 from spikecore._base.contract import BACKEND_API as BACKEND_API
 from spikecore._base.contract import Api
-from spikecore._base.locking import Lock
+from spikecore._base.host import host
+from spikecore._base.locking import Lock as Lock
 from spikecore._base.recent import RUNNERS, Recent
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from spikecore.lang._program import Program
     from spikecore.testing.expected import Excuse
+    from spikecore.training import InferenceStep, TrainingStep
 
 #: Step counts up to this one are a compile-time constant of a runner; longer runs share one runner.
 MAX_STATIC_STEPS = 16
@@ -227,20 +229,18 @@ class Backend:
                     runner = self._runners.put(key, self.compile(program, spec))
         return runner
 
-    def training_model(self, net: nn.Module, loss: Callable[..., Tensor], optimizer: Any, options: Any) -> Any:
+    def training_model(self, net: nn.Module, loss: Callable[..., Tensor], optimizer: Any, options: Any) -> TrainingStep:
         """A callable ``step(inputs, targets) -> (outputs, loss)``: forward, loss, backward, update.
 
         The default runs eagerly, for any backend that runs inside PyTorch.
         """
-        from spikecore.training import EagerTraining
+        step: TrainingStep = host().training_model(net, loss, optimizer, options)
+        return step
 
-        return EagerTraining(net, loss, optimizer, options)
-
-    def inference_model(self, net: nn.Module, options: Any) -> Any:
+    def inference_model(self, net: nn.Module, options: Any) -> InferenceStep:
         """A callable ``predict(inputs) -> outputs`` without gradients."""
-        from spikecore.training import EagerInference
-
-        return EagerInference(net, options)
+        predict: InferenceStep = host().inference_model(net, options)
+        return predict
 
     def data_loader(self, dataset: Any, options: Any, **kwargs: Any) -> Iterable[Any]:
         """Batches of a dataset, shaped as :meth:`training_model` of this backend wants them."""
@@ -271,6 +271,5 @@ def by_call(
 
 
 def _by_name(name: str) -> Backend:
-    from spikecore._plugins.registry import default_registry
-
-    return default_registry().get(name, "pickle")
+    found: Backend = host().backend_named(name)
+    return found

@@ -14,7 +14,7 @@ Rules of this module:
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, ClassVar, Dict, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,8 @@ class Encoder(nn.Module):
 
     #: Names of the attributes that ``repr`` shows.
     settings: Tuple[str, ...] = ()
+    #: Whether the input has no time yet: ``[*N] -> [T, *N]``.
+    makes_time: ClassVar[bool] = True
 
     def __init__(self, *, generator: Optional[torch.Generator] = None) -> None:
         super().__init__()
@@ -185,6 +187,7 @@ class Delta(Encoder):
     ``generator`` is not used. Source: snnTorch's ``spikegen.delta``.
     """
 
+    makes_time = False
     settings = ("threshold", "off_spikes", "padding")
 
     def __init__(

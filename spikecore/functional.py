@@ -9,17 +9,15 @@ from __future__ import annotations
 import warnings
 import weakref
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Dict, Iterator, List, MutableMapping, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, MutableMapping, Optional, Sequence, Tuple
 
 from torch import nn
 
 from spikecore._shell import reuse
+from spikecore._shell.binding import ask, request
 from spikecore._shell.checks import shown
 from spikecore._shell.ranged import Ranged
 from spikecore._shell.state import Stateful
-
-if TYPE_CHECKING:
-    from spikecore._plugins.selection import Request
 
 #: Networks that were searched for neurons at two places: how many neurons they had, and what was found.
 _searched: MutableMapping[nn.Module, Tuple[int, Dict[nn.Module, Tuple[str, str]]]] = weakref.WeakKeyDictionary()
@@ -142,21 +140,3 @@ def set_backend(net: nn.Module, backend: Optional[str]) -> None:
     """
     asked = request(backend, "set_backend()")
     ask(_neurons(net, "set_backend"), asked)
-
-
-def request(backend: Optional[str], source: str) -> Request:
-    """The request for this backend, whose name is checked; ``source`` is who asks, in the words that errors use."""
-    from spikecore._plugins.selection import Request, capture
-
-    if backend is not None and not isinstance(backend, str):
-        raise TypeError(f"backend={shown(backend)} must be a backend's name, 'auto' or None")
-    return Request(None, "") if backend is None else capture(backend, source)
-
-
-def ask(modules: Sequence[Stateful], asked: Request) -> None:
-    """Ask for a backend in those that are neurons."""
-    from spikecore.neuron import Neuron
-
-    for module in modules:
-        if isinstance(module, Neuron):
-            module._ask(asked)

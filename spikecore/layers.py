@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from spikecore._shell.state import Stateful
 from spikecore.lang._plain import is_compiling
 
 __all__ = ["TimeBatched"]
@@ -29,9 +30,6 @@ class TimeBatched(nn.Module):
     """
 
     def __init__(self, *modules: nn.Module) -> None:
-        # Here, not above: neurons are built on layers, as in recurrent ones.
-        from spikecore.neuron import Stateful
-
         super().__init__()
         if not modules:
             raise ValueError("TimeBatched needs at least one module, as in TimeBatched(nn.Conv2d(2, 8, 3))")

@@ -18,7 +18,8 @@ from typing import Any, Callable, Dict, List, MutableMapping, Optional, Tuple
 from torch import Tensor, nn
 
 from spikecore.backend import Unsupported
-from spikecore.training import check_optimizer, restore
+from spikecore.training import _restore as restore
+from spikecore.training import check_optimizer
 from spikecore_ipu.device import exclusive, when_idle
 from spikecore_ipu.executor import Compiled, checked_net, checked_options
 from spikecore_ipu.layout import check_sharing

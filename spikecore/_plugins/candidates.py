@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
 
-import spikecore
 from spikecore._plugins import hookspecs
+from spikecore._version import __version__
 
 #: The plugins of this project: backend -> (distribution, module of its entry point). Automatic choice takes these where
 #: they are installed, and no others.
@@ -64,7 +64,7 @@ def normal_name(name: str) -> str:
 def builtin_candidates(modules: Mapping[str, str]) -> List[Candidate]:
     """One candidate per entry of the table of built-ins."""
     return [
-        Candidate(name, module, "spikecore", spikecore.__version__, True, partial(importlib.import_module, module))
+        Candidate(name, module, "spikecore", __version__, True, partial(importlib.import_module, module))
         for name, module in modules.items()
     ]
 

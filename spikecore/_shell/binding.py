@@ -14,19 +14,20 @@ import functools
 import hashlib
 import itertools
 from types import SimpleNamespace
-from typing import Any, Container, Dict, Mapping, Optional, Tuple
+from typing import Any, Container, Dict, Iterable, Mapping, Optional, Tuple
 
 import torch
+from torch import nn
 
 from spikecore._plugins.registry import AUTO_NAME
-from spikecore._plugins.selection import Request, Resolved, resolve
+from spikecore._plugins.selection import Request, Resolved, capture, resolve
 from spikecore._shell import checks, definition
 from spikecore._shell.automatic import Calls, automatic_runner
 from spikecore._shell.earlier import Earlier
 from spikecore._shell.needs import lacking
 from spikecore._shell.state import Stateful
 from spikecore._shell.watch import Watch
-from spikecore.backend import Runner, Spec, Unsupported
+from spikecore.backend import Backend, Runner, Spec, Unsupported
 from spikecore.lang import Program
 from spikecore.lang._plain import is_compiling
 from spikecore.lang._renewal import Renewal, renewed
@@ -80,9 +81,7 @@ class Bound(Stateful):
 
     @backend.setter
     def backend(self, name: Optional[str]) -> None:
-        from spikecore.functional import set_backend
-
-        set_backend(self, name)
+        ask(self.modules(), request(name, "set_backend()"))
 
     @property
     def bound(self) -> Mapping[str, Resolved]:
@@ -205,3 +204,22 @@ class Bound(Stateful):
     # what torch.compiler.assume_constant_result sets, without importing the compiler with spikecore
     _used._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
     _find._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as above
+
+
+def request(backend: Optional[str], source: str) -> Request:
+    """The request for this backend, whose name is checked; ``source`` is who asks, in the words that errors use."""
+    if backend is not None and not isinstance(backend, str):
+        raise TypeError(f"backend={checks.shown(backend)} must be a backend's name, 'auto' or None")
+    return Request(None, "") if backend is None else capture(backend, source)
+
+
+def ask(modules: Iterable[nn.Module], asked: Request) -> None:
+    """Ask for a backend in those modules that have a program."""
+    for module in modules:
+        if isinstance(module, Bound):
+            module._ask(asked)
+
+
+def backend_on(neuron: Bound, device_type: str) -> Backend:
+    """The backend that computes this neuron on devices of this type; it is bound now if it was not."""
+    return neuron._bind(device_type).backend

@@ -34,10 +34,11 @@ def check_replica(module: nn.Module, carries: bool) -> None:
 
 
 def makes_time(net: Any) -> bool:
-    """Whether an encoder in the network makes time, so that dimension 0 of the network's input is the batch."""
-    from spikecore.encode import Constant, Latency, Poisson  # which need not be loaded for a network without them
+    """Whether an encoder in the network makes time, so that dimension 0 of the network's input is the batch.
 
-    return isinstance(net, nn.Module) and any(isinstance(one, (Constant, Latency, Poisson)) for one in net.modules())
+    An encoder that does so has a true attribute ``makes_time``, as those of :mod:`spikecore.encode` have.
+    """
+    return isinstance(net, nn.Module) and any(getattr(one, "makes_time", False) for one in net.modules())
 
 
 #: What is wrong with the default of ``nn.DataParallel``.

@@ -20,7 +20,7 @@ from spikecore._plugins.selection import capture
 from spikecore._shell.state import Stateful
 from spikecore.backend import BackendError
 from spikecore.encode import Encoder
-from spikecore.functional import ask
+from spikecore._shell.binding import ask
 from spikecore.parallel.placement import Stages
 from spikecore.walk import is_autocast
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore.training.cuda_graph import step
+from spikecore.training._cuda_graph import step
 
 GRAPH = sc.CudaOptions(graph=True)
 

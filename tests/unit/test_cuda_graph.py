@@ -13,7 +13,7 @@ from torch import nn
 
 import spikecore as sc
 from graphed import GRAPH, Rerun, batch, net, same, training
-from spikecore.training.cuda_graph import facts, step
+from spikecore.training._cuda_graph import facts, step
 
 
 @pytest.fixture

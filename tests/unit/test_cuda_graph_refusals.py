@@ -15,8 +15,8 @@ from torch import nn
 
 import spikecore as sc
 from graphed import GRAPH, Rerun, batch, net, same, sgd, training
-from spikecore.training.cuda_graph import facts, step
-from spikecore.training.cuda_graph.capture import Capture
+from spikecore.training._cuda_graph import facts, step
+from spikecore.training._cuda_graph.capture import Capture
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from torch import nn
 
 import spikecore as sc
 from restoring import everything, same, trained, without
-from spikecore.training import restore
+from spikecore.training import _restore as restore
 
 
 class Scaler:

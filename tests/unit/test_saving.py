@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import spikecore as sc
-from spikecore.training import saving
+from spikecore.training import _saving as saving
 
 SETTINGS = {"epochs": 4, "rate": 1e-3, "data": "digits"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spikecore.training import TrainingOptions
+from spikecore.training._options import TrainingOptions
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from spikecore._shell.checks import shown
-from spikecore.training.rehearsal import can_be_rehearsed, rehearse, tensors_of, uninterrupted, versions_kept
+from spikecore.training._rehearsal import can_be_rehearsed, rehearse, tensors_of, uninterrupted, versions_kept
 
 
 def check_parts(state: Any, parts: Sequence[str]) -> None:
@@ -55,7 +55,7 @@ def all_or_nothing(net: nn.Module, others: Sequence[Any], scaler: Any = None, st
     as they were.
 
     With ``state``, what the network is to load, that is tried first and the network's values are not copied, where this
-    is possible (:mod:`spikecore.training.rehearsal`); the network must then be what is loaded last.
+    is possible (:mod:`spikecore.training._rehearsal`); the network must then be what is loaded last.
     """
     held = _held(net, others)
     rehearsed = can_be_rehearsed(net, state)

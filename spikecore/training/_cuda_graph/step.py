@@ -13,10 +13,10 @@ from spikecore._base.batches import flattened, mapped, sent
 from spikecore._shell.checks import is_device
 from spikecore.backend import Unsupported
 from spikecore.functional import stateful_modules, to_rest
-from spikecore.training import EagerInference, EagerTraining
-from spikecore.training.cuda_graph import facts
-from spikecore.training.cuda_graph.capture import Capture
-from spikecore.training.cuda_graph.options import CudaOptions
+from spikecore.training._cuda_graph import facts
+from spikecore.training._cuda_graph.capture import Capture
+from spikecore.training._cuda_graph.options import CudaOptions
+from spikecore.training._eager import EagerInference, EagerTraining
 
 #: So many steps in a row without a graph, beyond the warm-up, are worth a warning.
 _PATIENCE = 20

@@ -13,6 +13,6 @@ Rules of this package:
 - ``torch.cuda`` is met in ``capture`` alone.
 """
 
-from spikecore.training.cuda_graph.options import CudaOptions
+from spikecore.training._cuda_graph.options import CudaOptions
 
 __all__ = ["CudaOptions"]

@@ -1,0 +1,150 @@
+"""Training and inference with plain PyTorch operations, for every backend that runs inside PyTorch.
+
+Rules of this module:
+
+- Batches go to the network's device, so that one script runs anywhere.
+- What a step returns is detached: nothing keeps its graph alive.
+- A step begins at rest and leaves no state behind, that of single-step neurons included; within ``carry_state`` it goes
+  on from the step before, without its graph.
+- ``net.train()`` and ``net.eval()`` are the caller's; inference runs in eval mode and puts every module back as it was.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any, ContextManager, Dict, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from spikecore._base.batches import beside, home, mapped, run, sent
+from spikecore._shell.processes import named_as, unwrapped
+from spikecore.functional import own_state, stateful_modules
+from spikecore.neuron import Neuron
+from spikecore.training import _optimizer_state as optimizer_state
+from spikecore.training import _restore as restore
+from spikecore.training._checks import check_loss, check_optimizer
+from spikecore.training._options import TrainingOptions
+from spikecore.training._steps import Loss
+
+
+def _options(options: Any) -> TrainingOptions:
+    if options is None:
+        return TrainingOptions()
+    if not isinstance(options, TrainingOptions):
+        raise TypeError(
+            f"options={options!r} must be a spikecore.TrainingOptions on a backend that runs eagerly, or None"
+        )
+    return options
+
+
+def _casting(options: TrainingOptions, device: Optional[torch.device]) -> ContextManager[Any]:
+    if options.autocast is None:
+        return nullcontext()
+    return torch.autocast(device.type if device is not None else "cpu", dtype=options.autocast)
+
+
+class EagerTraining:
+    """``step(inputs, targets) -> (outputs, loss)`` in plain PyTorch."""
+
+    def __init__(self, net: nn.Module, loss: Loss, optimizer: Any, options: Any = None) -> None:
+        check_optimizer(optimizer, net)
+        self.net = net
+        self.loss = loss
+        self.optimizer = optimizer
+        self.options = _options(options)
+        self._stateful = stateful_modules(net)
+
+    def __call__(self, inputs: Any, targets: Any) -> Tuple[Any, Tensor]:
+        """Train on one batch; the outputs and the loss, detached, are those from before the update."""
+        device, scaler = home(self.net), self.options.scaler
+        inputs, targets = sent(inputs, device), sent(targets, device)
+        self.optimizer.zero_grad(set_to_none=True)
+        with own_state(self._stateful):
+            with _casting(self.options, device):
+                outputs = run(self.net, inputs)
+                loss = self.loss(outputs, beside(outputs, targets))
+            check_loss(loss)
+            (loss if scaler is None else scaler.scale(loss)).backward()
+        self._update(scaler)
+        return mapped(Tensor.detach, outputs), loss.detach()
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Weights and the state of the optimiser (and scaler), to go on from with :meth:`load_state_dict`.
+
+        Weights have the names of the network itself, whatever wraps it: ``DistributedDataParallel``, ``torch.compile``.
+        """
+        scaler = self.options.scaler
+        scaled = {} if scaler is None else {"scaler": scaler.state_dict()}
+        optimizer = optimizer_state.complete(self.optimizer, self.optimizer.state_dict())
+        return {"net": unwrapped(self.net).state_dict(), "optimizer": optimizer, **scaled}
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` gave, as a whole or not at all.
+
+        Raises ValueError, naming all that is missing or too much, for a state that lacks a part, is of another
+        optimiser, or of one that a backend ran in a form of its own, and RuntimeError, as torch does, for weights that
+        do not fit; nothing
+        has changed then. What is trained afterwards leaves ``state`` as it is.
+        """
+        scaler = self.options.scaler
+        restore.check_parts(state, ("net", "optimizer") if scaler is None else ("net", "optimizer", "scaler"))
+        _check_form(self.optimizer, state["optimizer"])
+        optimizer_state.check_optimizer_state(self.optimizer, state["optimizer"])
+        if scaler is not None:
+            restore.check_scaler_state(scaler, state["scaler"])
+        net = named_as(self.net, state["net"])
+        with restore.all_or_nothing(net, [self.optimizer], scaler, state["net"]):
+            self.optimizer.load_state_dict(optimizer_state.loadable(self.optimizer, state["optimizer"]))
+            optimizer_state.separate(self.optimizer, state["optimizer"])
+            if scaler is not None:
+                scaler.load_state_dict(state["scaler"])
+            net.load_state_dict(state["net"])
+
+    def _update(self, scaler: Any) -> None:
+        if self.options.clip_norm is not None:
+            if scaler is not None:
+                scaler.unscale_(self.optimizer)
+            held = [p for group in self.optimizer.param_groups for p in group["params"]]
+            torch.nn.utils.clip_grad_norm_(held, self.options.clip_norm)
+        if scaler is None:
+            self.optimizer.step()
+        else:
+            scaler.step(self.optimizer)
+            scaler.update()
+        for module in self._stateful:
+            if isinstance(module, Neuron):
+                # at once, not at the next call: a user may read the parameter, and a compiled network does not project
+                module._project()
+
+
+class EagerInference:
+    """``predict(inputs) -> outputs`` in plain PyTorch."""
+
+    def __init__(self, net: nn.Module, options: Any = None) -> None:
+        self.net = net
+        self.options = _options(options)
+        self._stateful = stateful_modules(net)
+
+    def __call__(self, inputs: Any) -> Any:
+        """Outputs in eval mode, without gradients."""
+        device = home(self.net)
+        modes = [(module, module.training) for module in self.net.modules()]
+        self.net.eval()
+        try:
+            with torch.no_grad(), own_state(self._stateful), _casting(self.options, device):
+                return run(self.net, sent(inputs, device))
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+
+def _check_form(optimizer: Any, state: Any) -> None:
+    """Raise ValueError for the state of an optimiser that a backend keeps in a form of its own."""
+    known = {"state", "param_groups", *optimizer.state_dict()}
+    foreign = sorted(map(str, set(state) - known)) if isinstance(state, dict) else []
+    if foreign:
+        raise ValueError(
+            f"state['optimizer'] has {', '.join(map(repr, foreign))}: it is of an optimiser that a backend ran in a "
+            "form of its own; net.load_state_dict(state['net']) goes on from the weights, with a fresh optimiser"
+        )

@@ -1,0 +1,33 @@
+"""The options of a step that runs eagerly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import torch
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How an eager step trains.
+
+    clip_norm: if given, gradients are scaled down to this total 2-norm before the update.
+    autocast: if given, forward and loss run under ``torch.autocast`` with this dtype (float16 or bfloat16).
+    scaler: a gradient scaler (``torch.amp.GradScaler``) for float16; called around backward and update.
+    """
+
+    clip_norm: Optional[float] = None
+    autocast: Optional[torch.dtype] = None
+    scaler: Any = None
+
+    def __post_init__(self) -> None:
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ValueError(f"clip_norm={self.clip_norm!r} must be above 0, or None for no clipping")
+        if self.autocast not in (None, torch.float16, torch.bfloat16):
+            raise ValueError(f"autocast={self.autocast!r} must be torch.float16, torch.bfloat16 or None")
+        needed = ("scale", "unscale_", "step", "update")
+        if self.scaler is not None and not all(hasattr(self.scaler, name) for name in needed):
+            raise TypeError(
+                f"scaler={self.scaler!r} must have the methods of torch.amp.GradScaler: {', '.join(needed)}"
+            )
