@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from spikecore._base.batches import flattened, mapped
 from spikecore._plugins.selection import capture
+from spikecore._shell.binding import ask
 from spikecore._shell.state import Stateful
 from spikecore.backend import BackendError
 from spikecore.encode import Encoder
-from spikecore._shell.binding import ask
 from spikecore.parallel.placement import Stages
 from spikecore.walk import is_autocast
 
