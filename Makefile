@@ -20,6 +20,9 @@ NVRTC := cupy-cuda13x nvidia-cuda-nvrtc
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
+# Stands in for PopTorch, which is on no package index, in the tests of the ipu backend.
+EMULATOR := plugins/poptorch-emulator
+
 # An editable install knows the packages there were, so the stamp is named after them.
 empty :=
 packages := $(notdir $(patsubst %/__init__.py,%,$(wildcard backends/*/__init__.py)))
@@ -102,13 +105,13 @@ $(BIN)/pip:
 	@$(PYTHON) -m venv --clear $(VENV)
 
 # torch goes first, and the rest may not change it: a second torch costs gigabytes.
-$(INSTALLED): pyproject.toml | $(BIN)/pip
+$(INSTALLED): pyproject.toml $(EMULATOR)/pyproject.toml | $(BIN)/pip
 	@$(BIN)/python -c 'from importlib.metadata import version; version("torch")' 2>/dev/null || \
 	    { echo 'Installing $(TORCH) (some minutes the first time)'; $(PIP) install '$(TORCH)'; }
 	@$(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' > $(VENV)/torch.txt
 	@echo 'Installing spikecore[$(EXTRAS)]'
 	@$(PIP) install 'setuptools>=70.1,<85'
-	@$(PIP) install --constraint $(VENV)/torch.txt --editable '.[$(EXTRAS)]'
+	@$(PIP) install --constraint $(VENV)/torch.txt --editable '.[$(EXTRAS)]' --editable $(EMULATOR)
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 

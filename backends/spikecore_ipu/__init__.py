@@ -7,7 +7,7 @@ from typing import List
 import spikecore
 from spikecore.backend import BackendInfo, Capabilities
 from spikecore_ipu.blocks import pipeline
-from spikecore_ipu.sdk import VARIABLE, emulated, poptorch, reason
+from spikecore_ipu.sdk import INSTALL_HINT, VARIABLE, emulated, poptorch, reason
 
 __all__ = ["CAPABILITIES", "pipeline", "poptorch", "spikecore_backends"]
 
@@ -38,6 +38,6 @@ def spikecore_backends() -> List[BackendInfo]:
             capabilities=CAPABILITIES,
             probe=reason,
             note=lambda: f"the emulator on the CPU, asked for by {VARIABLE}" if emulated() else "",
-            install_hint="the Poplar SDK brings poptorch; SPIKECORE_IPU_EMULATOR=1 runs without it, on the CPU",
+            install_hint=INSTALL_HINT,
         )
     ]

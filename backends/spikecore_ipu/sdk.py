@@ -1,4 +1,4 @@
-"""Which PopTorch there is: Graphcore's, or the emulator where ``SPIKECORE_IPU_EMULATOR=1`` asks for it.
+"""Which PopTorch is in use: Graphcore's, or its emulator where ``SPIKECORE_IPU_EMULATOR=1`` asks for it.
 
 Nothing else in this package imports either.
 """
@@ -14,6 +14,12 @@ from spikecore.backend import BackendUnavailable
 
 #: ``1`` asks for the emulator, ``0`` or nothing for the SDK.
 VARIABLE = "SPIKECORE_IPU_EMULATOR"
+#: What the emulator is imported as. It is a distribution of its own, which is on no package index.
+EMULATOR = "poptorch_emulator"
+INSTALL_HINT = (
+    "the Poplar SDK brings poptorch; its emulator on the CPU is installed by `pip install ./plugins/poptorch-emulator` "
+    f"in a checkout of spikecore, and used where {VARIABLE}=1"
+)
 
 
 def emulated() -> bool:
@@ -27,6 +33,8 @@ def reason() -> Optional[str]:
     if asked not in ("", "0", "1"):
         return f"{VARIABLE}={asked} is neither 1, for the emulator, nor 0 or unset, for the SDK"
     if emulated():
+        if importlib.util.find_spec(EMULATOR) is None:
+            return f"{VARIABLE}=1 asks for the distribution poptorch-emulator, which is not installed"
         return None
     if importlib.util.find_spec("poptorch") is None:
         return "poptorch is not installed"
@@ -44,5 +52,5 @@ def poptorch() -> Any:
     """
     why = reason()
     if why is not None:
-        raise BackendUnavailable(f"{why}; install the Poplar SDK, or set {VARIABLE}=1 for the emulator on the CPU")
-    return importlib.import_module("spikecore_ipu.emulator" if emulated() else "poptorch")
+        raise BackendUnavailable(f"{why} ({INSTALL_HINT})")
+    return importlib.import_module(EMULATOR if emulated() else "poptorch")

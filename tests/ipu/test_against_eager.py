@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+import poptorch_emulator as poptorch
 import spikecore as sc
-from spikecore_ipu import emulator as poptorch
 
 STEPS, MICRO, FEATURES, CLASSES = 4, 3, 12, 5
 UPDATES = 20

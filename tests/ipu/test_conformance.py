@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from poptorch_emulator import traced
 from spikecore.backend import Spec
 from spikecore.lang import Program
 from spikecore.testing import DEFAULT_TIERS, TIERS, BackendConformance
 from spikecore.testing.loopback import installed
 from spikecore_ipu import backend
-from spikecore_ipu.emulator.trace import traced
 
 
 class TestIpu(BackendConformance):

@@ -1,5 +1,5 @@
 """What reaches PopTorch: torch 2.0.1 dispatches every neuron and loss as it does for PopTorch's device, and each
-operation that arrives has a handler there. Ways and names are those of ``spikecore_ipu.emulator.registered``.
+operation that arrives has a handler there. Ways and names are those of ``poptorch_emulator.handlers``.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import spikecore as sc
+from poptorch_emulator import handlers
 from spikecore import surrogate
 from spikecore.testing.loopback import installed
 from spikecore_ipu import backend, functions
-from spikecore_ipu.emulator import registered
 
 pytestmark = pytest.mark.skipif(
     not torch.__version__.startswith("2.0."),
@@ -40,14 +40,14 @@ class Dispatch(TorchDispatchMode):
         base = name.split(".")[0]
         if func.name().startswith("prim::"):
             return func(*args, **kwargs)
-        if name not in registered.WHOLE:
+        if name not in handlers.WHOLE:
             for key in KERNELS:
                 if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
                     with self:
                         return func._op_dk(getattr(torch._C.DispatchKey, key), *args, **kwargs)
             if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "Meta"):
                 self.missing.add(f"{name}, for whose shape there is no kernel")
-        if registered.handler_name(base) not in registered.HANDLERS and base not in MEMORY:
+        if handlers.handler_name(base) not in handlers.HANDLERS and base not in MEMORY:
             self.missing.add(name)
         self.reached.add(name)
         return func(*args, **kwargs)

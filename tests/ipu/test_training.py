@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+import poptorch_emulator as poptorch
 import spikecore as sc
 import spikecore_ipu
 from ipu_nets import Net, Stepwise, close, count_and_spikes, data, same_weights, trained
-from spikecore_ipu import emulator as poptorch
 from spikecore_ipu import functions
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+import poptorch_emulator as poptorch
 import spikecore as sc
 from ipu_nets import Net, adam, data, same_weights, trained
-from spikecore_ipu import emulator as poptorch
 
 
 class TestSchedules:
@@ -136,3 +136,12 @@ class TestOptimizers:
             step(*data())
             nets.append(net)
         same_weights(*nets)
+
+
+def test_betas_in_a_list():
+    """PopTorch takes a tuple only; a training step hands it one."""
+    net = nn.Sequential(sc.encode.Constant(2), nn.Linear(3, 2), sc.LIF(backend="ipu"))
+    optimizer = torch.optim.Adam(net.parameters(), betas=[0.9, 0.99])
+    step = sc.training_model(net, sc.losses.ce_count, optimizer, backend="ipu")
+    step(torch.rand(2, 3), torch.tensor([0, 1]))
+    assert step._translated.target.param_groups[0]["betas"] == (0.9, 0.99)

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
+import poptorch_emulator as poptorch
 import spikecore as sc
 from ipu_nets import Net, adam, close, data, same_weights, trained
-from spikecore_ipu import emulator as poptorch
 
 
 class TestWeights:

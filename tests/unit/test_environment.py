@@ -85,16 +85,6 @@ def emulator(monkeypatch: Patch) -> None:
     assert "SPIKECORE_IPU_EMULATOR=yes is neither 1, for the emulator, nor" in said
 
 
-def emulator_devices(monkeypatch: Patch) -> None:
-    """The call that needs a device."""
-    from spikecore_ipu.emulator import devices
-    from spikecore_ipu.emulator.errors import Error
-
-    monkeypatch.setenv("SPIKECORE_IPU_EMULATOR_DEVICES", "two")
-    with pytest.raises(Error, match="SPIKECORE_IPU_EMULATOR_DEVICES=two must be a number of devices, 1 or above"):
-        devices.acquire(object(), 1, None)
-
-
 def require(monkeypatch: Patch) -> None:
     """A name that nobody has fails the run of tests, see tests/meta/test_pytest_plugin.py; here it is nobody's."""
     monkeypatch.setenv("SPIKECORE_REQUIRE", "troch, ")
@@ -119,7 +109,6 @@ VARIABLES: Dict[str, Callable[[Patch], None]] = {
     "SPIKECORE_CACHE_DIR": cache_dir,
     "SPIKECORE_CACHE_SIZE": cache_size,
     "SPIKECORE_IPU_EMULATOR": emulator,
-    "SPIKECORE_IPU_EMULATOR_DEVICES": emulator_devices,
     "SPIKECORE_NO_PLUGINS": no_plugins,
     "SPIKECORE_REQUIRE": require,
     "SPIKECORE_SEED": seed,

@@ -1,0 +1,160 @@
+"""A stand-in for PopTorch 3.4 on the CPU, for those without an IPU or its SDK.
+
+Use it as ``import poptorch_emulator as poptorch``.
+
+It is a checker, not a mock: it fails where PopTorch fails, with its texts, and where PopTorch would silently go wrong.
+
+- ``forward`` runs once, on tensors without values; branches, numbers and constants are frozen. Reading a value, mixing
+  in tensors of the host, replacing buffers, operations without a handler and stale tensors are errors.
+- The graph is replayed under PopTorch's rules of differentiation: the backward of an ``autograd.Function`` and
+  ``no_grad`` are ignored, ``detach`` is not, and a maximum gives the whole gradient to both of two equal arguments.
+- What PopTorch loses without a word is an error: changes in place through a view, parts of constants that are filled
+  (``rec = zeros(T, B); rec[t] = x``), weights that are not contiguous, arguments that it ignores.
+- The machine has one device, which one executor holds; a block that was entered by ``with`` ends there.
+- One loss must be left; arithmetic after it, which PopTorch silently ignores, is an error.
+- A call is cut into micro batches for device iterations, gradient accumulation and replicas, with one update per device
+  iteration; what comes back follows the output mode. Later calls must match the first.
+- Weights have memory of their own on the device. Those of the host are stale until they are read back, and edits there
+  are not seen until they are copied.
+- Optimisers are bags of hyper-parameters, read when they are handed over.
+
+Not modelled: time, memory, placement on several IPUs, pipelining, overlap; rounding of the IPU's transcendental
+functions and reductions, stochastic rounding, half-precision accumulation; its streams of random numbers; executables
+in files.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import Any
+
+from . import optim
+from ._blocks import (
+    BeginBlock,
+    Block,
+    BlockFunction,
+    PipelinedExecution,
+    ShardedExecution,
+    Stage,
+    removeBlocks,
+)
+from ._data import DataLoader
+from ._errors import Error, RecoverableError, UnrecoverableError, py_error
+from ._executor import VERSION, PoplarExecutor, inferenceModel, trainingModel
+from ._locations import TensorLocationSettings
+from ._trace import traced
+from .enums import (
+    AutoStage,
+    CommGroupType,
+    ConnectionType,
+    DataLoaderMode,
+    HalfFloatCastingBehavior,
+    Liveness,
+    MatMulSerializationMode,
+    MeanReductionStrategy,
+    MultiConvPlanType,
+    OutputMode,
+    OverlapMode,
+    ReductionType,
+    SharingStrategy,
+    SyncPattern,
+    VariableRetrievalMode,
+)
+from .ops import (
+    cond,
+    custom_op,
+    for_loop,
+    identity_loss,
+    ipu_print_tensor,
+    ipuHardwareIsAvailable,
+    ipuHardwareVersion,
+    isRunningOnIpu,
+    nop,
+    recomputationCheckpoint,
+    set_available_memory,
+)
+from .options import Options
+
+#: PopTorch's: the version that this stands for.
+__version__ = VERSION
+
+__all__ = [
+    "AutoStage",
+    "BeginBlock",
+    "Block",
+    "BlockFunction",
+    "CommGroupType",
+    "ConnectionType",
+    "DataLoader",
+    "DataLoaderMode",
+    "Error",
+    "HalfFloatCastingBehavior",
+    "Liveness",
+    "MatMulSerializationMode",
+    "MeanReductionStrategy",
+    "MultiConvPlanType",
+    "Options",
+    "OutputMode",
+    "OverlapMode",
+    "PipelinedExecution",
+    "PoplarExecutor",
+    "RecoverableError",
+    "ReductionType",
+    "ShardedExecution",
+    "SharingStrategy",
+    "Stage",
+    "SyncPattern",
+    "TensorLocationSettings",
+    "UnrecoverableError",
+    "VariableRetrievalMode",
+    "cond",
+    "custom_op",
+    "for_loop",
+    "identity_loss",
+    "inferenceModel",
+    "install",
+    "ipuHardwareIsAvailable",
+    "ipuHardwareVersion",
+    "ipu_print_tensor",
+    "isRunningOnIpu",
+    "nop",
+    "optim",
+    "recomputationCheckpoint",
+    "removeBlocks",
+    "set_available_memory",
+    "traced",
+    "trainingModel",
+]
+
+#: PopTorch's, of which there is nothing here.
+_NOT_MODELLED = frozenset(
+    (
+        "AsynchronousDataAccessor AsynchronousWorker CPU ICustomArgParser MultiConv NameScope Phase Attribute "
+        "ParallelPhasedExecution SerialPhasedExecution ctc_beam_search_decoder dynamic_slice dynamic_update "
+        "fps load nms profiling registerCustomArgParser registerPostCompileHook registerPreCompileHook "
+        "serializedMatMul setLogLevel set_overlap_for_input set_overlap_for_output hasMlirSupportOnPlatform"
+    ).split()
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NOT_MODELLED:
+        raise py_error(f"poptorch.{name} is not modelled by the emulator")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def install() -> None:
+    """Have ``import poptorch`` give this module, so that a script for an IPU runs as it is.
+
+    Raises ``RuntimeError`` if PopTorch itself is here: it is never replaced.
+    """
+    here = sys.modules[__name__]
+    if sys.modules.get("poptorch") is here:
+        return
+    if "poptorch" in sys.modules or importlib.util.find_spec("poptorch") is not None:
+        raise RuntimeError("poptorch is installed, and the emulator does not take its place; use it, or uninstall it")
+    # the parts as well: `from poptorch.optim import SGD` must not load them a second time
+    for name, module in list(sys.modules.items()):
+        if name == __name__ or name.startswith(__name__ + "."):
+            sys.modules["poptorch" + name[len(__name__) :]] = module

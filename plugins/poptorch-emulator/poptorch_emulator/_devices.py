@@ -1,0 +1,61 @@
+"""The machine: how many executors can hold a device at once.
+
+Rules of this module:
+
+- The machine has one device, with as many IPUs as a model asks for; ``POPTORCH_EMULATOR_DEVICES=2`` gives it two.
+  ``options.useIpuId(n)`` names a device besides those.
+- An executor holds its device from compilation on, until ``detachFromDevice``, ``destroy``, or its end. Another that
+  is compiled or attached meanwhile gets PopTorch's error.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+from typing import Any, MutableMapping, Optional
+
+from ._errors import Error, cpp_error, py_error
+from ._lock import Lock
+
+#: How many devices there are.
+VARIABLE = "POPTORCH_EMULATOR_DEVICES"
+
+#: Executor -> the ID that it asked for, if any.
+_held: MutableMapping[Any, Optional[int]] = weakref.WeakKeyDictionary()
+_lock = Lock()
+
+
+def _count() -> int:
+    text = os.environ.get(VARIABLE, "").strip() or "1"
+    if not text.isdigit() or int(text) < 1:
+        raise py_error(f"{VARIABLE}={text} must be a number of devices, 1 or above")
+    return int(text)
+
+
+def acquire(executor: Any, ipus: int, ipu_id: Optional[int]) -> None:
+    """Give a device to ``executor``; raises poptorch.Error if all that could serve it are held by others."""
+    most = 1 if ipu_id is not None else _count()
+    with _lock:
+        if _holders(ipu_id) >= most:
+            gc.collect()  # an executor that nothing can reach has no device, whether or not Python has noticed
+            if _holders(ipu_id) >= most:
+                raise _unavailable(ipus, ipu_id)
+        _held[executor] = ipu_id
+
+
+def _holders(ipu_id: Optional[int]) -> int:
+    return sum(asked == ipu_id for asked in list(_held.values()))
+
+
+def release(executor: Any) -> None:
+    """Take the device of ``executor`` back, if it has one."""
+    _held.pop(executor, None)
+
+
+def _unavailable(ipus: int, ipu_id: Optional[int]) -> Error:
+    what = f"{ipus} IPU(s)" if ipu_id is None else f"device Id {ipu_id}"
+    return cpp_error(
+        f"Failed to acquire {what}\nAnother PoplarExecutor holds it: call its detachFromDevice() or destroy() first. "
+        f"The emulator's machine has {_count()} device(s); {VARIABLE}=2 models one with two."
+    )

@@ -1,0 +1,294 @@
+"""``PoplarExecutor``: the life of a wrapped model, from wrapping over compilation and calls to ``destroy``."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import weakref
+from typing import Any, Dict, MutableMapping, Optional
+
+from torch import Tensor, nn
+
+from . import optim
+from ._arguments import Arguments, Parser
+from ._devices import acquire, release
+from ._errors import not_modelled, py_error
+from ._executable import Executable
+from ._update import Updater, read
+from ._wrapping import is_wrapped, unwrap, wrap
+from .enums import ConnectionType, OutputMode
+from .options import Options
+
+VERSION = "3.4.0"
+#: PopTorch would read a null pointer here.
+LOST_DEVICE = (
+    "An earlier attachToDevice() found no device, and PopTorch's executable has none since then: another attempt would "
+    "end the process. Call destroy() and compile again; detach the other executors before attaching."
+)
+NO_EXECUTABLE = "Model has not been compiled or has been destroyed."
+INFERENCE_ACCUMULATION = (
+    "You must set poptorch.Options().Training.gradientAccumulation to 1 or leave it as its default value (1) when "
+    "running a poptorch.inferenceModel()."
+)
+#: PopTorch's, of which nothing here could give a meaningful answer.
+NOT_MODELLED = frozenset(
+    (
+        "compileAndExport save loadExecutable cycleCount compilationTime getPerfCounters getLatency getComputeLatency "
+        "getHostIpuLatency getIpuHostLatency getTensorNames getAnchoredTensor copyNamedBuffersToDevice rng_state "
+        "per_replica_params"
+    ).split()
+)
+
+#: How often the weights of a module were read from a device: what another device has of an earlier count is old.
+_versions: MutableMapping[nn.Module, int] = weakref.WeakKeyDictionary()
+
+_log = logging.getLogger("poptorch")
+
+
+def trainingModel(model: Any, options: Optional[Options] = None, optimizer: Any = None) -> PoplarExecutor:
+    """Wrap a module to train it: a call runs forward, backward and the optimiser's updates.
+
+    ``optimizer`` is SGD with ``lr=0.01`` if None. Raises ``RuntimeError`` if the module is wrapped for training
+    already.
+    """
+    model = model.model if isinstance(model, PoplarExecutor) else model
+    if is_wrapped(model):
+        raise RuntimeError(
+            "Model has already been wrapped in 'poptorch.trainingModel'. Call model.destroy() on the model to unwrap "
+            "before wrapping again."
+        )
+    return PoplarExecutor(copy.copy(model), options, True, VERSION, optimizer, model)
+
+
+def inferenceModel(model: Any, options: Optional[Options] = None) -> PoplarExecutor:
+    """Wrap a module, or what a training executor wraps, to run it."""
+    model = model.model if isinstance(model, PoplarExecutor) else model
+    return PoplarExecutor(copy.copy(model), options, False, VERSION, user_model=model)
+
+
+def _version(model: nn.Module) -> int:
+    return _versions.get(model, 0)
+
+
+def _own_options(options: Optional[Options], training: bool) -> Options:
+    """A copy with the default output mode made explicit; both are frozen."""
+    options = Options() if options is None else options
+    if not isinstance(options, Options):
+        raise py_error(f"Invalid type: 'options' is of type {type(options)} (Expected poptorch.Options)")
+    options._freeze()
+    if not training and options.Training.gradient_accumulation != 1:
+        raise py_error(INFERENCE_ACCUMULATION)
+    own = options.clone()
+    if own.output_mode == OutputMode.Default:
+        own.outputMode(OutputMode.Final if training else OutputMode.All)
+    own._freeze()
+    return own
+
+
+class PoplarExecutor:
+    """A model that is called as on an IPU; made by :func:`trainingModel` and :func:`inferenceModel`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        options: Optional[Options],
+        training: bool,
+        poptorch_version: str,
+        optimizer: Any = None,
+        user_model: Optional[nn.Module] = None,
+    ) -> None:
+        self._user_model: nn.Module = model if user_model is None else user_model
+        self._model = model
+        self._training = training
+        self._options = _own_options(options, training)
+        self._parser = Parser(model.forward)
+        self._executable: Optional[Executable] = None
+        self._attached = False
+        #: An attach failed.
+        self._lost_device = False
+        #: The device has weights that the host has not.
+        self._stale_host = False
+        #: Counts what was read to the host: another count there means that the weights here are old.
+        self._host_version = 0
+        self._updater: Optional[Updater] = None
+        if training:
+            self._optimizer = optimizer or optim.SGD(self._user_model.parameters(), lr=0.01)
+            #: Read now: what the optimiser is told later counts when setOptimizer() hands it over.
+            self._hyperparameters = read(self._optimizer)
+            wrap(self._user_model, self.copyWeightsToHostIfNeeded)
+
+    @property
+    def model(self) -> nn.Module:
+        """The user's module."""
+        return self._user_model
+
+    @property
+    def options(self) -> Options:
+        """The options, which can no longer be changed."""
+        return self._options
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run on the batch of one call; compiles at the first."""
+        if self._options.connection_type == ConnectionType.Never:
+            raise AssertionError(
+                "Trying to run a model on an offline device (ConnectionType.Never): use model.compile(inputs) instead "
+                "of model(inputs)"
+            )
+        arguments = self._parser(args, kwargs, compiling=self._executable is None)
+        executable = self._executable or self._compile(arguments)
+        if not self._attached:
+            self.attachToDevice()
+        if not self._training:
+            self._follow_the_trainer()
+        executable.arguments.check(arguments)
+        result = executable.run(arguments, self._update)
+        self._stale_host = self._training
+        return result
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile for the arguments of a call, without running."""
+        if self._executable is not None:
+            _log.warning("Call to compile() ignored: the executable is already compiled")
+            return
+        self._compile(self._parser(args, kwargs, compiling=True))
+
+    def _compile(self, arguments: Arguments) -> Executable:
+        self._refresh_from_trainer()
+        executable = Executable(self._model, arguments, self._options, self._training)
+        if self._training:
+            weights = executable.weights
+            trained = {name: weights.variables[name] for name in weights.trained}
+            named = dict(self._model.named_parameters())
+            self._updater = Updater(self._optimizer, named, trained, self._hyperparameters)
+        if self._options.connection_type == ConnectionType.Always:
+            self._acquire(executable)
+        self._executable = executable
+        self._host_version = _version(self._user_model)
+        return executable
+
+    def _acquire(self, executable: Executable) -> None:
+        if not getattr(self._options, "use_model", False):  # Graphcore's simulator is always there
+            acquire(self, executable.ipus, getattr(self._options, "ipu_id", None))
+        self._attached = True
+
+    def _update(self, gradients: Dict[str, Optional[Tensor]]) -> None:
+        if self._updater is not None:
+            self._updater.update(gradients)
+
+    def isCompiled(self) -> bool:
+        """Whether there is an executable."""
+        return self._executable is not None
+
+    def destroy(self) -> None:
+        """Read weights and the optimiser's state, give the device back, unwrap the module; nothing if not compiled."""
+        if self._executable is None:
+            return
+        if self._training:
+            self.copyWeightsToHostIfNeeded()
+            self._optimizer.state_dict()
+        self._executable, self._updater, self._attached, self._lost_device = None, None, False, False
+        release(self)
+        if self._training:
+            unwrap(self._user_model)
+
+    def _compiled(self) -> Executable:
+        if self._executable is None:
+            raise py_error(NO_EXECUTABLE)
+        return self._executable
+
+    def copyWeightsToHost(self) -> None:
+        """Copy parameters and buffers from the device to the module."""
+        executable = self._compiled()
+        self._stale_host = False
+        executable.weights.to_host()
+        _versions[self._user_model] = _version(self._user_model) + 1
+
+    def copyWeightsToHostIfNeeded(self) -> bool:
+        """Copy them if those of the module are stale; whether they were."""
+        if self._stale_host:
+            self.copyWeightsToHost()
+            return True
+        return False
+
+    def copyWeightsToDevice(self) -> None:
+        """Copy parameters and buffers from the module to the device."""
+        executable = self._compiled()
+        self._stale_host = False
+        executable.weights.to_device()
+
+    def load_state_dict(self, state_dict: Dict[str, Tensor], strict: bool = True) -> Any:
+        """``load_state_dict`` of the module, and of the device if it is attached."""
+        result = self._user_model.load_state_dict(state_dict, strict)
+        if self._attached:
+            self.copyWeightsToDevice()
+        return result
+
+    def setOptimizer(self, optimizer: Any) -> None:
+        """Train on with the hyper-parameters that ``optimizer`` has now."""
+        if not self._training:
+            raise py_error("setOptimizer() is for a trainingModel")
+        hyperparameters = read(optimizer)
+        if self._updater is not None:
+            self._updater.set(optimizer, hyperparameters)
+        self._optimizer, self._hyperparameters = optimizer, hyperparameters
+
+    def isAttachedToDevice(self) -> bool:
+        """Whether the device is held."""
+        return self._attached
+
+    def attachToDevice(self) -> None:
+        """Hold the device, with the weights of the module."""
+        executable = self._compiled()
+        if self._attached:
+            raise py_error("Device is already attached")
+        if self._lost_device:
+            raise py_error(LOST_DEVICE)
+        self._lost_device = True
+        self._acquire(executable)
+        self._lost_device = False
+        self.copyWeightsToDevice()
+
+    def detachFromDevice(self) -> None:
+        """Read the weights and give the device back, not the executable."""
+        self._compiled()
+        if not self._attached:
+            raise py_error("Device is not attached")
+        self.copyWeightsToHostIfNeeded()
+        if self._training:
+            self._optimizer.state_dict()
+        self._attached = False
+        release(self)
+
+    def _refresh_from_trainer(self) -> None:
+        if not self._training and is_wrapped(self._user_model):
+            refresh: Any = self._user_model.copyWeightsToHostIfNeeded
+            refresh()
+
+    def _follow_the_trainer(self) -> None:
+        """Take the weights over that another wrapper of the same module has trained."""
+        self._refresh_from_trainer()
+        version = _version(self._user_model)
+        if version != self._host_version:
+            self.copyWeightsToDevice()
+            self._host_version = version
+
+    def __getattr__(self, name: str) -> Any:
+        if name in NOT_MODELLED:
+            raise py_error(f"PoplarExecutor.{name} is not modelled by the emulator")
+        value = getattr(self.__dict__["_user_model"], name)
+        return ReplicaGroupingWrapper(name, value) if isinstance(value, nn.Parameter) else value
+
+
+class ReplicaGroupingWrapper:
+    """What ``executor.weight`` is, in PopTorch as well: a parameter's attributes, and no tensor."""
+
+    def __init__(self, name: str, parameter: nn.Parameter) -> None:
+        self._name = name
+        self._parameter = parameter
+
+    def replicaGrouping(self, comm_group_type: Any, shards: int, variable_retrieval_mode: Any) -> None:
+        """Refused: groups of replicas with weights of their own."""
+        raise not_modelled(f"{self._name}.replicaGrouping", "all replicas have the same weights")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parameter, name)

@@ -1,0 +1,89 @@
+"""Which value PopTorch differentiates: the one terminal identity loss of the graph.
+
+Rules of this module:
+
+- Every built-in loss is an identity loss. One whose value flows into another is an ordinary reduction.
+- Exactly one must be left, of one element, and it must reach what the model returns.
+- What is computed from that value and returned is not differentiated. PopTorch is silent about it, and trains on the
+  loss without its weight or its penalty; here it is an error.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Set
+
+from torch import Tensor
+
+from ._errors import cpp_error, popart_error, py_error
+from ._graph import Graph, Node
+
+#: Functions of torch whose handler marks the result as a loss.
+BUILT_IN = frozenset(
+    (
+        "mse_loss l1_loss smooth_l1_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div poisson_nll_loss "
+        "hinge_embedding_loss margin_ranking_loss cosine_embedding_loss triplet_margin_loss soft_margin_loss "
+        "multilabel_soft_margin_loss ctc_loss"
+    ).split()
+)
+#: Operations whose first result is a loss -> what the user called.
+RECORDED = {"nll_loss_forward": "nll_loss or cross_entropy", "nll_loss2d_forward": "nll_loss or cross_entropy"}
+
+NO_LOSS = "Couldn't find a loss in graph!"
+SEVERAL = (
+    "Multiple independent losses found in graph. Graph must have one final loss. Wrap final graph loss in "
+    "poptorch.identity_loss."
+)
+#: Neither the value nor its gradient is another after these.
+_SAME = frozenset("alias clone view _unsafe_view reshape squeeze unsqueeze _to_copy nop".split())
+
+
+def reduced(x: Tensor, reduction: str) -> Tensor:
+    """The value of ``identity_loss(x, reduction)``."""
+    if reduction == "sum":
+        return x.sum()
+    return x.mean() if reduction == "mean" else x.clone()
+
+
+def final_loss(graph: Graph) -> int:
+    """The value at which PopTorch starts the backward pass of a pruned graph; raises as PopTorch does if none is it."""
+    terminal = [node for position, node in enumerate(graph.nodes) if node.loss and not _goes_on(graph, position)]
+    if not terminal:
+        raise cpp_error(NO_LOSS)
+    if len(terminal) > 1:
+        raise cpp_error(SEVERAL)
+    (loss,) = terminal
+    (value,) = loss.writes
+    if graph.shapes[value].numel() > 1:
+        raise popart_error(f"Loss tensor, '{loss.name}:{value}', must be a scalar tensor")
+    later = _computed_from(graph, loss)
+    if later:
+        raise py_error(
+            f"the value of {loss.loss} is used by {', '.join(later)}. PopTorch starts the backward pass at {loss.loss} "
+            "and silently ignores what is computed from it. Wrap the final value in poptorch.identity_loss(value, "
+            '"none"), or give .detach() of the loss to what is not to be trained on.'
+        )
+    return value
+
+
+def _goes_on(graph: Graph, position: int) -> bool:
+    """Whether the loss at this position flows into another."""
+    reached: Set[int] = graph.owners(graph.nodes[position].writes)
+    for node in graph.nodes[position + 1 :]:
+        if graph.owners(node.reads) & reached:
+            if node.loss:
+                return True
+            reached |= graph.owners([*node.writes, *node.changes])
+    return False
+
+
+def _computed_from(graph: Graph, loss: Node) -> List[str]:
+    """The operations after the loss that change its value and do not say, by ``detach``, that it is for show."""
+    same = set(loss.writes)
+    later: Dict[str, None] = {}
+    for node in graph.nodes:
+        if node is not loss and same & set(node.reads) and node.name != "detach":
+            if node.name in _SAME:
+                same |= set(node.writes)
+            else:
+                later[f"aten::{node.name}"] = None
+    return list(later)

@@ -1,0 +1,116 @@
+"""Which operations PopTorch 3.4 takes, whatever version of torch they come from.
+
+A function of torch that is made of others comes here in parts, and other parts in another version of torch. So beside
+the operations that are :mod:`handlers` there are those that torch makes of them: for what PopTorch takes whole, and
+for what torch 2.0.1 has kernels of its own for every device. ``add_``, ``add.out`` and ``add.Tensor`` are ``add``.
+
+What PopTorch takes and computes otherwise than torch, without a word, is refused here or computed in :mod:`_popart`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Dict, List, Tuple
+
+import torch
+from torch import Tensor
+
+from ._errors import Error, cpp_error, py_error
+from ._replay import base_name
+from .handlers import HANDLERS, WHOLE
+
+#: Their result has a shape that depends on values, and torch infers none.
+_DYNAMIC = frozenset(("masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive"))
+
+#: What torch makes of operations that PopTorch takes whole, in this version or another.
+_PARTS = """
+    _adaptive_avg_pool2d _adaptive_avg_pool3d _batch_norm_with_update _ctc_loss _index_put_impl _native_batch_norm_legit
+    _native_batch_norm_legit_no_training _to_copy _unsafe_index _unsafe_index_put fill zero lift lift_fresh copy
+    native_dropout new_empty new_empty_strided empty_like rand_like randint_like randn_like scalar_tensor slice_scatter
+    max_pool2d_with_indices max_pool3d_with_indices uniform normal exponential random _cdist_forward
+"""
+_PLAIN = (name if name.startswith("__") else name.rstrip("_") for name in HANDLERS)
+HANDLED = frozenset((*_PLAIN, *(name.split(".")[0].rstrip("_") for name in WHOLE), *_PARTS.split()))
+#: Only these overloads of an operation that is handled otherwise are not: bounds that are tensors.
+NOT_HANDLED = frozenset(("clamp.Tensor", "clamp_min.Tensor", "clamp_max.Tensor"))
+#: torch has a kernel for every device, made of operations that are handled.
+EXPLICIT = frozenset(("isinf",))
+#: Constants, though of the shape of a tensor: they are made of ``empty``, and a fill.
+SHAPED = frozenset(
+    "zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty new_empty_strided".split()
+)
+#: Never constant.
+RANDOM = frozenset(
+    """
+    rand rand_like randn randn_like randint randint_like randperm normal bernoulli uniform exponential random
+    native_dropout dropout rrelu_with_noise
+    """.split()
+)
+_VARIANCES = frozenset(("var", "std", "var_mean", "std_mean"))
+
+
+def check_arguments(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+    """Raise poptorch.Error for arguments that PopTorch ignores, or fails at in its compiler."""
+    name = base_name(func).rstrip("_")
+    if name == "triu":
+        raise cpp_error("aten::triu is only supported within constant expressions.")
+    if name == "div" and kwargs.get("rounding_mode") is not None:
+        raise py_error(
+            f"PopTorch ignores rounding_mode={kwargs['rounding_mode']!r} of torch.div, without a word; write "
+            "torch.floor(a / b), or torch.trunc(a / b)"
+        )
+    if name in _VARIANCES and "correction" in kwargs and kwargs["correction"] not in (None, 0, 1):
+        raise py_error(
+            f"PopTorch computes torch.{name} with correction={kwargs['correction']} as with 1, without a word; give 0 "
+            "or 1, and multiply by the factor"
+        )
+    if name == "floor_divide" and not any(_floating(value) for value in args):
+        raise py_error(
+            "integers cannot be divided by // on an IPU: PopTorch makes it a division and a floor, which takes no "
+            "integers; write torch.floor(a / b).int()"
+        )
+
+
+def _floating(value: Any) -> bool:
+    return value.is_floating_point() if isinstance(value, Tensor) else isinstance(value, float)
+
+
+@functools.lru_cache(maxsize=None)
+def composed(func: Any) -> bool:
+    """Whether torch makes this operation of others."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+
+
+def check_shape(name: str) -> None:
+    """Raise PopTorch's error for an operation whose result has no constant shape."""
+    if name == "nonzero":
+        raise cpp_error(
+            "Operations using aten::nonzero are unsupported because the output shape is determined by the tensor "
+            "values. The IPU cannot support dynamic output shapes."
+        )
+    if name in _DYNAMIC:
+        raise no_shape(name)
+
+
+def no_shape(name: str) -> Error:
+    """PopTorch's error for an operation whose result has a shape that torch cannot infer."""
+    return cpp_error(
+        f"Type inference failed for aten::{name} because the operator doesn't have an implementation for the Meta "
+        "backend."
+    )
+
+
+def supported(func: Any) -> bool:
+    """Whether PopTorch has a handler for this overload."""
+    name = base_name(func)
+    plain = name if name.startswith("__") else name.rstrip("_")
+    return plain in HANDLED and f"{plain}.{func._overloadname}" not in NOT_HANDLED
+
+
+def unsupported(names: List[str]) -> Error:
+    """PopTorch's error for operations without a handler."""
+    return cpp_error(
+        f"Unsupported ops found in compiled model: [{', '.join(f'aten::{name}' for name in names)}]. Not all "
+        "operations are supported yet by Graphcore's PyTorch compiler. If you believe any of these should be, please "
+        "report this message to support@graphcore.ai."
+    )

@@ -1,0 +1,146 @@
+"""The tensor that a model sees while it is compiled: a shape and a dtype on the device ``ipu:0``, and no values.
+
+Rules of this module:
+
+- Nothing of the host can be read from it: that is PopTorch's error, not a value.
+- It is valid as long as its trace. One that was left on an attribute is of no use to a later trace.
+- To C++ it is on ``meta``: torch has the device type ``ipu`` but no device guard for it, and indexing asks for one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from ._errors import Error, cpp_error, py_error
+
+if TYPE_CHECKING:
+    from ._trace import Trace
+
+DEVICE = torch.device("ipu:0")
+
+#: What the device has no arithmetic for, and what PopTorch makes of it, on the way in, inside and on the way out.
+NARROWED = {torch.int64: torch.int32, torch.float64: torch.float32, torch.bfloat16: torch.float32}
+
+READ = (
+    "aten::item is only supported in eager mode, but was intercepted in a static graph. This means an IPU to CPU copy "
+    "was triggered before the end of the graph, for example by calling tensor.item(). Please ensure that any such "
+    "copies are removed."
+)
+MOVE = 'Illegal move to CPU (via `.to("cpu")`) when using the dispatcher. Instead, return this output as an IPU tensor.'
+STALE = (
+    'Attempted to promote a Tensor converted (using .to("ipu") or .ipu()) outside an IPUScope or IPUContext with the '
+    "PopART compiler."
+)
+DATA = (
+    "`.data` inside of a compiled model: PopTorch's documentation says that it stops gradients, its source that it "
+    "does not. Use .detach()."
+)
+
+
+def narrowed(dtype: torch.dtype) -> torch.dtype:
+    """The dtype on the device."""
+    return NARROWED.get(dtype, dtype)
+
+
+def narrow(tensor: Tensor) -> Tensor:
+    """``tensor`` in its dtype on the device; integers that do not fit wrap around, as PopTorch has it."""
+    return tensor.to(narrowed(tensor.dtype))
+
+
+def on_ipu(device: Any) -> bool:
+    """Whether an operation is asked to put its result on the device."""
+    return device is not None and torch.device(device).type in (DEVICE.type, "meta")
+
+
+def zero_sized(shape: torch.Size) -> Error:
+    """PopTorch's error for a tensor without elements."""
+    return cpp_error(f"Zero-sized tensors are unsupported (Got shape {list(shape)}).")
+
+
+#: What C++ calls the dtypes, in PopTorch's messages.
+_SCALAR_TYPES = {
+    torch.float64: "Double",
+    torch.float32: "Float",
+    torch.float16: "Half",
+    torch.bfloat16: "BFloat16",
+    torch.int64: "Long",
+    torch.int32: "Int",
+    torch.int16: "Short",
+    torch.int8: "Char",
+    torch.uint8: "Byte",
+    torch.bool: "Bool",
+}
+
+
+def host_tensor(tensor: Tensor) -> Error:
+    """PopTorch's error for a tensor of the host among the arguments of an operation of the device."""
+    return cpp_error(
+        f"Expected an IPU tensor but got tensor(device={tensor.device}, shape={list(tensor.shape)}, "
+        f"dtype={_SCALAR_TYPES.get(tensor.dtype, tensor.dtype)}).\nConstant tensors should be moved explicitly to the "
+        'IPU, via cpu_tensor.to("ipu").'
+    )
+
+
+class IpuTensor(Tensor):
+    """Value ``number`` of the graph that ``recorder`` records. The names are none of a tensor's own."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch has it
+
+    recorder: Trace
+    number: int
+    #: The same shape, strides and dtype, for the shape inference of torch.
+    fake: Tensor
+
+    @staticmethod
+    def __new__(cls, recorder: Trace, number: int, fake: Tensor) -> IpuTensor:
+        tensor: IpuTensor = torch.Tensor._make_wrapper_subclass(
+            cls,
+            fake.shape,
+            strides=fake.stride(),
+            storage_offset=fake.storage_offset(),
+            dtype=fake.dtype,
+            device=torch.device("meta"),
+        )
+        tensor.recorder, tensor.number, tensor.fake = recorder, number, fake
+        return tensor
+
+    def __init__(self, recorder: Trace, number: int, fake: Tensor) -> None:
+        super().__init__()
+
+    def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]  # torch names a keyword
+        return "<unavailable>"
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # it never returns
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> NoReturn:
+        # torch asks the dispatch mode of a running trace first: this is reached without one
+        raise cpp_error(STALE)
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]  # an attribute in torch, as the next two
+        return DEVICE
+
+    @property
+    def is_meta(self) -> bool:  # type: ignore[override]  # as device
+        return False
+
+    @property  # type: ignore[override]  # as device
+    def data(self) -> NoReturn:
+        raise py_error(DATA)
+
+    @data.setter
+    def data(self, value: Any) -> NoReturn:
+        raise py_error(DATA)
+
+    def tolist(self) -> NoReturn:
+        raise cpp_error(READ)
+
+    def numpy(self, *, force: bool = False) -> NoReturn:
+        raise cpp_error(MOVE)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise cpp_error(MOVE)

@@ -1,0 +1,298 @@
+"""Recording: ``forward`` runs once, on tensors without values, and every operation of the device becomes a node.
+
+Rules of this module:
+
+- What PopTorch cannot record raises as it does there, where it happens. Operations without a handler are collected, and
+  named together when ``forward`` is done.
+- An operation on tensors of the host alone is the host's, computed at once; one that mixes both is an error.
+- Recording is below autograd. Inside of it nothing records: shape inference runs operations of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack, contextmanager
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ._aliasing import changed, viewed
+from ._errors import cpp_error, py_error
+from ._factories import on_device_by_default
+from ._functions import Functions, no_custom_backward
+from ._graph import Graph, Node, Ref
+from ._lock import Lock
+from ._losses import RECORDED, reduced
+from ._replay import base_name, widened
+from ._stages import check_blocks, current
+from ._structure import leaves, mapped
+from ._support import EXPLICIT, RANDOM, SHAPED, check_arguments, check_shape, composed, no_shape, supported, unsupported
+from ._tensor import DEVICE, MOVE, READ, STALE, IpuTensor, host_tensor, narrow, narrowed, on_ipu, zero_sized
+from ._views import VIEWS, Views, kind_of
+
+_thread = threading.local()
+#: Held while a model is recorded: functions of the module ``torch`` are replaced then.
+_turn = Lock()
+
+
+def running() -> Optional[Trace]:
+    """The trace that records in this thread at this moment."""
+    trace: Optional[Trace] = getattr(_thread, "trace", None)
+    return trace
+
+
+class Trace(TorchDispatchMode):
+    """``with trace.recording():`` records into ``trace.graph``."""
+
+    def __init__(self, training: bool = False) -> None:
+        super().__init__()
+        self.training = training
+        self.graph = Graph()
+        self._views = Views()
+        self._aside = False
+        #: Inside of a function that PopTorch takes whole, and torch takes apart.
+        self._whole = False
+        self._fakes = FakeTensorMode()
+        self._unsupported: Dict[str, None] = {}
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record what runs inside; raises poptorch.Error at the end for what has no handler."""
+        if running() is not None:
+            raise py_error("a model is compiled inside of the forward of another")
+        with ExitStack() as stack:
+            stack.enter_context(_turn)
+            stack.enter_context(on_device_by_default(self))
+            stack.enter_context(Functions(self))
+            if self.training:
+                stack.enter_context(no_custom_backward(self))
+            stack.enter_context(self)
+            _thread.trace = self
+            try:
+                yield
+            finally:
+                _thread.trace = None
+        if self._unsupported:
+            raise unsupported(list(self._unsupported))
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Record nothing inside."""
+        before, self._aside = self._aside, True
+        try:
+            yield
+        finally:
+            self._aside = before
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Accept every operation inside: they are the parts of a function that PopTorch has a handler for."""
+        before, self._whole = self._whole, True
+        try:
+            yield
+        finally:
+            self._whole = before
+
+    @property
+    def listens(self) -> bool:
+        """Whether this trace records the current thread, and is not inferring a shape at the moment."""
+        return running() is self and not self._aside
+
+    def input(self, tensor: Tensor) -> IpuTensor:
+        """A new input of the graph, of the shape of ``tensor``."""
+        value = self._new(tensor)
+        self.graph.inputs.append(value.number)
+        self._views.create(value.number, value.fake, outer=True)
+        return value
+
+    def weight(self, name: str, tensor: Tensor) -> IpuTensor:
+        """A parameter or buffer of the model."""
+        value = self._new(tensor)
+        self.graph.weights[name] = value.number
+        self._views.create(value.number, value.fake, outer=True)
+        return value
+
+    def constant(self, tensor: Tensor) -> IpuTensor:
+        """The present values of ``tensor``, compiled into the graph."""
+        with self.aside():
+            values = narrow(tensor.detach()).clone(memory_format=torch.contiguous_format)
+        value = self._new(values)
+        self.graph.constants[value.number] = values
+        self._views.create(value.number, value.fake, constant=True)
+        return value
+
+    def refuse(self, name: str) -> None:
+        """Note an operation that has no handler."""
+        self._unsupported[name] = None
+
+    def finish(self, returned: Any) -> Graph:
+        """The graph of all that ``returned`` depends on, and no more."""
+        for tensor in leaves(returned, IpuTensor):
+            self._check(tensor)
+            self._views.check(tensor.number, "the value that forward returns")
+        self._views.check_outer()
+        self.graph.returned = _refs(returned)
+        self.graph.prune()
+        check_blocks([node.name for node in self.graph.nodes if not node.placed])
+        return self.graph
+
+    def _new(self, like: Tensor) -> IpuTensor:
+        if 0 in like.shape:
+            raise zero_sized(like.shape)
+        with self.aside(), self._fakes:
+            return self._wrap(torch.empty(like.shape, dtype=narrowed(like.dtype)))
+
+    def _wrap(self, fake: Tensor) -> IpuTensor:
+        if fake.dtype != narrowed(fake.dtype):
+            with self._fakes:
+                fake = torch.empty_strided(fake.shape, fake.stride(), dtype=narrowed(fake.dtype))
+        return IpuTensor(self, self.graph.value(fake), fake)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        of_device = any(True for _ in leaves([list(args), kwargs], IpuTensor))
+        if not self.listens or not (of_device or on_ipu(kwargs.get("device"))):
+            return func(*args, **kwargs)
+        if composed(func):  # torch takes them apart itself, except in inference_mode
+            with self:
+                return func.decompose(*args, **kwargs)
+        name = base_name(func)
+        if name in EXPLICIT:
+            with self:
+                return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+        moves_to = kwargs.get("device") if name == "_to_copy" else None
+        if (name == "copy_" and not isinstance(args[0], IpuTensor)) or not on_ipu(moves_to or DEVICE):
+            raise cpp_error(MOVE)
+        if name == "_to_copy" and not of_device:
+            return self.constant(args[0].to(kwargs.get("dtype") or args[0].dtype))
+        return self._operation(func, name, self._with_constants(name, args), kwargs)
+
+    def _with_constants(self, name: str, args: Tuple[Any, ...]) -> Tuple[Any, ...]:
+        """The arguments with tensors of the host compiled in where PopTorch does."""
+        if name == "copy_" and not isinstance(args[1], IpuTensor):
+            return (args[0], self.constant(args[1]), *args[2:])
+        if name.endswith("_like") and not isinstance(args[0], IpuTensor):
+            return (self.constant(args[0]), *args[1:])
+        return args
+
+    def _operation(self, func: Any, name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        for tensor in leaves([list(args), kwargs], Tensor):
+            self._check(tensor)
+        if kwargs.get("generator") is not None:
+            raise py_error(f"aten::{name}: the device draws its own random numbers, and takes no torch.Generator")
+        kwargs = {name: value for name, value in kwargs.items() if name not in ("device", "pin_memory")}
+        if not self._constant(name, args, kwargs):  # what is constant is evaluated on the host
+            check_arguments(func, args, kwargs)
+            if not supported(func) and not self._whole:
+                self.refuse(name)
+        check_shape(name)
+        results = self.record(name, func, args, kwargs)
+        if name not in RECORDED:
+            return results
+        return (self.record("identity_loss", reduced, (results[0], "none"), {}, loss=RECORDED[name]), *results[1:])
+
+    def _check(self, tensor: Tensor) -> None:
+        if not isinstance(tensor, IpuTensor):
+            raise host_tensor(tensor)
+        if tensor.recorder is not self:
+            raise cpp_error(STALE)
+
+    def record(
+        self, name: str, target: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any], loss: str = ""
+    ) -> Any:
+        """Add a node; its results, as tensors of the device."""
+        given: Dict[int, IpuTensor] = {id(tensor.fake): tensor for tensor in leaves([list(args), kwargs], IpuTensor)}
+
+        def of_device(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            return given[id(leaf)] if id(leaf) in given else self._wrap(leaf)
+
+        read = [tensor.number for tensor in _read(name, args, kwargs)]
+        for number in read:
+            self._views.check(number, f"aten::{name}")
+        results = mapped(of_device, self._inferred(name, target, args, kwargs))
+        placement = current()
+        placed = placement is None or placement.active
+        changes = changed(target, args, kwargs)
+        node = Node(name, target, _refs(args), _refs(kwargs), _refs(results), changes, loss, placed)
+        bases = viewed(target, args, kwargs)
+        for base in bases:
+            for view in node.writes:
+                self.graph.share(view, base)
+        constant = self._constant(name, args, kwargs)
+        for result in leaves(results, IpuTensor):
+            if result.number in read or result.number in changes:
+                continue
+            if bases:
+                self._views.derive(result.number, result.fake, bases[0], kind_of(name, args))
+            else:
+                self._views.create(result.number, result.fake, constant)
+        for number in changes:
+            self._views.write(number, name in _COPIES, constant)
+        self.graph.nodes.append(node)
+        return results
+
+    def _constant(self, name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
+        """Whether PopTorch knows the results when it compiles, and has the host evaluate them."""
+        if name in SHAPED:
+            return True
+        if name.rstrip("_") in RANDOM:
+            return False
+        return all(self._views.constant(tensor.number) for tensor in leaves([list(args), kwargs], IpuTensor))
+
+    def _inferred(self, name: str, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The results on fake tensors: shapes and dtypes as torch infers them, from which PopTorch has them, too."""
+        fakes = [
+            mapped(lambda leaf: leaf.fake if isinstance(leaf, IpuTensor) else leaf, part) for part in (args, kwargs)
+        ]
+        with self.aside(), self._fakes:
+            if isinstance(target, torch._ops.OpOverload):
+                fakes = list(widened(target, *fakes))
+            try:
+                results = target(*fakes[0], **fakes[1])
+            except DataDependentOutputException as error:
+                raise cpp_error(READ) from error
+            except NotImplementedError as error:
+                raise no_shape(name) from error
+        if any(tensor.shape != tensor.fake.shape for tensor in leaves([list(args), kwargs], IpuTensor)):
+            raise py_error(f"aten::{name} changes the shape of a tensor in place, which the emulator does not model")
+        for result in leaves(results[:1] if isinstance(results, tuple) else results, Tensor):
+            # batch_norm, a composition, makes an empty tensor of bytes that is for cuDNN only
+            if 0 in result.shape and not (name == "empty" and result.dtype == torch.uint8):
+                raise zero_sized(result.shape)
+        return results
+
+
+#: What changes a tensor in place, and reaches those that it is a view of.
+_COPIES = frozenset(("copy_", "normal_", "uniform_", "random_", "exponential_"))
+#: They overwrite their first argument, and do not read it.
+_FILLS = _COPIES | {"zero_", "fill_", "bernoulli_"}
+
+
+def _read(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Iterator[IpuTensor]:
+    """The tensors whose values an operation reads; a view reads none."""
+    if kind_of(name, args) in ("slice", "slice by steps", "reshape") or name in VIEWS:
+        return iter(())
+    return leaves([list(args[1:] if name in _FILLS else args), kwargs], IpuTensor)
+
+
+def _refs(part: Any) -> Any:
+    """References in the place of tensors of the device."""
+    return mapped(lambda leaf: Ref(leaf.number) if isinstance(leaf, IpuTensor) else leaf, part)
+
+
+def traced(function: Callable[..., Any], *tensors: Tensor) -> Graph:
+    """The graph of a function of tensors, recorded for the shapes and dtypes of these.
+
+    Call it with tensors to compute what the function returns, with PopTorch's gradients in all of them. Not of
+    PopTorch: for tests of what a function becomes on the device. Raises as compilation does.
+    """
+    trace = Trace()
+    inputs = [trace.input(tensor) for tensor in tensors]
+    with trace.recording():
+        returned = function(*inputs)
+    return trace.finish(returned)

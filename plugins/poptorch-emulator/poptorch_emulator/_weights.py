@@ -1,0 +1,201 @@
+"""The parameters and buffers of a model: on the host, in the graph, and in what stands for the device's memory.
+
+Rules of this module:
+
+- Floating-point parameters and buffers are variables of the device. Those of integers and booleans are compiled in.
+- They must be contiguous: PopTorch copies memory from the first number on, whatever the strides are.
+- While ``forward`` is recorded the modules hold tensors of the trace. What they held before is put back in any case.
+- A buffer or a parameter is changed in place or not at all: one that ``forward`` replaces is an error.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Dict, Iterator, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from ._errors import cpp_error, py_error
+from ._graph import Graph
+from ._tensor import IpuTensor, narrow
+from ._trace import Trace
+
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+REPLICAS = (
+    "PopTorch does not support broadcasting buffers. If your model is able to tolerate buffers becoming out of sync "
+    "between replicas, you can disable buffer broadcasting using poptorch.Options.broadcastBuffers(False)."
+)
+
+
+def host_weights(model: nn.Module) -> Dict[str, Tensor]:
+    """Parameters and buffers by name, each once."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def check_layout(host: Dict[str, Tensor]) -> None:
+    """Raise poptorch.Error for what is not contiguous: PopTorch would compute with other numbers, without a word."""
+    with untouched():
+        for name, tensor in host.items():
+            if not tensor.is_contiguous():
+                raise py_error(
+                    f"{name} of shape {list(tensor.shape)} has strides {list(tensor.stride())}. PopTorch copies memory "
+                    "as if it were contiguous, and would compute with permuted numbers, or with memory that is not "
+                    f"the tensor's. Make it contiguous: {name}.data = {name}.data.contiguous()"
+                )
+
+
+def check_sharing(host: Dict[str, Tensor], trained: Sequence[str]) -> None:
+    """Raise poptorch.Error for a trained parameter in the memory of another: PopTorch would train them apart.
+
+    Each has memory of its own on the device, and both are copied back to the same place.
+    """
+    for one, other in _overlapping(host):
+        if one in trained or other in trained:
+            raise py_error(
+                f"{one} and {other} are two tensors in the same memory. PopTorch would train them apart, "
+                "without a word. Share the parameter itself, or clone() one"
+            )
+
+
+def _overlapping(host: Dict[str, Tensor]) -> Iterator[Tuple[str, str]]:
+    """Pairs of contiguous tensors that overlap: each with the one before it in memory that ends last."""
+    spans = [
+        (tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size(), name)
+        for name, tensor in host.items()
+        if tensor.numel()
+    ]
+    last_end, last = 0, ""
+    for begin, end, name in sorted(spans):
+        if begin < last_end:
+            yield last, name
+        if end > last_end:
+            last_end, last = end, name
+
+
+@contextmanager
+def untouched() -> Iterator[None]:
+    """Inside, the weights of a wrapped model are read without a look at the device first."""
+    with torch._C.DisableTorchFunctionSubclass():
+        yield
+
+
+class DeviceWeights:
+    """The variables of one executable; ``variables`` are those of replica 0, and ``others`` those of the others.
+
+    Replicas share parameters, which an update changes for all; buffers are each replica's own.
+    """
+
+    def __init__(self, host: Dict[str, Tensor], replicas: int) -> None:
+        self.host = {name: tensor for name, tensor in host.items() if tensor.is_floating_point()}
+        self.parameters = [name for name, tensor in self.host.items() if isinstance(tensor, nn.Parameter)]
+        with untouched():
+            #: The parameters that are trained: what `requires_grad` said at compilation.
+            self.trained = [name for name in self.parameters if self.host[name].requires_grad]
+            check_sharing(self.host, self.trained)
+            self.variables = {
+                name: narrow(tensor.detach()).clone(memory_format=torch.contiguous_format)
+                for name, tensor in self.host.items()
+            }
+        self.others = [self._own_buffers() for _ in range(replicas - 1)]
+
+    def _own_buffers(self) -> Dict[str, Tensor]:
+        shared = set(self.parameters)
+        return {name: value if name in shared else value.clone() for name, value in self.variables.items()}
+
+    def of_replica(self, replica: int) -> Dict[str, Tensor]:
+        """The memory of one replica; detached, so that what is computed with it leaves no history there."""
+        variables = self.variables if replica == 0 else self.others[replica - 1]
+        trained = set(self.trained)
+        return {name: value.detach().requires_grad_(name in trained) for name, value in variables.items()}
+
+    def to_host(self) -> None:
+        """Copy the variables of replica 0 to the model."""
+        with untouched(), torch.no_grad():
+            check_layout(self.host)
+            for name, tensor in self.host.items():
+                # .data: PopTorch writes to memory, so the version counter of the tensor does not change
+                tensor.data.copy_(self.variables[name])
+
+    def to_device(self) -> None:
+        """Copy the model's parameters and buffers to every replica."""
+        with untouched(), torch.no_grad():
+            check_layout(self.host)
+            for name, tensor in self.host.items():
+                for variables in (self.variables, *self.others):
+                    variables[name].copy_(tensor)
+
+
+@dataclass
+class _Place:
+    """Where a module holds a parameter or a buffer."""
+
+    module: nn.Module
+    kind: str
+    held: Dict[str, Any]
+    name: str
+    original: Tensor
+
+    def check(self, placed: Tensor) -> None:
+        """Raise poptorch.Error if ``forward`` left something else there."""
+        if isinstance(self.module, _NORMS) and self.name == "num_batches_tracked":
+            return
+        if self.name not in self.held:
+            raise py_error(f"{self.kind} {self.name} is removed from the model when calling the forward method.")
+        if self.held[self.name] is not placed:
+            raise py_error(
+                f"{self.kind} {self.name} is reassigned within the model when calling the forward method. This is not "
+                f"supported. Consider using self.{self.name}.copy_(src) to copy data from a source tensor, where src "
+                "is the name of the source tensor."
+            )
+
+
+@contextmanager
+def on_device(model: nn.Module, trace: Trace) -> Iterator[None]:
+    """The modules hold tensors of the trace inside; raises poptorch.Error if one was replaced or removed."""
+    named = {id(tensor): name for name, tensor in host_weights(model).items()}
+    places = list(_places(model))
+    placed: Dict[int, IpuTensor] = {}
+    for place in places:
+        if id(place.original) not in placed:
+            placed[id(place.original)] = _placed(named[id(place.original)], place.original, trace)
+    try:
+        for place in places:
+            place.held[place.name] = placed[id(place.original)]
+        yield
+        for place in places:
+            place.check(placed[id(place.original)])
+    finally:
+        for place in places:
+            place.held[place.name] = place.original
+
+
+def _placed(name: str, tensor: Tensor, trace: Trace) -> IpuTensor:
+    with untouched():
+        value = trace.weight(name, tensor) if tensor.is_floating_point() else trace.constant(tensor)
+    value._is_param = isinstance(tensor, nn.Parameter)  # what torch's isinstance(value, nn.Parameter) asks for
+    return value
+
+
+def _places(model: nn.Module) -> Iterator[_Place]:
+    for module in model.modules():
+        for kind, held in (("Parameter", module._parameters), ("Buffer", module._buffers)):
+            for name, tensor in held.items():
+                if tensor is not None:
+                    yield _Place(module, kind, held, name, tensor)
+
+
+def check_changes(graph: Graph, weights: DeviceWeights, broadcast: bool) -> None:
+    """Raise poptorch.Error for a parameter or buffer that the graph changes in place and may not."""
+    changed = graph.changed(list(graph.weights.values()))
+    names = [name for name, index in graph.weights.items() if index in changed]
+    if names and broadcast and weights.others:
+        raise cpp_error(REPLICAS)
+    for name in names:
+        if name in weights.trained:
+            raise py_error(
+                f"Parameter {name} is changed in place in forward and trained by the optimiser, which the emulator "
+                "does not model. Make it a buffer, or requires_grad_(False)."
+            )

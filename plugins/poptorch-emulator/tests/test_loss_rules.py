@@ -1,0 +1,163 @@
+"""E4: which value PopTorch differentiates, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import poptorch_emulator as poptorch
+
+NONE = "Couldn't find a loss in graph!"
+SEVERAL = (
+    "Multiple independent losses found in graph. Graph must have one final loss. Wrap final graph loss in "
+    "poptorch.identity_loss."
+)
+TRAP = "silently ignores"
+
+
+class Model(nn.Module):
+    """A layer, and what ``returned(scores, targets)`` makes of its output."""
+
+    def __init__(self, returned):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 3)
+        self.returned = returned
+
+    def forward(self, x, t):
+        return self.returned(self.layer(x), t)
+
+
+def step(returned):
+    """One step of training with such a model."""
+    model = Model(returned)
+    executor = poptorch.trainingModel(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    return executor(torch.randn(5, 4, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 2, 0, 1]))
+
+
+def identity(value):
+    return poptorch.identity_loss(value, "none")
+
+
+def soft(t):
+    return F.one_hot(t, 3).float()
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        lambda y, t: y.square().sum(),
+        lambda y, t: (F.cross_entropy(y, t), y)[1],
+        lambda y, t: F.cross_entropy(y, soft(t)),
+        lambda y, t: None,
+        lambda y, t: y,
+    ],
+    ids=["not marked", "not returned", "probabilities", "nothing returned", "no loss"],
+)
+def test_no_loss(returned):
+    """A graph from whose results no loss is reached has none."""
+    with pytest.raises(poptorch.Error, match=NONE):
+        step(returned)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        lambda y, t: (F.cross_entropy(y, t), F.mse_loss(y, soft(t))),
+        lambda y, t: F.cross_entropy(y, t) + F.mse_loss(y, soft(t)),
+        lambda y, t: (identity(y.sum()), F.l1_loss(y, soft(t))),
+    ],
+    ids=["two returned", "added", "one for show"],
+)
+def test_several_losses(returned):
+    """Two losses of which neither flows into another are too many."""
+    with pytest.raises(poptorch.Error, match=SEVERAL):
+        step(returned)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [lambda y, t: poptorch.identity_loss(y, "none"), lambda y, t: F.cross_entropy(y, t, reduction="none")],
+)
+def test_not_a_scalar(returned):
+    """The loss has one element."""
+    with pytest.raises(poptorch.Error, match=r"Loss tensor, '.*', must be a scalar tensor"):
+        step(returned)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        lambda y, t: 0.5 * F.mse_loss(y, soft(t)),
+        lambda y, t: F.cross_entropy(y, t) + 0.1 * y.square().mean(),
+        lambda y, t: F.cross_entropy(y, t, label_smoothing=0.1, reduction="sum"),
+        lambda y, t: (F.cross_entropy(y, t), F.cross_entropy(y, t) * 2)[1],
+        lambda y, t: identity(y.sum()) * 2,
+        lambda y, t: F.cross_entropy(y, t).clone().view(1) + 1,
+        lambda y, t: torch.zeros(()).add_(F.cross_entropy(y, t)),
+    ],
+    ids=["scale", "penalty", "label smoothing", "copy", "identity_loss first", "through views", "in place"],
+)
+def test_arithmetic_after_the_loss(returned):
+    """What PopTorch would silently leave out of the gradient is an error, which says how to put it right."""
+    with pytest.raises(poptorch.Error, match=TRAP) as caught:
+        step(returned)
+    assert "poptorch.identity_loss" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        F.cross_entropy,
+        lambda y, t: (y, nn.CrossEntropyLoss()(y, t)),
+        lambda y, t: {"loss": F.mse_loss(y, soft(t))},
+        lambda y, t: F.smooth_l1_loss(y, soft(t)),
+        lambda y, t: F.binary_cross_entropy_with_logits(y, soft(t)),
+        lambda y, t: F.binary_cross_entropy(y.sigmoid(), soft(t)),
+        lambda y, t: F.kl_div(y.log_softmax(1), soft(t), reduction="batchmean"),
+        lambda y, t: F.nll_loss(y.log_softmax(1), t),
+        lambda y, t: F.nll_loss(y.log_softmax(1), t, ignore_index=0),
+        lambda y, t: F.poisson_nll_loss(y, soft(t)),
+        lambda y, t: F.soft_margin_loss(y, soft(t) * 2 - 1),
+        lambda y, t: F.hinge_embedding_loss(y, soft(t) * 2 - 1),
+        lambda y, t: F.margin_ranking_loss(y, y.flip(0), soft(t) * 2 - 1),
+        lambda y, t: F.triplet_margin_loss(y, y.flip(0), y.flip(1)),
+        lambda y, t: F.multilabel_soft_margin_loss(y, soft(t)),
+        lambda y, t: F.cosine_embedding_loss(y, y.flip(0), t * 0 + 1),
+        lambda y, t: identity(0.5 * F.mse_loss(y, soft(t)) + y.square().mean()),
+        lambda y, t: identity(F.cross_entropy(y, t) + F.mse_loss(y, soft(t))),
+        lambda y, t: identity(F.cross_entropy(y, t, label_smoothing=0.1, reduction="sum")),
+        lambda y, t: identity(F.cross_entropy(y, soft(t))),
+        lambda y, t: poptorch.identity_loss(F.cross_entropy(y, t, reduction="none"), "mean"),
+        lambda y, t: poptorch.identity_loss(y.square(), "sum"),
+    ],
+)
+def test_one_loss(returned):
+    """One loss is left: a built-in one, or what identity_loss wraps last."""
+    step(returned)
+
+
+def test_smoothed_mean():
+    """The mean of cross entropies with label smoothing is made of what PopTorch cannot compile."""
+    with pytest.raises(poptorch.Error, match="Type inference failed for aten::masked_select because"):
+        step(lambda y, t: identity(F.cross_entropy(y, t, label_smoothing=0.1)))
+
+
+def test_metric_of_the_loss():
+    """What is computed from the detached loss is for show."""
+    loss, doubled = step(lambda y, t: (lambda loss: (loss, loss.detach() * 2))(F.cross_entropy(y, t)))
+    assert torch.equal(doubled, loss * 2)
+
+
+def test_values():
+    """Losses that are not the last are ordinary reductions."""
+    first, total = step(lambda y, t: (lambda loss: (loss, identity(loss * 3)))(F.cross_entropy(y, t)))
+    assert torch.equal(total, first * 3)
+
+
+def test_loss_in_inference():
+    """In inference a loss is a value, wrapped or not."""
+    executor = poptorch.inferenceModel(Model(lambda y, t: 0.5 * F.cross_entropy(y, t) + y.sum()))
+    assert executor(torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])).shape == ()

@@ -1,0 +1,316 @@
+"""What a compiled ``forward`` may do, and what the device makes of it: rules E3, E5 and E9 of the emulator."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
+
+import poptorch_emulator as poptorch
+from poptorch_emulator._trace import traced
+
+_zeros = torch.zeros
+
+
+class Spike(torch.autograd.Function):
+    """A surrogate gradient as most libraries write it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return (x >= 0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 100
+
+
+def x_of(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def gradient(function, x):
+    """The gradient of the sum of a traced function."""
+    x = x.clone().requires_grad_()
+    (found,) = torch.autograd.grad(traced(function, x)(x).sum(), x)
+    return found
+
+
+class TestValues:
+    """A graph computes what torch computes."""
+
+    @pytest.mark.parametrize(
+        "function",
+        [
+            lambda x: torch.where(x > 0, 1.0, x),
+            lambda x: (1.0 - x) * x.sigmoid() / 3 + x.square(),
+            lambda x: F.layer_norm(x, (3,)).softmax(-1),
+            lambda x: torch.stack([x, x.exp()]).unbind(0)[1].chunk(2, 1)[0],
+            lambda x: torch.einsum("ij,kj->ik", x, x).std(),
+            lambda x: x.cumsum(0).clamp(-1, 1).prod(1),
+            lambda x: x.argmax(1).float(),
+            lambda x: x[1:, [0, 2]] + x[[0, 1, 1], 1:],
+            lambda x: x.gather(1, x.argmax(1, keepdim=True)),
+            lambda x: x.clone().index_put_((torch.arange(2),), x[2]),
+            lambda x: torch.cat([x, torch.zeros_like(x)], 1).repeat(2, 1),
+            lambda x: F.max_pool2d(F.conv2d(x.view(1, 1, 4, 3), x.view(1, 1, 4, 3), padding=2), 2),
+            lambda x: F.batch_norm(x, x[0].clone(), x[1].abs(), training=True),
+            lambda x: F.embedding((x > 0).long().sum(1), x),
+        ],
+    )
+    def test_as_torch(self, function):
+        """Results of common functions, decomposed by this version of torch, are those of torch."""
+        x = x_of(4, 3)
+        assert torch.allclose(traced(function, x)(x), function(x).float(), atol=1e-6)
+
+    def test_in_place(self):
+        """Operations in place, on views and by mask, change what they change in torch."""
+
+        def function(x):
+            x = x.clone()
+            x[1] += 10
+            x[x < 0] = 0.5
+            x[0, 1:] = 3
+            return x, x[1]
+
+        x = x_of(4, 3)
+        for got, expected in zip(traced(function, x)(x), function(x)):
+            assert torch.equal(got, expected)
+
+    def test_structure(self):
+        """A graph returns tuples, lists, dictionaries and what is no tensor, as the function does."""
+        x = x_of(4, 3)
+        got = traced(lambda x: {"a": (x, 5), "b": [x + 1, None]}, x)(x)
+        assert got["a"][1] == 5
+        assert got["b"][1] is None
+        assert torch.equal(got["b"][0], x + 1)
+
+    def test_other_shape(self):
+        """A graph is of one shape and dtype."""
+        graph = traced(lambda x: x + 1, x_of(4, 3))
+        with pytest.raises(ValueError, match="recorded for"):
+            graph(x_of(3, 3))
+
+    def test_dtypes(self):
+        """Integers are int32 and floats float32, whatever the user asked for."""
+        x = torch.arange(3)
+        graph = traced(lambda x: (x, x.sum(), x.double(), x.argmax()), x)
+        assert [value.dtype for value in graph(x)] == [torch.int32, torch.int32, torch.float32, torch.int32]
+
+        seen = []
+        traced(lambda x: seen.append((x.dtype, x.sum().dtype, x.double().dtype)) or x, x)
+        assert seen == [(torch.int32, torch.int32, torch.float32)]
+
+    def test_sqrt(self):
+        """The square root is the correctly rounded one."""
+        x = torch.rand(1000)
+        assert torch.equal(traced(torch.sqrt, x)(x), x.double().sqrt().float())
+
+
+class TestGradients:
+    """E3: PopTorch differentiates the recorded operations."""
+
+    def test_custom_backward_is_ignored(self):
+        """The backward of an autograd.Function never runs."""
+        assert torch.equal(gradient(Scaled.apply, x_of(3)), torch.full((3,), 2.0))
+
+    def test_surrogate_is_dropped(self):
+        """A surrogate gradient in an autograd.Function leaves none at all."""
+        x = x_of(3).requires_grad_()
+        assert not traced(Spike.apply, x)(x).requires_grad
+
+    def test_no_grad_is_ignored(self):
+        """no_grad stops no gradient."""
+
+        def function(x):
+            with torch.no_grad():
+                return x * 3
+
+        assert torch.equal(gradient(function, x_of(3)), torch.full((3,), 3.0))
+
+    def test_detach_is_honoured(self):
+        """detach does stop it."""
+        x = x_of(3)
+        assert torch.equal(gradient(lambda x: x * x.detach(), x), x)
+
+    @pytest.mark.parametrize("function", [torch.maximum, torch.minimum, torch.max, torch.min])
+    def test_ties(self, function):
+        """Both of two equal arguments of maximum and minimum get the whole gradient."""
+        x = torch.tensor([1.0, 2.0]).requires_grad_()
+        y = torch.tensor([1.0, 5.0]).requires_grad_()
+        to_x, to_y = torch.autograd.grad(traced(function, x, y)(x, y).sum(), (x, y))
+        assert to_x[0] == to_y[0] == 1.0
+        assert to_x[1] + to_y[1] == 1.0
+
+    def test_ties_that_are_broadcast(self):
+        """The gradient of what was broadcast is summed."""
+        x, y = torch.zeros(2, 3, requires_grad=True), torch.zeros(3, requires_grad=True)
+        _, to_y = torch.autograd.grad(traced(torch.maximum, x, y)(x, y).sum(), (x, y))
+        assert torch.equal(to_y, torch.full((3,), 2.0))
+
+    def test_casts(self):
+        """A comparison and a cast to an integer carry none."""
+        x = x_of(3).requires_grad_()
+        assert not traced(lambda x: (x > 0).float() + x.int().float(), x)(x).requires_grad
+
+
+def _read_float(x):
+    return float(x.sum())
+
+
+def _read_branch(x):
+    return x if x.sum() > 0 else -x
+
+
+class TestHost:
+    """E5: the host has no part in a compiled forward."""
+
+    @pytest.mark.parametrize(
+        "function",
+        [
+            _read_float,
+            _read_branch,
+            lambda x: x.sum().item(),
+            lambda x: int(x.sum()),
+            lambda x: x.tolist(),
+            lambda x: torch.equal(x, x),
+            lambda x: torch.allclose(x, x),
+        ],
+    )
+    def test_reading(self, function):
+        """Reading a value is an error."""
+        with pytest.raises(poptorch.Error, match="aten::item is only supported in eager mode"):
+            traced(function, x_of(4, 3))
+
+    @pytest.mark.parametrize(
+        "function",
+        [lambda x: x.cpu(), lambda x: x.to("cpu"), lambda x: _zeros(4, 3).copy_(x), lambda x: x.numpy()],
+    )
+    def test_moving(self, function):
+        """So is moving a tensor to the host."""
+        with pytest.raises(poptorch.Error, match=r'Illegal move to CPU \(via `.to\("cpu"\)`\)'):
+            traced(function, x_of(4, 3))
+
+    def test_host_tensor(self):
+        """So is mixing in a tensor of the host, whose description is PopTorch's."""
+        index = torch.LongTensor([1, 0])
+        with pytest.raises(poptorch.Error) as caught:
+            traced(lambda x: torch.index_select(x, 0, index), x_of(4))
+        assert "Expected an IPU tensor but got tensor(device=cpu, shape=[2], dtype=Long)." in str(caught.value)
+        assert 'Constant tensors should be moved explicitly to the IPU, via cpu_tensor.to("ipu").' in str(caught.value)
+
+    def test_constant(self):
+        """A tensor of the host that is moved to the device is compiled in, as it is then."""
+        constant = torch.ones(3)
+        graph = traced(lambda x: x + constant.to(x.device), torch.zeros(3))
+        constant.fill_(5)
+        assert torch.equal(graph(torch.zeros(3)), torch.ones(3))
+
+    def test_constants_of_the_graph_stay(self):
+        """What is done in place to a constant is gone at the next call."""
+        graph = traced(lambda x: torch.tensor([1.0]).add_(x), torch.ones(1))
+        assert [graph(torch.ones(1)).item() for _ in range(2)] == [2.0, 2.0]
+
+    def test_stale(self):
+        """A tensor that an earlier forward left behind is an error, in a later one and outside."""
+        left = []
+        traced(lambda x: left.append(x + 1) or x, x_of(3))
+        with pytest.raises(poptorch.Error, match=r"Attempted to promote a Tensor converted"):
+            traced(lambda x: x + left[0], x_of(3))
+        with pytest.raises(poptorch.Error, match=r"Attempted to promote a Tensor converted"):
+            left[0] + 1
+        with pytest.raises(poptorch.Error, match=r"Attempted to promote a Tensor converted"):
+            traced(lambda x: (x, left[0]), x_of(3))
+
+    def test_mask(self):
+        """Reading by a mask has no constant shape."""
+        with pytest.raises(DynamicOutputShapeException):
+            traced(lambda x: x[x > 0], x_of(3))
+        with pytest.raises(poptorch.Error, match="The IPU cannot support dynamic output shapes"):
+            traced(lambda x: x.nonzero(), x_of(3))
+        with pytest.raises(poptorch.Error, match="Type inference failed for aten::masked_select because"):
+            traced(lambda x: x.masked_select(x > 0), x_of(3))
+
+    def test_zero_sized(self):
+        """No tensor is empty, no input and no result."""
+        with pytest.raises(poptorch.Error, match=r"Zero-sized tensors are unsupported \(Got shape \[0, 3\]\)\."):
+            traced(lambda x: x[:0], x_of(4, 3))
+        with pytest.raises(poptorch.Error, match=r"Zero-sized tensors are unsupported \(Got shape \[0, 2\]\)\."):
+            traced(lambda x: x, torch.zeros(0, 2))
+
+    def test_data(self):
+        """.data, of which PopTorch's documentation and source say different things, is refused."""
+        with pytest.raises(poptorch.Error, match=r"\.data"):
+            traced(lambda x: x.data * 2, x_of(3))
+
+    def test_print(self):
+        """Printing shows no values."""
+        shown = []
+        traced(lambda x: shown.append(str(x)) or x, x_of(3))
+        assert shown == ["<unavailable>"]
+
+    def test_generator(self):
+        """A generator of the host draws nothing on the device."""
+        with pytest.raises(poptorch.Error, match=r"torch\.Generator"):
+            traced(lambda x: x + torch.rand(3, generator=torch.Generator()), x_of(3))
+
+    def test_device(self):
+        """A tensor says that it is on the IPU, and only inside is a model running there."""
+        seen = []
+        traced(lambda x: seen.append((x.device, poptorch.isRunningOnIpu())) or x, x_of(3))
+        assert seen == [(torch.device("ipu:0"), True)]
+        assert not poptorch.isRunningOnIpu()
+
+
+class TestFactories:
+    """Tensors made in forward."""
+
+    @pytest.mark.parametrize(
+        ("name", "make"),
+        [
+            ("zeros", lambda: torch.zeros(3)),
+            ("ones", lambda: torch.ones(3)),
+            ("full", lambda: torch.full((3,), 2.0)),
+            ("arange", lambda: torch.arange(3)),
+            ("tensor", lambda: torch.tensor([1.0, 2.0, 3.0])),
+            ("rand", lambda: torch.rand(3)),
+        ],
+    )
+    def test_go_to_the_device(self, name, make, caplog):
+        """The functions that PopTorch replaces make tensors of the device, and say so."""
+        with caplog.at_level(logging.WARNING, "poptorch"):
+            traced(lambda x: x + make(), x_of(3))
+        assert f"No device set in torch.{name}(): forcing to IPU" in caplog.text
+
+    def test_bound_before(self):
+        """A name bound before compilation still makes a tensor of the host."""
+        with pytest.raises(poptorch.Error, match="Expected an IPU tensor"):
+            traced(lambda x: x + _zeros(3), x_of(3))
+
+    def test_are_put_back(self):
+        """torch is as before, after an error too."""
+        before = torch.zeros
+        with pytest.raises(ZeroDivisionError):
+            traced(lambda x: 1 / 0, x_of(3))
+        assert torch.zeros is before
+        assert not poptorch.isRunningOnIpu()
+
+    def test_named_device(self):
+        """A device that is named is kept."""
+        with pytest.raises(poptorch.Error, match="Expected an IPU tensor"):
+            traced(lambda x: x + torch.zeros(3, device="cpu"), x_of(3))
+        x = x_of(3)
+        assert torch.equal(traced(lambda x: x + x.new_ones(3), x)(x), x + 1)

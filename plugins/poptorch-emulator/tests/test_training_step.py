@@ -1,0 +1,307 @@
+"""The training step against plain PyTorch: micro batches, accumulation, replicas, output modes, writes in place."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import poptorch_emulator as poptorch
+from poptorch_emulator import OutputMode
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a = nn.Linear(6, 8)
+        self.b = nn.Linear(8, 3)
+
+    def scores(self, x):
+        return self.b(F.relu(self.a(x)))
+
+    def forward(self, x, t):
+        y = self.scores(x)
+        return y, poptorch.identity_loss(F.cross_entropy(y, t), "none")
+
+
+def options_of(iterations=1, accumulation=1, replicas=1, mode=None, period=None):
+    options = poptorch.Options().deviceIterations(iterations).replicationFactor(replicas)
+    options.Training.gradientAccumulation(accumulation)
+    if mode is not None:
+        options.outputMode(mode) if period is None else options.outputMode(mode, period)
+    return options
+
+
+def data(size, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(size, 6, generator=generator), torch.randint(0, 3, (size,), generator=generator)
+
+
+@pytest.mark.parametrize("iterations", [1, 4])
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_against_torch(iterations, accumulation, replicas):
+    """Five calls change the weights as as many updates of torch on the whole batch of each device iteration."""
+    net = Net()
+    reference = copy.deepcopy(net)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    executor = poptorch.trainingModel(
+        net, options_of(iterations, accumulation, replicas), torch.optim.SGD(net.parameters(), lr=0.1)
+    )
+    size = 2 * accumulation * replicas
+    for call in range(5):
+        x, t = data(iterations * size, call)
+        executor(x, t)
+        for part, target in zip(x.split(size), t.split(size)):
+            optimizer.zero_grad()
+            F.cross_entropy(reference.scores(part), target).backward()
+            optimizer.step()
+    for name, expected in reference.state_dict().items():
+        assert torch.allclose(net.state_dict()[name], expected, atol=1e-6), name
+
+
+def test_sum_reduction():
+    """Gradients are summed if the options say so: a mean over n micro batches at n times the rate."""
+    results = []
+    for reduction, rate in ((poptorch.ReductionType.Sum, 0.1), (poptorch.ReductionType.Mean, 0.4)):
+        options = options_of(1, 2, 2)
+        options.Training.accumulationAndReplicationReductionType(reduction)
+        net = Net()
+        executor = poptorch.trainingModel(net, options, torch.optim.SGD(net.parameters(), lr=rate))
+        executor(*data(8, 0))
+        results.append(net.state_dict()["a.weight"])
+    assert torch.allclose(*results, atol=1e-6)
+    assert not torch.allclose(results[0], Net().a.weight, atol=1e-6)
+
+
+def test_learning_rate_is_read_when_it_is_handed_over():
+    """A rate that changes is the old one until setOptimizer."""
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    executor = poptorch.trainingModel(net, None, optimizer)
+    executor(*data(4, 0))
+    before = net.state_dict()["a.weight"].clone()
+    optimizer.param_groups[0]["lr"] = 0.0
+    executor(*data(4, 1))
+    after = net.state_dict()["a.weight"].clone()
+    assert not torch.equal(after, before)
+    executor.setOptimizer(optimizer)
+    executor(*data(4, 2))
+    assert torch.equal(net.state_dict()["a.weight"], after)
+
+
+def test_learning_rate_at_wrapping():
+    """The rate is that of wrapping, not that of the first call."""
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    before = net.a.weight.detach().clone()
+    executor = poptorch.trainingModel(net, None, optimizer)
+    optimizer.param_groups[0]["lr"] = 0.1
+    executor(*data(4, 0))
+    assert torch.equal(net.state_dict()["a.weight"], before)
+
+
+class Echo(nn.Module):
+    """Returns its input, a number made of it, and a loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return x + 0, x.sum(), poptorch.identity_loss((self.w * x).sum(), "none")
+
+
+@pytest.mark.parametrize(
+    ("mode", "period", "rows"),
+    [
+        (None, None, [6, 7]),
+        (OutputMode.Final, None, [6, 7]),
+        (OutputMode.All, None, [0, 1, 2, 3, 4, 5, 6, 7]),
+        (OutputMode.EveryN, 2, [2, 3, 6, 7]),
+        (OutputMode.EveryN, 4, [6, 7]),
+        (OutputMode.Sum, None, [12, 16]),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 3])
+def test_output_modes(mode, period, rows, size):
+    """What comes back of two iterations, two accumulated micro batches and two replicas, in the order of the inputs."""
+    executor = poptorch.trainingModel(Echo(), options_of(2, 2, 2, mode, period))
+    x = torch.arange(8.0).repeat_interleave(size)
+    got, total, _ = executor(x)
+    assert got.tolist() == torch.tensor(rows, dtype=torch.float32).repeat_interleave(size).tolist()
+    assert total.tolist() == [row * size for row in rows]
+
+
+def test_output_of_one_micro_batch():
+    """A number stays one, without dimensions, if one micro batch is returned."""
+    executor = poptorch.trainingModel(Echo(), options_of(2, 2))
+    got, total, loss = executor(torch.arange(4.0))
+    assert got.tolist() == [3]
+    assert total.shape == loss.shape == ()
+
+
+def test_outputs_in_inference():
+    """In inference all micro batches come back."""
+    executor = poptorch.inferenceModel(Echo(), poptorch.Options().deviceIterations(4))
+    got, total, _ = executor(torch.arange(4.0))
+    assert got.tolist() == total.tolist() == [0, 1, 2, 3]
+
+
+def test_losses_of_different_weights():
+    """Weights are updated between device iterations: the losses of all are those of different weights."""
+    net = Net()
+    executor = poptorch.trainingModel(
+        net, options_of(2, mode=OutputMode.All), torch.optim.SGD(net.parameters(), lr=0.5)
+    )
+    x, t = data(4, 0)
+    _, losses = executor(torch.cat([x, x]), torch.cat([t, t]))
+    assert losses.shape == (2,)
+    assert losses[1] < losses[0]
+
+
+def test_input_groups():
+    """Replicas of one group have the same input."""
+    options = options_of(1, 1, 4)
+    options.inputReplicaGrouping(2, poptorch_grouping())
+    executor = poptorch.trainingModel(Echo(), options)
+    assert executor(torch.arange(2.0))[0].tolist() == [0, 0, 1, 1]
+
+
+def poptorch_grouping():
+    from poptorch_emulator import enums
+
+    return enums.CommGroupType.Consecutive
+
+
+def test_writes_to_inputs():
+    """What forward writes into an input is in the caller's tensor after the call."""
+
+    class Writing(nn.Module):
+        def forward(self, x, n):
+            x[:, 0] += 1
+            n.mul_(2)
+            return x.sum()
+
+    x, n = torch.zeros(4, 2), torch.arange(4)
+    poptorch.inferenceModel(Writing(), poptorch.Options().deviceIterations(2))(x, n)
+    assert x.tolist() == [[1, 0]] * 4
+    assert n.tolist() == [0, 2, 4, 6]
+    assert n.dtype == torch.int64
+
+
+def test_inputs_are_left_alone():
+    """What forward does to a copy, it does to a copy."""
+
+    class Reading(nn.Module):
+        def forward(self, x):
+            y = x.clone()
+            y += 1
+            return y
+
+    x = torch.zeros(4)
+    poptorch.inferenceModel(Reading())(x)
+    assert x.tolist() == [0] * 4
+
+
+class Surrogate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return (x >= 0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Spiking(nn.Module):
+    def __init__(self, spike):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a = nn.Linear(6, 8)
+        self.b = nn.Linear(8, 3)
+        self.spike = spike
+
+    def forward(self, x, t):
+        return F.cross_entropy(self.b(self.spike(self.a(x))), t)
+
+
+def test_surrogate_in_a_function_is_refused():
+    """E3: PopTorch would train nothing below an autograd.Function, and say nothing."""
+    net = Spiking(Surrogate.apply)
+    executor = poptorch.trainingModel(net, None, torch.optim.SGD(net.parameters(), lr=0.1))
+    with pytest.raises(poptorch.Error, match="Surrogate is an autograd.Function: PopTorch would record its forward"):
+        executor(*data(8, 0))
+    assert Surrogate.apply(torch.ones(2)).tolist() == [1, 1]  # and elsewhere it is what it was
+
+
+def test_surrogate_in_a_function_may_infer():
+    """Without a backward pass there is nothing to lose."""
+
+    class Net(nn.Module):
+        def forward(self, x):
+            return Surrogate.apply(x)
+
+    assert poptorch.inferenceModel(Net())(torch.tensor([-1.0, 1.0])).tolist() == [0, 1]
+
+
+def test_what_no_gradient_reaches_is_said(caplog):
+    """A trained layer without a path from the loss stays as it is; PopTorch says nothing."""
+    net = Spiking(lambda x: (x >= 0).to(x.dtype))
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    executor = poptorch.trainingModel(net, None, torch.optim.SGD(net.parameters(), lr=0.1))
+    executor(*data(8, 0))
+    after = net.state_dict()
+    assert torch.equal(after["a.weight"], before["a.weight"])
+    assert not torch.equal(after["b.weight"], before["b.weight"])
+    assert "No gradient reaches a.weight, a.bias" in caplog.text
+
+
+def test_surrogate_in_plain_operations_trains():
+    """With the same gradient written in operations and detach, all layers are trained as torch trains them."""
+
+    def spike(x):
+        return (x >= 0).to(x.dtype).detach() + (x - x.detach())
+
+    net, reference = Spiking(spike), Spiking(Surrogate.apply)
+    x, t = data(8, 0)
+    executor = poptorch.trainingModel(net, None, torch.optim.SGD(net.parameters(), lr=0.1))
+    executor(x, t)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    reference(x, t).backward()
+    optimizer.step()
+    for name, expected in reference.state_dict().items():
+        assert torch.allclose(net.state_dict()[name], expected, atol=1e-6), name
+
+
+def test_convolution_and_pooling_train():
+    """A convolutional network with dropout off and batch norm is trained as torch trains it."""
+
+    class Conv(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.layers = nn.Sequential(
+                nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)
+            )
+
+        def forward(self, x, t):
+            return F.cross_entropy(self.layers(x), t)
+
+    net = Conv()
+    reference = copy.deepcopy(net)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    executor = poptorch.trainingModel(net, None, torch.optim.SGD(net.parameters(), lr=0.1))
+    for seed in range(3):
+        x, t = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(seed)), data(4, seed)[1]
+        executor(x, t)
+        optimizer.zero_grad()
+        reference(x, t).backward()
+        optimizer.step()
+    for name, expected in reference.state_dict().items():
+        if name != "layers.1.num_batches_tracked":
+            assert torch.allclose(net.state_dict()[name], expected, atol=1e-5), name

@@ -1,0 +1,246 @@
+"""Views: what PopTorch computes as torch does is taken, and what it would lose without a word is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch_emulator as poptorch
+from poptorch_emulator._trace import traced
+
+LOST = "in PopTorch a view has a value of its own"
+FOLDED = "are constants for PopTorch"
+
+
+def x_of(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def parts(x):
+    y = x * 2
+    y[0] = 5
+    y[1:3, 1] = x[0, 0]
+    y[2][0] = -1
+    return y
+
+
+def accumulated(x):
+    y = x * 2
+    y[0] += 1
+    y[0] *= y[1]
+    return y
+
+
+def state_row_by_row(x):
+    """A recurrence in the rows of a tensor."""
+    y = x.clone()
+    for t in range(1, len(x)):
+        y[t] = 0.5 * y[t - 1] + x[t]
+    return y
+
+
+def other_rows(x):
+    y = x.clone()
+    before = y[0]
+    y[1] = 7
+    column = y[1:, 2]
+    y[1:, 1] = 3
+    return before + column.sum(), y
+
+
+def whole(x):
+    y = x.clone()
+    y += 1
+    y.mul_(2)
+    y[x < 0] = 4
+    return y
+
+
+def dead(x):
+    y = x * 2
+    y.view(-1).add_(1)
+    return x + 1
+
+
+def overwritten(x):
+    y = x * 2
+    row = y[0]
+    row.add_(1)
+    y[0] = row
+    return y
+
+
+def constant_accumulated(x):
+    """A constant that is changed as a whole is none any more."""
+    total = torch.zeros(4, 3)
+    total += x
+    total[0] = x[1]
+    return total
+
+
+@pytest.mark.parametrize(
+    "function",
+    [parts, accumulated, state_row_by_row, other_rows, whole, dead, overwritten, constant_accumulated],
+)
+def test_taken(function):
+    """What reaches its tensor in PopTorch, and what nothing reads, is as in torch."""
+    x = x_of(4, 3)
+    got, expected = traced(function, x)(x), function(x.clone())
+    for one, other in zip(
+        got if isinstance(got, tuple) else (got,), expected if isinstance(got, tuple) else (expected,)
+    ):
+        assert torch.equal(one, other)
+
+
+def recorded(make):
+    def function(x):
+        rec = make(x)
+        for t in range(4):
+            rec[t] = x[t] * 2
+        return rec
+
+    return function
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: torch.zeros(4, 3),
+        torch.zeros_like,
+        lambda x: torch.ones(4, 3) * 2,
+        lambda x: x.new_zeros(4, 3),
+        lambda x: torch.empty(4, 3, device=x.device),
+        lambda x: torch.full((4, 3), 0.5),
+        lambda x: torch.arange(12.0).reshape(4, 3),
+    ],
+    ids=["zeros", "zeros_like", "computed", "new_zeros", "empty", "full", "arange"],
+)
+def test_recorded_in_a_constant(make):
+    """``rec = zeros(T, B); rec[t] = spikes`` would be zeros; the error says ``torch.stack``."""
+    with pytest.raises(poptorch.Error, match=f"the value that forward returns reads.*{FOLDED}.*torch.stack"):
+        traced(recorded(make), x_of(4, 3))
+
+
+def test_recorded_in_what_is_no_constant():
+    """In a tensor that was computed from an input each row arrives."""
+    x = x_of(4, 3)
+    assert torch.equal(traced(recorded(lambda x: x * 0), x)(x), x * 2)
+
+
+def row(x):
+    y = x * 2
+    y[0].add_(1)
+    return y
+
+
+def flat(x):
+    y = x * 2
+    y.view(-1).add_(1)
+    return y
+
+
+def flat_part(x):
+    y = x * 2
+    y.view(-1)[0] = 1
+    return y
+
+
+def transposed(x):
+    y = x * 2
+    y.t()[0] = 1
+    return y
+
+
+def earlier_view(x):
+    y = x * 2
+    before = y[0]
+    y[0] = 1
+    return before
+
+
+def later_reader(x):
+    y = x * 2
+    y[0].zero_()
+    return y[1:], y.sum()
+
+
+def unbound(x):
+    y = x * 2
+    for part in y.unbind(0):
+        part.copy_(part * 2)
+    return y
+
+
+def of_the_whole(x):
+    y = x * 2
+    part = y[1]
+    y += 1
+    return part
+
+
+@pytest.mark.parametrize(
+    "function", [row, flat, flat_part, transposed, earlier_view, later_reader, unbound, of_the_whole]
+)
+def test_lost(function):
+    """A change that PopTorch would lose is refused where the tensor is read."""
+    with pytest.raises(poptorch.Error, match=LOST):
+        traced(function, x_of(4, 3))
+
+
+def test_other_parts_of_a_changed_tensor():
+    """Only the changed part is not to be read."""
+
+    def function(x):
+        y = x * 2
+        y[0].add_(1)
+        return y[1:] + 0
+
+    x = x_of(4, 3)
+    assert torch.equal(traced(function, x)(x), x[1:] * 2)
+
+
+def test_steps():
+    """A slice by steps cannot be assigned, with PopTorch's text."""
+
+    def function(x):
+        y = x * 2
+        y[::2] = 1
+        return y
+
+    with pytest.raises(poptorch.Error, match="slices with step size other than 1 is not supported"):
+        traced(function, x_of(4, 3))
+
+
+class Buffer(nn.Module):
+    """Changes a buffer in place through a view."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.register_buffer("v", torch.zeros(4, 3))
+        self.change = change
+
+    def forward(self, x):
+        self.change(self.v)
+        return x + 1
+
+
+def test_slice_of_a_buffer():
+    """Every operation in place reaches a buffer through slices."""
+    net = Buffer(lambda v: v[1].add_(1))
+    executor = poptorch.inferenceModel(net)
+    executor(x_of(1, 3)), executor(x_of(1, 3))
+    executor.copyWeightsToHost()
+    assert net.v.sum(1).tolist() == [0, 6, 0, 0]
+
+
+def test_another_view_of_a_buffer():
+    """Through another view it does not, and that is refused though nothing reads it."""
+    with pytest.raises(poptorch.Error, match=f"the host reads.*{LOST}"):
+        poptorch.inferenceModel(Buffer(lambda v: v.t().add_(1)))(x_of(1, 3))
+
+
+def test_many_steps():
+    """A long recurrence in the rows of a tensor is recorded in a moment."""
+    x = x_of(200, 3)
+    assert torch.equal(traced(state_row_by_row, x)(x), state_row_by_row(x))
