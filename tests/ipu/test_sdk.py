@@ -11,7 +11,7 @@ import pytest
 
 import poptorch_emulator
 import spikecore as sc
-from spikecore.registry import BUILTINS, Registry
+from spikecore._plugins.registry import BUILTINS, Registry
 from spikecore_ipu import sdk
 
 
