@@ -26,9 +26,9 @@ def backward_kernel(plan: BackwardPlan, width: int) -> Source:
     """The kernel of a plan, for ``width`` neurons a thread."""
     program, found = plan.program, derivative(plan)
     following = dict(zip(program.states, program.next))
-    rest = [node for name, node in zip(program.states, program.rest) if name in plan.kept and not plan.given]
-    roots = [*found.roots, *(following[name] for name in plan.kept)]
-    writer = Writer(plan, "backward", width, roots, rest, found.approximate)
+    rest = [node for name, node in zip(program.states, program.rest) if name in plan.recomputed_states]
+    roots = [*found.roots, *(following[name] for name in plan.recomputed_states)]
+    writer = Writer(plan, "backward", width, roots, () if plan.has_initial_state else rest, found.approximate)
     between: Dict[Node, str] = {}
     for node in found.cut:
         if node.op != "input":
@@ -73,7 +73,7 @@ def _kept(writer: Writer, node: Node, between: Mapping[Node, str]) -> str:
 def _recomputed(writer: Writer, plan: BackwardPlan, between: Mapping[Node, str]) -> Dict[str, Node]:
     """What a step computed again gives: the states that the next one needs, and what the adjoint is computed from."""
     following = dict(zip(plan.program.states, plan.program.next))
-    results = {f"new_{writer.local[state_leaf(name)]}": following[name] for name in plan.kept}
+    results = {f"new_{writer.local[state_leaf(name)]}": following[name] for name in plan.recomputed_states}
     return {**results, **{f"kept_{name}": node for node, name in between.items()}}
 
 
@@ -93,7 +93,7 @@ def _adjoint_step(writer: Writer, plan: BackwardPlan, between: Mapping[Node, str
     for k in range(len(program.outputs)):
         leaf = Node("out_grad", (), k)
         where[leaf] = writer.value(f"{writer.local[leaf]}[{writer.now}][j]")
-    for name in plan.carried:
+    for name in plan.carried_cotangents:
         carried = writer.local[grad_leaf(name)]
         where[grad_leaf(name)] = (
             f"{carried}[j] + {_trace(writer, name)}[{writer.now}][j]" if name in plan.trace else f"{carried}[j]"
@@ -101,13 +101,13 @@ def _adjoint_step(writer: Writer, plan: BackwardPlan, between: Mapping[Node, str
     grads = [_grad_input(writer, name) for name, wants in zip(program.inputs, plan.inputs) if wants]
     exact = writer.stored == writer.real
     targets = [f"{name}[j]" if exact else writer.unique(f"{name}_j") for name in grads]
-    targets += [f"{writer.local[grad_leaf(name)]}[j]" for name in plan.carried]
+    targets += [f"{writer.local[grad_leaf(name)]}[j]" for name in plan.carried_cotangents]
     kinds = dict(zip(program.params, plan.spec.params))
     targets += [_sum(writer, name) + ("" if kinds[name] == "scalar" else "[j]") for name in plan.learn]
     late = [writer.local[node] for node in adjoint.takes if node.op == "out_grad" and not exact]
     lines = [f"hold({name}[{writer.now}]);" for name in late]
     lines += [writer.pack(name, writer.stored) for name in grads]
-    held = [f"hold({writer.local[grad_leaf(name)]}[j]);" for name in plan.carried]
+    held = [f"hold({writer.local[grad_leaf(name)]}[j]);" for name in plan.carried_cotangents]
     held += [f"hold({name}[t][j]);" for name in between.values()]
     inner = [*held, call(writer, adjoint, "adjoint", targets, where)]
     if grads and not exact:
@@ -122,7 +122,7 @@ def _recomputation(
 ) -> List[str]:
     """The steps of a chunk again, which keep what the adjoint is computed from."""
     lines: List[str] = []
-    for name in plan.kept:
+    for name in plan.recomputed_states:
         state = writer.local[state_leaf(name)]
         first = writer.starting(name, state)
         if not writer.fixed:
@@ -131,7 +131,7 @@ def _recomputation(
         lines += [writer.pack(state), *first]
     most = "T" if writer.fixed else "whole ? T : T - 1"
     lines += [f"Pack<{writer.real}, V> {name}[{most}];" for name in between.values()]
-    targets = [f"{writer.local[state_leaf(name)]}[j]" for name in plan.kept]
+    targets = [f"{writer.local[state_leaf(name)]}[j]" for name in plan.recomputed_states]
     targets += [f"{name}[t][j]" for name in between.values()]
     body = over_neurons([call(writer, step, "step", targets, {})])
     if writer.stored != writer.real:
@@ -144,7 +144,7 @@ def _first_cotangents(writer: Writer, plan: BackwardPlan, shared: Sequence[str])
     lines = []
     zero = writer.printer.number(0.0)
     for k, name in enumerate(plan.program.states):
-        if name in plan.carried:
+        if name in plan.carried_cotangents:
             carried, end = writer.local[grad_leaf(name)], f"grad_{writer.local[state_leaf(name)]}_end"
             lines.append(writer.pack(carried))
             if plan.final:
@@ -165,7 +165,7 @@ def _cotangents(writer: Writer, plan: BackwardPlan) -> List[Stream]:
         place = writer.all(f"grad_{writer.output_name(index)}", "grad_outputs", k)
         streams.append(Stream(writer.local[Node("out_grad", (), index)], writer.stored, place))
     for k, name in enumerate(plan.trace):
-        if name in plan.carried:
+        if name in plan.carried_cotangents:
             trace = _trace(writer, name)
             streams.append(Stream(trace, writer.real, writer.all(f"{trace}s", "grad_trace", k)))
     return streams

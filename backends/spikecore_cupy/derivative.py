@@ -41,7 +41,7 @@ class Derivative(NamedTuple):
 def derivative(plan: BackwardPlan) -> Derivative:
     """The adjoint of a plan, with approximate divisions where they pay."""
     adjoint = plan.adjoint
-    states = {n: node for n, node in zip(plan.program.states, adjoint.states) if n in plan.carried}
+    states = {n: node for n, node in zip(plan.program.states, adjoint.states) if n in plan.carried_cotangents}
     exact = frozenset(plan.program.nodes)
     busy = any(node.op == "div" for node in exact.difference(loop_invariant(plan.program.nodes)))
     if plan.dtype == plan.compute or not busy:

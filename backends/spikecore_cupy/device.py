@@ -15,10 +15,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
-from spikecore._base.locking import Lock
-from spikecore._base.recent import KERNELS, Recent
 from spikecore.backend import BackendError
-from spikecore.kernels import cache
+from spikecore.kernels import KERNELS, Lock, Recent, cache
 from spikecore_cupy.writer import BLOCK
 
 HEADER = "spikecore.cuh"

@@ -13,7 +13,7 @@ from spikecore_cupy.writer import Function, Source, Writer
 def forward_kernel(plan: ForwardPlan, width: int) -> Source:
     """The kernel of a plan, for ``width`` neurons a thread."""
     program = plan.program
-    rest = () if plan.given else program.rest
+    rest = () if plan.has_initial_state else program.rest
     writer = Writer(plan, "forward", width, [*program.outputs, *program.next], rest)
     states = [writer.local[state_leaf(name)] for name in program.states]
     outs = [writer.free(name[:-1] if len(program.outputs) == 1 else f"out{k}") for k, name in outs_of(writer)]

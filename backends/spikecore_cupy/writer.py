@@ -209,7 +209,7 @@ class Writer:
     def starting(self, state: str, target: str) -> List[str]:
         """Lines that give a state its first value."""
         index = self.program.states.index(state)
-        if self.plan.given:
+        if self.plan.has_initial_state:
             name = f"{self.local[Node('state', (), state)]}_start"
             return [f"{target} = load<V>({self.one(name, 'state', index)});"]
         names = {leaf: self.at(leaf) for leaf in (*self._one, *self._many)}

@@ -2,23 +2,52 @@
 
 A kernel backend subclasses :class:`KernelBackend` and supplies two launches, forward and backward, on raw tensors.
 Under ``torch.compile`` it needs torch 2.4 or newer.
+
+Modules from low to high: ``cut``, ``_plan`` (what a kernel is compiled for), ``_launches`` (what it is called with),
+``writing`` (what generated texts share), ``_layout``, ``_memory``, ``_arguments``, ``_saved``, ``_sized``,
+``_execution``, ``_returned``, ``_again``, ``_registered``, ``_runner``, ``_backend``. ``cache`` needs none of them.
 """
 
-from spikecore.kernels.backend import Geometry, KernelBackend, KernelParams, Launch
-from spikecore.kernels.layout import Layout, layout_of
-from spikecore.kernels.plan import BackwardPlan, ForwardPlan, hoisted, negated_choice
-from spikecore.kernels.reciprocals import with_reciprocals
-from spikecore.kernels.runner import KernelRunner
+from spikecore._base.locking import Lock
+from spikecore._base.recent import KERNELS, Recent
+from spikecore.kernels._backend import KernelBackend
+from spikecore.kernels._launches import (
+    BackwardBuffers,
+    BackwardLaunch,
+    BackwardResults,
+    ForwardBuffers,
+    ForwardLaunch,
+    ForwardResults,
+    KernelParams,
+    Launch,
+    ReturningBackwardLaunch,
+    ReturningForwardLaunch,
+)
+from spikecore.kernels._layout import Layout, layout_of
+from spikecore.kernels._plan import BackwardPlan, ForwardPlan, Geometry, hoisted, negated_choice
+from spikecore.kernels._reciprocals import with_reciprocals
+from spikecore.kernels._runner import KernelRunner
 
 __all__ = [
+    "KERNELS",
+    "BackwardBuffers",
+    "BackwardLaunch",
     "BackwardPlan",
+    "BackwardResults",
+    "ForwardBuffers",
+    "ForwardLaunch",
     "ForwardPlan",
+    "ForwardResults",
     "Geometry",
     "KernelBackend",
     "KernelParams",
     "KernelRunner",
     "Launch",
     "Layout",
+    "Lock",
+    "Recent",
+    "ReturningBackwardLaunch",
+    "ReturningForwardLaunch",
     "hoisted",
     "layout_of",
     "negated_choice",

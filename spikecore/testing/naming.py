@@ -187,7 +187,7 @@ def plans(neuron: Neuron, steps: Optional[int] = None, dtype: torch.dtype = torc
     spec = Spec(dtype, steps, kinds, learn, final=True)
     states, outputs = program.states, (True,) * len(program.outputs)
     inputs = (True,) * len(program.inputs)
-    forward = ForwardPlan(program, spec, states, given=True, final=True, checkpoints=steps is None)
+    forward = ForwardPlan(program, spec, states, has_initial_state=True, final=True, checkpoints=steps is None)
     return forward, BackwardPlan(program, spec, True, outputs, states, True, inputs, True, learn)
 
 

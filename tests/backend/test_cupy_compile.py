@@ -69,11 +69,13 @@ def plans(
     kinds = tuple("number" if name in program.numbers else kind for name in program.params)
     spec = Spec(dtype, steps, kinds, tuple(learn), final=everything)
     states = tuple(program.states) if everything else ()
-    forward = ForwardPlan(program, spec, states, given=everything, final=everything, checkpoints=steps is None)
+    forward = ForwardPlan(
+        program, spec, states, has_initial_state=everything, final=everything, checkpoints=steps is None
+    )
     backward = BackwardPlan(
         program,
         spec,
-        given=everything,
+        has_initial_state=everything,
         outputs=(True,) * len(program.outputs),
         trace=states,
         final=everything,

@@ -61,7 +61,11 @@ class Loop(KernelBackend):
     def _start(self, plan: Any, geometry: Geometry, state: Any, params: Any, like: Tensor) -> List[Tensor]:
         program = plan.program
         leaves = program.leaves[len(program.inputs) + len(program.states) :]
-        start = [row(s, geometry) for s in state] if plan.given else Straight(leaves, program.rest)(params, like)
+        start = (
+            [row(s, geometry) for s in state]
+            if plan.has_initial_state
+            else Straight(leaves, program.rest)(params, like)
+        )
         return [s.expand(geometry.neurons).clone() for s in start]
 
     def forward(self, plan: ForwardPlan) -> Any:

@@ -61,7 +61,7 @@ class Kernels(KernelBackend):
 
         def launch(geometry: Any, inputs: Any, state: Any, params: Any, *groups: Any) -> None:
             self.asked.append("forward")
-            given = tuple(state) if plan.given else None
+            given = tuple(state) if plan.has_initial_state else None
             results = loop(tuple(inputs), given, tuple(params), plan.record)
             for there, found in zip(groups, results):
                 for memory, values in zip(there, found):

@@ -12,7 +12,7 @@ import spikecore as sc
 from kernel_loop import LAYOUTS, SHAPE, Gated, Loop, bound, channels_last, gradients, image, same, twins
 from spikecore.backend import Spec, Unsupported
 from spikecore.kernels import KernelRunner, layout_of, with_reciprocals
-from spikecore.kernels.layout import Layout
+from spikecore.kernels._layout import Layout
 from spikecore.lang import Node, topological
 from spikecore.lang.node import const
 

@@ -13,9 +13,14 @@ from torch import Tensor
 import spikecore as sc
 from kernel_loop import LAYOUTS, Gated, Loop, bound, channels_last, gradients, image, same, twins
 from spikecore.backend import Spec
-from spikecore.kernels import BackwardPlan, ForwardPlan, KernelRunner, registered
+from spikecore.kernels import (
+    BackwardPlan,
+    ForwardPlan,
+    KernelRunner,
+    _registered,
+)
 
-needs_ops = pytest.mark.skipif(not registered.SUPPORTED, reason="torch.compile through kernels needs torch 2.4")
+needs_ops = pytest.mark.skipif(not _registered.SUPPORTED, reason="torch.compile through kernels needs torch 2.4")
 
 
 def test_inference_saves_nothing() -> None:
@@ -82,7 +87,7 @@ def test_what_is_saved_is_enough_for_every_backward_pass(neuron: sc.Neuron) -> N
         plan = BackwardPlan(
             program,
             spec,
-            given=given,
+            has_initial_state=given,
             outputs=(True,) * (len(program.outputs) - 1) + (out,),
             trace=program.states if final else (),
             final=final,
@@ -90,7 +95,7 @@ def test_what_is_saved_is_enough_for_every_backward_pass(neuron: sc.Neuron) -> N
             state=given and not into,
             learn=program.params[:1] if learnt else (),
         )
-        assert set(plan.kept) <= set(plan.saved)
+        assert set(plan.recomputed_states) <= set(plan.saved)
 
 
 def test_input_changed_in_place_is_noticed() -> None:

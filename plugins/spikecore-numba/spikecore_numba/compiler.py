@@ -19,9 +19,8 @@ from typing import Any, Callable, Dict, Tuple
 import torch
 from llvmlite import binding as llvm
 
-from spikecore._base.locking import Lock
-from spikecore._base.recent import KERNELS, Recent
 from spikecore.backend import BackendError, BackendUnavailable
+from spikecore.kernels import KERNELS, Lock, Recent
 from spikecore.kernels.cache import key_of, meaning
 from spikecore_numba import cache
 from spikecore_numba.source import STORED

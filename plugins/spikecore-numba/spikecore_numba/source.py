@@ -43,7 +43,7 @@ def print_kernel(plan: Union[ForwardPlan, BackwardPlan]) -> Source:
 
 def _forward(plan: ForwardPlan) -> Source:
     program = plan.program
-    writer = Writer(plan, "forward", [*program.outputs, *program.next], () if plan.given else program.rest)
+    writer = Writer(plan, "forward", [*program.outputs, *program.next], () if plan.has_initial_state else program.rest)
     stores: List[Store] = []
     for index, node in enumerate(program.outputs):
         stores.append((node, writer.stored(writer.all(writer.output_name(index), "outputs", index))))
@@ -62,8 +62,8 @@ def _forward(plan: ForwardPlan) -> Source:
 
 
 def _backward(plan: BackwardPlan) -> Source:
-    program, kept = plan.program, plan.kept
-    rest = [node for name, node in zip(program.states, program.rest) if name in kept and not plan.given]
+    program, kept = plan.program, plan.recomputed_states
+    rest = [node for name, node in zip(program.states, program.rest) if name in kept and not plan.has_initial_state]
     recomputed = [node for name, node in zip(program.states, program.next) if name in kept]
     writer = Writer(plan, "backward", [*plan.roots, *recomputed], rest)
     adjoint = ["for t in range(stop - 1, start - 1, -1):", *indented(_adjoint_step(writer, plan))]
@@ -100,12 +100,12 @@ def _ending(writer: Writer) -> List[str]:
 
 def _through_chunks(writer: Writer, plan: BackwardPlan, adjoint: List[str]) -> List[str]:
     """Recompute a chunk's states into history, and from the last chunk on run the adjoint through it."""
-    leaves = [Node("state", (), name) for name in plan.kept]
+    leaves = [Node("state", (), name) for name in plan.recomputed_states]
     rows = [writer.row(writer.local[leaf]) for leaf in leaves]
     history = [writer.history(writer.local[leaf]) for leaf in leaves]
     following = dict(zip(plan.program.states, plan.program.next))
     stores: List[Store] = [(leaf, f"{h}[past + i] = {{}}") for leaf, h in zip(leaves, history)]
-    stores += [(following[name], f"{row} = {{}}") for name, row in zip(plan.kept, rows)]
+    stores += [(following[name], f"{row} = {{}}") for name, row in zip(plan.recomputed_states, rows)]
     past = "past = (t - start) * width"
     pairs = list(zip(history, rows))
     return [
@@ -134,21 +134,21 @@ def _adjoint_step(writer: Writer, plan: BackwardPlan) -> List[str]:
     """The loop of one step backwards."""
     program, adjoint = plan.program, plan.adjoint
     loads = _step_loads(writer)
-    for name in plan.kept:
+    for name in plan.recomputed_states:
         leaf = Node("state", (), name)
         loads[leaf] = partial("{}[past + i]".format, writer.history(writer.local[leaf]))
     arriving = [i for i, there in enumerate(plan.outputs) if there]
     for k, index in enumerate(arriving):
         name = f"grad_{writer.output_name(index)}"
         loads[Node("out_grad", (), index)] = partial(writer.read, name, "grad_outputs", k)
-    for name in plan.carried:
+    for name in plan.carried_cotangents:
         loads[Node("next_grad", (), name)] = partial(_cotangent, writer, plan, name)
     stores: List[Store] = []
     for k, index in enumerate(i for i, wants in enumerate(plan.inputs) if wants):
         name = f"grad_{writer.local[Node('input', (), program.inputs[index])]}s"
         stores.append((adjoint.inputs[index], writer.stored(writer.all(name, "grad_inputs", k))))
     for name, node in zip(program.states, adjoint.states):
-        if name in plan.carried:
+        if name in plan.carried_cotangents:
             stores.append((node, f"{writer.row(writer.local[Node('next_grad', (), name)])} = {{}}"))
     for k, (param, node) in enumerate(zip(plan.learn, adjoint.params)):
         stores.append((node, f"{_param_sum(writer, param, k)} += {{}}"))
@@ -173,7 +173,7 @@ def _first_cotangents(writer: Writer, plan: BackwardPlan) -> List[str]:
     zero = writer.printer.number(0.0)
     lines = []
     for index, name in enumerate(plan.program.states):
-        if name in plan.carried:
+        if name in plan.carried_cotangents:
             state = writer.local[Node("state", (), name)]
             end = writer.one(f"grad_{state}_end", "grad_final", index) if plan.final else zero
             lines.append(f"{writer.row(writer.local[Node('next_grad', (), name)])} = {end}")

@@ -206,9 +206,9 @@ class Writer:
         for index, (name, rest) in enumerate(zip(self.program.states, self.program.rest)):
             leaf = Node("state", (), name)
             if name in states:
-                if self.plan.given:
+                if self.plan.has_initial_state:
                     loads[leaf] = partial(self.one, f"{self.local[leaf]}_start", "state", index)
-                stores.append((leaf if self.plan.given else rest, f"{self.row(self.local[leaf])} = {{}}"))
+                stores.append((leaf if self.plan.has_initial_state else rest, f"{self.row(self.local[leaf])} = {{}}"))
         return self.loop(stores, loads)
 
     def finished(self, head: Sequence[str], body: Iterable[str]) -> Source:

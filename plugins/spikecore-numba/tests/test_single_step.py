@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import spikecore as sc
-from spikecore.kernels.execution import Execution
+from spikecore.kernels._execution import Execution
 
 SHAPE = (4, 6)
 

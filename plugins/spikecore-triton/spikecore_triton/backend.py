@@ -8,9 +8,8 @@ from typing import Any, Callable, ContextManager, Dict, List, Sequence, Union
 import torch
 from torch import Tensor
 
-from spikecore._base.locking import Lock
 from spikecore.backend import BackendError
-from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry, KernelBackend, Launch
+from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry, KernelBackend, Launch, Lock
 from spikecore.testing.expected import ExpectedFailure
 from spikecore_triton import CAPABILITIES, INTERPRETED
 from spikecore_triton.compiler import compiled, options

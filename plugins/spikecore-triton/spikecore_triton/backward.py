@@ -27,11 +27,11 @@ class _Backward(NamedTuple):
 
 def backward(plan: BackwardPlan, left: int) -> Source:
     """The text; ``left`` as for ``print_kernel``."""
-    program, kept, roots = plan.program, plan.kept, _roots(plan)
+    program, kept, roots = plan.program, plan.recomputed_states, _roots(plan)
     recomputed = [node for name, node in zip(program.states, program.next) if name in kept]
     writer = Writer(plan, "backward", [*roots, *recomputed])
     rest = [node for name, node in zip(program.states, program.rest) if name in kept]
-    body = writer.opening(() if plan.given else rest)
+    body = writer.opening(() if plan.has_initial_state else rest)
     between: Dict[Node, str] = {}
     for node in smallest_cut(roots):
         if node.op != "input":
@@ -101,7 +101,7 @@ def _steps_again(kernel: _Backward, chunk: Chunk, values: List[Dict[Node, str]],
     writer, plan = kernel.writer, kernel.plan
     if kernel.following is None:
         return []
-    leaves = {name: Node("state", (), name) for name in plan.kept}
+    leaves = {name: Node("state", (), name) for name in plan.recomputed_states}
     states = {name: writer.local[leaf] for name, leaf in leaves.items()}
     if chunk.prefix:
         states = {name: writer.free(f"{chunk.prefix}{local}") for name, local in states.items()}
@@ -118,7 +118,7 @@ def _steps_again(kernel: _Backward, chunk: Chunk, values: List[Dict[Node, str]],
 def _load_cotangents(kernel: _Backward, chunk: Chunk, lines: List[str], values: List[Dict[Node, str]]) -> None:
     """The cotangent of each carried state at the end of a step: from the next step, and from the trace."""
     writer, plan = kernel.writer, kernel.plan
-    for name in plan.carried:
+    for name in plan.carried_cotangents:
         leaf = Node("next_grad", (), name)
         carried = writer.local[leaf]
         for t, now in enumerate(values):
@@ -138,7 +138,7 @@ def _adjoint_steps(kernel: _Backward, chunk: Chunk, values: List[Dict[Node, str]
     inputs = [writer.free(f"{chunk.prefix}grad_{local}") for local in moved]
     learnt = [f"grad_{writer.local[Node('param', (), name)]}" for name in plan.learn]
     params = [writer.free(f"{chunk.prefix}{local}_part") for local in learnt]
-    carried = {name: writer.local[Node("next_grad", (), name)] for name in plan.carried}
+    carried = {name: writer.local[Node("next_grad", (), name)] for name in plan.carried_cotangents}
     nodes = dict(zip(program.states, adjoint.states))
     uniform = [local for name, local in carried.items() if not writer.varies(nodes[name])]
     lines = []
@@ -160,7 +160,7 @@ def _first_cotangents(kernel: _Backward) -> List[str]:
     zero = "tl.zeros((BLOCK,), tl.float32)"
     lines = []
     for index, name in enumerate(plan.program.states):
-        if name in plan.carried:
+        if name in plan.carried_cotangents:
             state = writer.local[Node("state", (), name)]
             end = load(writer.one(f"grad_{state}_end", "grad_final", index)) if plan.final else zero
             lines.append(f"{writer.local[Node('next_grad', (), name)]} = {end}")

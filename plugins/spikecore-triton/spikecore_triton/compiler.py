@@ -11,8 +11,7 @@ from typing import Any, Dict
 
 import torch
 
-from spikecore._base.locking import Lock
-from spikecore._base.recent import KERNELS, Recent
+from spikecore.kernels import KERNELS, Lock, Recent
 from spikecore.kernels.cache import meaning
 from spikecore_triton import cache
 from spikecore_triton.writer import THREADS, Source

@@ -14,7 +14,7 @@ def forward(plan: ForwardPlan, left: int) -> Source:
     """The text; ``left`` as for ``print_kernel``."""
     program = plan.program
     writer = Writer(plan, "forward", [*program.outputs, *program.next])
-    body = writer.opening(() if plan.given else program.rest)
+    body = writer.opening(() if plan.has_initial_state else program.rest)
     states = [writer.local[Node("state", (), name)] for name in program.states]
     body += [f"{local} = {writer.start(index)}" for index, local in enumerate(states)]
     step = writer.function("step", [*program.outputs, *program.next])

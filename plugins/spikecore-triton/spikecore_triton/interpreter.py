@@ -14,7 +14,7 @@ import numpy as np
 import triton.language as tl
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from spikecore._base.locking import Lock
+from spikecore.kernels import Lock
 
 #: Held while a kernel is interpreted: the interpreter changes Triton's language meanwhile, for all threads.
 alone = Lock()

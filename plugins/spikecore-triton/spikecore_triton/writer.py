@@ -189,7 +189,7 @@ class Writer:
     def start(self, index: int) -> str:
         """The value of a state before the first step, in every lane."""
         local = self.local[Node("state", (), self.program.states[index])]
-        if self.plan.given:
+        if self.plan.has_initial_state:
             return load(self.one(f"{local}_start", "state", index))
         rest = self.program.rest[index]
         if self.varies(rest):

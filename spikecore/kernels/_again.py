@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from spikecore.backend import BackendError, ParamValue, Runner, Unsupported
-from spikecore.kernels.arguments import Call
-from spikecore.kernels.execution import Execution
+from spikecore.kernels._arguments import Call
+from spikecore.kernels._execution import Execution
 
 #: Gives the runner of another backend for the error of this one; None where this one was asked for by name.
 Instead = Optional[Callable[[BackendError], Runner]]
@@ -102,7 +102,7 @@ class Again(NamedTuple):
         each = iter(tensors[m:])
         params: Tuple[ParamValue, ...] = tuple(next(each) if p is None else p for p in call.numbers)
         outputs, final, trace = runner(
-            tuple(tensors[:n]), tuple(tensors[n:m]) if call.given else None, params, call.record
+            tuple(tensors[:n]), tuple(tensors[n:m]) if call.has_initial_state else None, params, call.record
         )
         return (*outputs, *((final or ()) if execution.n_final else ()), *trace)
 

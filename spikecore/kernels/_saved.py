@@ -7,14 +7,14 @@ from typing import Optional, Sequence
 from torch import Tensor
 
 from spikecore.backend import Spec
-from spikecore.kernels.layout import Layout
+from spikecore.kernels._layout import Layout
 from spikecore.lang import Program
 
 
 def check_saved(
     program: Program,
     spec: Spec,
-    given: bool,
+    has_initial_state: bool,
     tensors: Sequence[Tensor],
     checkpoints: Sequence[Tensor],
     grads: Sequence[Optional[Tensor]],
@@ -22,11 +22,11 @@ def check_saved(
 ) -> None:
     """Raise where a saved-tensor hook gave back something else than what forward saved.
 
-    ``tensors`` are inputs, states if ``given``, and parameters; ``grads`` the cotangents that arrive. Other strides are
-    no difference: backward copies what does not lie in ``layout``.
+    ``tensors`` are inputs, states if ``has_initial_state``, and parameters; ``grads`` the cotangents that arrive. Other
+    strides are no difference: backward copies what does not lie in ``layout``.
     """
     x, inputs = tensors[0], len(program.inputs)
-    moving = inputs + (len(program.states) if given else 0)
+    moving = inputs + (len(program.states) if has_initial_state else 0)
     there = next((grad for grad in grads if grad is not None), x)
     steps = there.shape[0] if there.ndim > len(layout.shape) else x.shape[0]  # no cotangent but a final state's
     for i, tensor in enumerate((*tensors, *checkpoints)):

@@ -7,8 +7,9 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 from torch import Tensor
 
 from spikecore.backend import Spec, Tensors
-from spikecore.kernels.backend import Geometry, KernelParams
-from spikecore.kernels.layout import Layout
+from spikecore.kernels._launches import KernelParams
+from spikecore.kernels._layout import Layout
+from spikecore.kernels._plan import Geometry
 from spikecore.lang import Program
 
 
@@ -17,7 +18,7 @@ class Call(NamedTuple):
 
     record: Tuple[str, ...]
     #: Whether the initial states are among the tensors.
-    given: bool
+    has_initial_state: bool
     #: The parameters that are numbers; None where a tensor stands.
     numbers: Tuple[Optional[float], ...]
 
@@ -39,7 +40,7 @@ class Arguments:
 
     def n_moving(self, call: Call) -> int:
         """How many of a call's tensors are inputs or initial states; those behind them are parameters."""
-        return self.n_inputs + (self.n_states if call.given else 0)
+        return self.n_inputs + (self.n_states if call.has_initial_state else 0)
 
     def prepared(self, call: Call, tensors: Sequence[Tensor], layout: Layout) -> Prepared:
         """What a kernel takes, from the tensors of a call that has steps; those not in ``layout`` are copied."""

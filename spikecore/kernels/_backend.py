@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Tuple, Union
-
-from torch import Tensor
+from typing import Dict, Union
 
 from spikecore.backend import Backend, Runner, Spec
-from spikecore.kernels.plan import BackwardPlan, ForwardPlan
-from spikecore.kernels.plan import Geometry as Geometry
+from spikecore.kernels._launches import Launch
+from spikecore.kernels._plan import BackwardPlan, ForwardPlan
+from spikecore.kernels._runner import KernelRunner
 from spikecore.lang import Program
-
-#: Parameters as a launch gets them: a float, or a tensor ``[1]``, ``[C]`` or ``[N]`` in the dtype of arithmetic.
-KernelParams = Tuple[Union[float, Tensor], ...]
-Launch = Callable[..., Any]
 
 
 class KernelBackend(Backend):
@@ -26,7 +21,7 @@ class KernelBackend(Backend):
     whatever their shape.
 
     Where ``owns_outputs`` is true a launch gets no tensors to fill and returns its results (see
-    :mod:`spikecore.kernels.returned`). All tensors then come and go flat: ``[T, N]`` of all steps, ``[N]`` of one.
+    :mod:`spikecore.kernels._returned`). All tensors then come and go flat: ``[T, N]`` of all steps, ``[N]`` of one.
     """
 
     #: Backward recomputes states in chunks of this many steps from checkpoints that forward writes; 0 for none.
@@ -70,7 +65,7 @@ class KernelBackend(Backend):
         backward = BackwardPlan(
             program,
             spec,
-            given=False,
+            has_initial_state=False,
             outputs=(True,) * len(program.outputs),
             trace=(),
             final=False,
@@ -82,6 +77,4 @@ class KernelBackend(Backend):
 
     def compile(self, program: Program, spec: Spec) -> Runner:
         """A runner that launches kernels, compiled when they are first needed."""
-        from spikecore.kernels.runner import KernelRunner
-
         return KernelRunner(self, program, spec)

@@ -1,6 +1,6 @@
 """A runner: from a call's arguments to the autograd boundary and back.
 
-The boundary has two entry points that share one implementation (:mod:`spikecore.kernels.execution`): an
+The boundary has two entry points that share one implementation (:mod:`spikecore.kernels._execution`): an
 ``autograd.Function``, which is quicker for small layers, and ops registered with torch, which ``torch.compile`` can
 look through.
 """
@@ -15,13 +15,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from spikecore.backend import BackendError, ParamValue, Runner, Spec, Tensors, Unsupported, by_call
-from spikecore.kernels.again import Again, Instead
-from spikecore.kernels.arguments import Call
-from spikecore.kernels.backend import KernelBackend
-from spikecore.kernels.execution import Execution
-from spikecore.kernels.layout import Layout
-from spikecore.kernels.registered import key_of, register, run_registered
-from spikecore.kernels.returned import ReturningExecution
+from spikecore.kernels._again import Again, Instead
+from spikecore.kernels._arguments import Call
+from spikecore.kernels._execution import Execution
+from spikecore.kernels._launches import Launcher
+from spikecore.kernels._layout import Layout
+from spikecore.kernels._registered import key_of, register, run_registered
+from spikecore.kernels._returned import ReturningExecution
 from spikecore.lang import Program
 from spikecore.lang._plain import (
     PLAIN,
@@ -46,7 +46,7 @@ def _plain(tensors: Tensors) -> bool:
 class KernelRunner:
     """Runs one program under one spec, for any sizes and layouts."""
 
-    def __init__(self, backend: KernelBackend, program: Program, spec: Spec) -> None:
+    def __init__(self, backend: Launcher, program: Program, spec: Spec) -> None:
         self.program, self.spec = program, spec
         self.execution = (ReturningExecution if backend.owns_outputs else Execution)(backend, program, spec)
         self.key = key_of(self.execution)

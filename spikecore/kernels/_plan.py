@@ -38,7 +38,7 @@ class ForwardPlan(NamedTuple):
     """A forward kernel: all steps of a program.
 
     record: names of the states whose value after every step is written.
-    given: whether the initial state is an argument; otherwise it is ``program.rest``.
+    has_initial_state: whether the initial state is an argument; otherwise it is ``program.rest``.
     final: whether the final state is written.
     checkpoints: whether states are written before every chunk of steps but the first, for backward.
     geometry: the sizes of every call of this kernel, if they are fixed.
@@ -47,7 +47,7 @@ class ForwardPlan(NamedTuple):
     program: Program
     spec: Spec
     record: Tuple[str, ...] = ()
-    given: bool = False
+    has_initial_state: bool = False
     final: bool = False
     checkpoints: bool = False
     geometry: Optional[Geometry] = None
@@ -65,13 +65,13 @@ class ForwardPlan(NamedTuple):
     @property
     def saved(self) -> Tuple[str, ...]:
         """Names of the states whose checkpoints are written."""
-        return saved_states(self.program, self.spec, self.given) if self.checkpoints else ()
+        return saved_states(self.program, self.spec, self.has_initial_state) if self.checkpoints else ()
 
 
 class BackwardPlan(NamedTuple):
     """A backward kernel: the adjoint of a program from the last step to the first.
 
-    given: whether the initial state is an argument; otherwise it is ``program.rest``.
+    has_initial_state: whether the initial state is an argument; otherwise it is ``program.rest``.
     outputs: for each output, whether a cotangent arrives.
     trace: names of the recorded states with a cotangent for every step.
     final: whether cotangents of the final state arrive.
@@ -83,7 +83,7 @@ class BackwardPlan(NamedTuple):
 
     program: Program
     spec: Spec
-    given: bool
+    has_initial_state: bool
     outputs: Tuple[bool, ...]
     trace: Tuple[str, ...]
     final: bool
@@ -108,19 +108,19 @@ class BackwardPlan(NamedTuple):
         return _adjoint(self._replace(geometry=None))
 
     @property
-    def carried(self) -> Tuple[str, ...]:
+    def carried_cotangents(self) -> Tuple[str, ...]:
         """Names of the states whose cotangents a kernel carries from step to step."""
-        return _carried(self._replace(geometry=None))
+        return _carried_cotangents(self._replace(geometry=None))
 
     @property
-    def kept(self) -> Tuple[str, ...]:
+    def recomputed_states(self) -> Tuple[str, ...]:
         """Names of the states whose values a kernel recomputes: the adjoint, or such a state, is computed from them."""
-        return _kept(self._replace(geometry=None))
+        return _recomputed_states(self._replace(geometry=None))
 
     @property
     def saved(self) -> Tuple[str, ...]:
         """Names of the states whose checkpoints forward has written; what this plan keeps is among them."""
-        return saved_states(self.program, self.spec, self.given)
+        return saved_states(self.program, self.spec, self.has_initial_state)
 
     @property
     def cut(self) -> Tuple[Node, ...]:
@@ -130,7 +130,7 @@ class BackwardPlan(NamedTuple):
     @property
     def roots(self) -> Tuple[Node, ...]:
         """What one step of the adjoint computes: gradients of inputs and parameters, cotangents of carried states."""
-        adjoint, carried = self.adjoint, self.carried
+        adjoint, carried = self.adjoint, self.carried_cotangents
         states = [node for name, node in zip(self.program.states, adjoint.states) if name in carried]
         inputs = [node for node, wants in zip(adjoint.inputs, self.inputs) if wants]
         return (*inputs, *states, *adjoint.params)
@@ -147,20 +147,20 @@ def _adjoint(plan: BackwardPlan) -> Adjoint:
 
 
 @lru_cache(maxsize=64)
-def _carried(plan: BackwardPlan) -> Tuple[str, ...]:
+def _carried_cotangents(plan: BackwardPlan) -> Tuple[str, ...]:
     of_state = dict(zip(plan.program.states, plan.adjoint.states))
     start = set(of_state) if plan.state else leaves_of("next_grad", [*plan.adjoint.inputs, *plan.adjoint.params])
     return in_order(plan.program.states, closure(start, "next_grad", of_state))
 
 
 @lru_cache(maxsize=64)
-def _kept(plan: BackwardPlan) -> Tuple[str, ...]:
+def _recomputed_states(plan: BackwardPlan) -> Tuple[str, ...]:
     following = dict(zip(plan.program.states, plan.program.next))
     return in_order(plan.program.states, closure(leaves_of("state", plan.roots), "state", following))
 
 
 @lru_cache(maxsize=256)
-def saved_states(program: Program, spec: Spec, given: bool) -> Tuple[str, ...]:
+def saved_states(program: Program, spec: Spec, has_initial_state: bool) -> Tuple[str, ...]:
     """Names of the states whose checkpoints a backward pass may read, whatever gradients will be asked for.
 
     Which cotangents will arrive is not known in forward, so these are the states that a plan with all recomputes.
@@ -168,15 +168,15 @@ def saved_states(program: Program, spec: Spec, given: bool) -> Tuple[str, ...]:
     everything = BackwardPlan(
         program,
         spec,
-        given=given,
+        has_initial_state=has_initial_state,
         outputs=(True,) * len(program.outputs),
         trace=program.states,
         final=True,
         inputs=(True,) * len(program.inputs),
-        state=given,
+        state=has_initial_state,
         learn=spec.learn,
     )
-    return everything.kept
+    return everything.recomputed_states
 
 
 def hoisted(program: Program, spec: Spec, roots: Sequence[Node]) -> Tuple[Tuple[Node, ...], Tuple[Node, ...]]:

@@ -1,6 +1,6 @@
 """From plain tensors to two launches: what happens behind the autograd boundary.
 
-Arguments become what kernels take (:mod:`spikecore.kernels.arguments`), results are allocated, and launches are looked
+Arguments become what kernels take (:mod:`spikecore.kernels._arguments`), results are allocated, and launches are looked
 up by what a call has and wants. Nothing here is differentiable, and nothing waits for a device.
 """
 
@@ -13,13 +13,13 @@ from torch import Tensor
 
 from spikecore._base.recent import CALLS, Recent
 from spikecore.backend import Spec, Tensors
-from spikecore.kernels.arguments import Arguments, Call, Channels
-from spikecore.kernels.backend import Geometry, KernelBackend, KernelParams, Launch
-from spikecore.kernels.layout import Layout, layout_of
-from spikecore.kernels.memory import not_negated, resolved
-from spikecore.kernels.plan import BackwardPlan, ForwardPlan, saved_states
-from spikecore.kernels.saved import check_saved
-from spikecore.kernels.sized import launch_of
+from spikecore.kernels._arguments import Arguments, Call, Channels
+from spikecore.kernels._launches import BackwardLaunch, ForwardLaunch, KernelParams, Launch, Launcher
+from spikecore.kernels._layout import Layout, layout_of
+from spikecore.kernels._memory import not_negated, resolved
+from spikecore.kernels._plan import BackwardPlan, ForwardPlan, Geometry, saved_states
+from spikecore.kernels._saved import check_saved
+from spikecore.kernels._sized import launch_of
 from spikecore.lang import Program
 
 #: Checkpoints, then the cotangents that arrive: of outputs, final states and recorded states.
@@ -40,7 +40,7 @@ class Gradients(NamedTuple):
 class Execution:
     """One program under one spec, on raw tensors."""
 
-    def __init__(self, backend: KernelBackend, program: Program, spec: Spec) -> None:
+    def __init__(self, backend: Launcher, program: Program, spec: Spec) -> None:
         self.backend, self.program, self.spec = backend, program, spec
         self.arguments = Arguments(program, spec)
         self.n_outputs = len(program.outputs)
@@ -56,23 +56,25 @@ class Execution:
         tensors = resolved(tensors)
         x = tensors[0]
         if x.numel() and x.is_contiguous() and self.arguments.n_inputs == 1 and not call.record:
-            return self._forward_dense(call, x, tensors, x.shape[0], save)
+            return self._forward_fast_path(call, x, tensors, x.shape[0], save)
         layout = layout_of(x)
         results = self.results(call, layout, x, save)
         if results[0].numel():
             geometry, inputs, state, params = self.arguments.prepared(call, tensors, layout)
             n, m = self.n_outputs, self.n_outputs + self.n_final
             k = m + len(call.record)
-            launch = self._forward_launch(call, len(results) > k)
+            launch: ForwardLaunch = self.forward_launch(call, len(results) > k)
             launch(geometry, inputs, state, params, results[:n], results[n:m], results[m:k], results[k:])
         return results
 
     def once(self, call: Call, tensors: Sequence[Tensor]) -> List[Tensor]:
         """Outputs and final states of one time step, whose one contiguous input ``[*N]`` and outputs have no time."""
         tensors = resolved(tensors)
-        return self._forward_dense(call, tensors[0].unsqueeze(0), tensors, 0, False)
+        return self._forward_fast_path(call, tensors[0].unsqueeze(0), tensors, 0, False)
 
-    def _forward_dense(self, call: Call, x: Tensor, tensors: Sequence[Tensor], steps: int, save: bool) -> List[Tensor]:
+    def _forward_fast_path(
+        self, call: Call, x: Tensor, tensors: Sequence[Tensor], steps: int, save: bool
+    ) -> List[Tensor]:
         """Fast path of most calls: one contiguous input, nothing recorded. ``steps`` is 0 for one step without time."""
         results = [torch.empty_like(tensors[0]) for _ in range(self.n_outputs)]
         outputs: Sequence[Tensor] = results
@@ -89,14 +91,16 @@ class Execution:
             results = [*results, *final]
         if save and 0 < self.backend.chunk < steps:
             size = ((steps - 1) // self.backend.chunk, *x.shape[1:])
-            saved = [torch.empty(size, dtype=self.spec.compute, device=x.device) for _ in range(self._n_saved(call))]
+            saved = [
+                torch.empty(size, dtype=self.spec.compute, device=x.device) for _ in range(self.n_checkpoints(call))
+            ]
             results = [*results, *saved]
         if len(tensors) > 1:
             moving = self.arguments.n_moving(call)
             state = [value if value.is_contiguous() else value.contiguous() for value in tensors[1:moving]]
             if self.arguments.tensor_params:
                 params, channels = self.arguments.params(call, tensors[moving:], Layout(tuple(x.shape)[1:], None))
-        launch = self._forward_launch(call, bool(saved))
+        launch: ForwardLaunch = self.forward_launch(call, bool(saved))
         launch(Geometry(steps, x.numel() // steps, channels), (x,), state, params, outputs, final, (), saved)
         return results
 
@@ -109,21 +113,24 @@ class Execution:
         if call.record:
             results += [layout.empty_steps(x, compute) for _ in call.record]
         if save and chunk and x.shape[0] > chunk:
-            results += [layout.empty(((x.shape[0] - 1) // chunk,), x, compute) for _ in range(self._n_saved(call))]
+            results += [layout.empty(((x.shape[0] - 1) // chunk,), x, compute) for _ in range(self.n_checkpoints(call))]
         return results
 
-    def _n_saved(self, call: Call) -> int:
+    def n_checkpoints(self, call: Call) -> int:
         """Of how many states checkpoints are written."""
-        found = self._saved.get(call.given)
+        initial = call.has_initial_state
+        found = self._saved.get(initial)
         if found is None:
-            found = self._saved[call.given] = len(saved_states(self.program, self.spec, call.given))
+            found = self._saved[initial] = len(saved_states(self.program, self.spec, initial))
         return found
 
-    def _forward_launch(self, call: Call, checkpoints: bool) -> Launch:
-        key = (call.record, call.given, checkpoints)
+    def forward_launch(self, call: Call, checkpoints: bool) -> Launch:
+        """The launch for calls of this kind, with or without ``checkpoints`` for backward."""
+        initial = call.has_initial_state
+        key = (call.record, initial, checkpoints)
         launch = self._forwards.get(key)
         if launch is None:
-            plan = ForwardPlan(self.program, self.spec, call.record, call.given, self.spec.final, checkpoints)
+            plan = ForwardPlan(self.program, self.spec, call.record, initial, self.spec.final, checkpoints)
             launch = self._forwards.put(key, launch_of(self.backend.forward, plan, self.backend.sizes))
         return launch
 
@@ -148,29 +155,30 @@ class Execution:
         hooks, such as those that move tensors to the host, give back tensors with other strides.
         """
         tensors, grads = resolved(tensors), resolved(grads)
-        check_saved(self.program, self.spec, call.given, tensors, checkpoints, grads, layout)
+        check_saved(self.program, self.spec, call.has_initial_state, tensors, checkpoints, grads, layout)
         checkpoints = tuple([layout.fit_saved(kept) for kept in checkpoints])
         found = self._gradients(call, grads, wanted)
         x, grad = tensors[0], grads[0]
-        alone = len(tensors) == 1 == len(grads) and layout.order is None and grad is not None and wanted[0]
-        if alone and x.is_contiguous() and grad.is_contiguous() and x.numel():  # type: ignore[union-attr]  # not None
-            return [self._backward_alone(found, call, x, checkpoints, grad)]  # type: ignore[arg-type]  # as above
+        fast_path = len(tensors) == 1 == len(grads) and layout.order is None and grad is not None and wanted[0]
+        if fast_path and x.is_contiguous() and grad.is_contiguous() and x.numel():  # type: ignore[union-attr]  # not None
+            return [self.backward_fast_path(found, call, x, checkpoints, grad)]  # type: ignore[arg-type]  # as above
         if x.numel():
             arrays = (checkpoints, *self._arriving(layout, x, grads, found.final))
-            parts = self._launched(found, call, tensors, layout, arrays)
+            parts = self.launched(found, call, tensors, layout, arrays)
         else:
             parts = (*self._allocated(layout, x, found), [x.new_zeros(0, dtype=self.spec.compute)] * len(found.learn))
         return self._returned(call, tensors, layout, found, *parts)
 
-    def _launched(
+    def launched(
         self, found: Gradients, call: Call, tensors: Sequence[Tensor], layout: Layout, arrays: Arrays
     ) -> Tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
         """Gradients of inputs, of states and, in parts, of parameters."""
         grad_inputs, grad_state = self._allocated(layout, tensors[0], found)
-        sums = found.launch(*self.arguments.prepared(call, tensors, layout), *arrays, grad_inputs, grad_state)
-        return grad_inputs, grad_state, sums if found.learn else ()
+        launch: BackwardLaunch = found.launch
+        sums = launch(*self.arguments.prepared(call, tensors, layout), *arrays, grad_inputs, grad_state)
+        return grad_inputs, grad_state, sums if sums is not None and found.learn else ()
 
-    def _backward_alone(self, found: Gradients, call: Call, x: Tensor, checkpoints: Tensors, grad: Tensor) -> Tensor:
+    def backward_fast_path(self, found: Gradients, call: Call, x: Tensor, checkpoints: Tensors, grad: Tensor) -> Tensor:
         """Fast path of most calls: the gradient of one contiguous input from one contiguous cotangent."""
         steps, result = x.shape[0], torch.empty_like(x)
         geometry = Geometry(steps, x.numel() // steps, ())
@@ -198,7 +206,7 @@ class Execution:
 
     def _gradients(self, call: Call, grads: Sequence[Optional[Tensor]], wanted: Sequence[bool]) -> Gradients:
         present = tuple(grad is not None for grad in grads)
-        key = (call.record, call.given, present, tuple(wanted))
+        key = (call.record, call.has_initial_state, present, tuple(wanted))
         found = self._backwards.get(key)
         if found is None:
             n, m, moving = self.n_outputs, self.n_outputs + self.n_final, self.arguments.n_moving(call)
@@ -206,7 +214,7 @@ class Execution:
             plan = BackwardPlan(
                 program=self.program,
                 spec=self.spec,
-                given=call.given,
+                has_initial_state=call.has_initial_state,
                 outputs=present[:n],
                 trace=tuple(name for name, there in zip(call.record, present[m:]) if there),
                 final=any(present[n:m]),
@@ -243,7 +251,7 @@ class Execution:
     ) -> List[Optional[Tensor]]:
         each = iter(grad_inputs)
         result: List[Optional[Tensor]] = [next(each) if wants else None for wants in found.inputs]
-        if call.given:
+        if call.has_initial_state:
             result += grad_state if found.state else [None] * self.arguments.n_states
         if self.arguments.tensor_params:
             learnt = dict(zip(found.learn, sums))

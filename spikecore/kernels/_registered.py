@@ -17,14 +17,16 @@ from torch import Tensor
 from spikecore._base.locking import Lock
 from spikecore._base.recent import RUNNERS, Recent
 from spikecore.backend import Unsupported
-from spikecore.kernels.arguments import Call
-from spikecore.kernels.execution import Execution
-from spikecore.kernels.layout import Layout, layout_of
+from spikecore.kernels._arguments import Call
+from spikecore.kernels._execution import Execution
+from spikecore.kernels._layout import Layout, layout_of
 
-_FORWARD = "forward(str key, Tensor[] tensors, float[] numbers, str[] record, bool given, bool save) -> Tensor[]"
+_FORWARD = (
+    "forward(str key, Tensor[] tensors, float[] numbers, str[] record, bool has_initial_state, bool save) -> Tensor[]"
+)
 _BACKWARD = (
     "backward(str key, Tensor[] tensors, Tensor[] checkpoints, Tensor?[] grads, float[] numbers, str[] record, "
-    "bool given, bool[] wanted, int[] order) -> Tensor[]"
+    "bool has_initial_state, bool[] wanted, int[] order) -> Tensor[]"
 )
 
 #: Whether this torch can look through registered ops with all that they need.
@@ -52,7 +54,7 @@ def run_registered(key: str, call: Call, tensors: Sequence[Tensor], save: bool) 
         raise Unsupported(f"torch.compile through a kernel needs torch 2.4 or newer; this is {torch.__version__}")
     numbers = [number for number in call.numbers if number is not None]
     results: Sequence[Tensor] = torch.ops.spikecore.forward(
-        key, list(tensors), numbers, list(call.record), call.given, save
+        key, list(tensors), numbers, list(call.record), call.has_initial_state, save
     )
     return results
 
@@ -82,10 +84,10 @@ def _find(key: str) -> Execution:
     return execution
 
 
-def _call(execution: Execution, numbers: Sequence[float], record: Sequence[str], given: bool) -> Call:
+def _call(execution: Execution, numbers: Sequence[float], record: Sequence[str], has_initial_state: bool) -> Call:
     each = iter(numbers)
     placed = tuple(next(each) if kind == "number" else None for kind in execution.spec.params)
-    return Call(tuple(record), given, placed)
+    return Call(tuple(record), has_initial_state, placed)
 
 
 def _layout(x: Tensor, order: Sequence[int]) -> Layout:
@@ -94,17 +96,17 @@ def _layout(x: Tensor, order: Sequence[int]) -> Layout:
 
 
 def _forward(
-    key: str, tensors: List[Tensor], numbers: List[float], record: List[str], given: bool, save: bool
+    key: str, tensors: List[Tensor], numbers: List[float], record: List[str], has_initial_state: bool, save: bool
 ) -> List[Tensor]:
     execution = _find(key)
-    return execution.forward(_call(execution, numbers, record, given), tensors, save)
+    return execution.forward(_call(execution, numbers, record, has_initial_state), tensors, save)
 
 
 def _forward_fake(
-    key: str, tensors: List[Tensor], numbers: List[float], record: List[str], given: bool, save: bool
+    key: str, tensors: List[Tensor], numbers: List[float], record: List[str], has_initial_state: bool, save: bool
 ) -> List[Tensor]:
     execution = _find(key)
-    call = _call(execution, numbers, record, given)
+    call = _call(execution, numbers, record, has_initial_state)
     return execution.results(call, layout_of(tensors[0]), tensors[0], save)
 
 
@@ -115,12 +117,12 @@ def _backward(
     grads: List[Optional[Tensor]],
     numbers: List[float],
     record: List[str],
-    given: bool,
+    has_initial_state: bool,
     wanted: List[bool],
     order: List[int],
 ) -> List[Tensor]:
     execution = _find(key)
-    call = _call(execution, numbers, record, given)
+    call = _call(execution, numbers, record, has_initial_state)
     found = execution.backward(call, tensors, tuple(checkpoints), grads, wanted, _layout(tensors[0], order))
     return [grad for grad, wants in zip(found, wanted) if wants and grad is not None]
 
@@ -132,30 +134,39 @@ def _backward_fake(
     grads: List[Optional[Tensor]],
     numbers: List[float],
     record: List[str],
-    given: bool,
+    has_initial_state: bool,
     wanted: List[bool],
     order: List[int],
 ) -> List[Tensor]:
     execution = _find(key)
-    call = _call(execution, numbers, record, given)
+    call = _call(execution, numbers, record, has_initial_state)
     return execution.gradients_like(call, tensors, wanted, _layout(tensors[0], order))
 
 
 def _setup(ctx: Any, inputs: Tuple[Any, ...], output: List[Tensor]) -> None:
-    key, tensors, numbers, record, given, _ = inputs
+    key, tensors, numbers, record, has_initial_state, _ = inputs
     execution = _find(key)
     count = execution.n_outputs + execution.n_final + len(record)
-    ctx.context = key, len(tensors), numbers, record, given, count, list(execution.layout(tensors).order or ())
+    order = list(execution.layout(tensors).order or ())
+    ctx.context = key, len(tensors), numbers, record, has_initial_state, count, order
     ctx.wanted = [tensor.requires_grad for tensor in tensors]
     ctx.save_for_backward(*tensors, *output[count:])
 
 
 def _differentiate(ctx: Any, grads: Sequence[Optional[Tensor]]) -> Tuple[Any, ...]:
-    key, n, numbers, record, given, count, order = ctx.context
+    key, n, numbers, record, has_initial_state, count, order = ctx.context
     saved = ctx.saved_tensors
     found = iter(
         torch.ops.spikecore.backward(
-            key, list(saved[:n]), list(saved[n:]), list(grads[:count]), numbers, record, given, ctx.wanted, order
+            key,
+            list(saved[:n]),
+            list(saved[n:]),
+            list(grads[:count]),
+            numbers,
+            record,
+            has_initial_state,
+            ctx.wanted,
+            order,
         )
     )
     tensors = [next(found) if wants else None for wants in ctx.wanted]

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from spikecore.backend import BackendError, Tensors
-from spikecore.kernels.arguments import Call, Prepared
-from spikecore.kernels.execution import Arrays, Execution, Gradients
-from spikecore.kernels.layout import Layout, layout_of
-from spikecore.kernels.memory import resolved
+from spikecore.kernels._arguments import Call, Prepared
+from spikecore.kernels._execution import Arrays, Execution, Gradients
+from spikecore.kernels._layout import Layout, layout_of
+from spikecore.kernels._memory import resolved
 
 #: What a result must be: its name for an error, its flat shape (None for any number of numbers), its dtype.
 Expected = Tuple[str, Optional[Tuple[int, ...]], torch.dtype]
@@ -41,8 +41,8 @@ class ReturningExecution(Execution):
         steps, neurons, _ = flat[0]
         chunk, compute = self.backend.chunk, self.spec.compute
         kept = (steps - 1) // chunk if save and chunk else 0
-        count = self._n_saved(call) if kept else 0
-        groups = self._forward_launch(call, bool(count))(*flat)
+        count = self.n_checkpoints(call) if kept else 0
+        groups = self.forward_launch(call, bool(count))(*flat)
         expected: List[List[Expected]] = [
             [(f"output {i}", (steps, neurons), self.spec.dtype) for i in range(self.n_outputs)],
             [(f"final state {i}", (neurons,), compute) for i in range(self.n_final)],
@@ -59,7 +59,7 @@ class ReturningExecution(Execution):
         n = self.n_outputs
         return [*(_own(out, out.shape[1:], out.stride()[1:]) for out in results[:n]), *results[n:]]
 
-    def _launched(
+    def launched(
         self, found: Gradients, call: Call, tensors: Sequence[Tensor], layout: Layout, arrays: Arrays
     ) -> Tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
         """Gradients of inputs, of states and of parameters; ``arrays`` are checkpoints and cotangents."""
@@ -91,8 +91,8 @@ class ReturningExecution(Execution):
             [value.contiguous() for value in params],
         )
 
-    def _backward_alone(self, found: Gradients, call: Call, x: Tensor, checkpoints: Tensors, grad: Tensor) -> Tensor:
-        inputs, _, _ = self._launched(found, call, (x,), self.layout((x,)), (checkpoints, (grad,), (), ()))
+    def backward_fast_path(self, found: Gradients, call: Call, x: Tensor, checkpoints: Tensors, grad: Tensor) -> Tensor:
+        inputs, _, _ = self.launched(found, call, (x,), self.layout((x,)), (checkpoints, (grad,), (), ()))
         return inputs[0]
 
     def _flat(self, prepared: Prepared) -> Prepared:

@@ -1,0 +1,183 @@
+"""What a launch is called with and what it gives: the contract between a runner and a kernel backend.
+
+A launch gets the sizes of a call and then the fields of :class:`ForwardBuffers` or :class:`BackwardBuffers`, one
+argument each, in their order. ``T`` below is the number of steps, ``*N`` the user's shape of one step with N numbers,
+``[K, *N]`` one state before each chunk of steps but the first. "stored" is ``plan.dtype``, "arithmetic"
+``plan.compute``. Of one step every tensor is dense in memory; all tensors share one order of neurons, whatever their
+shape. A group that a plan does not have is empty.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple, Optional, Protocol, Sequence, Tuple, Union
+
+from torch import Tensor
+
+from spikecore.kernels._plan import BackwardPlan, ForwardPlan, Geometry
+
+#: Parameters as a launch gets them, one for each of the program: a float (kind "number"), or a tensor of arithmetic:
+#: one number of any shape ("scalar"), ``[C]`` ("channel"), ``[*N]`` in the order of neurons ("full").
+KernelParams = Tuple[Union[float, Tensor], ...]
+
+
+class ForwardBuffers(NamedTuple):
+    """The groups of tensors of a forward launch. It fills the last four.
+
+    inputs: stored, ``[T, *N]``, with ``stride(0)`` numbers from step to step, 0 where one step stands for all.
+    state: arithmetic, ``[*N]`` for each state if ``plan.has_initial_state``.
+    params: see :data:`KernelParams`.
+    outputs: stored, ``[T, *N]``, dense.
+    final: arithmetic, ``[*N]`` for each state if ``plan.final``.
+    trace: arithmetic, ``[T, *N]``, dense, for each state of ``plan.record``.
+    checkpoints: arithmetic, ``[K, *N]``, dense, for each state of ``plan.saved``.
+    """
+
+    inputs: Sequence[Tensor]
+    state: Sequence[Tensor]
+    params: KernelParams
+    outputs: Sequence[Tensor]
+    final: Sequence[Tensor]
+    trace: Sequence[Tensor]
+    checkpoints: Sequence[Tensor]
+
+
+class BackwardBuffers(NamedTuple):
+    """The groups of tensors of a backward launch. It fills the last two and returns the gradients of parameters.
+
+    inputs, state, params: as in :class:`ForwardBuffers`.
+    checkpoints: as forward filled them, for each state of ``plan.saved``.
+    grad_outputs: stored, ``[T, *N]``, any ``stride(0)``, for each output whose cotangent arrives (``plan.outputs``).
+    grad_final: arithmetic, ``[*N]`` for each state if ``plan.final``.
+    grad_trace: arithmetic, ``[T, *N]``, any ``stride(0)``, for each state of ``plan.trace``.
+    grad_inputs: stored, ``[T, *N]``, dense, for each input whose gradient is wanted (``plan.inputs``).
+    grad_state: arithmetic, ``[*N]`` for each state if ``plan.state``.
+    """
+
+    inputs: Sequence[Tensor]
+    state: Sequence[Tensor]
+    params: KernelParams
+    checkpoints: Sequence[Tensor]
+    grad_outputs: Sequence[Tensor]
+    grad_final: Sequence[Tensor]
+    grad_trace: Sequence[Tensor]
+    grad_inputs: Sequence[Tensor]
+    grad_state: Sequence[Tensor]
+
+
+class ForwardResults(NamedTuple):
+    """What a forward launch of a backend with ``owns_outputs`` returns: groups as in :class:`ForwardBuffers`, flat.
+
+    outputs: stored, ``[T, N]``.
+    final: arithmetic, ``[N]``.
+    trace: arithmetic, ``[T, N]``.
+    checkpoints: arithmetic, ``[K, N]``.
+    """
+
+    outputs: Sequence[Tensor]
+    final: Sequence[Tensor]
+    trace: Sequence[Tensor]
+    checkpoints: Sequence[Tensor]
+
+
+class BackwardResults(NamedTuple):
+    """What a backward launch of a backend with ``owns_outputs`` returns.
+
+    grad_inputs: stored, ``[T, N]``, for each input whose gradient is wanted.
+    grad_state: arithmetic, ``[N]`` for each state if ``plan.state``.
+    grad_params: arithmetic, for each parameter of ``plan.learn``: partial sums of any number for kind "scalar", else
+        one number for each neuron, ``[N]``.
+    """
+
+    grad_inputs: Sequence[Tensor]
+    grad_state: Sequence[Tensor]
+    grad_params: Sequence[Tensor]
+
+
+#: Any of the four kinds of launches below. A backend annotates its own with the kind that it is.
+Launch = Callable[..., Any]
+
+
+class ForwardLaunch(Protocol):
+    """Launches a forward kernel: the sizes, then the fields of :class:`ForwardBuffers`."""
+
+    def __call__(
+        self,
+        __geometry: Geometry,
+        __inputs: Sequence[Tensor],
+        __state: Sequence[Tensor],
+        __params: KernelParams,
+        __outputs: Sequence[Tensor],
+        __final: Sequence[Tensor],
+        __trace: Sequence[Tensor],
+        __checkpoints: Sequence[Tensor],
+    ) -> None: ...
+
+
+class BackwardLaunch(Protocol):
+    """Launches a backward kernel: the sizes, then the fields of :class:`BackwardBuffers`.
+
+    Returns the gradients of ``plan.learn`` as :class:`BackwardResults` has them. Nothing is read of what it returns
+    where no parameter is learnt.
+    """
+
+    def __call__(
+        self,
+        __geometry: Geometry,
+        __inputs: Sequence[Tensor],
+        __state: Sequence[Tensor],
+        __params: KernelParams,
+        __checkpoints: Sequence[Tensor],
+        __grad_outputs: Sequence[Tensor],
+        __grad_final: Sequence[Tensor],
+        __grad_trace: Sequence[Tensor],
+        __grad_inputs: Sequence[Tensor],
+        __grad_state: Sequence[Tensor],
+    ) -> Optional[Sequence[Tensor]]: ...
+
+
+class ReturningForwardLaunch(Protocol):
+    """A forward launch of a backend with ``owns_outputs``. Its tensors are flat: ``[T, N]``, ``[N]``, ``[C]``."""
+
+    def __call__(
+        self,
+        __geometry: Geometry,
+        __inputs: Sequence[Tensor],
+        __state: Sequence[Tensor],
+        __params: KernelParams,
+    ) -> ForwardResults: ...
+
+
+class ReturningBackwardLaunch(Protocol):
+    """A backward launch of a backend with ``owns_outputs``. Its tensors are flat: ``[T, N]``, ``[N]``, ``[C]``."""
+
+    def __call__(
+        self,
+        __geometry: Geometry,
+        __inputs: Sequence[Tensor],
+        __state: Sequence[Tensor],
+        __params: KernelParams,
+        __checkpoints: Sequence[Tensor],
+        __grad_outputs: Sequence[Tensor],
+        __grad_final: Sequence[Tensor],
+        __grad_trace: Sequence[Tensor],
+    ) -> BackwardResults: ...
+
+
+class Launcher(Protocol):
+    """What a runner needs of a kernel backend; :class:`~spikecore.kernels.KernelBackend` says what each part means.
+
+    Runners know this protocol and not the class, because the class makes runners: each would import the other.
+    """
+
+    name: str
+    chunk: int
+    owns_outputs: bool
+    sizes: int
+
+    def forward(self, plan: ForwardPlan) -> Launch:
+        """The launch of a forward plan."""
+        ...
+
+    def backward(self, plan: BackwardPlan) -> Launch:
+        """The launch of a backward plan."""
+        ...
