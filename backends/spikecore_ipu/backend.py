@@ -1,4 +1,7 @@
-"""The IPU backend: programs walked in plain operations while PopTorch traces, time unrolled, state local to a call."""
+"""The IPU backend: programs interpreted in plain operations while PopTorch traces, with time unrolled.
+
+State is local to a call.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from spikecore.backend import Backend, ParamValue, Runner, Spec, Tensors, Unsupported
+from spikecore.interpreter import Interpreter
 from spikecore.lang import Program, topological
 from spikecore.lang.node import LEAVES, SpikeRule
-from spikecore.walk import Walker
 from spikecore_ipu import CAPABILITIES
 from spikecore_ipu.functions import PLAIN
 
@@ -22,8 +25,8 @@ class IpuBackend(Backend):
     capabilities = CAPABILITIES
 
     def compile(self, program: Program, spec: Spec) -> Runner:
-        """A walker over the program that emits operations PopTorch has handlers for, and ``detach``."""
-        return IpuWalk(program, spec)
+        """An interpreter of the program that emits operations PopTorch has handlers for, and ``detach``."""
+        return IpuInterpreter(program, spec)
 
     def training_model(self, net: nn.Module, loss: Callable[..., Tensor], optimizer: Any, options: Any) -> Any:
         """The step of :class:`~spikecore_ipu.training.IpuTraining`."""
@@ -45,8 +48,8 @@ class IpuBackend(Backend):
         return loader
 
 
-class IpuWalk(Walker):
-    """The walk in operations that PopTorch compiles."""
+class IpuInterpreter(Interpreter):
+    """The interpreter in operations that PopTorch compiles."""
 
     def __init__(self, program: Program, spec: Spec) -> None:
         for op in sorted(_operations(program)):
@@ -65,8 +68,8 @@ class IpuWalk(Walker):
             if 0 in shape:
                 raise Unsupported(f"{self.owner}: input of shape {shape} is empty, which PopTorch cannot compile")
             # there the backward of an autograd.Function never runs
-            return self.walk(inputs, state, params, record, tie=False)
-        outputs, final, trace = self.walk(inputs, state, params, record)
+            return self.interpret(inputs, state, params, record, tie=False)
+        outputs, final, trace = self.interpret(inputs, state, params, record)
         once = Once.apply
         return tuple(map(once, outputs)), None if final is None else tuple(map(once, final)), tuple(map(once, trace))
 

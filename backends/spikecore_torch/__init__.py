@@ -1,4 +1,4 @@
-"""The reference backend: programs walked with PyTorch operations, on any device, under autograd."""
+"""The reference backend: programs interpreted with PyTorch operations, on any device, under autograd."""
 
 from __future__ import annotations
 

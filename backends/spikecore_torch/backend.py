@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Optional, Tuple
 
 from spikecore.backend import Backend, ParamValue, Runner, Spec, Tensors, by_call
+from spikecore.interpreter import Interpreter, is_autocast
 from spikecore.lang import Program
 from spikecore.lang.eager import is_plain
-from spikecore.walk import Walker, is_autocast
 from spikecore_torch import CAPABILITIES
 
 
@@ -21,17 +21,17 @@ class TorchBackend(Backend):
     capabilities = CAPABILITIES
 
     def compile(self, program: Program, spec: Spec) -> Runner:
-        """A walker over the program; any step count, parameter kind and gradient is the same to it."""
-        return Walk(program, spec)
+        """An interpreter of the program; any step count, parameter kind and gradient is the same to it."""
+        return TorchRunner(program, spec)
 
 
-class Walk(Walker):
-    """The runner: the walk with torch's functions, which define the language."""
+class TorchRunner(Interpreter):
+    """The runner: the interpreter with torch's functions, which define the language."""
 
     def __call__(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
     ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
-        return self.walk(inputs, state, params, record)
+        return self.interpret(inputs, state, params, record)
 
     def once(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]

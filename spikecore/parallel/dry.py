@@ -21,8 +21,8 @@ from spikecore._shell.binding import ask
 from spikecore._shell.state import Stateful
 from spikecore.backend import BackendError
 from spikecore.encode import Encoder
+from spikecore.interpreter import is_autocast
 from spikecore.parallel.placement import Stages
-from spikecore.walk import is_autocast
 
 #: What an error says that comes from the absence of data.
 _ABSENT = re.compile(r"\b[Mm]eta\b")

@@ -46,10 +46,10 @@ class Fake(Backend):
     capabilities = CAN
 
     def compile(self, program, spec):
-        from spikecore_torch.backend import Walk
+        from spikecore_torch.backend import TorchRunner
 
         print("{name} compiles", program.name)
-        return Walk(program, spec)
+        return TorchRunner(program, spec)
 
 
 @spikecore._plugins.hookspecs.hookimpl

@@ -15,7 +15,7 @@ from spikecore.lang import eager
 from spikecore.testing.random_programs import Difference, check_many
 from spikecore.testing.random_programs.case import draw, rounded
 from spikecore.testing.random_programs.tree import built, source
-from spikecore_torch.backend import Walk as TorchWalk
+from spikecore_torch.backend import TorchRunner
 
 
 def test_the_reference_gives_what_the_oracle_gives() -> None:
@@ -25,14 +25,14 @@ def test_the_reference_gives_what_the_oracle_gives() -> None:
 
 def test_a_backend_without_gradients_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Right values that have lost their graph are a difference."""
-    walk = TorchWalk.__call__
+    walk = TorchRunner.__call__
 
-    def detached(self: TorchWalk, *args: Any) -> object:
+    def detached(self: TorchRunner, *args: Any) -> object:
         outputs, final, trace = walk(self, *args)
         bare = [None if part is None else tuple(value.detach() for value in part) for part in (outputs, final, trace)]
         return tuple(bare)
 
-    monkeypatch.setattr(TorchWalk, "__call__", detached)
+    monkeypatch.setattr(TorchRunner, "__call__", detached)
     with pytest.raises(AssertionError, match="gradient of"):
         check_many("torch", 10)
 

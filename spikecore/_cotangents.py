@@ -1,9 +1,9 @@
-"""Where a walk's gradients come from: the same cotangents that a kernel starts from.
+"""Which cotangents the interpreter starts backward from: the same ones as a kernel.
 
 Autograd runs no backward of what nobody asked the gradient of, and gives ``None`` for what it did not reach. A kernel
 starts with a cotangent for every state it carries, 0 if none arrives, and writes zeros for what no path leads to.
-:func:`tied` gives a walk the kernel's rules, so that a zero cotangent that meets an infinite derivative is NaN on every
-backend, and no gradient is missing.
+:func:`tied` gives the interpreter the kernel's rules, so that a zero cotangent that meets an infinite derivative is NaN
+on every backend, and no gradient is missing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Ends(torch.autograd.Function):
     """The values after the last step, behind which further tensors get a zero gradient where the rules want one.
 
     The first ``count`` tensors are outputs, recorded states and final states after the last step; behind them stand the
-    states again, and the tensors that the walk began with.
+    states again, and the tensors that the call began with.
     """
 
     @staticmethod
@@ -64,8 +64,9 @@ class _Rules:
 def needed(program: Program, learn: Sequence[str]) -> bool:
     """Whether the rules make a difference for a program: a derivative can be infinite, or a result reaches not all.
 
-    Neurons of ``+ - *``, division by parameters, and bounded functions need nothing, and a walk of theirs is as quick
-    as torch's operations are. (An input that is infinite itself, at the last step, has a gradient of 0 there, not NaN.)
+    Neurons of ``+ - *``, division by parameters, and bounded functions need nothing, and the interpreter is as quick
+    for them as torch's operations are. (An input that is infinite itself, at the last step, has a gradient of 0 there,
+    not NaN.)
     """
     fixed = set(loop_invariant(program.nodes)) | {node for node in program.nodes if node.op in ("param", "const")}
     for node in program.nodes:
@@ -88,7 +89,7 @@ def tied(
     """Outputs, recorded and final states after the last step, with the cotangents that a kernel would have there.
 
     Nothing but autograd in reverse mode may follow the call: the tensors are plain ones. ``sources`` are the tensors
-    that the walk began with: kind of leaf, name, tensor.
+    that the call began with: kind of leaf, name, tensor.
     """
     traced = [now[program.states.index(name)] for name in record]
     values = [*outputs, *traced, *(now if final else ())]

@@ -1,9 +1,9 @@
-"""A program run step by step with PyTorch operations: what a backend needs whose device PyTorch itself computes on.
+"""The interpreter: a program run step by step with PyTorch operations, for devices that PyTorch itself computes on.
 
 Rules of this module:
 
 - One operation per node, in source order, from a table of functions (see :mod:`spikecore.lang.eager`).
-- Nothing reads a value on the host, and shapes alone decide what is done: the walk can be traced.
+- Nothing reads a value on the host, and shapes alone decide what is done: it can be traced.
 - State is local to a call.
 """
 
@@ -14,8 +14,8 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
+from spikecore._cotangents import needed, tied
 from spikecore.backend import ParamValue, Spec, Tensors
-from spikecore.ends import needed, tied
 from spikecore.lang import Node, Program, loop_invariant, topological
 from spikecore.lang._plain import Held, is_plain
 from spikecore.lang.eager import TORCH, Functions, Straight, operands
@@ -47,8 +47,8 @@ def is_autocast(device: str) -> bool:
         return False
 
 
-class Walker:
-    """Walks a program: once per call through what depends on parameters alone, once per step through the rest."""
+class Interpreter:
+    """Evaluates a program: what depends on parameters alone once per call, the rest once per step."""
 
     def __init__(self, program: Program, spec: Spec, functions: Functions = TORCH) -> None:
         self.dtype, self.compute, self.final = spec.dtype, spec.compute, spec.final
@@ -77,7 +77,7 @@ class Walker:
         self.own_outputs = tuple(node.op in (*_FRESH, "spike") and roots.count(node) == 1 for node in program.outputs)
         self._held = Held()
 
-    def walk(
+    def interpret(
         self,
         inputs: Tensors,
         state: Optional[Tensors],
@@ -87,17 +87,17 @@ class Walker:
     ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
         """One call, as that of a runner (see :meth:`spikecore.backend.Backend.compile`).
 
-        ``tie``: whether gradients begin as those of a kernel do (:mod:`spikecore.ends`), for which the device must run
-        the backward of an ``autograd.Function``.
+        ``tie``: whether gradients begin as those of a kernel do (:mod:`spikecore._cotangents`), for which the device
+        must run the backward of an ``autograd.Function``.
         """
         device = inputs[0].device.type
         if not is_autocast(device):
-            return self._walk(inputs, state, params, record, tie)
+            return self._interpret(inputs, state, params, record, tie)
         # the arithmetic has its dtype already, and CPU autocast takes no other half type than its own
         with torch.autocast(device, enabled=False):
-            return self._walk(inputs, state, params, record, tie)
+            return self._interpret(inputs, state, params, record, tie)
 
-    def _walk(
+    def _interpret(
         self,
         inputs: Tensors,
         state: Optional[Tensors],
@@ -139,7 +139,7 @@ class Walker:
     def step_alone(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
     ) -> Tuple[Tensors, Optional[Tensors]]:
-        """One step of plain tensors ``[*N]`` of a program without ties: :meth:`walk` without a dimension of time."""
+        """One step of plain tensors ``[*N]`` of a program without ties: :meth:`interpret` without time."""
         x, n = inputs[0], self.n_outputs
         like, shape = x if x.dtype == self.compute else x.new_empty((), dtype=self.compute), x.shape
         fixed, rest = self._held(params, like, self._before)
@@ -160,7 +160,7 @@ class Walker:
     def _sources(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
     ) -> List[Tuple[str, str, Tensor]]:
-        """The tensors that a walk begins with: kind of leaf, name, tensor."""
+        """The tensors that a call begins with: kind of leaf, name, tensor."""
         program = self.program
         given = [("param", name, value) for name, value in zip(program.params, params) if isinstance(value, Tensor)]
         return [
