@@ -28,12 +28,12 @@ class Synaptic(Membrane):
 
     def __init__(
         self,
-        alpha: Any = 0.5,
-        beta: Any = 0.75,
+        alpha: Any = params["alpha"],
+        beta: Any = params["beta"],
         *,
-        threshold: Any = 1.0,
+        threshold: Any = params["threshold"],
         reset: str = "hard",
-        v_reset: Any = 0.0,
+        v_reset: Any = params["v_reset"],
         **options: Any,
     ) -> None:
         super().__init__(alpha=alpha, beta=beta, threshold=threshold, reset=reset, v_reset=v_reset, **options)
@@ -60,7 +60,9 @@ class ALIF(LIF):
     bounds = {"rho": (0.0, 1.0), "beta": (0.0, None)}
     reset_states = ("v",)
 
-    def __init__(self, tau: Any = 2.0, *, rho: Any = 0.9, beta: Any = 0.2, **options: Any) -> None:
+    def __init__(
+        self, tau: Any = params["tau"], *, rho: Any = params["rho"], beta: Any = params["beta"], **options: Any
+    ) -> None:
         super().__init__(tau, rho=rho, beta=beta, **options)
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
@@ -85,7 +87,9 @@ class LI(Neuron):
     configuration = {**Neuron.configuration, "decay_input": checks.flag}
     bounds = {"tau": (1.0, None)}
 
-    def __init__(self, tau: Any = 2.0, *, decay_input: bool = True, v_rest: Any = 0.0, **options: Any) -> None:
+    def __init__(
+        self, tau: Any = params["tau"], *, decay_input: bool = True, v_rest: Any = params["v_rest"], **options: Any
+    ) -> None:
         super().__init__(tau=tau, v_rest=v_rest, **options)
         self.decay_input = decay_input
 

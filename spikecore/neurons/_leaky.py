@@ -36,7 +36,13 @@ class Leaky(Neuron):
     bounds = {"beta": (0.0, 1.0), "threshold": (0.0, None)}
 
     def __init__(
-        self, beta: Any, *, threshold: Any = 1.0, reset: str = "soft", reset_delay: bool = True, **options: Any
+        self,
+        beta: Any,
+        *,
+        threshold: Any = params["threshold"],
+        reset: str = "soft",
+        reset_delay: bool = True,
+        **options: Any,
     ) -> None:
         super().__init__(beta=beta, threshold=threshold, **options)
         self.reset = reset

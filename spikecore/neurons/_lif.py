@@ -18,7 +18,14 @@ class IF(Membrane):
     SpikingJelly's ``IFNode``.
     """
 
-    def __init__(self, *, threshold: Any = 1.0, reset: str = "hard", v_reset: Any = 0.0, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        threshold: Any = Membrane.params["threshold"],
+        reset: str = "hard",
+        v_reset: Any = Membrane.params["v_reset"],
+        **options: Any,
+    ) -> None:
         super().__init__(threshold=threshold, reset=reset, v_reset=v_reset, **options)
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
@@ -44,12 +51,12 @@ class LIF(Membrane):
 
     def __init__(
         self,
-        tau: Any = 2.0,
+        tau: Any = params["tau"],
         *,
         decay_input: bool = True,
-        threshold: Any = 1.0,
+        threshold: Any = params["threshold"],
         reset: str = "hard",
-        v_reset: Any = 0.0,
+        v_reset: Any = params["v_reset"],
         **options: Any,
     ) -> None:
         super().__init__(tau=tau, threshold=threshold, reset=reset, v_reset=v_reset, **options)
@@ -87,9 +94,9 @@ class PLIF(Membrane):
         tau: Any = 2.0,
         *,
         decay_input: bool = True,
-        threshold: Any = 1.0,
+        threshold: Any = params["threshold"],
         reset: str = "hard",
-        v_reset: Any = 0.0,
+        v_reset: Any = params["v_reset"],
         learn: Any = ("w",),
         **options: Any,
     ) -> None:
@@ -126,7 +133,13 @@ class KLIF(LIF):
     positive = ("k",)
 
     def __init__(
-        self, tau: Any = 2.0, *, k: Any = 1.0, scale_reset: bool = False, learn: Any = ("k",), **options: Any
+        self,
+        tau: Any = params["tau"],
+        *,
+        k: Any = params["k"],
+        scale_reset: bool = False,
+        learn: Any = ("k",),
+        **options: Any,
     ) -> None:
         super().__init__(tau, k=k, learn=learn, **options)
         self.scale_reset = scale_reset

@@ -15,20 +15,20 @@ class QIF(Membrane):
     may be anywhere. SpikingJelly's ``QIFNode``.
     """
 
-    params = {"tau": 2.0, "v_c": 0.8, "a0": 1.0, "v_rest": 0.0, **Membrane.params}
+    params = {"tau": 2.0, "v_c": 0.8, "a0": 1.0, "v_rest": 0.0, **Membrane.params, "v_reset": -0.1}
     positive = ("tau", "a0")
     bounds = {"threshold": None}
 
     def __init__(
         self,
-        tau: Any = 2.0,
+        tau: Any = params["tau"],
         *,
-        v_c: Any = 0.8,
-        a0: Any = 1.0,
-        v_rest: Any = 0.0,
-        threshold: Any = 1.0,
+        v_c: Any = params["v_c"],
+        a0: Any = params["a0"],
+        v_rest: Any = params["v_rest"],
+        threshold: Any = params["threshold"],
         reset: str = "hard",
-        v_reset: Any = -0.1,
+        v_reset: Any = params["v_reset"],
         **options: Any,
     ) -> None:
         super().__init__(
@@ -48,20 +48,20 @@ class EIF(Membrane):
     as in LIF; the threshold may be anywhere. SpikingJelly's ``EIFNode``.
     """
 
-    params = {"tau": 2.0, "delta_t": 1.0, "theta_rh": 0.8, "v_rest": 0.0, **Membrane.params}
+    params = {"tau": 2.0, "delta_t": 1.0, "theta_rh": 0.8, "v_rest": 0.0, **Membrane.params, "v_reset": -0.1}
     positive = ("delta_t",)
     bounds = {"tau": (1.0, None), "threshold": None}
 
     def __init__(
         self,
-        tau: Any = 2.0,
+        tau: Any = params["tau"],
         *,
-        delta_t: Any = 1.0,
-        theta_rh: Any = 0.8,
-        v_rest: Any = 0.0,
-        threshold: Any = 1.0,
+        delta_t: Any = params["delta_t"],
+        theta_rh: Any = params["theta_rh"],
+        v_rest: Any = params["v_rest"],
+        threshold: Any = params["threshold"],
         reset: str = "hard",
-        v_reset: Any = -0.1,
+        v_reset: Any = params["v_reset"],
         **options: Any,
     ) -> None:
         super().__init__(
@@ -110,18 +110,18 @@ class Izhikevich(Membrane):
 
     def __init__(
         self,
-        tau: Any = 2.0,
+        tau: Any = params["tau"],
         *,
-        v_c: Any = 0.8,
-        a0: Any = 1.0,
-        v_rest: Any = -0.1,
-        w_rest: Any = 0.0,
-        tau_w: Any = 2.0,
-        a: Any = 0.0,
-        b: Any = 0.0,
-        threshold: Any = 1.0,
+        v_c: Any = params["v_c"],
+        a0: Any = params["a0"],
+        v_rest: Any = params["v_rest"],
+        w_rest: Any = params["w_rest"],
+        tau_w: Any = params["tau_w"],
+        a: Any = params["a"],
+        b: Any = params["b"],
+        threshold: Any = params["threshold"],
         reset: str = "hard",
-        v_reset: Any = 0.0,
+        v_reset: Any = params["v_reset"],
         **options: Any,
     ) -> None:
         super().__init__(
