@@ -15,15 +15,8 @@ from spikecore._plugins.selection import Resolved
 from spikecore._shell import checks
 from spikecore._shell.needs import lacking
 from spikecore.backend import MAX_STATIC_STEPS, Backend, BackendError, Spec, Unsupported
+from spikecore.dtypes import DTYPES
 from spikecore.neuron import Neuron
-
-#: dtypes that inputs and outputs of a kernel may have, by name.
-DTYPES: Dict[str, torch.dtype] = {
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-}
 
 _ASKER = "kernel_source()"
 

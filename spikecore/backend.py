@@ -19,9 +19,15 @@ import torch
 
 from spikecore._base.contract import BACKEND_API as BACKEND_API
 from spikecore._base.contract import Api
+from spikecore._base.errors import BackendError as BackendError
+from spikecore._base.errors import BackendLoadError as BackendLoadError
+from spikecore._base.errors import BackendUnavailable as BackendUnavailable
+from spikecore._base.errors import UnknownBackend as UnknownBackend
+from spikecore._base.errors import Unsupported as Unsupported
 from spikecore._base.host import host
 from spikecore._base.locking import Lock as Lock
 from spikecore._base.recent import RUNNERS, Recent
+from spikecore.dtypes import compute_dtype as compute_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -45,31 +51,12 @@ Runner = Callable[
 ]
 
 
-class BackendError(RuntimeError):
-    """Something is wrong with the backend that was asked for; the message says what and the way out."""
-
-
-class UnknownBackend(BackendError):
-    """No backend has this name."""
-
-
-class BackendUnavailable(BackendError):
-    """The backend exists but cannot be used here, for example because there is no such device."""
-
-
-class BackendLoadError(BackendError):
-    """The backend is installed but broken: import error, wrong API version, name conflict. See ``__cause__``."""
-
-
-class Unsupported(BackendError, NotImplementedError):
-    """The backend works here but does not do what this call needs."""
-
-
 @dataclass(frozen=True)
 class Capabilities:
     """What a backend does. All are off until declared; dispatch, the conformance suite and the docs read this object.
 
-    The four dtypes are those of the inputs; state and arithmetic are float32, or float64 for float64 inputs.
+    The first flags are those of the inputs' dtypes (:mod:`spikecore.dtypes`); state and arithmetic are float32, or
+    float64 for float64 inputs.
     """
 
     float16: bool = False
@@ -120,11 +107,6 @@ class Spec:
     def compute(self) -> torch.dtype:
         """dtype of state and arithmetic."""
         return compute_dtype(self.dtype)
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float64 for float64, float32 for every other floating-point dtype."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @dataclass(frozen=True)

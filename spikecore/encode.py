@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._shell import checks
-from spikecore.backend import Unsupported, compute_dtype
+from spikecore.backend import Unsupported
+from spikecore.dtypes import compute_dtype
 from spikecore.lang._plain import is_compiling
 
 __all__ = ["Constant", "Delta", "Encoder", "Latency", "Poisson"]

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from spikecore._readout import check_readout, pool
-from spikecore.backend import compute_dtype
+from spikecore.dtypes import compute_dtype
 from spikecore.lang._plain import is_compiling
 
 __all__ = ["ce_count", "ce_max_membrane", "ce_rate", "mse_count", "mse_membrane", "rate_regularizer", "rate_sparsity"]

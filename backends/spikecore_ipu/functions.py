@@ -74,9 +74,18 @@ def clamp(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return value - (moved.detach() - moved)  # the difference is +0, which leaves zeros their sign
 
 
-#: What differs from the reference.
+#: Operations whose reference is one PopTorch function, with a handler and a derivative that is torch's. An operation
+#: that is neither here nor written above is refused: PopTorch would stop at it, or derive something else.
+SAME = (
+    *("add", "sub", "mul", "div", "neg", "exp", "log", "sqrt", "sin", "cos", "tanh", "sigmoid", "atan", "abs", "power"),
+    # of a detached value: no gradient
+    *("sign", "floor", "round", "detach"),
+    *("where", "ge", "gt", "le", "lt", "eq", "ne", "and", "or", "not"),
+)
+
+#: Every operation that PopTorch compiles here: op name -> its function.
 PLAIN: Functions = {
-    **TORCH,
+    **{op: TORCH[op] for op in SAME},
     "spike": spike,
     "select": select,
     "maximum": maximum,

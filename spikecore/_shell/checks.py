@@ -16,14 +16,13 @@ from torch import Tensor
 from spikecore._plugins.registry import AUTO_NAME, default_registry
 from spikecore._plugins.selection import Resolved
 from spikecore._shell import misnamed
-from spikecore.backend import BackendError, Tensors, compute_dtype
+from spikecore.backend import BackendError, Tensors
+from spikecore.dtypes import NAMES, compute_dtype
 from spikecore.surrogate import Surrogate
 
 RESETS = ("hard", "soft", "none")
 #: Keywords of every neuron, beside its parameters.
 COMMON = ("surrogate", "detach_reset", "learn", "channel_dim", "step", "backend", "bounds")
-
-_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def shown(value: Any) -> str:
@@ -159,7 +158,7 @@ def inputs(owner: str, names: Sequence[str], values: Sequence[Any]) -> Tensors:
                     "use torch.compile or torch.export"
                 )
             raise TypeError(f"{owner}: {name} is a {type(value).__name__}; give a tensor")
-        if value.dtype not in _FLOATS:
+        if value.dtype not in NAMES:
             raise TypeError(f"{owner}: {name} has dtype {value.dtype}; give floating-point input, e.g. {name}.float()")
         if value.is_nested:
             raise TypeError(

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._shell import ranges
-from spikecore.backend import MAX_STATIC_STEPS, ParamValue, Runner, Tensors, compute_dtype
+from spikecore.backend import MAX_STATIC_STEPS, ParamValue, Runner, Tensors
+from spikecore.dtypes import compute_dtype
 
 
 class PlacedTensor(NamedTuple):

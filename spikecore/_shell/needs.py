@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from typing import Sequence, Tuple
 
-import torch
-
 from spikecore.backend import Capabilities, Spec
+from spikecore.dtypes import NAMES
 from spikecore.lang._program import Program
-
-_DTYPE_CAPABILITY = {
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-    torch.float32: "float32",
-    torch.float64: "float64",
-}
 
 
 def lacking(
@@ -28,7 +20,7 @@ def lacking(
 ) -> Tuple[str, ...]:
     """Names of the capabilities that running ``program`` under ``spec`` takes and these do not have."""
     wanted: Sequence[Tuple[str, bool]] = (
-        (_DTYPE_CAPABILITY[spec.dtype], True),
+        (NAMES[spec.dtype], True),
         ("gradients", gradients),
         ("parameter_gradients", bool(spec.learn)),
         ("state_gradients", state_gradients),

@@ -15,9 +15,9 @@ from spikecore.backend import Unsupported
 from spikecore.bench.check import Observed, differences, observe
 from spikecore.bench.contenders import REFERENCE, Contender, NotHere
 from spikecore.bench.report import Fact, Row
-from spikecore.bench.settings import DTYPES
 from spikecore.bench.subjects import SUBJECTS, Subject
 from spikecore.bench.timing import Call, Failure, HostClock, Plan, Timing, failure
+from spikecore.dtypes import DTYPES
 
 #: Input sets that take turns are this many times the cache, or this many.
 CACHES, MOST_SETS = 4, 32

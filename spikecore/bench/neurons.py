@@ -14,9 +14,10 @@ import torch
 from spikecore.bench.cells import Bench, Cell, Inputs, Job, admit, contained, first_failure, quietly, timed
 from spikecore.bench.contenders import REFERENCE
 from spikecore.bench.report import Row
-from spikecore.bench.settings import DTYPES, Settings
+from spikecore.bench.settings import Settings
 from spikecore.bench.subjects import words
 from spikecore.bench.timing import Call, Failure, HostClock, Timing, failure, interleave
+from spikecore.dtypes import DTYPES
 
 COPY = "copy"
 #: Bytes of the input where no size is asked for: 134 million float32 on a GPU, 17 million on a CPU.

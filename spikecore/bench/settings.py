@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 import torch
 
 from spikecore.bench.models import NETWORKS
 from spikecore.bench.subjects import SUBJECTS
 from spikecore.bench.timing import Plan
+from spikecore.dtypes import DTYPES
 
 SUITES = ("neurons", "small", "beside", "documents", "networks")
-DTYPES: Mapping[str, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
 
 
 @dataclass(frozen=True)

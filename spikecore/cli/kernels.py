@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.syntax import Syntax
 
 from spikecore import neurons, surrogate
-from spikecore._source import DTYPES, kernel_source
+from spikecore._source import kernel_source
 from spikecore.backend import BackendError
+from spikecore.dtypes import DTYPES
 from spikecore.neuron import Neuron
 
 DIRECTIONS = ("forward", "backward")

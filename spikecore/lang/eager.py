@@ -12,6 +12,7 @@ from typing import Callable, List, Mapping, Sequence, Tuple
 import torch
 from torch import Tensor
 
+from spikecore._base.errors import Unsupported
 from spikecore.lang import _exact as exact
 from spikecore.lang._choices import select, spike
 from spikecore.lang._graph import topological
@@ -77,10 +78,13 @@ def operands(node: Node) -> Tuple[Node, ...]:
 
 
 def function_of(node: Node, functions: Functions = TORCH) -> Callable[..., Tensor]:
-    """The function of the table that computes a node from its operands."""
+    """The function of the table that computes a node from its operands; raises :class:`Unsupported` without one."""
     if isinstance(node.attr, SpikeRule):
         return SpikeFunction(node.attr, functions)
-    return functions[node.op]
+    function = functions.get(node.op)
+    if function is None:
+        raise Unsupported(f"there is no function for the operation {node.op!r}")
+    return function
 
 
 class SpikeFunction:

@@ -18,6 +18,7 @@ import struct
 from collections import Counter
 from typing import TYPE_CHECKING, Callable, Dict, FrozenSet, Iterable, List, Mapping, Sequence, Set, Tuple
 
+from spikecore._base.errors import Unsupported
 from spikecore.lang._graph import topological
 from spikecore.lang._symbols import Symbols, ascii_name
 from spikecore.lang._symbols import on_one_line as on_one_line  # printers take these two from here
@@ -182,8 +183,11 @@ class Printer:
         return binding, template.format(*args, **self.words(node))
 
     def template(self, node: Node) -> Tuple[int, str]:
-        """How tightly the text of a node binds, and its template."""
-        return self.templates[node.op]
+        """How tightly the text of a node binds, and its template. Raises :class:`Unsupported` where there is none."""
+        found = self.templates.get(node.op)
+        if found is None:
+            raise Unsupported(f"{type(self).__name__} has no text for the operation {node.op!r}")
+        return found
 
     def words(self, node: Node) -> Dict[str, str]:
         """What the named places of templates stand for."""

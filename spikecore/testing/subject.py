@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spikecore.dtypes import DTYPES
 from spikecore.neuron import Neuron
 from spikecore.testing.compare import Mismatch, Suspects, as_array, backward, same
 from spikecore.testing.context import Context
@@ -16,7 +17,7 @@ from spikecore.testing.models import BY_NAME, Model, library_surrogate
 from spikecore.testing.oracle import SURROGATES, Array, Derivative, Gradients, Oracle, Trajectory, adjoint, run
 from spikecore.testing.parts import of_parts
 from spikecore.testing.suspects import of_gradients, of_outputs, of_parameter_gradient, of_states
-from spikecore.testing.tolerances import DTYPES, EXACT, EXACT_STEPS, TOLERANCES
+from spikecore.testing.tolerances import EXACT, EXACT_STEPS, TOLERANCES
 
 SHAPE = (12, 3, 7)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Mapping, NamedTuple, Tuple
 
-import torch
+from spikecore.dtypes import DTYPES, NARROW
 
 
 class Tolerance(NamedTuple):
@@ -22,12 +22,8 @@ class Tolerance(NamedTuple):
 
 EXACT = Tolerance(0.0, 0.0)
 
-DTYPES: Mapping[str, torch.dtype] = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
+#: The dtypes beside float32: wide ones first, then those that are rounded where they are stored.
+OTHER_DTYPES: Tuple[str, ...] = tuple(sorted((name for name in DTYPES if name != "float32"), key=NARROW.__contains__))
 
 _SINGLE, _DOUBLE = Tolerance(1e-5, 1e-6), Tolerance(1e-12, 1e-13)
 #: A surrogate may be steep (FastSigmoid: 50 per unit), and its derivative may use approximate division.
@@ -39,7 +35,7 @@ TOLERANCES: Mapping[Tuple[str, str], Tolerance] = {
     ("float64", "output"): _DOUBLE,
     ("float16", "output"): Tolerance(1e-3, 1e-6),
     ("bfloat16", "output"): Tolerance(8e-3, 1e-6),
-    **{(dtype, "potential"): _SINGLE for dtype in ("float32", "float16", "bfloat16")},
+    **{(dtype, "potential"): _SINGLE for dtype in ("float32", *NARROW)},
     ("float64", "potential"): _DOUBLE,
     ("float32", "input gradient"): _SINGLE_GRADIENT,
     ("float64", "input gradient"): _DOUBLE_GRADIENT,

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 import spikecore as sc
+from spikecore.dtypes import DTYPES
 from spikecore.neuron import Neuron
 from spikecore.testing.models import BY_NAME, MODELS, Model
-from spikecore.testing.tolerances import DTYPES, TOLERANCES
+from spikecore.testing.tolerances import TOLERANCES
 
 pytestmark = pytest.mark.gpu
 

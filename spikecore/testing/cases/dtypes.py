@@ -12,6 +12,7 @@ from spikecore.testing.cases import core
 from spikecore.testing.compare import Mismatch
 from spikecore.testing.context import Context
 from spikecore.testing.subject import Subject
+from spikecore.testing.tolerances import OTHER_DTYPES
 
 #: A neuron of each kind, with the reset it is tried with.
 KINDS = (
@@ -34,7 +35,7 @@ _NOT_ARITHMETIC = ("plif", "eif")
 
 def add_to(cases: Collection) -> None:
     """Add the cases of this tier."""
-    for dtype in ("float64", "float16", "bfloat16"):
+    for dtype in OTHER_DTYPES:
         for model, reset in KINDS:
             which: Dict[str, Any] = {"model": model, "reset": reset, "dtype": dtype}
             cases.add(

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 import spikecore as sc
+from spikecore.dtypes import DTYPES
 from spikecore.testing.case import Collection
 from spikecore.testing.compare import Mismatch
 from spikecore.testing.context import Context
 from spikecore.testing.oracle import Array
-from spikecore.testing.tolerances import DTYPES
 
 
 class Square(sc.Neuron):

@@ -16,9 +16,9 @@ from spikecore.testing.context import Context
 from spikecore.testing.custom import CUSTOM
 from spikecore.testing.models import spread
 from spikecore.testing.subject import SHAPE, Subject
+from spikecore.testing.tolerances import OTHER_DTYPES
 
 _BACK = ("gradients",)
-_DTYPES = ("float32", "float64", "float16", "bfloat16")
 #: Sizes at which a copy may be forgotten: no steps, one step, no neurons, one neuron.
 _SIZES: Mapping[str, Tuple[int, ...]] = {
     "usual": (12, 3, 7),
@@ -53,7 +53,7 @@ def add_to(cases: Collection) -> None:
         add(f"results-{name}", own, partial(results, shape=shape))
         if shape[0]:
             add(f"gradients-{name}", of_gradients, partial(gradients, shape=shape), _BACK)
-    for dtype in _DTYPES[1:]:
+    for dtype in OTHER_DTYPES:
         for name in ("usual", "no-steps", "one-step"):
             add(f"results-{name}-{dtype}", own, partial(results, shape=_SIZES[name], dtype=dtype), dtype=dtype)
         add(f"gradients-{dtype}", of_gradients, partial(gradients, dtype=dtype), _BACK, dtype=dtype)

@@ -14,6 +14,7 @@ from spikecore.testing.compare import backward
 from spikecore.testing.context import Context
 from spikecore.testing.models import spread
 from spikecore.testing.subject import Subject
+from spikecore.testing.tolerances import OTHER_DTYPES
 from spikecore.testing.turning import TURN
 
 _STATES = ("a", "b", "c")
@@ -89,7 +90,7 @@ def add_to(cases: Collection) -> None:
                 partial(placed, role=role, layout=layout),
                 (*_NEEDS, "channel_parameters", "full_parameters"),
             )
-    for dtype in ("float64", "float16", "bfloat16"):
+    for dtype in OTHER_DTYPES:
         for layout in ("transposed", "strided", "expanded"):
             cases.add(
                 f"layouts/everything-{layout}-{dtype}",

@@ -11,6 +11,7 @@ from spikecore.testing.calls import Call, backward_together, check_parameters, p
 from spikecore.testing.case import Collection
 from spikecore.testing.context import Context
 from spikecore.testing.subject import Subject
+from spikecore.testing.tolerances import OTHER_DTYPES
 
 _BACK = ("gradients",)
 _LEARN = (*_BACK, "parameter_gradients")
@@ -37,7 +38,7 @@ def add_to(cases: Collection) -> None:
     kept = "a later backward pass leaves the gradients of an earlier one as they were"
     add("gradients-kept", kept, gradients_kept, _BACK)
     add("shapes", "calls of different shapes take turns, forward and backward", shapes, _BACK)
-    for dtype in ("float64", "float16", "bfloat16"):
+    for dtype in OTHER_DTYPES:
         turns = f"calls of float32 and {dtype} take turns on one neuron"
         add(f"dtypes-{dtype}", turns, partial(dtypes, dtype=dtype), _BACK, dtype=dtype)
 

@@ -10,6 +10,7 @@ from spikecore.testing.compare import as_array, backward
 from spikecore.testing.context import Context
 from spikecore.testing.models import Model, spread
 from spikecore.testing.subject import Subject
+from spikecore.testing.tolerances import OTHER_DTYPES
 from spikecore.testing.turning import SWAP, TURN
 
 #: Step counts beside and beyond chunks of 16.
@@ -72,7 +73,7 @@ def add_to(cases: Collection) -> None:
         no_steps,
         ("gradients", "state_gradients"),
     )
-    for dtype in ("float64", "float16", "bfloat16"):
+    for dtype in OTHER_DTYPES:
         add(
             f"steps-100-{dtype}",
             "100 steps of this dtype, recorded, from a given state: states and traces are in the dtype of arithmetic",

@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from spikecore.dtypes import DTYPES
 from spikecore.testing.case import Collection
 from spikecore.testing.compare import Mismatch, as_array, backward, same
 from spikecore.testing.context import Context
 from spikecore.testing.inputs import rounded
 from spikecore.testing.models import spread
 from spikecore.testing.subject import Subject
-from spikecore.testing.tolerances import DTYPES, Tolerance
+from spikecore.testing.tolerances import Tolerance
 from spikecore.testing.turning import SWAP
 
 #: Name -> a number that float32 does not hold, or not to the last digit.

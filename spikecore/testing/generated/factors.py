@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Callable, Dict, FrozenSet, List, Tuple
 
 from spikecore.testing.generated.programs import PROGRAMS
+from spikecore.testing.tolerances import OTHER_DTYPES
 
 _OF_INPUT = ("contiguous", "batch-first", "permuted", "every-other", "part", "one-step")
 _OF_COTANGENT = ("permuted", "every-other", "one-number")
@@ -17,7 +18,7 @@ FACTORS: Dict[str, Tuple[str, ...]] = {
     "T": ("1", "2", "15", "16", "17", "31", "32", "33", "64", "100", "250", "0"),
     #: Dimensions of one time step. Three are past 2^16 or 2^17 neurons.
     "size": ("7", "1", "3x5", "2x3x7", "2x3x1x2x3", "none", "3x0", "65539", "131101", "2x3x21851"),
-    "dtype": ("float32", "float64", "float16", "bfloat16"),
+    "dtype": ("float32", *OTHER_DTYPES),
     "program": tuple(PROGRAMS),
     "detach": ("no", "yes"),
     #: Of the parameters. ``spread`` is a tensor with dimensions of one, ``mixed`` one kind after another.
@@ -25,7 +26,7 @@ FACTORS: Dict[str, Tuple[str, ...]] = {
     #: ``inexact``: no multiple of a small power of two; as a number or in a float64 tensor, none of float32.
     "value": ("exact", "inexact"),
     #: Of parameters that are tensors.
-    "param_dtype": ("float32", "float64", "float16", "bfloat16"),
+    "param_dtype": ("float32", *OTHER_DTYPES),
     "param_layout": ("contiguous", "permuted", "every-other", "one-number"),
     "learn": ("none", "first", "all"),
     #: The start: at rest, or a given state of this layout.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
+from spikecore import dtypes
 from spikecore.testing.random_programs.draw import Drawing
 from spikecore.testing.random_programs.oracle import Cotangents, Oracle, Run
 from spikecore.testing.random_programs.rules import EXACT, Array
 from spikecore.testing.random_programs.tree import Tree, order
 
-DTYPES = ("float32", "float16", "bfloat16", "float64")
+DTYPES = ("float32", *(name for name in dtypes.DTYPES if name != "float32"))
 LAYOUTS = ("contiguous", "contiguous", "permuted", "batch first", "every other", "part", "one step")
 #: Inputs that are drawn for each neuron, of which the first good one is taken; and how often errors are tried.
 POOL, TRIES = 5, 3
@@ -77,14 +78,22 @@ def rounded(values: Any, dtype: str) -> Array:
     if dtype == "float64":
         return np.asarray(values, np.float64)
     values = np.asarray(values, np.float32)
-    if dtype == "float16":
-        return np.asarray(values.astype(np.float16).astype(np.float32))
-    if dtype == "bfloat16":
-        bits = values.view(np.uint32).astype(np.uint64)
-        # every number is a uint64: older NumPy makes float64 of a 0-d uint64 and a Python int
-        bits = (bits + np.uint64(0x7FFF) + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16) << np.uint64(16)
-        return np.asarray(bits.astype(np.uint32).view(np.float32).reshape(values.shape))
-    return np.asarray(values)
+    return NARROWED[dtype](values) if dtype in dtypes.NARROW else np.asarray(values)
+
+
+def _as_float16(values: Array) -> Array:
+    return np.asarray(values.astype(np.float16).astype(np.float32))
+
+
+def _as_bfloat16(values: Array) -> Array:
+    bits = values.view(np.uint32).astype(np.uint64)
+    # every number is a uint64: older NumPy makes float64 of a 0-d uint64 and a Python int
+    bits = (bits + np.uint64(0x7FFF) + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16) << np.uint64(16)
+    return np.asarray(bits.astype(np.uint32).view(np.float32).reshape(values.shape))
+
+
+#: Narrow dtype -> float32 values rounded as a tensor of that dtype would hold them.
+NARROWED: Dict[str, Callable[[Array], Array]] = {"float16": _as_float16, "bfloat16": _as_bfloat16}
 
 
 def draw(seed: int, dtypes: Sequence[str] = DTYPES, hostile: bool = True, inexact: Sequence[str] = ()) -> Case:

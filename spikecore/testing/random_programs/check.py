@@ -9,6 +9,7 @@ from typing import Callable, Optional, Sequence, Tuple
 import torch
 
 from spikecore._plugins.registry import default_registry
+from spikecore.dtypes import DTYPES
 from spikecore.testing.random_programs.call import Difference, by_call
 from spikecore.testing.random_programs.case import Case, draw
 from spikecore.testing.random_programs.comparison import compare, compared
@@ -76,7 +77,7 @@ def check(
 def _dtypes(backend: str, device: str) -> Tuple[str, ...]:
     """The dtypes that a backend declares on a device."""
     capabilities = default_registry().get(backend, "the random programs").capabilities_on(torch.device(device).type)
-    return tuple(n for n in ("float32", "float16", "bfloat16", "float64") if getattr(capabilities, n))
+    return tuple(name for name in DTYPES if getattr(capabilities, name))
 
 
 def told(case: Case, backend: str, step: bool) -> str:

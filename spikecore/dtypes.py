@@ -1,0 +1,50 @@
+"""The dtypes that inputs and outputs may have: the one table, which every other list of dtypes is held against.
+
+To add one, add its row here. ``tests/null/test_nothing_forgotten.py`` then names each place that lacks one: the
+capability, the types of each target, tolerances, the levels of generated cases, the documentation.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, Mapping, NamedTuple, Optional, Tuple
+
+import torch
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """dtype of state and arithmetic: float64 for float64, float32 for every other floating-point dtype."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class Dtype(NamedTuple):
+    """What is known of one dtype, whatever the target."""
+
+    #: Its name in torch, which is that of its capability, too.
+    name: str
+    dtype: torch.dtype
+    #: Its name in NumPy, None where NumPy has none.
+    numpy: Optional[str]
+
+    @property
+    def compute(self) -> torch.dtype:
+        """dtype of state and arithmetic."""
+        return compute_dtype(self.dtype)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether values are rounded where they are stored: they have fewer digits than arithmetic."""
+        return self.dtype != self.compute
+
+
+TABLE: Tuple[Dtype, ...] = (
+    Dtype("float16", torch.float16, "float16"),
+    Dtype("bfloat16", torch.bfloat16, None),
+    Dtype("float32", torch.float32, "float32"),
+    Dtype("float64", torch.float64, "float64"),
+)
+
+#: Name -> torch's dtype, in the order of the table, and the reverse.
+DTYPES: Mapping[str, torch.dtype] = {row.name: row.dtype for row in TABLE}
+NAMES: Dict[torch.dtype, str] = {row.dtype: row.name for row in TABLE}
+#: Those that are stored with fewer digits than arithmetic has.
+NARROW: Mapping[str, torch.dtype] = {row.name: row.dtype for row in TABLE if row.is_narrow}
