@@ -66,8 +66,7 @@ def _neurons(net: nn.Module, function: str, carries: bool = False) -> List[State
 
 def reset(net: nn.Module) -> None:
     """Put every neuron of ``net`` back to rest: the next call starts from the initial state."""
-    for module in _neurons(net, "reset"):
-        module._keep(None)
+    to_rest(_neurons(net, "reset"), carried=True)
 
 
 def detach(net: nn.Module) -> None:
@@ -126,11 +125,23 @@ def own_state(modules: Sequence[Stateful]) -> Iterator[None]:
         to_rest(modules)
 
 
-def to_rest(modules: Sequence[Stateful]) -> None:
-    """Drop the state of those that do not carry it on purpose."""
+def to_rest(modules: Sequence[Stateful], carried: bool = False) -> None:
+    """Drop the state of neurons; ``carried``: also of those within :func:`carry_state`, which have it on purpose."""
     for module in modules:
-        if not module._carrying:
+        if carried or not module.carrying:
             module._keep(None)
+
+
+@contextmanager
+def at_rest(modules: Sequence[Stateful]) -> Iterator[None]:
+    """Within the block neurons begin at rest; after it they have the state that they had before."""
+    states = [module.state for module in modules]
+    to_rest(modules, carried=True)
+    try:
+        yield
+    finally:
+        for module, state in zip(modules, states):
+            module._keep(state)
 
 
 def set_backend(net: nn.Module, backend: Optional[str]) -> None:

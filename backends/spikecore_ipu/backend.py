@@ -5,7 +5,7 @@ State is local to a call.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Optional, Set, Tuple
+from typing import Any, Iterable, Optional, Set, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from spikecore.backend import Backend, ParamValue, Runner, Spec, Tensors, Unsupp
 from spikecore.interpreter import Interpreter
 from spikecore.lang import Program, topological
 from spikecore.lang.node import LEAVES, SpikeRule
+from spikecore.training import InferenceStep, Loss, TrainingStep
 from spikecore_ipu import CAPABILITIES
 from spikecore_ipu.functions import PLAIN
 
@@ -28,13 +29,13 @@ class IpuBackend(Backend):
         """An interpreter of the program that emits operations PopTorch has handlers for, and ``detach``."""
         return IpuInterpreter(program, spec)
 
-    def training_model(self, net: nn.Module, loss: Callable[..., Tensor], optimizer: Any, options: Any) -> Any:
+    def training_model(self, net: nn.Module, loss: Loss, optimizer: Any, options: Any) -> TrainingStep:
         """The step of :class:`~spikecore_ipu.training.IpuTraining`."""
         from spikecore_ipu.training import IpuTraining
 
         return IpuTraining(net, loss, optimizer, options)
 
-    def inference_model(self, net: nn.Module, options: Any) -> Any:
+    def inference_model(self, net: nn.Module, options: Any) -> InferenceStep:
         """The call of :class:`~spikecore_ipu.inference.IpuInference`."""
         from spikecore_ipu.inference import IpuInference
 
@@ -70,11 +71,12 @@ class IpuInterpreter(Interpreter):
             # there the backward of an autograd.Function never runs
             return self.interpret(inputs, state, params, record, tie=False)
         outputs, final, trace = self.interpret(inputs, state, params, record)
-        once = Once.apply
-        return tuple(map(once, outputs)), None if final is None else tuple(map(once, final)), tuple(map(once, trace))
+        first_only = OnceDifferentiable.apply
+        outputs, trace = tuple(map(first_only, outputs)), tuple(map(first_only, trace))
+        return outputs, None if final is None else tuple(map(first_only, final)), trace
 
 
-class Once(torch.autograd.Function):
+class OnceDifferentiable(torch.autograd.Function):
     """The value itself, for eager calls only: a second derivative, which ``detach`` would make 0, is refused."""
 
     generate_vmap_rule = True

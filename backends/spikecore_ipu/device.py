@@ -17,7 +17,7 @@ from collections import deque
 from contextlib import contextmanager
 from typing import Callable, Deque, Iterator
 
-from spikecore._base.locking import Lock
+from spikecore.backend import Lock
 
 #: Held while a program is compiled or runs, which may take minutes. A fork does not wait: no child uses the device.
 _lock = Lock(patience=0.0)

@@ -13,9 +13,9 @@ from typing import Any, List, Optional
 import torch
 from torch import nn
 
-from spikecore._base.batches import flattened, home
 from spikecore.backend import Unsupported
-from spikecore.functional import stateful_modules
+from spikecore.functional import at_rest, stateful_modules
+from spikecore.training import flattened, home
 from spikecore_ipu.device import exclusive
 from spikecore_ipu.layout import lay_out, scattered
 from spikecore_ipu.sdk import poptorch
@@ -67,9 +67,14 @@ class Compiled:
         return self._executor
 
     @property
+    def wrapped(self) -> bool:
+        """Whether there is an executor, compiled or not."""
+        return self._executor is not None
+
+    @property
     def compiled(self) -> bool:
         """Whether there is a program, which may hold weights that the network has not."""
-        return self._executor is not None and bool(self.executor.isCompiled())
+        return self.wrapped and bool(self.executor.isCompiled())
 
     def _wrapped(self) -> Any:
         """The executor of the step, made anew."""
@@ -95,14 +100,14 @@ class Compiled:
         own = getattr(self._options, "ipu_id", None)
         for other in list(_programs):
             theirs = getattr(other._options, "ipu_id", None)
-            apart = own is not None and theirs is not None and own != theirs
-            if other is not self and not apart and other.compiled and other.executor.isAttachedToDevice():
+            elsewhere = own is not None and theirs is not None and own != theirs
+            if other is not self and not elsewhere and other.compiled and other.executor.isAttachedToDevice():
                 other.executor.detachFromDevice()
 
     def _run(self, *batch: Any) -> Any:
         """Compile at the first call, and run."""
         for module in self._stateful:
-            if module._carrying:
+            if module.carrying:
                 raise Unsupported(
                     f"a {type(module).__name__} is to carry its state from call to call, and an IPU keeps none; call "
                     "the network outside sc.carry_state, or run it on another backend"
@@ -117,14 +122,8 @@ class Compiled:
                 )
         self._step.traced.given = tuple(t.shape[0] if t.ndim else 1 for t in flattened(batch))
         # PopTorch moves the whole module to the device to compile it, and brings back parameters and buffers only
-        states = [module.state for module in self._stateful]
-        for module in self._stateful:
-            module._keep(None)
-        try:
+        with at_rest(self._stateful):
             result = self.executor(*batch)
-        finally:
-            for module, state in zip(self._stateful, states):
-                module._keep(state)
         self._modes, self._frozen = modes, frozen
         return result
 

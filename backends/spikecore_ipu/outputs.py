@@ -10,7 +10,7 @@ from typing import Any, Iterator, Tuple
 import torch
 from torch import Tensor
 
-from spikecore._base.batches import mapped
+from spikecore.training import mapped
 from spikecore_ipu.step import Traced
 
 

@@ -12,13 +12,13 @@ Rules of this module:
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Tuple
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 from torch import Tensor, nn
 
-from spikecore._base.batches import flattened, run
-from spikecore.functional import stateful_modules
-from spikecore.training import check_loss
+from spikecore.functional import stateful_modules, to_rest
+from spikecore.training import check_loss, flattened, run
 from spikecore_ipu.blocks import last_block, placed
 from spikecore_ipu.sdk import poptorch
 
@@ -71,7 +71,7 @@ class Step(nn.Module):
     def forward(self, inputs: Any, targets: Any = None) -> Any:
         """Outputs of the network, and its loss."""
         self.traced.micro = _micro_batch(self.traced.given, flattened((inputs, targets)))
-        with _Fresh(self.net), placed(self.net), last_block() as go_on:
+        with _fresh(self.net), placed(self.net), last_block() as go_on:
             outputs = run(self.net, inputs)
             go_on()
             loss = None if self.loss is None else self.loss(outputs, targets)
@@ -95,16 +95,12 @@ def _micro_batch(given: Tuple[int, ...], tensors: List[Tensor]) -> int:
     return int(first)
 
 
-class _Fresh:
-    """While a network is traced, its neurons begin at rest, and none keeps a state of it."""
-
-    def __init__(self, net: nn.Module) -> None:
-        self.modules = stateful_modules(net)
-
-    def __enter__(self) -> None:
-        for module in self.modules:
-            module._keep(None)
-
-    def __exit__(self, *error: object) -> None:
-        for module in self.modules:
-            module._keep(None)
+@contextmanager
+def _fresh(net: nn.Module) -> Iterator[None]:
+    """While a network is traced, its neurons begin at rest, and afterwards none has a state of the graph."""
+    modules = stateful_modules(net)
+    to_rest(modules, carried=True)
+    try:
+        yield
+    finally:
+        to_rest(modules, carried=True)

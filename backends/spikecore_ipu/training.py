@@ -18,8 +18,7 @@ from typing import Any, Callable, Dict, List, MutableMapping, Optional, Tuple
 from torch import Tensor, nn
 
 from spikecore.backend import Unsupported
-from spikecore.training import _restore as restore
-from spikecore.training import check_optimizer
+from spikecore.training import all_or_nothing, check_optimizer, check_parts
 from spikecore_ipu.device import exclusive, when_idle
 from spikecore_ipu.executor import Compiled, checked_net, checked_options
 from spikecore_ipu.layout import check_sharing
@@ -63,7 +62,7 @@ class IpuTraining(Compiled):
 
     def _wrapped(self) -> Any:
         other = trainer_of(self.net)
-        if other is not None and other is not self and other._executor is not None:
+        if other is not None and other is not self and other.wrapped:
             raise Unsupported(
                 "this network is trained by another training_model, which holds its weights on the device; call its "
                 "destroy() first, or drop it"
@@ -82,7 +81,7 @@ class IpuTraining(Compiled):
     def destroy(self) -> None:
         """Give the device back, after reading weights and the optimiser's state; the next call compiles anew."""
         with exclusive():
-            kept = None if self._executor is None else self._end.detach()
+            kept = self._end.detach() if self.wrapped else None
             if kept is not None:
                 _, _, (end,), _ = kept
                 end()
@@ -113,7 +112,7 @@ class IpuTraining(Compiled):
         return joined(outputs, self._step.traced), loss
 
     def _send_hyperparameters(self) -> None:
-        if self._executor is not None:
+        if self.wrapped:
             self._translated.hand_over(self.executor)
 
     def _tell_schedulers(self) -> None:
@@ -143,17 +142,17 @@ class IpuTraining(Compiled):
         Raises ValueError for a state that lacks a part or is of an optimiser that ran elsewhere, and RuntimeError, as
         torch does, for weights that do not fit; nothing has changed then.
         """
-        restore.check_parts(state, ("net", "optimizer"))
+        check_parts(state, ("net", "optimizer"))
         if "ipu_state" not in state["optimizer"]:
             raise ValueError(
                 "state['optimizer'] is of an optimiser that did not run on an IPU, and PopTorch takes only its own; "
                 "net.load_state_dict(state['net']) goes on from the weights, with a fresh optimiser"
             )
         target = self._translated.target
-        with exclusive(), restore.all_or_nothing(self.net, [self.optimizer, self._translated, target]):
+        with exclusive(), all_or_nothing(self.net, [self.optimizer, self._translated, target]):
             self.net.load_state_dict(state["net"])
             self._translated.load_state_dict(state["optimizer"])
-            if self._executor is not None:
+            if self.wrapped:
                 self.executor.setOptimizer(target)
 
 

@@ -64,6 +64,11 @@ class Stateful(nn.Module):
         """Whether a call continues from the last one."""
         return self.step == "single" or self._slot()["_carrying"] > 0
 
+    @property
+    def carrying(self) -> bool:
+        """Whether a block of :func:`spikecore.carry_state` is active, single-step neurons included."""
+        return self._carrying > 0
+
     def _slot(self, calls: bool = False) -> recompute.Slot:
         """Where the state is held for what runs now; ``calls``: which is a call of this module."""
         if is_compiling():

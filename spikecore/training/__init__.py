@@ -2,9 +2,10 @@
 
 For users: :func:`training_model`, :func:`inference_model`, :func:`DataLoader`, their options, and checkpoints. For
 backends with a training step of their own: the protocols :class:`TrainingStep` and :class:`InferenceStep`, and the
-checks that every step makes.
+checks and the handling of batches that every step needs.
 """
 
+from spikecore._base.batches import flattened, home, mapped, run
 from spikecore._base.host import set_host
 from spikecore._plugins.registry import default_registry
 from spikecore.training._checks import check_loss, check_optimizer
@@ -27,8 +28,12 @@ __all__ = [
     "check_loss",
     "check_optimizer",
     "check_parts",
+    "flattened",
+    "home",
     "inference_model",
     "load_checkpoint",
+    "mapped",
+    "run",
     "save_checkpoint",
     "training_model",
 ]

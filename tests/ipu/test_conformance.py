@@ -45,7 +45,7 @@ class TracedBackend(backend.IpuBackend):
                 return walk(xs, start, values, record)
 
             outputs, final, trace = traced(call, *tensors)(*tensors)
-            once = backend.Once.apply
+            once = backend.OnceDifferentiable.apply
             return (
                 tuple(map(once, outputs)),
                 None if final is None else tuple(map(once, final)),
