@@ -63,8 +63,8 @@ class OnMeta(backend.IpuBackend):
     name = "ipu_on_meta"
 
     def compile(self, program, spec):
-        """The walk, with the operations of a device."""
-        return super().compile(program, spec).walk
+        """The interpreter, with the operations of a device."""
+        return super().compile(program, spec).interpret
 
 
 @pytest.fixture(autouse=True, scope="module")
