@@ -16,7 +16,7 @@ from spikecore._shell import checks
 from spikecore._shell.needs import lacking
 from spikecore.backend import MAX_STATIC_STEPS, Backend, BackendError, Spec, Unsupported
 from spikecore.dtypes import DTYPES
-from spikecore.neuron import Neuron
+from spikecore.neuron import Neuron, values_of
 
 _ASKER = "kernel_source()"
 
@@ -42,7 +42,7 @@ def kernel_source(
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps={steps!r} must be a whole number, 1 or more")
     program = neuron.program
-    values = [value for _, value in neuron._values()]
+    values = [value for _, value in values_of(neuron)]
     spec = Spec(
         dtype=dtype,
         steps=steps if steps <= MAX_STATIC_STEPS else None,

@@ -16,8 +16,8 @@ from torch import nn
 from spikecore._shell import reuse
 from spikecore._shell.binding import ask, request
 from spikecore._shell.checks import shown
-from spikecore._shell.ranged import Ranged
-from spikecore._shell.state import Stateful
+from spikecore._shell.ranged import Ranged, put_inside
+from spikecore._shell.state import Stateful, carry, carry_no_more, cut_graph, keep
 
 #: Networks that were searched for neurons at two places: how many neurons they had, and what was found.
 _searched: MutableMapping[nn.Module, Tuple[int, Dict[nn.Module, Tuple[str, str]]]] = weakref.WeakKeyDictionary()
@@ -72,7 +72,7 @@ def reset(net: nn.Module) -> None:
 def detach(net: nn.Module) -> None:
     """Cut the graph of the carried state of every neuron of ``net``; values stay. For truncated backpropagation."""
     for module in _neurons(net, "detach"):
-        module._detach()
+        cut_graph(module)
 
 
 def project(net: nn.Module) -> None:
@@ -84,7 +84,7 @@ def project(net: nn.Module) -> None:
     """
     for module in _neurons(net, "project"):
         if isinstance(module, Ranged):
-            module._project()
+            put_inside(module)
 
 
 @contextmanager
@@ -105,12 +105,12 @@ def carry_state(net: nn.Module) -> Iterator[None]:
     """
     modules = _neurons(net, "carry_state", carries=True)
     for module in modules:
-        module._carry()
+        carry(module)
     try:
         yield
     finally:
         for module in modules:
-            module._carry_no_more()
+            carry_no_more(module)
 
 
 @contextmanager
@@ -121,7 +121,7 @@ def own_state(modules: Sequence[Stateful]) -> Iterator[None]:
         yield
     finally:
         for module in modules:
-            module._detach()
+            cut_graph(module)
         to_rest(modules)
 
 
@@ -129,7 +129,7 @@ def to_rest(modules: Sequence[Stateful], carried: bool = False) -> None:
     """Drop the state of neurons; ``carried``: also of those within :func:`carry_state`, which have it on purpose."""
     for module in modules:
         if carried or not module.carrying:
-            module._keep(None)
+            keep(module, None)
 
 
 @contextmanager
@@ -141,7 +141,7 @@ def at_rest(modules: Sequence[Stateful]) -> Iterator[None]:
         yield
     finally:
         for module, state in zip(modules, states):
-            module._keep(state)
+            keep(module, state)
 
 
 def set_backend(net: nn.Module, backend: Optional[str]) -> None:

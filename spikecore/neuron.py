@@ -293,3 +293,8 @@ class Neuron(Ranged):
         bound = ", ".join(f"{resolved.backend.name} on {device}" for device, resolved in self._bound.items())
         asked = asked_in_words(self._request, self._bound.values())
         return ", ".join(parts) + f", backend={asked}" + (f" ({bound})" if bound else "")
+
+
+def values_of(neuron: Neuron) -> List[Tuple[str, Any]]:
+    """The parameters of a neuron's program, by name: its own, and the numbers of its surrogate."""
+    return neuron._values()

@@ -288,9 +288,15 @@ class Registry:
         return self._once(candidate, lambda known: known.backend, step)
 
 
-_default = Registry(BUILTINS)
+_defaults = [Registry(BUILTINS)]
 
 
 def default_registry() -> Registry:
     """The registry of this process: the built-ins and the installed plugins."""
-    return _default
+    return _defaults[-1]
+
+
+def replace_default(registry: Registry) -> Registry:
+    """Take another registry for this process; the one before, to be put back."""
+    before, _defaults[:] = _defaults[-1], [registry]
+    return before

@@ -159,3 +159,8 @@ class Ranged(Bound):
         given = {name: bounds.get(name) for name in self.params}
         super().__setstate__({"_given": given, **state})
         self._adopt(dict(bounds))
+
+
+def put_inside(module: Ranged) -> None:
+    """Put every learnt parameter of ``module`` that left its range back to the nearest value inside, in place."""
+    module._project()

@@ -202,3 +202,31 @@ class Stateful(nn.Module):
 
 def _moved(converted: Tensor, value: Tensor) -> Tensor:
     return converted if converted.dtype == value.dtype else value.to(converted.device)
+
+
+# What other modules of spikecore, and backends with a training step of their own, do with the state of a module.
+
+
+def keep(module: Stateful, state: Optional[State]) -> None:
+    """Have the next call of ``module`` continue from ``state``; None: from rest."""
+    module._keep(state)
+
+
+def cut_graph(module: Stateful) -> None:
+    """Detach the state that ``module`` carries; its values stay."""
+    module._detach()
+
+
+def carry(module: Stateful) -> None:
+    """Have multi-step calls continue, from rest on, until :func:`carry_no_more` was called as often."""
+    module._carry()
+
+
+def carry_no_more(module: Stateful) -> None:
+    """End one :func:`carry`; the last one drops the state of a multi-step module."""
+    module._carry_no_more()
+
+
+def slot_of(module: Stateful) -> recompute.Slot:
+    """Where the state of ``module`` is held for what runs now, see :mod:`spikecore._shell.recompute`."""
+    return module._slot()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from spikecore._base.batches import flattened, mapped
 from spikecore._plugins.selection import capture
 from spikecore._shell.binding import ask
-from spikecore._shell.state import Stateful
+from spikecore._shell.state import Stateful, keep
 from spikecore.backend import BackendError
 from spikecore.encode import Encoder
 from spikecore.interpreter import is_autocast
@@ -73,7 +73,7 @@ def _called(twin: nn.Module, value: Any) -> Tuple[Any, int]:
     hooks = []
     for module in twin.modules():
         if isinstance(module, Stateful):
-            module._keep(None)
+            keep(module, None)
             if module.step == "single":
                 hooks.append(module.register_forward_pre_hook(lambda neuron, _: calls.append(neuron)))
     try:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._shell.freed import Passed
-from spikecore._shell.state import Stateful
+from spikecore._shell.state import Stateful, slot_of
 
 #: The state of a part, and what is known of the graph that it has.
 _Part = Tuple[Optional[Dict[str, Tensor]], Any]
@@ -44,7 +44,7 @@ class PartStates:
         for modules, stage in zip(self._stages, stages):
             modules += [module for module in stage.modules() if isinstance(module, Stateful) and module.continues]
             for module in modules:
-                slot = module._slot()
+                slot = slot_of(module)
                 self._whole[module] = slot["_state"], slot["_passed"]
         if len(sizes) == 1:
             self._stages = [[] for _ in stages]  # one part goes on from the state of the whole batch
@@ -59,27 +59,27 @@ class PartStates:
             yield
         except BaseException:
             for module, (state, passed) in self._whole.items():
-                slot = module._slot()
+                slot = slot_of(module)
                 slot["_state"], slot["_passed"] = state, passed
             raise
 
     def enter(self, stage: int, part: int) -> None:
         """Give the neurons of a stage the states of a part."""
         for module in self._stages[stage]:
-            slot = module._slot()
+            slot = slot_of(module)
             slot["_state"], slot["_passed"] = self._parts[module][part]
 
     def leave(self, stage: int, part: int) -> None:
         """Take them, as the call of the stage left them."""
         for module in self._stages[stage]:
-            slot = module._slot()
+            slot = slot_of(module)
             self._parts[module][part] = slot["_state"], slot["_passed"]
 
     def join(self) -> None:
         """Make the states of the parts those of the whole batch."""
         joined = {module: self._joined(module) for module in self._parts}
         for module, (state, passed) in joined.items():
-            slot = module._slot()
+            slot = slot_of(module)
             slot["_state"], slot["_passed"] = state, passed
 
     def _cut(self, module: Stateful) -> List[_Part]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from spikecore._base.batches import flattened, mapped
-from spikecore._shell.state import Stateful
+from spikecore._shell.state import Stateful, carry, carry_no_more, keep, slot_of
 from spikecore.encode import Encoder
 from spikecore.functional import check_places, stateful_modules
 from spikecore.parallel import dims
@@ -63,20 +63,20 @@ def from_rest(net: nn.Module, several: bool) -> Iterator[None]:
     carried = modules if several else []
     _to_rest(modules)
     for module in carried:
-        module._carry()
+        carry(module)
     try:
         yield
     finally:
         for module in carried:
-            module._carry_no_more()
+            carry_no_more(module)
         _to_rest(modules)
 
 
 def _to_rest(modules: List[Stateful]) -> None:
     for module in modules:
         # of the slot: in a checkpointed region that runs again, carry_state is active if it was when the region began
-        if not module._slot()["_carrying"]:
-            module._keep(None)
+        if not slot_of(module)["_carrying"]:
+            keep(module, None)
 
 
 def with_time(x: Any) -> Any:

@@ -147,11 +147,10 @@ def installed(
             return [info]
 
     point: Any = SimpleNamespace(name=name, value=f"in process: {backend.__qualname__}", dist=None, load=Plugin)
-    before = registry._default
     setattr(_classes, name, backend)
-    registry._default = registry.Registry(before.builtins, entry_points=[point])
+    before = registry.replace_default(registry.Registry(registry.default_registry().builtins, entry_points=[point]))
     try:
         yield name
     finally:
-        registry._default = before
+        registry.replace_default(before)
         delattr(_classes, name)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from spikecore._base.batches import beside, home, mapped, run, sent
 from spikecore._shell.processes import named_as, unwrapped
+from spikecore._shell.ranged import put_inside
 from spikecore.functional import own_state, stateful_modules
 from spikecore.neuron import Neuron
 from spikecore.training import _optimizer_state as optimizer_state
@@ -115,7 +116,7 @@ class EagerTraining:
         for module in self._stateful:
             if isinstance(module, Neuron):
                 # at once, not at the next call: a user may read the parameter, and a compiled network does not project
-                module._project()
+                put_inside(module)
 
 
 class EagerInference:

@@ -29,7 +29,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody asked for a backend, and nothing was said yet."""
     monkeypatch.delenv("SPIKECORE_BACKEND", raising=False)
     monkeypatch.delenv("SPIKECORE_BLOCK", raising=False)
-    monkeypatch.setattr(registry, "_default", registry.Registry(registry.BUILTINS))
+    monkeypatch.setattr(registry, "_defaults", [registry.Registry(registry.BUILTINS)])
 
 
 @pytest.mark.usefixtures("fresh")

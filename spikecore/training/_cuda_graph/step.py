@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from spikecore._base.batches import flattened, mapped, sent
 from spikecore._shell.checks import is_device
+from spikecore._shell.state import keep
 from spikecore.backend import Unsupported
 from spikecore.functional import stateful_modules, to_rest
 from spikecore.training._cuda_graph import facts
@@ -79,7 +80,7 @@ class _Graphed:
         if self._circumstances() != self._seen:
             self._prepare()
         to_rest(self._stateful)  # as the eager step does; what it begins with is part of the kind of batch
-        whole = (*batch, [module._state for module in self._stateful])
+        whole = (*batch, [module.state for module in self._stateful])
         kind = facts.kind(whole)
         graph = self._graphs.get(kind)
         if graph is None:
@@ -138,7 +139,7 @@ class _Graphed:
         def work() -> Any:
             self._keep(inputs[-1])
             result = self._eager(*inputs[:-1])
-            return result, [module._state for module in self._stateful]
+            return result, [module.state for module in self._stateful]
 
         put_back = facts.snapshot(self._modules, self.optimizer)
         held = [value for module in self._modules for value in vars(module).values()]
@@ -174,7 +175,7 @@ class _Graphed:
 
     def _keep(self, states: List[Any]) -> None:
         for module, state in zip(self._stateful, states):
-            module._keep(state)
+            keep(module, state)
 
     def _refused(self, why: str) -> Unsupported:
         self._refusal = f"the step cannot be captured in a CUDA graph: {why}; or use graph=False"
