@@ -79,7 +79,7 @@ def test_it_needs_no_gpu_no_cupy_and_no_numba() -> None:
 def test_an_unusable_backend_stays_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Having shown its text, it is refused for computing as before."""
     monkeypatch.setattr(device, "reason", lambda: "there is no GPU")
-    monkeypatch.setattr(registry, "_default", registry.Registry(registry.BUILTINS, entry_points=()))
+    monkeypatch.setattr(registry, "_defaults", [registry.Registry(registry.BUILTINS, entry_points=())])
     neuron = sc.LIF(backend="cupy")
     assert sc.kernel_source(neuron)
     with pytest.raises(sc.BackendUnavailable, match="not usable here: there is no GPU"):
