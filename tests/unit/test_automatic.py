@@ -98,7 +98,9 @@ class World:
         )
         module.spikecore_backends.__name__ = "spikecore_backends"
         self.monkeypatch.setitem(sys.modules, "fake_quick", module)
-        self.monkeypatch.setattr(registry, "_defaults", [Registry({**BUILTINS, "quick": "fake_quick"}, entry_points=[])])
+        self.monkeypatch.setattr(
+            registry, "_defaults", [Registry({**BUILTINS, "quick": "fake_quick"}, entry_points=[])]
+        )
         self.monkeypatch.setattr(selection, "AUTO", {"cpu": ("quick", "torch")})
         return made
 
