@@ -5,8 +5,8 @@ Rules of this module:
 - ``poptorch.BeginBlock`` puts a hook on a module, which runs where the module is called, and not where only its
   ``.run()`` is. While a network is compiled, :func:`placed` has ``.run()`` begin the stage as well, and raises for a
   stage that was never begun, which PopTorch would leave on the IPU before without a word.
-- ``with poptorch.Block(...)`` ends its block, and PopTorch refuses what comes after it. A loss belongs into the last
-  block of the network: :func:`last_block` says which that is.
+- ``with poptorch.Block(...)`` ends its block, and PopTorch refuses operations after it. So the loss continues the last
+  block of the network: :func:`last_block` begins that again.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Begun:
 
 @contextmanager
 def placed(net: nn.Module) -> Iterator[None]:
-    """Statements that compile ``net``; raises ValueError at the end for stages that :func:`pipeline` marked in vain."""
+    """Statements that compile ``net``; raises ValueError at the end if a stage of :func:`pipeline` was not begun."""
     begun = [(module, hook) for module in net.modules() for hook in _stages_of(module)]
     wrapped: List[nn.Module] = []
     for module, stage in begun:
@@ -110,9 +110,10 @@ def _beginning(run: Callable[..., Any], module: nn.Module, stage: _Begun) -> Cal
 
 @contextmanager
 def last_block() -> Iterator[Callable[[], None]]:
-    """Statements of a model that is being compiled; gives what goes on in the last block that was begun in them.
+    """Around ``forward`` while it is compiled; gives a function that begins the block again that was begun last in it.
 
-    PopTorch's stage manager is asked, since hooks begin blocks as well. Without blocks there is nothing to go on in.
+    PopTorch's stage manager is asked, since hooks begin blocks as well. The function does
+    nothing if there was no block.
     """
     block: Any = poptorch().Block
     manager = getattr(block, "_stages_manager", None)

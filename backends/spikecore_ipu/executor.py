@@ -135,10 +135,10 @@ class Compiled:
             self._executor = self._modes = self._frozen = None
 
 
-#: Those that there are, training and inference.
+#: All programs of this process that are in use, for training and inference.
 _programs: weakref.WeakSet[Compiled] = weakref.WeakSet()
 
-#: The attribute itself, past what PopTorch puts on a parameter to read weights back when it is looked at.
+#: Has ``requires_grad`` as torch defines it. PopTorch's class of parameters would copy the weights to the host first.
 _Base: Any = getattr(torch._C, "TensorBase", None) or torch._C._TensorBase  # the latter before torch 2.1
 
 

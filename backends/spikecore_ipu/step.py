@@ -7,7 +7,7 @@ Rules of this module:
   shallow copy which PopTorch makes of the module shares.
 - The loss is in the last block of the network: ``with poptorch.Block(...)`` ends its block, and what comes after it
   would be in none.
-- Nothing persists on an IPU between calls. Neurons begin at rest, and what a call leaves on a module is dropped.
+- An IPU keeps no state between calls. Neurons begin at rest, and their state after a call is dropped.
 """
 
 from __future__ import annotations

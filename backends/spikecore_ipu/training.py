@@ -55,7 +55,7 @@ class IpuTraining(Compiled):
         self._translated = translated(optimizer, step)
         self.loss = loss
         self.optimizer = optimizer
-        #: The number of the last call among those of all steps; what has weights of another number is stale.
+        #: Number of the last call, counted over all steps. Weights copied at another number are stale.
         self.calls = 0
         self._edited = False
         super().__init__(net, step, options)

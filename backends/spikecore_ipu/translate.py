@@ -4,7 +4,7 @@ Rules of this module:
 
 - PopTorch runs no optimiser's ``step``. It reads hyperparameters when a model is wrapped, and again only when it is
   told to (``setOptimizer``): :meth:`Translated.hand_over` does that.
-- What PopTorch would compute otherwise without a word (``maximize``), or update although it is in no group, is refused.
+- What PopTorch would silently compute differently (``maximize``), or update although it is in no group, is refused.
 - Every number that torch's optimiser has is given to PopTorch's, which makes it a variable of the compiled program: a
   schedule may change it. What is off in all groups (a momentum of 0, for one) stays a constant, and costs nothing.
 """
@@ -34,7 +34,7 @@ _TAKEN: Mapping[Type[torch.optim.Optimizer], Mapping[str, Any]] = {
         "centered": False,
     },
 }
-#: Options of torch's optimisers with which PopTorch would update otherwise than torch does: name -> why not.
+#: Options of torch's optimisers with which PopTorch's updates would differ from torch's: name -> why.
 _REFUSED = {
     "amsgrad": "PopTorch has only non-amsgrad Adam and AdamW",
     "dampening": "PopTorch damps the first step, too, and steps without momentum, where torch does not",
@@ -52,11 +52,11 @@ class Translated:
     source: torch.optim.Optimizer
     #: What PopTorch gets; the same object if it was one of PopTorch's.
     target: torch.optim.Optimizer
-    #: Those that were handed over last.
+    #: The hyper-parameters that PopTorch was given last.
     seen: Hyperparameters
-    #: The parameters of each group.
+    #: The ids of the parameters of each group.
     held: Tuple[Tuple[int, ...], ...]
-    #: The names of those that are variables of the program.
+    #: The names of the hyper-parameters that are variables of the program.
     used: Tuple[str, ...] = ()
 
     def hand_over(self, executor: Any) -> None:

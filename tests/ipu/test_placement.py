@@ -110,14 +110,14 @@ class TestLoss:
         net.fc2.requires_grad_(False)
         step = trained(net, options=chosen)
         step(*batch())
-        assert step.executor.options._execution_strategy.placed == {"0": 1}
+        assert step.executor.options.execution_strategy.placed == {"0": 1}
 
     def test_where_the_loss_is(self):
         """It is on the last block's IPU: no further stage."""
         chosen = options()
         step = trained(Blocks(), options=chosen)
         step(*batch())
-        assert step.executor.options._execution_strategy.placed == {"first": 0, "second": 1}
+        assert step.executor.options.execution_strategy.placed == {"first": 0, "second": 1}
 
     def test_loss_with_a_block(self):
         """A loss function with a block of its own keeps it, identity loss included."""
@@ -130,7 +130,7 @@ class TestLoss:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         step = sc.training_model(net, loss, optimizer, backend="ipu", options=options())
         step(*batch())
-        assert step.executor.options._execution_strategy.placed["loss"] == 1
+        assert step.executor.options.execution_strategy.placed["loss"] == 1
 
     def test_inference(self):
         """Inference needs no loss."""
@@ -160,7 +160,7 @@ class TestStages:
         net.never.requires_grad_(False)
         step = trained(net, options=options())
         step(*batch())
-        assert step.executor.options._execution_strategy.placed == {"lif": 1}
+        assert step.executor.options.execution_strategy.placed == {"lif": 1}
         assert "run" not in vars(net.lif)
 
     def test_never_called(self):
@@ -184,4 +184,4 @@ class TestStages:
         net = copied(spikecore_ipu.pipeline(Recorded(), {"lif": 1}))
         predict = sc.inference_model(net, backend="ipu", options=poptorch.Options().deviceIterations(2))
         predict(batch()[0])
-        assert predict.executor.options._execution_strategy.placed == {"lif": 1}
+        assert predict.executor.options.execution_strategy.placed == {"lif": 1}

@@ -51,7 +51,7 @@ def test_3_a_stage_at_a_neuron_that_is_run() -> None:
     net = spikecore_ipu.pipeline(Recorded(after=False), {"lif": 1})
     predict = sc.inference_model(net, backend="ipu", options=poptorch.Options().deviceIterations(2))
     predict(X)
-    assert predict.executor.options._execution_strategy.placed == {"lif": 1}
+    assert predict.executor.options.execution_strategy.placed == {"lif": 1}
 
 
 def test_12_an_expanded_parameter_of_a_neuron() -> None:

@@ -11,12 +11,12 @@ It is a checker, not a mock: it fails where PopTorch fails, with its texts, and 
 - What PopTorch loses without a word is an error: changes in place through a view, parts of constants that are filled
   (``rec = zeros(T, B); rec[t] = x``), weights that are not contiguous, arguments that it ignores.
 - The machine has one device, which one executor holds; a block that was entered by ``with`` ends there.
-- One loss must be left; arithmetic after it, which PopTorch silently ignores, is an error.
+- A model has one final loss; arithmetic after it, which PopTorch silently ignores, is an error.
 - A call is cut into micro batches for device iterations, gradient accumulation and replicas, with one update per device
   iteration; what comes back follows the output mode. Later calls must match the first.
 - Weights have memory of their own on the device. Those of the host are stale until they are read back, and edits there
   are not seen until they are copied.
-- Optimisers are bags of hyper-parameters, read when they are handed over.
+- Of an optimiser only the hyper-parameters are used, and they are read when a model is wrapped and at ``setOptimizer``.
 
 Not modelled: time, memory, placement on several IPUs, pipelining, overlap; rounding of the IPU's transcendental
 functions and reductions, stochastic rounding, half-precision accumulation; its streams of random numbers; executables
@@ -127,7 +127,7 @@ __all__ = [
     "trainingModel",
 ]
 
-#: PopTorch's, of which there is nothing here.
+#: Names of PopTorch that the emulator does not have.
 _NOT_MODELLED = frozenset(
     (
         "AsynchronousDataAccessor AsynchronousWorker CPU ICustomArgParser MultiConv NameScope Phase Attribute "
@@ -154,7 +154,7 @@ def install() -> None:
         return
     if "poptorch" in sys.modules or importlib.util.find_spec("poptorch") is not None:
         raise RuntimeError("poptorch is installed, and the emulator does not take its place; use it, or uninstall it")
-    # the parts as well: `from poptorch.optim import SGD` must not load them a second time
+    # the modules as well: otherwise `from poptorch.optim import SGD` would load a second copy of them
     for name, module in list(sys.modules.items()):
         if name == __name__ or name.startswith(__name__ + "."):
             sys.modules["poptorch" + name[len(__name__) :]] = module

@@ -1,4 +1,4 @@
-"""Which arguments an operation changes in place, and of which its results are views, as its schema tells."""
+"""Reads from an operation's schema which arguments it changes in place, and which ones its results are views of."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ._replay import base_name
 from ._structure import leaves
 from ._tensor import IpuTensor
 
-#: The running statistics, which the schema says nothing about.
+#: Batch norm changes them in place in training, although its schema does not say so.
 _STATISTICS = ("running_mean", "running_var")
 
 

@@ -1,7 +1,8 @@
-"""Arguments of a call: how they are matched with ``forward``, and compared with those of the compilation.
+"""Matches the arguments of a call with the signature of ``forward``, and compares them with those of the compilation.
 
-Only tensors may change from call to call, and only in their values; all else was compiled in. The order of the checks
-and the texts are PopTorch's, "curent" included.
+From call to call only the values of tensors may change; everything else is part of the compiled program.
+
+The order of the checks and the texts are PopTorch's, "curent" included.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _END = (
 
 @dataclass
 class Arguments:
-    """Those of one call, defaults filled in."""
+    """The arguments of one call, with defaults filled in."""
 
     names: List[str] = field(default_factory=list)
     args: List[Any] = field(default_factory=list)

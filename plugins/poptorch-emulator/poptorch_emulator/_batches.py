@@ -1,4 +1,4 @@
-"""The arithmetic of dimension 0: how a call's batch becomes micro batches, and their outputs what is returned.
+"""Cuts the batch of a call into micro batches along dimension 0, and joins their outputs.
 
 For ``D`` device iterations, ``A`` accumulated micro batches and ``R`` replicas in groups of ``G`` with one input, a
 call takes ``D * A * (R / G)`` consecutive slices, in the order [device iteration][accumulation][group of replicas].
@@ -38,7 +38,7 @@ class Batching:
 
     @staticmethod
     def of(options: Options) -> Batching:
-        """Those of ``poptorch.Options``."""
+        """The sizes of these ``poptorch.Options``."""
         return Batching(
             options.device_iterations,
             options.Training.gradient_accumulation,
@@ -50,7 +50,7 @@ class Batching:
 
     @property
     def slices(self) -> int:
-        """Micro batches in one call, each counted once."""
+        """Number of parts that the batch of one call is cut into."""
         return self.iterations * self.accumulation * (self.replicas // self.group)
 
     def check(self, shape: torch.Size) -> None:

@@ -1,10 +1,11 @@
-"""Blocks: what a model says about which IPU computes which of its parts.
+"""Blocks, which assign the parts of a model to IPUs.
 
 Rules of this module:
 
-- A block changes no value. While a model is compiled it is noted in :mod:`_stages`, where PopTorch's checks are;
-  outside of that it does nothing.
-- ``BeginBlock`` puts a hook on the module, as PopTorch does: its class stays, and copies keep the block.
+- A block changes no value. While a model is compiled the block is noted in :mod:`_stages`, which makes PopTorch's
+  checks. At any other time a block has no effect.
+- ``BeginBlock`` registers a hook on the module, as PopTorch does: the module keeps its class,
+  and copies keep the block.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class BlockHook:
     def __call__(self, module: Any, inputs: Any) -> None:
         placement = current()
         if placement is not None:
-            if self.user_id is None:  # once: the second call of a layer is in the block of the first
+            if self.user_id is None:  # numbered at the first call only: a second call of the layer is in the same block
                 self.user_id = placement.nextAutoId()
             placement.beginStage(self.user_id, self.ipu_id)
 

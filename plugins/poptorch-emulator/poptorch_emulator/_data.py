@@ -10,7 +10,7 @@ Rules of this module:
   process, which reuses the memory of batches, is not modelled. ``AsyncRebatched`` makes other batches, and is
   refused.
 - Each batch of a ``batch_sampler`` is one micro batch; those of one call are joined along dimension 0.
-- There is one process (``options.Distributed``), so ``auto_distributed_partitioning`` has nothing to part.
+- There is one process (``options.Distributed``), so ``auto_distributed_partitioning`` has no effect.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .options import Options
 
 _log = logging.getLogger("poptorch")
 
-#: What ``async_options`` may set, all without effect here.
+#: The settings that ``async_options`` may have; they have no effect here.
 _ASYNC_OPTIONS = ("buffer_size", "miss_sleep_time_in_ms", "load_indefinitely", "early_preload", "sharing_strategy")
 
 
@@ -55,7 +55,7 @@ class DataLoader(torch.utils.data.DataLoader):  # type: ignore[type-arg]  # not 
             raise AssertionError(f"options must be a poptorch.Options, got {options!r}")
         if batch_sampler is not None and (batch_size != 1 or shuffle):
             raise py_error("`batch_sampler` option is mutually exclusive with batch_size, shuffle.")
-        options._freeze()
+        options.freeze()
         self._options = options
         self._micro_batches = micro_batches(options)
         self._combined_batch_size = None if batch_size is None else batch_size * self._micro_batches
@@ -105,7 +105,7 @@ class DataLoader(torch.utils.data.DataLoader):  # type: ignore[type-arg]  # not 
         return self._options
 
     def terminate(self) -> None:
-        """Nothing: there is no other process to end."""
+        """Does nothing: no other process runs."""
 
 
 def micro_batches(options: Options) -> int:

@@ -1,4 +1,4 @@
-"""The machine: how many executors can hold a device at once.
+"""The devices of the emulated machine, and which executor holds which.
 
 Rules of this module:
 
@@ -37,14 +37,15 @@ def acquire(executor: Any, ipus: int, ipu_id: Optional[int]) -> None:
     """Give a device to ``executor``; raises poptorch.Error if all that could serve it are held by others."""
     most = 1 if ipu_id is not None else _count()
     with _lock:
-        if _holders(ipu_id) >= most:
-            gc.collect()  # an executor that nothing can reach has no device, whether or not Python has noticed
-            if _holders(ipu_id) >= most:
+        if _number_held(ipu_id) >= most:
+            # an unreachable executor holds no device, and one in a reference cycle may not have been collected yet
+            gc.collect()
+            if _number_held(ipu_id) >= most:
                 raise _unavailable(ipus, ipu_id)
         _held[executor] = ipu_id
 
 
-def _holders(ipu_id: Optional[int]) -> int:
+def _number_held(ipu_id: Optional[int]) -> int:
     return sum(asked == ipu_id for asked in list(_held.values()))
 
 

@@ -3,10 +3,10 @@
 Rules of this module:
 
 - The text is PopTorch's. What it raises from Python reads ``'poptorch_py_error': ...``, from C++
-  ``'poptorch_cpp_error': ...``, and what PopART throws arrives as ``'popart_exception': ...``. Where PopTorch puts a
-  file and a line in front, the emulator has none to give.
-- Its assertions stay ``AssertionError``, and some arguments are ``ValueError`` or ``AttributeError``: only what
-  PopTorch raises as ``poptorch.Error`` is one here, and what the emulator alone refuses.
+  ``'poptorch_cpp_error': ...``, and what PopART throws arrives as ``'popart_exception': ...``. PopTorch may add a
+  file and a line of its sources in front; the emulator does not.
+- Its assertions stay ``AssertionError``, and some arguments are ``ValueError`` or ``AttributeError``: ``Error``
+  is raised where PopTorch raises ``poptorch.Error``, and for what only the emulator refuses.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class Error(Exception):
     type: str = ""
     #: The text without the type in front.
     message: str = ""
-    #: File and line in PopTorch's sources: nothing, here.
+    #: In PopTorch, file and line of its sources; empty here.
     location: str = ""
 
 
 class RecoverableError(Error):
-    """Something can be done about it; ``recovery_action`` says what."""
+    """An error of the device from which a program can recover; ``recovery_action`` says how."""
 
     recovery_action: str = ""
 

@@ -35,7 +35,7 @@ _log = logging.getLogger("poptorch")
 #: Dtypes that an input may have on the device.
 _INPUTS = (torch.float32, torch.float16, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
-#: What is done with the gradients of one device iteration, one per trained parameter; None where no path leads there.
+#: Receives the gradients of one device iteration by name of the parameter; None where the loss does not depend on it.
 Update = Callable[[Dict[str, Optional[Tensor]]], None]
 
 
@@ -71,7 +71,8 @@ class Executable:
 
     def _check_kept(self, model: nn.Module, arguments: Arguments, training: bool) -> None:
         """Raise if ``forward`` left a tensor on a module and would begin with it: PopTorch would start every call from
-        its value at compilation, without a word. Only where one was left ``forward`` runs again, to see.
+        its value at compilation, without a word. To find out, ``forward`` runs a second time, but
+        only if it left a tensor.
         """
         kept = [
             ".".join(filter(None, (name, attribute)))
@@ -153,7 +154,7 @@ class Executable:
 
     @contextmanager
     def _random(self) -> Iterator[None]:
-        """The device's own random numbers: another stream than the IPU's, and not that of the host."""
+        """Inside, random numbers come from the emulated device, not from the host. A real IPU draws other numbers."""
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(self._random_state)
             yield
@@ -167,7 +168,7 @@ def _warn_of_host_tensors(returned: Any) -> None:
 
 
 def _guarded(tensor: Tensor) -> Tensor:
-    """An output whose ``backward()`` says why there is none."""
+    """An output whose ``backward()`` raises PopTorch's error."""
     tensor.backward = _no_backward  # type: ignore[method-assign]  # of this one tensor
     return tensor
 

@@ -1,4 +1,4 @@
-"""``PoplarExecutor``: the life of a wrapped model, from wrapping over compilation and calls to ``destroy``."""
+"""``PoplarExecutor``: a wrapped model, which is compiled, called, attached to a device, detached and destroyed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ INFERENCE_ACCUMULATION = (
     "You must set poptorch.Options().Training.gradientAccumulation to 1 or leave it as its default value (1) when "
     "running a poptorch.inferenceModel()."
 )
-#: PopTorch's, of which nothing here could give a meaningful answer.
+#: Attributes of PopTorch's executor that the emulator has no answer for.
 NOT_MODELLED = frozenset(
     (
         "compileAndExport save loadExecutable cycleCount compilationTime getPerfCounters getLatency getComputeLatency "
@@ -39,7 +39,8 @@ NOT_MODELLED = frozenset(
     ).split()
 )
 
-#: How often the weights of a module were read from a device: what another device has of an earlier count is old.
+#: Module -> how often its weights were copied from a device to the host. A device that last got the host's weights at a
+#: lower count has old ones.
 _versions: MutableMapping[nn.Module, int] = weakref.WeakKeyDictionary()
 
 _log = logging.getLogger("poptorch")
@@ -75,13 +76,13 @@ def _own_options(options: Optional[Options], training: bool) -> Options:
     options = Options() if options is None else options
     if not isinstance(options, Options):
         raise py_error(f"Invalid type: 'options' is of type {type(options)} (Expected poptorch.Options)")
-    options._freeze()
+    options.freeze()
     if not training and options.Training.gradient_accumulation != 1:
         raise py_error(INFERENCE_ACCUMULATION)
     own = options.clone()
     if own.output_mode == OutputMode.Default:
         own.outputMode(OutputMode.Final if training else OutputMode.All)
-    own._freeze()
+    own.freeze()
     return own
 
 
@@ -104,16 +105,16 @@ class PoplarExecutor:
         self._parser = Parser(model.forward)
         self._executable: Optional[Executable] = None
         self._attached = False
-        #: An attach failed.
+        #: Whether an attach failed, after which PopTorch's executable has no device.
         self._lost_device = False
         #: The device has weights that the host has not.
         self._stale_host = False
-        #: Counts what was read to the host: another count there means that the weights here are old.
+        #: The module's count in ``_versions`` when the device last got the host's weights.
         self._host_version = 0
         self._updater: Optional[Updater] = None
         if training:
             self._optimizer = optimizer or optim.SGD(self._user_model.parameters(), lr=0.01)
-            #: Read now: what the optimiser is told later counts when setOptimizer() hands it over.
+            #: Read now, as PopTorch does: later changes of the optimiser take effect at setOptimizer().
             self._hyperparameters = read(self._optimizer)
             wrap(self._user_model, self.copyWeightsToHostIfNeeded)
 
@@ -265,7 +266,7 @@ class PoplarExecutor:
             refresh()
 
     def _follow_the_trainer(self) -> None:
-        """Take the weights over that another wrapper of the same module has trained."""
+        """Copy the weights to this device if another wrapper of the same module has trained them since."""
         self._refresh_from_trainer()
         version = _version(self._user_model)
         if version != self._host_version:

@@ -1,11 +1,11 @@
-"""Composite functions of torch, intercepted before torch decomposes them, because PopTorch has handlers for them.
+"""Intercepts composite torch functions before torch decomposes them, because PopTorch has handlers for them.
 
 Rules of this module:
 
 - A built-in loss marks its result as the loss, as every one of PopTorch's handlers for them does. ``nll_loss``, of
   which ``cross_entropy`` consists, is marked where it is recorded. With probabilities as targets ``cross_entropy`` does
   not call it, so there is no loss; the term of label smoothing is added after the mark.
-- A function without a handler is refused here if torch would make it of operations that have one.
+- A function without a handler is refused here, also if torch would decompose it into operations that have one.
 - An ``autograd.Function`` in a model that is trained is refused: PopTorch records its forward, never calls its
   backward, and says nothing.
 """
@@ -29,8 +29,8 @@ from ._tensor import DEVICE, IpuTensor
 if TYPE_CHECKING:
     from ._trace import Trace
 
-#: torch makes them of other operations; PopTorch has no handler for them.
-HIDDEN = frozenset(("huber_loss", "gaussian_nll_loss", "multi_margin_loss"))
+#: Composite functions without a handler. torch decomposes them into operations that have one, so they are refused here.
+REFUSED = frozenset(("huber_loss", "gaussian_nll_loss", "multi_margin_loss"))
 #: Functions with a class weight that PopTorch refuses -> the name it has for them.
 _WEIGHTED = {
     "cross_entropy": "cross_entropy_loss",
@@ -54,12 +54,12 @@ class Functions(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if not self.trace.listens or not any(True for _ in leaves([list(args), kwargs], IpuTensor)):
             return func(*args, **kwargs)
-        if name in HIDDEN:
+        if name in REFUSED:
             self.trace.refuse(name)
         if name in _WEIGHTED:
             _check_weighted(name, args, kwargs)
         if name == "cross_entropy" and _smoothed_mean(args, kwargs):
-            raise no_shape("masked_select")  # of which torch 2.0 makes it
+            raise no_shape("masked_select")  # torch 2.0 decomposes cross_entropy into it here
         if name == "ctc_loss" and _argument(args, kwargs, 5, "reduction", "mean") in ("none", 0):
             raise cpp_error('Unsupported reduction for operator aten::ctc_loss: "none"')
         if name == "one_hot":
@@ -76,7 +76,7 @@ class Functions(TorchFunctionMode):
         return result
 
     def _index(self, index: Any) -> Any:
-        """An index with constants for its lists, which torch would make on the device, and lose."""
+        """The index with its lists as constants of the graph: torch would make device tensors without values."""
         if isinstance(index, tuple):
             return tuple(self._index(item) for item in index)
         if isinstance(index, list) and not any(True for _ in leaves(index, Tensor)):
@@ -88,7 +88,8 @@ class Functions(TorchFunctionMode):
 def no_custom_backward(trace: Trace) -> Iterator[None]:
     """Refuse an ``autograd.Function`` of tensors of the device inside.
 
-    ``Function.apply`` itself may have been bound before, as in ``spike = Spike.apply``; what it calls is looked up now.
+    A model may have bound ``Function.apply`` earlier, as in ``spike = Spike.apply``. So what is replaced is a function
+    that ``apply`` looks up at each call.
     """
     utils: Any = torch._functorch.utils
     original = utils.unwrap_dead_wrappers

@@ -1,11 +1,11 @@
-"""The static graph: what one pass through ``forward`` was recorded as.
+"""The static graph that one run of ``forward`` is recorded as.
 
 Rules of this module:
 
 - A value is a number; a node has references to values among its arguments, and writes values. An operation in place
   writes a value that is there already.
-- Values that may share memory have one owner. Which nodes matter is told by owners, so that an operation in place keeps
-  what it reads and serves every view of what it changes.
+- Values that may share memory have one owner. A node is needed if the owner of what it writes is: so an operation in
+  place is kept for every view of the memory that it changes.
 - Replayed under torch's autograd on real tensors, a graph has PopTorch's gradients: the recording is below autograd, so
   neither the backward of an ``autograd.Function`` nor ``no_grad`` is in it, and ``detach`` is.
 """
@@ -43,7 +43,7 @@ class Node:
     changes: Tuple[int, ...] = ()
     #: What marks its result as a loss: "poptorch.identity_loss", a built-in loss, or nothing.
     loss: str = ""
-    #: Whether it is in a block, where blocks are used.
+    #: False if it comes after a block that has ended, and before the next begins.
     placed: bool = True
 
     @property
@@ -85,7 +85,7 @@ class Graph:
         self._owner[self.owner(a)] = self.owner(b)
 
     def owner(self, index: int) -> int:
-        """The one value that stands for all that may share memory with this one."""
+        """The one value that represents all that may share memory with this one."""
         while self._owner[index] != index:
             index = self._owner[index]
         return index

@@ -1,15 +1,15 @@
-"""What is read of an optimiser, torch's or PopTorch's: its hyper-parameters, and which of them may change.
+"""Reads the hyper-parameters of an optimiser, torch's or PopTorch's, and which of them may change.
 
 Rules of this module:
 
 - They are read once, by :func:`read`, when a model is wrapped and when ``setOptimizer`` is called. Nothing reads the
   optimiser itself later, so a learning rate that was only changed in it has no effect.
-- A *constant* is compiled in. PopTorch's optimisers say what is constant (``variable_attrs``). Of torch's, everything
-  is that has the default value, and betas and alpha always; never the learning rate.
-- What PopTorch refuses is refused with its text. What it would ignore without a word (``maximize``), or compute in
-  another way than torch (dampening), is refused as well, and so is what the emulator does not model: float16 moments,
+- A *constant* is compiled in. PopTorch's optimisers say what is constant (``variable_attrs``). In torch's, a
+  hyper-parameter with its default value is constant, betas and alpha always are, and the learning rate never is.
+- What PopTorch refuses is refused with its text. What it would ignore without a word (``maximize``), or compute
+  differently from torch (dampening), is refused as well, and so is what the emulator does not model: float16 moments,
   a largest norm of gradients, TensorFlow's RMSprop, AdamW without bias correction.
-- Without effect on values, so taken: ``loss_scaling`` multiplies the loss and divides the gradients,
+- Accepted, because the values stay the same: ``loss_scaling`` multiplies the loss and divides the gradients,
   ``velocity_scaling`` the same for velocities, ``use_combined_accum`` merges two buffers; ``foreach``, ``fused`` and
   the like choose an implementation.
 """
@@ -31,7 +31,7 @@ from ._errors import cpp_error, not_modelled, popart_error, py_error
 
 _log = logging.getLogger("poptorch")
 
-#: Whether a value is compiled in, if a torch optimiser has it.
+#: Says of a hyper-parameter's value in a torch optimiser whether PopTorch compiles it in.
 Constant = Callable[[Any], bool]
 
 
@@ -57,9 +57,9 @@ class Kind:
     formula: formulas.Formula
     #: Hyper-parameters of a group, and when they are constants in a torch optimiser.
     attributes: Mapping[str, Constant]
-    #: What it keeps for each weight, of the table in :mod:`_formulas`.
+    #: The state that it has for each weight; names as in the table of :mod:`_formulas`.
     buffers: Callable[[Values], Tuple[str, ...]]
-    #: Hyper-parameters that choose the program, so that a variable they cannot be.
+    #: Hyper-parameters that decide which operations the program has, so they are always constants.
     structural: Tuple[str, ...] = ()
 
 
@@ -75,7 +75,7 @@ Values = Mapping[str, Value]
 
 
 def _with_momentum(values: Values) -> bool:
-    """Whether there is a velocity: not if the momentum is 0 for good."""
+    """Whether there is a velocity: not if the momentum is a constant 0."""
     return bool(values["momentum"].value) or not values["momentum"].constant
 
 
@@ -183,10 +183,10 @@ def _check_value(name: str, old: Value, new: Value) -> None:
 
 
 def read(optimizer: torch.optim.Optimizer) -> Hyperparameters:
-    """The hyper-parameters of now.
+    """The hyper-parameters that the optimiser has now.
 
-    Raises what PopTorch raises for an optimiser or a value that it has not, and poptorch.Error for what it would
-    silently do otherwise than the optimiser says, or the emulator otherwise than PopTorch.
+    Raises what PopTorch raises for an optimiser or a value that it has not, and poptorch.Error for what PopTorch
+    would silently do differently from the optimiser, or the emulator differently from PopTorch.
     """
     kind = next((kind for kind in KINDS if isinstance(optimizer, kind.base)), None)
     if kind is None:
@@ -213,7 +213,7 @@ def read(optimizer: torch.optim.Optimizer) -> Hyperparameters:
 
 
 def _check_settings(optimizer: Any, kind: Kind) -> None:
-    """The attributes of the whole optimiser, all of which only PopTorch's have."""
+    """Check the settings of the whole optimiser, which only PopTorch's have."""
     for name in _ACCUM_TYPES:
         dtype = getattr(optimizer, name, torch.float32)
         if dtype not in (torch.float16, torch.float32):

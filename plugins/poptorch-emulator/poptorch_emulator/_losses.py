@@ -1,9 +1,9 @@
-"""Which value PopTorch differentiates: the one terminal identity loss of the graph.
+"""Finds the value that PopTorch differentiates: the one terminal identity loss of the graph.
 
 Rules of this module:
 
 - Every built-in loss is an identity loss. One whose value flows into another is an ordinary reduction.
-- Exactly one must be left, of one element, and it must reach what the model returns.
+- Exactly one loss must flow into no other. It has one element, and the model returns it or what is computed from it.
 - What is computed from that value and returned is not differentiated. PopTorch is silent about it, and trains on the
   loss without its weight or its penalty; here it is an error.
 """
@@ -33,7 +33,7 @@ SEVERAL = (
     "Multiple independent losses found in graph. Graph must have one final loss. Wrap final graph loss in "
     "poptorch.identity_loss."
 )
-#: Neither the value nor its gradient is another after these.
+#: Operations that change neither the value nor its gradient.
 _SAME = frozenset("alias clone view _unsafe_view reshape squeeze unsqueeze _to_copy nop".split())
 
 
@@ -46,7 +46,9 @@ def reduced(x: Tensor, reduction: str) -> Tensor:
 
 def final_loss(graph: Graph) -> int:
     """The value at which PopTorch starts the backward pass of a pruned graph; raises as PopTorch does if none is it."""
-    terminal = [node for position, node in enumerate(graph.nodes) if node.loss and not _goes_on(graph, position)]
+    terminal = [
+        node for position, node in enumerate(graph.nodes) if node.loss and not _flows_into_another(graph, position)
+    ]
     if not terminal:
         raise cpp_error(NO_LOSS)
     if len(terminal) > 1:
@@ -65,8 +67,8 @@ def final_loss(graph: Graph) -> int:
     return value
 
 
-def _goes_on(graph: Graph, position: int) -> bool:
-    """Whether the loss at this position flows into another."""
+def _flows_into_another(graph: Graph, position: int) -> bool:
+    """Whether another loss is computed from the loss at this position."""
     reached: Set[int] = graph.owners(graph.nodes[position].writes)
     for node in graph.nodes[position + 1 :]:
         if graph.owners(node.reads) & reached:
@@ -77,7 +79,7 @@ def _goes_on(graph: Graph, position: int) -> bool:
 
 
 def _computed_from(graph: Graph, loss: Node) -> List[str]:
-    """The operations after the loss that change its value and do not say, by ``detach``, that it is for show."""
+    """The operations that are applied to the value of the loss, and not to a detached copy, which is not trained on."""
     same = set(loss.writes)
     later: Dict[str, None] = {}
     for node in graph.nodes:

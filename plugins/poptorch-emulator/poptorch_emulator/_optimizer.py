@@ -6,8 +6,9 @@ Rules of this module:
   too: changing it later is an error. One that is given is a *variable*. ``variable_attrs`` says which, and changes
   it.
 - The state, such as moments, is on the device. ``state_dict()`` reads it from there, under ``ipu_state``, and
-  ``load_state_dict`` has it written there before the next update, or when the model is compiled. What stands for the
-  device attaches itself (:meth:`Optimizer.attach`); without one, ``state_dict()`` has what was read or loaded last.
+  ``load_state_dict`` has it written there before the next update, or when the model is compiled. The
+  :class:`~poptorch_emulator._update.Updater` that holds the state attaches itself (:meth:`Optimizer.attach`); without
+  one, ``state_dict()`` has what was read or loaded last.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class VariableAttributes:
         self._variable_attributes.append(attr)
 
     def allow(self, attr: str) -> None:
-        """Know one more attribute."""
+        """Accept one more attribute."""
         self._allowed_attributes.append(attr)
 
     def _check(self, attr: str) -> None:

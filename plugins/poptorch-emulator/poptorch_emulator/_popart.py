@@ -1,4 +1,4 @@
-"""Operations that PopART computes, or differentiates, otherwise than torch.
+"""Operations that PopART computes or differentiates differently from torch.
 
 | operation            | what differs                                                                                  |
 |----------------------|-----------------------------------------------------------------------------------------------|
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ._errors import py_error
 
-#: The first number that has no int32.
+#: The first number that int32 cannot hold.
 _TOO_LARGE = 2.0**31
 
 

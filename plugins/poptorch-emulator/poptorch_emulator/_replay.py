@@ -1,8 +1,8 @@
-"""How one recorded operation is computed: by torch, but for what PopART computes otherwise (:mod:`_popart`).
+"""Computes one recorded operation: with torch, except where PopART computes it differently (:mod:`_popart`).
 
 | operation         | what differs                                                                                     |
 |-------------------|--------------------------------------------------------------------------------------------------|
-| view              | of any strides: which strides an operation leaves is torch's own affair, and differs by version  |
+| view              | of any strides: which strides an operation leaves differs between versions of torch              |
 | int32 as an index | widened for torch, which indexes with int64 only                                                 |
 """
 

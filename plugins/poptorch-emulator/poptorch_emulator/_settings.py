@@ -76,7 +76,8 @@ class OptionsDict:
         """The values by name."""
         return dict(self._values)
 
-    def _freeze(self) -> None:
+    def freeze(self) -> None:
+        """Allow no more changes."""
         self._set_frozen(True)
 
     def _unfreeze(self) -> None:
@@ -133,10 +134,10 @@ def checked_count(value: Any, name: str) -> Any:
 
 
 class JitOptions(OptionsDict):
-    """``options.Jit``: what is left of a time when models were traced by ``torch.jit``."""
+    """``options.Jit``: PopTorch 3.4 no longer traces models with ``torch.jit``, and one setter remains."""
 
     def traceModel(self, trace_model: bool) -> JitOptions:
-        """Only False is left."""
+        """Refused if True, in PopTorch as well."""
         self.checkIsFrozen()
         if trace_model:
             raise ValueError("options.Jit.traceModel(True) is no longer supported")

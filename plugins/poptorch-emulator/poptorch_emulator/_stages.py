@@ -5,8 +5,8 @@ Rules of this module:
 - Placement changes no number. It is checked as PopTorch checks it, while ``forward`` is recorded and once after.
 - The code that records wraps ``forward`` in :func:`placing`. Outside of it blocks do nothing, as in PopTorch on the
   CPU.
-- A block that was entered by ``with`` is over at the end of the ``with``. What is computed then, and is not dead, is in
-  no block, which PopTorch refuses. Before the first block there is IPU 0.
+- A block that was entered by ``with`` ends with the ``with``. What is computed after it and used is in no block, which
+  PopTorch refuses. What is computed before the first block is on IPU 0.
 - :class:`Placement` has the names of PopTorch's stage manager.
 - PopTorch counts a pipeline stage each time that the IPU changes: a layer that is called once per time step, on
   another IPU than its neighbours, makes two stages per step, and the check says so.
@@ -224,7 +224,7 @@ def placing(options: Options, training: bool) -> Iterator[Mapping[str, int]]:
 
     Raises poptorch.Error at its end if PopTorch could not place them.
     """
-    strategy: ExecutionStrategy = options._execution_strategy
+    strategy = options.execution_strategy
     placement = _compiling.placement = Placement(strategy)
     try:
         yield placement.blocks

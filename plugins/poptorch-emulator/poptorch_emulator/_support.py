@@ -1,10 +1,11 @@
 """Which operations PopTorch 3.4 takes, whatever version of torch they come from.
 
-A function of torch that is made of others comes here in parts, and other parts in another version of torch. So beside
-the operations that are :mod:`handlers` there are those that torch makes of them: for what PopTorch takes whole, and
-for what torch 2.0.1 has kernels of its own for every device. ``add_``, ``add.out`` and ``add.Tensor`` are ``add``.
+Composite functions of torch arrive decomposed, and into other operations in another version of torch. So beside the
+operations of :mod:`handlers` those are accepted that some version of torch decomposes them into: where PopTorch handles
+a function as one operation, and where torch 2.0.1 has a kernel for every device. ``add_``, ``add.out`` and
+``add.Tensor`` are ``add``.
 
-What PopTorch takes and computes otherwise than torch, without a word, is refused here or computed in :mod:`_popart`.
+What PopTorch silently computes differently from torch is refused here, or computed as it does in :mod:`_popart`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .handlers import HANDLERS, WHOLE
 #: Their result has a shape that depends on values, and torch infers none.
 _DYNAMIC = frozenset(("masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive"))
 
-#: What torch makes of operations that PopTorch takes whole, in this version or another.
+#: What some version of torch decomposes operations with a handler into.
 _PARTS = """
     _adaptive_avg_pool2d _adaptive_avg_pool3d _batch_norm_with_update _ctc_loss _index_put_impl _native_batch_norm_legit
     _native_batch_norm_legit_no_training _to_copy _unsafe_index _unsafe_index_put fill zero lift lift_fresh copy
@@ -31,11 +32,11 @@ _PARTS = """
 """
 _PLAIN = (name if name.startswith("__") else name.rstrip("_") for name in HANDLERS)
 HANDLED = frozenset((*_PLAIN, *(name.split(".")[0].rstrip("_") for name in WHOLE), *_PARTS.split()))
-#: Only these overloads of an operation that is handled otherwise are not: bounds that are tensors.
+#: Overloads without a handler, of operations that have one: bounds that are tensors.
 NOT_HANDLED = frozenset(("clamp.Tensor", "clamp_min.Tensor", "clamp_max.Tensor"))
-#: torch has a kernel for every device, made of operations that are handled.
+#: torch has a kernel for every device that calls operations with a handler.
 EXPLICIT = frozenset(("isinf",))
-#: Constants, though of the shape of a tensor: they are made of ``empty``, and a fill.
+#: Constants, although they take their shape from a tensor: they are an ``empty`` that is filled.
 SHAPED = frozenset(
     "zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty new_empty_strided".split()
 )
@@ -77,7 +78,7 @@ def _floating(value: Any) -> bool:
 
 @functools.lru_cache(maxsize=None)
 def composed(func: Any) -> bool:
-    """Whether torch makes this operation of others."""
+    """Whether torch decomposes this operation into others."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
 
 

@@ -3,8 +3,9 @@
 Rules of this module:
 
 - Nothing of the host can be read from it: that is PopTorch's error, not a value.
-- It is valid as long as its trace. One that was left on an attribute is of no use to a later trace.
-- To C++ it is on ``meta``: torch has the device type ``ipu`` but no device guard for it, and indexing asks for one.
+- It belongs to one trace. One that ``forward`` left on an attribute is an error in a later trace.
+- In torch's C++ code its device is ``meta``: torch has the device type ``ipu`` but no device guard for it, which
+  indexing needs.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def narrowed(dtype: torch.dtype) -> torch.dtype:
 
 
 def narrow(tensor: Tensor) -> Tensor:
-    """``tensor`` in its dtype on the device; integers that do not fit wrap around, as PopTorch has it."""
+    """``tensor`` in its dtype on the device; integers that do not fit wrap around, as in PopTorch."""
     return tensor.to(narrowed(tensor.dtype))
 
 
@@ -85,7 +86,7 @@ def host_tensor(tensor: Tensor) -> Error:
 
 
 class IpuTensor(Tensor):
-    """Value ``number`` of the graph that ``recorder`` records. The names are none of a tensor's own."""
+    """Value ``number`` of the graph that ``recorder`` records. torch.Tensor has no attributes of these names."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch has it
 

@@ -2,10 +2,10 @@
 
 Rules of this module:
 
-- What PopTorch cannot record raises as it does there, where it happens. Operations without a handler are collected, and
-  named together when ``forward`` is done.
-- An operation on tensors of the host alone is the host's, computed at once; one that mixes both is an error.
-- Recording is below autograd. Inside of it nothing records: shape inference runs operations of its own.
+- What PopTorch cannot record raises PopTorch's error at once. Operations without a handler are collected, and named in
+  one error when ``forward`` is done.
+- An operation on tensors of the host alone is computed at once; one that mixes host and device is an error.
+- Recording is below autograd. While an operation is recorded nothing else is: shape inference calls operations, too.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Trace(TorchDispatchMode):
         self.graph = Graph()
         self._views = Views()
         self._aside = False
-        #: Inside of a function that PopTorch takes whole, and torch takes apart.
+        #: Inside of a function that PopTorch handles as one operation, and torch decomposes.
         self._whole = False
         self._fakes = FakeTensorMode()
         self._unsupported: Dict[str, None] = {}
@@ -89,7 +89,7 @@ class Trace(TorchDispatchMode):
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Accept every operation inside: they are the parts of a function that PopTorch has a handler for."""
+        """Accept every operation inside: torch decomposes a function into them that PopTorch has a handler for."""
         before, self._whole = self._whole, True
         try:
             yield
@@ -156,7 +156,7 @@ class Trace(TorchDispatchMode):
         of_device = any(True for _ in leaves([list(args), kwargs], IpuTensor))
         if not self.listens or not (of_device or on_ipu(kwargs.get("device"))):
             return func(*args, **kwargs)
-        if composed(func):  # torch takes them apart itself, except in inference_mode
+        if composed(func):  # torch decomposes them before this point, except in inference_mode
             with self:
                 return func.decompose(*args, **kwargs)
         name = base_name(func)
@@ -267,7 +267,7 @@ class Trace(TorchDispatchMode):
         return results
 
 
-#: What changes a tensor in place, and reaches those that it is a view of.
+#: In-place operations that in PopTorch also change the tensor that their argument is a view of.
 _COPIES = frozenset(("copy_", "normal_", "uniform_", "random_", "exponential_"))
 #: They overwrite their first argument, and do not read it.
 _FILLS = _COPIES | {"zero_", "fill_", "bernoulli_"}

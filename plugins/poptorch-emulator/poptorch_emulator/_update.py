@@ -4,11 +4,12 @@ Rules of this module:
 
 - Hyper-parameters come from :func:`hyperparameters.read`, never from the optimiser itself.
 - Each trainable parameter is in a group. PopTorch would update one that is in none, with the defaults.
-- A parameter that no gradient reaches is not updated, by weight decay neither, and keeps no state.
-- The state goes to and from one of PopTorch's optimisers by itself: the updater attaches itself to the optimiser,
-  which then reads it in ``state_dict()``, and writes what was loaded before the next update. So an executor makes an
+- A parameter without a gradient is not updated, not even by weight decay, and has no state.
+- An updater attaches itself to one of PopTorch's optimisers, which then reads the state in ``state_dict()``; a state
+  that was loaded into the optimiser is written to the updater before the next update. So an executor makes an
   ``Updater`` when it compiles, calls :meth:`Updater.update` and :meth:`Updater.set`, and before it drops the updater
-  calls ``optimizer.state_dict()``, after which the optimiser has the state. The state of one of torch's stays here.
+  calls ``optimizer.state_dict()``, which leaves a copy of the state in the optimiser. With one of torch's optimisers
+  the state is in the updater only.
 """
 
 from __future__ import annotations

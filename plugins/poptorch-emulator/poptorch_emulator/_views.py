@@ -1,13 +1,13 @@
 """Views, which share memory in torch and do not in PopTorch.
 
-There a view is a value of its own. What changes a view in place gives that view a new value, and reaches its base in
-two cases only: ``copy_`` (and so ``base[i] = x``) and random filling, through any chain of slices; and every operation
-in place, through such a chain to an input, a parameter or a buffer. And a base that is constant (``zeros``, ``ones``
-and the like, whatever tensor they take their shape from) is folded before, so that nothing reaches it.
+In PopTorch a view is a separate value. An operation in place on a view changes that view, and its base in two cases
+only: ``copy_`` (and so ``base[i] = x``) and random filling, through any chain of slices; and every operation in place,
+through such a chain to an input, a parameter or a buffer. A base that is constant (``zeros``, ``ones`` and the like,
+whatever tensor they take their shape from) is never changed, since PopTorch evaluates constants beforehand.
 
-So after a change some tensors have a part in PopTorch that is not torch's. Here each tensor lists such parts, as boxes
-of indices into the tensor that owns the memory. To overwrite such a part is right, and makes it so; to read it is an
-error.
+So after an operation in place some tensors have parts whose values differ between PopTorch and torch. Each tensor lists
+its parts of this kind here, as boxes of indices into the tensor that owns the memory. To overwrite such a part makes it
+equal again; to read it is an error.
 """
 
 from __future__ import annotations

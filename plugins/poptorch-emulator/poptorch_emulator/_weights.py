@@ -1,4 +1,4 @@
-"""The parameters and buffers of a model: on the host, in the graph, and in what stands for the device's memory.
+"""The parameters and buffers of a model: on the host, in the graph, and in the memory of the emulated device.
 
 Rules of this module:
 
@@ -77,7 +77,7 @@ def _overlapping(host: Dict[str, Tensor]) -> Iterator[Tuple[str, str]]:
 
 @contextmanager
 def untouched() -> Iterator[None]:
-    """Inside, the weights of a wrapped model are read without a look at the device first."""
+    """Inside, reading a weight of a wrapped model does not copy it from the device first."""
     with torch._C.DisableTorchFunctionSubclass():
         yield
 

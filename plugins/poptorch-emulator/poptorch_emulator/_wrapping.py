@@ -1,4 +1,4 @@
-"""What a training wrapper does to the user's module: whoever reads a weight gets it from the device first.
+"""Makes the weights of a user's module come from the device whenever they are read, while a wrapper trains them.
 
 The class of the module, of its parameters and of its buffers is replaced in place, as PopTorch does. A deep or pickled
 copy is of the original classes again; a shallow copy stays wrapped.

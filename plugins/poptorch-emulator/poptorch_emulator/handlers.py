@@ -1,19 +1,19 @@
 """The operations that PopTorch 3.4.0 registers with torch 2.0.1's dispatcher, read from its C++ registrations (MIT).
 
-An operation of a device takes the first of these ways, in this order:
+An operation on tensors of the device is dispatched to the first of these that applies:
 
-1. Its name is in :data:`WHOLE`: PopTorch takes it whole, whatever torch makes of it elsewhere.
+1. Its name is in :data:`WHOLE`: PopTorch handles it as one operation, also where torch would decompose it.
 2. torch has a kernel of it for ``CompositeExplicitAutogradNonFunctional``, ``CompositeExplicitAutograd`` or
    ``CompositeImplicitAutograd``: that runs, and what it calls is dispatched in turn.
 3. PopTorch's fallback takes it, which needs a kernel for ``Meta``, for shapes, and a handler of its name. An operation
-   in place has that of the same name without ``_``, but for :data:`ONLY_IN_PLACE` and :data:`OUT_OF_PLACE`.
+   in place has the handler of the name without ``_``, except :data:`ONLY_IN_PLACE` and :data:`OUT_OF_PLACE`.
 
-What no handler takes is an error, unless all that it is computed from is constant: then the host evaluates it.
+An operation without a handler is an error, unless all its arguments are constant: then the host evaluates it.
 """
 
 from __future__ import annotations
 
-#: Taken whole: names with their overloads.
+#: Handled as one operation: names with their overloads.
 WHOLE = frozenset(
     """
     _local_scalar_dense _prelu_kernel _unsafe_view _weight_norm_interface adaptive_avg_pool1d

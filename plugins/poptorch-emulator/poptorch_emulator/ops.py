@@ -1,8 +1,7 @@
 """The functions of ``poptorch`` that a model calls in its ``forward``.
 
-Most only advise the compiler: to values they are the identity, here and there. ``for_loop`` runs unrolled, with the
-checks of PopTorch; ``cond`` computes both branches and chooses, which is the same for what the language of one static
-graph can say.
+Most only advise the compiler, and return their argument unchanged, in PopTorch and here. ``for_loop`` runs unrolled,
+with the checks of PopTorch. ``cond`` computes both branches and chooses between their results.
 """
 
 from __future__ import annotations

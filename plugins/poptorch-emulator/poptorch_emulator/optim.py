@@ -1,12 +1,12 @@
-"""``poptorch.optim``: PopTorch's optimisers, which are torch's with more to say.
+"""``poptorch.optim``: PopTorch's optimisers, which are torch's with further settings.
 
 Rules of this module:
 
-- An optimiser is a bag of hyper-parameters in groups: its ``step`` never runs for a model on a device. They are read
-  when the model is wrapped, and again at ``setOptimizer``. torch's schedulers change them as they do in torch's own.
+- An optimiser only holds hyper-parameters: its ``step`` never runs for a model on a device. They are read when the
+  model is wrapped, and again at ``setOptimizer``. torch's schedulers change them as they do in torch's own.
 - Arguments and defaults are PopTorch's; what is left ``None`` has torch's default, and LAMB's is in :class:`LAMB`.
-- Which settings are followed is said in :mod:`_hyperparameters`, what is a constant, and where state is, in
-  :mod:`_optimizer`.
+- :mod:`_hyperparameters` says which settings are followed; :mod:`_optimizer` says what is a constant, and where the
+  state is.
 """
 
 from __future__ import annotations

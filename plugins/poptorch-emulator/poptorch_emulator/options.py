@@ -3,10 +3,10 @@
 Rules of this module:
 
 - Each setter has PopTorch's name, arguments and checks, and returns the options.
-- What the emulator follows can be read as an attribute: ``options.device_iterations``. What only concerns speed,
-  memory, devices, files or logs is taken and has no effect; the docstring says so.
-- What would change numbers and is not modelled is refused when it is switched on.
-- Options that were used are frozen; :meth:`Options.clone` gives some that are not.
+- A setting that the emulator follows can be read as an attribute: ``options.device_iterations``. A setting that only
+  concerns speed, memory, devices, files or logs is accepted without effect; its docstring says so.
+- A setting that would change numbers and is not modelled is refused when it is switched on.
+- Options that a model or a data loader was given are frozen; :meth:`Options.clone` returns a copy that is not.
 """
 
 from __future__ import annotations
@@ -98,8 +98,14 @@ class Options(OptionsWithoutEffect):
     @property
     def random_seed(self) -> Optional[int]:
         """The seed that was set; None if none was, where PopTorch has no such attribute."""
-        seed: Optional[int] = self._values.get("random_seed")
+        seed: Optional[int] = self.toDict().get("random_seed")
         return seed
+
+    @property
+    def execution_strategy(self) -> ExecutionStrategy:
+        """What :meth:`setExecutionStrategy` was given; in PopTorch a private attribute."""
+        strategy: ExecutionStrategy = self._execution_strategy
+        return strategy
 
     # what a call takes, computes and returns
 
@@ -242,14 +248,14 @@ class Options(OptionsWithoutEffect):
         """A copy that is not frozen."""
         return copy.deepcopy(self)
 
-    def _freeze(self) -> None:
+    def freeze(self) -> None:
         """Allow no more changes: what a wrapper or a data loader does to the options it gets."""
         if self.replication_factor % self.input_group_size:
             raise py_error(
                 f"input_group_size ({self.input_group_size}) must be a factor of the replication factor "
                 f"({self.replication_factor})"
             )
-        super()._freeze()
+        super().freeze()
 
     def __repr__(self) -> str:
         groups: List[Any] = [self.Training, self.Precision, self.Jit, self.Distributed, self.TensorLocations]

@@ -46,7 +46,7 @@ class TestBeginBlock:
         model, options = net(), filled()
         BeginBlock(model[1], user_id="second", ipu_id=1)
         assert placed(model, options) == {"second": 1}
-        assert options._execution_strategy.placed == {"second": 1}
+        assert options.execution_strategy.placed == {"second": 1}
         assert current() is None
 
     def test_twice(self):

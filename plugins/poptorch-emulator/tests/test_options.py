@@ -321,32 +321,32 @@ class TestErrors:
         options = Options().replicationFactor(3)
         options.inputReplicaGrouping(2, enums.CommGroupType.Consecutive)
         with pytest.raises(Error, match=r"input_group_size \(2\) must be a factor of the replication factor \(3\)"):
-            options._freeze()
+            options.freeze()
 
 
 class TestFrozen:
     @pytest.mark.parametrize(("group", "name", "given"), HARMLESS + FOLLOWED + REFUSED)
     def test_nothing_can_be_set(self, group, name, given):
         options = Options()
-        options._freeze()
+        options.freeze()
         with pytest.raises(AttributeError, match="Can't modify frozen Options"):
             getattr(part(options, group), name)(*given)
 
     def test_values_can_still_be_read(self):
         options = Options().deviceIterations(2)
-        options._freeze()
+        options.freeze()
         assert options.device_iterations == 2
 
     def test_until_they_are_thawed(self):
         options = Options()
-        options._freeze()
+        options.freeze()
         options._unfreeze()
         options.Training.gradientAccumulation(2)
 
     @pytest.mark.parametrize("copied", [lambda options: options.clone(), copy.deepcopy])
     def test_a_clone_is_not(self, copied):
         options = Options().deviceIterations(2)
-        options._freeze()
+        options.freeze()
         twin = copied(options)
         twin.deviceIterations(5).Training.gradientAccumulation(3)
         assert (options.device_iterations, options.Training.gradient_accumulation) == (2, 1)
@@ -356,7 +356,7 @@ class TestFrozen:
         options = Options().setExecutionStrategy(PipelinedExecution("a", "b"))
         twin = pickle.loads(pickle.dumps(options))
         assert repr(twin) == repr(options)
-        assert twin._execution_strategy.stage("b")._stage_id == 1
+        assert twin.execution_strategy.stage("b")._stage_id == 1
 
     def test_repr_names_all_groups(self):
         text = repr(Options().deviceIterations(7))
