@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from spikecore.lang import Node, Program, loop_invariant
-from spikecore.lang._reach import differentiable_leaves
+from spikecore.lang._reach import UNBOUNDED, differentiable_leaves
 
 
 class _Ends(torch.autograd.Function):
@@ -70,7 +70,7 @@ def needed(program: Program, learn: Sequence[str]) -> bool:
     """
     fixed = set(loop_invariant(program.nodes)) | {node for node in program.nodes if node.op in ("param", "const")}
     for node in program.nodes:
-        if node.op in ("sqrt", "log", "power") or (node.op == "div" and node.args[1] not in fixed):
+        if node.op in UNBOUNDED and not (node.op == "div" and node.args[1] in fixed):
             return True
     # within one step, since there may be no more
     sources = [leaf for leaf in program.leaves if leaf.op != "param" or leaf.attr in learn]

@@ -46,5 +46,6 @@ TABLE: Tuple[Dtype, ...] = (
 #: Name -> torch's dtype, in the order of the table, and the reverse.
 DTYPES: Mapping[str, torch.dtype] = {row.name: row.dtype for row in TABLE}
 NAMES: Dict[torch.dtype, str] = {row.dtype: row.name for row in TABLE}
-#: Those that are stored with fewer digits than arithmetic has.
+#: Those that are stored with fewer digits than arithmetic has, and those that are stored as they are computed.
 NARROW: Mapping[str, torch.dtype] = {row.name: row.dtype for row in TABLE if row.is_narrow}
+WIDE: Mapping[str, torch.dtype] = {row.name: row.dtype for row in TABLE if not row.is_narrow}

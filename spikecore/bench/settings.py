@@ -10,7 +10,7 @@ import torch
 from spikecore.bench.models import NETWORKS
 from spikecore.bench.subjects import SUBJECTS
 from spikecore.bench.timing import Plan
-from spikecore.dtypes import DTYPES
+from spikecore.dtypes import DTYPES, NARROW
 
 SUITES = ("neurons", "small", "beside", "documents", "networks")
 
@@ -57,7 +57,7 @@ class Settings:
             self,
             device=str(device),
             neurons=self.neurons or (("LIF",) if quick else tuple(SUBJECTS)),
-            dtypes=self.dtypes or (("float32", "bfloat16", "float16") if gpu and not quick else ("float32",)),
+            dtypes=self.dtypes or (("float32", *sorted(NARROW)) if gpu and not quick else ("float32",)),
             steps=self.steps or steps,
             small_neurons=self.neurons or ("LIF", "Leaky"),
             small_steps=self.steps or (8, 128),

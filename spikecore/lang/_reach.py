@@ -12,6 +12,8 @@ from spikecore.lang.node import Node
 
 #: Operations through which no gradient flows.
 FLAT = frozenset(("detach", "sign", "floor", "round"))
+#: Operations whose derivative can be infinite, or not a number, at finite arguments of moderate size.
+UNBOUNDED = frozenset(("div", "sqrt", "log", "power"))
 
 
 class Reach(NamedTuple):

@@ -6,7 +6,7 @@ import unicodedata
 from typing import TYPE_CHECKING, Iterable, Tuple
 
 from spikecore.lang._symbols import on_one_line
-from spikecore.lang.render import ATOM, C_TEMPLATES, PRODUCT, SUM, UNARY, Printer
+from spikecore.lang.render import ATOM, OPERATOR_TEMPLATES, PRODUCT, SUM, UNARY, Printer
 
 if TYPE_CHECKING:
     from spikecore.lang.node import Node
@@ -20,9 +20,10 @@ class TextPrinter(Printer):
     """The language's own notation."""
 
     templates = {
-        **C_TEMPLATES,
-        **{op: _call(op, 1) for op in ("exp", "log", "sqrt", "sin", "cos", "tanh", "atan", "abs", "floor", "round")},
-        "power": _call("power", 2),
+        **OPERATOR_TEMPLATES,
+        **{op: _call(op, 1) for op in "exp log sqrt sin cos tanh sigmoid atan abs sign floor round".split()},
+        **{op: _call(op, 2) for op in ("power", "minimum", "maximum")},
+        "clamp": _call("clamp", 3),
         "detach": _call("detach", 1),
         "where": _call("where", 3),
         "select": _call("select", 3),

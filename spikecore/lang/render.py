@@ -33,7 +33,9 @@ TERNARY, OR, AND, EQUALITY, ORDER, SUM, PRODUCT, UNARY, ATOM = range(9)
 #: op -> (how tightly the text binds, template).
 Templates = Mapping[str, Tuple[int, str]]
 
-C_TEMPLATES: Dict[str, Tuple[int, str]] = {
+#: What C and Python write alike. A target takes these, and has a row of its own for everything else: a function that
+#: one language has would otherwise be written for all.
+OPERATOR_TEMPLATES: Dict[str, Tuple[int, str]] = {
     "add": (SUM, "{0} + {1}"),
     "sub": (SUM, "{0} - {1}"),
     "mul": (PRODUCT, "{0} * {1}"),
@@ -45,11 +47,15 @@ C_TEMPLATES: Dict[str, Tuple[int, str]] = {
     "lt": (ORDER, "{0} < {1}"),
     "eq": (EQUALITY, "{0} == {1}"),
     "ne": (EQUALITY, "{0} != {1}"),
+    "detach": (ATOM, "{0}"),
+}
+
+C_TEMPLATES: Dict[str, Tuple[int, str]] = {
+    **OPERATOR_TEMPLATES,
     "and": (AND, "{0} && {1}"),
     "or": (OR, "{0} || {1}"),
     "not": (UNARY, "!{0}"),
     "where": (TERNARY, "{0} ? {1} : {2}"),
-    "detach": (ATOM, "{0}"),
     "exp": (ATOM, "exp{f}({0})"),
     "log": (ATOM, "log{f}({0})"),
     "sqrt": (ATOM, "sqrt{f}({0})"),

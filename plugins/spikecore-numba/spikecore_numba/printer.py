@@ -7,14 +7,14 @@ from typing import Dict
 import torch
 
 from spikecore.lang import Node
-from spikecore.lang.render import ATOM, C_TEMPLATES, PRODUCT, SUM, TERNARY, UNARY, Printer
+from spikecore.lang.render import ATOM, OPERATOR_TEMPLATES, PRODUCT, SUM, TERNARY, UNARY, Printer
 
 
 class NumbaPrinter(Printer):
     """Python that Numba compiles without reordering, contraction or Python objects."""
 
     templates = {
-        **C_TEMPLATES,
+        **OPERATOR_TEMPLATES,
         # `and` and `or` would branch; these bind more tightly than comparisons, which therefore stand in parentheses
         "and": (PRODUCT, "{0} & {1}"),
         "or": (SUM, "{0} | {1}"),

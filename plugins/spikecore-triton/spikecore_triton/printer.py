@@ -7,7 +7,7 @@ from typing import Collection, Dict, Mapping, Tuple
 
 from spikecore.kernels import negated_choice
 from spikecore.lang import Node, topological
-from spikecore.lang.render import ATOM, C_TEMPLATES, PRODUCT, SUM, UNARY, Printer
+from spikecore.lang.render import ATOM, OPERATOR_TEMPLATES, PRODUCT, SUM, UNARY, Printer
 
 #: Names that are in no text of ours: Triton makes a function that takes a kernel's arguments and has names of its own,
 #: and a launch gives options by name.
@@ -26,7 +26,7 @@ class TritonPrinter(Printer):
     """Triton that rounds as IEEE says. Only divisions in ``approximate`` may be off in the last digit."""
 
     templates = {
-        **C_TEMPLATES,
+        **OPERATOR_TEMPLATES,
         # Triton's own minus is 0 - x, which loses the sign of zero; this one becomes a change of sign
         "neg": (PRODUCT, "-1.0 * {0}"),
         "div": (ATOM, "{divide}({0}, {1})"),
@@ -37,6 +37,7 @@ class TritonPrinter(Printer):
         "where": (ATOM, "tl.where({0}, {1}, {2})"),
         **{op: (ATOM, f"libdevice.{op}({{0}})") for op in ("exp", "log", "sin", "cos", "tanh", "atan")},
         "sqrt": (ATOM, "tl.sqrt_rn({0})"),
+        **{op: (ATOM, f"{op}({{0}})") for op in ("sigmoid", "sign")},
         "abs": (ATOM, "tl.abs({0})"),
         "floor": (ATOM, "tl.floor({0})"),
         "round": (ATOM, "libdevice.nearbyint({0})"),

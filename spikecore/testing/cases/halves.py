@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Callable, Mapping
 
 import numpy as np
 import torch
 
 import spikecore as sc
-from spikecore.dtypes import DTYPES
+from spikecore.dtypes import DTYPES, NARROW
 from spikecore.testing.case import Collection
 from spikecore.testing.compare import Mismatch
 from spikecore.testing.context import Context
@@ -26,7 +26,7 @@ class Square(sc.Neuron):
 
 def add_to(cases: Collection) -> None:
     """Add the cases of 16 bits to the tier of edges."""
-    for dtype in ("float16", "bfloat16"):
+    for dtype in NARROW:
         cases.add(
             f"edges/output-{dtype}",
             "edges",
@@ -46,13 +46,21 @@ def add_to(cases: Collection) -> None:
 
 def halved(x: Array, dtype: str) -> Array:
     """float32 numbers rounded to 16 bits, ties to even, as float64."""
-    x = np.asarray(x, np.float32)
-    if dtype == "float16":
-        with np.errstate(over="ignore"):
-            return x.astype(np.float16).astype(float)
+    return _HALVED[dtype](np.asarray(x, np.float32))
+
+
+def _as_float16(x: Array) -> Array:
+    with np.errstate(over="ignore"):
+        return x.astype(np.float16).astype(float)
+
+
+def _as_bfloat16(x: Array) -> Array:
     bits = x.view(np.uint32).astype(np.uint64)
     kept = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16).astype(np.uint32).view(np.float32)
     return np.where(np.isnan(x), x, kept).astype(float)
+
+
+_HALVED: Mapping[str, Callable[[Array], Array]] = {"float16": _as_float16, "bfloat16": _as_bfloat16}
 
 
 def points(dtype: str) -> Array:

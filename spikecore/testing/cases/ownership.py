@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import spikecore as sc
+from spikecore.dtypes import WIDE
 from spikecore.testing.case import Collection
 from spikecore.testing.compare import Mismatch, as_array, same
 from spikecore.testing.context import Context
@@ -59,7 +60,7 @@ def add_to(cases: Collection) -> None:
         add(f"gradients-{dtype}", of_gradients, partial(gradients, dtype=dtype), _BACK, dtype=dtype)
     add("results-trace", f"{own}: IF, whose last record is its final state", partial(recorded, model="if"), ("record",))
     add("results-trace-li", f"{own}: LI, whose record is its output", partial(recorded, model="li"), ("record",))
-    for dtype in ("float32", "float64"):
+    for dtype in WIDE:
         through = f"{own}: states and inputs that pass through unchanged"
         add(f"results-passed-through-{dtype}", through, partial(passed, dtype=dtype), dtype=dtype)
     equal = partial(gradients, model="li", values={"tau": 2.0}, shape=(1, 5))
