@@ -15,7 +15,7 @@ from torch import nn
 
 from spikecore.backend import Unsupported
 from spikecore.functional import at_rest, stateful_modules
-from spikecore.training import flattened, home
+from spikecore.training import device_of, flattened
 from spikecore_ipu.device import exclusive
 from spikecore_ipu.layout import lay_out, scattered
 from spikecore_ipu.sdk import poptorch
@@ -37,7 +37,7 @@ def checked_options(options: Any) -> Any:
 
 def checked_net(net: nn.Module) -> nn.Module:
     """The network, which must be on the CPU: PopTorch takes it from there."""
-    device = home(net)
+    device = device_of(net)
     if device is not None and device.type != "cpu":
         raise ValueError(f"net is on {device}; backend 'ipu' takes a network on the CPU, net.cpu()")
     return net

@@ -10,7 +10,7 @@ from typing import Any, Iterator, Tuple
 import torch
 from torch import Tensor
 
-from spikecore.training import mapped
+from spikecore.training import tree_map
 from spikecore_ipu.step import Traced
 
 
@@ -21,7 +21,7 @@ def joined(outputs: Any, traced: Traced) -> Any:
     batch. A tensor without one is left as PopTorch joined it.
     """
     shapes: Iterator[Tuple[int, ...]] = iter(traced.shapes)
-    return mapped(lambda value: _joined(value, next(shapes), traced), outputs)
+    return tree_map(lambda value: _joined(value, next(shapes), traced), outputs)
 
 
 def _joined(value: Tensor, shape: Tuple[int, ...], traced: Traced) -> Tensor:

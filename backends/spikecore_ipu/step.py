@@ -18,7 +18,7 @@ from typing import Any, Callable, Iterator, List, Optional, Tuple
 from torch import Tensor, nn
 
 from spikecore.functional import stateful_modules, to_rest
-from spikecore.training import check_loss, flattened, run
+from spikecore.training import check_loss, flattened, run_network
 from spikecore_ipu.blocks import last_block, placed
 from spikecore_ipu.sdk import poptorch
 
@@ -72,7 +72,7 @@ class Step(nn.Module):
         """Outputs of the network, and its loss."""
         self.traced.micro = _micro_batch(self.traced.given, flattened((inputs, targets)))
         with _fresh(self.net), placed(self.net), last_block() as go_on:
-            outputs = run(self.net, inputs)
+            outputs = run_network(self.net, inputs)
             go_on()
             loss = None if self.loss is None else self.loss(outputs, targets)
         go_on()  # the loss may have blocks of its own

@@ -13,36 +13,36 @@ from torch import Tensor, nn
 from spikecore._base import structure
 
 
-def mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+def tree_map(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     """The same structure of tuples, lists and dicts with its tensors changed."""
-    return structure.mapped(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, value)
+    return structure.tree_map(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, value)
 
 
 def flattened(value: Any) -> List[Tensor]:
-    """The tensors of a structure, in the order in which :func:`mapped` meets them."""
+    """The tensors of a structure, in the order in which :func:`tree_map` meets them."""
     return list(structure.leaves(value, Tensor))
 
 
-def home(net: nn.Module) -> Optional[torch.device]:
+def device_of(net: nn.Module) -> Optional[torch.device]:
     """Where the network's parameters are; None without any."""
     return next((p.device for p in net.parameters()), None)
 
 
-def sent(value: Any, device: Optional[torch.device]) -> Any:
+def to_device(value: Any, device: Optional[torch.device]) -> Any:
     """The structure on a device; None leaves it where it is."""
     if device is None:
         return value
     # a copy to the host that does not block could be read before it is there
-    return mapped(lambda tensor: tensor.to(device, non_blocking=device.type != "cpu"), value)
+    return tree_map(lambda tensor: tensor.to(device, non_blocking=device.type != "cpu"), value)
 
 
 def beside(outputs: Any, targets: Any) -> Any:
     """The targets on the device of the outputs, which may be another one than that of the inputs (several devices)."""
     places = {tensor.device for tensor in flattened(outputs)}
-    return sent(targets, places.pop()) if len(places) == 1 else targets
+    return to_device(targets, places.pop()) if len(places) == 1 else targets
 
 
-def run(net: nn.Module, inputs: Any) -> Any:
+def run_network(net: nn.Module, inputs: Any) -> Any:
     """The network on one batch."""
     if isinstance(inputs, dict):
         return net(**inputs)

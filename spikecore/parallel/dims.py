@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base import structure
-from spikecore._base.batches import flattened, mapped
+from spikecore._base.batches import flattened, tree_map
 from spikecore._shell.checks import shown
 from spikecore._shell.replicas import makes_time
 from spikecore._shell.state import Stateful
@@ -99,7 +99,7 @@ def hollow(x: Any, dim: int, size: int) -> Any:
         shape = [size if k == dim else n for k, n in enumerate(tensor.shape)]
         return torch.empty(shape, dtype=tensor.dtype, device="meta")
 
-    return mapped(one, x)
+    return tree_map(one, x)
 
 
 def cut(x: Any, dim: int, sizes: Sequence[int]) -> List[Any]:
@@ -172,4 +172,4 @@ def _sure(parts: Sequence[Tensor], sizes: Sequence[int], of_output: OfOutput) ->
 
 def _filled(like: Any, values: Sequence[Tensor]) -> Any:
     left = iter(values)
-    return mapped(lambda _: next(left), like)
+    return tree_map(lambda _: next(left), like)

@@ -15,7 +15,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.batches import flattened, mapped
+from spikecore._base.batches import flattened, tree_map
 from spikecore._plugins.selection import capture
 from spikecore._shell.binding import ask
 from spikecore._shell.state import Stateful, keep
@@ -46,7 +46,7 @@ def rehearse(stages: Stages, inputs: Sequence[Any], what: str) -> Outcome:
 
     Raises ValueError where a stage does not take what the one before gives; ``what`` describes the input of stage 0.
     """
-    values, calls = [mapped(_hollow, value) for value in inputs], [0] * len(inputs)
+    values, calls = [tree_map(_hollow, value) for value in inputs], [0] * len(inputs)
     numbers = sorted({device.index for _, device in stages if device.type == "cuda"})
     # a stage may draw random numbers, and warn; both are for the real run to do
     with torch.no_grad(), torch.random.fork_rng(numbers), warnings.catch_warnings():

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from spikecore._base.batches import flattened, mapped
+from spikecore._base.batches import flattened, tree_map
 from spikecore.parallel import dims, dry, guess
 from spikecore.parallel.placement import Stages
 
@@ -85,11 +85,11 @@ class Kinds:
     def _steps(self, net: Pipeline, x: Any, several: bool) -> None:
         stages, what = _stages(net), f"one step of the input, {dry.shapes(x)}"
         if not several:
-            self._rehearsed(stages, [mapped(_as_it_is, x)], what)
+            self._rehearsed(stages, [tree_map(_as_it_is, x)], what)
             return
-        self._rehearsed(stages, [mapped(lambda value: _steps_of(value, 1), x)], what)
+        self._rehearsed(stages, [tree_map(lambda value: _steps_of(value, 1), x)], what)
         try:
-            outcome = dry.rehearse(stages, [mapped(lambda value: _steps_of(value, 2), x)], "")
+            outcome = dry.rehearse(stages, [tree_map(lambda value: _steps_of(value, 2), x)], "")
         except ValueError:
             return  # the stages take one step only
         for output in outcome.outputs:

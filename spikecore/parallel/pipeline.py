@@ -7,7 +7,7 @@ from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, 
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.batches import sent
+from spikecore._base.batches import to_device
 from spikecore.lang._plain import is_compiling
 from spikecore.parallel import dims, kinds, placement, split, steps
 from spikecore.parallel.schedule import ticks
@@ -137,7 +137,7 @@ class Pipeline(nn.Module):
         self._kinds.check_steps(self, x, several)
         stages = list(self)
         with steps.alone(self), PartStates(stages, (1,)).kept(), steps.from_rest(self, several):
-            entering = sent(steps.with_time(x) if several else x, self.devices[0])
+            entering = to_device(steps.with_time(x) if several else x, self.devices[0])
             made = ticks(self.devices, T, lambda _: entering, lambda stage, _, value: stages[stage](value))
             return steps.summed(made, several) if reduce else steps.stacked(made, several)
 

@@ -27,7 +27,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, Sequence
 
 import torch
 
-from spikecore._base.batches import sent
+from spikecore._base.batches import to_device
 
 
 def ticks(
@@ -44,7 +44,7 @@ def ticks(
     waiting: Dict[int, Any] = {}
     for tick in range(items + depth - 1):
         if tick < items:
-            waiting[0] = sent(source(tick), devices[0])
+            waiting[0] = to_device(source(tick), devices[0])
         # the last stage first: what it frees is there for those before it on the same device
         active = range(min(depth - 1, tick), max(0, tick - items + 1) - 1, -1)
         made: Dict[int, Any] = {}
@@ -53,7 +53,7 @@ def ticks(
                 made[stage] = work(stage, tick - stage, waiting.pop(stage))
         for stage in active:
             if stage < depth - 1:
-                waiting[stage + 1] = sent(made.pop(stage), devices[stage + 1])
+                waiting[stage + 1] = to_device(made.pop(stage), devices[stage + 1])
         if depth - 1 in made:
             yield made[depth - 1]
 

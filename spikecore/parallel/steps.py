@@ -9,7 +9,7 @@ from typing import Any, Iterable, Iterator, List
 import torch
 from torch import nn
 
-from spikecore._base.batches import flattened, mapped
+from spikecore._base.batches import flattened, tree_map
 from spikecore._shell.state import Stateful, carry, carry_no_more, keep, slot_of
 from spikecore.encode import Encoder
 from spikecore.functional import check_places, stateful_modules
@@ -81,16 +81,16 @@ def _to_rest(modules: List[Stateful]) -> None:
 
 def with_time(x: Any) -> Any:
     """One step as a sequence of one."""
-    return mapped(lambda value: value.unsqueeze(0), x)
+    return tree_map(lambda value: value.unsqueeze(0), x)
 
 
 def summed(made: Iterable[Any], several: bool) -> Any:
     """The sum of the outputs of all steps, from the first to the last."""
     total: Any = None
     for output in made:
-        counts = mapped(_count, output)
+        counts = tree_map(_count, output)
         total = counts if total is None else _added(total, counts)
-    return mapped(lambda value: value.squeeze(0), total) if several else total
+    return tree_map(lambda value: value.squeeze(0), total) if several else total
 
 
 def stacked(made: Iterable[Any], several: bool) -> Any:
@@ -98,7 +98,7 @@ def stacked(made: Iterable[Any], several: bool) -> Any:
     outputs = list(made)
     rows: List[List[torch.Tensor]] = [flattened(output) for output in outputs]
     left = iter([(torch.cat if several else torch.stack)(list(column)) for column in zip(*rows)])
-    return mapped(lambda _: next(left), outputs[0])
+    return tree_map(lambda _: next(left), outputs[0])
 
 
 def _count(value: torch.Tensor) -> torch.Tensor:
@@ -108,4 +108,4 @@ def _count(value: torch.Tensor) -> torch.Tensor:
 
 def _added(total: Any, output: Any) -> Any:
     left = iter(flattened(output))
-    return mapped(lambda value: value + next(left), total)
+    return tree_map(lambda value: value + next(left), total)

@@ -5,7 +5,7 @@ backends with a training step of their own: the protocols :class:`TrainingStep` 
 checks and the handling of batches that every step needs.
 """
 
-from spikecore._base.batches import flattened, home, mapped, run
+from spikecore._base.batches import device_of, flattened, run_network, tree_map
 from spikecore._base.host import set_host
 from spikecore._plugins.registry import default_registry
 from spikecore.training._checks import check_loss, check_optimizer
@@ -28,14 +28,14 @@ __all__ = [
     "check_loss",
     "check_optimizer",
     "check_parts",
+    "device_of",
     "flattened",
-    "home",
     "inference_model",
     "load_checkpoint",
-    "mapped",
-    "run",
+    "run_network",
     "save_checkpoint",
     "training_model",
+    "tree_map",
 ]
 
 # the contract of a backend is below this package, and its defaults train eagerly

@@ -17,7 +17,7 @@ from typing import Any, ContextManager, Dict, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.batches import beside, home, mapped, run, sent
+from spikecore._base.batches import beside, device_of, run_network, to_device, tree_map
 from spikecore._shell.processes import named_as, unwrapped
 from spikecore._shell.ranged import put_inside
 from spikecore.functional import own_state, stateful_modules
@@ -58,17 +58,17 @@ class EagerTraining:
 
     def __call__(self, inputs: Any, targets: Any) -> Tuple[Any, Tensor]:
         """Train on one batch; the outputs and the loss, detached, are those from before the update."""
-        device, scaler = home(self.net), self.options.scaler
-        inputs, targets = sent(inputs, device), sent(targets, device)
+        device, scaler = device_of(self.net), self.options.scaler
+        inputs, targets = to_device(inputs, device), to_device(targets, device)
         self.optimizer.zero_grad(set_to_none=True)
         with own_state(self._stateful):
             with _casting(self.options, device):
-                outputs = run(self.net, inputs)
+                outputs = run_network(self.net, inputs)
                 loss = self.loss(outputs, beside(outputs, targets))
             check_loss(loss)
             (loss if scaler is None else scaler.scale(loss)).backward()
         self._update(scaler)
-        return mapped(Tensor.detach, outputs), loss.detach()
+        return tree_map(Tensor.detach, outputs), loss.detach()
 
     def state_dict(self) -> Dict[str, Any]:
         """Weights and the state of the optimiser (and scaler), to go on from with :meth:`load_state_dict`.
@@ -129,12 +129,12 @@ class EagerInference:
 
     def __call__(self, inputs: Any) -> Any:
         """Outputs in eval mode, without gradients."""
-        device = home(self.net)
+        device = device_of(self.net)
         modes = [(module, module.training) for module in self.net.modules()]
         self.net.eval()
         try:
             with torch.no_grad(), own_state(self._stateful), _casting(self.options, device):
-                return run(self.net, sent(inputs, device))
+                return run_network(self.net, to_device(inputs, device))
         finally:
             for module, mode in modes:
                 module.training = mode

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 from torch import Tensor
 
 from ._errors import Error, py_error
-from ._structure import leaves, mapped
+from ._structure import leaves, tree_map
 
 _log = logging.getLogger("poptorch")
 
@@ -43,13 +43,13 @@ class Arguments:
         """All tensors, from left to right."""
         return list(leaves([self.args, self.kwargs], Tensor))
 
-    def mapped(self, function: Callable[[Tensor], Any]) -> Arguments:
+    def map_tensors(self, function: Callable[[Tensor], Any]) -> Arguments:
         """The same arguments with ``function`` of each tensor in its place."""
 
         def of_tensor(leaf: Any) -> Any:
             return function(leaf) if isinstance(leaf, Tensor) else leaf
 
-        return Arguments(self.names, mapped(of_tensor, self.args), mapped(of_tensor, self.kwargs))
+        return Arguments(self.names, tree_map(of_tensor, self.args), tree_map(of_tensor, self.kwargs))
 
     def check(self, given: Arguments) -> None:
         """Raise poptorch.Error if a call with ``given`` is not one that these arguments were compiled for."""
@@ -102,7 +102,7 @@ class Parser:
                     parsed.add(name, value)
         if compiling:
             _warn_of_dictionaries(parsed)
-        return parsed.mapped(self._contiguous)
+        return parsed.map_tensors(self._contiguous)
 
     def _check(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in self.parameters):

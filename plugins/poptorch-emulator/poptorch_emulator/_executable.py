@@ -52,7 +52,7 @@ class Executable:
         for tensor in arguments.tensors():
             self._check_input(tensor)
         trace = Trace(training)
-        inputs = arguments.mapped(lambda tensor: trace.input(self.batching.slice(tensor, 0, 0, 0)))
+        inputs = arguments.map_tensors(lambda tensor: trace.input(self.batching.slice(tensor, 0, 0, 0)))
         host = host_weights(model)
         check_layout(host)
         with placing(options, training) as blocks, trace.recording(), on_device(model, trace):
@@ -83,7 +83,7 @@ class Executable:
         if not kept:
             return
         again = Trace(training)
-        inputs = arguments.mapped(lambda tensor: again.input(self.batching.slice(tensor, 0, 0, 0)))
+        inputs = arguments.map_tensors(lambda tensor: again.input(self.batching.slice(tensor, 0, 0, 0)))
         try:
             with again.recording(), on_device(model, again):
                 model(*inputs.args, **inputs.kwargs)

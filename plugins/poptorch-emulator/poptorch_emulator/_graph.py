@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ._replay import compute
-from ._structure import leaves, mapped
+from ._structure import leaves, tree_map
 from ._tensor import narrowed
 
 
@@ -122,7 +122,7 @@ class Graph:
 
         with torch.enable_grad():
             for node in self.nodes:
-                results = compute(node.target, mapped(value, node.args), mapped(value, node.kwargs))
+                results = compute(node.target, tree_map(value, node.args), tree_map(value, node.kwargs))
                 for index, result in zip(node.writes, leaves(results, Tensor)):
                     # a view or an operation in place has the dtype already, and stays the tensor that it is
                     values[index] = result.to(self.dtypes[index])
@@ -130,7 +130,7 @@ class Graph:
 
     def rebuilt(self, values: Dict[int, Any]) -> Any:
         """What the model returned, with ``values`` in the place of tensors of the device."""
-        return mapped(lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf, self.returned)
+        return tree_map(lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf, self.returned)
 
     def __call__(self, *inputs: Tensor) -> Any:
         """The graph of a function of tensors, computed for these: what it returns, with PopTorch's gradients.

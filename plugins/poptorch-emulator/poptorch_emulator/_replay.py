@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ._popart import COMPUTED
-from ._structure import mapped
+from ._structure import tree_map
 
 #: Arguments, by their names in the schema, that torch takes as int64 only.
 _INDICES = frozenset(("index", "indices"))
@@ -34,8 +34,8 @@ def widened(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[T
     if not wide:
         return args, kwargs
     return (
-        tuple(mapped(_widen, value) if position in wide else value for position, value in enumerate(args)),
-        {name: mapped(_widen, value) if name in wide else value for name, value in kwargs.items()},
+        tuple(tree_map(_widen, value) if position in wide else value for position, value in enumerate(args)),
+        {name: tree_map(_widen, value) if name in wide else value for name, value in kwargs.items()},
     )
 
 

@@ -10,14 +10,14 @@ from typing import Any, Callable, Iterator, List, Type, TypeVar
 Leaf = TypeVar("Leaf")
 
 
-def mapped(function: Callable[[Any], Any], structure: Any) -> Any:
+def tree_map(function: Callable[[Any], Any], structure: Any) -> Any:
     """The same structure with ``function`` of each leaf in its place."""
     if isinstance(structure, tuple) and hasattr(structure, "_fields"):
-        return type(structure)(*(mapped(function, item) for item in structure))
+        return type(structure)(*(tree_map(function, item) for item in structure))
     if isinstance(structure, (tuple, list)):
-        return type(structure)(mapped(function, item) for item in structure)
+        return type(structure)(tree_map(function, item) for item in structure)
     if isinstance(structure, dict):
-        items = [(key, mapped(function, value)) for key, value in structure.items()]
+        items = [(key, tree_map(function, value)) for key, value in structure.items()]
         return dict(items) if type(structure) is dict else _refilled(structure, items)
     return function(structure)
 

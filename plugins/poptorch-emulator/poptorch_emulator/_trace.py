@@ -28,7 +28,7 @@ from ._lock import Lock
 from ._losses import RECORDED, reduced
 from ._replay import base_name, widened
 from ._stages import check_blocks, current
-from ._structure import leaves, mapped
+from ._structure import leaves, tree_map
 from ._support import EXPLICIT, RANDOM, SHAPED, check_arguments, check_shape, composed, no_shape, supported, unsupported
 from ._tensor import DEVICE, MOVE, READ, STALE, IpuTensor, host_tensor, narrow, narrowed, on_ipu, zero_sized
 from ._views import VIEWS, Views, kind_of
@@ -214,7 +214,7 @@ class Trace(TorchDispatchMode):
         read = [tensor.number for tensor in _read(name, args, kwargs)]
         for number in read:
             self._views.check(number, f"aten::{name}")
-        results = mapped(of_device, self._inferred(name, target, args, kwargs))
+        results = tree_map(of_device, self._inferred(name, target, args, kwargs))
         placement = current()
         placed = placement is None or placement.active
         changes = changed(target, args, kwargs)
@@ -247,7 +247,7 @@ class Trace(TorchDispatchMode):
     def _inferred(self, name: str, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The results on fake tensors: shapes and dtypes as torch infers them, from which PopTorch has them, too."""
         fakes = [
-            mapped(lambda leaf: leaf.fake if isinstance(leaf, IpuTensor) else leaf, part) for part in (args, kwargs)
+            tree_map(lambda leaf: leaf.fake if isinstance(leaf, IpuTensor) else leaf, part) for part in (args, kwargs)
         ]
         with self.aside(), self._fakes:
             if isinstance(target, torch._ops.OpOverload):
@@ -282,7 +282,7 @@ def _read(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Iterator[
 
 def _refs(part: Any) -> Any:
     """References in the place of tensors of the device."""
-    return mapped(lambda leaf: Ref(leaf.number) if isinstance(leaf, IpuTensor) else leaf, part)
+    return tree_map(lambda leaf: Ref(leaf.number) if isinstance(leaf, IpuTensor) else leaf, part)
 
 
 def traced(function: Callable[..., Any], *tensors: Tensor) -> Graph:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ._errors import cpp_error, py_error
 from ._losses import reduced
-from ._structure import mapped
+from ._structure import tree_map
 from ._tensor import IpuTensor
 from ._trace import running
 
@@ -131,7 +131,7 @@ def set_available_memory(tensor: Tensor, available_memory_proportion: float) -> 
 def recomputationCheckpoint(*tensors: Any) -> Any:
     """The tensors; the emulator does not model memory."""
     if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)):
-        return type(tensors[0])(mapped(recomputationCheckpoint, tensors[0]))
+        return type(tensors[0])(tree_map(recomputationCheckpoint, tensors[0]))
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
             raise ValueError("All inputs must be tensors")

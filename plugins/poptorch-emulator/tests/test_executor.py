@@ -17,7 +17,7 @@ from torch import nn
 
 import poptorch_emulator as poptorch
 from emulated_nets import Apply, Host, Net, T, X, trainer
-from poptorch_emulator._structure import mapped
+from poptorch_emulator._structure import tree_map
 
 NO_EXECUTABLE = "Model has not been compiled or has been destroyed."
 Pair = collections.namedtuple("Pair", "a b")
@@ -211,7 +211,7 @@ class TestOutputs:
 
         got = poptorch.inferenceModel(Apply(function))(X)
         expected = function(X)
-        assert mapped(type, got) == mapped(type, expected)
+        assert tree_map(type, got) == tree_map(type, expected)
         assert torch.equal(got[0].b[0], X)
         assert torch.equal(got[1]["a"]["b"], X * 2)
         assert isinstance(got[0], Pair)

@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Hashable, List, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.batches import flattened, mapped, sent
+from spikecore._base.batches import flattened, to_device, tree_map
 from spikecore._shell.checks import is_device
 from spikecore._shell.state import keep
 from spikecore.backend import Unsupported
@@ -88,7 +88,7 @@ class _Graphed:
                 raise Unsupported(self._refusal)
             runs = self._runs.get(kind, 0)
             if len(self._graphs) >= self.options.max_graphs:
-                return self._run_eagerly(sent(batch, self._capture.device), kind, runs)
+                return self._run_eagerly(to_device(batch, self._capture.device), kind, runs)
             if runs < self.options.warmup:
                 *batch, states = _copied(whole, self._capture.device)
                 self._keep(states)
@@ -164,7 +164,7 @@ class _Graphed:
         with torch.no_grad():
             for buffer, given in zip(graph.inputs, flattened(whole)):
                 buffer.copy_(given, non_blocking=True)
-        result, states = mapped(Tensor.clone, graph.replay())
+        result, states = tree_map(Tensor.clone, graph.replay())
         self._keep(states)
         # another graph, an eager step or zero_grad() came between
         for parameter, gradient in graph.gradients:
@@ -193,7 +193,7 @@ def _copied(value: Any, device: torch.device) -> Any:
     Which kernels a step loads depends on both (vectorised kernels need alignment). The warm-up must load the same
     kernels as the capture, because none can be loaded during a capture.
     """
-    return mapped(lambda given: given.detach().to(device, non_blocking=True, copy=True), value)
+    return tree_map(lambda given: given.detach().to(device, non_blocking=True, copy=True), value)
 
 
 class GraphedTraining(_Graphed):
