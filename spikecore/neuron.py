@@ -112,12 +112,15 @@ class Neuron(Ranged):
         return self._traced()
 
     def _traced(self) -> Program:
-        if self._program is None:
+        if self._cache.program is None:
             names = self.reset_states if self.reset_states is not None else tuple(self.states)
             found = definition.traced(self, names if self.detach_reset else ())
-            self.__dict__.update(_numbers=found.numbers, _read=found.read, _watched=found.watch, _renewal=found.renewal)
-            self._program = found.program
-        return self._program
+            cache = self._cache
+            cache.numbers, cache.read = found.numbers, found.read
+            cache.watched, cache.renewal = found.watch, found.renewal
+            cache.program = found.program
+            return found.program
+        return self._cache.program
 
     # -- calls
 
@@ -149,7 +152,7 @@ class Neuron(Ranged):
 
     def _values(self) -> List[Tuple[str, Any]]:
         """The parameters of the program, by name: the neuron's own, and the numbers of its surrogate."""
-        return [*[(name, getattr(self, name)) for name in self._used(self._stamp)], *self._numbers.items()]
+        return [*[(name, getattr(self, name)) for name in self._used(self._cache.stamp)], *self._cache.numbers.items()]
 
     def _continue(self, inputs: Sequence[Tensor]) -> Tensors:
         """Outputs of a call that goes on from the state of the last one, or may be the recomputation of one."""
@@ -177,7 +180,7 @@ class Neuron(Ranged):
         start = None if state is None else earlier.state_as_before(self.states, state, x, single)
         if start is None and state is not None:
             return self._execute(inputs, state, (), final, single)[:2]
-        found = self._quick.get(earlier.kind_of(x, 1 if single else x.shape[0], start, final))
+        found = self._cache.quick.get(earlier.kind_of(x, 1 if single else x.shape[0], start, final))
         values = None if found is None else earlier.values_as_before(found, self, x, single, self._ranges)
         if found is None or values is None:
             return self._execute(inputs, state, (), final, single)[:2]
@@ -198,7 +201,7 @@ class Neuron(Ranged):
         if single:
             inputs = [x.unsqueeze(0) if isinstance(x, Tensor) else x for x in inputs]
         owner = type(self).__name__
-        quick = self._quick  # kept: a concurrent change replaces the dict, and the new one must not get our entry
+        quick = self._cache.quick  # kept: a concurrent change replaces it, and the new one must not get this entry
         inputs = checks.inputs(owner, self.inputs, inputs)
         x = inputs[0]
         named = self._values()
@@ -224,9 +227,9 @@ class Neuron(Ranged):
         # index: torch.compile, which may take T for a variable, is to fix it here
         steps = operator.index(x.shape[0]) if x.shape[0] <= MAX_STATIC_STEPS else None
         spec = (x.dtype, steps, kinds, learn, final)
-        name = self._find(x.device.type, spec, gradients, state_gradients, bool(record), self._stamp)
+        name = self._find(x.device.type, spec, gradients, state_gradients, bool(record), self._cache.stamp)
         self._settle()
-        runner = getattr(self._compiled, name)
+        runner = getattr(self._cache.runners, name)
         trace_: Tensors = ()
         if single and not is_compiling():
             # by once(), as later calls are: a checkpointed call must save the same tensors when it is recomputed
@@ -244,8 +247,8 @@ class Neuron(Ranged):
         return tuple(dict.fromkeys((*self.params, *self.configuration, *checks.COMMON)))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.params:
-            self.__dict__["_quick"] = {}
+        if name in self.params and "_cache" in self.__dict__:
+            self._cache.quick = {}
         if name == "bounds":
             self._set_bounds(value)
             return
@@ -268,8 +271,8 @@ class Neuron(Ranged):
                 "learn is fixed when a neuron is made; make a new one, or set a parameter to an nn.Parameter"
             )
         elif self._depends_on(name):
-            before = dict(self.__dict__)
-            if name == "surrogate" and self._renewal is not None:
+            before = self._cache
+            if name == "surrogate" and before.renewal is not None:
                 super().__setattr__(name, value)
                 if self._renew(value):
                     return
@@ -290,8 +293,8 @@ class Neuron(Ranged):
         own = [name for name in self.configuration if name not in Neuron.configuration]
         told = [name for name in (*own, *Neuron.configuration) if getattr(self, name) != usual.get(name)]
         parts += [f"{name}={getattr(self, name)!r}" for name in told]
-        bound = ", ".join(f"{resolved.backend.name} on {device}" for device, resolved in self._bound.items())
-        asked = asked_in_words(self._request, self._bound.values())
+        bound = ", ".join(f"{resolved.backend.name} on {device}" for device, resolved in self._cache.bound.items())
+        asked = asked_in_words(self._request, self._cache.bound.values())
         return ", ".join(parts) + f", backend={asked}" + (f" ({bound})" if bound else "")
 
 

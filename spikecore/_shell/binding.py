@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Container, Dict, Iterable, Mapping, Optional, Tuple
 
@@ -35,34 +36,58 @@ from spikecore.lang._renewal import Renewal, renewed
 #: Unique id of a definition until the hash of its program is known.
 _definitions = itertools.count()
 _UNTRACED = "definition "
-#: What is no part of a copy.
-_DERIVED = frozenset(
-    ("_program", "_bound", "_names", "_compiled", "_quick", "_stamp", "_read", "_numbers", "_watched", "_renewal")
-)
 
 
 #: The fields of a Spec, in order.
 SpecKey = Tuple[torch.dtype, Optional[int], Tuple[str, ...], Tuple[str, ...], bool]
 
 
+@dataclass
+class DefinitionCache:
+    """All that was derived from a neuron's definition. It is replaced as a whole when the definition changes.
+
+    A call reads it once: while another thread changes the definition, the call goes on with the one it began with.
+    """
+
+    #: What torch.compile guards: the key of the program once that is known, a unique id before.
+    stamp: str
+    #: Device type -> the backend that computes there. It stays when the definition changes.
+    bound: Dict[str, Resolved]
+    program: Optional[Program] = None
+    #: The numbers of the surrogates: the values of ``program.numbers``, by name.
+    numbers: Dict[str, float] = field(default_factory=dict)
+    #: Names of the attributes that the traced definition depends on; None before it is traced.
+    read: Optional[Container[str]] = None
+    #: What was read, if it can change without being set.
+    watched: Optional[Watch] = None
+    #: What gives the numbers of another surrogate without tracing.
+    renewal: Optional[Renewal] = None
+    #: Kind of call -> name of its runner.
+    names: Dict[Any, str] = field(default_factory=dict)
+    #: The runners. Attributes, because torch.compile guards all keys of a dictionary that it reads one of.
+    runners: SimpleNamespace = field(default_factory=SimpleNamespace)
+    #: Calls that passed every check, by their kind (see :mod:`spikecore._shell.earlier`).
+    quick: Dict[Tuple[Any, ...], Earlier] = field(default_factory=dict)
+
+    def with_runners_of(self, before: DefinitionCache) -> DefinitionCache:
+        """This cache with the runners of another one whose program is the same."""
+        alike = [value.hex() for value in self.numbers.values()] == [v.hex() for v in before.numbers.values()]
+        quick = before.quick if alike else {}
+        return replace(
+            self,
+            stamp=before.stamp,
+            program=before.program,
+            names=before.names,
+            runners=before.runners,
+            quick=quick,
+        )
+
+
 class Bound(Stateful):
     """A stateful module with a program, and backends that run it."""
 
-    _program: Optional[Program]
-    _bound: Dict[str, Resolved]
-    _names: Dict[Any, str]
-    _compiled: SimpleNamespace
-    #: Calls that passed every check, by their kind (see :mod:`spikecore._shell.earlier`).
-    _quick: Dict[Tuple[Any, ...], Earlier]
-    _stamp: str
-    #: The numbers of the surrogates: the values of ``program.numbers``, by name.
-    _numbers: Dict[str, float]
-    #: Names of the attributes that the traced definition depends on; None before it is traced.
-    _read: Optional[Container[str]] = None
-    #: What was read, if it can change without being set.
-    _watched: Optional[Watch] = None
-    #: What gives the numbers of another surrogate without tracing.
-    _renewal: Optional[Renewal] = None
+    #: What was derived from the definition; no part of a copy. This one is of a neuron that is not made yet.
+    _cache: DefinitionCache = DefinitionCache("", {})
     _request: Request
 
     @property
@@ -86,29 +111,27 @@ class Bound(Stateful):
     @property
     def bound(self) -> Mapping[str, Resolved]:
         """Device type -> the backend that computes there for this neuron, and why. Empty before the first call."""
-        return dict(self._bound)
+        return dict(self._cache.bound)
 
     def _ask(self, request: Request) -> None:
         self._request = request
         self._forget(binding=True)
 
     def _bind(self, device_type: str) -> Resolved:
-        if device_type not in self._bound:
-            self._bound[device_type] = resolve(self._request, device_type)
-        return self._bound[device_type]
+        bound = self._cache.bound
+        if device_type not in bound:
+            bound[device_type] = resolve(self._request, device_type)
+        return bound[device_type]
 
     def _forget(self, binding: bool = False) -> None:
         """Drop what was derived from the definition, and with ``binding`` the chosen backends, too."""
-        stamp = f"{_UNTRACED}{next(_definitions)}"
-        self.__dict__.update(_program=None, _names={}, _compiled=SimpleNamespace(), _quick={}, _stamp=stamp, _read=None)
-        self.__dict__.update(_numbers={}, _watched=None, _renewal=None)
-        if binding:
-            self.__dict__["_bound"] = {}
+        bound = {} if binding or "_cache" not in self.__dict__ else self._cache.bound
+        self.__dict__["_cache"] = DefinitionCache(f"{_UNTRACED}{next(_definitions)}", bound)
 
     def _follow(self) -> None:
         """Trace the program again if the contents of something that it depends on have changed."""
-        if self._watched is not None and self._watched.has_changed(self):
-            before = dict(self.__dict__)
+        before = self._cache
+        if before.watched is not None and before.watched.has_changed(self):
             self._forget()
             self._resume(before)
 
@@ -119,45 +142,47 @@ class Bound(Stateful):
 
     def _depends_on(self, name: str) -> bool:
         """Whether the definition may read this attribute."""
+        read = self._cache.read
         if name == "training":  # train() and eval() set it even if no definition reads it
-            return self._read is not None and name in self._read
+            return read is not None and name in read
         if name in definition.SHELL:
             return False
-        return not name.startswith("_") if self._read is None else name in self._read
+        return not name.startswith("_") if read is None else name in read
 
-    def _resume(self, before: Mapping[str, Any]) -> None:
-        """Take back the runners of ``before`` (``__dict__`` as it was) if the program has at most other numbers now.
+    def _resume(self, before: DefinitionCache) -> None:
+        """Take back the runners of ``before``, the cache as it was, if the program has at most other numbers now.
 
         Annealing then compiles nothing, torch.compile included, which guards the stamp; nor does an attribute that
         picks no other program.
         """
-        if before.get("_program") is None:
+        if before.program is None:
             return
         try:
             program = self.program
         except Exception:  # the next call traces again, and says what is wrong
             return
-        if program == before["_program"]:
-            self.__dict__.update({name: before[name] for name in ("_program", "_names", "_compiled", "_stamp")})
-            if [value.hex() for value in self._numbers.values()] == [v.hex() for v in before["_numbers"].values()]:
-                self.__dict__["_quick"] = before["_quick"]
+        if program == before.program:
+            self.__dict__["_cache"] = self._cache.with_runners_of(before)
 
     def _renew(self, surrogate: Any) -> bool:
         """Take the numbers of another surrogate, if the program stays the same with it."""
-        found = None if self._renewal is None or self._program is None else renewed(self._renewal, surrogate)
-        if found is None or self._program is None:
+        now = self._cache
+        found = None if now.renewal is None or now.program is None else renewed(now.renewal, surrogate)
+        if found is None or now.program is None:
             return False
-        self.__dict__.update(_numbers={name: found[name] for name in self._program.numbers}, _quick={})
+        numbers = {name: found[name] for name in now.program.numbers}
+        self.__dict__["_cache"] = replace(now, numbers=numbers, quick={})
         return True
 
     def _settle(self) -> None:
         """Take the program's key as the stamp, so that neurons of one program share what torch.compile makes."""
         # not while torch.compile traces: what it guards must not change under it
-        if self._stamp.startswith(_UNTRACED) and not is_compiling():
-            self.__dict__["_stamp"] = self._traced().key
+        if self._cache.stamp.startswith(_UNTRACED) and not is_compiling():
+            key = self._traced().key
+            self._cache.stamp = key
 
     def __getstate__(self) -> Dict[str, Any]:
-        return {name: value for name, value in super().__getstate__().items() if name not in _DERIVED}
+        return {name: value for name, value in super().__getstate__().items() if name != "_cache"}
 
     def __setstate__(self, state: Dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -167,16 +192,17 @@ class Bound(Stateful):
     # cannot be traced. What it compiled is used again while ``stamp``, which it guards, is the same.
 
     def _used(self, stamp: str) -> Tuple[str, ...]:
-        """Names of the neuron's own parameters that the program reads; those of ``_numbers`` come behind them."""
+        """Names of the neuron's own parameters that the program reads; the surrogate's numbers come behind them."""
         program = self._traced()
         return program.params[: len(program.params) - len(program.numbers)]
 
     def _find(
         self, device_type: str, spec: SpecKey, gradients: bool, state_gradients: bool, record: bool, stamp: str
     ) -> str:
-        """The attribute of ``_compiled`` that holds the runner for calls of this kind."""
+        """The attribute of ``runners`` that holds the runner for calls of this kind."""
         key = (device_type, spec, gradients, state_gradients, record)
-        name = self._names.get(key)
+        cache = self._cache
+        name = cache.names.get(key)
         if name is None:
             program, resolved, wanted = self._traced(), self._bind(device_type), Spec(*spec)
             lacks = functools.partial(
@@ -197,8 +223,8 @@ class Bound(Stateful):
                 runner = resolved.backend.runner(program, wanted)
             # named by content: threads that come here together, and neurons of one program, agree on it
             name = "runner_" + hashlib.blake2b(repr(key).encode(), digest_size=8).hexdigest()
-            setattr(self._compiled, name, runner)
-            self._names[key] = name
+            setattr(cache.runners, name, runner)
+            cache.names[key] = name
         return name
 
     # what torch.compiler.assume_constant_result sets, without importing the compiler with spikecore
@@ -223,3 +249,13 @@ def ask(modules: Iterable[nn.Module], asked: Request) -> None:
 def backend_on(neuron: Bound, device_type: str) -> Backend:
     """The backend that computes this neuron on devices of this type; it is bound now if it was not."""
     return neuron._bind(device_type).backend
+
+
+def numbers_of(module: nn.Module) -> Dict[str, float]:
+    """The numbers of a neuron's surrogates, by name; empty for another module, and before its definition is traced."""
+    return module._cache.numbers if isinstance(module, Bound) else {}
+
+
+def traced_program(module: nn.Module) -> Optional[Program]:
+    """A neuron's program if its definition was traced, whether or not it has changed since."""
+    return module._cache.program if isinstance(module, Bound) else None

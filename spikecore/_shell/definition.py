@@ -24,27 +24,18 @@ from spikecore.lang._trace import Ran
 #: Private attributes of the shell around a definition, which say nothing about it.
 SHELL: FrozenSet[str] = frozenset(vars(nn.Module())) | {
     reading.NOTED,
-    "_bound",
+    "_cache",
     "_calls",
     "_carrying",
-    "_compiled",
     "_cut",
     "_given",
     "_has_carried",
     "_inside",
     "_loading",
-    "_names",
-    "_numbers",
     "_passed",
-    "_program",
-    "_quick",
     "_ranges",
-    "_read",
-    "_renewal",
     "_request",
-    "_stamp",
     "_state",
-    "_watched",
 }
 _OWN = SHELL | {"bounds", "learn"}
 

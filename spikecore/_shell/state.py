@@ -230,3 +230,8 @@ def carry_no_more(module: Stateful) -> None:
 def slot_of(module: Stateful) -> recompute.Slot:
     """Where the state of ``module`` is held for what runs now, see :mod:`spikecore._shell.recompute`."""
     return module._slot()
+
+
+def own_names(module: Stateful) -> Collection[str]:
+    """The attributes of ``module`` that are for others to set."""
+    return module._own_names()

@@ -22,15 +22,15 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from spikecore._base.batches import flattened
-from spikecore._shell.binding import Bound
+from spikecore._shell.binding import Bound, numbers_of, traced_program
 from spikecore._shell.processes import is_shard
-from spikecore._shell.state import Stateful
+from spikecore._shell.state import Stateful, own_names
 from spikecore.parallel.draws import may_draw
 
 #: Where torch defines the forward of its norms. A subclass with a forward of its own may read running statistics.
 _NORMS = ("torch.nn.modules.batchnorm", "torch.nn.modules.instancenorm")
 #: Attributes of a neuron, beside its own arguments, that change with what its user sets: their names for users.
-_DERIVED = {"_request": "backend", "_numbers": "surrogate", "_ranges": "bounds"}
+_DERIVED = {"_request": "backend", "_ranges": "bounds"}
 
 
 class _Held(NamedTuple):
@@ -163,8 +163,13 @@ def _changed(every: Sequence[_Held], kind: str) -> Iterator[Tuple[_Held, bool]]:
 
 
 def _settings(neuron: Stateful) -> _Settings:
-    names = (*neuron._own_names(), *_DERIVED)
-    return _Settings(neuron, names, tuple(map(vars(neuron).get, names)), vars(neuron).get("_program"))
+    names = (*own_names(neuron), *_DERIVED)
+    return _Settings(neuron, (*names, "surrogate"), _values(neuron, names), traced_program(neuron))
+
+
+def _values(neuron: Stateful, names: Sequence[str]) -> Tuple[Any, ...]:
+    """The attributes of these names, and behind them the numbers of the surrogate."""
+    return (*map(vars(neuron).get, names), numbers_of(neuron))
 
 
 def _changed_setting(settings: _Settings) -> str:
@@ -173,8 +178,8 @@ def _changed_setting(settings: _Settings) -> str:
     # asked first: it traces again, and takes other numbers, where something that the definition reads has changed
     now = neuron.program if settings.program is not None and isinstance(neuron, Bound) else settings.program
     same = now is settings.program or now == settings.program  # to compare two programs takes long
-    for name, value in zip(settings.names, settings.values):
-        own = vars(neuron).get(name)
+    names = settings.names
+    for name, value, own in zip(names, settings.values, _values(neuron, names[:-1])):
         if own is not value and not (type(own) is type(value) and bool(own == value)):
             return repr(_DERIVED.get(name, name))
     return "" if same else "the definition"

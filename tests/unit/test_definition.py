@@ -306,12 +306,12 @@ def test_what_changes_nothing_traces_nothing():
     neuron = Private()
     neuron._log, neuron._frozen = [], Frozen(1.0)
     neuron(X)
-    program = neuron._program
+    program = neuron._cache.program
     neuron._log.append(1)
     neuron._other = 3
     neuron(X)
     neuron.train()
-    assert neuron._program is program
+    assert neuron._cache.program is program
 
 
 def test_the_shells_own_names():

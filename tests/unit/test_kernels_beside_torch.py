@@ -38,7 +38,7 @@ def test_opcheck(chunk: int, layout: str) -> None:
     """The registered op has a schema, a fake and a derivative that torch agrees with, forward and backward."""
     neuron = Gated(tau=torch.full((4,), 2.0), learn=("tau",))
     spec = Spec(torch.float32, None, ("channel", *["number"] * (len(neuron.program.params) - 1)), ("tau",))
-    runner, numbers = KernelRunner(Loop(chunk), neuron.program, spec), [0.5, 0.1, *neuron._numbers.values()]
+    runner, numbers = KernelRunner(Loop(chunk), neuron.program, spec), [0.5, 0.1, *neuron._cache.numbers.values()]
     tau = torch.full((1, 4, 1, 1), 2.0, requires_grad=True)
     xs = [LAYOUTS[layout](image(6, seed=s)).requires_grad_() for s in (0, 1)]
     state = [image(1, seed=s)[0].requires_grad_(s == 5) for s in (5, 6)]

@@ -167,15 +167,15 @@ def test_a_change_that_leaves_the_program(traces):
     """Where any attribute may be read, one that changes has the definition traced, and an equal program goes on."""
     neuron = ShownAll()
     neuron(X)
-    compiled, quick = neuron._compiled, neuron._quick
+    compiled, quick = neuron._cache.runners, neuron._cache.quick
     for k in range(3):
         neuron.history.append(k)
         neuron(X)
         neuron.epoch = k + 1
         neuron(X)
     assert len(traces) == 7
-    assert neuron._compiled is compiled
-    assert neuron._quick is quick
+    assert neuron._cache.runners is compiled
+    assert neuron._cache.quick is quick
     neuron._gain = 3.0
     assert torch.equal(neuron(X), X * 3.0)
 

@@ -12,6 +12,7 @@ from typing import Any, Callable, Hashable, List, Sequence
 import torch
 from torch import Tensor, nn
 
+from spikecore._shell.binding import numbers_of
 from spikecore._shell.checks import shown
 from spikecore._shell.processes import is_shard
 from spikecore.backend import Unsupported
@@ -48,7 +49,7 @@ def of_module(module: nn.Module) -> List[Any]:
         for value in module.__dict__.values()
         if type(value) in _WATCHED
     ]
-    facts += module.__dict__.get("_numbers", {}).items()  # of a neuron: the surrogate's fields
+    facts += numbers_of(module).items()  # of a neuron: the surrogate's fields
     for tensors in (module._parameters, module._buffers):
         facts += [None if tensor is None else (tensor.data_ptr(), tensor.requires_grad) for tensor in tensors.values()]
     if module._modules:
