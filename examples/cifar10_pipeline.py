@@ -29,8 +29,11 @@ class Net(sc.Pipeline):
 
     def __init__(self, given: argparse.Namespace, sets: DataSet) -> None:
         devices = given.devices.split(",")
+        if len(devices) > len(BEGINS):
+            raise ValueError(f"--devices {given.devices} are {len(devices)} devices for {len(BEGINS)} stages")
         net = models.cifar10(given.T, lambda: sc.LIF(tau=given.tau), given.width, sets.shape, sets.classes)
-        net[0] = options.encoder(given)
+        if not given.constant:
+            net[0] = options.encoder(given)
         ends = (*BEGINS[1:], len(net))
         stages = [net[int(given.constant and begin == 0) + begin : end] for begin, end in zip(BEGINS, ends)]
         super().__init__([(stage, devices[k * len(devices) // len(stages)]) for k, stage in enumerate(stages)])
@@ -47,7 +50,6 @@ class Net(sc.Pipeline):
 
 def network(given: argparse.Namespace, sets: DataSet) -> sc.Pipeline:
     """The pipeline that the options describe."""
-    given.device = given.devices.split(",")[0]  # where batches go
     net = Net(given, sets)
     if given.every is not None:
         sc.checkpoint(net, every=given.every)
@@ -57,13 +59,15 @@ def network(given: argparse.Namespace, sets: DataSet) -> sc.Pipeline:
 def main() -> None:
     """Run the program."""
     defaults = {"T": 50, "tau": 100.0, "epochs": 100, "batch_size": 64, "lr": 1e-3, "encoder": "poisson"}
-    parser = options.parser(__doc__, data=("cifar10", "digits"), out="runs/cifar10_pipeline", **defaults)
-    parser.add_argument("--devices", default="cpu,cpu", help="devices of the five stages, or fewer; may repeat")
+    files = {"data": ("cifar10", "digits"), "out": "runs/cifar10_pipeline"}
+    parser = options.parser(__doc__, **files, devices="cpu,cpu", **defaults)
     parser.add_argument("--split-size", type=options.at_least(1), default=16, help="images in a part of the batch")
     parser.add_argument("--constant", action="store_true", help="the image itself at every step, without an encoder")
     parser.add_argument("--every", type=options.at_least(1), help="compute groups of so many layers again in backward")
     parser.add_argument("--width", type=options.at_least(1), default=256, help="channels of every convolution")
     parser.add_argument("--augment", action="store_true", help="train on images that are moved and mirrored")
+    streamed = {"--encoder": "the image itself is the input", "--split-size": "steps are streamed, of whole batches"}
+    parser.ignored += [options.Ignored(one, "--constant", True, why) for one, why in streamed.items()]
     loop.main(parser, network, loop.rate_loss, lambda given: augment.photographs if given.augment else None)
 
 

@@ -24,11 +24,14 @@ from tqdm import tqdm
 
 import spikecore as sc
 from common import data, pictures
-from common.options import EPOCHS, SEED, Defaults, which_backend
+from common.files import Stopped, tell_of_earlier
+from common.options import EPOCHS, SEED, Defaults, at_least, which_backend
 from common.pictures import plt
 
 STEPS = 8  # time steps per image
 CLASSES = 10
+#: What a checkpoint holds.
+PARTS = ("step", "schedule", "order", "random", "curves", "epoch")
 
 
 def network() -> nn.Sequential:
@@ -67,7 +70,7 @@ def train(net: nn.Sequential, options: argparse.Namespace) -> Dict[str, List[flo
     begun = 0
     if options.resume:
         try:
-            saved = sc.load_checkpoint(checkpoint(options), settings)
+            saved = sc.load_checkpoint(checkpoint(options), settings, PARTS)
         except (FileNotFoundError, ValueError) as error:
             sys.exit(f"--resume: {error}")
         step.load_state_dict(saved["step"])
@@ -75,6 +78,8 @@ def train(net: nn.Sequential, options: argparse.Namespace) -> Dict[str, List[flo
         order.set_state(saved["order"])  # which images come next, and how they are shifted
         torch.set_rng_state(saved["random"])
         curves, begun = saved["curves"], saved["epoch"]
+    else:
+        tell_of_earlier(checkpoint(options))
 
     bar = tqdm(range(begun + 1, options.epochs + 1), "training", options.epochs, unit="epoch", initial=begun)
     # purged: epochs that were logged, and are now done again
@@ -144,7 +149,7 @@ def arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--backend", default=None, help="name of a backend; see `spikecore backends`")
     parser.add_argument("--device", default="cpu", help="torch device, for example cuda")
-    parser.add_argument("--epochs", type=int, default=30, help=EPOCHS)
+    parser.add_argument("--epochs", type=at_least(1), default=30, help=EPOCHS)
     parser.add_argument("--seed", type=int, default=0, help=SEED)
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder of everything that a run writes")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in the output folder")
@@ -170,15 +175,15 @@ def main() -> None:
         parser.error(str(error))
     except KeyboardInterrupt:
         if not checkpoint(options).exists():
-            sys.exit("\nstopped: no epoch was finished")
-        sys.exit(f"\nstopped: the last finished epoch is in {checkpoint(options)}; go on with --resume")
+            raise Stopped("\nstopped: no epoch was finished") from None
+        raise Stopped(f"\nstopped: the last finished epoch is in {checkpoint(options)}; go on with --resume") from None
     title = "Handwritten digits, convolutional spiking network"
     pictures.draw_curves(curves, options.out / "learning-curve.png", title)
     draw_raster(net, options.out / "spike-raster.png")
 
     print(f"test accuracy  {curves['test accuracy'][-1]:.2%} of 360 images never trained on")
     print(f"backend        {which_backend(net)}")
-    print(f"time           {time.perf_counter() - start:.0f} s")
+    print(f"time           {time.perf_counter() - start:.0f} s{' since it was resumed' * options.resume}")
     print(f"pictures       {options.out / 'learning-curve.png'}, {options.out / 'spike-raster.png'}")
     print(f"checkpoint     {checkpoint(options)}")
     print(f"TensorBoard    tensorboard --logdir {options.out}")

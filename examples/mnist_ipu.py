@@ -25,8 +25,9 @@ from tqdm import tqdm
 
 import spikecore as sc
 from common import data
-from common.files import DataError
-from common.options import EPOCHS, SEED, Defaults, which_backend
+from common.data import left_out
+from common.files import DataError, Stopped, tell_of_earlier
+from common.options import EPOCHS, SEED, Defaults, at_least, which_backend
 
 #: For the error where there is no MNIST: this program has no ``--folder`` and downloads nothing.
 WAY_OUT = "Give the folder of these files with --data, or leave out --data for scikit-learn's digits"
@@ -67,12 +68,14 @@ def train(step: Any, loader: Any, options: argparse.Namespace) -> List[float]:
     losses: List[float] = []
     if options.resume:
         try:
-            saved = sc.load_checkpoint(kept, settings)
+            saved = sc.load_checkpoint(kept, settings, ("step", "random", "losses"))
         except (FileNotFoundError, ValueError) as error:
             sys.exit(f"--resume: {error}")
         step.load_state_dict(saved["step"])
         torch.set_rng_state(saved["random"])  # the order of the batches to come
         losses = saved["losses"]
+    else:
+        tell_of_earlier(kept)
     options.out.mkdir(parents=True, exist_ok=True)
     bar = tqdm(range(len(losses), options.epochs), desc="epochs", initial=len(losses), total=options.epochs)
     try:
@@ -85,7 +88,7 @@ def train(step: Any, loader: Any, options: argparse.Namespace) -> List[float]:
         left = (
             f"the last finished epoch is in {kept}; go on with --resume" if kept.exists() else "no epoch was finished"
         )
-        sys.exit(f"\nstopped: {left}")
+        raise Stopped(f"\nstopped: {left}") from None
     return losses
 
 
@@ -96,8 +99,8 @@ def main() -> None:
         "--data", type=Path, metavar="FOLDER", help="folder with the files of MNIST; without it, scikit-learn's digits"
     )
     parser.add_argument("--device", default="cpu", help="torch device; cpu for backend ipu")
-    parser.add_argument("--epochs", type=int, default=10, help=EPOCHS)
-    parser.add_argument("--batch-size", type=int, default=120, help="images of a step")
+    parser.add_argument("--epochs", type=at_least(1), default=10, help=EPOCHS)
+    parser.add_argument("--batch-size", type=at_least(1), default=120, help="images of a step")
     parser.add_argument("--seed", type=int, default=0, help=SEED)
     parser.add_argument(
         "--out", type=Path, default=Path("runs/mnist_ipu"), help="folder of everything that a run writes"
@@ -126,9 +129,10 @@ def run(options: argparse.Namespace) -> None:
     train(step, train_loader, options)
     scores = [sc.metrics.accuracy(predict(images)[0], labels) for images, labels in test_loader]
     accuracy = torch.stack(scores).mean().item()
-    print(f"test accuracy  {accuracy:.2%} of {len(test_loader) * options.batch_size} images of {sets.about}")
+    tested = len(test_loader) * options.batch_size
+    print(f"test accuracy  {accuracy:.2%} of {tested} images of {sets.about}{left_out(sets, tested)}")
     print(f"backend        {which_backend(net, why=False)}")
-    print(f"time           {time.perf_counter() - start:.0f} s")
+    print(f"time           {time.perf_counter() - start:.0f} s{' since it was resumed' * options.resume}")
     print(f"checkpoint     {options.out / 'checkpoint.pt'}")
 
 

@@ -24,6 +24,7 @@ from torch.distributed.pipelining.microbatch import TensorChunkSpec
 import spikecore as sc
 from common import processes
 from common.loop import rate_loss
+from common.options import at_least
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
@@ -90,5 +91,5 @@ class Stages(processes.Engine):
 if __name__ == "__main__":
     made = processes.parser(__doc__, out="runs/pipelining")
     made.add_argument("--schedule", choices=sorted(SCHEDULES), default="1f1b")
-    made.add_argument("--chunks", type=int, default=4, help="micro-batches of each batch")
+    made.add_argument("--chunks", type=at_least(1), default=4, help="micro-batches of each batch")
     processes.main(made, Stages)

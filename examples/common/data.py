@@ -48,6 +48,12 @@ def digits() -> DataSet:
     return DataSet("scikit-learn's digits", training, test, (1, 8, 8), 10)
 
 
+def left_out(sets: DataSet, tested: int) -> str:
+    """How many images to test with were not used, for the result; "" for none."""
+    left = len(sets.test) - tested
+    return f", without {left} in a batch that is not full, or past --limit" if left else ""
+
+
 def mnist(folder: Path, download: bool = False, way_out: str = "") -> DataSet:
     """Handwritten digits of 28x28 pixels: 60,000 to train on, 10,000 to test with. ``way_out`` is the end of the error
     where they are not there, for a program with options of its own.

@@ -1,4 +1,4 @@
-"""Where the files of a data set are, and getting them.
+"""Where the files of a data set are, and getting them; and what a run says of its checkpoint.
 
 A set is looked for in the folder of ``--folder``, in the places where torchvision and tonic keep it. Nothing is
 downloaded unless it is asked for; what was downloaded is compared with its MD5 and only then takes its name. Files that
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import urllib.request
 from pathlib import Path
 from typing import Dict, Optional, Sequence
@@ -17,6 +18,27 @@ from tqdm import tqdm
 
 #: Seconds without an answer until a download fails.
 TIMEOUT = 30.0
+
+
+class Stopped(SystemExit):
+    """The end of a program that Ctrl-C or SIGTERM stopped: its text goes to stderr, and the status is 130, as shells
+    have it for Ctrl-C.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.code = 130
+        print(text, file=sys.stderr)
+
+
+def tell_of_earlier(checkpoint: Path) -> None:
+    """Say that a run that begins anew will replace the checkpoint of an earlier one."""
+    if checkpoint.exists():
+        print(
+            f"{checkpoint} is of an earlier run, and will be replaced; --resume goes on from it, --out names "
+            "another folder",
+            file=sys.stderr,
+        )
 
 
 class DataError(Exception):

@@ -28,9 +28,11 @@ from tqdm import tqdm
 import spikecore as sc
 from common import data, pictures, saving
 from common import options as common_options
-from common.files import DataError
+from common.files import DataError, Stopped, tell_of_earlier
 
 CURVES = ("loss", "training accuracy", "test accuracy")
+#: What a checkpoint holds.
+PARTS = ("step", "epoch", "batch", "curves", "random", "draws", "seen", "tested")
 #: Changes a batch of training images; draws from the generator alone.
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -60,6 +62,7 @@ class Training:
             raise ValueError(
                 f"--precision and --graph are not for this backend, which has options of its own: {error}"
             ) from error
+        refuse_compile(net, options.compile)
         self.predict = sc.inference_model(net, options=how)
         self.settings = common_options.settings(options, net)
         self.batches = min(len(self.loader), options.limit or len(self.loader))
@@ -93,7 +96,7 @@ class Training:
 
     def load(self) -> None:
         """Go on from the checkpoint. Raises FileNotFoundError without one, ValueError for one of other settings."""
-        saved = sc.load_checkpoint(self.checkpoint, self.settings)
+        saved = sc.load_checkpoint(self.checkpoint, self.settings, PARTS)
         self.step.load_state_dict(saved["step"])
         self.epoch, self.batch, self.curves = saved["epoch"], saved["batch"], saved["curves"]
         self.seen = [] if saved["seen"] is None else list(saved["seen"].to(self.device))
@@ -162,6 +165,13 @@ class Training:
         return images
 
 
+def refuse_compile(net: nn.Module, asked: bool) -> None:
+    """Raise ValueError where the backend runs a compiled network as if it were not."""
+    for device, used in common_options.bound(net).items():
+        if asked and not used.backend.capabilities_on(device).torch_compile:
+            raise ValueError(f"--compile does nothing with backend {used.backend.name} and this torch; leave it out")
+
+
 def rate_loss(outputs: Tensor, labels: Tensor) -> Tensor:
     """Cross entropy of the mean over time, as SpikingFlow's tutorials have it.
 
@@ -215,6 +225,8 @@ def run(training: Training, sets: data.DataSet) -> None:
             training.load()
         except (FileNotFoundError, ValueError) as error:
             sys.exit(f"--resume: {error}")
+    else:
+        tell_of_earlier(training.checkpoint)
     options.out.mkdir(parents=True, exist_ok=True)
     # purged: epochs that were logged, and are now done again
     with saving.Stop() as stop, SummaryWriter(str(options.out), purge_step=training.epoch + 1) as log:
@@ -224,17 +236,20 @@ def run(training: Training, sets: data.DataSet) -> None:
             left = (
                 f"the last checkpoint is {training.checkpoint}" if training.checkpoint.exists() else "nothing is kept"
             )
-            sys.exit(f"\nstopped at once: {left}")
+            raise Stopped(f"\nstopped at once: {left}") from None
+    curves, picture = training.curves, options.out / "learning-curve.png"
+    if training.epoch:
+        pictures.draw_curves(curves, picture, f"{sets.about}, T = {options.T}")
     if not ended:
         done = f"{training.epoch} epochs and {training.batch} batches"
-        sys.exit(f"\nstopped: {done} are in {training.checkpoint}; go on with --resume")
-    curves, picture = training.curves, options.out / "learning-curve.png"
-    pictures.draw_curves(curves, picture, f"{sets.about}, T = {options.T}")
+        raise Stopped(f"\nstopped: {done} are in {training.checkpoint}; go on with --resume")
     scores = curves["test accuracy"]
-    print(f"test accuracy  {scores[-1]:.2%} of {training.tested} images of {sets.about} never trained on")
-    print(f"best           {max(scores):.2%} after epoch {scores.index(max(scores)) + 1}, weights in {training.best}")
+    left = data.left_out(sets, training.tested)
+    print(f"test accuracy  {scores[-1]:.2%} of {training.tested} images of {sets.about} never trained on{left}")
+    when = f"after epoch {scores.index(max(scores)) + 1}, the most on these images"
+    print(f"best           {max(scores):.2%} {when}, weights in {training.best}")
     print(f"backend        {common_options.which_backend(training.net)}")
-    print(f"time           {time.perf_counter() - start:.0f} s")
+    print(f"time           {time.perf_counter() - start:.0f} s{' since it was resumed' * options.resume}")
     print(f"pictures       {picture}")
     print(f"checkpoint     {training.checkpoint}")
     print(f"TensorBoard    tensorboard --logdir {options.out}")

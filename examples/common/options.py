@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ import spikecore as sc
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 #: Options that change no number: where files are, and how many processes read them.
 FREE = ("out", "resume", "folder", "download", "workers")
+DIGITS = "these come with scikit-learn"
 EPOCHS = "passes over the training data"
 SEED = "of every random number"
 
@@ -33,10 +34,61 @@ class Defaults(argparse.ArgumentDefaultsHelpFormatter):
         return action.help if action.default is None or action.default is False else super()._get_help_string(action)
 
 
-def parser(about: Optional[str], *, data: Sequence[str], out: str, **defaults: Any) -> argparse.ArgumentParser:
-    """The common options. ``data`` are the sets that the program knows, its own first; ``defaults`` are by name."""
+class Ignored(NamedTuple):
+    """An option that would change nothing beside another one of this value."""
+
+    option: str
+    beside: str
+    value: Any
+    why: str
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses options that would be ignored, naming both: :attr:`ignored` says which."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.ignored: List[Ignored] = []
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """The options, after those that were given have been compared with what they go together with."""
+        found = super().parse_args(args, namespace)
+        left_out = object()  # argparse fills in a default only where there is no value yet
+        seen = super().parse_args(args, argparse.Namespace(**dict.fromkeys(vars(found), left_out)))
+        for one in self.ignored:
+            if vars(seen)[_name(one.option)] is not left_out and vars(found)[_name(one.beside)] == one.value:
+                beside = one.beside if one.value is True else f"{one.beside} {one.value}"
+                self.error(f"{one.option} changes nothing with {beside}: {one.why}; leave out one of them")
+        return found
+
+
+class Refused(argparse.Action):
+    """An option of the other programs that this one has not; ``why`` says what to give in its place."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, why: str, **kwargs: Any) -> None:
+        super().__init__(option_strings, dest, nargs="?", help=argparse.SUPPRESS, **kwargs)
+        self.why = why
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: Any = None) -> None:
+        """End the program with this sentence."""
+        given = f"{option} {values}" if isinstance(values, str) else str(option)
+        parser.error(f"{given}: {self.why}")
+
+
+def _name(option: str) -> str:
+    return option.lstrip("-").replace("-", "_")
+
+
+def parser(
+    about: Optional[str], *, data: Sequence[str], out: str, devices: Optional[str] = None, **defaults: Any
+) -> Parser:
+    """The common options. ``data`` are the sets that the program knows, its own first; ``defaults`` are by name.
+
+    A program over several devices has ``--devices``, by default ``devices``, in the place of ``--device``.
+    """
     given = {"encoder": "constant", "T": 8, "tau": 2.0, "epochs": 30, "batch_size": 64, "lr": 1e-3, **defaults}
-    made = argparse.ArgumentParser(description=(about or "").partition("\n")[0], formatter_class=Defaults)
+    made = Parser(description=(about or "").partition("\n")[0], formatter_class=Defaults)
+    made.ignored += [Ignored(one, "--data", "digits", DIGITS) for one in ("--folder", "--download")]
     files = made.add_argument_group("data")
     files.add_argument("--data", choices=data, default=data[0], help="the data set; digits comes with scikit-learn")
     files.add_argument("--folder", type=Path, default=Path("data"), help="where data sets are kept")
@@ -50,10 +102,18 @@ def parser(about: Optional[str], *, data: Sequence[str], out: str, **defaults: A
     model.add_argument("--tau", type=float, default=given["tau"], help="time constant of the neurons, 1 or above")
     where = made.add_argument_group("where and how")
     where.add_argument("--backend", default=None, help="name of a backend; see `spikecore backends`")
-    where.add_argument("--device", default="cpu", help="torch device, for example cuda; cpu for backend ipu")
+    if devices is None:
+        where.add_argument("--device", default="cpu", help="torch device, for example cuda; cpu for backend ipu")
+    else:
+        where.add_argument("--devices", default=devices, help="devices of the stages, with commas; may repeat")
+        # not left out: argparse would take it for the beginning of --devices
+        where.add_argument("--device", action=Refused, why="give --devices, one for each stage or for several stages")
     where.add_argument("--precision", choices=PRECISIONS, default="float32", help="16 bits are through autocast")
     where.add_argument("--layout", choices=("contiguous", "channels-last"), default="contiguous", help="of images")
-    where.add_argument("--graph", action="store_true", help="replay whole steps as CUDA graphs")
+    if devices is None:
+        where.add_argument("--graph", action="store_true", help="replay whole steps as CUDA graphs")
+    else:
+        where.add_argument("--graph", action=Refused, default=False, why="a CUDA graph is of one device; leave it out")
     where.add_argument("--compile", action="store_true", help="torch.compile")
     training = made.add_argument_group("training")
     training.add_argument("--epochs", type=at_least(1), default=given["epochs"], help=EPOCHS)
@@ -81,10 +141,14 @@ def at_least(least: int) -> Callable[[str], int]:
 
 def check(made: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """End the program with a sentence where options do not go together, or the device is not there."""
-    try:
-        kind = torch.empty(1, device=options.device).device.type
-    except (RuntimeError, AssertionError) as error:  # torch raises either for a device that is not there
-        made.error(f"--device {options.device}: {str(error).splitlines()[0]}")
+    if hasattr(options, "devices"):
+        options.device = options.devices.split(",")[0]  # where batches go; sc.Pipeline checks that all are there
+        kind = options.device.partition(":")[0]
+    else:
+        try:
+            kind = torch.empty(1, device=options.device).device.type
+        except (RuntimeError, AssertionError) as error:  # torch raises either for a device that is not there
+            made.error(f"--device {options.device}: {str(error).splitlines()[0]}")
     if options.graph and kind != "cuda":
         made.error(f"--graph captures CUDA graphs, and --device is {options.device}; give --device cuda")
     if options.graph and options.precision == "float16":
@@ -112,7 +176,9 @@ def bound(net: nn.Module) -> Dict[str, Any]:
 
 def which_backend(net: nn.Module, why: bool = True) -> str:
     """What ran, and why."""
-    parts = [(f"{used.backend.name} on {device}", used.reason) for device, used in bound(net).items()]
+    # the last device of each: an IPU's networks are run on the CPU first, to find out shapes
+    last = {used.backend.name: (device, used.reason) for device, used in bound(net).items()}
+    parts = [(f"{name} on {device}", reason) for name, (device, reason) in last.items()]
     return "; ".join(f"{ran} ({reason})" if why else ran for ran, reason in parts)
 
 

@@ -26,10 +26,13 @@ from tqdm import tqdm
 
 import spikecore as sc
 from common import data, saving
+from common.files import tell_of_earlier
 from common.options import EPOCHS, SEED, Defaults, at_least, which_backend
 
 #: Options that change no number, but for rounding.
 FREE = ("out", "resume", "device", "schedule", "chunks")
+#: What a checkpoint holds.
+PARTS = ("net", "optimizer", "epoch", "batch", "losses", "order")
 
 
 class Here(NamedTuple):
@@ -118,7 +121,15 @@ def on_cpu(values: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def load_named(net: nn.Module, optimizer: torch.optim.Optimizer, state: Dict[str, Any]) -> None:
-    """Go on from what :func:`named` gave; ``state`` may be that of a larger network."""
+    """Go on from what :func:`named` gave; ``state`` may be that of a larger network. Raises ValueError for weights that
+    are missing.
+    """
+    lacking = [name for name in net.state_dict() if name not in state["net"]]
+    if lacking:
+        raise ValueError(
+            f"the checkpoint has no {', '.join(lacking)}, but {', '.join(state['net'])}: another version of the "
+            "program wrote it; go on with that version, or begin without --resume"
+        )
     net.load_state_dict({name: state["net"][name] for name in net.state_dict()})
     held, names = state["optimizer"], [name for name, _ in net.named_parameters()]
     entries = {place: held["state"][name] for place, name in enumerate(names) if name in held["state"]}
@@ -209,7 +220,7 @@ class Run:
 
     def load(self) -> None:
         """Go on from the checkpoint. Raises FileNotFoundError without one, ValueError for one of other settings."""
-        saved = sc.load_checkpoint(self.checkpoint, self.settings)
+        saved = sc.load_checkpoint(self.checkpoint, self.settings, PARTS)
         self.engine.load(saved)
         self.epoch, self.batch, self.begun = saved["epoch"], saved["batch"], saved["order"]
         if saved["losses"] is not None:  # sums over all processes: process 0 has them as its share, the others zeros
@@ -263,6 +274,8 @@ def main(made: argparse.ArgumentParser, engine: Callable[[nn.Sequential, Here, a
                 run.load()
             except (FileNotFoundError, ValueError) as error:
                 sys.exit(f"--resume: {error}")
+        elif here.rank == 0:
+            tell_of_earlier(run.checkpoint)
         options.out.mkdir(parents=True, exist_ok=True)
         log = SummaryWriter(str(options.out), purge_step=run.epoch + 1) if here.rank == 0 else None
         with Stop() as stop:
@@ -278,7 +291,7 @@ def main(made: argparse.ArgumentParser, engine: Callable[[nn.Sequential, Here, a
                 print(f"test accuracy  {score:.2%} of {tested} images of {sets.about} never trained on")
                 print(f"backend        {which_backend(net)}")
                 print(f"processes      {here.world} on {here.device.type}")
-                print(f"time           {time.perf_counter() - start:.0f} s")
+                print(f"time           {time.perf_counter() - start:.0f} s{' since it was resumed' * options.resume}")
                 print(f"checkpoint     {run.checkpoint}")
                 print(f"TensorBoard    tensorboard --logdir {options.out}")
     if score is None:

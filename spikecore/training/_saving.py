@@ -14,7 +14,7 @@ import stat
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Dict, Iterator, Mapping, Tuple, Union
+from typing import Any, BinaryIO, Dict, Iterator, Mapping, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -100,16 +100,21 @@ def _save(content: Any, file: BinaryIO) -> None:
         raise first from None
 
 
-def load_checkpoint(path: Union[str, Path], settings: Mapping[str, Any]) -> Dict[str, Any]:
-    """The parts that :func:`save_checkpoint` wrote, on the CPU.
+def load_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], parts: Sequence[str] = ()) -> Dict[str, Any]:
+    """The parts that :func:`save_checkpoint` wrote, on the CPU; the settings are not among them.
 
-    Raises FileNotFoundError where there is no file, ValueError for a file that is no checkpoint, and for one that was
-    written with other ``settings``, naming them.
+    ``parts`` are the names that the caller goes on to read.
+
+    Raises FileNotFoundError where there is no file, and ValueError for a file that is no checkpoint, for one that was
+    written with other ``settings``, naming them, and for one that lacks some of ``parts``, naming these: another
+    version of the program wrote it.
     """
     _check_settings(settings)
+    if isinstance(parts, str):
+        raise TypeError(f"parts={parts!r} is one text; give a list of names, [{parts!r}]")
     path = Path(path)
     if not path.exists():
-        raise FileNotFoundError(f"there is no checkpoint {path}; begin without resuming")
+        raise FileNotFoundError(f"there is no checkpoint {path}; begin without one, or name another file")
     try:
         # weights_only: a checkpoint from elsewhere must not run code
         found = torch.load(str(path), map_location="cpu", weights_only=True)
@@ -125,9 +130,15 @@ def load_checkpoint(path: Union[str, Path], settings: Mapping[str, Any]) -> Dict
         if name not in written or name not in settings or written[name] != settings[name]
     ]
     if other:
-        raise ValueError(f"{path} was written with {', '.join(other)}; give the same, or begin without resuming")
-    parts: Dict[str, Any] = found
-    return parts
+        raise ValueError(f"{path} was written with {', '.join(other)}; give the same, or begin without this checkpoint")
+    lacking = [name for name in parts if name not in found]
+    if lacking:
+        raise ValueError(
+            f"{path} has no {' and no '.join(map(repr, lacking))}, but {', '.join(map(repr, found)) or 'nothing'}: "
+            "another version of the program wrote it; go on with that version, or begin without this checkpoint"
+        )
+    read: Dict[str, Any] = found
+    return read
 
 
 def _check_settings(settings: Any) -> None:

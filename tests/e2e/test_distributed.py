@@ -19,6 +19,7 @@ from torch import distributed
 import engines
 import several
 from engines import TORCH
+from programs import runner
 
 if not (distributed.is_available() and getattr(distributed, "is_gloo_available", lambda: True)()):
     pytest.skip("this build of torch has no gloo, with which CPUs talk", allow_module_level=True)
@@ -227,6 +228,22 @@ def test_stopped_after_a_batch(tmp_path, batch):
         found = curves(tmp_path / name)
         assert [step for step, _ in found["loss"]] == [1, 2]
         assert found == curves(tmp_path / f"{name}-whole")
+
+
+def test_a_checkpoint_of_another_version(tmp_path, monkeypatch, capsys):
+    """What a checkpoint lacks is named, with the file and the way out, be it a part or a weight."""
+    run = runner(monkeypatch, capsys)
+    args = ["ddp.py", "--device", "cpu", "--epochs", "1", "--limit", "1", "--out", str(tmp_path)]
+    run(*args)
+    whole = torch.load(str(tmp_path / "checkpoint.pt"), weights_only=True)
+    lacks = {
+        "losses": ({name: part for name, part in whole.items() if name != "losses"}, "checkpoint.pt has no 'losses'"),
+        "weight": ({**whole, "net": {}}, "the checkpoint has no 0.2.weight"),
+    }
+    for content, says in lacks.values():
+        torch.save(content, str(tmp_path / "checkpoint.pt"))
+        with pytest.raises(SystemExit, match=f"^--resume: .*{says}.*another version of the program wrote it; go on"):
+            run(*args, "--resume")
 
 
 #: Runs a program with Ctrl-C as a terminal has it: a shell's background job ignores it, and so would what it starts.

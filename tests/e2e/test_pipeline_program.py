@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import runpy
-import sys
-import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
+from programs import runner
+
 pytest.importorskip("safetensors", reason="the training programs need the extra `train`")
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-TINY = "--data digits --width 4 --T 3 --tau 2 --batch-size 32 --limit 3 --split-size 8 --devices cpu,cpu".split()
+TINY = "--data digits --width 4 --T 3 --tau 2 --batch-size 32 --limit 3 --devices cpu,cpu".split()
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
     """Runs the program in this process; returns what it printed."""
-    monkeypatch.setenv("SPIKECORE_BLOCK", "numba,triton")
-    monkeypatch.syspath_prepend(str(EXAMPLES))
+    program = runner(monkeypatch, capsys)
 
     def started(*args: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["cifar10_pipeline.py", *TINY, "--out", str(tmp_path), *args])
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*in training normalises each of 4 parts")
-            runpy.run_path(str(EXAMPLES / "cifar10_pipeline.py"), run_name="__main__")
-        return capsys.readouterr().out
+        split = [] if "--constant" in args else ["--split-size", "8"]
+        return program("cifar10_pipeline.py", *TINY, *split, "--out", str(tmp_path), *args)
 
     return started
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*in training normalises each of 4 parts")
 
 
 @pytest.mark.parametrize("mode", [[], ["--constant"], ["--every", "2"], ["--constant", "--every", "3"]], ids=" ".join)
@@ -43,12 +40,12 @@ def test_it_trains(run, tmp_path, mode):
 
 
 def test_it_goes_on(run, tmp_path):
-    """A run goes on from its checkpoint, and refuses one of another split by name."""
+    """A run goes on from its checkpoint, and refuses one of other options by name."""
     run("--constant", "--epochs", "1")
     with pytest.raises(SystemExit, match="epochs"):
         run("--constant", "--epochs", "2", "--resume")
-    with pytest.raises(SystemExit, match="split-size"):
-        run("--constant", "--epochs", "1", "--split-size", "16", "--resume")
+    with pytest.raises(SystemExit, match="every"):
+        run("--constant", "--epochs", "1", "--every", "3", "--resume")
     assert "test accuracy" in run("--constant", "--epochs", "1", "--resume")
 
 
@@ -57,3 +54,24 @@ def test_a_device_that_is_not_there(run, capsys):
     with pytest.raises(SystemExit):
         run("--devices", "cpu,cuda:99", "--epochs", "1")
     assert "asks for 'cuda:99', which is not there; there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ("--device cuda", "--device cuda: give --devices, one for each stage or for several stages"),
+        ("--graph", "--graph: a CUDA graph is of one device; leave it out"),
+        ("--constant --encoder poisson", "--encoder changes nothing with --constant: the image itself is the input"),
+        ("--constant --split-size 16", "--split-size changes nothing with --constant: steps are streamed, of whole"),
+        ("--folder here", "--folder changes nothing with --data digits: these come with scikit-learn; leave out one"),
+        ("--download", "--download changes nothing with --data digits: these come with scikit-learn; leave out one"),
+        ("--devices cpu,cpu,cpu,cpu,cpu,cpu", "are 6 devices for 5 stages"),
+    ],
+)
+def test_an_option_that_would_be_ignored(run, tmp_path, capsys, args, says):
+    """It is an error that names it, and what it does not go together with; an option left out is none."""
+    with pytest.raises(SystemExit) as ended:
+        run("--epochs", "1", *args.split())
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "checkpoint.pt").exists()

@@ -93,7 +93,7 @@ def test_a_stopped_run_keeps_the_steps_it_has_done(whole, tmp_path, run, number,
     """Ctrl-C or `kill` within an epoch: a checkpoint with its batches, and --resume goes on to the same weights."""
     args = ["mnist.py", *SHORT, "--out", str(tmp_path)]
     ended = ended_at(moment, number, *args)
-    assert ended.returncode == 1
+    assert ended.returncode == 130
     assert "Traceback" not in ended.stderr
     said = re.search(r"stopped: (\d+) epochs and (\d+) batches are in (\S+); go on with --resume", ended.stderr)
     assert int(said.group(1)) * 10 + int(said.group(2)) >= moment
@@ -121,7 +121,7 @@ def test_a_finished_run_may_be_resumed_and_moved(whole, run, tmp_path):
     moved = tmp_path / "moved"
     moved.mkdir()
     (moved / "checkpoint.pt").write_bytes((whole / "checkpoint.pt").read_bytes())
-    text = run("mnist.py", *SHORT, "--out", str(moved), "--resume", "--workers", "1", "--folder", str(tmp_path))
+    text = run("mnist.py", *SHORT, "--out", str(moved), "--resume", "--workers", "1")
     assert "of 320 images of scikit-learn's digits never trained on" in text
     assert "torch on cpu (auto: the built-in for cpu tensors)" in text
 
@@ -244,6 +244,26 @@ def test_options_that_a_backend_has_not(tmp_path, run, monkeypatch, capsys):
         run("mnist.py", *TINY, "--batch-size", "40", "--out", str(tmp_path), "--precision", "bfloat16")
     assert ended.value.code == 2
     assert "--precision and --graph are not for this backend" in capsys.readouterr().err
+
+
+def test_a_network_that_a_backend_does_not_compile(tmp_path, run, monkeypatch, capsys):
+    """--compile beside an IPU, which never sees a compiled network, is refused rather than ignored."""
+    monkeypatch.setenv("SPIKECORE_BACKEND", "ipu")
+    with pytest.raises(SystemExit):
+        run("mnist.py", *TINY, "--batch-size", "40", "--out", str(tmp_path), "--compile")
+    says = "does nothing with backend ipu" if hasattr(torch.nn.Module, "compile") else "needs torch 2.3"
+    assert f"--compile {says}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("lost", ["seen", "curves", "step"])
+def test_a_checkpoint_of_another_version(whole, run, tmp_path, lost):
+    """What a file has not, where another version of the program wrote it, is named, with the file and the way out."""
+    content = torch.load(str(whole / "checkpoint.pt"), weights_only=True)
+    del content[lost]
+    torch.save(content, str(tmp_path / "checkpoint.pt"))
+    says = f"{tmp_path}/checkpoint.pt has no '{lost}', but .*: another version of the program wrote it; go on with"
+    with pytest.raises(SystemExit, match=f"--resume: {says}"):
+        run("mnist.py", *SHORT, "--out", str(tmp_path), "--resume")
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_a_name_as_long_as_may_be(tmp_path):
 
 def test_no_file(tmp_path):
     """A missing file is named."""
-    with pytest.raises(FileNotFoundError, match=r"there is no checkpoint .*run.pt; begin without resuming"):
+    with pytest.raises(FileNotFoundError, match=r"there is no checkpoint .*run.pt; begin without one"):
         sc.load_checkpoint(tmp_path / "run.pt", SETTINGS)
 
 
@@ -282,3 +282,16 @@ def test_an_interrupt_when_the_file_is_there(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         sc.save_checkpoint(tmp_path / "run.pt", {}, epoch=1)
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_part_that_is_missing(tmp_path):
+    """Parts that the caller asks for and the file lacks are an error that names all of them, and what there is."""
+    path = tmp_path / "run.pt"
+    sc.save_checkpoint(path, {}, epoch=1, step={})
+    assert sc.load_checkpoint(path, {}, ("epoch",)) == {"epoch": 1, "step": {}}
+    with pytest.raises(
+        ValueError, match=r"run.pt has no 'losses' and no 'order', but 'epoch', 'step': another version"
+    ):
+        sc.load_checkpoint(path, {}, ("losses", "epoch", "order"))
+    with pytest.raises(TypeError, match="parts='epoch' is one text; give a list of names"):
+        sc.load_checkpoint(path, {}, "epoch")
