@@ -187,6 +187,7 @@ class Neuron(Ranged):
         if single:
             outputs, end = once(found.runner, (x,), start, values)
         else:
+            processes.check_split(self)  # the earlier call may have been one outside of the pipeline
             outputs, end, _ = found.runner((x,), start, values, ())
         return outputs, dict(zip(self.states, end)) if end is not None else None
 

@@ -32,6 +32,18 @@ _DTYPE = re.compile(r"dtype|scalar type|should be the same")
 _REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
 
 
+class Inputs(NamedTuple):
+    """Several arguments of a pipeline, which stage 0 gets as they were given."""
+
+    args: Tuple[Any, ...]
+    named: Dict[str, Any]
+
+
+def called(stage: nn.Module, value: Any) -> Any:
+    """A stage on what the one before gave, or on the arguments of the pipeline."""
+    return stage(*value.args, **value.named) if isinstance(value, Inputs) else stage(value)
+
+
 class Outcome(NamedTuple):
     """What each of several inputs becomes, as tensors without data; or why that is not known."""
 
@@ -77,7 +89,7 @@ def _called(twin: nn.Module, value: Any) -> Tuple[Any, int]:
             if module.step == "single":
                 hooks.append(module.register_forward_pre_hook(lambda neuron, _: calls.append(neuron)))
     try:
-        return twin(value), len(calls)
+        return called(twin, value), len(calls)
     finally:
         for hook in hooks:
             hook.remove()
@@ -133,12 +145,24 @@ def _says_nothing(error: Exception, device: torch.device) -> bool:
 def _misfit(stages: Stages, position: int, value: Any, what: str, twin: nn.Module, error: Exception) -> str:
     layer = _layer(twin, error)
     cause = f"{type(error).__name__}: {error}" + (f" (in its layer {layer})" if layer else "")
+    if isinstance(error, TypeError) and not layer:
+        cause += _handed(position, value)
     if position == 0:
         return f"Pipeline: {_named(stages, 0)} does not take {what}: {cause}"
     return (
         f"Pipeline: {_named(stages, position)} does not take what {_named(stages, position - 1)} gives, "
         f"{shapes(value)}, for {what}: {cause}"
     )
+
+
+def _handed(position: int, value: Any) -> str:
+    """In what form a stage got its input, where there is another one."""
+    if isinstance(value, Inputs):
+        return "; as one tuple it gets them from pipeline((a, b)), and from a training step's batch ((a, b),)"
+    if position == 0 and isinstance(value, (tuple, list, dict)):
+        return "; one by one it gets them from pipeline(*inputs) or pipeline(**inputs)"
+    taken = position > 0 and isinstance(value, (tuple, list, dict))
+    return "; a stage gets what the one before returns as one argument" if taken else ""
 
 
 def _named(stages: Stages, position: int) -> str:

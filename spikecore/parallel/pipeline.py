@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from spikecore._base.batches import to_device
 from spikecore.lang._plain import is_compiling
 from spikecore.parallel import dims, kinds, placement, split, steps
+from spikecore.parallel.dry import Inputs, called
 from spikecore.parallel.schedule import ticks
 from spikecore.parallel.states import PartStates
 
@@ -36,8 +37,9 @@ class Pipeline(nn.Module):
     A call splits the batch of ``x`` into parts, and stage i works on part k while stage i - 1 works on part k + 1. The
     stages are moved to their devices in place; a device may occur several times.
 
-    stages: pairs ``(module, device)``. A stage takes what the one before returns: a tensor, or tensors in tuples, lists
-        and dicts.
+    stages: pairs ``(module, device)``. A stage takes what the one before returns, as one argument: a tensor, or tensors
+        in tuples, lists and dicts. The first one takes the inputs of the call, ``net(a, b)`` or ``net(a, gate=b)``; so
+        a training step takes batches ``(a, b)`` and ``{"a": a, "gate": b}``, as of any network.
     chunks: the number of equal parts. split_sizes: the size of a part, or the sizes of all parts in a list. With
         neither, the batch is one part: the devices share the memory and take turns.
     batch_dim: the dimension of the input that is the batch, or a pair: that of the input and that of the output. None:
@@ -87,10 +89,15 @@ class Pipeline(nn.Module):
 
     # -- calls
 
-    def forward(self, x: Any) -> Any:
-        """Outputs of the last stage for the whole batch, on its device. ``x`` may be on any device."""
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Outputs of the last stage for the whole batch, on its device. The inputs, which the first stage gets as they
+        are given, may be on any device.
+        """
         if is_compiling():
             _refuse_compiler()
+        if not inputs and not named:
+            raise TypeError("Pipeline: a call without an input; give what the first stage takes, pipeline(x)")
+        x = inputs[0] if len(inputs) == 1 and not named else Inputs(inputs, named)
         dim = self.batch_dim
         sizes = self._split.sizes(dims.batch(x, dim), dims.where(x, dim))
         of_output = self._kinds.check_parts(self, x, dim, sizes, self._dims[1])
@@ -99,7 +106,7 @@ class Pipeline(nn.Module):
 
         def work(stage: int, part: int, value: Any) -> Any:
             states.enter(stage, part)
-            made = stages[stage](value)
+            made = called(stages[stage], value)
             states.leave(stage, part)
             return made
 

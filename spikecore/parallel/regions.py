@@ -46,10 +46,11 @@ def checkpoint(net: nn.Module, every: Optional[int], modules: Optional[Sequence[
     whose ``forward`` was replaced. When it runs: RuntimeError for a module that changes a buffer in forward, other than
     running statistics, or the input of its group in place (its second run would begin with the changed one), in
     ``nn.DataParallel``, whose copies would run the layers of the original, and under ``torch.compile`` (compile the
-    layers: ``net[0].compile()``). In backward: RuntimeError for a parameter or a buffer that was written to since
-    forward, or is another tensor (``torch.func.functional_call``), and for a neuron whose settings changed. A call of
-    ``train()`` or ``eval()`` between changes nothing. An attribute that is no buffer and that ``forward`` changes (a
-    moving average in a plain attribute) is not seen: it would change twice.
+    layers: ``net[0].compile()``) and ``torch.export``, and AttributeError by ``torch.jit.script``. In backward:
+    RuntimeError for a parameter or a buffer that was written to since forward, or is another tensor
+    (``torch.func.functional_call``), and for a neuron whose settings changed. A call of ``train()`` or ``eval()``
+    between changes nothing. An attribute that is no buffer and that ``forward`` changes (a moving average in a plain
+    attribute) is not seen: it would change twice.
     """
     if not isinstance(net, nn.Module):
         raise TypeError(f"net={shown(net)} is a {type(net).__name__}; give the network (an nn.Module)")
@@ -119,13 +120,17 @@ def _refuse_replica() -> None:
 
 def _refuse_compiler() -> None:
     raise RuntimeError(
-        "torch.compile cannot follow a network with sc.checkpoint; compile its layers, which are then computed again "
-        "compiled: for layer in net: layer.compile(); or end it with sc.checkpoint(net, every=None)"
+        "torch.compile and torch.export cannot follow a network with sc.checkpoint; compile its layers, which are then "
+        "computed again compiled: for layer in net: layer.compile(); or end it with sc.checkpoint(net, every=None)"
     )
 
 
 # torch.compile calls it when it traces, rather than tracing it, so that the error is this one
 _refuse_compiler._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+
+
+#: What torch reads of a forward that it takes for a function.
+_OF_FUNCTIONS = ("__code__", "__globals__")
 
 
 class _Groups:
@@ -134,6 +139,14 @@ class _Groups:
     def __init__(self, module: nn.Module, every: int) -> None:
         self.module = module
         self.every = every
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_FUNCTIONS:  # AttributeError, for all that only asks whether this is a function
+            raise AttributeError(
+                "torch.export and torch.jit.script read the source of forward, and cannot follow a network with "
+                "sc.checkpoint; end it with sc.checkpoint(net, every=None), and begin it again afterwards"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():

@@ -205,7 +205,7 @@ def test_the_tutorial_goes_on_to_the_same_weights(tmp_path):
     command = [sys.executable, path, *args, str(tmp_path / "whole")]
     subprocess.run(command, check=True, capture_output=True, env=BUILT_IN)
     ended = stopped(signal.SIGTERM, "mnist_ipu.py", *args, str(tmp_path / "cut"))
-    assert ended.returncode == 1
+    assert ended.returncode == 130
     assert "checkpoint.pt; go on with --resume" in ended.stderr
     command = [sys.executable, path, *args, str(tmp_path / "cut"), "--resume"]
     subprocess.run(command, check=True, capture_output=True, env=BUILT_IN)

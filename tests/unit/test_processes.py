@@ -191,6 +191,20 @@ class TestPipelining:
         with pytest.raises(RuntimeError, match=r"^LIF is in the first stage.*args_chunk_spec=\(TensorChunkSpec\(1"):
             self.schedule(network()).step(x, target=y)
 
+    def test_time_is_not_split_after_calls_of_the_same_kind(self, group):
+        """An earlier call of the parts' size, outside of the pipeline, spares the next one other checks, not this."""
+        x, y = batch()
+        net = network()
+        meta = copy.deepcopy(net).to("meta")
+        for part in x.chunk(2):
+            for grad in (False, True):
+                with torch.set_grad_enabled(grad):
+                    net(part)
+                    net(part.detach())
+                    meta(part.to("meta"))
+        with pytest.raises(RuntimeError, match="^LIF is in the first stage of a pipeline that splits dimension 0"):
+            self.schedule(net).step(x, target=y)
+
     def test_not_refused(self, group):
         """One part, an encoder in the stage, and a dimension that is named are fine."""
         from torch.distributed.pipelining.microbatch import TensorChunkSpec

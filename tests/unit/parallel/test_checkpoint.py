@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 
 import pytest
@@ -437,6 +438,26 @@ class TestRefused:
             model._replicate_for_data_parallel()
         sc.checkpoint(model, every=None)._replicate_for_data_parallel()
 
+    @pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated
+    def test_exported(self):
+        """torch.jit.script and torch.export are refused in words, before anything runs, as is asking for the source of
+        forward; that forward is no function may be asked for, and ended groups are exported.
+        """
+        model = sc.checkpoint(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), every=2)
+        words = r"cannot follow a network with sc.checkpoint; .*end it with sc.checkpoint\(net, every=None\)"
+        ways = [lambda: torch.jit.script(model)]
+        if hasattr(torch, "export"):
+            ways += [lambda: torch.export.export(model, (torch.rand(5, 3),))]
+        for way in ways:
+            with pytest.raises((AttributeError, RuntimeError), match=words):
+                way()
+        assert not hasattr(model.forward, "__code__")
+        assert not hasattr(model.forward, "nothing")
+        assert "args" in inspect.signature(model.forward).parameters
+        sc.checkpoint(model, every=None)
+        x = torch.rand(5, 3)
+        assert torch.equal(torch.jit.script(model)(x), model(x))
+
     @pytest.mark.filterwarnings("ignore")  # torch's own while it traces
     def test_compiled(self):
         """torch.compile of the network is refused; that of its layers works."""
@@ -445,7 +466,8 @@ class TestRefused:
         torch._dynamo.reset()
         model = sc.checkpoint(net(dropout=0.0), every=2)
         with pytest.raises(
-            Exception, match=r"torch.compile cannot follow a network with sc.checkpoint; compile its layers"
+            Exception,
+            match=r"torch.compile and torch.export cannot follow a network with sc.checkpoint; compile its layers",
         ):
             torch.compile(model, backend="eager")(inputs())
         for layer in model:

@@ -469,3 +469,80 @@ def test_compiled_stages(step):
         assert torch.equal(many(chunk), one(chunk))
     with pytest.raises(Exception, match=r"torch.compile cannot follow a Pipeline.*pipeline.compile\(\)"):
         torch.compile(many, backend="eager")(chunks[0])
+
+
+class Two(nn.Module):
+    """A first stage of two inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = linear(N, 4), linear(2, 4)
+
+    def forward(self, a, gate):
+        return self.a(a) * self.b(gate), gate
+
+
+class Pair(Two):
+    """The same with a tuple."""
+
+    def forward(self, both):
+        return super().forward(*both)
+
+
+class Read(nn.Module):
+    """A last stage of a tuple."""
+
+    def __init__(self):
+        super().__init__()
+        self.n, self.out = sc.LIF(1.5, threshold=0.2), linear(4, C)
+
+    def forward(self, both):
+        return self.out(self.n(both[0])), both[1].sum(-1)
+
+
+@pytest.mark.parametrize(
+    ("first", "batch"),
+    [(Two, lambda a, b: (a, b)), (Two, lambda a, b: {"a": a, "gate": b}), (Pair, lambda a, b: ((a, b),))],
+    ids=["tuple", "dict", "one tuple"],
+)
+def test_training_on_several_tensors(first, batch):
+    """A training step on batches and targets of several tensors moves the weights as it does those of a plain net."""
+
+    def loss(outputs, targets):
+        return (outputs[0] - targets[0]).pow(2).sum() + (outputs[1] * targets[1]["more"]).sum()
+
+    torch.manual_seed(0)
+    stages = [first(), Read()]
+    inputs_of = batch(torch.randn(T, B, N).mul(16).round() / 16, torch.rand(T, B, 2).mul(16).round() / 16)
+    targets = torch.rand(T, B, C), {"more": torch.rand(T, B)}
+    found = []
+    nets = nn.Sequential(*copy.deepcopy(stages)), sc.Pipeline([(one, "cpu") for one in stages], chunks=4)
+    for net in nets:
+        step = sc.training_model(net, loss, torch.optim.SGD(net.parameters(), 0.01))
+        if isinstance(net, nn.Sequential):  # which takes one input
+            net.forward = lambda *args, net=net, **named: net[1](net[0](*args, **named))
+        found.append(([step(inputs_of, targets) for _ in range(3)], sc.inference_model(net)(inputs_of)))
+    (steps, outputs), (others, others_outputs) = found
+    for (_, one), (_, other) in zip(steps, others):
+        torch.testing.assert_close(one, other)
+    for one, other in zip(outputs, others_outputs):
+        torch.testing.assert_close(one, other)
+    for one, other in zip(*(net.parameters() for net in nets)):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    ("stages", "args", "says"),
+    [
+        (lambda: [Pair(), Read()], lambda a, b: (a, b), r"as one tuple it gets them from pipeline\(\(a, b\)\)"),
+        (lambda: [Two(), Read()], lambda a, b: ((a, b),), r"one by one it gets them from pipeline\(\*inputs\)"),
+        (lambda: [Two(), Two()], lambda a, b: (a, b), "a stage gets what the one before returns as one argument"),
+    ],
+)
+def test_inputs_in_another_form(stages, args, says):
+    """A stage that takes its inputs one by one, or as one tuple, and gets them otherwise: the error says how."""
+    net = sc.Pipeline([(one, "cpu") for one in stages()], chunks=2)
+    with pytest.raises(ValueError, match=f"(?s)Pipeline: stage . .* does not take .*TypeError: .*; {says}"):
+        net(*args(torch.rand(T, B, N), torch.rand(T, B, 2)))
+    with pytest.raises(TypeError, match="Pipeline: a call without an input; give what the first stage takes"):
+        net()
