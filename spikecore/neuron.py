@@ -21,7 +21,7 @@ from spikecore._shell.ranged import Ranged
 from spikecore._shell.state import State, Stateful
 from spikecore.backend import MAX_STATIC_STEPS, Tensors, once
 from spikecore.lang import Program, ops
-from spikecore.lang._plain import is_compiling
+from spikecore.lang._plain import is_compiling, is_jit_tracing, with_traced_sizes
 from spikecore.surrogate import ATan, Surrogate
 
 __all__ = ["Neuron", "Stateful"]
@@ -191,6 +191,7 @@ class Neuron(Ranged):
             outputs, end, _ = found.runner((x,), start, values, ())
         return outputs, dict(zip(self.states, end)) if end is not None else None
 
+    @with_traced_sizes
     def _execute(
         self,
         inputs: Sequence[Tensor],
@@ -238,7 +239,7 @@ class Neuron(Ranged):
         else:
             outputs, end, trace_ = runner(inputs, start, values, record)
             outputs = tuple([out.squeeze(0) for out in outputs]) if single else outputs
-        if len(inputs) == 1 and not (record or is_compiling()):
+        if len(inputs) == 1 and not (record or is_compiling() or is_jit_tracing()):
             quick[earlier.kind_of(x, x.shape[0], start, final)] = earlier.noted(runner, named, values, x)
         return outputs, dict(zip(self.states, end)) if end is not None else None, trace_
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from spikecore._shell import ranges
 from spikecore.backend import MAX_STATIC_STEPS, ParamValue, Runner, Tensors
 from spikecore.dtypes import compute_dtype
+from spikecore.lang._plain import is_jit_tracing
 
 
 class PlacedTensor(NamedTuple):
@@ -56,9 +57,11 @@ def kind_of(x: Tensor, steps: int, start: Optional[Tensors], final: bool) -> Tup
 
 
 def only_input(inputs: Sequence[Any]) -> Optional[Tensor]:
-    """The input of a call if it has one, a dense tensor, else None."""
+    """The input of a call if it has one, a dense tensor whose sizes are numbers, which those of a trace are not; else
+    None.
+    """
     x = inputs[0] if len(inputs) == 1 else None
-    if type(x) is not Tensor or x.layout is not torch.strided or x.is_nested:
+    if type(x) is not Tensor or x.layout is not torch.strided or x.is_nested or is_jit_tracing():
         return None
     return x
 

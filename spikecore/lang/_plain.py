@@ -6,14 +6,18 @@ There the same values take fewer and quicker operations of torch than the forms 
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import operator
 import sys
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+import warnings
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar, Union
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 
@@ -46,6 +50,23 @@ def is_batched(value: Tensor) -> bool:
 def is_jit_tracing() -> bool:
     """Whether torch.jit.trace records now."""
     return _tracing_state() is not None
+
+
+def with_traced_sizes(function: _Function) -> _Function:
+    """Lets torch.jit.trace record a function that decides by sizes, without a warning of torch's for each decision.
+
+    A trace is of one number of time steps, whatever is decided: called with another number, it raises.
+    """
+
+    @functools.wraps(function)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or not is_jit_tracing():
+            return function(*args, **kwargs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", torch.jit._trace.TracerWarning)
+            return function(*args, **kwargs)
+
+    return traced  # type: ignore[return-value]  # of the same arguments
 
 
 def in_forward_mode() -> bool:
