@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry, KernelBackend, Launch
+from spikecore.kernels.writing import BACKWARD_GROUPS, FORWARD_GROUPS, Places
 from spikecore_cupy import CAPABILITIES
 from spikecore_cupy.device import Kernel, shared
-from spikecore_cupy.source import BACKWARD_GROUPS, FORWARD_GROUPS, print_kernel
-from spikecore_cupy.writer import CHUNK, ORDER
+from spikecore_cupy.source import print_kernel
+from spikecore_cupy.writer import CHUNK
 
 #: Registers of a thread for values of all steps of a chunk, so that enough threads fit on a multiprocessor.
 REGISTERS = 64
@@ -33,8 +34,8 @@ class CupyBackend(KernelBackend):
         return Launcher(self.kernel, plan, FORWARD_GROUPS, ()).launch
 
     def backward(self, plan: BackwardPlan) -> Launch:
-        kinds = dict(zip(plan.program.params, plan.spec.params))
-        return Launcher(self.kernel, plan, BACKWARD_GROUPS, [kinds[name] for name in plan.learn]).launch
+        learnt = [plan.kinds[name] for name in plan.learn]
+        return Launcher(self.kernel, plan, BACKWARD_GROUPS, learnt).launch
 
     def text(self, plan: Plan) -> str:
         return print_kernel(plan, widest(plan)).text
@@ -64,12 +65,10 @@ class Launcher:
         self._widest, self._align = widest(plan), torch.finfo(plan.compute).bits // 8
         source = self._source = print_kernel(plan, self._widest)
         self.fixed, self.compute = source.fixed, plan.compute
-        pointers, sums, strides, inner, channels, numbers = (
-            [(groups.index(a.group), a.number) for a in source.arguments if a.kind == kind] for kind in ORDER
-        )
-        self._pointers, self._strides, self._params = pointers, strides, groups.index("params")
-        self._lying = [(index, which) for which, places in enumerate((inner, channels)) for _, index in places]
-        self._sums, self._numbers = [index for _, index in sums], [index for _, index in numbers]
+        places = Places(source.arguments, groups)
+        self._pointers, self._strides, self._channels = places.of("pointer"), places.of("stride"), places.channels()
+        self._sums, self._numbers = ([index for _, index in places.of(kind)] for kind in ("sum", "number"))
+        self._params = groups.index("params")
         self._kernels: Dict[int, Any] = {}
 
     def launch(self, geometry: Geometry, *groups: Any) -> List[Tensor]:
@@ -86,22 +85,23 @@ class Launcher:
             counts = [blocks if kind == "scalar" else neurons for kind in self.learnt]
             sums = [x.new_empty(count, dtype=self.compute) for count in counts]
             pointers += [sums[index].data_ptr() for index in self._sums]
-        if self._lying:
-            strides += [channels[index][which] for index, which in self._lying]
+        if self._channels:
+            strides += [channels[index][which] for index, which in self._channels]
         numbers = [params[index] for index in self._numbers]
         sizes = (neurons,) if self.fixed else (neurons, steps)
         kernel(blocks, x.get_device(), (*sizes, *pointers, *strides, *numbers))
         return sums
 
     def _fitting(self, neurons: int, pointers: Sequence[int], strides: Sequence[int]) -> int:
-        """The most neurons of a thread whose numbers can be moved in one access, wherever they lie."""
-        places, apart = 0, neurons
+        """The widest vector access, in neurons, that size, alignment and strides of these tensors allow."""
+        # a power of two divides every one of some numbers where it divides their bits together
+        addresses, stride_bits = 0, neurons
         for pointer in pointers:
-            places |= pointer
+            addresses |= pointer
         for stride in strides:
-            apart |= stride
+            stride_bits |= stride
         width = self._widest
-        while width > 1 and (apart % width or places % (width * self._align)):
+        while width > 1 and (stride_bits % width or addresses % (width * self._align)):
             width //= 2
         return width
 

@@ -2,195 +2,179 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Sequence
+from typing import Dict, List, Sequence
 
 from spikecore.kernels import BackwardPlan
-from spikecore.lang import Node
-from spikecore_cupy.derivative import Derivative, derivative
-from spikecore_cupy.frame import (
-    Stream,
-    call,
-    grad_leaf,
-    in_chunks,
-    input_streams,
-    loads_first,
-    loads_later,
-    saved_at,
+from spikecore.kernels.writing import (
+    indented,
+    input_leaf,
+    output_cotangent,
+    param_leaf,
+    state_cotangent,
     state_leaf,
 )
-from spikecore_cupy.lines import indented, over_neurons, over_steps
-from spikecore_cupy.writer import Function, Source, Writer
+from spikecore.lang import Node
+from spikecore_cupy.derivative import derivative
+from spikecore_cupy.lines import over_neurons, over_steps
+from spikecore_cupy.parts import Function, Source, Stream
+from spikecore_cupy.writer import Writer
 
 
-def backward_kernel(plan: BackwardPlan, width: int) -> Source:
-    """The kernel of a plan, for ``width`` neurons a thread."""
-    program, found = plan.program, derivative(plan)
-    following = dict(zip(program.states, program.next))
-    rest = [node for name, node in zip(program.states, program.rest) if name in plan.recomputed_states]
-    roots = [*found.roots, *(following[name] for name in plan.recomputed_states)]
-    writer = Writer(plan, "backward", width, roots, () if plan.has_initial_state else rest, found.approximate)
-    between: Dict[Node, str] = {}
-    for node in found.cut:
-        if node.op != "input":
-            between[node] = _kept(writer, node, between)
-    step = writer.function("step", _recomputed(writer, plan, between))
-    adjoint = _adjoint(writer, plan, found, between)
-    shared = [name for name in plan.learn if plan.spec.params[program.params.index(name)] == "scalar"]
-    opening = [*writer.opening(), *_first_cotangents(writer, plan, shared)]
-    before = input_streams(writer, step) if between else []
-    back = [*input_streams(writer, adjoint), *_cotangents(writer, plan)]
-    body = loads_first(writer, [*before, *(stream for stream in back if stream not in before)])
-    body += _recomputation(writer, plan, between, step, before) if between else []
-    body += over_steps(
-        writer.fixed, [*loads_later(writer, back), *_adjoint_step(writer, plan, between, adjoint)], backwards=True
-    )
-    chunks = in_chunks(writer, body, "int begin = (steps - 1) / T * T; begin >= 0; begin -= T", [])
-    ending = _last_cotangents(writer, plan, shared)
-    functions = [step, adjoint] if between else [adjoint]
-    if not shared:
-        return writer.finished(functions, ["if (i >= neurons) return;", *opening, *chunks, *ending])
-    # every thread takes part in the sums
-    sums, after = [], []
-    for name in shared:
-        total = _sum(writer, name)
-        place = f"{writer.argument(f'{total}s', 'sum', 'grad_params', plan.learn.index(name))}[blockIdx.x]"
-        sums.append(f"{writer.real} {total} = {writer.printer.number(0.0)};")
-        after += [f"{total} = block_sum({total});", f"if (threadIdx.x == 0) {place} = {total};"]
-    inside = ["if (i < neurons) {", *indented([*opening, *chunks, *ending]), "}"]
-    return writer.finished(functions, [*sums, *inside, *after])
+class BackwardWriter(Writer):
+    """Writes the backward kernel of a plan."""
 
+    plan: BackwardPlan
 
-def _kept(writer: Writer, node: Node, between: Mapping[Node, str]) -> str:
-    """The symbol of a value of a forward step that backward keeps, beside those between the two already."""
-    if node.op == "state":
-        return writer.free(f"{writer.local[node]}_before")
-    word = writer.program.labels.get(node, "kept")
-    name = writer.printer.label(node, word)
-    # a value that is kept and detached, too, is kept twice
-    return writer.free(word) if name in between.values() else name
+    def __init__(self, plan: BackwardPlan, width: int) -> None:
+        self._derivative = found = derivative(plan)
+        roots = [*found.roots, *plan.following.values()]
+        super().__init__(plan, "backward", width, roots, found.approximate)
+        #: What is kept of every recomputed step of a chunk, by its name.
+        self._kept = self.kept_values(found.cut)
+        #: The states that are recomputed, those whose cotangents are carried, and the latter's variables.
+        self._states = plan.recomputed_states
+        self._carried = {name: self.local[state_cotangent(name)] for name in plan.carried_cotangents}
+        #: Learnt parameters of one value for all neurons: their gradient is summed over the threads of a block.
+        self._scalars = [name for name in plan.learn if self.kinds[name] == "scalar"]
 
+    def source(self) -> Source:
+        """The kernel."""
+        step, adjoint = self.function("step", self._recomputed()), self._adjoint()
+        opening = [*self.opening(), *self._first_cotangents()]
+        before = self.input_streams(step) if self._kept else []
+        back = [*self.input_streams(adjoint), *self._cotangents()]
+        body = self.loads_first([*before, *(stream for stream in back if stream not in before)])
+        body += self._recomputation(step, before) if self._kept else []
+        lines = [*self.loads_later(back), *self._adjoint_step(adjoint)]
+        body += over_steps(self.fixed, lines, backwards=True)
+        chunks = self.in_chunks(body, "int begin = (steps - 1) / T * T; begin >= 0; begin -= T", [])
+        ending = self._last_cotangents()
+        functions = [step, adjoint] if self._kept else [adjoint]
+        if not self._scalars:
+            return self.finished(functions, ["if (i >= neurons) return;", *opening, *chunks, *ending])
+        # every thread of a block takes part in the sums, those without neurons, too
+        sums, after = [], []
+        for name in self._scalars:
+            total = self._sum(name)
+            tensor = self.argument(f"{total}s", "sum", "grad_params", self.plan.learn.index(name))
+            sums.append(f"{self.real} {total} = {self.printer.number(0.0)};")
+            after += [f"{total} = block_sum({total});", f"if (threadIdx.x == 0) {tensor}[blockIdx.x] = {total};"]
+        inside = ["if (i < neurons) {", *indented([*opening, *chunks, *ending]), "}"]
+        return self.finished(functions, [*sums, *inside, *after])
 
-def _recomputed(writer: Writer, plan: BackwardPlan, between: Mapping[Node, str]) -> Dict[str, Node]:
-    """What a step computed again gives: the states that the next one needs, and what the adjoint is computed from."""
-    following = dict(zip(plan.program.states, plan.program.next))
-    results = {f"new_{writer.local[state_leaf(name)]}": following[name] for name in plan.recomputed_states}
-    return {**results, **{f"kept_{name}": node for node, name in between.items()}}
+    # -- device functions
 
+    def _recomputed(self) -> Dict[str, Node]:
+        """What a step computed again gives: states that the next one needs, and what the adjoint is computed from."""
+        following = {f"new_{self.local[state_leaf(name)]}": node for name, node in self.plan.following.items()}
+        return {**following, **{f"kept_{name}": node for node, name in self._kept.items()}}
 
-def _adjoint(writer: Writer, plan: BackwardPlan, found: Derivative, between: Mapping[Node, str]) -> Function:
-    """The device function of one step backwards."""
-    wanted = zip(plan.program.inputs, found.inputs, plan.inputs)
-    results = {_grad_input(writer, name): node for name, node, wants in wanted if wants}
-    results.update((f"new_{writer.local[grad_leaf(name)]}", node) for name, node in found.states.items())
-    sums = {_sum(writer, name): node for name, node in zip(plan.learn, found.params)}
-    return writer.function("adjoint", results, sums, between)
+    def _adjoint(self) -> Function:
+        """The device function of one step backwards."""
+        found, inputs = self._derivative, self.program.inputs
+        results = {self._grad_input(inputs[index]): found.inputs[index] for index in self.plan.wanted}
+        results.update((f"new_{self.local[state_cotangent(name)]}", node) for name, node in found.states.items())
+        sums = {self._sum(name): node for name, node in zip(self.plan.learn, found.params)}
+        return self.function("adjoint", results, sums, self._kept)
 
+    # -- steps
 
-def _adjoint_step(writer: Writer, plan: BackwardPlan, between: Mapping[Node, str], adjoint: Function) -> List[str]:
-    """One step backwards of all neurons of a thread."""
-    program = plan.program
-    where = {node: f"{name}[t][j]" for node, name in between.items()}
-    for k in range(len(program.outputs)):
-        leaf = Node("out_grad", (), k)
-        where[leaf] = writer.value(f"{writer.local[leaf]}[{writer.now}][j]")
-    for name in plan.carried_cotangents:
-        carried = writer.local[grad_leaf(name)]
-        where[grad_leaf(name)] = (
-            f"{carried}[j] + {_trace(writer, name)}[{writer.now}][j]" if name in plan.trace else f"{carried}[j]"
-        )
-    grads = [_grad_input(writer, name) for name, wants in zip(program.inputs, plan.inputs) if wants]
-    exact = writer.stored == writer.real
-    targets = [f"{name}[j]" if exact else writer.unique(f"{name}_j") for name in grads]
-    targets += [f"{writer.local[grad_leaf(name)]}[j]" for name in plan.carried_cotangents]
-    kinds = dict(zip(program.params, plan.spec.params))
-    targets += [_sum(writer, name) + ("" if kinds[name] == "scalar" else "[j]") for name in plan.learn]
-    late = [writer.local[node] for node in adjoint.takes if node.op == "out_grad" and not exact]
-    lines = [f"hold({name}[{writer.now}]);" for name in late]
-    lines += [writer.pack(name, writer.stored) for name in grads]
-    held = [f"hold({writer.local[grad_leaf(name)]}[j]);" for name in plan.carried_cotangents]
-    held += [f"hold({name}[t][j]);" for name in between.values()]
-    inner = [*held, call(writer, adjoint, "adjoint", targets, where)]
-    if grads and not exact:
-        inner.insert(0, f"{writer.real} {', '.join(writer.unique(f'{name}_j') for name in grads)};")
-        inner += [f"{name}.set(j, rounded<{writer.stored}>({writer.unique(f'{name}_j')}));" for name in grads]
-    lines += over_neurons(inner)
-    return [*lines, *(f"store({writer.all(f'{g}s', 'grad_inputs', k)}, {g});" for k, g in enumerate(grads))]
+    def _recomputation(self, step: Function, inputs: Sequence[Stream]) -> List[str]:
+        """The steps of a chunk again, which keep what the adjoint is computed from."""
+        lines: List[str] = []
+        states = [self.local[state_leaf(name)] for name in self._states]
+        for name, state in zip(self._states, states):
+            first = self.starting(name, state)
+            if not self.fixed:
+                saved = f"{state} = load<V>({self.saved_at(name)});"
+                first = ["if (begin == 0) {", *indented(first), "} else {", *indented([saved]), "}"]
+            lines += [self.pack(state), *first]
+        # a part of a chunk is shorter than a chunk
+        most = "T" if self.fixed else "whole ? T : T - 1"
+        lines += [f"Pack<{self.real}, V> {name}[{most}];" for name in self._kept.values()]
+        targets = [*(f"{state}[j]" for state in states), *(f"{name}[t][j]" for name in self._kept.values())]
+        body = over_neurons([self.call(step, targets, {})])
+        if self.stored != self.real:
+            # 16-bit numbers stay two to a register until this line
+            body = [*(f"hold({stream.name}[{self.now}]);" for stream in inputs), *body]
+        return [*lines, *over_steps(self.fixed, [*self.loads_later(inputs), *body])]
 
+    def _adjoint_step(self, adjoint: Function) -> List[str]:
+        """One step backwards of all neurons of a thread."""
+        where = {node: f"{name}[t][j]" for node, name in self._kept.items()}
+        for k in range(len(self.program.outputs)):
+            leaf = output_cotangent(k)
+            where[leaf] = self.value(f"{self.local[leaf]}[{self.now}][j]")
+        for name, carried in self._carried.items():
+            traced = f" + {self._trace(name)}[{self.now}][j]" if name in self.plan.trace else ""
+            where[state_cotangent(name)] = f"{carried}[j]{traced}"
+        grads = [self._grad_input(self.program.inputs[index]) for index in self.plan.wanted]
+        exact = self.stored == self.real
+        targets = [f"{name}[j]" if exact else self.unique(f"{name}_j") for name in grads]
+        targets += [f"{carried}[j]" for carried in self._carried.values()]
+        targets += [self._sum(name) + ("" if name in self._scalars else "[j]") for name in self.plan.learn]
+        late = [self.local[node] for node in adjoint.takes if node.op == "out_grad" and not exact]
+        lines = [f"hold({name}[{self.now}]);" for name in late]
+        lines += [self.pack(name, self.stored) for name in grads]
+        # without, the compiler computes what does not depend on later steps for all steps first, and runs out of
+        # registers
+        held = [f"hold({carried}[j]);" for carried in self._carried.values()]
+        held += [f"hold({name}[t][j]);" for name in self._kept.values()]
+        inner = [*held, self.call(adjoint, targets, where)]
+        if grads and not exact:
+            inner.insert(0, f"{self.real} {', '.join(self.unique(f'{name}_j') for name in grads)};")
+            inner += [f"{name}.set(j, rounded<{self.stored}>({self.unique(f'{name}_j')}));" for name in grads]
+        lines += over_neurons(inner)
+        return [*lines, *(f"store({self.all(f'{g}s', 'grad_inputs', k)}, {g});" for k, g in enumerate(grads))]
 
-def _recomputation(
-    writer: Writer, plan: BackwardPlan, between: Mapping[Node, str], step: Function, inputs: Sequence[Stream]
-) -> List[str]:
-    """The steps of a chunk again, which keep what the adjoint is computed from."""
-    lines: List[str] = []
-    for name in plan.recomputed_states:
-        state = writer.local[state_leaf(name)]
-        first = writer.starting(name, state)
-        if not writer.fixed:
-            saved = saved_at(writer, state, plan.saved.index(name))
-            first = ["if (begin == 0) {", *indented(first), "} else {", f"    {state} = load<V>({saved});", "}"]
-        lines += [writer.pack(state), *first]
-    most = "T" if writer.fixed else "whole ? T : T - 1"
-    lines += [f"Pack<{writer.real}, V> {name}[{most}];" for name in between.values()]
-    targets = [f"{writer.local[state_leaf(name)]}[j]" for name in plan.recomputed_states]
-    targets += [f"{name}[t][j]" for name in between.values()]
-    body = over_neurons([call(writer, step, "step", targets, {})])
-    if writer.stored != writer.real:
-        body = [*(f"hold({stream.name}[{writer.now}]);" for stream in inputs), *body]
-    return [*lines, *over_steps(writer.fixed, [*loads_later(writer, inputs), *body])]
+    # -- cotangents
 
-
-def _first_cotangents(writer: Writer, plan: BackwardPlan, shared: Sequence[str]) -> List[str]:
-    """What is carried from step to step, and summed, before the last step."""
-    lines = []
-    zero = writer.printer.number(0.0)
-    for k, name in enumerate(plan.program.states):
-        if name in plan.carried_cotangents:
-            carried, end = writer.local[grad_leaf(name)], f"grad_{writer.local[state_leaf(name)]}_end"
-            lines.append(writer.pack(carried))
-            if plan.final:
-                lines.append(f"{carried} = load<V>({writer.one(end, 'grad_final', k)});")
+    def _first_cotangents(self) -> List[str]:
+        """What is carried from step to step, and summed, before the last step."""
+        lines, zero = [], self.printer.number(0.0)
+        for name, carried in self._carried.items():
+            lines.append(self.pack(carried))
+            if self.plan.final:
+                end, index = f"grad_{self.local[state_leaf(name)]}_end", self.program.states.index(name)
+                lines.append(f"{carried} = load<V>({self.one(end, 'grad_final', index)});")
             else:
                 lines += over_neurons([f"{carried}[j] = {zero};"])
-    for name in plan.learn:
-        if name not in shared:
-            lines += [writer.pack(_sum(writer, name)), *over_neurons([f"{_sum(writer, name)}[j] = {zero};"])]
-    return lines
+        for name in self.plan.learn:
+            if name not in self._scalars:
+                lines += [self.pack(self._sum(name)), *over_neurons([f"{self._sum(name)}[j] = {zero};"])]
+        return lines
 
+    def _cotangents(self) -> List[Stream]:
+        """The cotangents that arrive for every step."""
+        streams = []
+        for k, index in enumerate(self.plan.arriving):
+            place = self.all(f"grad_{self.output_name(index)}", "grad_outputs", k)
+            streams.append(Stream(self.local[output_cotangent(index)], self.stored, place))
+        for k, name in enumerate(self.plan.trace):
+            if name in self._carried:
+                trace = self._trace(name)
+                streams.append(Stream(trace, self.real, self.all(f"{trace}s", "grad_trace", k)))
+        return streams
 
-def _cotangents(writer: Writer, plan: BackwardPlan) -> List[Stream]:
-    """The cotangents that arrive for every step."""
-    streams = []
-    arriving = [k for k, there in enumerate(plan.outputs) if there]
-    for k, index in enumerate(arriving):
-        place = writer.all(f"grad_{writer.output_name(index)}", "grad_outputs", k)
-        streams.append(Stream(writer.local[Node("out_grad", (), index)], writer.stored, place))
-    for k, name in enumerate(plan.trace):
-        if name in plan.carried_cotangents:
-            trace = _trace(writer, name)
-            streams.append(Stream(trace, writer.real, writer.all(f"{trace}s", "grad_trace", k)))
-    return streams
+    def _last_cotangents(self) -> List[str]:
+        """Stores of the gradients of initial states, and of parameters with a value per neuron."""
+        lines = []
+        for k, name in enumerate(self.program.states if self.plan.state else ()):
+            target = self.one(f"grad_{self.local[state_leaf(name)]}_start", "grad_state", k)
+            lines.append(f"store({target}, {self.local[state_cotangent(name)]});")
+        for k, name in enumerate(self.plan.learn):
+            if name not in self._scalars:
+                total = self._sum(name)
+                lines.append(f"store({self.one(f'{total}s', 'grad_params', k)}, {total});")
+        return lines
 
+    # -- names
 
-def _last_cotangents(writer: Writer, plan: BackwardPlan, shared: Sequence[str]) -> List[str]:
-    """Stores of the gradients of initial states, and of parameters with a value per neuron."""
-    lines = []
-    for k, name in enumerate(plan.program.states if plan.state else ()):
-        target = writer.one(f"grad_{writer.local[state_leaf(name)]}_start", "grad_state", k)
-        lines.append(f"store({target}, {writer.local[grad_leaf(name)]});")
-    for k, name in enumerate(plan.learn):
-        if name not in shared:
-            total = _sum(writer, name)
-            lines.append(f"store({writer.one(f'{total}s', 'grad_params', k)}, {total});")
-    return lines
+    def _grad_input(self, name: str) -> str:
+        return self.unique(f"grad_{self.local[input_leaf(name)]}")
 
+    def _sum(self, name: str) -> str:
+        return self.unique(f"grad_{self.local[param_leaf(name)]}")
 
-def _grad_input(writer: Writer, name: str) -> str:
-    return writer.unique(f"grad_{writer.local[Node('input', (), name)]}")
-
-
-def _sum(writer: Writer, name: str) -> str:
-    return writer.unique(f"grad_{writer.local[Node('param', (), name)]}")
-
-
-def _trace(writer: Writer, name: str) -> str:
-    return writer.unique(f"grad_{writer.local[state_leaf(name)]}_t")
+    def _trace(self, name: str) -> str:
+        return self.unique(f"grad_{self.local[state_leaf(name)]}_t")

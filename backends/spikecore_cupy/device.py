@@ -17,7 +17,7 @@ import torch
 
 from spikecore.backend import BackendError
 from spikecore.kernels import KERNELS, Lock, Recent, cache
-from spikecore_cupy.writer import BLOCK
+from spikecore_cupy.lines import BLOCK
 
 HEADER = "spikecore.cuh"
 OPTIONS = ("--fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true", "-std=c++17", "-default-device")

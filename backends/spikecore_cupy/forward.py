@@ -5,53 +5,61 @@ from __future__ import annotations
 from typing import List
 
 from spikecore.kernels import ForwardPlan
-from spikecore_cupy.frame import call, in_chunks, input_streams, loads_first, loads_later, outs_of, saved_at, state_leaf
-from spikecore_cupy.lines import indented, over_neurons, over_steps
-from spikecore_cupy.writer import Function, Source, Writer
+from spikecore.kernels.writing import indented, state_leaf
+from spikecore_cupy.lines import over_neurons, over_steps
+from spikecore_cupy.parts import Function, Source
+from spikecore_cupy.writer import Writer
 
 
-def forward_kernel(plan: ForwardPlan, width: int) -> Source:
-    """The kernel of a plan, for ``width`` neurons a thread."""
-    program = plan.program
-    rest = () if plan.has_initial_state else program.rest
-    writer = Writer(plan, "forward", width, [*program.outputs, *program.next], rest)
-    states = [writer.local[state_leaf(name)] for name in program.states]
-    outs = [writer.free(name[:-1] if len(program.outputs) == 1 else f"out{k}") for k, name in outs_of(writer)]
-    results = {f"new_{name}": node for name, node in zip(states, program.next)}
-    step = writer.function("step", {**results, **dict(zip(outs, program.outputs))})
-    opening = ["if (i >= neurons) return;", *writer.opening()]
-    for name, state in zip(program.states, states):
-        opening += [writer.pack(state), *writer.starting(name, state)]
-    inputs = input_streams(writer, step)
-    steps = over_steps(writer.fixed, [*loads_later(writer, inputs), *_forward_step(writer, plan, step, states, outs)])
-    ending = [f"store({writer.one(f'{s}_end', 'final', k)}, {s});" for k, s in enumerate(states) if plan.final]
-    kept = [writer.local[state_leaf(name)] for name in plan.saved]
-    saving = [f"store({saved_at(writer, s, k)}, {s});" for k, s in enumerate(kept)]
-    before = ["if (begin) {", *indented(saving), "}"] if saving else []
-    chunks = in_chunks(
-        writer, [*loads_first(writer, inputs), *steps], "int begin = 0; begin < steps; begin += T", before
-    )
-    return writer.finished([step], [*opening, *chunks, *ending])
+class ForwardWriter(Writer):
+    """Writes the forward kernel of a plan."""
 
+    plan: ForwardPlan
 
-def _forward_step(writer: Writer, plan: ForwardPlan, step: Function, states: List[str], outs: List[str]) -> List[str]:
-    """One step of all neurons of a thread: compute, store outputs and what is recorded."""
-    program = plan.program
-    targets, convert = [f"{name}[j]" for name in states], []
-    if writer.stored == writer.real:
-        targets += [f"{out}[j]" for out in outs]
-    else:
-        targets += [writer.unique(f"{out}_j") for out in outs]
-        convert = [
-            f"{out}.set(j, {writer.conversion(node)}({writer.unique(f'{out}_j')}));"
-            for out, node in zip(outs, program.outputs)
-        ]
-    declare = [f"{writer.real} {', '.join(writer.unique(f'{out}_j') for out in outs)};"] if convert else []
-    lines = [writer.pack(out, writer.stored) for out in outs]
-    lines += over_neurons([*declare, call(writer, step, "step", targets, {}), *convert])
-    for k, (out, (_, name)) in enumerate(zip(outs, outs_of(writer))):
-        lines.append(f"store({writer.all(name, 'outputs', k)}, {out});")
-    for k, state in enumerate(plan.record):
-        name = writer.local[state_leaf(state)]
-        lines.append(f"store({writer.all(f'{name}_trace', 'trace', k)}, {name});")
-    return lines
+    def __init__(self, plan: ForwardPlan, width: int) -> None:
+        super().__init__(plan, "forward", width, plan.roots)
+        #: The tensors of outputs, and the variables that hold a step of each.
+        self._tensors = [self.output_name(k) for k in range(len(plan.program.outputs))]
+        words = ["out"] if len(self._tensors) == 1 else [f"out{k}" for k in range(len(self._tensors))]
+        self._outs = [self.free(word) for word in words]
+        self._states = [self.local[state_leaf(name)] for name in plan.program.states]
+
+    def source(self) -> Source:
+        """The kernel."""
+        plan, program, states = self.plan, self.program, self._states
+        results = {f"new_{name}": node for name, node in zip(states, program.next)}
+        step = self.function("step", {**results, **dict(zip(self._outs, program.outputs))})
+        opening = ["if (i >= neurons) return;", *self.opening()]
+        for name, state in zip(program.states, states):
+            opening += [self.pack(state), *self.starting(name, state)]
+        inputs = self.input_streams(step)
+        steps = over_steps(self.fixed, [*self.loads_later(inputs), *self._step(step)])
+        ending = [f"store({self.one(f'{s}_end', 'final', k)}, {s});" for k, s in enumerate(states) if plan.final]
+        saving = [f"store({self.saved_at(name)}, {self.local[state_leaf(name)]});" for name in plan.saved]
+        # before the first chunk the states are what backward can compute itself
+        before = ["if (begin) {", *indented(saving), "}"] if saving else []
+        body = [*self.loads_first(inputs), *steps]
+        chunks = self.in_chunks(body, "int begin = 0; begin < steps; begin += T", before)
+        return self.finished([step], [*opening, *chunks, *ending])
+
+    def _step(self, step: Function) -> List[str]:
+        """One step of all neurons of a thread: compute, store outputs and what is recorded."""
+        targets, convert = [f"{name}[j]" for name in self._states], []
+        if self.stored == self.real:
+            targets += [f"{out}[j]" for out in self._outs]
+        else:
+            # a pack of 16-bit numbers has no references to them, so a function sets a number of arithmetic instead
+            targets += [self.unique(f"{out}_j") for out in self._outs]
+            convert = [
+                f"{out}.set(j, {self.conversion(node)}({self.unique(f'{out}_j')}));"
+                for out, node in zip(self._outs, self.program.outputs)
+            ]
+        declare = [f"{self.real} {', '.join(self.unique(f'{out}_j') for out in self._outs)};"] if convert else []
+        lines = [self.pack(out, self.stored) for out in self._outs]
+        lines += over_neurons([*declare, self.call(step, targets, {}), *convert])
+        for k, (out, tensor) in enumerate(zip(self._outs, self._tensors)):
+            lines.append(f"store({self.all(tensor, 'outputs', k)}, {out});")
+        for k, state in enumerate(self.plan.record):
+            name = self.local[state_leaf(state)]
+            lines.append(f"store({self.all(f'{name}_trace', 'trace', k)}, {name});")
+        return lines

@@ -1,18 +1,33 @@
-"""Lines of text: indented, folded, in loops."""
+"""Lines of CUDA C++: loops, words between commas, what every kernel has around its body."""
 
 from __future__ import annotations
 
 import textwrap
 from typing import Any, Iterable, List, Sequence
 
-_IN = "    "
+from spikecore.kernels.writing import filled, indented
+
+#: Threads of a block.
+BLOCK = 128
+#: The first line of a kernel's body: the first of the neighbouring neurons of a thread, which has V of them.
+FIRST = "const long long i = V * (blockIdx.x * (long long)blockDim.x + threadIdx.x);"
+
 #: A long name is longer than a line, and stays whole.
 _WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
 
 
-def indented(lines: Iterable[str]) -> List[str]:
-    """The lines, further in."""
-    return [f"{_IN}{line}" for line in lines]
+def head(name: str) -> str:
+    """The first line of a kernel, before its arguments. The compiler may use all registers that a block leaves it."""
+    return f'extern "C" __global__ void __launch_bounds__({BLOCK}) {name}('
+
+
+def declared(kind: str, name: str, restrict: bool = True) -> str:
+    """An argument of a kernel. With ``restrict`` no pointer shares memory with another one, so that loads may come
+    before stores.
+    """
+    if "*" not in kind:
+        return f"const {kind} {name}"
+    return f"{kind}{' __restrict__' if restrict else ''} {name}"
 
 
 def over_neurons(lines: Sequence[str]) -> List[str]:
@@ -35,14 +50,7 @@ def over_steps(fixed: bool, lines: Sequence[str], backwards: bool = False) -> Li
 
 def wrapped(words: Iterable[str]) -> List[str]:
     """Words between commas, as lines."""
-    text = ", ".join(word.replace(" ", "\0") for word in words)
-    lines = textwrap.wrap(text, 112, initial_indent=_IN, subsequent_indent=_IN, **_WHOLE_WORDS)
-    return [line.replace("\0", " ") for line in lines]
-
-
-def commented(text: str) -> List[str]:
-    """Lines of a comment."""
-    return [f"// {line}".rstrip() for line in text.splitlines()]
+    return filled(", ".join(word.replace(" ", "\0") for word in words).split(" "), 112)
 
 
 def folded(line: str) -> List[str]:
@@ -50,4 +58,4 @@ def folded(line: str) -> List[str]:
     if len(line) <= 120 or line.startswith("//"):
         return [line]
     begin = line[: len(line) - len(line.lstrip())]
-    return textwrap.wrap(line.strip(), 120, initial_indent=begin, subsequent_indent=begin + _IN, **_WHOLE_WORDS)
+    return textwrap.wrap(line.strip(), 120, initial_indent=begin, subsequent_indent=begin + "    ", **_WHOLE_WORDS)

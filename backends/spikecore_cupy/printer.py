@@ -7,8 +7,9 @@ from typing import Collection, Dict, FrozenSet, Tuple
 import torch
 
 from spikecore.kernels import negated_choice
+from spikecore.kernels.writing import KernelPrinter
 from spikecore.lang import Node
-from spikecore.lang.render import ATOM, Printer
+from spikecore.lang.render import ATOM
 
 #: dtype -> its name in kernels.
 TYPES: Dict[torch.dtype, str] = {
@@ -19,7 +20,7 @@ TYPES: Dict[torch.dtype, str] = {
 }
 
 
-class CudaPrinter(Printer):
+class CudaPrinter(KernelPrinter):
     """CUDA C++ that NVRTC compiles without contraction (``--fmad=false``) and with IEEE division and square root.
 
     ``approximate`` are divisions that may be off by two units in the last place, ``numbers`` the parameters that are
@@ -40,7 +41,3 @@ class CudaPrinter(Printer):
         above = node.args[0]
         number = above.attr != 0.0 if above.op == "const" else above.op == "param" and above.attr in self.numbers
         return ATOM, "quotient({0}, {1})" if number else "full_quotient({0}, {1})"
-
-    def leaf(self, node: Node) -> str:
-        """What a leaf would like to be called: cotangents are called after what they belong to."""
-        return {"out_grad": "grad_out{}", "next_grad": "grad_{}"}.get(node.op, "{}").format(node.attr)

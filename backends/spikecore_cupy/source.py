@@ -12,26 +12,13 @@ from __future__ import annotations
 from typing import Union
 
 from spikecore.kernels import BackwardPlan, ForwardPlan
-from spikecore_cupy.backward import backward_kernel
-from spikecore_cupy.forward import forward_kernel
-from spikecore_cupy.writer import Source
-
-#: The groups of arguments that a launch gets, in its order.
-FORWARD_GROUPS = ("inputs", "state", "params", "outputs", "final", "trace", "saved")
-BACKWARD_GROUPS = (
-    "inputs",
-    "state",
-    "params",
-    "saved",
-    "grad_outputs",
-    "grad_final",
-    "grad_trace",
-    "grad_inputs",
-    "grad_state",
-    "grad_params",
-)
+from spikecore_cupy.backward import BackwardWriter
+from spikecore_cupy.forward import ForwardWriter
+from spikecore_cupy.parts import Source
 
 
 def print_kernel(plan: Union[ForwardPlan, BackwardPlan], width: int) -> Source:
     """The kernel of a plan, for ``width`` neurons a thread."""
-    return forward_kernel(plan, width) if isinstance(plan, ForwardPlan) else backward_kernel(plan, width)
+    if isinstance(plan, ForwardPlan):
+        return ForwardWriter(plan, width).source()
+    return BackwardWriter(plan, width).source()

@@ -1,75 +1,47 @@
-"""What the kernels of both directions are written with: names, arguments, device functions, values per neuron."""
+"""Shared code generation for forward and backward kernels: arguments, values per neuron, device functions.
+
+A thread owns V neighbouring neurons and runs all their time steps; states stay in registers. What a step computes is a
+device function of one neuron, so that values of one step are gone from the text of the next.
+"""
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Sequence, Set, Tuple, Union
+from typing import Dict, FrozenSet, List, Mapping, Sequence, Union
 
-from spikecore.kernels import BackwardPlan, ForwardPlan, hoisted
+from spikecore.kernels import BackwardPlan, ForwardPlan
+from spikecore.kernels.writing import (
+    FILLED,
+    STORED,
+    Argument,
+    KernelWriter,
+    commented,
+    indented,
+    input_leaf,
+    named,
+    state_leaf,
+)
 from spikecore.lang import Node, topological
-from spikecore.lang.render import on_one_line
-from spikecore_cupy.lines import commented, folded, indented, over_neurons, wrapped
+from spikecore_cupy.lines import FIRST, declared, folded, head, over_neurons, over_steps, wrapped
+from spikecore_cupy.parts import Function, Source, Stream
 from spikecore_cupy.printer import TYPES, CudaPrinter
 
 #: Steps whose inputs a thread holds in registers at a time.
 CHUNK = 16
 
-#: Kinds of arguments, in the order that a kernel has them.
+#: Kinds of arguments, in the order that a kernel has them. A ``"sum"`` is a pointer to a parameter's gradient.
 ORDER = ("pointer", "sum", "stride", "inner", "channels", "number")
-
-#: Threads of a block.
-BLOCK = 128
-#: Groups of tensors in the dtype of inputs and outputs; the others are in that of arithmetic.
-STORED = ("inputs", "outputs", "grad_outputs", "grad_inputs")
-#: Groups that a kernel fills.
-FILLED = ("outputs", "final", "trace", "saved", "grad_inputs", "grad_state", "grad_params")
+#: Kinds of arguments that are counts of neurons: 64 bits, since a tensor may have more than 2**31 numbers.
+_COUNTS = ("stride", "inner", "channels")
 
 
-class Argument(NamedTuple):
-    """One argument of a kernel.
-
-    ``kind`` is a ``"pointer"`` to tensor ``number`` of a group, such a pointer for the ``"sum"`` that a parameter's
-    gradient is, a tensor's ``"stride"`` from step to step, how a channel parameter lies (``"inner"``, ``"channels"``:
-    see ``Geometry.channels``), or the ``"number"`` that a parameter is.
-    """
-
-    name: str
-    kind: str
-    group: str
-    number: int
-
-
-class Source(NamedTuple):
-    """A printed kernel. It takes ``neurons``, ``steps`` unless they are fixed, and its arguments, in this order."""
-
-    name: str
-    text: str
-    #: Whether the number of steps is a constant of the text.
-    fixed: bool
-    arguments: Tuple[Argument, ...]
-    #: C types of all that it takes.
-    types: Tuple[str, ...]
-
-
-class Function(NamedTuple):
-    """A device function: its name, its arguments as they are declared, its lines, and the values that it takes."""
-
-    name: str
-    arguments: List[str]
-    body: List[str]
-    takes: Tuple[Node, ...]
-
-    @property
-    def head(self) -> str:
-        """What stands before its arguments."""
-        return f"__device__ __forceinline__ void {self.name}("
-
-
-class Writer:
+class Writer(KernelWriter):
     """Writes the lines of one kernel.
 
-    ``roots`` are the values that its steps compute, ``rest`` those that it starts from; ``width`` is the number of
-    neighbouring neurons that a thread computes. ``approximate`` are divisions that may be off.
+    ``width`` is the number of neighbouring neurons that a thread computes. ``approximate`` are divisions that may be
+    off by two units in the last place.
     """
+
+    neurons_of = "{} + i"
 
     def __init__(
         self,
@@ -77,71 +49,38 @@ class Writer:
         direction: str,
         width: int,
         roots: Sequence[Node],
-        rest: Sequence[Node],
         approximate: FrozenSet[Node] = frozenset(),
     ) -> None:
-        self.plan, self.program, self.direction, self.width = plan, plan.program, direction, width
+        printer = CudaPrinter(plan.compute, approximate, plan.program.numbers)
+        super().__init__(plan, direction, printer, roots)
+        self.width = width
         self.stored, self.real = TYPES[plan.dtype], TYPES[plan.compute]
-        self.uniform, self.varying = hoisted(plan.program, plan.spec, roots)
-        self.printer = CudaPrinter(plan.compute, approximate, plan.program.numbers)
-        self.name = self.printer.symbols.new(f"{plan.program.name.lower()}_{direction}")
         #: Whether the number of steps is a constant of the kernel.
         self.fixed = plan.spec.steps is not None
         #: Which of a chunk's loaded steps is the one of step t.
         self.now = "t" if self.fixed else "k"
-        self._arguments: Dict[str, Argument] = {}
-        program = plan.program
-        cotangents = [Node("out_grad", (), i) for i in range(len(program.outputs))]
-        cotangents += [Node("next_grad", (), name) for name in program.states]
-        #: The name of each leaf, and of each expression of parameters that is computed before the first step.
-        self.local: Dict[Node, str] = {}
-        for leaf in (*program.leaves, *cotangents):
-            self.local[leaf] = self.printer.symbol(leaf)
         for node in (*self.uniform, *self.varying):
-            word = program.labels.get(node, "k")
-            name = self.printer.label(node, word)
-            # a value and the same value detached are two arguments of a step
-            self.local[node] = self.free(word) if name in self.local.values() else name
-        used = set(topological([*roots, *rest]))
-        kinds = dict(zip(program.params, plan.spec.params))
-        params = [leaf for leaf in program.leaves if leaf.op == "param" and leaf in used]
-        self._one = [leaf for leaf in params if kinds[str(leaf.attr)] in ("number", "scalar")]
-        self._many = [leaf for leaf in params if leaf not in self._one]
-        self._kinds = kinds
+            self.local[node] = self.distinct_label(node, "k", self.local.values())
+        self._one = [leaf for leaf in self.params_of("number", "scalar") if leaf in self.used]
+        self._many = [leaf for leaf in self.params_of("channel", "full") if leaf in self.used]
         #: Values that are one for all neurons; the others are one for each.
-        self.shared: Set[Node] = {*self._one, *self.uniform}
+        self.shared = frozenset((*self._one, *self.uniform))
 
     # -- names and arguments
-
-    def free(self, name: str) -> str:
-        """A symbol that would like this name, and is no other one."""
-        return self.printer.symbols.new(name)
 
     def unique(self, name: str) -> str:
         """The symbol that would like this name, the same wherever it is asked for."""
         return self.printer.symbols.of(("unique", name), name)
 
-    def argument(self, name: str, kind: str, group: str, index: int) -> str:
-        """The name of an argument, which the kernel has from now on."""
-        key = f"{kind} {group} {index}"
-        if key not in self._arguments:
-            self._arguments[key] = Argument(self.printer.symbols.of(key, name), kind, group, index)
-        return self._arguments[key].name
-
-    def one(self, name: str, group: str, index: int) -> str:
-        """Where a tensor of one step has this thread's neurons."""
-        kind = "sum" if group == "grad_params" else "pointer"
-        return f"{self.argument(name, kind, group, index)} + i"
+    def pointer_kind(self, group: str) -> str:
+        """Gradients of parameters are allocated by the launch, which finds them apart from the other tensors."""
+        return "sum" if group == "grad_params" else "pointer"
 
     def all(self, name: str, group: str, index: int) -> str:
         """Where a tensor of all steps has this thread's neurons at step t."""
         step = "t" if self.fixed else "(begin + t)"
         stride = "neurons" if group in FILLED else self.argument(f"{name}_step", "stride", group, index)
         return f"{self.argument(name, 'pointer', group, index)} + {step} * {stride} + i"
-
-    def output_name(self, index: int) -> str:
-        """What the tensor of an output is called."""
-        return "outs" if len(self.program.outputs) == 1 else f"outs{index}"
 
     # -- values
 
@@ -170,11 +109,12 @@ class Writer:
         lines = []
         names: Dict[Node, str] = {}
         for leaf in self._one:
-            name = names[leaf] = self.local[leaf]
-            if self._kinds[str(leaf.attr)] == "scalar":
-                lines.append(f"const {self.real} {name} = *{self.argument(f'{name}s', 'pointer', *self._param(leaf))};")
+            name, place = self.local[leaf], self.param_place(leaf)
+            names[leaf] = name
+            if self.kinds[str(leaf.attr)] == "scalar":
+                lines.append(f"const {self.real} {name} = *{self.argument(f'{name}s', 'pointer', *place)};")
             else:
-                self.argument(name, "number", *self._param(leaf))
+                self.argument(name, "number", *place)
         lines += self.printer.block(self.uniform, names, self.local)
         for node in self.uniform:
             # a detached value has no line in a block
@@ -183,12 +123,7 @@ class Writer:
                 lines.append(f"const {self.real} {self.local[node]} = {value};")
                 names[node] = self.local[node]
         for leaf in self._many:
-            name = self.local[leaf]
-            if self._kinds[str(leaf.attr)] == "full":
-                place = self.one(f"{name}s", *self._param(leaf))
-                lines.append(f"const Pack<{self.real}, V> {name} = load<V>({place});")
-            else:
-                lines += [self.pack(name), *over_neurons([f"{name}[j] = {self._channel(leaf)};"])]
+            lines += self._per_neuron(leaf)
         for node in self.varying:
             inside = {**names, **{leaf: self.at(leaf) for leaf in self._many}}
             inside.update((other, self.at(other)) for other in self.varying if other is not node)
@@ -197,23 +132,85 @@ class Writer:
             lines += [self.pack(name, self.type_of(node)), *over_neurons([*within, f"{name}[j] = {text};"])]
         return lines
 
-    def _param(self, leaf: Node) -> Tuple[str, int]:
-        return "params", self.program.params.index(str(leaf.attr))
-
-    def _channel(self, leaf: Node) -> str:
+    def _per_neuron(self, leaf: Node) -> List[str]:
+        """Load a parameter with one value per neuron."""
         name = self.local[leaf]
-        tensor = self.argument(f"{name}s", "pointer", *self._param(leaf))
-        inner = self.argument(f"{name}_inner", "inner", *self._param(leaf))
-        return f"{tensor}[channel(i + j, {inner}, {self.argument(f'{name}_channels', 'channels', *self._param(leaf))})]"
+        if self.kinds[str(leaf.attr)] == "full":
+            place = self.one(f"{name}s", *self.param_place(leaf))
+            return [f"const Pack<{self.real}, V> {name} = load<V>({place});"]
+        tensor, inner, channels = self.channel(leaf)
+        return [self.pack(name), *over_neurons([f"{name}[j] = {tensor}[channel(i + j, {inner}, {channels})];"])]
 
     def starting(self, state: str, target: str) -> List[str]:
         """Lines that give a state its first value."""
         index = self.program.states.index(state)
         if self.plan.has_initial_state:
-            name = f"{self.local[Node('state', (), state)]}_start"
+            name = f"{self.local[state_leaf(state)]}_start"
             return [f"{target} = load<V>({self.one(name, 'state', index)});"]
         names = {leaf: self.at(leaf) for leaf in (*self._one, *self._many)}
         return over_neurons([f"{target}[j] = {self.printer.expression(self.program.rest[index], names)};"])
+
+    # -- steps
+
+    def saved_at(self, name: str) -> str:
+        """Where the checkpoint of a state before a chunk is."""
+        state = self.local[state_leaf(name)]
+        tensor = self.argument(f"{state}_saved", "pointer", "checkpoints", self.plan.saved.index(name))
+        return f"{tensor} + (begin / T - 1) * neurons + i"
+
+    def input_streams(self, function: Function) -> List[Stream]:
+        """The inputs that a function takes."""
+        leaves = [(k, input_leaf(name)) for k, name in enumerate(self.program.inputs)]
+        taken = [(k, leaf, self.local[leaf]) for k, leaf in leaves if leaf in function.takes]
+        return [Stream(local, self.stored, self.all(f"{local}s", "inputs", k)) for k, _, local in taken]
+
+    def loads_first(self, streams: Sequence[Stream]) -> List[str]:
+        """The loads of a whole chunk, before its first step: so that memory is not waited for one step at a time."""
+        if self.fixed:
+            return [line for s in streams for line in (f"Pack<{s.kind}, V> {s.name}[T];", *self._loads(s))]
+        lines = [f"Pack<{s.kind}, V> {s.name}[N];" for s in streams]
+        inner = [line for stream in streams for line in self._loads(stream)]
+        return [*lines, "if (whole) {", *indented(inner), "}"] if streams else []
+
+    def _loads(self, stream: Stream) -> List[str]:
+        return over_steps(self.fixed, [f"{stream.name}[t] = load<V>({stream.place});"])
+
+    def loads_later(self, streams: Sequence[Stream]) -> List[str]:
+        """The loads of a step of a chunk that is not whole."""
+        if self.fixed or not streams:
+            return []
+        if len(streams) == 1:
+            return [f"if (!whole) {streams[0].name}[0] = load<V>({streams[0].place});"]
+        return ["if (!whole) {", *indented(f"{s.name}[0] = load<V>({s.place});" for s in streams), "}"]
+
+    def call(self, function: Function, targets: Sequence[str], where: Mapping[Node, str]) -> str:
+        """The call of a device function for neuron j at step t; ``where`` has values that lie elsewhere."""
+        values = []
+        for node in function.takes:
+            if node in where:
+                values.append(where[node])
+            elif node.op == "input":
+                values.append(self.value(f"{self.local[node]}[{self.now}][j]"))
+            else:
+                values.append(self.at(node))
+        return f"{function.name}({', '.join([*values, *targets])});"
+
+    def in_chunks(self, body: Sequence[str], loop: str, before: Sequence[str]) -> List[str]:
+        """The body for the one chunk of a fixed number of steps, or for one chunk after the other."""
+        if self.fixed:
+            return list(body)
+        return [
+            "const auto chunk = [&](auto whole, const int begin) {",
+            # a part of a chunk is a loop that loads step by step
+            "    constexpr int U = whole ? T : 1, N = U;",
+            "    const int count = whole ? T : steps - begin;",
+            *indented(body),
+            "};",
+            f"for ({loop}) {{",
+            *indented([*before, "if (steps - begin >= T) chunk(Known<true>(), begin);"]),
+            "    else chunk(Known<false>(), begin);",
+            "}",
+        ]
 
     # -- text
 
@@ -245,51 +242,34 @@ class Writer:
 
     def finished(self, functions: Sequence[Function], body: Sequence[str]) -> Source:
         """The kernel: its text, and what a launch needs beside it."""
-        arguments = sorted(self._arguments.values(), key=lambda argument: ORDER.index(argument.kind))
+        arguments = self.arguments.ordered(ORDER)
         steps = self.plan.spec.steps if self.fixed else CHUNK
         types = ["long long", *([] if self.fixed else ["int"]), *map(self._type, arguments)]
         names = ["neurons", *([] if self.fixed else ["steps"]), *(argument.name for argument in arguments)]
-        words = [_declared(kind, name) for kind, name in zip(types, names)]
+        words = [declared(kind, name) for kind, name in zip(types, names)]
         around = [
             '#include "spikecore.cuh"',
             "",
             f"constexpr int V = {self.width};  // neighbouring neurons of a thread",
             f"constexpr int T = {steps};  // time steps" + ("" if self.fixed else " of a chunk"),
         ]
-        head = f'extern "C" __global__ void __launch_bounds__({BLOCK}) {self.name}('
-        body = ["const long long i = V * (blockIdx.x * (long long)blockDim.x + threadIdx.x);", *body]
+        body = [FIRST, *body]
         inside = [line for f in functions for line in (f.head, *f.arguments, *f.body)]
-        write = self.printer.named([*around, *inside, head, *words, *body])
-        what = f"{_words(self.plan.dtype)} in memory, {_words(self.plan.compute)} arithmetic"
-        lines = [
-            f"// {on_one_line(self.program.name)}, {self.direction}: {what}.",
-            "//",
-            *commented(str(self.program)),
-            "",
-            *around,
-            "",
-        ]
+        # every line is known now, so every symbol can choose a name that no line has
+        write = self.printer.named([*around, *inside, head(self.name), *words, *body])
+        lines = [f"// {self.title()}", "//", *commented(str(self.program), "//"), "", *around, ""]
         for function in functions:
             lines += [function.head, *wrapped(map(write, function.arguments)), ") {"]
             lines += [*indented(map(write, function.body)), "}", ""]
-        lines += [write(head), *wrapped(map(write, words)), ") {", *indented(map(write, body)), "}"]
+        lines += [write(head(self.name)), *wrapped(map(write, words)), ") {", *indented(map(write, body)), "}"]
         text = "\n".join(part for line in lines for part in folded(line))
-        named = tuple(argument._replace(name=write(argument.name)) for argument in arguments)
-        return Source(write(self.name), f"{text}\n", self.fixed, named, tuple(types))
+        return Source(write(self.name), f"{text}\n", self.fixed, named(arguments, write), tuple(types))
 
     def _type(self, argument: Argument) -> str:
         if argument.kind == "number":
             return self.real
-        if argument.kind in ("stride", "inner", "channels"):
+        if argument.kind in _COUNTS:
             return "long long"
         kind = self.stored if argument.group in STORED else self.real
-        reads = argument.group not in FILLED or (argument.group == "saved" and self.direction == "backward")
-        return f"{'const ' if reads else ''}{kind}*"
-
-
-def _declared(kind: str, name: str) -> str:
-    return f"{kind} __restrict__ {name}" if "*" in kind else f"const {kind} {name}"
-
-
-def _words(dtype: object) -> str:
-    return str(dtype).partition(".")[2]
+        fills = argument.group in FILLED and (argument.group != "checkpoints" or self.direction == "forward")
+        return f"{'' if fills else 'const '}{kind}*"

@@ -9,7 +9,7 @@ program a kernel needs.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -63,6 +63,21 @@ class ForwardPlan(NamedTuple):
         return self.spec.compute
 
     @property
+    def kinds(self) -> Dict[str, str]:
+        """The kind of each parameter, by its name."""
+        return dict(zip(self.program.params, self.spec.params))
+
+    @property
+    def roots(self) -> Tuple[Node, ...]:
+        """What one step computes: outputs, and the next value of each state."""
+        return (*self.program.outputs, *self.program.next)
+
+    @property
+    def initial(self) -> Tuple[Node, ...]:
+        """The initial values that the kernel computes from parameters; none where they are arguments."""
+        return () if self.has_initial_state else self.program.rest
+
+    @property
     def saved(self) -> Tuple[str, ...]:
         """Names of the states whose checkpoints are written."""
         return saved_states(self.program, self.spec, self.has_initial_state) if self.checkpoints else ()
@@ -103,6 +118,21 @@ class BackwardPlan(NamedTuple):
         return self.spec.compute
 
     @property
+    def kinds(self) -> Dict[str, str]:
+        """The kind of each parameter, by its name."""
+        return dict(zip(self.program.params, self.spec.params))
+
+    @property
+    def arriving(self) -> Tuple[int, ...]:
+        """Which outputs have a cotangent: their numbers, in the order of the tensors ``grad_outputs``."""
+        return tuple(index for index, there in enumerate(self.outputs) if there)
+
+    @property
+    def wanted(self) -> Tuple[int, ...]:
+        """Which inputs get a gradient: their numbers, in the order of the tensors ``grad_inputs``."""
+        return tuple(index for index, wants in enumerate(self.inputs) if wants)
+
+    @property
     def adjoint(self) -> Adjoint:
         """The adjoint of one step, without what this plan does not need; an input gradient not wanted is 0."""
         return _adjoint(self._replace(geometry=None))
@@ -118,8 +148,22 @@ class BackwardPlan(NamedTuple):
         return _recomputed_states(self._replace(geometry=None))
 
     @property
+    def following(self) -> Dict[str, Node]:
+        """The next value of each recomputed state, by its name."""
+        states = self.recomputed_states
+        return {name: node for name, node in zip(self.program.states, self.program.next) if name in states}
+
+    @property
+    def initial(self) -> Tuple[Node, ...]:
+        """The initial values of recomputed states that the kernel computes; none where they are arguments."""
+        if self.has_initial_state:
+            return ()
+        states = self.recomputed_states
+        return tuple(node for name, node in zip(self.program.states, self.program.rest) if name in states)
+
+    @property
     def saved(self) -> Tuple[str, ...]:
-        """Names of the states whose checkpoints forward has written; what this plan keeps is among them."""
+        """Names of the states whose checkpoints forward has written; the recomputed states are among them."""
         return saved_states(self.program, self.spec, self.has_initial_state)
 
     @property

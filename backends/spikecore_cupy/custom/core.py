@@ -9,9 +9,10 @@ from collections import Counter
 from numbers import Real
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple, Union
 
+from spikecore.kernels.writing import indented
 from spikecore.lang import Expr, Node, Program, topological, trace
 from spikecore_cupy.custom.declared import Declared, Typed, of_role
-from spikecore_cupy.lines import indented, wrapped
+from spikecore_cupy.lines import wrapped
 from spikecore_cupy.printer import CudaPrinter
 
 #: What a C text may read beside its values: name -> C type.

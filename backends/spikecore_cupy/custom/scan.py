@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, List, Mapping, Sequence
 
+from spikecore.kernels.writing import indented
 from spikecore_cupy.custom.core import Body
 from spikecore_cupy.custom.declared import declared, states
 from spikecore_cupy.custom.kernel import CustomKernel
 from spikecore_cupy.custom.text import CustomWriter, section
-from spikecore_cupy.lines import indented
 
 #: Steps whose loads the compiler may put before the first use.
 UNROLL = 4

@@ -6,11 +6,11 @@ import logging
 import re
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
+from spikecore.kernels.writing import ArgumentTable, commented, indented
 from spikecore_cupy.custom.core import Core, mentions
 from spikecore_cupy.custom.declared import Declared, Typed, of_role
-from spikecore_cupy.lines import commented, indented, over_neurons, wrapped
+from spikecore_cupy.lines import FIRST, declared, head, over_neurons, wrapped
 from spikecore_cupy.printer import CudaPrinter
-from spikecore_cupy.writer import BLOCK
 
 _log = logging.getLogger("spikecore")
 
@@ -42,22 +42,22 @@ class CustomWriter:
 
     def __init__(self, values: Sequence[Declared], typed: Typed, core: Core, width: int, restrict: bool) -> None:
         self.values, self.typed, self.core, self.width = values, typed, core, width
-        self._restrict = " __restrict__" if restrict else ""
+        self._restrict = restrict
         self._printer = CudaPrinter(typed.compute)
         symbols = self._printer.symbols
         #: What a value is called in the kernel; the core has its declared name.
         self.local = {value.name: symbols.new(value.name) for value in values}
         #: What an output's number is called before it is stored.
         self._late = {name: symbols.new(f"{self.local[name]}_j") for name in of_role(values, "output")}
-        self._arguments: Dict[Tuple[str, str], Tuple[str, str]] = {}
+        self._arguments = ArgumentTable(self._printer)
+        #: The C type of each argument, by its kind and what it is of, in the order in which a kernel has them.
+        self._types: Dict[Tuple[str, str], str] = {}
         self.argument("N", "N", "long long", "N")
 
     def argument(self, kind: str, of: str, c_type: str, name: str) -> str:
         """The name of an argument, which the kernel has from now on; ``N`` and ``T`` are called so."""
-        if (kind, of) not in self._arguments:
-            name = name if kind == of else self._printer.symbols.of((kind, of), name)
-            self._arguments[kind, of] = (c_type, name)
-        return self._arguments[kind, of][1]
+        self._types.setdefault((kind, of), c_type)
+        return self._arguments.name(name, kind, of)
 
     def pointer(self, name: str, fills: bool = False) -> str:
         """The argument that says where a tensor is."""
@@ -66,7 +66,7 @@ class CustomWriter:
 
     def opening(self) -> List[str]:
         """Which elements a thread has, and its parameters."""
-        lines = ["const long long i = V * (blockIdx.x * (long long)blockDim.x + threadIdx.x);", "if (i >= N) return;"]
+        lines = [FIRST, "if (i >= N) return;"]
         for name in of_role(self.values, "param"):
             local = self.local[name]
             apart = self.argument("apart", name, "long long", f"{local}_apart")
@@ -124,17 +124,15 @@ class CustomWriter:
 
     def finished(self, kernel: str, title: Sequence[str], header: str, body: Sequence[str]) -> Printed:
         """The kernel around these lines."""
-        words = [
-            f"{kind}{self._restrict} {name}" if "*" in kind else f"const {kind} {name}"
-            for kind, name in self._arguments.values()
-        ]
-        head = f'extern "C" __global__ void __launch_bounds__({BLOCK}) {kernel}('
+        arguments = self._arguments.all()
+        types = tuple(self._types[argument.kind, argument.group] for argument in arguments)
+        words = [declared(kind, argument.name, self._restrict) for kind, argument in zip(types, arguments)]
         defined = re.findall(r"# *define +(\w+)", header)
-        write = self._printer.named([*defined, head, *words, *body])
+        write = self._printer.named([*defined, head(kernel), *words, *body])
         needs_real = mentions("\n".join([header, *self.core.lines]), "real")
         lines = [
             *section("declaration"),
-            *(comment for line in title for comment in commented(line) or ["//"]),
+            *(comment for line in title for comment in commented(line, "//") or ["//"]),
             "",
             '#include "spikecore.cuh"',
             "",
@@ -146,11 +144,10 @@ class CustomWriter:
             *self.core.lines,
             "",
             *section("head"),
-            head,
+            head(kernel),
             *wrapped(map(write, words)),
             ") {",
             *indented(map(write, body)),
             "}",
         ]
-        types = tuple(kind for kind, _ in self._arguments.values())
-        return Printed("\n".join(lines) + "\n", tuple(self._arguments), types)
+        return Printed("\n".join(lines) + "\n", tuple((a.kind, a.group) for a in arguments), types)

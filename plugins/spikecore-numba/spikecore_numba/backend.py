@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 
 from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry, KernelBackend, Launch
+from spikecore.kernels.writing import BACKWARD_GROUPS, FORWARD_GROUPS, Places
 from spikecore_numba import CAPABILITIES
 from spikecore_numba.compiler import Function, compiled
 from spikecore_numba.pages import prefer_large_pages
-from spikecore_numba.source import BACKWARD_GROUPS, FORWARD_GROUPS, print_kernel
+from spikecore_numba.source import print_kernel
 from spikecore_numba.threads import WORTHWHILE, Scratch, over_blocks
-from spikecore_numba.writer import BLOCK, ORDER, Source
+from spikecore_numba.writer import BLOCK, Source
 
 OUTPUTS, TRACE = FORWARD_GROUPS.index("outputs"), FORWARD_GROUPS.index("trace")
-GRAD_INPUTS = BACKWARD_GROUPS.index("grad_inputs")
+INPUTS, GRAD_INPUTS = BACKWARD_GROUPS.index("inputs"), BACKWARD_GROUPS.index("grad_inputs")
 #: Bytes of states that a backward kernel keeps at a time, to stay in a core's own cache.
 HISTORY = 1 << 18
 #: Neurons of a block at least, where steps are many.
@@ -59,16 +60,14 @@ class NumbaBackend(KernelBackend):
         itemsize, kept = bytes_of(plan.compute), kernel.source.histories
         scratch_bytes = kernel.source.rows * itemsize * BLOCK
 
-        def launch(
-            geometry: Geometry, inputs: Any, state: Any, params: Any, checkpoints: Any, *groups: Any
-        ) -> List[Tensor]:
+        def launch(geometry: Geometry, *groups: Any) -> List[Tensor]:
             steps, neurons, _ = geometry
-            sums = [inputs[0].new_empty(neurons, dtype=plan.compute) for _ in plan.learn]
-            before, after = kernel.values(geometry, (inputs, state, params, *groups, sums))
+            sums = [groups[INPUTS][0].new_empty(neurons, dtype=plan.compute) for _ in plan.learn]
+            before, after = kernel.values(geometry, (*groups, sums))
             width, length, chunks = shape_of_history(widest(steps, neurons), steps, kept * itemsize)
             each = (length + chunks) * width * itemsize
             if steps * neurons >= WORTHWHILE:
-                prefer_large_pages((inputs, state, params, *groups)[GRAD_INPUTS])
+                prefer_large_pages(groups[GRAD_INPUTS])
 
             chunking = (length, chunks) if kept else ()
 
@@ -78,7 +77,7 @@ class NumbaBackend(KernelBackend):
                 histories = [address + scratch_bytes + k * each for k in range(kept)]
                 kernel.run(begin, end, steps, neurons, width, address, *chunking, *before, *histories, *after)
 
-            over_blocks(work, -(-neurons // width), steps * neurons, (inputs, state, params, groups, sums))
+            over_blocks(work, -(-neurons // width), steps * neurons, (groups, sums))
             return sums
 
         return launch
@@ -95,16 +94,13 @@ class Kernel:
         self.function: Function = compiled(source, dtype, compute)
         kinds = ["d" if argument.kind == "number" else "q" for argument in source.arguments]
         self.pack = struct.Struct("q" * len(source.head) + "".join(kinds)).pack
-        # where to find the arguments of each kind: (group, index)
-        inner, channels, self._strides, self._numbers, _, self._pointers = (
-            [(groups.index(a.group), a.number) for a in source.arguments if a.kind == kind and kind != "history"]
-            for kind in ORDER
-        )
-        self._lying = [(index, which) for which, places in enumerate((inner, channels)) for _, index in places]
+        places = Places(source.arguments, groups)
+        self._channels, self._strides = places.channels(), places.of("stride")
+        self._numbers, self._pointers = places.of("number"), places.of("pointer")
 
     def values(self, geometry: Geometry, groups: Sequence[Any]) -> Tuple[List[Any], List[int]]:
         """The values of its own arguments, in order: those before the histories, and those behind."""
-        before = [geometry.channels[index][which] for index, which in self._lying]
+        before = [geometry.channels[index][which] for index, which in self._channels]
         before += [groups[group][index].stride(0) for group, index in self._strides]
         before += [groups[group][index] for group, index in self._numbers]
         return before, [groups[group][index].data_ptr() for group, index in self._pointers]

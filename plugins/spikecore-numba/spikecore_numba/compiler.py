@@ -22,9 +22,9 @@ from llvmlite import binding as llvm
 from spikecore.backend import BackendError, BackendUnavailable
 from spikecore.kernels import KERNELS, Lock, Recent
 from spikecore.kernels.cache import key_of, meaning
+from spikecore.kernels.writing import STORED, Argument
 from spikecore_numba import cache
-from spikecore_numba.source import STORED
-from spikecore_numba.writer import Argument, Source
+from spikecore_numba.writer import Source
 
 #: A compiled kernel: its arguments packed, 8 bytes each, in order; real numbers as float64.
 Function = Callable[[bytes], None]

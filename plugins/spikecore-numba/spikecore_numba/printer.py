@@ -6,18 +6,16 @@ from typing import Dict
 
 import torch
 
+from spikecore.kernels.writing import PYTHON_TEMPLATES, KernelPrinter, PythonSyntax
 from spikecore.lang import Node
-from spikecore.lang.render import ATOM, OPERATOR_TEMPLATES, PRODUCT, SUM, TERNARY, UNARY, Printer
+from spikecore.lang.render import ATOM, PRODUCT, TERNARY, UNARY
 
 
-class NumbaPrinter(Printer):
+class NumbaPrinter(PythonSyntax, KernelPrinter):
     """Python that Numba compiles without reordering, contraction or Python objects."""
 
     templates = {
-        **OPERATOR_TEMPLATES,
-        # `and` and `or` would branch; these bind more tightly than comparisons, which therefore stand in parentheses
-        "and": (PRODUCT, "{0} & {1}"),
-        "or": (SUM, "{0} | {1}"),
+        **PYTHON_TEMPLATES,
         "not": (UNARY, "(not {0})"),
         "where": (TERNARY, "{1} if {0} else {2}"),
         "select": (TERNARY, "{1} if {0} != {zero} else {2}"),
@@ -27,18 +25,11 @@ class NumbaPrinter(Printer):
         "sigmoid": (PRODUCT, "{one} / ({one} + {exp}(-{0}))"),
         "abs": (ATOM, "abs({0})"),
         "sign": (ATOM, "sign{f}({0})"),
-        "minimum": (ATOM, "lesser({0}, {1})"),
-        "maximum": (ATOM, "greater({0}, {1})"),
-        "clamp": (ATOM, "lesser(greater({0}, {1}), {2})"),
         "floor": (ATOM, "np.floor({0})"),
         "round": (ATOM, "np.rint({0})"),
         "power": (ATOM, "math.pow({0}, {1})"),
     }
-    reserved = frozenset()
-    declaration = "{name} = {value}"
-    comment = "#"
     infinity, nan = "np.inf", "np.nan"
-    wide = "{}"
 
     def __init__(self, compute: torch.dtype) -> None:
         super().__init__("double" if compute == torch.float64 else "float")
@@ -51,15 +42,3 @@ class NumbaPrinter(Printer):
     def words(self, node: Node) -> Dict[str, str]:
         """The base's, and the exponential that becomes vector instructions where there is one."""
         return {**super().words(node), "exp": "math.exp" if self.real == "double" else "expf"}
-
-    def literal(self, digits: str) -> str:
-        """Plain digits."""
-        return digits
-
-    def legal(self, name: str) -> str:
-        """Python has no macros: any shape will do."""
-        return name
-
-    def leaf(self, node: Node) -> str:
-        """What a leaf would like to be called: cotangents are called after what they belong to."""
-        return {"out_grad": "grad_out{}", "next_grad": "grad_{}"}.get(node.op, "{}").format(node.attr)

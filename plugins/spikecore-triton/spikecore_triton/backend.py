@@ -10,11 +10,12 @@ from torch import Tensor
 
 from spikecore.backend import BackendError
 from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry, KernelBackend, Launch, Lock
+from spikecore.kernels.writing import BACKWARD_GROUPS, FORWARD_GROUPS, Argument
 from spikecore.testing.expected import ExpectedFailure
 from spikecore_triton import CAPABILITIES, INTERPRETED
 from spikecore_triton.compiler import compiled, options
-from spikecore_triton.source import BACKWARD_GROUPS, FORWARD_GROUPS, print_kernel
-from spikecore_triton.writer import CHUNK, Argument, Source
+from spikecore_triton.source import print_kernel
+from spikecore_triton.writer import CHUNK, Source
 
 Plan = Union[ForwardPlan, BackwardPlan]
 _here: ContextManager[Any] = nullcontext()
@@ -48,7 +49,7 @@ class TritonBackend(KernelBackend):
 
     def backward(self, plan: BackwardPlan) -> Launch:
         kernels = Kernels(plan, BACKWARD_GROUPS)
-        kinds = dict(zip(plan.program.params, plan.spec.params))
+        kinds = plan.kinds
 
         def launch(geometry: Geometry, inputs: Any, *groups: Any) -> List[Tensor]:
             kernel, neurons = kernels.of(geometry.steps), geometry.neurons

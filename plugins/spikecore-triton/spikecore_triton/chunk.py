@@ -1,11 +1,8 @@
-"""What the forward and the backward kernel do with a chunk: steps that are written out one after the other."""
+"""Steps that are written out one after the other, and the lines that load, hold and store a block's numbers."""
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple
-
-from spikecore.lang import Node
-from spikecore_triton.writer import Function, Writer, load
+from typing import NamedTuple
 
 
 class Chunk(NamedTuple):
@@ -18,29 +15,14 @@ class Chunk(NamedTuple):
     prefix: str
 
 
-def checkpoint(writer: Writer, name: str, chunk: str) -> str:
-    """Address of the checkpoint of a state that ``chunk`` starts from; the first chunk has none."""
-    local = writer.local[Node("state", (), name)]
-    pointer = writer.argument(f"{local}_checkpoints", "pointer", "checkpoints", writer.plan.saved.index(name))
-    return f"{pointer} + ({chunk} - 1) * neurons + at"
+def load(address: str, where: str = "inside", other: str = "") -> str:
+    """The text that loads a block's numbers."""
+    return f"tl.load({address}, mask={where}, other={other})" if other else f"tl.load({address}, mask={where})"
 
 
-def load_all(writer: Writer, lines: List[str], leaf: Node, group: str, index: int, chunk: Chunk) -> List[str]:
-    """Load the values of a leaf at every step of a chunk; returns their names."""
-    local = writer.local[leaf]
-    tensor = f"{local}s" if leaf.op == "input" else f"grad_{writer.output_name(int(str(leaf.attr)))}"
-    names = [writer.free(f"{chunk.prefix}{local}_{t}") for t in range(chunk.steps)]
-    for t, name in enumerate(names):
-        lines.append(f"{name} = {load(writer.all(tensor, group, index, chunk.first, t))}")
-    return names
-
-
-def held(writer: Writer, function: Function, values: Dict[Node, str]) -> List[str]:
-    """Numbers of 16 bits become wider where a function takes them, not before."""
-    if writer.plan.dtype == writer.plan.compute:
-        return []
-    stored = [values[leaf] for leaf in function.leaves if leaf.op in ("input", "out_grad")]
-    return [f"{name} = hold({name})" for name in stored]
+def store(address: str, value: str, where: str = "inside") -> str:
+    """The line that stores a block's numbers, in the dtype of the memory."""
+    return f"tl.store({address}, {value}, mask={where})"
 
 
 def in_every_lane(local: str) -> str:

@@ -6,8 +6,9 @@ import math
 from typing import Collection, Dict, Mapping, Tuple
 
 from spikecore.kernels import negated_choice
+from spikecore.kernels.writing import PYTHON_TEMPLATES, KernelPrinter, PythonSyntax
 from spikecore.lang import Node, topological
-from spikecore.lang.render import ATOM, OPERATOR_TEMPLATES, PRODUCT, SUM, UNARY, Printer
+from spikecore.lang.render import ATOM, PRODUCT, UNARY
 
 #: Names that are in no text of ours: Triton makes a function that takes a kernel's arguments and has names of its own,
 #: and a launch gives options by name.
@@ -22,17 +23,14 @@ _OPERATORS = frozenset("add sub mul neg ge gt le lt eq ne".split())
 _SMALLEST_NORMAL = 2.0**-126
 
 
-class TritonPrinter(Printer):
+class TritonPrinter(PythonSyntax, KernelPrinter):
     """Triton that rounds as IEEE says. Only divisions in ``approximate`` may be off in the last digit."""
 
     templates = {
-        **OPERATOR_TEMPLATES,
+        **PYTHON_TEMPLATES,
         # Triton's own minus is 0 - x, which loses the sign of zero; this one becomes a change of sign
         "neg": (PRODUCT, "-1.0 * {0}"),
         "div": (ATOM, "{divide}({0}, {1})"),
-        # these bind more tightly than comparisons, which therefore stand in parentheses
-        "and": (PRODUCT, "{0} & {1}"),
-        "or": (SUM, "{0} | {1}"),
         "not": (UNARY, "~{0}"),
         "where": (ATOM, "tl.where({0}, {1}, {2})"),
         **{op: (ATOM, f"libdevice.{op}({{0}})") for op in ("exp", "log", "sin", "cos", "tanh", "atan")},
@@ -42,17 +40,11 @@ class TritonPrinter(Printer):
         "floor": (ATOM, "tl.floor({0})"),
         "round": (ATOM, "libdevice.nearbyint({0})"),
         "power": (ATOM, "libdevice.pow({0}, {1})"),
-        "minimum": (ATOM, "lesser({0}, {1})"),
-        "maximum": (ATOM, "greater({0}, {1})"),
-        "clamp": (ATOM, "lesser(greater({0}, {1}), {2})"),
         "select": (ATOM, "tl.where({0} != 0.0, {1}, {2})"),
         "spike": (ATOM, "tl.where({0} {compare} 0.0, 1.0, 0.0)"),
     }
     reserved = LAUNCH
-    declaration = "{name} = {value}"
-    comment = "#"
     infinity, nan = 'float("inf")', 'float("nan")'
-    wide = "{}"
 
     def __init__(self, approximate: Collection[Node] = ()) -> None:
         super().__init__("float")
@@ -68,14 +60,6 @@ class TritonPrinter(Printer):
         if value == 0.0 and math.copysign(1.0, value) < 0.0:
             return "negative_zero()"
         return f"float32({super().number(value)})"
-
-    def literal(self, digits: str) -> str:
-        """Plain digits."""
-        return digits
-
-    def legal(self, name: str) -> str:
-        """Python has no macros: any shape will do."""
-        return name
 
     def typed(self, node: Node, names: Mapping[Node, str]) -> str:
         """An expression that is a value of Triton's even where it is a mere number."""
@@ -102,10 +86,6 @@ class TritonPrinter(Printer):
     def words(self, node: Node) -> Dict[str, str]:
         """The base's, and how a node divides."""
         return {**super().words(node), "divide": "tl.fdiv" if node in self.approximate else "tl.div_rn"}
-
-    def leaf(self, node: Node) -> str:
-        """What a leaf would like to be called: cotangents are called after what they belong to."""
-        return {"out_grad": "grad_out{}", "next_grad": "grad_{}"}.get(node.op, "{}").format(node.attr)
 
 
 def _number(const: Node) -> float:

@@ -12,26 +12,13 @@ from __future__ import annotations
 from typing import Union
 
 from spikecore.kernels import BackwardPlan, ForwardPlan
-from spikecore_triton.backward import backward
-from spikecore_triton.forward import forward
+from spikecore_triton.backward import BackwardWriter
+from spikecore_triton.forward import ForwardWriter
 from spikecore_triton.writer import Source
-
-#: The groups of tensors that a launch gets, in its order.
-FORWARD_GROUPS = ("inputs", "state", "params", "outputs", "final", "trace", "checkpoints")
-BACKWARD_GROUPS = (
-    "inputs",
-    "state",
-    "params",
-    "checkpoints",
-    "grad_outputs",
-    "grad_final",
-    "grad_trace",
-    "grad_inputs",
-    "grad_state",
-    "grad_params",
-)
 
 
 def print_kernel(plan: Union[ForwardPlan, BackwardPlan], left: int = 0) -> Source:
     """The kernel of a plan; ``left`` is the number of steps after the last whole chunk, where steps are many."""
-    return forward(plan, left) if isinstance(plan, ForwardPlan) else backward(plan, left)
+    if isinstance(plan, ForwardPlan):
+        return ForwardWriter(plan, left).source()
+    return BackwardWriter(plan, left).source()

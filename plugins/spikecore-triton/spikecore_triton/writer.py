@@ -1,17 +1,29 @@
-"""What the kernels of both directions are written with: names, arguments, functions of a step, the frame."""
+"""Shared code generation for forward and backward kernels: arguments, functions of a step, the frame.
+
+A thread owns a few neurons and all their steps; states stay in registers. What a step computes is a function of its
+own, which Triton inlines: so a text of many steps has the arithmetic once.
+"""
 
 from __future__ import annotations
 
 import re
-import textwrap
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Sequence, Set, Tuple, Union
 
-import torch
-
-from spikecore.kernels import BackwardPlan, ForwardPlan, hoisted
+from spikecore.kernels import BackwardPlan, ForwardPlan
+from spikecore.kernels.writing import (
+    FILLED,
+    Argument,
+    KernelWriter,
+    commented,
+    filled,
+    indented,
+    named,
+    param_leaf,
+    state_leaf,
+)
 from spikecore.lang import Node, Program, topological
 from spikecore.lang.node import SpikeRule, substitute
-from spikecore.lang.render import on_one_line
+from spikecore_triton.chunk import Chunk, load
 from spikecore_triton.printer import TritonPrinter
 
 #: Steps whose loads are issued together, and between two checkpoints of the states.
@@ -21,28 +33,12 @@ THREADS = 128
 #: Bytes of a tensor that a thread reads at a time, and registers that it may spend on what waits for the way back.
 BYTES, BUDGET = 8, 64
 
-#: Kinds of arguments, in the order that a kernel has them.
+#: Kinds of arguments, in the order that a kernel has them; ``"neurons"`` and ``"chunks"`` are sizes of a call.
 ORDER = ("neurons", "chunks", "stride", "inner", "channels", "number", "pointer")
 _ANNOTATION = {"number": ": tl.float32", "pointer": ""}
 
-#: Tensors of all steps that a kernel fills; their steps are N numbers apart.
-_FILLED = ("outputs", "trace", "grad_inputs")
 #: Leaves that a step is computed from, but for parameters.
 _MOVING = ("input", "state", "out_grad", "next_grad")
-
-
-class Argument(NamedTuple):
-    """One argument of a kernel.
-
-    ``kind`` is a ``"pointer"`` to tensor ``number`` of a group, its ``"stride"`` from step to step, how a channel
-    parameter lies (``"inner"``, ``"channels"``: see ``Geometry.channels``), the ``"number"`` that a parameter is, or
-    one of the sizes ``"neurons"`` and ``"chunks"``.
-    """
-
-    name: str
-    kind: str
-    group: str = ""
-    number: int = 0
 
 
 class Source(NamedTuple):
@@ -66,76 +62,47 @@ class Function(NamedTuple):
         return f"{self.name}({', '.join(values[leaf] for leaf in self.leaves)})"
 
 
-class Writer:
-    """Writes the lines of one kernel. ``roots`` are the values that its steps compute."""
+class Writer(KernelWriter):
+    """Writes the lines of one kernel."""
+
+    printer: TritonPrinter
+    neurons_of = "{} + at"
 
     def __init__(self, plan: Union[ForwardPlan, BackwardPlan], direction: str, roots: Sequence[Node]) -> None:
-        self.plan, self.program, self.direction = plan, plan.program, direction
-        self.printer = TritonPrinter(_of_surrogates(plan.program))
-        self.name = self.printer.symbols.new(f"{plan.program.name.lower()}_{direction}")
-        self._arguments: Dict[Tuple[str, str, int], Argument] = {}
+        super().__init__(plan, direction, TritonPrinter(_of_surrogates(plan.program)), roots)
         self._functions: List[List[str]] = []
         self._varies: Dict[Node, bool] = {}
         self.argument("neurons", "neurons")
-        #: The name of each leaf.
-        self.local: Dict[Node, str] = {}
-        for leaf in (*plan.program.leaves, *_cotangents(plan.program)):
-            only = leaf.op == "out_grad" and len(plan.program.outputs) == 1
-            self.local[leaf] = self.printer.symbols.of(leaf, "grad_out" if only else self.printer.leaf(leaf))
-        self._uniform, self._varying = hoisted(plan.program, plan.spec, roots)
-        self._used = set(topological(roots))
         #: The names of what is the same at every step: parameters, and expressions of them alone.
         self.fixed: Dict[Node, str] = {leaf: self.local[leaf] for leaf in plan.program.leaves if leaf.op == "param"}
 
     # -- names and arguments
 
-    def free(self, name: str) -> str:
-        """A symbol that would like this name, and is no other one."""
-        return self.printer.symbols.new(name)
-
-    def label(self, node: Node, otherwise: str) -> str:
-        """The symbol of a value: the definition's name for it, or another one."""
-        return self.printer.label(node, self.program.labels.get(node, otherwise))
-
-    def kept(self, node: Node, between: Mapping[Node, str]) -> str:
-        """The symbol of a value of a forward step that backward keeps, beside those between the two already."""
-        if node.op == "state":
-            return self.free(f"{self.local[node]}_before")
-        name = self.label(node, "kept")
-        # a value that is kept and detached, too, is kept twice
-        return self.free(name) if name in between.values() else name
-
-    def argument(self, name: str, kind: str, group: str = "", number: int = 0) -> str:
-        """The name of an argument, which the kernel has from now on."""
-        key = (kind, group, number)
-        if key not in self._arguments:
-            # the frame's own names are reserved for it
-            self._arguments[key] = Argument(name if kind == name else self.free(name), kind, group, number)
-        return self._arguments[key].name
-
-    def one(self, name: str, group: str, index: int) -> str:
-        """Where the numbers of a tensor of one step are."""
-        return f"{self.argument(name, 'pointer', group, index)} + at"
+    def leaf_name(self, leaf: Node) -> str:
+        """What a leaf would like to be called: the cotangent of an only output has no number."""
+        only = leaf.op == "out_grad" and len(self.program.outputs) == 1
+        return "grad_out" if only else super().leaf_name(leaf)
 
     def all(self, name: str, group: str, index: int, first: str, step: int) -> str:
         """Where those of a tensor of all steps are, at so many steps after the one that ``first`` names."""
         pointer = self.argument(name, "pointer", group, index)
         if not first and not step:
             return f"{pointer} + at"
-        length = "neurons" if group in _FILLED else self.argument(f"{name}_step", "stride", group, index)
+        length = "neurons" if group in FILLED else self.argument(f"{name}_step", "stride", group, index)
         count = f"({first} + {step})" if first and step else first or str(step)
         return f"{pointer} + {length} + at" if count == "1" else f"{pointer} + {count} * {length} + at"
 
-    def output_name(self, index: int) -> str:
-        """What the tensor of an output is called."""
-        return "outs" if len(self.program.outputs) == 1 else f"outs{index}"
+    def checkpoint(self, name: str, chunk: str) -> str:
+        """Address of the checkpoint of a state that ``chunk`` starts from; the first chunk has none."""
+        tensor = f"{self.local[state_leaf(name)]}_checkpoints"
+        pointer = self.argument(tensor, "pointer", "checkpoints", self.plan.saved.index(name))
+        return f"{pointer} + ({chunk} - 1) * neurons + at"
 
     def varies(self, node: Node) -> bool:
         """Whether a value is another one for each neuron."""
         if node not in self._varies:
-            kinds = dict(zip(self.program.params, self.plan.spec.params))
             self._varies[node] = any(
-                leaf.op in _MOVING or (leaf.op == "param" and kinds[str(leaf.attr)] in ("channel", "full"))
+                leaf.op in _MOVING or (leaf.op == "param" and self.kinds[str(leaf.attr)] in ("channel", "full"))
                 for leaf in topological([node])
             )
         return self._varies[node]
@@ -159,48 +126,62 @@ class Writer:
         self._functions.append(["@triton.jit", head, *indented(lines)])
         return Function(name, leaves)
 
-    def opening(self, rest: Sequence[Node]) -> List[str]:
-        """What does not change from step to step, computed once; ``rest`` are values that are needed besides."""
-        used = self._used | set(topological(rest))
+    def load_all(self, lines: List[str], leaf: Node, group: str, index: int, chunk: Chunk) -> List[str]:
+        """Load the values of a leaf at every step of a chunk; returns their names."""
+        local = self.local[leaf]
+        tensor = f"{local}s" if leaf.op == "input" else f"grad_{self.output_name(int(str(leaf.attr)))}"
+        names = [self.free(f"{chunk.prefix}{local}_{t}") for t in range(chunk.steps)]
+        for t, name in enumerate(names):
+            lines.append(f"{name} = {load(self.all(tensor, group, index, chunk.first, t))}")
+        return names
+
+    def held(self, function: Function, values: Mapping[Node, str]) -> List[str]:
+        """Numbers of 16 bits become wider where a function takes them, not before."""
+        if self.plan.dtype == self.plan.compute:
+            return []
+        stored = [values[leaf] for leaf in function.leaves if leaf.op in ("input", "out_grad")]
+        return [f"{name} = hold({name})" for name in stored]
+
+    def opening(self) -> List[str]:
+        """What does not change from step to step, computed once."""
         lines = []
-        for index, (name, kind) in enumerate(zip(self.program.params, self.plan.spec.params)):
-            leaf = Node("param", (), name)
-            local = self.local[leaf]
-            if leaf in used and kind == "number":
-                self._arguments["number", "params", index] = Argument(local, "number", "params", index)
-            elif leaf in used:
-                lines.append(f"{local} = {self._loaded(f'{local}s', kind, index)}")
-        for nodes in (self._uniform, self._varying):
+        for leaf in map(param_leaf, self.program.params):
+            local, place = self.local[leaf], self.param_place(leaf)
+            if leaf in self.used and self.kinds[str(leaf.attr)] == "number":
+                self.argument(local, "number", *place)
+            elif leaf in self.used:
+                lines.append(f"{local} = {self._loaded(leaf)}")
+        for nodes in (self.uniform, self.varying):
+            # one block after the other: a value with a number for each neuron may need one that all share
             names = dict(self.fixed)
             lines += self.printer.block(nodes, names, {node: self.label(node, "k") for node in nodes})
             self.fixed.update((node, names[node]) for node in nodes if node in names)
         return lines
 
-    def _loaded(self, name: str, kind: str, index: int) -> str:
+    def _loaded(self, leaf: Node) -> str:
+        kind, name, place = self.kinds[str(leaf.attr)], f"{self.local[leaf]}s", self.param_place(leaf)
         if kind == "full":
-            return load(self.one(name, "params", index))
-        pointer = self.argument(name, "pointer", "params", index)
+            return load(self.one(name, *place))
         if kind == "scalar":
-            return f"tl.load({pointer})"
-        inner = self.argument(f"{name[:-1]}_inner", "inner", "params", index)
-        channels = self.argument(f"{name[:-1]}_channels", "channels", "params", index)
-        return load(f"{pointer} + at // {inner} % {channels}")
+            return f"tl.load({self.argument(name, 'pointer', *place)})"
+        tensor, inner, channels = self.channel(leaf)
+        return load(f"{tensor} + at // {inner} % {channels}")
 
-    def start(self, index: int) -> str:
+    def start(self, name: str) -> str:
         """The value of a state before the first step, in every lane."""
-        local = self.local[Node("state", (), self.program.states[index])]
+        local, index = self.local[state_leaf(name)], self.program.states.index(name)
         if self.plan.has_initial_state:
             return load(self.one(f"{local}_start", "state", index))
-        rest = self.program.rest[index]
-        if self.varies(rest):
-            return self.fixed[rest]
-        return f"tl.full((BLOCK,), {self.fixed.get(rest) or self.printer.expression(rest)}, tl.float32)"
+        initial = self.program.rest[index]
+        if self.varies(initial):
+            return self.fixed[initial]
+        return f"tl.full((BLOCK,), {self.fixed.get(initial) or self.printer.expression(initial)}, tl.float32)"
 
     def finished(self, body: Iterable[str]) -> Source:
         """The kernel: its module text and what a launch needs beside it."""
-        arguments = sorted(self._arguments.values(), key=lambda a: ORDER.index(a.kind))
+        arguments = self.arguments.ordered(ORDER)
         signature = [f"{a.name}{_ANNOTATION.get(a.kind, ': tl.int64')}," for a in arguments] + ["BLOCK: tl.constexpr,"]
-        # of these, no value is better than another
+        # no value of these makes a better kernel, and Triton would compile one for values of 1 and multiples of 16
         free = [a.name for a in arguments if a.kind in ("chunks", "inner", "channels")]
         words = ", ".join(f'"{name}"' for name in free)
         decorator = f"@triton.jit(do_not_specialize=[{words}])" if free else "@triton.jit"
@@ -212,34 +193,16 @@ class Writer:
         functions = [line for function in self._functions for line in function]
         imports = ["import triton\nimport triton.language as tl", *_imports("\n".join([*functions, *body]))]
         write = self.printer.named([*imports, *functions, self.name, *signature, decorator, *body])
-        title = on_one_line(self.program.name).translate({ord(c): None for c in '"\\'})
-        what = f"{_text(self.plan.dtype)} in memory, {_text(self.plan.compute)} arithmetic"
         head = [
-            f'"""{title}, {self.direction}: {what}."""\n',
+            f'"""{self.title(without=_QUOTES)}"""\n',
             *imports,
             "",
-            *(f"# {line}" for line in str(self.program).splitlines()),
+            *commented(str(self.program), "#"),
         ]
-        kernel = [f"def {write(self.name)}(", _filled([*map(write, signature)]), "):", *indented(map(write, body))]
+        kernel = [f"def {write(self.name)}(", *filled(map(write, signature), 116), "):", *indented(map(write, body))]
         parts = [[*map(write, function)] for function in self._functions]
         text = "\n\n\n".join("\n".join(lines) for lines in (head, *parts, [write(decorator), *kernel])) + "\n"
-        named = tuple(argument._replace(name=write(argument.name)) for argument in arguments)
-        return Source(write(self.name), text, named, block_of(self.plan))
-
-
-def load(address: str, where: str = "inside", other: str = "") -> str:
-    """The text that loads a block's numbers."""
-    return f"tl.load({address}, mask={where}, other={other})" if other else f"tl.load({address}, mask={where})"
-
-
-def store(address: str, value: str, where: str = "inside") -> str:
-    """The line that stores a block's numbers, in the dtype of the memory."""
-    return f"tl.store({address}, {value}, mask={where})"
-
-
-def indented(lines: Iterable[str]) -> List[str]:
-    """The lines, further in."""
-    return ["    " + line for line in lines]
+        return Source(write(self.name), text, named(arguments, write), block_of(self.plan))
 
 
 def block_of(plan: Union[ForwardPlan, BackwardPlan]) -> int:
@@ -255,17 +218,8 @@ def block_of(plan: Union[ForwardPlan, BackwardPlan]) -> int:
     return THREADS * width
 
 
-def _filled(words: Sequence[str]) -> str:
-    """The words on as many lines as it takes, none of them broken."""
-    # spaces within a word are replaced while textwrap breaks lines at the others
-    text = textwrap.fill(
-        " ".join(word.replace(" ", "\0") for word in words),
-        116,
-        initial_indent="    ",
-        subsequent_indent="    ",
-        break_long_words=False,
-    )
-    return text.replace("\0", " ")
+#: Letters that would end a Python string.
+_QUOTES = '"\\'
 
 
 def _imports(body: str) -> List[str]:
@@ -273,15 +227,6 @@ def _imports(body: str) -> List[str]:
     ours = sorted(set(re.findall(rf"(?<!\.)\b({functions})\(|\b(libdevice)\.", body)))
     names = sorted(function or library for function, library in ours)
     return [f"\nfrom spikecore_triton.functions import {', '.join(names)}"] if names else []
-
-
-def _text(dtype: torch.dtype) -> str:
-    return str(dtype).partition(".")[2]
-
-
-def _cotangents(program: Program) -> List[Node]:
-    outputs = [Node("out_grad", (), i) for i in range(len(program.outputs))]
-    return [*outputs, *(Node("next_grad", (), name) for name in program.states)]
 
 
 def _of_surrogates(program: Program) -> Set[Node]:

@@ -113,8 +113,8 @@ def test_loads_of_a_chunk_come_first() -> None:
 
 def test_what_is_left_over_has_names_of_its_own() -> None:
     """A variable that a loop and the steps beside it both set would be carried from one to the other."""
-    spec = Spec(torch.float32, None, ("number",) * 3, (), final=False)
     program = sc.LIF().program
+    spec = Spec(torch.float32, None, ("number",) * len(program.params), (), final=False)
     forward = ForwardPlan(program, spec, checkpoints=True)
     backward = BackwardPlan(program, spec, False, (True,), (), False, (True,), False, ())
     for plan, carried in ((forward, {"v"}), (backward, {"grad_v"})):

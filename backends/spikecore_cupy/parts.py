@@ -1,0 +1,42 @@
+"""Parts of a kernel's text: the whole, a device function, a tensor that is read step by step."""
+
+from __future__ import annotations
+
+from typing import List, NamedTuple, Tuple
+
+from spikecore.kernels.writing import Argument
+from spikecore.lang import Node
+
+
+class Source(NamedTuple):
+    """A printed kernel. It takes ``neurons``, ``steps`` unless they are fixed, and its arguments, in this order."""
+
+    name: str
+    text: str
+    #: Whether the number of steps is a constant of the text.
+    fixed: bool
+    arguments: Tuple[Argument, ...]
+    #: C types of all that it takes.
+    types: Tuple[str, ...]
+
+
+class Function(NamedTuple):
+    """A device function: its name, its arguments as they are declared, its lines, and the values that it takes."""
+
+    name: str
+    arguments: List[str]
+    body: List[str]
+    takes: Tuple[Node, ...]
+
+    @property
+    def head(self) -> str:
+        """What stands before its arguments."""
+        return f"__device__ __forceinline__ void {self.name}("
+
+
+class Stream(NamedTuple):
+    """A tensor of all steps that a kernel reads: what its numbers are called, their type, and where they lie."""
+
+    name: str
+    kind: str
+    place: str

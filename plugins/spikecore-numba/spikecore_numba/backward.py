@@ -1,0 +1,121 @@
+"""Backward kernels: steps computed again, and the adjoint from the last step to the first.
+
+The kernel first recomputes the states of a chunk of steps into a history of each, then runs the adjoint through it;
+where steps are too many for one chunk it goes through all chunks forwards, for the states they start from, and then
+backwards.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import List
+
+from spikecore.kernels import BackwardPlan
+from spikecore.kernels.writing import indented, input_leaf, output_cotangent, param_leaf, state_cotangent, state_leaf
+from spikecore_numba.writer import HEAD, HISTORY_HEAD, Source, Store, Writer
+
+
+class BackwardWriter(Writer):
+    """Writes the backward kernel of a plan."""
+
+    plan: BackwardPlan
+
+    def __init__(self, plan: BackwardPlan) -> None:
+        super().__init__(plan, "backward", [*plan.roots, *plan.following.values()])
+        self._states = plan.recomputed_states
+
+    def source(self) -> Source:
+        """The kernel."""
+        adjoint = indented(self._adjoint_step())
+        body = [
+            *self.starting(self._states),
+            *self._first_cotangents(),
+            *(self._through_chunks(adjoint) if self._states else ["for t in range(steps - 1, -1, -1):", *adjoint]),
+            *(self._last_cotangents() if self.plan.state else ()),
+        ]
+        return self.finished(HISTORY_HEAD if self._states else HEAD, body)
+
+    def _through_chunks(self, adjoint: List[str]) -> List[str]:
+        """Recompute a chunk's states into history, and from the last chunk on run the adjoint through it."""
+        leaves = [state_leaf(name) for name in self._states]
+        rows = [self.row(self.local[leaf]) for leaf in leaves]
+        history = [self.history(self.local[leaf]) for leaf in leaves]
+        stores: List[Store] = [(leaf, f"{h}[past + i] = {{}}") for leaf, h in zip(leaves, history)]
+        stores += [(node, f"{row} = {{}}") for node, row in zip(self.plan.following.values(), rows)]
+        past = "past = (t - start) * width"
+        pairs = list(zip(history, rows))
+        return [
+            "# all chunks forwards, for the states they start from, then all backwards; mostly there is one",
+            "for turn in range(2 * chunks - 1):",
+            *indented(
+                [
+                    "chunk = turn if turn < chunks else 2 * chunks - 2 - turn",
+                    "start = chunk * length",
+                    "stop = start + length if start + length < steps else steps",
+                    # behind the steps of a chunk, a history has the states that each chunk starts from
+                    "saved = (length + chunk) * width",
+                    "if turn < chunks:",
+                    *indented(["for i in range(count):", *indented(f"{h}[saved + i] = {r}" for h, r in pairs)]),
+                    "else:",
+                    *indented(["for i in range(count):", *indented(f"{r} = {h}[saved + i]" for h, r in pairs)]),
+                    "for t in range(start, stop):",
+                    *indented([past, *self.loop(stores, self.step_loads())]),
+                    "if turn >= chunks - 1:",
+                    *indented(["for t in range(stop - 1, start - 1, -1):", *indented([past]), *adjoint]),
+                ]
+            ),
+        ]
+
+    def _adjoint_step(self) -> List[str]:
+        """The loop of one step backwards."""
+        plan, program, adjoint = self.plan, self.program, self.plan.adjoint
+        loads = self.step_loads()
+        for leaf in map(state_leaf, self._states):
+            # the row has the state of the last recomputed step by now, the history those of all steps
+            loads[leaf] = partial("{}[past + i]".format, self.history(self.local[leaf]))
+        for k, index in enumerate(plan.arriving):
+            name = f"grad_{self.output_name(index)}"
+            loads[output_cotangent(index)] = partial(self.read, name, "grad_outputs", k)
+        for name in plan.carried_cotangents:
+            loads[state_cotangent(name)] = partial(self._cotangent, name)
+        stores: List[Store] = []
+        for k, index in enumerate(plan.wanted):
+            name = f"grad_{self.local[input_leaf(program.inputs[index])]}s"
+            stores.append((adjoint.inputs[index], self.stored(self.all(name, "grad_inputs", k))))
+        for name, node in zip(program.states, adjoint.states):
+            if name in plan.carried_cotangents:
+                stores.append((node, f"{self.row(self.local[state_cotangent(name)])} = {{}}"))
+        for k, (param, node) in enumerate(zip(plan.learn, adjoint.params)):
+            stores.append((node, f"{self._param_sum(param, k)} += {{}}"))
+        return self.loop(stores, loads)
+
+    def _cotangent(self, name: str) -> str:
+        """The cotangent of a state at the end of a step: from the next step, and from the trace."""
+        carried = self.row(self.local[state_cotangent(name)])
+        if name not in self.plan.trace:
+            return carried
+        trace = f"grad_{self.local[state_leaf(name)]}_trace"
+        return f"{carried} + {self.all(trace, 'grad_trace', self.plan.trace.index(name))}"
+
+    def _param_sum(self, param: str, index: int) -> str:
+        return self.one(f"grad_{self.local[param_leaf(param)]}s", "grad_params", index)
+
+    def _first_cotangents(self) -> List[str]:
+        """The loop that sets what is carried and summed: cotangents of the final state, or zero."""
+        plan, zero = self.plan, self.printer.number(0.0)
+        lines = []
+        for index, name in enumerate(self.program.states):
+            if name in plan.carried_cotangents:
+                end = f"grad_{self.local[state_leaf(name)]}_end"
+                first = self.one(end, "grad_final", index) if plan.final else zero
+                lines.append(f"{self.row(self.local[state_cotangent(name)])} = {first}")
+        lines += [f"{self._param_sum(param, k)} = {zero}" for k, param in enumerate(plan.learn)]
+        return ["for i in range(count):", *indented(lines)] if lines else []
+
+    def _last_cotangents(self) -> List[str]:
+        """The loop that writes the gradients of the initial states."""
+        lines = []
+        for index, name in enumerate(self.program.states):
+            target = self.one(f"grad_{self.local[state_leaf(name)]}_start", "grad_state", index)
+            lines.append(f"{target} = {self.row(self.local[state_cotangent(name)])}")
+        return ["for i in range(count):", *indented(lines)] if lines else []
