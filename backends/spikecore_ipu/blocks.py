@@ -4,7 +4,7 @@ Rules of this module:
 
 - ``poptorch.BeginBlock`` puts a hook on a module, which runs where the module is called, and not where only its
   ``.run()`` is. While a network is compiled, :func:`placed` has ``.run()`` begin the stage as well, and raises for a
-  stage that was never begun, which PopTorch would leave on the IPU before without a word.
+  stage that was never begun, whose operations PopTorch would silently leave on the previous IPU.
 - ``with poptorch.Block(...)`` ends its block, and PopTorch refuses operations after it. So the loss continues the last
   block of the network: :func:`last_block` begins that again.
 """
@@ -68,7 +68,7 @@ class _Begun:
 
 @contextmanager
 def placed(net: nn.Module) -> Iterator[None]:
-    """Statements that compile ``net``; raises ValueError at the end if a stage of :func:`pipeline` was not begun."""
+    """Around the compilation of ``net``; raises ValueError at the end if a stage of :func:`pipeline` was not begun."""
     begun = [(module, hook) for module in net.modules() for hook in _stages_of(module)]
     wrapped: List[nn.Module] = []
     for module, stage in begun:
@@ -112,8 +112,8 @@ def _beginning(run: Callable[..., Any], module: nn.Module, stage: _Begun) -> Cal
 def last_block() -> Iterator[Callable[[], None]]:
     """Around ``forward`` while it is compiled; gives a function that begins the block again that was begun last in it.
 
-    PopTorch's stage manager is asked, since hooks begin blocks as well. The function does
-    nothing if there was no block.
+    PopTorch's stage manager is asked, since hooks begin blocks as well. The function does nothing if there was no
+    block.
     """
     block: Any = poptorch().Block
     manager = getattr(block, "_stages_manager", None)

@@ -1,6 +1,6 @@
-"""Which thread of this process may use PopTorch, and the end of programs that were dropped.
+"""Which thread of this process may use PopTorch, and when programs that were dropped are ended.
 
-What PopTorch 3.4 does decides the rules (CompilerImpl.cpp, createDevice and attachToDevice):
+The rules follow from what PopTorch 3.4 does (CompilerImpl.cpp, createDevice and attachToDevice):
 
 - An executor takes any free device when it is compiled and when it is attached, and raises "Failed to acquire" if there
   is none. Python cannot ask beforehand whether one is free.
@@ -35,7 +35,7 @@ _dropped: Deque[Callable[[], None]] = deque()
 
 @contextmanager
 def exclusive() -> Iterator[None]:
-    """Other threads wait with theirs until the block ends."""
+    """One thread at a time is in such a block, and may enter another; other threads wait."""
     with _lock:
         if not _thread.depth:
             _end_dropped()

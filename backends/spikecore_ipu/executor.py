@@ -1,4 +1,4 @@
-"""What training and inference on an IPU share: the wrapped step, its call, and what goes stale.
+"""What training and inference on an IPU share: the wrapped step, its call, and the checks that its program still fits.
 
 Programs take turns on the device, since a machine may have just one: before a program is compiled or attached, the
 others are detached, which reads their weights back. ``options.useIpuId`` on both gives each a device of its own.
@@ -23,7 +23,7 @@ from spikecore_ipu.step import Step
 
 
 def checked_options(options: Any) -> Any:
-    """``poptorch.Options``, made anew if None."""
+    """The ``poptorch.Options``; new ones if None."""
     library = poptorch()
     if options is None:
         return library.Options()
@@ -77,11 +77,11 @@ class Compiled:
         return self.wrapped and bool(self.executor.isCompiled())
 
     def _wrapped(self) -> Any:
-        """The executor of the step, made anew."""
+        """A new executor of the step."""
         raise NotImplementedError
 
     def _check_layout(self) -> None:
-        """Lay weights out as PopTorch copies them; once there is a program, they must lie so."""
+        """Make weights contiguous, as PopTorch copies them; raises if one became non-contiguous after compilation."""
         if not self.compiled:
             lay_out(self.net)
             return
@@ -94,7 +94,7 @@ class Compiled:
             )
 
     def _take_device(self) -> None:
-        """Unless this program has a device, detach the others, but for those with a device of their own."""
+        """Unless this program has a device, detach the others, except those with a device of their own."""
         if self.compiled and self.executor.isAttachedToDevice():
             return
         own = getattr(self._options, "ipu_id", None)
@@ -143,6 +143,6 @@ _Base: Any = getattr(torch._C, "TensorBase", None) or torch._C._TensorBase  # th
 
 
 def _frozen(parameters: List[nn.Parameter]) -> List[bool]:
-    """Which of them are not trained."""
+    """Whether each of them is frozen, without reading it back from the device."""
     with torch._C.DisableTorchFunctionSubclass():
         return [not _Base.requires_grad.__get__(one) for one in parameters]

@@ -49,7 +49,7 @@ class IpuInference(Compiled):
                 module.training = mode
 
     def _hand_over(self) -> None:
-        """Weights of now to the device."""
+        """Copy the weights to the device if they have changed since the last call."""
         now = _weights_of(self.net)
         if self.compiled and now != self._weights and self.executor.isAttachedToDevice():  # attaching copies them, too
             self.executor.copyWeightsToDevice()
@@ -57,7 +57,7 @@ class IpuInference(Compiled):
 
 
 def _weights_of(net: nn.Module) -> Any:
-    """What changes whenever the weights do: on the host, or on the device that trains them, which are read back."""
+    """A value that differs whenever the weights do. Weights on the device that trains them are read back first."""
     trainer = trainer_of(net)
     if trainer is not None and trainer.compiled:
         trainer.executor.copyWeightsToHostIfNeeded()

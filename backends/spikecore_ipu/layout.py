@@ -1,5 +1,6 @@
-"""Weights in memory as PopTorch reads them: it copies as many numbers as a tensor has, from its first on, whatever its
-strides are. What is transposed, channels-last or expanded would arrive permuted, or with memory that is not its own.
+"""Makes weights contiguous, because PopTorch ignores strides: it copies memory from the first number on.
+
+A transposed, channels-last or expanded weight would arrive permuted, or with memory that is not its own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Outputs of several micro batches put together as one batch of the network's would be.
+"""Joins the outputs of several micro batches as the network would return them for one batch.
 
-PopTorch joins what the micro batches give along dimension 0. A spiking network's output ``[T, B, ...]`` has time there.
+PopTorch joins them along dimension 0, which in a spiking network's output ``[T, B, ...]`` is time.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class Step(nn.Module):
 
 
 def _micro_batch(given: Tuple[int, ...], tensors: List[Tensor]) -> int:
-    """The size of a micro batch. PopTorch cuts every tensor at dimension 0, one that leads with time as well."""
+    """The size of a micro batch. PopTorch cuts every tensor along dimension 0, also where that is time."""
     first = tensors[0].shape[0] if tensors and tensors[0].ndim else 1
     if first != (given[0] if given else 1) and len(set(given)) > 1:
         sizes = ", ".join(map(str, given))

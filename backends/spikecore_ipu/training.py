@@ -2,8 +2,8 @@
 
 Rules of this module:
 
-- Weights are on the device. PopTorch reads them back when a parameter of the network is looked at; it does not see
-  when one is written: ``net.load_state_dict`` is seen by a hook here.
+- Weights are on the device. PopTorch reads them back when a parameter of the network is read. It does not notice
+  when one is written; for ``net.load_state_dict`` a hook here does.
 - The executor keeps what was trained. When the step is dropped, the weights are read back first, and the network is
   free for another.
 """

@@ -1,4 +1,6 @@
-"""A torch optimiser as PopTorch's: the same parameters, groups and hyperparameters, read again when they change.
+"""Translates a torch optimiser into PopTorch's: with the same parameters, groups and hyperparameters.
+
+Hyperparameters are read again when they change.
 
 Rules of this module:
 
@@ -60,7 +62,7 @@ class Translated:
     used: Tuple[str, ...] = ()
 
     def hand_over(self, executor: Any) -> None:
-        """Have the executor take the hyperparameters, if they are others than at the last time.
+        """Have the executor take the hyperparameters, if they have changed since the last time.
 
         Raises :class:`~spikecore.Unsupported` for what a compiled program cannot follow.
         """
@@ -86,7 +88,7 @@ class Translated:
         return ""
 
     def refreshed(self) -> bool:
-        """Whether hyperparameters are others than at the last time; they are then in ``target``."""
+        """Whether hyperparameters have changed since the last time; they are then in ``target``."""
         now = _hyperparameters(self.source)
         if now == self.seen:
             return False
@@ -113,7 +115,7 @@ class Translated:
 def translated(optimizer: torch.optim.Optimizer, net: nn.Module) -> Translated:
     """The optimiser for PopTorch.
 
-    Raises :class:`~spikecore.Unsupported` for an optimiser or an option that PopTorch has not, ValueError for a
+    Raises :class:`~spikecore.Unsupported` for an optimiser or an option that PopTorch does not have, ValueError for a
     parameter that is not the network's, or one of the network's that would be trained and is in no group.
     """
     _check_parameters(optimizer, net)

@@ -10,7 +10,7 @@ call takes ``D * A * (R / G)`` consecutive slices, in the order [device iteratio
 | Final       | of the last iteration                                                    | ``R``                     |
 | Sum         | the sum over all iterations                                              | ``R``                     |
 
-A 0-d output becomes one of ``[k]``, if there are k > 1 of them.
+0-d outputs are stacked to ``[k]`` if there are k > 1 of them.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Batching:
         return tensor.narrow(0, ((iteration * self.accumulation + step) * groups + replica // self.group) * size, size)
 
     def joined(self, outputs: List[Tensor]) -> Tensor:
-        """What is returned of the micro outputs, given in the order of computation, replicas innermost."""
+        """What a call returns of its micro batches' outputs, given in the order of computation, replicas innermost."""
         steps = [outputs[start : start + self.replicas] for start in range(0, len(outputs), self.replicas)]
         if self.mode == OutputMode.Final:
             steps = steps[-1:]

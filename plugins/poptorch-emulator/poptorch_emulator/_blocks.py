@@ -4,8 +4,8 @@ Rules of this module:
 
 - A block changes no value. While a model is compiled the block is noted in :mod:`_stages`, which makes PopTorch's
   checks. At any other time a block has no effect.
-- ``BeginBlock`` registers a hook on the module, as PopTorch does: the module keeps its class,
-  and copies keep the block.
+- ``BeginBlock`` registers a hook on the module, as PopTorch does: the module keeps its class, and copies
+  keep the block.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _WithManager(type):
 
 
 class Block(nn.Module, metaclass=_WithManager):
-    """``with poptorch.Block("encoder", ipu_id=1):`` what is called inside runs there, and nothing after it."""
+    """``with poptorch.Block("encoder", ipu_id=1):`` what is called inside runs there."""
 
     def __init__(self, user_id: Optional[str] = None, ipu_id: Optional[int] = None) -> None:
         super().__init__()

@@ -71,8 +71,8 @@ class Executable:
 
     def _check_kept(self, model: nn.Module, arguments: Arguments, training: bool) -> None:
         """Raise if ``forward`` left a tensor on a module and would begin with it: PopTorch would start every call from
-        its value at compilation, without a word. To find out, ``forward`` runs a second time, but
-        only if it left a tensor.
+        its value at compilation, without a word. To find out, ``forward`` runs a second time, but only if it left
+        a tensor.
         """
         kept = [
             ".".join(filter(None, (name, attribute)))

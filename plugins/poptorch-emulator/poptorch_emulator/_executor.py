@@ -205,7 +205,7 @@ class PoplarExecutor:
         _versions[self._user_model] = _version(self._user_model) + 1
 
     def copyWeightsToHostIfNeeded(self) -> bool:
-        """Copy them if those of the module are stale; whether they were."""
+        """Copy them if the module's are stale; returns whether they were."""
         if self._stale_host:
             self.copyWeightsToHost()
             return True
@@ -281,7 +281,7 @@ class PoplarExecutor:
 
 
 class ReplicaGroupingWrapper:
-    """What ``executor.weight`` is, in PopTorch as well: a parameter's attributes, and no tensor."""
+    """The value of ``executor.weight``, as in PopTorch: it has the parameter's attributes and is no tensor."""
 
     def __init__(self, name: str, parameter: nn.Parameter) -> None:
         self._name = name

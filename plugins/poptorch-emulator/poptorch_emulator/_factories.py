@@ -1,4 +1,4 @@
-"""``torch.zeros`` and its like inside of a compiled ``forward``: on the device, if no device is named.
+"""Has ``torch.zeros`` and its like make tensors of the device in a compiled ``forward``, if no device is named.
 
 PopTorch replaces these functions in the module ``torch`` while it compiles, and only there: a name that was bound
 before, as by ``from torch import zeros``, still makes a tensor of the host.
@@ -52,7 +52,7 @@ def _forced(trace: Trace, name: str, original: Callable[..., Any]) -> Callable[.
             kwargs["device"] = DEVICE
         if name != "tensor" or torch.device(kwargs["device"]).type != DEVICE.type:
             return original(*args, **kwargs)
-        # torch fills it on the device, and no torch has the IPU's memory
+        # torch would fill it on the device, whose memory it cannot access
         del kwargs["device"]
         return original(*args, **kwargs).to(DEVICE)
 

@@ -1,7 +1,7 @@
-"""One update of one weight, for each optimiser: PopART's equations, which the headers of its sources give.
+"""One update of one weight, for each optimiser: PopART's equations, from the headers of its sources.
 
 ``g`` is the gradient, ``w`` the weight, everything of one shape. For half-precision weights PopTorch keeps moments in
-float32, and so do these; the caller hands over a weight in the precision of its state.
+float32, and so do these; the caller passes a weight in the precision of its state.
 
 | state                  | of                                                                                      |
 |------------------------|-----------------------------------------------------------------------------------------|
@@ -10,7 +10,7 @@ float32, and so do these; the caller hands over a weight in the precision of its
 | ``Accl3``              | RMSprop: the velocity; none without momentum                                            |
 | ``Step``               | Adam, AdamW, LAMB: the number of updates                                                |
 
-They are those of ``torch.optim`` but for the dampening of :func:`sgd`.
+The equations are those of ``torch.optim``, except for the dampening of :func:`sgd`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def adamw(w: Tensor, g: Tensor, state: State, h: Mapping[str, Any]) -> None:
 def lamb(w: Tensor, g: Tensor, state: State, h: Mapping[str, Any]) -> None:
     """``w -= lr min(|w|, max_weight_norm) / |x| x``, ``x = m̂ / (sqrt(v̂) + eps) + weight_decay w`` (You et al., 2020).
 
-    The trust ratio is 1 where either norm is 0. Without ``bias_correction`` the moments are taken as they are.
+    The trust ratio is 1 where either norm is 0. Without ``bias_correction`` the moments are not corrected.
     """
     mean, deviation, correction = _moments(g, state, h)
     direction = (mean / correction).div_(deviation).add_(w, alpha=h["weight_decay"])
@@ -83,7 +83,7 @@ def _decayed(g: Tensor, w: Tensor, h: Mapping[str, Any]) -> Tensor:
 
 
 def _moments(g: Tensor, state: State, h: Mapping[str, Any]) -> Tuple[Tensor, Tensor, float]:
-    """After taking in ``g``: the first moment, ``sqrt(v̂) + eps``, and what to divide the former by, for ``m̂``."""
+    """Update the moments with ``g``; returns the first, ``sqrt(v̂) + eps``, and the divisor for ``m̂``."""
     first, second = h["betas"]
     step = float(state["Step"].add_(1))
     mean = state["Accl1"].mul_(first).add_(g, alpha=1 - first)

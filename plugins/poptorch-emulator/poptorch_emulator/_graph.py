@@ -124,7 +124,7 @@ class Graph:
             for node in self.nodes:
                 results = compute(node.target, tree_map(value, node.args), tree_map(value, node.kwargs))
                 for index, result in zip(node.writes, leaves(results, Tensor)):
-                    # a view or an operation in place has the dtype already, and stays the tensor that it is
+                    # of a view or an operation in place .to() returns the same tensor, which has the dtype already
                     values[index] = result.to(self.dtypes[index])
         return values
 
@@ -133,9 +133,9 @@ class Graph:
         return tree_map(lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf, self.returned)
 
     def __call__(self, *inputs: Tensor) -> Any:
-        """The graph of a function of tensors, computed for these: what it returns, with PopTorch's gradients.
+        """Compute the graph of a function for these tensors: what the function returned, with PopTorch's gradients.
 
-        Raises ``ValueError`` if the tensors are not as many, or not of the shapes and dtypes, as at the recording.
+        Raises ``ValueError`` unless the number of tensors, their shapes and their dtypes are those of the recording.
         """
         expected = [(self.shapes[index], self.dtypes[index]) for index in self.inputs]
         given = [(tensor.shape, narrowed(tensor.dtype)) for tensor in inputs]

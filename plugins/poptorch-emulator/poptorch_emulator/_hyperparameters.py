@@ -101,7 +101,7 @@ _ACCUM_TYPES = (
 _EPS = _at(1e-8)
 _MOMENTS: Mapping[str, Constant] = {"lr": _never, "betas": _always, "eps": _EPS}
 
-#: The more special class first: torch's AdamW is an Adam since 2.7.
+#: Subclasses before their bases: since torch 2.7 AdamW is a subclass of Adam.
 KINDS: Tuple[Kind, ...] = (
     Kind(
         "SGD",
@@ -185,7 +185,7 @@ def _check_value(name: str, old: Value, new: Value) -> None:
 def read(optimizer: torch.optim.Optimizer) -> Hyperparameters:
     """The hyper-parameters that the optimiser has now.
 
-    Raises what PopTorch raises for an optimiser or a value that it has not, and poptorch.Error for what PopTorch
+    Raises what PopTorch raises for an optimiser or a value that it does not have, and poptorch.Error for what PopTorch
     would silently do differently from the optimiser, or the emulator differently from PopTorch.
     """
     kind = next((kind for kind in KINDS if isinstance(optimizer, kind.base)), None)

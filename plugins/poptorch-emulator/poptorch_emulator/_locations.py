@@ -3,7 +3,7 @@
 Rules of this module:
 
 - The memory that a tensor is in changes no number: its settings are checked as PopTorch checks them, without effect.
-- What is handed to PopART itself could change anything: that is refused.
+- Settings for PopART itself could change any number, so they are refused.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ class TensorLocationOptions(OptionsDict):
 
 
 class PopartOptions(OptionsDict):
-    """``options._Popart``: settings of PopART's own, which PopTorch hands over unread."""
+    """``options._Popart``: settings of PopART, which PopTorch passes on unread."""
 
     def set(self, key: str, value: Any) -> NoReturn:  # type: ignore[override]  # PopTorch's signature
-        """Refused: it may mean anything."""
+        """Refused: what it changes is not known."""
         self.checkIsFrozen()
         raise not_modelled(f"_Popart.set({key!r}, ...)", "leave it out under the emulator")
 

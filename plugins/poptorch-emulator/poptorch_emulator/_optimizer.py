@@ -1,4 +1,4 @@
-"""What PopTorch's optimisers have, and torch's have not: which attributes may vary, and a state on the device.
+"""What PopTorch's optimisers add to torch's: which attributes may vary, and a state on the device.
 
 Rules of this module:
 
@@ -55,9 +55,9 @@ class VariableAttributes:
 
 
 class Optimizer(torch.optim.Optimizer):
-    """What PopTorch's optimisers have, and torch's have not."""
+    """What PopTorch's optimisers add to torch's."""
 
-    #: Arguments of the constructor that torch's has not, with their defaults; they become attributes.
+    #: Arguments that torch's constructor does not have, with their defaults; they become attributes.
     _own: Mapping[str, Any] = {}
     variable_attrs: VariableAttributes
     defaults: Dict[str, Any]

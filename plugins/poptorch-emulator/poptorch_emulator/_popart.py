@@ -42,7 +42,7 @@ class _WholeGradient(torch.autograd.Function):
 
 
 class _Where(torch.autograd.Function):
-    """``where``; the gradient is multiplied by the condition, and by its opposite."""
+    """``where``; the gradient is multiplied by the condition, and by its negation."""
 
     @staticmethod
     def forward(ctx: Any, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def _sqrt(x: Tensor) -> Tensor:
     return x.double().sqrt().float() if x.dtype == torch.float32 else torch.sqrt(x)
 
 
-#: By name and overload.
+#: Name and overload of an operation -> the function that computes it.
 COMPUTED: Mapping[str, Callable[..., Any]] = {
     "maximum.default": lambda a, b: _WholeGradient.apply(a, b, torch.maximum),
     "minimum.default": lambda a, b: _WholeGradient.apply(a, b, torch.minimum),

@@ -3,7 +3,7 @@
 Rules of this module:
 
 - A setter has PopTorch's name, arguments and checks, and returns its group.
-- A setting that only changes speed, memory or what is logged is taken and has no effect; its docstring says so.
+- A setting that only changes speed, memory or what is logged is accepted without effect; its docstring says so.
 - A setting that would change numbers, and that the emulator does not model, is refused when it is switched on.
 """
 
@@ -197,7 +197,7 @@ class TrainingOptions(OptionsDict):
         )
 
     def gradientAccumulation(self, gradient_accumulation: int) -> TrainingOptions:
-        """So many micro batches to one update, and to one replica."""
+        """Number of micro batches to one update, for each replica."""
         self.set(gradient_accumulation=checked_count(gradient_accumulation, "gradientAccumulation"))
         return self
 

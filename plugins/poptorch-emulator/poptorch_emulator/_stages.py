@@ -54,7 +54,7 @@ class Stage:
 
 
 class ExecutionStrategy:
-    """How blocks become stages: those listed, in this order, or all that are met, by ``AutoStage``."""
+    """Assigns blocks to stages: the listed ones in this order, or by ``AutoStage`` all that ``forward`` begins."""
 
     pipelined = True
 
@@ -96,7 +96,7 @@ class PipelinedExecution(ExecutionStrategy):
 
 
 class ShardedExecution(ExecutionStrategy):
-    """``poptorch.ShardedExecution``: IPUs one after the other, which asks for no number of micro batches."""
+    """``poptorch.ShardedExecution``: IPUs one after the other, without a least number of micro batches."""
 
     pipelined = False
 
@@ -208,19 +208,19 @@ def check_blocks(names: Sequence[str]) -> None:
         )
 
 
-#: Of each thread that compiles, the placement.
+#: Has the placement of the model that the thread compiles.
 _compiling = threading.local()
 
 
 def current() -> Optional[Placement]:
-    """Where blocks are noted: in the placement of the model that is being compiled, or nowhere."""
+    """The placement of the model that this thread compiles; None if it compiles none."""
     placement: Optional[Placement] = getattr(_compiling, "placement", None)
     return placement
 
 
 @contextmanager
 def placing(options: Options, training: bool) -> Iterator[Mapping[str, int]]:
-    """A block of statements around ``forward`` while it is recorded; gives the blocks that are met, and their IPUs.
+    """Around ``forward`` while it is recorded; gives the blocks that it begins, and their IPUs.
 
     Raises poptorch.Error at its end if PopTorch could not place them.
     """

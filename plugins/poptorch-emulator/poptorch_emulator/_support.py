@@ -1,4 +1,4 @@
-"""Which operations PopTorch 3.4 takes, whatever version of torch they come from.
+"""Which operations PopTorch 3.4 accepts, whatever version of torch they come from.
 
 Composite functions of torch arrive decomposed, and into other operations in another version of torch. So beside the
 operations of :mod:`handlers` those are accepted that some version of torch decomposes them into: where PopTorch handles
@@ -51,7 +51,7 @@ _VARIANCES = frozenset(("var", "std", "var_mean", "std_mean"))
 
 
 def check_arguments(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-    """Raise poptorch.Error for arguments that PopTorch ignores, or fails at in its compiler."""
+    """Raise poptorch.Error for arguments that PopTorch ignores, or that make its compiler fail."""
     name = base_name(func).rstrip("_")
     if name == "triu":
         raise cpp_error("aten::triu is only supported within constant expressions.")

@@ -2,7 +2,7 @@
 
 Rules of this module:
 
-- Nothing of the host can be read from it: that is PopTorch's error, not a value.
+- Its values cannot be read on the host: that raises PopTorch's error.
 - It belongs to one trace. One that ``forward`` left on an attribute is an error in a later trace.
 - In torch's C++ code its device is ``meta``: torch has the device type ``ipu`` but no device guard for it, which
   indexing needs.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 DEVICE = torch.device("ipu:0")
 
-#: What the device has no arithmetic for, and what PopTorch makes of it, on the way in, inside and on the way out.
+#: dtypes that the device does not compute with -> what PopTorch converts them to: inputs, outputs and all in between.
 NARROWED = {torch.int64: torch.int32, torch.float64: torch.float32, torch.bfloat16: torch.float32}
 
 READ = (
@@ -88,7 +88,7 @@ def host_tensor(tensor: Tensor) -> Error:
 class IpuTensor(Tensor):
     """Value ``number`` of the graph that ``recorder`` records. torch.Tensor has no attributes of these names."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch has it
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # torch does the same
 
     recorder: Trace
     number: int

@@ -89,7 +89,7 @@ class Trace(TorchDispatchMode):
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Accept every operation inside: torch decomposes a function into them that PopTorch has a handler for."""
+        """Accept every operation inside: torch decomposes into them a function that PopTorch has a handler for."""
         before, self._whole = self._whole, True
         try:
             yield
@@ -288,8 +288,8 @@ def _refs(part: Any) -> Any:
 def traced(function: Callable[..., Any], *tensors: Tensor) -> Graph:
     """The graph of a function of tensors, recorded for the shapes and dtypes of these.
 
-    Call it with tensors to compute what the function returns, with PopTorch's gradients in all of them. Not of
-    PopTorch: for tests of what a function becomes on the device. Raises as compilation does.
+    Call it with tensors to compute what the function returns, with PopTorch's gradients in all of them. PopTorch
+    has no such function: it is for tests of what a function becomes on the device. Raises as compilation does.
     """
     trace = Trace()
     inputs = [trace.input(tensor) for tensor in tensors]

@@ -2,7 +2,7 @@
 
 Rules of this module:
 
-- Hyper-parameters come from :func:`hyperparameters.read`, never from the optimiser itself.
+- Hyper-parameters come from :func:`~poptorch_emulator._hyperparameters.read`, never from the optimiser itself.
 - Each trainable parameter is in a group. PopTorch would update one that is in none, with the defaults.
 - A parameter without a gradient is not updated, not even by weight decay, and has no state.
 - An updater attaches itself to one of PopTorch's optimisers, which then reads the state in ``state_dict()``; a state
@@ -99,7 +99,7 @@ class Updater:
             values.update({f"{key}{_SPECIFIC}{name}": value for key, value in self._variables(name).items()})
         if not self._read.loss_scaling.constant:
             values["lossScaling_FLOAT"] = self._read.loss_scaling.value
-        # in double precision, so that what goes on from it goes on with the same numbers
+        # in float64, so that training goes on from it with exactly the same numbers
         return {
             "ipu_state": state,
             "ipu_param": {key: torch.tensor(value, dtype=torch.float64) for key, value in values.items()},
@@ -108,7 +108,7 @@ class Updater:
     def write_state(self, state: DeviceState) -> None:
         """Go on from what :meth:`read_state` gave; what is missing in it stays as it is.
 
-        Hyper-parameters are those of the optimiser's groups: PopTorch copies saved ones no further than to the host.
+        Hyper-parameters are those of the optimiser's groups: those that were saved are not used, in PopTorch either.
         Raises poptorch.Error for the state of another optimiser or model.
         """
         for key, tensor in (state["ipu_state"] or {}).items():
@@ -167,7 +167,7 @@ class Updater:
 
 
 def _precision(weight: Tensor) -> torch.dtype:
-    """That of the state: float32 at least."""
+    """The dtype of the state: float32 at least."""
     return torch.promote_types(weight.dtype, torch.float32)
 
 

@@ -26,7 +26,7 @@ Box = Optional[Tuple[Tuple[int, int], ...]]
 SLICES = frozenset(("select", "slice", "narrow"))
 RESHAPES = frozenset("view _reshape_alias reshape unsqueeze squeeze flatten".split())
 
-#: Other operations that only look at memory in another way.
+#: Other operations whose result is a view.
 VIEWS = frozenset("permute transpose t expand unbind split split_with_sizes chunk diagonal as_strided".split())
 
 LOST = (
@@ -43,7 +43,7 @@ STEPPED = "In-place modification of slices with step size other than 1 is not su
 
 @dataclass
 class _View:
-    """One tensor: of whose memory it is a part, and which of its parts are not torch's."""
+    """One tensor: whose memory it is a part of, and which of its parts differ from torch's."""
 
     owner: int
     base: Optional[int]
@@ -52,7 +52,7 @@ class _View:
     constant: bool
     #: An input, a parameter or a buffer.
     outer: bool = False
-    #: Parts, and why they are not what they are in torch.
+    #: Parts whose values differ from torch's, and why.
     stale: List[Tuple[Box, str]] = field(default_factory=list)
 
 
@@ -83,7 +83,7 @@ class Views:
         self._members[of.owner].append(number)
 
     def check(self, number: int, reader: str) -> None:
-        """Raise poptorch.Error if the tensor has a part that is not torch's."""
+        """Raise poptorch.Error if the tensor has a part that differs from torch's."""
         stale = self._views[number].stale
         if stale:
             raise py_error(f"{reader} reads a tensor after a part of it was changed in place: {stale[-1][1]}")

@@ -83,7 +83,7 @@ def untouched() -> Iterator[None]:
 
 
 class DeviceWeights:
-    """The variables of one executable; ``variables`` are those of replica 0, and ``others`` those of the others.
+    """The variables of one executable; ``variables`` are replica 0's, and ``others`` the other replicas'.
 
     Replicas share parameters, which an update changes for all; buffers are each replica's own.
     """

@@ -26,16 +26,16 @@ class Wrapped:
 
 
 def is_wrapped(model: nn.Module) -> bool:
-    """Whether a training wrapper that still lives has this module."""
+    """Whether this module is wrapped for training, by a wrapper that still exists."""
     return isinstance(model, Wrapped) and type(model)._poptorch_refresh() is not None
 
 
 def wrap(model: nn.Module, refresh: Refresh) -> None:
     """Wrap a module; ``refresh``, a bound method, is held weakly.
 
-    Raises poptorch.Error for parameters and buffers of classes of their own.
+    Raises poptorch.Error for parameters and buffers of subclasses.
     """
-    unwrap(model)  # of a wrapper that is no more
+    unwrap(model)  # an earlier wrapper may have been dropped without destroy()
     alive = weakref.WeakMethod(refresh)
     for buffer in model.buffers():
         if type(buffer) is not Tensor:
@@ -117,7 +117,7 @@ def _tensor_classes(alive: Callable[[], Optional[Refresh]]) -> Tuple[Type[nn.Par
         def __torch_function__(
             cls, func: Callable[..., Any], types: Any, args: Tuple[Any, ...] = (), kwargs: Any = None
         ) -> Any:
-            for kind in types:  # weights of several wrappers may meet
+            for kind in types:  # one operation may have weights of several wrappers
                 _refresh(getattr(kind, "poptorch_refresh", None))
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))

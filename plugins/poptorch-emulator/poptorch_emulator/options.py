@@ -110,17 +110,17 @@ class Options(OptionsWithoutEffect):
     # what a call takes, computes and returns
 
     def deviceIterations(self, device_iterations: int) -> Options:
-        """So many updates in training, or batches in inference, to a call."""
+        """Number of updates (in training) or batches (in inference) to a call."""
         self.set(device_iterations=checked_count(device_iterations, "deviceIterations"))
         return self
 
     def replicationFactor(self, replication_factor: int) -> Options:
-        """So many replicas, each with its own part of the batch."""
+        """Number of replicas, each with its own part of the batch."""
         self.set(replication_factor=checked_count(replication_factor, "replicationFactor"))
         return self
 
     def inputReplicaGrouping(self, input_group_size: int, input_group_type: CommGroupType) -> Options:
-        """Groups of so many neighbouring replicas get the same part of the batch. Other arrangements are refused."""
+        """Number of neighbouring replicas that get the same part of the batch. Other arrangements are refused."""
         self.set(input_group_size=checked_count(input_group_size, "input_group_size"))
         if input_group_type != CommGroupType.Consecutive:
             raise not_modelled(f"inputReplicaGrouping({input_group_size}, {input_group_type!r})", "use Consecutive")
