@@ -13,6 +13,12 @@ SUPPORT ?= --spikecore-support '$(CURDIR)/docs/support.md'
 FLOOR_PYTHON ?= python3.8
 FLOOR_TORCH ?= torch==2.0.1
 
+# Tests run on every core; each worker takes neighbouring tests, which share what is made once for a module, and compile
+# the same kernels. PARALLEL= for one process.
+PARALLEL ?= -n auto --dist worksteal
+# Threads that wait do not keep a core busy that another worker needs.
+export OMP_WAIT_POLICY ?= PASSIVE
+
 PEERS := spikingjelly==2.0.0 loguru snntorch==1.0.0
 # These compile CUDA kernels without a GPU.
 NVRTC := cupy-cuda13x nvidia-cuda-nvrtc
@@ -32,13 +38,17 @@ NUMBA_INSTALLED := $(VENV)/.numba-installed
 TRITON_INSTALLED := $(VENV)/.triton-installed
 NVRTC_INSTALLED := $(VENV)/.nvrtc-installed
 
+# What `make check` gives to mypy, two at a time.
+TYPED := spikecore spikecore-numba spikecore-triton
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-plugins test-kernels check test-peers test-floor clean distclean
+.PHONY: help setup demo test test-plugins test-kernels check test-peers test-floor clean distclean $(addprefix types-,$(TYPED))
 
 help:
 	@echo 'make demo         train a spiking network on handwritten digits, on the CPU kernels of the numba plugin'
 	@echo '                                                                  ARGS="--backend torch --epochs 5"'
 	@echo 'make test         the tests that need no GPU and no other library ARGS="tests/unit -k lif"'
+	@echo '                                                                  PARALLEL= in one process'
 	@echo 'make test-plugins the tests of the plugins, which it installs'
 	@echo 'make test-kernels compile every kind of CUDA kernel, and run them on the CPU; needs g++ and no GPU'
 	@echo 'make check        lint, format and types'
@@ -57,24 +67,29 @@ demo: $(NUMBA_INSTALLED)
 	@SPIKECORE_BACKEND="$${SPIKECORE_BACKEND-$$(cat $(NUMBA_INSTALLED))}" $(BIN)/python examples/digits.py $(ARGS)
 
 test: $(INSTALLED)
-	@$(BIN)/python -m pytest $(SUPPORT) $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) $(SUPPORT) $(ARGS)
 
 # Most of the time is compilation, which every core can share. Triton's kernels run in its interpreter where there is no
 # GPU; that they compile for one takes minutes more (tests/test_compiled.py).
 test-plugins: $(NUMBA_INSTALLED) $(TRITON_INSTALLED)
 	@test -s $(NUMBA_INSTALLED)
-	@cd plugins/spikecore-numba && $(abspath $(BIN))/python -m pytest -n auto $(SUPPORT) $(ARGS)
-	@cd plugins/spikecore-triton && $(abspath $(BIN))/python -m pytest -n auto --ignore tests/test_compiled.py $(ARGS)
+	@cd plugins/spikecore-numba && $(abspath $(BIN))/python -m pytest $(PARALLEL) $(SUPPORT) $(ARGS)
+	@cd plugins/spikecore-triton && $(abspath $(BIN))/python -m pytest $(PARALLEL) --ignore tests/test_compiled.py $(ARGS)
 
 test-kernels: $(NVRTC_INSTALLED)
-	@$(BIN)/python -m pytest -m kernels tests/backend/test_cupy_compile.py tests/backend/test_cupy_host.py -n auto $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) -m kernels tests/backend/test_cupy_compile.py tests/backend/test_cupy_host.py $(ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	@$(MAKE) --no-print-directory --jobs 2 $(addprefix types-,$(TYPED))
+
+# Each with its own options, so with its own cache: in one they would replace each other's.
+types-spikecore: $(INSTALLED)
 	$(BIN)/mypy
-	$(BIN)/mypy --config-file plugins/spikecore-numba/pyproject.toml plugins/spikecore-numba/spikecore_numba
-	$(BIN)/mypy --config-file plugins/spikecore-triton/pyproject.toml plugins/spikecore-triton/spikecore_triton
+
+$(addprefix types-,$(filter-out spikecore,$(TYPED))): types-%: $(INSTALLED)
+	$(BIN)/mypy --cache-dir .mypy_cache/$* --config-file plugins/$*/pyproject.toml plugins/$*/$(subst -,_,$*)
 
 test-peers: $(PEERS_INSTALLED)
 	@$(BIN)/python -m pytest -m peers tests/peers $(ARGS)
@@ -86,7 +101,7 @@ test-floor:
 	    echo '    uv python install 3.8 && make test-floor FLOOR_PYTHON="$$(uv python find 3.8)"'; \
 	    echo '    apt install python3.8 python3.8-venv      (Ubuntu 20.04)'; exit 1; }
 	@$(MAKE) --no-print-directory test VENV=.venv-floor EXTRAS=testing,train \
-	    PYTHON='$(FLOOR_PYTHON)' TORCH='$(FLOOR_TORCH)' SUPPORT= ARGS='$(ARGS)'
+	    PYTHON='$(FLOOR_PYTHON)' TORCH='$(FLOOR_TORCH)' PARALLEL= SUPPORT= ARGS='$(ARGS)'
 
 clean:
 	rm -rf build dist *.egg-info backends/*.egg-info .mypy_cache .pytest_cache .ruff_cache
