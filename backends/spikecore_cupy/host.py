@@ -22,8 +22,8 @@ from spikecore_cupy.custom import ElementwiseKernel, ScanKernel
 from spikecore_cupy.device import HEADER, header, layout_of, single
 
 _KIND = "cupy-host"
-#: Nothing that reorders or contracts arithmetic. The headers are those of C alone: NVRTC has no others either, and C++'s
-#: math.h is 20000 lines, which take two thirds of the time of a build.
+#: Nothing that reorders or contracts arithmetic. The headers are those of C alone: NVRTC has no others either, and
+#: C++'s math.h is 20000 lines, which take two thirds of the time of a build.
 OPTIONS = ("-std=c++17", "-nostdinc++", "-O0", "-ffp-contract=off", "-fPIC", "-shared", "-w")
 
 

@@ -1,7 +1,9 @@
 """The oracle: a drawn neuron over time and its reverse-mode gradients, in NumPy, operation by operation.
 
-It can be run with small errors added wherever a backend may round in another way. How far results then move says how
-close a backend must come; where a decision changes (a spike, a comparison, a rounding), the neuron says nothing.
+It is run without errors, and with small errors added wherever a backend may round in another way. How far results then
+move says how close a backend must come; where a decision changes (a spike, a comparison, a rounding), the neuron says
+nothing. These runs are one: arrays have a dimension for them before those of the neurons, because the time of NumPy on
+few neurons is that of its calls.
 """
 
 from __future__ import annotations
@@ -44,12 +46,14 @@ class Run:
 
 
 class Oracle:
-    """One neuron with its parameters, as arrays that broadcast against the neurons."""
+    """One neuron with its parameters, as arrays that broadcast against the neurons.
 
-    def __init__(
-        self, tree: Tree, params: Mapping[str, Array], dtype: Any, errors: Optional[np.random.Generator] = None
-    ):
+    ``errors`` has a source of errors for each run after the first, which has none.
+    """
+
+    def __init__(self, tree: Tree, params: Mapping[str, Array], dtype: Any, errors: Sequence[np.random.Generator] = ()):
         self.tree, self.dtype, self.errors = tree, np.dtype(dtype), errors
+        self.eps = float(np.finfo(self.dtype).eps)
         self.params = {name: np.asarray(value).astype(dtype) for name, value in params.items()}
         self.order = order(tree.roots)
         self.derivative = order([tree.derivative])
@@ -57,40 +61,51 @@ class Oracle:
         self.detached = set(detached) if tree.detach_reset else set()
         self.decided = np.zeros((), np.uint64)
 
-    def run(self, inputs: Sequence[Array], state: Optional[Mapping[str, Array]], given: Cotangents) -> Run:
-        """All steps of ``inputs`` (``[T, ...]`` each) from a state or from rest, and back."""
+    def runs(self, inputs: Sequence[Array], state: Optional[Mapping[str, Array]], given: Cotangents) -> List[Run]:
+        """All steps of ``inputs`` (``[T, *N]`` each) from a state or from rest, and back: a run without errors, and one
+        with the errors of each source.
+        """
         xs = [x.astype(self.dtype) for x in inputs]
-        shape = xs[0].shape[1:]
-        self.shape = shape
-        self.decided = np.zeros(shape, np.uint64)
+        #: Of every array of a step: runs, then neurons.
+        self.shape = (1 + len(self.errors), *xs[0].shape[1:])
+        self.decided = np.zeros(self.shape, np.uint64)
+        # a row for each source: it fills no array without dimensions
+        self.random = np.empty((len(self.errors), self.decided[0, ...].size))
+        # what no step changes is made once
+        self.fixed = {("param", name): self._full(value) for name, value in self.params.items()}
+        self.numbers = {
+            node: self._full(self.tree.fields[node.value] if node.op == "field" else node.value)
+            for node in (*self.order, *self.derivative)
+            if node.op in ("const", "field")
+        }
         rest = {n: self.params[v] if isinstance(v, str) else v for n, v in self.tree.states.items()}
         now = {n: self._full((state or rest)[n]) for n in self.tree.states}
         steps, outputs, trace = [], [], []
         with np.errstate(all="ignore"):
             for at in zip(*xs):
-                leaves = self._leaves(at, now)
-                values = self._forward(self.order, leaves)
+                values = self._forward(self.order, self._leaves(at, now))
                 now = {name: values[node] for name, node in self.tree.next.items()}
                 steps.append(values)
                 outputs.append([values[node] for node in self.tree.outputs])
                 trace.append(now)
             back = self._backward(steps, given, state is None)
-        empty = np.zeros((0, *shape), self.dtype)
-        return Run(
+        empty = np.zeros((0, *self.shape), self.dtype)
+        every = Run(
             [np.stack([o[k] for o in outputs]) if outputs else empty for k in range(len(self.tree.outputs))],
             {n: np.stack([t[n] for t in trace]) if trace else empty for n in now},
             now,
             self.decided,
             *back,
         )
+        return [_one(every, run) for run in range(self.shape[0])]
 
     def _full(self, value: Any) -> Array:
         return np.broadcast_to(np.asarray(value, self.dtype), self.shape)
 
     def _leaves(self, at: Sequence[Array], now: Mapping[str, Array]) -> Dict[Tuple[str, Any], Array]:
-        leaves = {("input", name): x for name, x in zip(self.tree.inputs, at)}
+        leaves = {("input", name): self._full(x) for name, x in zip(self.tree.inputs, at)}
         leaves.update((("state", name), value) for name, value in now.items())
-        leaves.update((("param", name), self._full(value)) for name, value in self.params.items())
+        leaves.update(self.fixed)
         return leaves
 
     # -- one step
@@ -99,9 +114,8 @@ class Oracle:
         values: Dict[Node, Array] = {}
         for node in nodes:
             args = [values[arg] for arg in node.args]
-            if node.op in ("const", "field"):
-                number = self.tree.fields[node.value] if node.op == "field" else node.value
-                values[node] = self._full(number)
+            if node in self.numbers:
+                values[node] = self.numbers[node]
             elif not args:
                 values[node] = leaves[node.op, node.value]
             elif node.op == "spike":
@@ -133,10 +147,14 @@ class Oracle:
         return decision
 
     def _off(self, y: Array, ulps: float) -> Array:
-        if self.errors is None:
+        if not self.errors:
             return y
-        error = self.errors.uniform(-ulps, ulps, np.shape(y)) * np.finfo(self.dtype).eps
-        return np.asarray((y * (1.0 + error)).astype(self.dtype))
+        for errors, row in zip(self.errors, self.random):
+            errors.random(out=row)
+        error = (self.random * (2 * ulps) - ulps) * self.eps
+        moved = np.empty(self.shape, self.dtype)
+        moved[0], moved[1:] = y[0], y[1:] * (1.0 + error.reshape(moved[1:].shape))
+        return moved
 
     # -- gradients
 
@@ -201,3 +219,22 @@ class Oracle:
         if node.op not in BACK:
             return (None,) * len(node.args)
         return BACK[node.op](g, values[node], *(values[arg] for arg in node.args))
+
+
+def _one(every: Run, run: int) -> Run:
+    """One of the runs that were made together."""
+
+    def of_steps(values: List[Array]) -> List[Array]:
+        return [value[:, run, ...] for value in values]
+
+    def of_neurons(values: Mapping[str, Array]) -> Dict[str, Array]:
+        return {name: value[run, ...] for name, value in values.items()}
+
+    return Run(
+        of_steps(every.outputs),
+        dict(zip(every.trace, of_steps(list(every.trace.values())))),
+        of_neurons(every.final),
+        every.decided[run, ...],
+        of_steps(every.inputs),
+        *map(of_neurons, (every.state, every.params, every.sizes)),
+    )
