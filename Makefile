@@ -22,6 +22,10 @@ export OMP_WAIT_POLICY ?= PASSIVE
 PEERS := spikingjelly==2.0.0 loguru snntorch==1.0.0
 # These compile CUDA kernels without a GPU.
 NVRTC := cupy-cuda13x nvidia-cuda-nvrtc
+# These build and check distributions.
+PACKAGING := build twine
+# Where the repository is, for links of the READMEs that a package index shows, e.g. https://HOST/OWNER/spikecore.
+URL ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
@@ -37,12 +41,13 @@ PEERS_INSTALLED := $(VENV)/.peers-installed
 NUMBA_INSTALLED := $(VENV)/.numba-installed
 TRITON_INSTALLED := $(VENV)/.triton-installed
 NVRTC_INSTALLED := $(VENV)/.nvrtc-installed
+PACKAGING_INSTALLED := $(VENV)/.packaging-installed
 
 # What `make check` gives to mypy, two at a time.
 TYPED := spikecore spikecore-numba spikecore-triton
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-plugins test-kernels check test-peers test-floor clean distclean $(addprefix types-,$(TYPED))
+.PHONY: help setup demo test test-plugins test-kernels check test-docs test-peers test-floor package clean distclean $(addprefix types-,$(TYPED))
 
 help:
 	@echo 'make demo         train a spiking network on handwritten digits, on the CPU kernels of the numba plugin'
@@ -52,8 +57,10 @@ help:
 	@echo 'make test-plugins the tests of the plugins, which it installs'
 	@echo 'make test-kernels compile every kind of CUDA kernel, and run them on the CPU; needs g++ and no GPU'
 	@echo 'make check        lint, format and types'
+	@echo 'make test-docs    what the pages show, and whether their links and lists are right'
 	@echo 'make test-peers   compare with other libraries, which it installs'
 	@echo 'make test-floor   the tests on Python 3.8 and torch 2.0.1, the oldest supported'
+	@echo 'make package      build and inspect wheels and source distributions, in dist/; needs no torch'
 	@echo 'make setup        only set up $(VENV)'
 	@echo 'make clean        remove caches and build output (distclean: the environments too)'
 	@echo
@@ -91,6 +98,11 @@ types-spikecore: $(INSTALLED)
 $(addprefix types-,$(filter-out spikecore,$(TYPED))): types-%: $(INSTALLED)
 	$(BIN)/mypy --cache-dir .mypy_cache/$* --config-file plugins/$*/pyproject.toml plugins/$*/$(subst -,_,$*)
 
+# A part of `make test`, which is all that a change of a page needs.
+test-docs: $(INSTALLED)
+	@$(BIN)/python -m pytest tests/e2e/test_docs.py tests/e2e/test_backend_guide.py tests/null/test_backend_page.py \
+	    tests/null/test_plugins_page.py tests/null/test_repository.py $(ARGS)
+
 test-peers: $(PEERS_INSTALLED)
 	@$(BIN)/python -m pytest -m peers tests/peers $(ARGS)
 
@@ -102,6 +114,9 @@ test-floor:
 	    echo '    apt install python3.8 python3.8-venv      (Ubuntu 20.04)'; exit 1; }
 	@$(MAKE) --no-print-directory test VENV=.venv-floor EXTRAS=testing,train \
 	    PYTHON='$(FLOOR_PYTHON)' TORCH='$(FLOOR_TORCH)' PARALLEL= SUPPORT= ARGS='$(ARGS)'
+
+package: $(PACKAGING_INSTALLED)
+	@$(BIN)/python .ci/package.py --url '$(URL)'
 
 clean:
 	rm -rf build dist *.egg-info backends/*.egg-info .mypy_cache .pytest_cache .ruff_cache
@@ -145,6 +160,11 @@ $(TRITON_INSTALLED): plugins/spikecore-triton/pyproject.toml $(INSTALLED)
 $(NVRTC_INSTALLED): Makefile $(INSTALLED)
 	@echo 'Installing $(NVRTC)'
 	@$(PIP) install --constraint $(VENV)/torch.txt $(NVRTC)
+	@touch $@
+
+$(PACKAGING_INSTALLED): Makefile | $(BIN)/pip
+	@echo 'Installing $(PACKAGING)'
+	@$(PIP) install $(PACKAGING)
 	@touch $@
 
 # Without their dependencies, which would bring packages these comparisons never use.

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Set
 
 import pytest
 import torch
@@ -20,6 +21,8 @@ from spikecore_cupy import custom, device as on_gpu
 assert custom.CustomKernel.kernel is on_gpu.Kernel, "the page changes kernels for the whole process"
 """
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+#: Every page of the repository.
+LINKED = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("plugins/*/*.md"))]
 
 
 def python_blocks(page: Path) -> str:
@@ -45,8 +48,19 @@ def test_the_python_blocks_of_a_page_run_in_order(page: Path, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def anchors(page: Path) -> Set[str]:
+    """The names that links can give to the headings of a page, as GitHub makes them."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = [heading.lower().replace("`", "") for heading in re.findall(r"(?m)^#+ (.*)$", text)]
+    return {re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
 def test_relative_links_lead_somewhere(page: Path) -> None:
-    """Every relative link of a page names a file that exists."""
-    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8"))
-    assert [link for link in links if not (page.parent / link).exists()] == []
+    """Every relative link of a page names a file that exists, and a heading that it has."""
+    lost = []
+    for path, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", page.read_text(encoding="utf-8")):
+        to = page.parent / path if path else page
+        if not to.exists() or (anchor and anchor not in anchors(to)):
+            lost.append(f"{path}#{anchor}")
+    assert lost == []

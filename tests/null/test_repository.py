@@ -1,0 +1,216 @@
+"""What surrounds the code: workflows, metadata, links, and the inspection of distributions."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any, Dict, List, Set
+
+import pytest
+
+import spikecore
+
+ROOT = Path(__file__).parents[2]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+EVERYTHING = {
+    "demo_wheel/__init__.py": "",
+    "demo_wheel/py.typed": "",
+    "demo_wheel/part/deep.h": "",
+    "demo_wheel-1.0.dist-info/licenses/LICENSE": "",
+    "demo_wheel-1.0.dist-info/METADATA": (
+        "Metadata-Version: 2.1\nName: demo-wheel\nVersion: 1.0\nSummary: A demonstration\nLicense: Apache-2.0\n"
+        "Requires-Python: >=3.8\nDescription-Content-Type: text/markdown\n\n[the guide](https://host/guide.md)\n"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def package() -> Any:
+    """The script of ``make package``."""
+    spec = importlib.util.spec_from_file_location("package_script", ROOT / ".ci/package.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def project(package: Any) -> Any:
+    """A project whose wheel is :data:`EVERYTHING`."""
+    declared = {
+        "name": "demo-wheel",
+        "description": "A demonstration",
+        "requires-python": ">=3.8",
+        "license": {"text": "Apache-2.0"},
+    }
+    files = (
+        "README.md",
+        "pyproject.toml",
+        "demo_wheel/__init__.py",
+        "demo_wheel/py.typed",
+        "demo_wheel/part/deep.h",
+        "tests/test_demo.py",
+    )
+    return package.Project("", files, {"project": declared, "tool": {"setuptools": {}}})
+
+
+def targets(text: str) -> Set[str]:
+    """The make targets that commands of a text run."""
+    return set(re.findall(r"\bmake ([a-z][a-z-]*)", re.sub(r"(?m)^\s*#.*", "", text)))
+
+
+def wheel_of(folder: Path, files: Dict[str, str]) -> Path:
+    path = folder / "demo_wheel-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return path
+
+
+class TestWorkflows:
+    def test_there_are_workflows(self) -> None:
+        """The tests below have something to hold for."""
+        assert [path.name for path in WORKFLOWS] == ["ci.yml", "peers.yml"]
+
+    @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+    def test_every_command_is_a_make_target(self, path: Path) -> None:
+        """Every job runs targets that the Makefile has, and no command of its own that could not be repeated here."""
+        text = path.read_text(encoding="utf-8")
+        there = set(re.findall(r"(?m)^([a-z][a-z-]*):(?!=)", (ROOT / "Makefile").read_text(encoding="utf-8")))
+        assert targets(text) <= there
+        assert all(command.startswith("make ") for command in re.findall(r"run: (.*)", text))
+
+    def test_what_must_pass_here_must_pass_there(self) -> None:
+        """Every target of ``.ci/run`` is run by the workflow of every push."""
+        ours = targets((ROOT / ".ci/run").read_text(encoding="utf-8"))
+        assert ours
+        assert ours <= targets((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
+
+    def test_one_torch(self) -> None:
+        """The workflows install the torch of ``.ci/run``."""
+        (ours,) = re.findall(r"torch=(torch==\S+)", (ROOT / ".ci/run").read_text(encoding="utf-8"))
+        for path in WORKFLOWS:
+            assert re.findall(r"TORCH: (\S+)", path.read_text(encoding="utf-8")) == [ours], path
+
+    @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+    def test_nothing_more_is_allowed_than_reading(self, path: Path) -> None:
+        """The one grant is to read the repository, no job adds to it, and no checkout leaves credentials behind."""
+        text = path.read_text(encoding="utf-8")
+        assert re.findall(r"(?m)^( *)permissions:\n((?:\1 +.*\n)+)", text) == [("", "  contents: read\n")]
+        assert text.count("actions/checkout@") == text.count("persist-credentials: false")
+
+    def test_every_job_has_an_end_and_every_action_a_major_version(self) -> None:
+        """A hanging job is ended before GitHub's six hours, and no action follows a branch."""
+        for path in [*WORKFLOWS, *(ROOT / ".github/actions").glob("*/action.yml")]:
+            text = path.read_text(encoding="utf-8")
+            assert text.count("runs-on:") == text.count("timeout-minutes:"), path
+            used = re.findall(r"uses: (\S+)", text)
+            assert [action for action in used if not re.fullmatch(r"\./\S+|\S+@v\d+", action)] == [], path
+
+
+class TestMetadata:
+    def test_the_citation_is_of_this_version(self) -> None:
+        """CITATION.cff names the version of the code."""
+        text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+        assert re.findall(r"(?m)^version: (.*)$", text) == [spikecore.__version__]
+
+    def test_every_extra_is_of_use(self) -> None:
+        """What an extra installs is imported by something in this repository, or is a tool of make or pytest."""
+        text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+        extras = text.partition("[project.optional-dependencies]\n")[2].partition("\n[")[0]
+        names = {n.lower() for n in re.findall(r'"([A-Za-z][\w-]*)[>=<;]', extras)}
+        tools = {"pytest", "pytest-xdist", "pre-commit", "ruff", "mypy", "import-linter"}
+        imported = {"scikit-learn": "sklearn", "cupy-cuda12x": "cupy", "cupy-cuda13x": "cupy"}
+        code = "\n".join(
+            path.read_text(encoding="utf-8")
+            for folder in ("spikecore", "backends", "examples", "tests")
+            for path in (ROOT / folder).rglob("*.py")
+        )
+        using = r'\b(?:from |import |import_module\("|importorskip\(")'
+        unused = [name for name in names - tools if not re.search(rf"{using}{imported.get(name, name)}\b", code)]
+        assert unused == []
+
+
+class TestLinksOfADistribution:
+    def test_relative_links_lead_into_the_repository(self, package: Any) -> None:
+        """Links are resolved from the folder of the page; anchors stay, and absolute links are as they were."""
+        page = "[a](docs/x.md#here) [b](../../README.md) [c](https://other/y) [d](#below) ![e](p.png)"
+        assert package.with_absolute_links(page, "plugins/own", "https://host/blob/1") == (
+            "[a](https://host/blob/1/plugins/own/docs/x.md#here) [b](https://host/blob/1/README.md) "
+            "[c](https://other/y) [d](#below) ![e](https://host/blob/1/plugins/own/p.png)"
+        )
+
+    def test_without_a_repository_a_link_is_its_text(self, package: Any) -> None:
+        """A link that nobody could follow is none."""
+        assert package.with_absolute_links("see [the guide](docs/guide.md).", "", None) == "see the guide."
+
+    def test_the_address_given_goes_before_the_one_declared(self, package: Any) -> None:
+        """``URL=`` wins over ``[project.urls]``; without both there is no address."""
+        declared = {"project": {"urls": {"Repository": "https://declared/"}}}
+        assert package.repository("https://given/", declared) == "https://given"
+        assert package.repository("", declared) == "https://declared"
+        assert package.repository("", {"project": {}}) is None
+
+    @pytest.mark.parametrize("page", ["README.md", *(f"plugins/{p.name}/README.md" for p in ROOT.glob("plugins/*"))])
+    def test_no_readme_keeps_a_relative_link(self, package: Any, page: str) -> None:
+        """The pages that an index shows have links that the script finds, and none is left."""
+        text = (ROOT / page).read_text(encoding="utf-8")
+        done = package.with_absolute_links(text, page.rpartition("/")[0], "https://host/blob/1")
+        assert re.findall(r"\]\((?!https:|#)[^)]*\)", done) == []
+        assert not re.search(r"(?m)^\[[^\]]+\]: (?!https)", text), "the script does not know links by reference"
+
+
+class TestInspection:
+    def test_a_wheel_with_everything_passes(self, package: Any, project: Any, tmp_path: Path) -> None:
+        """Nothing is found where nothing is wrong, so that what is found below has its cause."""
+        assert package.faults_of_wheel(project, wheel_of(tmp_path, EVERYTHING)) == []
+
+    @pytest.mark.parametrize(
+        ("without", "added", "faults"),
+        [
+            ("demo_wheel/part/deep.h", {}, ["lacks demo_wheel/part/deep.h"]),
+            ("demo_wheel/py.typed", {}, ["lacks demo_wheel/py.typed", "lacks demo_wheel/py.typed"]),
+            ("demo_wheel-1.0.dist-info/licenses/LICENSE", {}, ["lacks the licence"]),
+            ("", {"tests/test_demo.py": ""}, ["has tests/test_demo.py, which is no part of its packages"]),
+        ],
+    )
+    def test_a_wheel_that_lacks_or_has_too_much(
+        self, package: Any, project: Any, tmp_path: Path, without: str, added: Dict[str, str], faults: List[str]
+    ) -> None:
+        """Each file that is missing, or should not be there, is named."""
+        files = {name: content for name, content in {**EVERYTHING, **added}.items() if name != without}
+        assert package.faults_of_wheel(project, wheel_of(tmp_path, files)) == faults
+
+    @pytest.mark.parametrize(
+        ("old", "new", "fault"),
+        [
+            ("https://host/guide.md", "docs/guide.md", "has a relative link in its description: docs/guide.md"),
+            (">=3.8", ">=3.9", "says Requires-Python: >=3.9 and not >=3.8"),
+            ("markdown", "plain", "says Description-Content-Type: text/plain and not text/markdown"),
+        ],
+    )
+    def test_metadata_that_is_wrong(
+        self, package: Any, project: Any, tmp_path: Path, old: str, new: str, fault: str
+    ) -> None:
+        """Metadata is compared with what ``pyproject.toml`` declares, its description with what an index shows."""
+        name = "demo_wheel-1.0.dist-info/METADATA"
+        assert old in EVERYTHING[name]
+        files = {**EVERYTHING, name: EVERYTHING[name].replace(old, new)}
+        assert package.faults_of_wheel(project, wheel_of(tmp_path, files)) == [fault]
+
+    def test_a_source_distribution_holds_the_tracked_files(self, package: Any, project: Any, tmp_path: Path) -> None:
+        """A tracked file that ``MANIFEST.in`` leaves out, one that is not tracked, and a missing licence are named."""
+        path = tmp_path / "demo_wheel-1.0.tar.gz"
+        (tmp_path / "file").write_text("")
+        with tarfile.open(path, "w:gz") as archive:
+            for name in (*set(project.files) - {"tests/test_demo.py"}, "notes.txt", "PKG-INFO", "setup.cfg"):
+                archive.add(tmp_path / "file", f"demo_wheel-1.0/{name}")
+        assert package.faults_of_source(project, path) == [
+            "has notes.txt, which is not tracked",
+            "lacks tests/test_demo.py: MANIFEST.in leaves it out",
+            "lacks the licence",
+        ]
