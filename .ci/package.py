@@ -63,7 +63,12 @@ class Project(NamedTuple):
 
 def git(*arguments: str, root: Path = ROOT) -> str:
     """What git says of the repository, which must be a clone: there, git knows which files belong to it."""
-    return subprocess.run(["git", *arguments], cwd=root, check=True, stdout=subprocess.PIPE, text=True).stdout
+    done = subprocess.run(["git", *arguments], cwd=root, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(
+            f"Distributions are built from a clone, where git knows the files: {done.stderr}"
+        )
+    return done.stdout
 
 
 def projects(root: Path = ROOT) -> List[Project]:
