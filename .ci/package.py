@@ -65,9 +65,7 @@ def git(*arguments: str, root: Path = ROOT) -> str:
     """What git says of the repository, which must be a clone: there, git knows which files belong to it."""
     done = subprocess.run(["git", *arguments], cwd=root, check=False, capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(
-            f"Distributions are built from a clone, where git knows the files: {done.stderr}"
-        )
+        raise SystemExit(f"Distributions are built from a clone, where git knows the files: {done.stderr}")
     return done.stdout
 
 
