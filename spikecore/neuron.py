@@ -229,9 +229,9 @@ class Neuron(Ranged):
         # index: torch.compile, which may take T for a variable, is to fix it here
         steps = operator.index(x.shape[0]) if x.shape[0] <= MAX_STATIC_STEPS else None
         spec = (x.dtype, steps, kinds, learn, final)
-        name = self._find(x.device.type, spec, gradients, state_gradients, bool(record), self._cache.stamp)
+        kind = self._find(x.device.type, spec, gradients, state_gradients, bool(record), self._cache.stamp)
         self._settle()
-        runner = getattr(self._cache.runners, name)
+        runner = self._cache.runners[kind]
         trace_: Tensors = ()
         if single and not is_compiling():
             # by once(), as later calls are: a checkpointed call must save the same tensors when it is recomputed

@@ -11,10 +11,8 @@ Rules of this module:
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import Any, Container, Dict, Iterable, Mapping, Optional, Tuple
 
 import torch
@@ -40,6 +38,8 @@ _UNTRACED = "definition "
 
 #: The fields of a Spec, in order.
 SpecKey = Tuple[torch.dtype, Optional[int], Tuple[str, ...], Tuple[str, ...], bool]
+#: Type of device, fields of the Spec, and whether gradients, gradients of the state, and a record are asked for.
+CallKind = Tuple[str, SpecKey, bool, bool, bool]
 
 
 @dataclass
@@ -62,10 +62,8 @@ class DefinitionCache:
     watched: Optional[Watch] = None
     #: What gives the numbers of another surrogate without tracing.
     renewal: Optional[Renewal] = None
-    #: Kind of call -> name of its runner.
-    names: Dict[Any, str] = field(default_factory=dict)
-    #: The runners. Attributes, because torch.compile guards all keys of a dictionary that it reads one of.
-    runners: SimpleNamespace = field(default_factory=SimpleNamespace)
+    #: Kind of call -> its runner. A key is content, so that neurons of one program, which share compiled code, agree on it.
+    runners: Dict[CallKind, Runner] = field(default_factory=dict)
     #: Calls that passed every check, by their kind (see :mod:`spikecore._shell.earlier`).
     quick: Dict[Tuple[Any, ...], Earlier] = field(default_factory=dict)
 
@@ -77,7 +75,6 @@ class DefinitionCache:
             self,
             stamp=before.stamp,
             program=before.program,
-            names=before.names,
             runners=before.runners,
             quick=quick,
         )
@@ -198,12 +195,11 @@ class Bound(Stateful):
 
     def _find(
         self, device_type: str, spec: SpecKey, gradients: bool, state_gradients: bool, record: bool, stamp: str
-    ) -> str:
-        """The attribute of ``runners`` that holds the runner for calls of this kind."""
+    ) -> CallKind:
+        """The key of ``runners`` for calls of this kind, whose runner is there afterwards."""
         key = (device_type, spec, gradients, state_gradients, record)
         cache = self._cache
-        name = cache.names.get(key)
-        if name is None:
+        if key not in cache.runners:
             program, resolved, wanted = self._traced(), self._bind(device_type), Spec(*spec)
             lacks = functools.partial(
                 lacking,
@@ -221,11 +217,8 @@ class Bound(Stateful):
                 raise Unsupported(checks.unsupported(resolved, type(self).__name__, missing, device_type))
             else:
                 runner = resolved.backend.runner(program, wanted)
-            # named by content: threads that come here together, and neurons of one program, agree on it
-            name = "runner_" + hashlib.blake2b(repr(key).encode(), digest_size=8).hexdigest()
-            setattr(cache.runners, name, runner)
-            cache.names[key] = name
-        return name
+            cache.runners[key] = runner
+        return key
 
     # what torch.compiler.assume_constant_result sets, without importing the compiler with spikecore
     _used._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
