@@ -62,7 +62,7 @@ class DefinitionCache:
     watched: Optional[Watch] = None
     #: What gives the numbers of another surrogate without tracing.
     renewal: Optional[Renewal] = None
-    #: Kind of call -> its runner. A key is content, so that neurons of one program, which share compiled code, agree on it.
+    #: Kind of call -> its runner. Keys are content: neurons of one program share compiled code, and agree on the keys.
     runners: Dict[CallKind, Runner] = field(default_factory=dict)
     #: Calls that passed every check, by their kind (see :mod:`spikecore._shell.earlier`).
     quick: Dict[Tuple[Any, ...], Earlier] = field(default_factory=dict)
