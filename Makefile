@@ -56,7 +56,7 @@ help:
 	@echo '                                                                  PARALLEL= in one process'
 	@echo 'make test-plugins the tests of the plugins, which it installs'
 	@echo 'make test-kernels compile every kind of CUDA kernel, and run them on the CPU; needs g++ and no GPU'
-	@echo 'make check        lint, format and types'
+	@echo 'make check        lint, format, import contracts and types'
 	@echo 'make test-docs    what the pages show, and whether their links and lists are right'
 	@echo 'make test-peers   compare with other libraries, which it installs'
 	@echo 'make test-floor   the tests on Python 3.8 and torch 2.0.1, the oldest supported'
@@ -89,6 +89,7 @@ test-kernels: $(NVRTC_INSTALLED)
 check: $(INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	PYTHONPATH=$(subst $(empty) $(empty),:,$(wildcard plugins/*)) $(BIN)/lint-imports --no-cache --no-logo
 	@$(MAKE) --no-print-directory --jobs 2 $(addprefix types-,$(TYPED))
 
 # Each with its own options, so with its own cache: in one they would replace each other's.

@@ -19,6 +19,7 @@ from typer.core import TyperCommand
 
 from spikecore._plugins.registry import default_registry
 from spikecore.backend import BackendError, UnknownBackend
+from spikecore.cli.conformance_tables import show
 from spikecore.testing.badge import badge
 from spikecore.testing.case import TIERS
 from spikecore.testing.cases import CASES
@@ -27,7 +28,6 @@ from spikecore.testing.junit import junit
 from spikecore.testing.own import cases_of
 from spikecore.testing.report import Report, examine
 from spikecore.testing.result import Result
-from spikecore.testing.shown import show
 
 _TIER_HELP = f"Run this tier; may be repeated. {', '.join(TIERS)}."
 #: ``--json`` alone: standard output.

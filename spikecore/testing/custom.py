@@ -249,3 +249,10 @@ CUSTOM: Tuple[Model, ...] = (
         outputs=("spikes", "output"),
     ),
 )
+
+
+def library_surrogate(twin: Derivative) -> sc.Surrogate:
+    """The surrogate that an oracle's derivative is the derivative of: the library's, or a user's."""
+    of = USER_SURROGATES.get(twin.name) or getattr(sc.surrogate, twin.name)
+    made: sc.Surrogate = of(**twin.arguments)
+    return made

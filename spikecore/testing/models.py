@@ -278,15 +278,6 @@ MODELS: Tuple[Model, ...] = (
 BY_NAME: Mapping[str, Model] = {model.name: model for model in MODELS}
 
 
-def library_surrogate(twin: Derivative) -> sc.Surrogate:
-    """The surrogate that an oracle's derivative is the derivative of: the library's, or a user's."""
-    from spikecore.testing.custom import USER_SURROGATES
-
-    of = USER_SURROGATES.get(twin.name) or getattr(sc.surrogate, twin.name)
-    made: sc.Surrogate = of(**twin.arguments)
-    return made
-
-
 def spread(value: float, shape: Sequence[int], amount: float = 0.15) -> Array:
     """Values around ``value``, one per element of ``shape``, all different, each held by float32."""
     count = int(np.prod(shape))

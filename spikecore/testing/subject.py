@@ -12,8 +12,9 @@ from spikecore.dtypes import DTYPES
 from spikecore.neuron import Neuron
 from spikecore.testing.compare import Mismatch, Suspects, as_array, backward, same
 from spikecore.testing.context import Context
+from spikecore.testing.custom import library_surrogate
 from spikecore.testing.inputs import dyadic, generator, margin, rounded
-from spikecore.testing.models import BY_NAME, Model, library_surrogate
+from spikecore.testing.models import BY_NAME, Model
 from spikecore.testing.oracle import SURROGATES, Array, Derivative, Gradients, Oracle, Trajectory, adjoint, run
 from spikecore.testing.parts import of_parts
 from spikecore.testing.suspects import of_gradients, of_outputs, of_parameter_gradient, of_states

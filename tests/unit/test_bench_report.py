@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 
 from bench_runs import TINY, Mutant, ran
 from spikecore import cli
-from spikecore.bench import machine, models, networks, run, tables
+from spikecore.bench import machine, models, networks, run
 from spikecore.bench.plot import figure_of, plot, pyplot
 from spikecore.bench.report import Entrant, Report, Row, from_json
 from spikecore.bench.timing import HostClock, Plan
+from spikecore.cli import bench_tables as tables
 from spikecore.testing.loopback import installed
 
 

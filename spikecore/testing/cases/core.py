@@ -141,7 +141,8 @@ def surrogate(context: Context, name: str) -> None:
 def tails(context: Context, name: str) -> None:
     """One step of IF with threshold 0, where the potential minus threshold is the input."""
     points = [0.0, -0.0, 1e-30, -1e-30, 1e-6, -1e-6, 3.0, -3.0, 1e4, -1e4, 1e18, -1e18, 1e30, -1e30]
-    from spikecore.testing.models import BY_NAME, library_surrogate
+    from spikecore.testing.custom import library_surrogate
+    from spikecore.testing.models import BY_NAME
 
     twin = SURROGATES[name]
     neuron = BY_NAME["if"].build(

@@ -12,7 +12,8 @@ from spikecore.testing.calls import Call, backward_together, check_parameters, l
 from spikecore.testing.case import Collection
 from spikecore.testing.compare import Mismatch, as_array, same
 from spikecore.testing.context import Context
-from spikecore.testing.models import BY_NAME, library_surrogate, spread
+from spikecore.testing.custom import library_surrogate
+from spikecore.testing.models import BY_NAME, spread
 from spikecore.testing.oracle import SURROGATES
 from spikecore.testing.subject import SHAPE, Subject
 from spikecore.testing.tolerances import TOLERANCES
