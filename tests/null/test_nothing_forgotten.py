@@ -7,8 +7,10 @@ has that nothing stands for any more.
 from __future__ import annotations
 
 import ast
+import builtins
 import importlib
 import itertools
+import math
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -30,8 +32,7 @@ from spikecore.lang._text import TextPrinter
 from spikecore.lang.eager import TORCH, Straight
 from spikecore.lang.node import ARITHMETIC, COMPARISONS, LOGIC, OPERATIONS
 from spikecore.lang.render import C_TEMPLATES, OPERATOR_TEMPLATES
-from spikecore.testing import edge_table, support
-from spikecore.testing.cases import CASES
+from spikecore.testing import edge_table
 from spikecore.testing.models import MODELS
 from spikecore.testing.oracle import operations as oracle_operations
 from spikecore.testing.oracle import surrogates as oracle_surrogates
@@ -75,6 +76,11 @@ def check(place: str, wanted: Iterable[str], there: Collection[str], others: boo
     assert others or not stale, f"{place} has a row for what there is not: {', '.join(stale)}"
 
 
+def supported() -> Set[str]:
+    """What has a row in the support table."""
+    return quoted("\n".join(line.split("|")[1] for line in page("docs/support.md").splitlines() if line[:1] == "|"))
+
+
 Place = Tuple[Callable[[], Iterable[str]], Callable[[], Collection[str]], bool]
 
 
@@ -111,11 +117,12 @@ def sources() -> Iterator[Tuple[str, ast.Module]]:
 
 
 def printers() -> Dict[str, str]:
-    """File and class of each printer -> the module to import."""
+    """File and class of each printer with templates of its own -> the module to import."""
     found = {}
     for file, tree in sources():
         for node in tree.body:
-            if isinstance(node, ast.ClassDef) and any("Printer" in ast.dump(base) for base in node.bases):
+            own = [line.targets for line in getattr(node, "body", ()) if isinstance(line, ast.Assign)]
+            if isinstance(node, ast.ClassDef) and any(getattr(name, "id", "") == "templates" for (name, *_) in own):
                 parts = Path(file).with_suffix("").parts
                 first = next(i for i, part in enumerate(parts) if part.startswith("spikecore") and "-" not in part)
                 found[f"{file}: {node.name}.templates"] = ".".join(parts[first:])
@@ -132,7 +139,7 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.syspath_prepend(str(path.parent))
 
 
-def templates(place: str) -> Collection[str]:
+def templates(place: str) -> Dict[str, Any]:
     """The operations that a printer has text for."""
     kind = place.partition(": ")[2].partition(".")[0]
     found: Dict[str, Any] = getattr(importlib.import_module(PRINTERS[place]), kind).templates
@@ -180,8 +187,18 @@ OPERATION_PLACES: Dict[str, Place] = {
         lambda: edges.TABLE,
     ),
     "spikecore/testing/edge_table.py: edges": at_least(
-        lambda: OPERATIONS,
+        lambda: {"select", "spike", *LOGIC},
         lambda: [e.name for made in (edge_table._alone, edge_table._pairs, edge_table._triples) for e in made()],
+    ),
+    "tests/unit/lang/test_ops.py: ROWS": at_least(
+        lambda: OPERATIONS, lambda: re.findall(r'^    "(\w+)": ', page("tests/unit/lang/test_ops.py"), re.MULTILINE)
+    ),
+    "tests/unit/lang/test_render.py: CASES": at_least(
+        lambda: set(OPERATIONS) - OPERATORS, lambda: re.findall(r"\w+", page("tests/unit/lang/test_render.py"))
+    ),
+    "tests/unit/lang/test_torch_functions.py: TORCH_NAMES": at_least(
+        lambda: set(OPERATIONS) - OPERATORS - NOT_TORCHS,
+        lambda: re.findall(r"\w+", page("tests/unit/lang/test_torch_functions.py")),
     ),
     "docs/backends.md: ### Operations": at_least(
         lambda: ARITHMETIC, lambda: re.findall(r"^\| `(\w+)` \| \d \|", page("docs/backends.md"), re.MULTILINE)
@@ -210,8 +227,24 @@ class TestOperations:
         check(place, OPERATIONS, templates(place))
 
     def test_the_printers_were_found(self) -> None:
-        """The readable text's, and one for each backend that prints."""
-        assert len(PRINTERS) >= 2 + len(PLUGINS)
+        """The readable text's, and one for each plugin; the CUDA printer has C's templates."""
+        assert len(PRINTERS) >= 1 + len(PLUGINS)
+
+    @pytest.mark.parametrize("place", [place for place in PRINTERS if place.startswith("plugins/")])
+    def test_every_function_of_a_text_is_there(self, place: str, beside: None) -> None:
+        """What a template of a plugin calls is in Python's ``math``, NumPy or Triton, or written in the plugin."""
+        written = {
+            word
+            for path in (ROOT / place.partition(":")[0]).parent.glob("*.py")
+            if path.name != "printer.py"
+            for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))
+        }
+        texts = [text for _, text in templates(place).values()]
+        called = {name for text in texts for name in re.findall(r"([a-z][\w.]*)(?:{f})?\(", text)}
+        of_libraries = {name for name in called if name.partition(".")[0] in ("math", "np", "tl")}
+        assert all(hasattr(math, name[5:]) for name in of_libraries if name.startswith("math."))
+        wanted = {name.rpartition(".")[2] for name in called - of_libraries} - set(dir(builtins)) - {"not"}
+        check(f"{Path(place).parent}: a function, or its stand-in", wanted, written, others=True)
 
     def test_an_infinite_derivative_is_known(self) -> None:
         """UNBOUNDED has the operations whose cotangents are not finite somewhere, computed from NumPy's rules."""
@@ -279,10 +312,7 @@ NEURON_PLACES: Dict[str, Place] = {
     "spikecore/neurons/__init__.py: __all__": exactly(neurons, lambda: sc.neurons.__all__),
     "spikecore/__init__.py: __all__": at_least(lambda: neurons() - {"Membrane"}, lambda: sc.__all__),
     "spikecore/testing/models.py: MODELS": exactly(modelled, lambda: {model.neuron.__name__ for model in MODELS}),
-    "docs/support.md: Neurons and surrogates": at_least(
-        lambda: support._sections()["Neurons and surrogates"],
-        lambda: support.read(page("docs/support.md"))["torch"].cells,
-    ),
+    "docs/support.md: Neurons and surrogates": at_least(modelled, supported),
     "docs/guide.md": at_least(modelled, lambda: quoted(page("docs/guide.md"))),
     "README.md: Ready-made": at_least(lambda: neurons() - {"Membrane"}, lambda: quoted(page("README.md"))),
     "docs/guide.md: ## Coming from snnTorch or SpikingJelly": at_least(
@@ -449,15 +479,18 @@ def asked() -> Set[str]:
     return found
 
 
+def needed() -> Set[str]:
+    """The capabilities that some conformance case needs."""
+    from spikecore.testing.cases import CASES  # here, since a dtype without a capability stops it
+
+    return {need for case in CASES for need in case.needs}
+
+
 CAPABILITY_PLACES: Dict[str, Place] = {
     "spikecore/_shell/needs.py: lacking": exactly(lambda: set(CAPABILITIES) - NOT_BY_A_CALL, asked),
-    "spikecore/testing/cases: a case that needs it": at_least(
-        lambda: CAPABILITIES, lambda: {need for case in CASES for need in case.needs}
-    ),
+    "spikecore/testing/cases: a case that needs it": at_least(lambda: CAPABILITIES, needed),
     "docs/backends.md: ### Capabilities": at_least(lambda: CAPABILITIES, lambda: quoted(page("docs/backends.md"))),
-    "docs/support.md: Capabilities": at_least(
-        lambda: [f"`{name}`" for name in CAPABILITIES], lambda: support.read(page("docs/support.md"))["torch"].cells
-    ),
+    "docs/support.md: Capabilities": at_least(lambda: CAPABILITIES, supported),
 }
 
 
