@@ -200,12 +200,14 @@ class Neuron(Ranged):
         final: bool,
         single: bool = False,
     ) -> Tuple[Tensors, Optional[State], Tensors]:
+        given, owner = inputs, type(self).__name__
         if single:
             inputs = [x.unsqueeze(0) if isinstance(x, Tensor) else x for x in inputs]
-        owner = type(self).__name__
         quick = self._cache.quick  # kept: a concurrent change replaces it, and the new one must not get this entry
         inputs = checks.inputs(owner, self.inputs, inputs)
         x = inputs[0]
+        if is_compiling() and self._left_out(x.device.type, self._cache.stamp):
+            return self._execute_eagerly(given, state, record, final, single)  # type: ignore[no-any-return]  # as here
         named = self._values()
         if self._parameters and self._ranges:
             named = ranges.kept(named, self._parameters, self._ranges)
@@ -242,6 +244,18 @@ class Neuron(Ranged):
         if len(inputs) == 1 and not (record or is_compiling() or is_jit_tracing()):
             quick[earlier.kind_of(x, x.shape[0], start, final)] = earlier.noted(runner, named, values, x)
         return outputs, dict(zip(self.states, end)) if end is not None else None, trace_
+
+    @compiled.uncompiled
+    def _execute_eagerly(
+        self,
+        inputs: Sequence[Tensor],
+        state: Optional[Mapping[str, Tensor]],
+        record: Tuple[str, ...],
+        final: bool,
+        single: bool,
+    ) -> Tuple[Tensors, Optional[State], Tensors]:
+        """``_execute``, as a break in a compiled graph."""
+        return self._execute(inputs, state, record, final, single)
 
     # -- module
 

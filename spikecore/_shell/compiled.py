@@ -14,6 +14,9 @@ import torch
 
 from spikecore._shell import recompute
 
+#: Keeps torch.compile out of a function. torch.compiler.disable would import the compiler.
+uncompiled: Callable[[Any], Any] = getattr(torch, "_disable_dynamo", lambda function: function)
+
 
 def breaks() -> bool:
     """Whether a neuron that continues must be left out of the graph which torch.compile is making now."""
@@ -23,6 +26,17 @@ def breaks() -> bool:
 
 # torch.compile calls it when it traces, rather than tracing it: the stack is not what a compiled graph can follow
 breaks._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+
+
+def must_be_whole() -> bool:
+    """Whether the graph that torch.compile is making now must be whole (``fullgraph=True``), where torch says so."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator  # with the compiler, which is running
+
+    current = getattr(InstructionTranslator, "current_tx", None)
+    try:
+        return current is not None and bool(getattr(current(), "one_graph", False))
+    except AttributeError:  # nothing is traced in this thread
+        return False
 
 
 def _guarded(near: bool) -> bool:

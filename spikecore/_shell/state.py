@@ -16,7 +16,6 @@ from __future__ import annotations
 import copy
 from typing import Any, Callable, ClassVar, Collection, Dict, Mapping, Optional, Sequence
 
-import torch
 from torch import Tensor, nn
 
 from spikecore._shell import checks, compiled, freed, misnamed, processes, recompute, replicas, reuse
@@ -26,8 +25,6 @@ from spikecore.lang._plain import is_batched, is_compiling, is_transforming
 State = Dict[str, Tensor]
 
 
-#: Keeps torch.compile out of a function. torch.compiler.disable would import the compiler.
-_uncompiled: Callable[[Any], Any] = getattr(torch, "_disable_dynamo", lambda function: function)
 #: What is known of a state, and holds for one that no call has made. ``_cut``: the region whose end its gradient cannot
 #: pass, see :mod:`spikecore._shell.recompute`. ``_passed``: whether backward came through the call that made it, see
 #: :mod:`spikecore._shell.freed`. ``_calls``: where this was called since it began at rest, see
@@ -77,11 +74,11 @@ class Stateful(nn.Module):
             return self.__dict__
         return recompute.slot(self, calls)
 
-    @_uncompiled
+    @compiled.uncompiled
     def _slot_eagerly(self, calls: bool) -> recompute.Slot:
         return self._slot(calls)
 
-    @_uncompiled
+    @compiled.uncompiled
     def _eagerly(self, *inputs: Any) -> Any:
         """``forward``, as a break in a compiled graph, which knows the state of now only."""
         return self.forward(*inputs)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import spikecore as sc
 from spikecore._plugins.registry import BUILTINS, Registry
@@ -67,6 +68,40 @@ def test_a_device_cannot_have_more_than_is_declared(there: Any, words: str) -> N
         patch.setitem(__import__("sys").modules, "more_backend", module)
         with pytest.raises(BackendLoadError, match=words):
             Registry(BUILTINS, entry_points=[point]).get("more", "argument")
+
+
+@pytest.mark.skipif(
+    not hasattr(getattr(torch, "compiler", None), "is_compiling"), reason="torch says that it compiles from 2.3 on"
+)
+class TestCompiling:
+    """torch.compile on a backend that does not declare ``torch_compile``: the loopback."""
+
+    def test_a_whole_graph_is_refused_by_name(self) -> None:
+        """Before anything runs, in the sentence of every missing capability; torch's error was of a hash function."""
+        with installed(Loopback) as name:
+            torch._dynamo.reset()
+            net = torch.compile(sc.LIF(backend=name), fullgraph=True, backend="eager")
+            with pytest.raises(Exception, match="'loopback' .from argument. does not support torch_compile"):
+                net(torch.ones(3, 2))
+
+    # torch reads .grad of what a broken graph hands on, and warns of that itself
+    @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+    @pytest.mark.parametrize("step", ["multi", "single"])
+    def test_another_graph_breaks_at_the_neuron(self, step: str) -> None:
+        """Values and gradients are those without torch.compile, in a network and when it is called again."""
+        with installed(Loopback) as name:
+            torch._dynamo.reset()
+            net = nn.Sequential(nn.Linear(3, 4), sc.LIF(backend=name, step=step), nn.Linear(4, 2))
+            compiled, x = torch.compile(net, backend="eager"), torch.linspace(-3.0, 9.0, 24).view(4, 2, 3)
+            for _ in range(2):
+                found = []
+                for module in (net, compiled):
+                    sc.reset(net)
+                    net.zero_grad()
+                    out = module(x)
+                    out.square().sum().backward()
+                    found.append([out, *[p.grad for p in net.parameters()]])
+                assert all(torch.equal(a, b) for a, b in zip(*found))
 
 
 class Placing(Loopback):
