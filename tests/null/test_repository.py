@@ -27,15 +27,20 @@ EVERYTHING = {
 }
 
 
-@pytest.fixture(scope="module")
-def package() -> Any:
-    """The script of ``make package``."""
-    spec = importlib.util.spec_from_file_location("package_script", ROOT / ".ci/package.py")
+def script(name: str) -> Any:
+    """A script of ``.ci``, as a module."""
+    spec = importlib.util.spec_from_file_location(f"{name}_script", ROOT / ".ci" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def package() -> Any:
+    """The script of ``make package``."""
+    return script("package")
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +138,31 @@ class TestMetadata:
         using = r'\b(?:from |import |import_module\("|importorskip\(")'
         unused = [name for name in names - tools if not re.search(rf"{using}{imported.get(name, name)}\b", code)]
         assert unused == []
+
+
+class TestContributing:
+    def test_the_list_of_modules_is_that_of_the_docstrings(self) -> None:
+        """CONTRIBUTING.md lists every module with the first sentence of its docstring; ``.ci/modules.py`` writes it."""
+        modules = script("modules")
+        page = modules.PAGE.read_text(encoding="utf-8")
+        listed, there = page.splitlines(), modules.replaced(page, modules.listing()).splitlines()
+        wrong = sorted(set(listed) ^ set(there))
+        assert page == modules.replaced(page, modules.listing()), f"run python .ci/modules.py: {wrong}"
+
+    def test_every_module_has_its_sentence(self) -> None:
+        """No module is without a docstring, and no sentence is without an end."""
+        rows = re.findall(r"(?m)^\| `(\w+\.py)` \| (.*) \|$", script("modules").listing())
+        assert len(rows) > 200
+        assert [(name, text) for name, text in rows if not text.endswith((".", "?"))] == []
+
+    def test_every_file_that_is_named_exists(self) -> None:
+        """The files of the lists of steps are where these say, beside the page, beside one another, or in tests."""
+        page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("\n## The modules\n")[0]
+        named = set(re.findall(r"`((?:spikecore|backends|plugins|tests|docs)/[\w./-]+)`", page))
+        assert len(named) > 30
+        assert [
+            name for name in sorted(named) if not (ROOT / name).exists() and "NAME" not in name and "FILE" not in name
+        ] == []
 
 
 class TestLinksOfADistribution:
