@@ -132,11 +132,11 @@ class Interpreter:
         own = self.own if tie and not self.ties and x.shape[0] and is_plain(x) else (False,) * len(now)
         return (
             tuple(_stack(seen, x) for seen in outputs),
-            tuple([_apart(value, is_own) for value, is_own in zip(now, own)]) if self.final else None,
+            tuple([_own_memory(value, is_own) for value, is_own in zip(now, own)]) if self.final else None,
             tuple(_stack(trace[name], x).to(self.compute) for name in record),
         )
 
-    def step_alone(
+    def single_step(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
     ) -> Tuple[Tensors, Optional[Tensors]]:
         """One step of plain tensors ``[*N]`` of a program without ties: :meth:`interpret` without time."""
@@ -149,8 +149,8 @@ class Interpreter:
         results = [_full(value, shape) for value in self.step([*xs, *now, *fixed], like)]
         own = (False,) * n if torch.is_grad_enabled() else self.own_outputs
         return (
-            tuple([_apart(value.to(self.dtype), is_own) for value, is_own in zip(results, own)]),
-            tuple([_apart(value, is_own) for value, is_own in zip(results[n:], self.own)]) if self.final else None,
+            tuple([_own_memory(value.to(self.dtype), is_own) for value, is_own in zip(results, own)]),
+            tuple([_own_memory(value, is_own) for value, is_own in zip(results[n:], self.own)]) if self.final else None,
         )
 
     def _before(self, values: Sequence[Tensor], like: Tensor) -> Tuple[List[Tensor], List[Tensor]]:
@@ -170,7 +170,7 @@ class Interpreter:
         ]
 
 
-def _apart(value: Tensor, is_own: bool) -> Tensor:
+def _own_memory(value: Tensor, is_own: bool) -> Tensor:
     """A value for the caller, who may change it in place: itself if no other tensor shares its memory, else a copy."""
     # memory may be shared with an input, with a parameter, or with a value that backward reads
     return value if is_own and value.is_contiguous() else value.clone(memory_format=torch.contiguous_format)

@@ -1,9 +1,10 @@
 """The neuron: a thin stateful shell over a pure function of input, state and parameters.
 
-The path of a tensor: ``forward -> _execute -> runner``. ``_execute`` checks the call, places the parameters, and hands
-everything to the runner that the bound backend compiled from the traced program. What a neuron *is* stands in its
-``dynamics``; what it holds between calls is in :mod:`spikecore._shell.state`, its backend in
-:mod:`spikecore._shell.binding`.
+The path of a tensor: ``forward -> _call -> runner``. Most calls are like an earlier one that passed every check
+(:mod:`spikecore._shell.earlier`): ``_call`` finds its runner with one look-up and skips the checks. Any other call goes
+through ``_execute``, which checks it, places the parameters, and finds or compiles the runner of the bound backend for
+the traced program. What a neuron *is* stands in its ``dynamics``; what it holds between calls is in
+:mod:`spikecore._shell.state`, its backend in :mod:`spikecore._shell.binding`.
 """
 
 from __future__ import annotations

@@ -39,4 +39,4 @@ class TorchRunner(Interpreter):
         """See :func:`spikecore.backend.once`."""
         if self.ties or not is_plain(inputs[0]) or is_autocast(inputs[0].device.type):
             return by_call(self, inputs, state, params)
-        return self.step_alone(inputs, state, params)
+        return self.single_step(inputs, state, params)
