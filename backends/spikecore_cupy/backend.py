@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List, Sequence, Union
 import torch
 from torch import Tensor
 
-from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry, KernelBackend, Launch
+from spikecore.kernels import BackwardLaunch, BackwardPlan, ForwardLaunch, ForwardPlan, Geometry, KernelBackend
 from spikecore.kernels.writing import BACKWARD_GROUPS, FORWARD_GROUPS, Places
 from spikecore_cupy import CAPABILITIES
 from spikecore_cupy.device import Kernel, shared
@@ -30,10 +30,10 @@ class CupyBackend(KernelBackend):
     #: What compiles and launches a kernel.
     kernel: Callable[..., Any] = Kernel
 
-    def forward(self, plan: ForwardPlan) -> Launch:
+    def forward(self, plan: ForwardPlan) -> ForwardLaunch:
         return Launcher(self.kernel, plan, FORWARD_GROUPS, ()).launch
 
-    def backward(self, plan: BackwardPlan) -> Launch:
+    def backward(self, plan: BackwardPlan) -> BackwardLaunch:
         learnt = [plan.kinds[name] for name in plan.learn]
         return Launcher(self.kernel, plan, BACKWARD_GROUPS, learnt).launch
 

@@ -6,8 +6,7 @@ from typing import Collection, Dict, FrozenSet, Tuple
 
 import torch
 
-from spikecore.kernels import negated_choice
-from spikecore.kernels.writing import KernelPrinter
+from spikecore.kernels.writing import KernelPrinter, negated_choice
 from spikecore.lang import Node
 from spikecore.lang.render import ATOM
 

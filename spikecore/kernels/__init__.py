@@ -3,9 +3,10 @@
 A kernel backend subclasses :class:`KernelBackend` and supplies two launches, forward and backward, on raw tensors.
 Under ``torch.compile`` it needs torch 2.4 or newer.
 
-Modules from low to high: ``cut``, ``_plan`` (what a kernel is compiled for), ``_launches`` (what it is called with),
-``writing`` (what generated texts share), ``_layout``, ``_memory``, ``_arguments``, ``_saved``, ``_sized``,
-``_execution``, ``_returned``, ``_again``, ``_registered``, ``_runner``, ``_backend``. ``cache`` needs none of them.
+Modules from low to high: ``cut``, ``_closure``, ``_steps``, ``_plan`` (what a kernel is compiled for), ``_launches``
+(what it is called with), ``writing`` (what generated texts share), ``_layout``, ``_memory``, ``_arguments``,
+``_saved``, ``_sized``, ``_execution``, ``_returned``, ``_again``, ``_registered``, ``_runner``, ``_backend``.
+``cache`` needs none of them.
 """
 
 from spikecore._base.locking import Lock
@@ -24,9 +25,10 @@ from spikecore.kernels._launches import (
     ReturningForwardLaunch,
 )
 from spikecore.kernels._layout import Layout, layout_of
-from spikecore.kernels._plan import BackwardPlan, ForwardPlan, Geometry, hoisted, negated_choice
+from spikecore.kernels._plan import BackwardPlan, ForwardPlan, Geometry
 from spikecore.kernels._reciprocals import with_reciprocals
 from spikecore.kernels._runner import KernelRunner
+from spikecore.kernels._steps import Functions
 
 __all__ = [
     "KERNELS",
@@ -38,6 +40,7 @@ __all__ = [
     "ForwardLaunch",
     "ForwardPlan",
     "ForwardResults",
+    "Functions",
     "Geometry",
     "KernelBackend",
     "KernelParams",
@@ -48,8 +51,6 @@ __all__ = [
     "Recent",
     "ReturningBackwardLaunch",
     "ReturningForwardLaunch",
-    "hoisted",
     "layout_of",
-    "negated_choice",
     "with_reciprocals",
 ]

@@ -98,7 +98,7 @@ Launch = Callable[..., Any]
 
 
 class ForwardLaunch(Protocol):
-    """Launches a forward kernel: the sizes, then the fields of :class:`ForwardBuffers`."""
+    """Launches a forward kernel: the sizes, then the fields of :class:`ForwardBuffers`. What it returns is not read."""
 
     def __call__(
         self,
@@ -110,7 +110,7 @@ class ForwardLaunch(Protocol):
         __final: Sequence[Tensor],
         __trace: Sequence[Tensor],
         __checkpoints: Sequence[Tensor],
-    ) -> None: ...
+    ) -> object: ...
 
 
 class BackwardLaunch(Protocol):

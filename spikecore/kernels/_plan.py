@@ -9,17 +9,17 @@ program a kernel needs.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
+from torch import Tensor
 
 from spikecore.backend import Spec
+from spikecore.kernels._closure import closure, in_order, leaves_of
+from spikecore.kernels._steps import Functions, Step, split
 from spikecore.kernels.cut import smallest_cut
-from spikecore.lang import Adjoint, Node, Program, loop_invariant, topological
+from spikecore.lang import Adjoint, Node, Program
 from spikecore.lang.node import const
-
-#: Kinds of parameters that have one value for all neurons.
-UNIFORM_KINDS = ("number", "scalar")
 
 
 class Geometry(NamedTuple):
@@ -82,6 +82,33 @@ class ForwardPlan(NamedTuple):
         """Names of the states whose checkpoints are written."""
         return saved_states(self.program, self.spec, self.has_initial_state) if self.checkpoints else ()
 
+    def initial_state(
+        self, params: Sequence[Any], functions: Optional[Functions] = None, like: Optional[Tensor] = None
+    ) -> List[Any]:
+        """The first value of each state at rest, as a pure function (see :meth:`forward_step`).
+
+        One that depends on no parameter is a number, or a tensor ``[]``: broadcast it. ``like`` is a tensor of the
+        dtype and on the device of the result, for parameters of which none is a tensor.
+        """
+        return _initial(self.program)(params, functions, like)
+
+    def forward_step(
+        self,
+        inputs: Sequence[Any],
+        state: Sequence[Any],
+        params: Sequence[Any],
+        functions: Optional[Functions] = None,
+    ) -> Tuple[List[Any], List[Any]]:
+        """One time step as a pure function: ``(outputs, next value of each state)``.
+
+        Values are in the dtype of arithmetic and broadcast against one step ``[*N]``: tensors, expressions
+        (:class:`spikecore.lang.Expr`), or whatever a table of ``functions`` computes with (op name -> function, see
+        ``spikecore.kernels.Functions``).
+        """
+        found = _forward(self.program)([*inputs, *state, *params], functions, None)
+        outputs, following = split(found, len(self.program.outputs), len(self.program.states))
+        return outputs, following
+
 
 class BackwardPlan(NamedTuple):
     """A backward kernel: the adjoint of a program from the last step to the first.
@@ -131,6 +158,34 @@ class BackwardPlan(NamedTuple):
     def wanted(self) -> Tuple[int, ...]:
         """Which inputs get a gradient: their numbers, in the order of the tensors ``grad_inputs``."""
         return tuple(index for index, wants in enumerate(self.inputs) if wants)
+
+    @property
+    def forward(self) -> ForwardPlan:
+        """The forward pass that this one differentiates, of which it may recompute steps."""
+        return ForwardPlan(self.program, self.spec, has_initial_state=self.has_initial_state)
+
+    def backward_step(
+        self,
+        inputs: Sequence[Any],
+        state: Sequence[Any],
+        params: Sequence[Any],
+        grad_outputs: Sequence[Any],
+        grad_state: Sequence[Any],
+        functions: Optional[Functions] = None,
+    ) -> Tuple[List[Any], List[Any], List[Any]]:
+        """One time step backwards as a pure function: ``(grad_inputs, grad_state, grad_params)`` before the step.
+
+        ``inputs``, ``state`` and ``params`` are those of the step (``state`` before it), values as for
+        :meth:`ForwardPlan.forward_step`. ``grad_outputs`` are the cotangents of outputs that arrive
+        (:attr:`arriving`), ``grad_state`` those of every state after the step: what the later step gave, and the
+        cotangent of that step's recorded state added. The results are gradients of the :attr:`wanted` inputs,
+        cotangents of every state before the step, and what the step adds to the gradient of each parameter of
+        ``learn``, of one number per neuron. Where a parameter is one for several neurons, sum over these.
+        """
+        values = [*inputs, *state, *params, *grad_outputs, *grad_state]
+        found = _backward(self._replace(geometry=None))(values, functions, None)
+        grads, carried, learnt = split(found, len(self.wanted), len(self.program.states), len(self.learn))
+        return grads, carried, learnt
 
     @property
     def adjoint(self) -> Adjoint:
@@ -184,6 +239,25 @@ class BackwardPlan(NamedTuple):
 
 
 @lru_cache(maxsize=64)
+def _initial(program: Program) -> Step:
+    return Step(program.leaves[len(program.inputs) + len(program.states) :], program.rest)
+
+
+@lru_cache(maxsize=64)
+def _forward(program: Program) -> Step:
+    return Step(program.leaves, [*program.outputs, *program.next])
+
+
+@lru_cache(maxsize=64)
+def _backward(plan: BackwardPlan) -> Step:
+    cotangents = [Node("out_grad", (), index) for index in plan.arriving]
+    cotangents += [Node("next_grad", (), name) for name in plan.program.states]
+    found = plan.adjoint
+    inputs = [found.inputs[index] for index in plan.wanted]
+    return Step([*plan.program.leaves, *cotangents], [*inputs, *found.states, *found.params])
+
+
+@lru_cache(maxsize=64)
 def _adjoint(plan: BackwardPlan) -> Adjoint:
     found = plan.program.adjoint(plan.learn, plan.outputs, plan.trace, plan.final)
     inputs = [node if wants else const(0.0) for node, wants in zip(found.inputs, plan.inputs)]
@@ -221,67 +295,3 @@ def saved_states(program: Program, spec: Spec, has_initial_state: bool) -> Tuple
         learn=spec.learn,
     )
     return everything.recomputed_states
-
-
-def hoisted(program: Program, spec: Spec, roots: Sequence[Node]) -> Tuple[Tuple[Node, ...], Tuple[Node, ...]]:
-    """What the roots use of the expressions of parameters alone: those that are one value, and one value per neuron.
-
-    Both are computed before the first step. What only another one of them uses is left out, and so is ``detach``: a
-    kernel has one symbol for a value and itself detached, which would be computed twice.
-    """
-    order = topological(roots)
-    fixed = loop_invariant(order)
-    inside = {node for node in fixed if node.op != "detach"}
-    used = {arg for node in order if node not in inside for arg in node.args} | set(roots)
-    varying = {Node("param", (), name) for name, kind in zip(program.params, spec.params) if kind not in UNIFORM_KINDS}
-    for node in fixed:
-        if any(arg in varying for arg in node.args):
-            varying.add(node)
-    front = [node for node in fixed if node in inside and node in used]
-    return tuple(n for n in front if n not in varying), tuple(n for n in front if n in varying)
-
-
-def is_choice(node: Node) -> bool:
-    """Whether a value is chosen among numbers: a spike, a sign, a choice between constants.
-
-    GPU compilers make integers of such values, and an integer has no -0, which the negation of 0 should be.
-    """
-    if node.op == "detach":
-        return is_choice(node.args[0])
-    chosen = node.args[1:] if node.op in ("where", "select") else ()
-    return node.op in ("spike", "sign") or (bool(chosen) and all(arg.op == "const" or is_choice(arg) for arg in chosen))
-
-
-def negated_choice(node: Node) -> Optional[int]:
-    """Which argument is a choice among numbers that this operation negates; None for others."""
-    if node.op == "neg" and is_choice(node.args[0]):
-        return 0
-    if node.op not in ("mul", "div"):
-        return None
-    a, b = node.args
-    if b.op == "const" and b.attr == -1.0 and is_choice(a):
-        return 0
-    return 1 if node.op == "mul" and a.op == "const" and a.attr == -1.0 and is_choice(b) else None
-
-
-def leaves_of(op: str, roots: Iterable[Node]) -> Set[str]:
-    """Names of the leaves of one kind that the roots use."""
-    return {str(node.attr) for node in topological(roots) if node.op == op}
-
-
-def closure(names: Iterable[str], op: str, rule: dict[str, Node]) -> FrozenSet[str]:
-    """The names, and those of the leaves that their rules use, and so on."""
-    found: Set[str] = set()
-    waiting: List[str] = list(names)
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found.add(name)
-            waiting.extend(leaves_of(op, [rule[name]]))
-    return frozenset(found)
-
-
-def in_order(names: Sequence[str], chosen: Iterable[str]) -> Tuple[str, ...]:
-    """The chosen ones of the names, in their order."""
-    chosen = set(chosen)
-    return tuple(name for name in names if name in chosen)

@@ -8,7 +8,7 @@ from typing import Any, List, Sequence, Tuple, Union
 import torch
 from torch import Tensor
 
-from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry, KernelBackend, Launch
+from spikecore.kernels import BackwardLaunch, BackwardPlan, ForwardLaunch, ForwardPlan, Geometry, KernelBackend
 from spikecore.kernels.writing import BACKWARD_GROUPS, FORWARD_GROUPS, Places
 from spikecore_numba import CAPABILITIES
 from spikecore_numba.compiler import Function, compiled
@@ -36,7 +36,7 @@ class NumbaBackend(KernelBackend):
     name = "numba"
     capabilities = CAPABILITIES
 
-    def forward(self, plan: ForwardPlan) -> Launch:
+    def forward(self, plan: ForwardPlan) -> ForwardLaunch:
         kernel = Kernel(print_kernel(plan), plan.dtype, plan.compute, FORWARD_GROUPS)
         scratch_bytes = kernel.source.rows * bytes_of(plan.compute) * BLOCK
 
@@ -55,7 +55,7 @@ class NumbaBackend(KernelBackend):
 
         return launch
 
-    def backward(self, plan: BackwardPlan) -> Launch:
+    def backward(self, plan: BackwardPlan) -> BackwardLaunch:
         kernel = Kernel(print_kernel(plan), plan.dtype, plan.compute, BACKWARD_GROUPS)
         itemsize, kept = bytes_of(plan.compute), kernel.source.histories
         scratch_bytes = kernel.source.rows * itemsize * BLOCK

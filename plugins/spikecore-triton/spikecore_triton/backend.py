@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from spikecore.backend import BackendError
-from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry, KernelBackend, Launch, Lock
+from spikecore.kernels import BackwardLaunch, BackwardPlan, ForwardLaunch, ForwardPlan, Geometry, KernelBackend, Lock
 from spikecore.kernels.writing import BACKWARD_GROUPS, FORWARD_GROUPS, Argument
 from spikecore.testing.expected import ExpectedFailure
 from spikecore_triton import CAPABILITIES, INTERPRETED
@@ -39,7 +39,7 @@ class TritonBackend(KernelBackend):
     expected_failures = {f"sequences/freed-{case}": _CYCLES for case in _FREED} if INTERPRETED else {}
     chunk = CHUNK
 
-    def forward(self, plan: ForwardPlan) -> Launch:
+    def forward(self, plan: ForwardPlan) -> ForwardLaunch:
         kernels = Kernels(plan, FORWARD_GROUPS)
 
         def launch(geometry: Geometry, *groups: Any) -> None:
@@ -47,7 +47,7 @@ class TritonBackend(KernelBackend):
 
         return launch
 
-    def backward(self, plan: BackwardPlan) -> Launch:
+    def backward(self, plan: BackwardPlan) -> BackwardLaunch:
         kernels = Kernels(plan, BACKWARD_GROUPS)
         kinds = plan.kinds
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Collection, Dict, Mapping, Tuple
 
-from spikecore.kernels import negated_choice
-from spikecore.kernels.writing import PYTHON_TEMPLATES, KernelPrinter, PythonSyntax
+from spikecore.kernels.writing import PYTHON_TEMPLATES, KernelPrinter, PythonSyntax, negated_choice
 from spikecore.lang import Node, topological
 from spikecore.lang.render import ATOM, PRODUCT, UNARY
 

@@ -5,6 +5,7 @@ is what differs: how a value is loaded and stored, how steps and neurons are loo
 A launch finds the values of a kernel's arguments with :class:`Places`.
 """
 
+from spikecore.kernels.writing._analysis import negated_choice
 from spikecore.kernels.writing._arguments import (
     BACKWARD_GROUPS,
     FILLED,
@@ -46,6 +47,7 @@ __all__ = [
     "indented",
     "input_leaf",
     "named",
+    "negated_choice",
     "output_cotangent",
     "param_leaf",
     "state_cotangent",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, List, Sequence, Tuple, Union
 
-from spikecore.kernels._plan import BackwardPlan, ForwardPlan, hoisted
+from spikecore.kernels._plan import BackwardPlan, ForwardPlan
+from spikecore.kernels.writing._analysis import hoisted
 from spikecore.kernels.writing._arguments import ArgumentTable
 from spikecore.kernels.writing._leaves import cotangent_leaves, param_leaf
 from spikecore.kernels.writing._lines import dtype_name
