@@ -5,14 +5,7 @@ from __future__ import annotations
 from typing import Dict, List, Sequence
 
 from spikecore.kernels import BackwardPlan
-from spikecore.kernels.writing import (
-    indented,
-    input_leaf,
-    output_cotangent,
-    param_leaf,
-    state_cotangent,
-    state_leaf,
-)
+from spikecore.kernels.writing import indented, input_leaf, output_cotangent, param_leaf, state_cotangent, state_leaf
 from spikecore.lang import Node
 from spikecore_cupy.derivative import derivative
 from spikecore_cupy.lines import over_neurons, over_steps

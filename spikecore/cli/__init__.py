@@ -25,12 +25,12 @@ import spikecore
 from spikecore._plugins.registry import BackendStatus
 from spikecore._plugins.selection import AUTO, automatic_order
 from spikecore._plugins.selection import backends as list_backends
-from spikecore.cli.bench import bench
-from spikecore.cli.cache import show_cache
-from spikecore.cli.conformance import ConformanceCommand, conformance
-from spikecore.cli.kernels import kernel
-from spikecore.cli.new_backend import new_backend
-from spikecore.cli.plugins_page import plugins_page
+from spikecore.cli._bench import bench
+from spikecore.cli._cache import show_cache
+from spikecore.cli._conformance import ConformanceCommand, conformance
+from spikecore.cli._kernels import kernel
+from spikecore.cli._new_backend import new_backend
+from spikecore.cli._plugins_page import plugins_page
 
 app = typer.Typer(name="spikecore", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 

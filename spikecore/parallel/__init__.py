@@ -8,7 +8,7 @@ Rules of this package:
 - Nothing here asks for a kind of device where torch need not be told: a pipeline over ``"cpu"`` runs the same code.
 """
 
-from spikecore.parallel.pipeline import Pipeline
-from spikecore.parallel.regions import checkpoint
+from spikecore.parallel._pipeline import Pipeline
+from spikecore.parallel._regions import checkpoint
 
 __all__ = ["Pipeline", "checkpoint"]

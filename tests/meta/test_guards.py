@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import spikecore as sc
 from spikecore import Capabilities
 from spikecore._plugins.registry import default_registry
-from spikecore.cli.conformance import ConformanceCommand, conformance
+from spikecore.cli._conformance import ConformanceCommand, conformance
 from spikecore.testing import CASES, DEFAULT_TIERS, TIERS, BackendConformance, check_backend, support
 from spikecore.testing.case import Case
 from spikecore.testing.cases.core import configurations

@@ -12,7 +12,7 @@ import pytest
 from typer import Typer
 from typer.testing import CliRunner
 
-from spikecore.cli.conformance import ConformanceCommand, conformance
+from spikecore.cli._conformance import ConformanceCommand, conformance
 from spikecore.testing import CASES, Report, Result
 from spikecore.testing.badge import badge
 from spikecore.testing.changes import changes

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import spikecore as sc
 from spikecore import Capabilities
 from spikecore._plugins.registry import default_registry
-from spikecore.cli.conformance import ConformanceCommand, conformance
+from spikecore.cli._conformance import ConformanceCommand, conformance
 from spikecore.testing import CASES, DEFAULT_TIERS, Result, check_backend, conforms, examine, judge
 from spikecore.testing.loopback import Loop, Loopback, installed
 

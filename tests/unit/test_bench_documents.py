@@ -11,7 +11,7 @@ from spikecore.bench import documents
 from spikecore.bench.report import from_json
 from spikecore.bench.run import measure, prepare
 from spikecore.bench.settings import Settings
-from spikecore.cli.bench_tables import show
+from spikecore.cli._bench_tables import show
 
 TINY = Settings(
     ("documents",), "cpu", ("torch",), peers=False, neurons=("LIF", "IF"), compile_steps=0, repetitions=1, quick=True

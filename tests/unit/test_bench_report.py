@@ -18,7 +18,7 @@ from spikecore.bench import machine, models, networks, run
 from spikecore.bench.plot import figure_of, plot, pyplot
 from spikecore.bench.report import Entrant, Report, Row, from_json
 from spikecore.bench.timing import HostClock, Plan
-from spikecore.cli import bench_tables as tables
+from spikecore.cli import _bench_tables as tables
 from spikecore.testing.loopback import installed
 
 

@@ -14,11 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import spikecore as sc
 from kernel_loop import LAYOUTS, SHAPE, Gated, Loop, bound, channels_last, gradients, image, same, twins
 from spikecore.backend import Spec, Unsupported
-from spikecore.kernels import (
-    KernelRunner,
-    _registered,
-    layout_of,
-)
+from spikecore.kernels import KernelRunner, _registered, layout_of
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 

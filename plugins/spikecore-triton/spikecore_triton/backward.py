@@ -6,14 +6,7 @@ from typing import Dict, List, Sequence
 
 from spikecore.kernels import BackwardPlan, with_reciprocals
 from spikecore.kernels.cut import smallest_cut
-from spikecore.kernels.writing import (
-    indented,
-    input_leaf,
-    output_cotangent,
-    param_leaf,
-    state_cotangent,
-    state_leaf,
-)
+from spikecore.kernels.writing import indented, input_leaf, output_cotangent, param_leaf, state_cotangent, state_leaf
 from spikecore.lang import Node, loop_invariant, topological
 from spikecore_triton.chunk import Chunk, in_every_lane, load, store
 from spikecore_triton.writer import CHUNK, Source, Writer

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore.parallel.schedule import ticks
+from spikecore.parallel._schedule import ticks
 from spikecore.testing.loopback import Loopback, installed
 
 T, B, N, C = 6, 8, 5, 3

@@ -14,7 +14,7 @@ from spikecore._shell.replicas import makes_time
 from spikecore._shell.state import Stateful
 from spikecore.backend import Unsupported
 from spikecore.functional import stateful_modules
-from spikecore.parallel.dry import shapes
+from spikecore.parallel._dry import shapes
 
 
 class OfOutput(NamedTuple):

@@ -9,10 +9,14 @@ from torch import Tensor, nn
 
 from spikecore._base.batches import to_device
 from spikecore.lang._plain import is_compiling
-from spikecore.parallel import dims, kinds, placement, split, steps
-from spikecore.parallel.dry import Inputs, called
-from spikecore.parallel.schedule import ticks
-from spikecore.parallel.states import PartStates
+from spikecore.parallel import _dims as dims
+from spikecore.parallel import _kinds as kinds
+from spikecore.parallel import _placement as placement
+from spikecore.parallel import _split as split
+from spikecore.parallel import _steps as steps
+from spikecore.parallel._dry import Inputs, called
+from spikecore.parallel._schedule import ticks
+from spikecore.parallel._states import PartStates
 
 
 def _refuse_compiler() -> None:

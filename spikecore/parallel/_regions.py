@@ -2,7 +2,7 @@
 
 No layer is wrapped. A module that has the policy has an object of this file in the place of its ``forward``, as an
 attribute of its own, which ``copy`` and ``pickle`` take along. What a group does when it is called, and when it is
-computed again, is in :mod:`spikecore.parallel.reruns`.
+computed again, is in :mod:`spikecore.parallel._reruns`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from spikecore._base.batches import flattened
 from spikecore._shell.checks import shown
 from spikecore.backend import Unsupported
 from spikecore.lang._plain import is_compiling
-from spikecore.parallel.pipeline import Pipeline
-from spikecore.parallel.reruns import Region
+from spikecore.parallel._pipeline import Pipeline
+from spikecore.parallel._reruns import Region
 
 
 def checkpoint(net: nn.Module, every: Optional[int], modules: Optional[Sequence[str]] = None) -> nn.Module:

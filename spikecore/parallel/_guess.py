@@ -13,8 +13,8 @@ from torch import nn
 
 from spikecore._base.batches import flattened
 from spikecore._shell.replicas import makes_time
-from spikecore.parallel import dims
-from spikecore.parallel.dry import shapes
+from spikecore.parallel import _dims as dims
+from spikecore.parallel._dry import shapes
 
 _SAY = (
     "Say which dimension of the input is the batch: Pipeline(..., batch_dim=1) for [T, B, ...], over whose steps the "

@@ -19,7 +19,7 @@ from typer.core import TyperCommand
 
 from spikecore._plugins.registry import default_registry
 from spikecore.backend import BackendError, UnknownBackend
-from spikecore.cli.conformance_tables import show
+from spikecore.cli._conformance_tables import show
 from spikecore.testing.badge import badge
 from spikecore.testing.case import TIERS
 from spikecore.testing.cases import CASES

@@ -13,7 +13,7 @@ from spikecore._base.batches import flattened, tree_map
 from spikecore._shell.state import Stateful, carry, carry_no_more, keep, slot_of
 from spikecore.encode import Encoder
 from spikecore.functional import check_places, stateful_modules
-from spikecore.parallel import dims
+from spikecore.parallel import _dims as dims
 
 
 def check(net: nn.Module, x: Any, T: Any, reduce: Any) -> bool:

@@ -13,11 +13,13 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from spikecore._base.batches import flattened, tree_map
-from spikecore.parallel import dims, dry, guess
-from spikecore.parallel.placement import Stages
+from spikecore.parallel import _dims as dims
+from spikecore.parallel import _dry as dry
+from spikecore.parallel import _guess as guess
+from spikecore.parallel._placement import Stages
 
 if TYPE_CHECKING:
-    from spikecore.parallel.pipeline import Pipeline
+    from spikecore.parallel._pipeline import Pipeline
 
 _log = logging.getLogger("spikecore")
 #: So many kinds of inputs are remembered.

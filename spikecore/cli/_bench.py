@@ -55,7 +55,7 @@ def bench(
     from spikecore.bench.report import from_json
     from spikecore.bench.run import prepare
     from spikecore.bench.settings import SUITES, Settings
-    from spikecore.cli.bench_tables import show
+    from spikecore.cli._bench_tables import show
 
     try:
         for path in (json, plot):

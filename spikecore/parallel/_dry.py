@@ -22,7 +22,7 @@ from spikecore._shell.state import Stateful, keep
 from spikecore.backend import BackendError
 from spikecore.encode import Encoder
 from spikecore.interpreter import is_autocast
-from spikecore.parallel.placement import Stages
+from spikecore.parallel._placement import Stages
 
 #: What an error says that comes from the absence of data.
 _ABSENT = re.compile(r"\b[Mm]eta\b")

@@ -25,7 +25,7 @@ from spikecore._base.batches import flattened
 from spikecore._shell.binding import Bound, numbers_of, traced_program
 from spikecore._shell.processes import is_shard
 from spikecore._shell.state import Stateful, own_names
-from spikecore.parallel.draws import may_draw
+from spikecore.parallel._draws import may_draw
 
 #: Where torch defines the forward of its norms. A subclass with a forward of its own may read running statistics.
 _NORMS = ("torch.nn.modules.batchnorm", "torch.nn.modules.instancenorm")
