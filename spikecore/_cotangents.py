@@ -55,7 +55,8 @@ class _Rules:
         program, n = self.program, len(self.program.outputs)
         m = n + len(self.record)
         trace = tuple(name for name, there in zip(self.record, present[n:m]) if there)
-        found = program.reach(present[:n], trace, any(present[m:]))
+        final = [name for name, there in zip(program.states, present[m:]) if there]
+        found = program.reach(present[:n], trace, final)
         live = [name in found.live for name in program.states]
         # whether a path leads to a first state, and to the parameter that it is, depends on the number of steps
         return [*live, *(kind == "state" or Node(kind, (), name) not in found.leaves for kind, name in self.sources)]

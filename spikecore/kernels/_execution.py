@@ -211,19 +211,20 @@ class Execution:
         if found is None:
             n, m, moving = self.n_outputs, self.n_outputs + self.n_final, self.arguments.n_moving(call)
             learn = tuple(i for i, wants in zip(self.arguments.tensor_params, wanted[moving:]) if wants)
+            named = tuple(name for name, there in zip(self.program.states, present[n:m]) if there)
             plan = BackwardPlan(
                 program=self.program,
                 spec=self.spec,
                 has_initial_state=call.has_initial_state,
                 outputs=present[:n],
                 trace=tuple(name for name, there in zip(call.record, present[m:]) if there),
-                final=any(present[n:m]),
+                final=named if 0 < len(named) < self.n_final else bool(named),
                 inputs=tuple(wanted[: self.arguments.n_inputs]),
                 state=any(wanted[self.arguments.n_inputs : moving]),
                 learn=tuple(self.program.params[i] for i in learn),
             )
             launch = launch_of(self.backend.backward, plan, self.backend.sizes)
-            gradients = Gradients(launch, plan.inputs, plan.state, plan.final, learn)
+            gradients = Gradients(launch, plan.inputs, plan.state, bool(plan.final), learn)
             found = self._backwards.put(key, gradients)
         return found
 

@@ -9,7 +9,7 @@ program a kernel needs.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -116,7 +116,8 @@ class BackwardPlan(NamedTuple):
     has_initial_state: whether the initial state is an argument; otherwise it is ``program.rest``.
     outputs: for each output, whether a cotangent arrives.
     trace: names of the recorded states with a cotangent for every step.
-    final: whether cotangents of the final state arrive.
+    final: names of the final states whose cotangents arrive, True for all, False for none. A kernel whose plan has
+        one gets an array for each state: zeros for others.
     inputs: for each input, whether its gradient is written.
     state: whether the gradient of the initial state is written.
     learn: names of the parameters whose gradient is written.
@@ -128,7 +129,7 @@ class BackwardPlan(NamedTuple):
     has_initial_state: bool
     outputs: Tuple[bool, ...]
     trace: Tuple[str, ...]
-    final: bool
+    final: Union[bool, Tuple[str, ...]]
     inputs: Tuple[bool, ...]
     state: bool
     learn: Tuple[str, ...]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from spikecore.lang._grad import reverse
 from spikecore.lang._graph import topological
@@ -139,24 +139,29 @@ class Program:
         learn: Sequence[str] = (),
         outputs: Optional[Sequence[bool]] = None,
         trace: Sequence[str] = (),
-        final: bool = True,
+        final: Union[bool, Sequence[str]] = True,
     ) -> Adjoint:
         """The adjoint of one step, with the cotangents of the named parameters.
 
         A cotangent that does not arrive is not 0: 0 times an infinite derivative is NaN. So it has no leaf.
 
         outputs: for each output, whether a cotangent arrives; by default all do. trace: names of the recorded states
-        with a cotangent. final: whether a cotangent of a final state arrives. Without one, only states that another
-        cotangent leads to have a ``next_grad``, which is 0 after the last step.
+        with a cotangent. final: names of the final states with a cotangent; True for all, False for none. Other states
+        have a ``next_grad`` if a cotangent that arrives leads to them, which is 0 after the last step.
 
         Raises ``ValueError`` for a name that is none of a parameter, or of a state, and another number of outputs.
         """
         there = (True,) * len(self.outputs) if outputs is None else tuple(map(bool, outputs))
-        return _adjoint(self, tuple(learn), there, tuple(trace), bool(final))
+        return _adjoint(self, tuple(learn), there, tuple(trace), self._finals(final))
 
-    def reach(self, outputs: Sequence[bool], trace: Sequence[str], final: bool) -> Reach:
+    def reach(self, outputs: Sequence[bool], trace: Sequence[str], final: Union[bool, Sequence[str]]) -> Reach:
         """Where a gradient flows if cotangents arrive as :meth:`adjoint` has them."""
-        return _reach(self, tuple(outputs), tuple(trace), final)
+        return _reach(self, tuple(outputs), tuple(trace), self._finals(final))
+
+    def _finals(self, final: Union[bool, Sequence[str]]) -> Tuple[str, ...]:
+        if isinstance(final, str):
+            raise ValueError(f"final={final!r} is one text; give a list of names of states, [{final!r}]")
+        return (self.states if final else ()) if isinstance(final, bool) else tuple(final)
 
 
 def _restore(entries: Flat, values: Dict[str, Any]) -> Program:
@@ -169,7 +174,7 @@ def _restore(entries: Flat, values: Dict[str, Any]) -> Program:
 
 @lru_cache(maxsize=256)
 def _adjoint(
-    program: Program, learn: Tuple[str, ...], outputs: Tuple[bool, ...], trace: Tuple[str, ...], final: bool
+    program: Program, learn: Tuple[str, ...], outputs: Tuple[bool, ...], trace: Tuple[str, ...], final: Tuple[str, ...]
 ) -> Adjoint:
     """See :meth:`Program.adjoint`."""
     unknown = [name for name in learn if name not in program.params]
@@ -180,8 +185,9 @@ def _adjoint(
         raise ValueError(
             f"outputs={outputs!r}: {program!r} has {len(program.outputs)} outputs, give one value for each"
         )
-    if not set(trace) <= set(program.states):
-        raise ValueError(f"trace={trace!r}: the states of {program!r} are {program.states}")
+    for what, names in (("trace", trace), ("final", final)):
+        if not set(names) <= set(program.states):
+            raise ValueError(f"{what}={names!r}: the states of {program!r} are {program.states}")
     roots = [(node, Node("out_grad", (), i)) for i, node in enumerate(program.outputs) if outputs[i]]
     live = program.reach(outputs, trace, final).live
     following = zip(program.states, program.next)
@@ -193,7 +199,7 @@ def _adjoint(
 
 
 @lru_cache(maxsize=1024)
-def _reach(program: Program, outputs: Tuple[bool, ...], trace: Tuple[str, ...], final: bool) -> Reach:
+def _reach(program: Program, outputs: Tuple[bool, ...], trace: Tuple[str, ...], final: Tuple[str, ...]) -> Reach:
     """See :meth:`Program.reach`."""
     arriving = [node for node, there in zip(program.outputs, outputs) if there]
     return reached(program.states, program.next, arriving, trace, final)

@@ -37,15 +37,19 @@ def differentiable_leaves(roots: Iterable[Node]) -> Set[Node]:
 
 
 def reached(
-    states: Sequence[str], following: Sequence[Node], outputs: Iterable[Node], trace: Iterable[str], final: bool
+    states: Sequence[str],
+    following: Sequence[Node],
+    outputs: Iterable[Node],
+    trace: Iterable[str],
+    final: Iterable[str],
 ) -> Reach:
-    """What is reached if cotangents arrive for these outputs, these recorded states, and any final state.
+    """What is reached if cotangents arrive for these outputs, these recorded states, and these final states.
 
     ``following`` are the expressions of the states after the step, one for each name of ``states``.
     """
     next_of = dict(zip(states, following))
     leaves = differentiable_leaves(outputs)
-    waiting = list(states if final else trace)
+    waiting = [*final, *trace]
     waiting += [str(leaf.attr) for leaf in leaves if leaf.op == "state"]
     live: Set[str] = set()
     while waiting:

@@ -264,7 +264,10 @@ def _rounding(actual: Array, expected: Array, wrong: Array, tolerance: Tolerance
     if not e.all() or not (off <= 1e-5 * np.abs(e)).all():
         return None
     if (e.astype(np.float32) == a).all():
-        return "the values are the right ones rounded to float32: float64 input has float64 state and arithmetic"
+        return (
+            "the values are the right ones rounded to float32: float64 input has float64 state and arithmetic, and a "
+            "parameter of float64 is read and gets its gradient in float64"
+        )
     ulp = max(float(x) for x in off / np.spacing(np.abs(e).astype(np.float32)).astype(float))
     if (a.astype(np.float32) != a).any() and (off > 1000 * np.spacing(np.abs(e))).any():
         return (

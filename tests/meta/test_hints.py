@@ -242,6 +242,13 @@ def test_faults_are_led_to(fault: str, case: str, words: str) -> None:
             "wanted/second-trace-recorded-alone",
             "for the cotangent of trace b, taken for that of a",
         ),
+        ("SharedScratchInBackward", "robust/threads-gradient", "one after the other these calls are right: threads"),
+        (
+            "DoubleParameterAsFloat32",
+            "parameters/scalar-float64-on-float64",
+            "a parameter of float64 is read and gets its gradient in float64",
+        ),
+        ("AbsentCotangentIsZero", "wanted/absent-final-state", "build the adjoint for those that arrive"),
     ],
 )
 def test_mutants_are_led_to(mutant: str, case: str, words: str) -> None:

@@ -47,6 +47,26 @@ def test_a_thread_that_does_not_end_is_a_failure() -> None:
     never.set()
 
 
+def test_what_is_wrong_without_other_threads_is_no_affair_of_threads() -> None:
+    """The hint that threads share something is for calls that are right one after the other."""
+    calls: List[int] = []
+
+    def work(i: int) -> None:
+        calls.append(i)
+        if always or len(calls) <= 2:
+            raise Mismatch("output of a thread differs")
+
+    always = False
+    with pytest.raises(
+        Mismatch, match=r"(?s)differs\n  hint: one after the other these calls are right: threads share"
+    ):
+        at_once(work, 2)
+    assert calls[2:] == [0, 1]
+    always = True
+    with pytest.raises(Mismatch, match=r"differs$"):
+        at_once(work, 2)
+
+
 def test_an_error_is_told_before_a_thread_that_does_not_end() -> None:
     """It is the cause, for all that one knows."""
     never = threading.Event()

@@ -92,6 +92,13 @@ def add_to(cases: Collection) -> None:
         ("gradients",),
     )
     cases.add(
+        "wanted/absent-final-state",
+        "state",
+        f"a final state without a cotangent, which nothing reads, contributes nothing beside another one: {of}",
+        other_final_state,
+        ("gradients", "state_gradients"),
+    )
+    cases.add(
         "wanted/absent-trace",
         "state",
         f"a recorded state without a cotangent contributes nothing: {of}",
@@ -126,6 +133,16 @@ def state(context: Context) -> None:
     _check(context, neuron, "the output alone", [x], neuron(x), [_later() / 2.0])
 
 
+def other_final_state(context: Context) -> None:
+    """The loss is of the final potential, and then of it and the output."""
+    neuron, one = State(backend=context.name), np.tile(_WEIGHTS[0] / 2.0, (_SHAPE[0], 1))
+    x = context.tensor(np.zeros(_SHAPE), grad=True)
+    _check(context, neuron, "the final v alone", [x], neuron.run(x)[1]["v"], [one])
+    x = context.tensor(np.zeros(_SHAPE), grad=True)
+    output, final = neuron.run(x)
+    _check(context, neuron, "the output plus the final v", [x], output + final["v"], [_later() / 2.0 + one * _total()])
+
+
 def trace(context: Context) -> None:
     """Both states are recorded, and the loss is of the first trace."""
     neuron, x = State(backend=context.name), context.tensor(np.zeros(_SHAPE), grad=True)
@@ -140,6 +157,11 @@ def parameter(context: Context) -> None:
     leaves = [x, neuron.get_parameter("gain"), neuron.get_parameter("other")]
     right = [_later() / 2.0, _later().sum(), np.zeros(())]
     _check(context, neuron, "its first output alone", leaves, neuron(x)[0], right)
+
+
+def _total() -> float:
+    """Of cotangents of each step, times which that of the final state arrives where it is added to every step."""
+    return float(_WEIGHTS[:, 0].sum())
 
 
 def _later() -> Array:

@@ -26,7 +26,7 @@ class Tape:
         self.rest = Straight(self.params, program.rest)
         self.step = Straight(program.leaves, [*program.outputs, *program.next])
 
-    def back(self, outputs: Any, trace: Any, final: bool) -> Any:
+    def back(self, outputs: Any, trace: Any, final: Any) -> Any:
         """One step backwards for the cotangents that arrive: one that does not is in no expression."""
         program = self.program
         adjoint = program.adjoint(self.learn, outputs, trace, final)
@@ -126,11 +126,11 @@ class Tape:
         return [*found, *carried, *of_params]
 
     def arriving(self, ctx: Any, grads: Any) -> Any:
-        """Which cotangents there are: of each output, names of the recorded states, and whether of a final state."""
+        """Which cotangents there are: of each output, names of the recorded states, and of final states."""
         outs, finals = len(self.program.outputs), len(self.program.states)
         there = [g is not None for g in grads]
         trace = [name for name, of in zip(ctx.record, there[outs + finals :]) if of]
-        return there[:outs], trace, any(there[outs : outs + finals])
+        return there[:outs], trace, [name for name, of in zip(self.program.states, there[outs:]) if of]
 
     def incoming(self, grad: Any, zero: Any) -> Any:
         """A cotangent in the dtype of arithmetic; one that does not arrive is a number that no expression reads."""

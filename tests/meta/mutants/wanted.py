@@ -123,12 +123,35 @@ def silent(backend: str) -> object:
     return x.grad
 
 
-@mutant("wanted/absent-output", "wanted/absent-output-of-a-final-state", "wanted/absent-state", shows=silent)
+@mutant("wanted/absent-output", "wanted/absent-output-of-a-final-state", "wanted/absent-*state", shows=silent)
 class AbsentCotangentIsZero(Tape):
     """A cotangent that does not arrive is a 0 that is multiplied."""
 
     def arriving(self, ctx, grads):
         return (True,) * len(self.program.outputs), ctx.record, True
+
+
+def one_final(backend: str) -> object:
+    """The gradient of one final state, beside another that is infinitely steep at this input."""
+
+    class Logarithm(sc.Neuron):
+        states = {"v": 0.0, "b": 0.0}
+
+        def dynamics(self, x, s, p):
+            return s.v, {"v": s.v + x, "b": sc.ops.log(x)}
+
+    x = torch.zeros(3, 2, requires_grad=True)
+    Logarithm(backend=backend).run(x)[1]["v"].sum().backward()
+    return x.grad
+
+
+@mutant("wanted/absent-final-state", shows=one_final)
+class OneFinalStateIsAll(Tape):
+    """Where a cotangent of one final state arrives, those of the others are 0."""
+
+    def arriving(self, ctx, grads):
+        outputs, trace, final = super().arriving(ctx, grads)
+        return outputs, trace, bool(final)
 
 
 @mutant("sequences/inference-mode", raises=True, shows=in_inference_mode)

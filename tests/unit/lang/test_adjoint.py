@@ -244,11 +244,21 @@ class TestStructure:
             used = {node.op for node in topological([*found.inputs, *found.states]) if node.op.endswith("_grad")}
             assert used == ops, asked
 
+    def test_the_final_states_that_are_asked_for(self):
+        """Those that are named have a leaf, and those that a named one is computed from; others have none."""
+        program = sc.Synaptic().program  # the potential is computed from the current, and not the other way round
+        for final, names in (((), set()), (("v",), {"i", "v"}), (True, {"i", "v"}), (["i"], {"i"})):
+            found = program.adjoint(outputs=[False], final=final)
+            leaves = topological([*found.inputs, *found.states])
+            assert {node.attr for node in leaves if node.op == "next_grad"} == names, final
+
     @pytest.mark.parametrize(
         ("asked", "words"),
         [
             ({"outputs": [True, True]}, r"has 1 outputs, give one value for each"),
             ({"trace": ["u"]}, r"trace=\('u',\): the states"),
+            ({"final": ["u"]}, r"final=\('u',\): the states"),
+            ({"final": "v"}, r"final='v' is one text; give a list of names of states, \['v'\]"),
         ],
     )
     def test_cotangents_of_what_there_is_not(self, asked, words):
