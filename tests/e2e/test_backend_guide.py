@@ -10,13 +10,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any, Dict, Optional
 
 import pytest
 
+import warm
 from spikecore._scaffold.project import project, rendered
 
 ROOT = Path(__file__).parents[2]
@@ -26,14 +26,7 @@ PIP = ["pip", "install", "--quiet", "--disable-pip-version-check", "--no-index",
 def run(site: Path, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     environ = {key: value for key, value in os.environ.items() if not key.startswith("SPIKECORE_")}
     path = os.pathsep.join(filter(None, (str(site), environ.get("PYTHONPATH", ""))))
-    done = subprocess.run(
-        [sys.executable, "-m", *command],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=site,
-        env={**environ, "PYTHONPATH": path},
-    )
+    done = warm.run("-m", *command, cwd=site, env={**environ, "PYTHONPATH": path})
     assert done.returncode == 0 or not check, done.stdout + done.stderr
     return done
 

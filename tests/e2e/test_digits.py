@@ -6,12 +6,12 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import warm
 from programs import EXAMPLES, points
 
 ROOT = Path(__file__).parents[2]
@@ -20,8 +20,8 @@ BUILT_IN = {**os.environ, "SPIKECORE_BLOCK": "numba,triton"}
 
 
 def start(out: Path, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "examples" / "digits.py"), "--epochs", "2", "--out", str(out), *args]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env={**BUILT_IN, **environ})
+    command = [EXAMPLES / "digits.py", "--epochs", "2", "--out", out, *args]
+    return warm.run(*command, env={**BUILT_IN, **environ})
 
 
 def run(out: Path, *args: str) -> str:
@@ -123,9 +123,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def stopped(number: int, example: str, *args: str) -> subprocess.CompletedProcess[str]:
     """An example that got a signal after its first epoch."""
-    path = str(ROOT / "examples" / example)
-    command = [sys.executable, "-c", STOPPING, "1", str(int(number)), path, *args]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=BUILT_IN)
+    return warm.run("-c", STOPPING, "1", str(int(number)), EXAMPLES / example, *args, env=BUILT_IN)
 
 
 def same_weights(a: Path, b: Path) -> bool:
@@ -156,16 +154,7 @@ def test_a_stopped_run_goes_on_to_the_same_weights(first, tmp_path, number):
 
 def test_a_checkpoint_of_other_settings_is_refused(first):
     """A sentence names what differs."""
-    command = [
-        sys.executable,
-        str(ROOT / "examples" / "digits.py"),
-        "--out",
-        str(first[1]),
-        "--resume",
-        "--epochs",
-        "3",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = warm.run(EXAMPLES / "digits.py", "--out", first[1], "--resume", "--epochs", "3")
     assert done.returncode == 1
     assert done.stderr.strip().endswith(
         "was written with epochs=2 (now 3); give the same, or begin without this checkpoint"
@@ -176,8 +165,7 @@ def test_a_checkpoint_of_other_settings_is_refused(first):
 def test_the_tutorial_without_its_backend(tmp_path, monkeypatch):
     """A sentence, and the exit status of wrong usage."""
     monkeypatch.setenv("SPIKECORE_BACKEND", "cupy")
-    command = [sys.executable, str(ROOT / "examples" / "mnist_ipu.py"), "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = warm.run(EXAMPLES / "mnist_ipu.py", "--out", tmp_path)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert "mnist_ipu.py: error: backend 'cupy' (from SPIKECORE_BACKEND) is not usable here" in done.stderr
@@ -185,14 +173,14 @@ def test_the_tutorial_without_its_backend(tmp_path, monkeypatch):
 
 def test_the_tutorial_without_its_data(tmp_path):
     """The error names options that the program has, and --help what is taken without any."""
-    command = [sys.executable, str(EXAMPLES / "mnist_ipu.py")]
-    done = subprocess.run([*command, "--data", str(tmp_path)], capture_output=True, text=True, check=False)
+    program = EXAMPLES / "mnist_ipu.py"
+    done = warm.run(program, "--data", tmp_path)
     assert done.returncode == 2
     assert done.stderr.endswith(
         ". Give the folder of these files with --data, or leave out --data for scikit-learn's digits\n"
     )
     wide = {**os.environ, "COLUMNS": "200"}  # no word is broken
-    told = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True, env=wide).stdout
+    told = warm.run(program, "--help", env=wide, check=True).stdout
     assert "folder with the files of MNIST; without it, scikit-learn's digits" in " ".join(told.split())
     assert "images of a step (default: 120)" in " ".join(told.split())
     assert "(default: None)" not in told
@@ -201,12 +189,10 @@ def test_the_tutorial_without_its_data(tmp_path):
 def test_the_tutorial_goes_on_to_the_same_weights(tmp_path):
     """The example for IPUs, killed and resumed, too."""
     args = ("--epochs", "2", "--batch-size", "360", "--out")
-    path = str(ROOT / "examples" / "mnist_ipu.py")
-    command = [sys.executable, path, *args, str(tmp_path / "whole")]
-    subprocess.run(command, check=True, capture_output=True, env=BUILT_IN)
+    program = EXAMPLES / "mnist_ipu.py"
+    warm.run(program, *args, tmp_path / "whole", check=True, env=BUILT_IN)
     ended = stopped(signal.SIGTERM, "mnist_ipu.py", *args, str(tmp_path / "cut"))
     assert ended.returncode == 130
     assert "checkpoint.pt; go on with --resume" in ended.stderr
-    command = [sys.executable, path, *args, str(tmp_path / "cut"), "--resume"]
-    subprocess.run(command, check=True, capture_output=True, env=BUILT_IN)
+    warm.run(program, *args, tmp_path / "cut", "--resume", check=True, env=BUILT_IN)
     assert same_weights(tmp_path / "cut", tmp_path / "whole")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Set
 
 import pytest
 import torch
 
+import warm
 from spikecore_cupy import device, host
 
 ROOT = Path(__file__).parents[2]
@@ -43,8 +42,7 @@ def test_the_python_blocks_of_a_page_run_in_order(page: Path, tmp_path: Path) ->
     old = ["-W", "ignore::DeprecationWarning"] if torch.__version__ < "2.1" else []
     # torch.func.jvp makes torch load rules that it compiles with its own torch.jit.script
     old += ["-W", "ignore:`torch.jit.script` is deprecated:DeprecationWarning"]
-    command = [sys.executable, "-W", "error", *old, str(program)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+    done = warm.run("-W", "error", *old, program, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
 
 

@@ -15,6 +15,7 @@ from typing import Any, Dict, List
 import pytest
 
 import spikecore
+import warm
 
 PYPROJECT = """
 [build-system]
@@ -110,10 +111,7 @@ class Process:
 
     def run(self, *arguments: str, **environ: str) -> str:
         """Standard output of ``python arguments``, which must succeed."""
-        command = [sys.executable, *arguments]
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, env={**self.environ, **environ}, cwd=os.sep
-        )
+        done = warm.run(*arguments, env={**self.environ, **environ}, cwd=Path(os.sep))
         assert done.returncode == 0, done.stdout + done.stderr
         self.stderr = done.stderr
         return done.stdout

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
+import warm
 from spikecore.backend import Unsupported
 from spikecore.testing import ExpectedFailure, check_backend
 from spikecore.testing.expected import Failure, excuse_for
@@ -138,7 +136,5 @@ def test_importing_it_does_not_load_the_suite() -> None:
         "import sys\nfrom spikecore.testing import ExpectedFailure\n"
         "print([m for m in sys.modules if m.startswith(('spikecore.testing.cases', 'spikecore.testing.oracle'))])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300, env=dict(os.environ)
-    )
+    done = warm.run("-c", code, check=True, timeout=300)
     assert done.stdout.strip() == "[]"

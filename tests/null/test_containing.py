@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import types
@@ -13,6 +12,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import pytest
 
+import warm
 from spikecore._plugins.hookspecs import hookimpl
 from spikecore._plugins.registry import Registry
 from spikecore.backend import Backend, BackendError, BackendInfo, BackendLoadError, BackendUnavailable, Capabilities
@@ -304,7 +304,7 @@ print(registry.get("slow", "argument").name)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_fork_while_another_thread_loads_leaves_the_child_able_to_ask() -> None:
     """In the child other backends load, and the half loaded one is an error in words; the parent goes on."""
-    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=False, timeout=120)
+    done = warm.run("-c", FORKED, timeout=120)
     assert done.stdout.splitlines() == [
         "torch",
         "backend 'slow' was being loaded by another thread when this process was forked, so it may be half imported "

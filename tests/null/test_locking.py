@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 import spikecore
+import warm
 from spikecore._base import locking
 from spikecore._base.locking import Lock
 
@@ -20,7 +19,7 @@ forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not
 
 
 def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    done = warm.run("-c", code, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -28,7 +28,9 @@ Job = Tuple[Callable[..., Any], Tuple[Any, ...], Dict[str, Any]]
 
 def run(folder: Path, world: int, jobs: Dict[str, Job]) -> Dict[str, Any]:
     """The results of process 0 by name; where any process raised, its traceback as a text."""
-    context = torch.multiprocessing.get_context("spawn")
+    # forks of one process that has torch, where spawned ones would all import it
+    context = torch.multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.pipelining"])
     started = [context.Process(target=_work, args=(rank, world, folder, jobs), daemon=True) for rank in range(world)]
     for one in started:
         one.start()

@@ -7,6 +7,7 @@ What must itself import torch, or start with other settings of Python or of Open
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
@@ -64,12 +65,17 @@ def _asked(request: Dict[str, Any]) -> int:
         path = {name: value for name, value in os.environ.items() if name not in SET}
         command = [sys.executable, __file__]
         _servers.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=path))
+        atexit.register(_ended)
     stdin, stdout = _servers[0].stdin, _servers[0].stdout
     assert stdin is not None
     assert stdout is not None
     stdin.write(json.dumps(request) + "\n")
     stdin.flush()
     return int(stdout.readline())
+
+
+def _ended() -> None:
+    _servers.pop().communicate()  # it ends with its input
 
 
 # -- in the process that forks

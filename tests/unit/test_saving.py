@@ -9,14 +9,13 @@ import os
 import pathlib
 import signal
 import stat
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 
 import spikecore as sc
+import warm
 from spikecore.training import _saving as saving
 
 SETTINGS = {"epochs": 4, "rate": 1e-3, "data": "digits"}
@@ -95,7 +94,7 @@ def test_a_kill_leaves_a_whole_file(tmp_path, moment):
         f"{module}.{name} = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"sc.save_checkpoint({str(path)!r}, {SETTINGS!r}, epoch=2)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=False)
+    done = warm.run("-c", code)
     assert done.returncode == -signal.SIGKILL
     assert sc.load_checkpoint(path, SETTINGS)["epoch"] == 1
 
