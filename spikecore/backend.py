@@ -171,7 +171,7 @@ class Backend:
 
         and returns ``(outputs, state, trace)``: outputs ``[T, *N]`` in ``spec.dtype``, final state ``[*N]`` and
         recorded states ``[T, *N]`` in ``spec.compute``. The result is differentiable in inputs, state and parameters,
-        by the derivatives of the program; where the start is at rest and ``program.rest`` names a learnt parameter,
+        by the derivatives of the program; where the start is at rest and ``program.initial`` names a learnt parameter,
         that is part of them. No result shares memory with an argument or with another result. Called once per program
         and spec; the host keeps the runner.
 

@@ -18,7 +18,7 @@ from spikecore._cotangents import needed, tied
 from spikecore.backend import ParamValue, Spec, Tensors
 from spikecore.lang import Node, Program, loop_invariant, topological
 from spikecore.lang._plain import Held, is_plain
-from spikecore.lang.eager import TORCH, Functions, Straight, operands
+from spikecore.lang.eager import TORCH, Functions, StraightLine, operands
 
 #: Operations whose result is new memory, and whose derivative does not read it.
 _FRESH = ("add", "sub", "mul", "div", "neg", "where", "select")
@@ -57,11 +57,11 @@ class Interpreter:
         n_moving = len(program.inputs) + len(program.states)
         moving, params = program.leaves[:n_moving], program.leaves[n_moving:]
         roots = [*program.outputs, *program.next]
-        constants = [node for node in topological([*roots, *program.rest]) if node.op == "const"]
+        constants = [node for node in topological([*roots, *program.initial]) if node.op == "const"]
         fixed: Sequence[Node] = [*params, *constants, *loop_invariant(program.nodes)]
-        self.rest = Straight(params, program.rest, functions)
-        self.fixed = Straight(params, fixed, functions)
-        self.step = Straight([*moving, *fixed], roots, functions)
+        self.initial = StraightLine(params, program.initial, functions)
+        self.fixed = StraightLine(params, fixed, functions)
+        self.step = StraightLine([*moving, *fixed], roots, functions)
         self.n_outputs = len(program.outputs)
         # a state that is an output, too, gets a node of its own in autograd's graph, where the gradients of later steps
         # are summed before that of the output is added
@@ -107,9 +107,9 @@ class Interpreter:
     ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
         x, shape = inputs[0], inputs[0].shape[1:]
         like = x if x.dtype == self.compute else x.new_empty((), dtype=self.compute)
-        fixed, rest = self._held(params, like, self._before)
-        # rest values may be 0-d or per channel; from here on every state has the shape of one step
-        now = list(state) if state is not None else [value.expand(shape) for value in rest]
+        fixed, initial = self._held(params, like, self._before)
+        # initial values may be 0-d or per channel; from here on every state has the shape of one step
+        now = list(state) if state is not None else [value.expand(shape) for value in initial]
         outputs: List[List[Tensor]] = [[] for _ in range(self.n_outputs)]
         trace: Dict[str, List[Tensor]] = {name: [] for name in record}
         for xs in zip(*(x.to(self.compute).unbind(0) for x in inputs)):
@@ -142,8 +142,8 @@ class Interpreter:
         """One step of plain tensors ``[*N]`` of a program without ties: :meth:`interpret` without time."""
         x, n = inputs[0], self.n_outputs
         like, shape = x if x.dtype == self.compute else x.new_empty((), dtype=self.compute), x.shape
-        fixed, rest = self._held(params, like, self._before)
-        now = state if state is not None else [value.expand(shape) for value in rest]
+        fixed, initial = self._held(params, like, self._before)
+        now = state if state is not None else [value.expand(shape) for value in initial]
         # gradients of one input are summed apart from those that the caller's other uses of the tensor give
         xs = [(x.expand(shape) if several else x).to(self.compute) for x, several in zip(inputs, self.several)]
         results = [_full(value, shape) for value in self.step([*xs, *now, *fixed], like)]
@@ -155,7 +155,7 @@ class Interpreter:
 
     def _before(self, values: Sequence[Tensor], like: Tensor) -> Tuple[List[Tensor], List[Tensor]]:
         """What depends on parameters alone: the values that every step reads, and those of the states at rest."""
-        return self.fixed(values, like), self.rest(values, like)
+        return self.fixed(values, like), self.initial(values, like)
 
     def _sources(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]

@@ -148,7 +148,7 @@ class Writer(KernelWriter):
             name = f"{self.local[state_leaf(state)]}_start"
             return [f"{target} = load<V>({self.one(name, 'state', index)});"]
         names = {leaf: self.at(leaf) for leaf in (*self._one, *self._many)}
-        return over_neurons([f"{target}[j] = {self.printer.expression(self.program.rest[index], names)};"])
+        return over_neurons([f"{target}[j] = {self.printer.expression(self.program.initial[index], names)};"])
 
     # -- steps
 

@@ -98,6 +98,6 @@ class OnceDifferentiable(torch.autograd.Function):
 
 
 def _operations(program: Program) -> Set[str]:
-    nodes = topological([*program.outputs, *program.next, *program.rest])
+    nodes = topological([*program.outputs, *program.next, *program.initial])
     rules = [node.attr.derivative for node in nodes if isinstance(node.attr, SpikeRule)]
     return {node.op for node in (*nodes, *topological(rules))}

@@ -38,7 +38,7 @@ class ForwardPlan(NamedTuple):
     """A forward kernel: all steps of a program.
 
     record: names of the states whose value after every step is written.
-    has_initial_state: whether the initial state is an argument; otherwise it is ``program.rest``.
+    has_initial_state: whether the initial state is an argument; otherwise it is ``program.initial``.
     final: whether the final state is written.
     checkpoints: whether states are written before every chunk of steps but the first, for backward.
     geometry: the sizes of every call of this kernel, if they are fixed.
@@ -75,7 +75,7 @@ class ForwardPlan(NamedTuple):
     @property
     def initial(self) -> Tuple[Node, ...]:
         """The initial values that the kernel computes from parameters; none where they are arguments."""
-        return () if self.has_initial_state else self.program.rest
+        return () if self.has_initial_state else self.program.initial
 
     @property
     def saved(self) -> Tuple[str, ...]:
@@ -113,7 +113,7 @@ class ForwardPlan(NamedTuple):
 class BackwardPlan(NamedTuple):
     """A backward kernel: the adjoint of a program from the last step to the first.
 
-    has_initial_state: whether the initial state is an argument; otherwise it is ``program.rest``.
+    has_initial_state: whether the initial state is an argument; otherwise it is ``program.initial``.
     outputs: for each output, whether a cotangent arrives.
     trace: names of the recorded states with a cotangent for every step.
     final: names of the final states whose cotangents arrive, True for all, False for none. A kernel whose plan has
@@ -215,7 +215,7 @@ class BackwardPlan(NamedTuple):
         if self.has_initial_state:
             return ()
         states = self.recomputed_states
-        return tuple(node for name, node in zip(self.program.states, self.program.rest) if name in states)
+        return tuple(node for name, node in zip(self.program.states, self.program.initial) if name in states)
 
     @property
     def saved(self) -> Tuple[str, ...]:
@@ -241,7 +241,7 @@ class BackwardPlan(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _initial(program: Program) -> Step:
-    return Step(program.leaves[len(program.inputs) + len(program.states) :], program.rest)
+    return Step(program.leaves[len(program.inputs) + len(program.states) :], program.initial)
 
 
 @lru_cache(maxsize=64)

@@ -32,7 +32,7 @@ from spikecore.lang._plain import (
     is_plain,
     is_transforming,
 )
-from spikecore.lang.eager import Straight
+from spikecore.lang.eager import StraightLine
 
 #: A tensor of another type, be it a state or a parameter, goes through torch's dispatcher, which handles its type.
 #: A FakeTensor beside a plain input stands for no values, and is refused as a tensor without memory.
@@ -52,8 +52,8 @@ class KernelRunner:
         self.key = key_of(self.execution)
         register()
         #: Whether the initial state depends on a learnt parameter, so that autograd must see how.
-        self.learnt_rest = any(node.op == "param" and node.attr in spec.learn for node in program.rest)
-        self.rest = Straight(program.leaves[len(program.inputs) + len(program.states) :], program.rest)
+        self.learnt_initial = any(node.op == "param" and node.attr in spec.learn for node in program.initial)
+        self.initial = StraightLine(program.leaves[len(program.inputs) + len(program.states) :], program.initial)
         self.n_outputs = len(program.outputs)
         self.ends = self.n_outputs + self.execution.n_final
         self.instead: Instead = None
@@ -111,7 +111,7 @@ class KernelRunner:
             # converted once for kernel and initial state, so that the gradients of a 16-bit parameter add up in float32
             compute = self.spec.compute
             params = tuple([value.to(compute) if isinstance(value, Tensor) else value for value in params])
-        if state is None and self.learnt_rest:
+        if state is None and self.learnt_initial:
             state = self._at_rest(inputs[0].device, shape, params)
         tensors = inputs if state is None else (*inputs, *state)
         if not self.execution.arguments.tensor_params:
@@ -144,7 +144,7 @@ class KernelRunner:
     def _at_rest(self, device: torch.device, shape: torch.Size, params: Tuple[ParamValue, ...]) -> Tensors:
         like = torch.empty((), dtype=self.spec.compute, device=device)
         values = [p.to(like.dtype) if isinstance(p, Tensor) else like.new_full((), p) for p in params]
-        return tuple([value.expand(shape) for value in self.rest(values, like)])
+        return tuple([value.expand(shape) for value in self.initial(values, like)])
 
     def _nothing(
         self, x: Tensor, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]

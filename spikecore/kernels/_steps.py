@@ -18,7 +18,7 @@ from torch import Tensor
 
 from spikecore.backend import Unsupported
 from spikecore.lang import Expr, Node, SpikeRule, topological
-from spikecore.lang.eager import Straight, number
+from spikecore.lang.eager import StraightLine, number
 from spikecore.lang.node import const, substitute
 
 #: op name -> function of a target's values, for every operation that a program uses. That of ``spike`` is called as
@@ -32,7 +32,7 @@ class Step:
 
     def __init__(self, leaves: Sequence[Node], roots: Sequence[Node]) -> None:
         self.leaves, self.roots = tuple(leaves), tuple(roots)
-        self._straight: Optional[Straight] = None
+        self._straight: Optional[StraightLine] = None
 
     def __call__(self, values: Sequence[Any], functions: Optional[Functions], like: Optional[Tensor]) -> List[Any]:
         """The values of the roots. One that depends on no leaf is a number, or a tensor ``[]``.
@@ -53,7 +53,7 @@ class Step:
         if like is None:
             like = next((value for value in values if isinstance(value, Tensor)), torch.empty(()))
         if self._straight is None:
-            self._straight = Straight(self.leaves, self.roots)
+            self._straight = StraightLine(self.leaves, self.roots)
         # a bare number would be divided by through its reciprocal on some devices
         return self._straight([v if isinstance(v, Tensor) else number(float(v), like) for v in values], like)
 

@@ -17,8 +17,8 @@ class ListingPrinter(TextPrinter):
     """The language's own notation, of whole programs."""
 
     def program(self, program: Program) -> str:
-        """A whole program: signature, rest, what is computed once, the step, its results, the surrogate derivatives and
-        what the host computes for them.
+        """A whole program: signature, initial values, what is computed once, the step, its results, the surrogate
+        derivatives and what the host computes for them.
         """
         names: Dict[Node, str] = {leaf: self.symbol(leaf) for leaf in program.leaves}
 
@@ -31,7 +31,7 @@ class ListingPrinter(TextPrinter):
             for op, known in (("input", program.inputs), ("state", program.states), ("param", own))
         )
         lines = [("", f"({', '.join(inputs)}; {', '.join(states)}; {', '.join(params)})")]
-        lines += [("  rest  ", f"{state} = {inline(node)}") for state, node in zip(states, program.rest)]
+        lines += [("  rest  ", f"{state} = {inline(node)}") for state, node in zip(states, program.initial)]
         lines += [("  once  ", line) for line in self.block(loop_invariant(program.nodes), names, program.labels)]
         results = [*program.outputs, *program.next]
         lines += [("  step  ", line) for line in self.block(results, names, program.labels, name_roots=False)]

@@ -23,7 +23,7 @@ class Adjoint(NamedTuple):
     Leaves beside those of the program: ``out_grad`` (by output index) and ``next_grad`` (by state name). The backward
     pass through time evaluates this from the last step to the first: ``states`` of one step is ``next_grad`` of the
     step before, ``params`` is summed over steps. Where a run starts at rest, ``states`` of the first step goes on to
-    the parameters that ``Program.rest`` names.
+    the parameters that ``Program.initial`` names.
     """
 
     #: Cotangent of each input at this step.
@@ -43,12 +43,12 @@ class Program:
     inputs, states, params: names, in the order in which a runner gets their values. ``params`` has those that are used.
     outputs: one expression per output.
     next: one expression per state, its value after the step.
-    rest: one per state, its initial value: a ``const`` or a ``param`` node.
+    initial: one per state, its initial value: a ``const`` or a ``param`` node.
     labels: names that the definition gave to intermediate values.
     numbers: those of ``params`` that are numbers of surrogates. They come last, and are Python numbers in every call.
     """
 
-    __slots__ = ("inputs", "key", "labels", "name", "next", "numbers", "outputs", "params", "rest", "states")
+    __slots__ = ("initial", "inputs", "key", "labels", "name", "next", "numbers", "outputs", "params", "states")
 
     name: str
     inputs: Tuple[str, ...]
@@ -56,7 +56,7 @@ class Program:
     params: Tuple[str, ...]
     outputs: Tuple[Node, ...]
     next: Tuple[Node, ...]
-    rest: Tuple[Node, ...]
+    initial: Tuple[Node, ...]
     labels: Mapping[Node, str]
     numbers: Tuple[str, ...]
     key: str
@@ -69,12 +69,12 @@ class Program:
         states: Sequence[str],
         outputs: Sequence[Node],
         next: Sequence[Node],
-        rest: Sequence[Node],
+        initial: Sequence[Node],
         params: Sequence[str] = (),
         labels: Mapping[Node, str] = {},  # never written to
         numbers: Sequence[str] = (),
     ) -> None:
-        used = {node.attr for node in parameters([*outputs, *next, *rest])}
+        used = {node.attr for node in parameters([*outputs, *next, *initial])}
         values: Dict[str, Any] = {
             "name": name,
             "inputs": tuple(inputs),
@@ -82,14 +82,14 @@ class Program:
             "params": tuple(p for p in params if p in used),
             "outputs": tuple(outputs),
             "next": tuple(next),
-            "rest": tuple(rest),
+            "initial": tuple(initial),
             "labels": dict(labels),
             "numbers": tuple(name for name in numbers if name in used),
         }
         digest = hashlib.blake2b(digest_size=16)
         for names in (values["inputs"], values["states"], values["params"]):
             digest.update(repr(names).encode())
-        for nodes in (values["outputs"], values["next"], values["rest"]):
+        for nodes in (values["outputs"], values["next"], values["initial"]):
             digest.update(b"|")
             for node in nodes:
                 digest.update(node.key)
@@ -107,9 +107,9 @@ class Program:
 
     def __reduce__(self) -> Tuple[Any, ...]:
         values = {name: getattr(self, name) for name in self.__slots__ if name != "key"}
-        roots = [*self.outputs, *self.next, *self.rest, *self.labels]
+        roots = [*self.outputs, *self.next, *self.initial, *self.labels]
         place = {node: k for k, node in enumerate(topological(roots))}
-        for name in ("outputs", "next", "rest"):
+        for name in ("outputs", "next", "initial"):
             values[name] = [place[node] for node in values[name]]
         values["labels"] = [(place[node], label) for node, label in self.labels.items()]
         return (_restore, (flat(roots), values))
@@ -166,7 +166,7 @@ class Program:
 
 def _restore(entries: Flat, values: Dict[str, Any]) -> Program:
     nodes = unflat(entries)
-    for name in ("outputs", "next", "rest"):
+    for name in ("outputs", "next", "initial"):
         values[name] = [nodes[k] for k in values[name]]
     values["labels"] = {nodes[k]: label for k, label in values["labels"]}
     return Program(values.pop("name"), **values)

@@ -86,7 +86,7 @@ def trace(
     named by ``detached``, spikes carry no gradient. With ``numbers``, those of surrogates are parameters behind the
     others, whose values it gets; without, they are constants. ``ran`` gets the code that runs.
     """
-    rest = [_rest(name, state, value, params) for state, value in states.items()]
+    initial = [_initial(name, state, value, params) for state, value in states.items()]
     leaves = [Node("input", (), i) for i in inputs]
     x = input_values(inputs, [Expr(leaf) for leaf in leaves])
     s = Names(name, "state", {state: Expr(Node("state", (), state)) for state in states})
@@ -107,13 +107,13 @@ def trace(
         params=(*params, *followed),
         outputs=outputs,
         next=following,
-        rest=rest,
+        initial=initial,
         labels=_labels(local, reserved={*inputs, *states, *params}),
         numbers=followed,
     )
 
 
-def _rest(owner: str, state: str, value: Union[float, str], params: Sequence[str]) -> Node:
+def _initial(owner: str, state: str, value: Union[float, str], params: Sequence[str]) -> Node:
     if not isinstance(value, str):
         return const(value)
     if value not in params:

@@ -93,7 +93,7 @@ class SpikeFunction:
     def __init__(self, rule: SpikeRule, functions: Functions = TORCH) -> None:
         self.strict = rule.strict
         self.spike = functions["spike"]
-        self.derivative = Straight([Node("argument", (), "u"), *rule.params], [rule.derivative], functions)
+        self.derivative = StraightLine([Node("argument", (), "u"), *rule.params], [rule.derivative], functions)
 
     def __call__(self, u: Tensor, *values: Tensor) -> Tensor:
         """Spikes for ``u``."""
@@ -104,7 +104,7 @@ class SpikeFunction:
         return value
 
 
-class Straight:
+class StraightLine:
     """Straight-line code for some roots: leaves in, roots out, every node once, by the functions of a table."""
 
     def __init__(self, leaves: Sequence[Node], roots: Sequence[Node], functions: Functions = TORCH) -> None:
@@ -132,4 +132,4 @@ class Straight:
 
 def evaluate(roots: Sequence[Node], values: Mapping[Node, Tensor], like: Tensor) -> List[Tensor]:
     """Values of some expressions, given those of their leaves."""
-    return Straight(list(values), roots)(list(values.values()), like)
+    return StraightLine(list(values), roots)(list(values.values()), like)

@@ -76,7 +76,7 @@ class Loop:
         """The states before the first step."""
         if state is not None:
             return list(state)
-        return [self.evaluate(root, dict(known), -1, like).expand(like.shape[1:]) for root in self.program.rest]
+        return [self.evaluate(root, dict(known), -1, like).expand(like.shape[1:]) for root in self.program.initial]
 
     def read(self, x: Tensor, t: int) -> Tensor:
         """One step of an input."""

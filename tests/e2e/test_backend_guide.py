@@ -132,7 +132,7 @@ import torch
 
 import spikecore
 from spikecore.backend import Backend, BackendInfo, Capabilities
-from spikecore.lang.eager import Straight, number
+from spikecore.lang.eager import StraightLine, number
 
 CAN = Capabilities(float32=True)
 
@@ -143,13 +143,13 @@ class Old(Backend):
 
     def compile(self, program, spec):
         params = program.leaves[len(program.inputs) + len(program.states) :]
-        rest = Straight(params, program.rest)
-        step = Straight(program.leaves, [*program.outputs, *program.next])
+        initial = StraightLine(params, program.initial)
+        step = StraightLine(program.leaves, [*program.outputs, *program.next])
 
         def runner(inputs, state, params, record):
             (x,) = inputs
             values = [v.to(x.dtype) if isinstance(v, torch.Tensor) else number(v, x) for v in params]
-            now = [v.expand(x.shape[1:]) for v in rest(values, x)] if state is None else state
+            now = [v.expand(x.shape[1:]) for v in initial(values, x)] if state is None else state
             outputs = []
             for x_t in x:
                 out, *now = (v.expand(x_t.shape) for v in step([x_t, *now, *values], x))

@@ -29,7 +29,7 @@ from spikecore.lang._foreign_names import FROM_TORCH
 from spikecore.lang._grad import RULES
 from spikecore.lang._reach import FLAT, UNBOUNDED
 from spikecore.lang._text import TextPrinter
-from spikecore.lang.eager import TORCH, Straight
+from spikecore.lang.eager import TORCH, StraightLine
 from spikecore.lang.node import ARITHMETIC, COMPARISONS, LOGIC, OPERATIONS
 from spikecore.lang.render import C_TEMPLATES, OPERATOR_TEMPLATES
 from spikecore.testing import edge_table
@@ -267,7 +267,7 @@ class TestOperations:
     def test_an_operation_without_a_function_is_refused_by_name(self) -> None:
         """The torch interpreter raises Unsupported before anything runs."""
         with pytest.raises(Unsupported, match="^there is no function for the operation 'novel'$"):
-            Straight([Node("input", (), "x")], [NOVEL])
+            StraightLine([Node("input", (), "x")], [NOVEL])
 
     def test_an_operation_that_poptorch_may_not_have_is_refused_by_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The IPU's operations are a list of their own: what the reference learns, it does not take by itself."""
@@ -281,7 +281,7 @@ class TestOperations:
 
 
 NOVEL = Node("novel", (Node("input", (), "x"),))
-NOVEL_PROGRAM = Program("Novel", inputs=("x",), states=(), outputs=[NOVEL], next=[], rest=[])
+NOVEL_PROGRAM = Program("Novel", inputs=("x",), states=(), outputs=[NOVEL], next=[], initial=[])
 
 
 # -- neurons
@@ -471,7 +471,7 @@ NOT_BY_A_CALL = {"double_backward", "torch_compile"}
 def asked() -> Set[str]:
     """The capabilities that some call needs."""
     x, v, p = Node("input", (), "x"), Node("state", (), "v"), Node("param", (), "p")
-    program = Program("All", inputs=("x", "y"), states=("v",), outputs=[x, v], next=[p], rest=[v], params=("p",))
+    program = Program("All", inputs=("x", "y"), states=("v",), outputs=[x, v], next=[p], initial=[v], params=("p",))
     found: Set[str] = set()
     for row, kind in itertools.product(dtypes.TABLE, ("channel", "full")):
         spec = Spec(row.dtype, 1, (kind,), learn=("p",))

@@ -13,7 +13,7 @@ from spikecore._plugins.selection import Resolved
 from spikecore.backend import Capabilities
 from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry, KernelBackend
 from spikecore.lang import Node
-from spikecore.lang.eager import Straight
+from spikecore.lang.eager import StraightLine
 from spikecore_torch.backend import TorchBackend
 
 ALL = Capabilities(**{name: True for name in Capabilities.__dataclass_fields__ if name != "double_backward"})
@@ -64,13 +64,13 @@ class Loop(KernelBackend):
         start = (
             [row(s, geometry) for s in state]
             if plan.has_initial_state
-            else Straight(leaves, program.rest)(params, like)
+            else StraightLine(leaves, program.initial)(params, like)
         )
         return [s.expand(geometry.neurons).clone() for s in start]
 
     def forward(self, plan: ForwardPlan) -> Any:
         program = plan.program
-        step = Straight(program.leaves, [*program.outputs, *program.next])
+        step = StraightLine(program.leaves, [*program.outputs, *program.next])
 
         def launch(
             geometry: Geometry, inputs: Any, state: Any, params: Any, outputs: Any, final: Any, trace: Any, saved: Any
@@ -101,10 +101,10 @@ class Loop(KernelBackend):
     def backward(self, plan: BackwardPlan) -> Any:
         program = plan.program
         adjoint = plan.adjoint
-        step = Straight(program.leaves, program.next)
+        step = StraightLine(program.leaves, program.next)
         cotangents = [Node("out_grad", (), i) for i, there in enumerate(plan.outputs) if there]
         cotangents += [Node("next_grad", (), name) for name in program.states]
-        back = Straight([*program.leaves, *cotangents], [*adjoint.inputs, *adjoint.states, *adjoint.params])
+        back = StraightLine([*program.leaves, *cotangents], [*adjoint.inputs, *adjoint.states, *adjoint.params])
 
         def launch(
             geometry: Geometry,

@@ -14,7 +14,7 @@ from kernel_loop import Gated, bound
 from spikecore.backend import Spec, Unsupported
 from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.lang import Expr, Node, Program
-from spikecore.lang.eager import Straight, number
+from spikecore.lang.eager import StraightLine, number
 from spikecore_torch.backend import TorchBackend
 
 T, SHAPE = 5, (3, 4)
@@ -174,7 +174,7 @@ def test_expressions_give_expressions() -> None:
     expected, _ = forward.forward_step(first[:1], after, numbers)
     like = first[0]
     values = [*first, *(number(value, like) for value in numbers)]
-    assert torch.equal(Straight(program.leaves, [twice[0].node])(values, like)[0], expected[0])
+    assert torch.equal(StraightLine(program.leaves, [twice[0].node])(values, like)[0], expected[0])
 
 
 def test_a_state_at_rest_is_a_function_of_the_parameters() -> None:

@@ -153,7 +153,7 @@ class Writer(KernelWriter):
         loads = self._param_loads(first=True)
         stores: List[Store] = [(node, self._preparing(node)) for node in self.prepared]
         given = self.plan.has_initial_state
-        for index, (name, initial) in enumerate(zip(self.program.states, self.program.rest)):
+        for index, (name, initial) in enumerate(zip(self.program.states, self.program.initial)):
             leaf = state_leaf(name)
             if name in states:
                 if given:

@@ -172,7 +172,7 @@ class Writer(KernelWriter):
         local, index = self.local[state_leaf(name)], self.program.states.index(name)
         if self.plan.has_initial_state:
             return load(self.one(f"{local}_start", "state", index))
-        initial = self.program.rest[index]
+        initial = self.program.initial[index]
         if self.varies(initial):
             return self.fixed[initial]
         return f"tl.full((BLOCK,), {self.fixed.get(initial) or self.printer.expression(initial)}, tl.float32)"

@@ -23,7 +23,7 @@ def curvature(backend: str) -> object:
 
 @mutant("gradient/lif-hard", "surrogate/erf", says=("of the surrogate StraightThrough",), shows=call(lif()))
 class SurrogateIgnored(Loop):
-    """Straight through."""
+    """StraightLine through."""
 
     def operate(self, node, args, t):
         if isinstance(node.attr, SpikeRule):

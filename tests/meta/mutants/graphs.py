@@ -123,7 +123,7 @@ class RestOfInferenceMode(Loop):
 
     def start(self, state, known, like):
         made = super().start(state, known, like)
-        if state is not None or any(root.op != "const" for root in self.program.rest):
+        if state is not None or any(root.op != "const" for root in self.program.initial):
             return made
         self.rest = getattr(self, "rest", {})
         return list(self.rest.setdefault((like.shape[1:], like.device), made))

@@ -12,7 +12,7 @@ from typing import Any, List
 import torch
 
 from spikecore.lang import Node
-from spikecore.lang.eager import Straight, number
+from spikecore.lang.eager import StraightLine, number
 from spikecore.testing.loopback import EVERYTHING, Loopback
 
 
@@ -23,8 +23,8 @@ class Tape:
         self.program, self.spec, self.compute = program, spec, spec.compute
         names, self.learn = program.params, [name for name in program.params if name in spec.learn]
         self.params = [Node("param", (), name) for name in names]
-        self.rest = Straight(self.params, program.rest)
-        self.step = Straight(program.leaves, [*program.outputs, *program.next])
+        self.rest = StraightLine(self.params, program.initial)
+        self.step = StraightLine(program.leaves, [*program.outputs, *program.next])
 
     def back(self, outputs: Any, trace: Any, final: Any) -> Any:
         """One step backwards for the cotangents that arrive: one that does not is in no expression."""
@@ -32,7 +32,7 @@ class Tape:
         adjoint = program.adjoint(self.learn, outputs, trace, final)
         cotangents = [Node("out_grad", (), k) for k in range(len(program.outputs))]
         cotangents += [Node("next_grad", (), name) for name in program.states]
-        return Straight([*program.leaves, *cotangents], [*adjoint.inputs, *adjoint.states, *adjoint.params])
+        return StraightLine([*program.leaves, *cotangents], [*adjoint.inputs, *adjoint.states, *adjoint.params])
 
     def __call__(self, inputs: Any, state: Any, params: Any, record: Any) -> Any:
         """See :meth:`spikecore.Backend.compile`. The start at rest is torch's, with its gradient."""

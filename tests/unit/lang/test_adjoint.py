@@ -164,7 +164,7 @@ class TestThroughTime:
         weight = random(T, *SHAPE, seed=2)
         (expected,) = torch.autograd.grad(neuron.run(x)[0], [neuron.v_reset], weight)
         params = [torch.as_tensor(value, dtype=torch.float64).detach() for _, value in neuron._values()]
-        rest = [params[program.params.index(node.attr)].expand(SHAPE) for node in program.rest]
+        rest = [params[program.params.index(node.attr)].expand(SHAPE) for node in program.initial]
         _, _, _, (to_v,), (to_param,) = by_adjoint(
             program, ("v_reset",), [x], rest, params, [weight], [torch.zeros(SHAPE).double()]
         )

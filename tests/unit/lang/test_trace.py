@@ -226,7 +226,7 @@ class TestShape:
             return (x, {"v": s.v, "w": s.w})
 
         traced = program(step, states={"v": -0.5, "w": "start"}, params=("start",))
-        assert (const(-0.5), Node("param", (), "start")) == traced.rest
+        assert (const(-0.5), Node("param", (), "start")) == traced.initial
 
     def test_leaves_are_in_runner_order(self):
         """Leaves come as inputs, states, parameters."""
