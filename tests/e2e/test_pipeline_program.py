@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import programs
 from programs import runner
 
 pytest.importorskip("safetensors", reason="the training programs need the extra `train`")
@@ -75,3 +76,22 @@ def test_an_option_that_would_be_ignored(run, tmp_path, capsys, args, says):
     assert ended.value.code == 2
     assert says in capsys.readouterr().err
     assert not (tmp_path / "checkpoint.pt").exists()
+
+
+def test_a_program_that_ignores_an_option_is_found(tmp_path, monkeypatch, capsys):
+    """The runner of these tests fails for a program that is given an option and never reads it but to check it."""
+    monkeypatch.setattr(programs, "EXAMPLES", tmp_path)
+    (tmp_path / "careless.py").write_text(
+        "import argparse\n"
+        "def check(options):\n"
+        "    return options.ignored\n"
+        "made = argparse.ArgumentParser()\n"
+        "for name in ('--used', '--ignored'):\n"
+        "    made.add_argument(name)\n"
+        "options = made.parse_args()\n"
+        "print(options.used, check(options))\n"
+    )
+    start = runner(monkeypatch, capsys)
+    assert start("careless.py", "--used", "1") == "1 None\n"
+    with pytest.raises(AssertionError, match=r"careless.py does not use \{'ignored'\}"):
+        start("careless.py", "--used", "1", "--ignored", "2")
