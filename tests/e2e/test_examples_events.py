@@ -176,7 +176,8 @@ def test_the_program(name, tmp_path, monkeypatch, capsys, request):
     if name == "nmnist":
         request.getfixturevalue("tonic")
         write_nmnist(tmp_path)
-    args = ["--data", name, "--folder", str(tmp_path), "--out", str(tmp_path / "out"), "--epochs", "1", "--limit", "2"]
+    args = ["--data", name, "--out", str(tmp_path / "out"), "--epochs", "1", "--limit", "2"]
+    args += [] if name == "digits" else ["--folder", str(tmp_path)]
     args += ["--T", "4", "--width", "4", "--batch-size", "1"]
     assert "test accuracy  " in runner(monkeypatch, capsys)("events.py", *args)
     assert (tmp_path / "out" / "best.safetensors").exists()
