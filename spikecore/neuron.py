@@ -93,7 +93,7 @@ class Neuron(Ranged):
         values = {name: params.get(name, default) for name, default in self.params.items()}
         self._first_bounds(values, bounds)
         for name, value in values.items():
-            parameters.declare(self, name, value, name in self.learn)
+            parameters.declare(self, name, self._checked_value(name, value), name in self.learn)
         self._ask(capture(backend))
 
     # -- definition

@@ -12,12 +12,17 @@ Rules of this module:
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Set
+from typing import Any, Callable, Dict, List, Mapping, Optional, Set
 
 import torch
 from torch import Tensor, nn
 
+from spikecore._shell import ranges
 from spikecore._shell.ranges import Interval
+
+#: What a neuron says of an entry that is no parameter of it: None if it does not know it, "" if it agrees, else why it
+#: refuses it.
+Foreign = Callable[[str, Tensor], Optional[str]]
 
 #: Buffers that every neuron of snnTorch has.
 SNNTORCH = ("reset_mechanism_val", "graded_spikes_factor")
@@ -29,33 +34,37 @@ def values_after(neuron: Any, state_dict: Mapping[str, Any], prefix: str) -> Dic
     return {name: getattr(neuron, name) if value is None else value for name, value in entries.items()}
 
 
-def refused(neuron: Any, state_dict: Mapping[str, Any], prefix: str, after: Mapping[str, Interval]) -> List[str]:
+def refused(
+    neuron: Any, state_dict: Mapping[str, Any], prefix: str, after: Mapping[str, Interval], foreign: Foreign
+) -> List[str]:
     """What one neuron refuses of a checkpoint, with the ranges ``after`` it is loaded, one sentence for each entry."""
     found: List[str] = []
     for name in neuron.params:
         value = _entry(state_dict, prefix + name)
         if value is not None:
             found += _faults(neuron, name, prefix + name, value, after.get(name))
-        elif after.get(name) != neuron._ranges.get(name):
+        elif after.get(name) != neuron.bounds.get(name):
             try:
-                neuron._require(name, getattr(neuron, name), after)
+                ranges.require(
+                    type(neuron).__name__, name, getattr(neuron, name), after.get(name), neuron.follows.get(name, "")
+                )
             except ValueError as error:
                 found.append(f"{prefix}{name} is not in the checkpoint, and does not fit the rest of it: {error}")
     for name, value in _foreign(neuron, state_dict, prefix).items():
-        why = neuron._foreign(name, value)
+        why = foreign(name, value)
         if why:
             found.append(f"{prefix}{name} {why}")
     return found
 
 
-def take(neuron: Any, state_dict: Mapping[str, Any], prefix: str) -> Set[str]:
+def take(neuron: Any, state_dict: Mapping[str, Any], prefix: str, foreign: Foreign) -> Set[str]:
     """Set the parameters that are plain numbers, which ``nn.Module`` cannot load, and return the keys of these."""
     taken: Set[str] = set()
     for name in neuron.params:
         value = _entry(state_dict, prefix + name)
         if value is None or name in neuron._parameters:
             continue
-        held, held_to = neuron._buffers.get(name), neuron._ranges.get(name)
+        held, held_to = neuron._buffers.get(name), neuron.bounds.get(name)
         if held is None and value.numel() == 1:
             setattr(neuron, name, _inside(value.double(), held_to).item())
             taken.add(prefix + name)
@@ -65,7 +74,7 @@ def take(neuron: Any, state_dict: Mapping[str, Any], prefix: str) -> Set[str]:
         elif held.shape != value.shape and value.numel() != 1:
             setattr(neuron, name, _inside(value.to(held, copy=True), held_to))
     for name, value in _foreign(neuron, state_dict, prefix).items():
-        if neuron._foreign(name, value) is not None:
+        if foreign(name, value) is not None:
             taken.add(prefix + name)
     return taken
 

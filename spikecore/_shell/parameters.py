@@ -21,8 +21,7 @@ Value = Union[float, Tensor]
 
 
 def declare(module: Any, name: str, value: Any, learn: bool) -> None:
-    """Store a parameter's value on its neuron under its name."""
-    value = module._checked_value(name, value)
+    """Store a parameter's value, which was checked, on its neuron under its name."""
     if isinstance(value, nn.Parameter):
         module.register_parameter(name, value)
     elif learn:

@@ -127,14 +127,14 @@ class Ranged(Bound):
         error_msgs: List[str],
     ) -> None:
         after = self._following(checkpoints.values_after(self, state_dict, prefix))
-        refused = checkpoints.refused(self, state_dict, prefix, after)
+        refused = checkpoints.refused(self, state_dict, prefix, after, self._foreign)
         if refused:
             error_msgs.extend(refused)
             return
         self._adopt(after)
         self.__dict__["_loading"] = True
         try:
-            taken = checkpoints.take(self, state_dict, prefix)
+            taken = checkpoints.take(self, state_dict, prefix, self._foreign)
             state_dict = checkpoints.spread(self, state_dict, prefix)
             args = (state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
             super()._load_from_state_dict(*args)

@@ -154,17 +154,18 @@ class Subject:
         trace: Optional[Mapping[str, Tensor]] = None,
     ) -> Gradients:
         """The oracle's gradients for these cotangents; parameter gradients in the shapes the parameters were given."""
-        found = self._gradients(self.seen, output, final, trace)
+        found = self.gradients_of(self.seen, output, final, trace)
         shaped = {name: value.reshape(np.shape(self.params[name])) for name, value in found.params.items()}
         return found._replace(params=shaped)
 
-    def _gradients(
+    def gradients_of(
         self,
         seen: Trajectory,
         output: Union[Tensor, Sequence[Optional[Tensor]], None],
         final: Optional[Mapping[str, Tensor]],
         trace: Optional[Mapping[str, Tensor]],
     ) -> Gradients:
+        """The oracle's gradients of a call that it ran, for these cotangents."""
         outputs: Sequence[Optional[Tensor]] = [output] if output is None or isinstance(output, Tensor) else output
         return adjoint(
             seen,

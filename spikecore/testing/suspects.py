@@ -87,9 +87,9 @@ def of_gradients(s: Subject, *cotangents: Any) -> Suspects:
     output, final, trace = (*cotangents, None, None, None)[:3]
 
     def of(changed: Any = None, **run_with: Any) -> Compute:
-        return lambda: s._gradients(_run(s, **run_with), output if changed is None else changed(), final, trace).inputs[
-            0
-        ]
+        return lambda: s.gradients_of(
+            _run(s, **run_with), output if changed is None else changed(), final, trace
+        ).inputs[0]
 
     found: Dict[str, Compute] = {}
     if output is not None and not isinstance(output, (list, tuple)) and tuple(output.shape) != s.shape:
@@ -160,7 +160,7 @@ def of_parameter_gradient(s: Subject, name: str, cotangent: Any) -> Suspects:
     def part(choose: Callable[[Array], None], mean: bool = False) -> Compute:
         def compute() -> Array:
             full = {key: np.broadcast_to(value, shape) for key, value in s.spread.items()}
-            each = np.array(s._gradients(_run(s, params=full), cotangent, None, None).params[name]).reshape(shape)
+            each = np.array(s.gradients_of(_run(s, params=full), cotangent, None, None).params[name]).reshape(shape)
             mask = np.zeros(shape)
             choose(mask)
             over = np.zeros(np.shape(s.spread[name]))

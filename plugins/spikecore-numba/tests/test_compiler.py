@@ -183,7 +183,7 @@ def test_what_is_forgotten_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     import spikecore as sc
-    from spikecore._base.recent import Recent
+    from spikecore.kernels import Recent
     from spikecore_numba import backend, compiler
 
     monkeypatch.setattr(compiler, "_functions", Recent(1))

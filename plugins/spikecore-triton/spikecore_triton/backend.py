@@ -11,7 +11,7 @@ from torch import Tensor
 from spikecore.backend import BackendError
 from spikecore.kernels import BackwardLaunch, BackwardPlan, ForwardLaunch, ForwardPlan, Geometry, KernelBackend, Lock
 from spikecore.kernels.writing import BACKWARD_GROUPS, FORWARD_GROUPS, Argument
-from spikecore.testing.expected import ExpectedFailure
+from spikecore.testing import ExpectedFailure
 from spikecore_triton import CAPABILITIES, INTERPRETED
 from spikecore_triton.compiler import compiled, options
 from spikecore_triton.source import print_kernel

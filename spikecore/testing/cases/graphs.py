@@ -164,7 +164,7 @@ def _difference(call: Call, direction: Any) -> Any:
     """The central difference of the oracle's adjoint along a direction."""
     s, step = call.s, 1e-5
     ends = [run(s.twin, [s.inputs[0] + sign * step * direction], s.params) for sign in (1, -1)]
-    up, down = (s._gradients(end, call.cotangent, None, None).inputs[0] for end in ends)
+    up, down = (s.gradients_of(end, call.cotangent, None, None).inputs[0] for end in ends)
     return (up - down) / (2 * step)
 
 

@@ -180,7 +180,7 @@ def double_backward(context: Context) -> None:
     ends = [run(s.twin, [s.inputs[0] + sign * step * d], s.params) for sign in (1, -1)]
     if not np.array_equal(ends[0].outputs[0], ends[1].outputs[0]):
         raise AssertionError("a spike within the step of the difference quotient")
-    up, down = (s._gradients(end, cotangent, None, None).inputs[0] for end in ends)
+    up, down = (s.gradients_of(end, cotangent, None, None).inputs[0] for end in ends)
     s.check("second derivative", second, (up - down) / (2 * step))
 
 
