@@ -78,7 +78,7 @@ def conformance(
         None, metavar="OLD.json", help="Say what changed since this report; what got worse is a failure."
     ),
     seed: Optional[int] = typer.Option(
-        None, metavar="N", min=0, help="Draw the generated cases from another seed (also: SPIKECORE_SEED)."
+        None, metavar="N", min=0, help="Draw generated and random cases from this seed (also: SPIKECORE_SEED)."
     ),
     list_cases: bool = typer.Option(False, "--list", help="List the cases and what must hold; run nothing."),
     write_support: Optional[str] = typer.Option(

@@ -36,6 +36,7 @@ TIERS = (
     "robust",
     "compile",
     "generated",
+    "random",
     "own",
     "product",
 )
@@ -137,7 +138,7 @@ class Collection:
         """Cases of these tiers, or with these ids or patterns (``"bits/*"``); by default those of the default tiers.
 
         Ids are taken in the order in which they are given, since a failure may depend on the case before. ``seed``
-        (else ``SPIKECORE_SEED``) draws others in the place of those of the generated tier.
+        (else ``SPIKECORE_SEED``) draws others in the place of those of the tiers generated and random.
         """
         for tier in tiers or ():
             if tier not in TIERS:

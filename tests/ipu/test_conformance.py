@@ -66,6 +66,6 @@ class TestTraced(BackendConformance):
     """What PopTorch compiles has the values and the gradients of the equations."""
 
     backend = "ipu_traced"
-    # each call records a graph: that takes minutes for the generated tier (random programs are compiled in
-    # tests/unit/test_random_programs.py), and recordings count as memory in the tier of sequences
-    tiers = tuple(tier for tier in DEFAULT_TIERS if tier not in ("generated", "sequences"))
+    # each call records a graph: that takes minutes for the tiers generated and random (random programs are compiled
+    # in tests/unit/test_random_programs.py), and recordings count as memory in the tier of sequences
+    tiers = tuple(tier for tier in DEFAULT_TIERS if tier not in ("generated", "random", "sequences"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 
 import spikecore as sc
 from spikecore.lang import eager
+from spikecore.testing import CASES, check_backend
 from spikecore.testing.random_programs import Difference, check_many
 from spikecore.testing.random_programs.case import draw, rounded
 from spikecore.testing.random_programs.tree import built, source
@@ -21,6 +23,33 @@ from spikecore_torch.backend import TorchRunner
 def test_the_reference_gives_what_the_oracle_gives() -> None:
     """Values, traces, final states and gradients of random programs; the seed is new in each run, and printed."""
     check_many("torch", 60)
+
+
+def test_the_tier_has_programs_of_a_new_seed_which_every_result_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seed is the environment's, else one for all cases of the process."""
+    monkeypatch.delenv("SPIKECORE_SEED", raising=False)
+    seeds = {result.seeds["random"] for result in check_backend("torch", cases=["random/0", "random/1"])}
+    assert len(seeds) == 1
+    monkeypatch.setenv("SPIKECORE_SEED", "41")
+    (result,) = check_backend("torch", cases=["random/0"])
+    assert (result.outcome, result.seeds) == ("passed", {"random": 41})
+
+
+def test_a_program_of_the_tier_that_differs_says_how_to_run_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message has a case of that seed, which fails again."""
+    monkeypatch.setenv("SPIKECORE_SEED", "5000")
+    monkeypatch.setitem(eager.TORCH, "add", lambda a, b: a + b + 1e-3)  # a mapping to its readers
+    failed = [result for result in check_backend("torch", tiers=["random"]) if result.outcome == "failed"]
+    assert failed
+    again = re.search(r"this program alone: spikecore conformance torch --case (random/seed-\d+)", failed[0].message)
+    (repeated,) = check_backend("torch", cases=[again[1]])
+    assert repeated.message.splitlines()[0] == failed[0].message.splitlines()[0]
+
+
+def test_a_program_that_there_is_not() -> None:
+    """The error names those that there are."""
+    with pytest.raises(ValueError, match="no case is called 'random/12': there are random/0 to random/11, and"):
+        CASES.select(ids=["random/12"])
 
 
 def test_a_backend_without_gradients_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,13 @@
 import os
 
+import pytest
+
 from spikecore.testing import DEFAULT_TIERS, BackendConformance
 
 
+#: Triton's interpreter is NumPy, which warns where a number is not finite.
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 class TestTriton(BackendConformance):
     backend = "triton"
-    # the interpreter takes minutes for the generated tier; test_random_programs.py has programs of that kind for it
+    # the interpreter takes minutes for the generated tier; the programs of the tier random are of that kind
     tiers = tuple(tier for tier in DEFAULT_TIERS if tier != "generated" or "TRITON_INTERPRET" not in os.environ)

@@ -21,6 +21,7 @@ from spikecore.testing.cases import (
     placed,
     process,
     product,
+    random,
     robust,
     saved_tensors,
     sequences,
@@ -65,6 +66,7 @@ for _tier in (
     machinery,
     compiled,
     product,
+    random,
 ):
     _tier.add_to(CASES)
 generated.add_to(CASES)

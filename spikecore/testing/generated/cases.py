@@ -92,9 +92,16 @@ def _of_program(id: str, seed: int, k: int) -> Case:
 
 
 def _program(context: Context, seed: int, k: int) -> None:
-    """A random program. Which capabilities it takes is seen when it is drawn; what is undeclared must be refused."""
     context.seed("generated", seed)
-    case = draw(seed * 1000 + k, tuple(name for name in DTYPES if context.declares(name)))
+    program(context, seed * 1000 + k)
+
+
+def program(context: Context, seed: int) -> None:
+    """The random program of a seed gives the oracle's outputs, states and gradients.
+
+    Which capabilities it takes is seen when it is drawn; what is undeclared must be refused.
+    """
+    case = draw(seed, tuple(name for name in DTYPES if context.declares(name)))
     lacks = [name for name in _needs(case) if not context.declares(name)]
     try:
         compare_all(case, context.name, str(context.device))
