@@ -101,7 +101,7 @@ class _Select(torch.autograd.Function):
 def _gradients(
     wanted: Sequence[bool], grad: Tensor, z: Tensor, a: Tensor, b: Tensor, chosen: Optional[Tensor] = None
 ) -> Tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
-    """Gradients of a choice by ``z``; ``chosen``: where ``z`` is not 0, if that is known."""
+    """Gradients of a choice by ``z``; ``chosen``: the truth values ``z != 0``, if forward saved them."""
     to_z, to_a, to_b = wanted
     (zero,) = ZERO(grad)
     choose: Any = torch.where
@@ -116,7 +116,7 @@ def _gradients(
 
 
 class _FewSelect(_Select):
-    """The same for few numbers on a CPU: it saves the truth values, which are slow to compute and small."""
+    """``_Select`` for few numbers on a CPU: it saves the truth values, which are small and slow to compute again."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -155,7 +155,7 @@ class _ForwardSelect(_TransformedSelect):
 
 
 def spike(u: Tensor, strict: bool, derivative: Callable[..., Any], *values: Tensor) -> Tensor:
-    """1 where ``u >= 0`` (``u > 0`` if strict), else 0, in the dtype of ``u``; ``derivative(u, *values)`` is that."""
+    """1 where ``u >= 0`` (``u > 0`` if strict), else 0, in the dtype of ``u``; its derivative is the function given."""
     result: Tensor
     if not is_plain(u):
         result = (

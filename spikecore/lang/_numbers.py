@@ -97,14 +97,14 @@ def computed(op: str, args: Sequence[Any], value: Any) -> Any:
 
 
 def parameter_of(value: Any) -> Optional[Node]:
-    """The parameter that a number of the trace that is going on becomes; None for any other value."""
+    """The parameter of the current trace that stands for a surrogate's number; None for any other value."""
     if isinstance(value, Number) and value.numbers is _current.get():
         return value.numbers.parameter(value)
     return None
 
 
 def numerator_of(value: Any) -> Optional[Node]:
-    """The constant that a surrogate's number becomes above a traced value if it is 0; None for any other value.
+    """The constant for a surrogate's number that is 0 and is divided by a traced value; None for any other value.
 
     An approximate division of 16-bit kernels would otherwise look for a 0 in every step, which took an eighth of the
     speed of LIF in bfloat16 on an H200. What is below float32's normal numbers counts as 0, which it may be there.
@@ -115,7 +115,7 @@ def numerator_of(value: Any) -> Optional[Node]:
 
 
 def current() -> Optional[Numbers]:
-    """The numbers of the trace that is going on, if it follows them."""
+    """The numbers that the current trace follows, if it follows any."""
     return _current.get()
 
 
@@ -131,7 +131,7 @@ class Numbers:
         #: Surrogates whose derivative was asked for, by their id, each with the derivative.
         self.asked: Dict[int, Tuple[Any, Node]] = {}
         self._taken = set(self.taken)
-        #: Surrogate (by its id) -> it, so that the id stays its own, and its copy.
+        #: id of a surrogate -> the surrogate, held so that its id is not given to another object, and its copy.
         self._copies: Dict[int, Tuple[Any, Any]] = {}
         self._names: Dict[Node, str] = {}
         #: Name of a parameter -> its value, in the order of their first use.
@@ -139,7 +139,7 @@ class Numbers:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """While this lasts, what is traced has parameters for these numbers."""
+        """Makes this the current trace's numbers: they become parameters of what is traced in the block."""
         token = _current.set(self)
         try:
             yield
@@ -158,7 +158,7 @@ class Numbers:
     def _copied(self, surrogate: Any) -> Any:
         followed = copy.copy(surrogate)
         for name, value in _held(surrogate).items():
-            # no bool, and no int, which counts something
+            # a bool or an int picks a formula or counts its terms, so it is part of the program
             if isinstance(value, float):
                 leaf = Node("param", (), self._free(_word(name)))
                 object.__setattr__(followed, name, Number(value, self, leaf))
@@ -187,7 +187,7 @@ class Numbers:
         return name
 
     def label(self, surrogate: Any) -> str:
-        """What a surrogate is called where its values are not known: its class and its fields."""
+        """A surrogate as a program shows it, which does not know its values: class and names of fields."""
         held, parts = _held(self.copy_of(surrogate)), []
         if not any(isinstance(value, Number) for value in held.values()):
             return repr(surrogate)

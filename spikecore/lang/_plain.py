@@ -1,5 +1,7 @@
-"""Step and choice where nothing follows a computation: no transform, no tracer, no other kind of tensor.
+"""Fast paths of the reference for plain tensors, which nothing but reverse-mode autograd may be tracking.
 
+A tensor is not plain under a transform of torch.func, while torch.compile or torch.jit traces, in forward mode, under a
+dispatch mode, and where it is of a subclass.
 There the same values take fewer and quicker operations of torch than the forms that torch.func and torch.compile need.
 """
 
@@ -26,7 +28,7 @@ def _never() -> bool:
     return False
 
 
-# Which parts of torch, beside autograd in reverse mode, may follow a computation. Other modules ask the functions here.
+# Which parts of torch, beside reverse-mode autograd, may be tracking a computation: torch has no one test for all.
 
 #: Whether torch.compile traces now. Torch says so from 2.3 on; it compiles kernels from 2.4 on, the reference from 2.6.
 is_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", _never)
@@ -96,7 +98,7 @@ def has_tangent(tensors: Sequence[Tensor]) -> bool:
 
 
 def is_followed() -> bool:
-    """Whether anything but autograd in reverse mode may follow what is computed now."""
+    """Whether anything but reverse-mode autograd may be tracking what is computed now."""
     return (
         is_compiling()
         or is_transforming()
@@ -107,7 +109,7 @@ def is_followed() -> bool:
 
 
 def is_plain(x: Tensor) -> bool:
-    """Whether only autograd in reverse mode may follow what is computed from ``x``."""
+    """Whether only reverse-mode autograd may be tracking what is computed from ``x``."""
     return type(x) in PLAIN and not is_followed()
 
 
@@ -140,22 +142,22 @@ def choice(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def is_few(z: Tensor) -> bool:
-    """Whether a choice by ``z`` is quickest by truth values: few numbers, on a CPU."""
+    """Whether torch.where on truth values is the fastest choice by ``z``: it is for few numbers on a CPU."""
     return z.numel() < _MANY and z.is_cpu
 
 
 def is_chosen(z: Tensor) -> Tensor:
-    """The truth values of ``z`` for a choice, where it is not 0."""
+    """Where ``z`` is not 0, as truth values for torch.where."""
     return torch.ne(z, _zero(z))
 
 
 def _zero(like: Tensor) -> Any:
-    # a CPU compares with a tensor in half the time; elsewhere it would have to be filled first
+    # a CPU compares with a 0-d tensor in half the time that a number takes; a GPU would have to fill the tensor first
     return ZERO.of_plain(like)[0] if like.is_cpu else 0.0
 
 
 class Constants:
-    """Numbers as 0-d tensors. On a CPU they are made once; elsewhere they would belong to one stream."""
+    """Numbers as 0-d tensors. Kept on a CPU only: a tensor of a GPU belongs to the stream that made it."""
 
     def __init__(self, values: Sequence[float]) -> None:
         # as text: torch.compile would make variables of floats, and then cannot look into a surrogate
@@ -192,12 +194,12 @@ def number(value: float, like: Tensor) -> Tensor:
     return torch.full((), value, dtype=like.dtype, device=like.device)
 
 
-#: What depends on the parameters of a call alone: the values that its steps read, and the states at rest.
+#: What depends on parameters alone: the values that every step reads, and the initial states.
 Before = Tuple[List[Tensor], List[Tensor]]
 
 
 class Held:
-    """What depends on parameters alone. On a CPU it is kept while the numbers among them are the same objects."""
+    """Computes what depends on parameters alone. On a CPU the last result is used again for the same number objects."""
 
     def __init__(self) -> None:
         self._numbers: Dict[int, Tuple[float, Tensor]] = {}

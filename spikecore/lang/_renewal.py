@@ -1,4 +1,4 @@
-"""Other numbers of a surrogate for a program that is traced already: only the surrogate is asked again.
+"""New numbers for the surrogate of a traced program, as in annealing, without tracing the neuron again.
 
 A program does not depend on the numbers of its surrogate (:mod:`spikecore.lang._numbers`), unless the surrogate does
 something else with them than arithmetic. So the derivative is asked of the new surrogate: where it is the expression
@@ -15,17 +15,17 @@ from spikecore.lang.node import Node
 
 
 class Renewal(NamedTuple):
-    """What a traced program has of its one surrogate."""
+    """What a traced program remembers of its only surrogate, to compare another one with it."""
 
     kind: type
     derivative: Node
-    #: The names of its numbers, and those that they must not have.
+    #: The parameters that its numbers became, and the names that they had to avoid.
     names: Tuple[str, ...]
     taken: Tuple[str, ...]
 
 
 def renewal_of(numbers: Numbers) -> Optional[Renewal]:
-    """What a trace used of its surrogate; None unless it asked exactly one."""
+    """What a trace used of its surrogate; None unless it used exactly one."""
     if len(numbers.asked) != 1:
         return None
     ((surrogate, derivative),) = numbers.asked.values()
@@ -33,7 +33,7 @@ def renewal_of(numbers: Numbers) -> Optional[Renewal]:
 
 
 def renewed(renewal: Renewal, surrogate: Any) -> Optional[Dict[str, float]]:
-    """The numbers of a program, by name, with this surrogate in the place of its own; None if it may be another one."""
+    """The numbers of this surrogate, by name, if it gives the same program; None if the neuron must be traced again."""
     if type(surrogate) is not renewal.kind:
         return None
     numbers = Numbers(renewal.taken)

@@ -21,7 +21,7 @@ _JOINED = re.compile("\\w\x02|\x03\\w|\x03\x02")
 #: An identifier, but for those that follow a point and are looked up in what is before it, as in ``threadIdx.x``.
 _IDENTIFIER = re.compile(r"(?<![\w.])[^\W\d]\w*")
 
-#: Letters of a user's name that a kernel shows. File systems and compilers have limits.
+#: A kernel shows so many letters of a user's name: file systems and compilers have limits.
 LONGEST = 60
 
 
@@ -45,7 +45,7 @@ class Symbols:
         self._known: Dict[Hashable, str] = {}
 
     def new(self, name: str) -> str:
-        """A symbol that is no other one. The name may hold symbols: it then begins with what they are called."""
+        """A new symbol. ``name`` may contain symbols, in whose place the names chosen for them will stand."""
         self._wanted.append(name)
         return f"\x02{len(self._wanted) - 1}\x03"
 

@@ -188,7 +188,7 @@ OPERATION_PLACES: Dict[str, Place] = {
     ),
     "spikecore/testing/edge_table.py: edges": at_least(
         lambda: {"select", "spike", *LOGIC},
-        lambda: [e.name for made in (edge_table._alone, edge_table._pairs, edge_table._triples) for e in made()],
+        lambda: [edge.name for group in edge_table.GROUPS.values() for edge in group],
     ),
     "tests/unit/lang/test_ops.py: ROWS": at_least(
         lambda: OPERATIONS, lambda: re.findall(r'^    "(\w+)": ', page("tests/unit/lang/test_ops.py"), re.MULTILINE)
