@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Dict, List, Sequence
 
 from spikecore.kernels import BackwardPlan
-from spikecore.kernels.writing import indented, input_leaf, output_cotangent, param_leaf, state_cotangent, state_leaf
+from spikecore.kernels.writing import (
+    indented,
+    output_cotangent,
+    state_cotangent,
+)
 from spikecore.lang import Node
 from spikecore_cupy.derivative import derivative
 from spikecore_cupy.lines import over_neurons, over_steps
@@ -26,7 +30,7 @@ class BackwardWriter(Writer):
         self._kept = self.kept_values(found.cut)
         #: The states that are recomputed, those whose cotangents are carried, and the latter's variables.
         self._states = plan.recomputed_states
-        self._carried = {name: self.local[state_cotangent(name)] for name in plan.carried_cotangents}
+        self._carried = {name: self.carried(name) for name in plan.carried_cotangents}
         #: Learnt parameters of one value for all neurons: their gradient is summed over the threads of a block.
         self._scalars = [name for name in plan.learn if self.kinds[name] == "scalar"]
 
@@ -59,14 +63,14 @@ class BackwardWriter(Writer):
 
     def _recomputed(self) -> Dict[str, Node]:
         """What a step computed again gives: states that the next one needs, and what the adjoint is computed from."""
-        following = {f"new_{self.local[state_leaf(name)]}": node for name, node in self.plan.following.items()}
+        following = {f"new_{self.state(name)}": node for name, node in self.plan.following.items()}
         return {**following, **{f"kept_{name}": node for node, name in self._kept.items()}}
 
     def _adjoint(self) -> Function:
         """The device function of one step backwards."""
         found, inputs = self._derivative, self.program.inputs
         results = {self._grad_input(inputs[index]): found.inputs[index] for index in self.plan.wanted}
-        results.update((f"new_{self.local[state_cotangent(name)]}", node) for name, node in found.states.items())
+        results.update((f"new_{self.carried(name)}", node) for name, node in found.states.items())
         sums = {self._sum(name): node for name, node in zip(self.plan.learn, found.params)}
         return self.function("adjoint", results, sums, self._kept)
 
@@ -75,7 +79,7 @@ class BackwardWriter(Writer):
     def _recomputation(self, step: Function, inputs: Sequence[Stream]) -> List[str]:
         """The steps of a chunk again, which keep what the adjoint is computed from."""
         lines: List[str] = []
-        states = [self.local[state_leaf(name)] for name in self._states]
+        states = [self.state(name) for name in self._states]
         for name, state in zip(self._states, states):
             first = self.starting(name, state)
             if not self.fixed:
@@ -128,7 +132,7 @@ class BackwardWriter(Writer):
         for name, carried in self._carried.items():
             lines.append(self.pack(carried))
             if self.plan.final:
-                end, index = f"grad_{self.local[state_leaf(name)]}_end", self.program.states.index(name)
+                end, index = f"grad_{self.state(name)}_end", self.program.states.index(name)
                 lines.append(f"{carried} = load<V>({self.one(end, 'grad_final', index)});")
             else:
                 lines += over_neurons([f"{carried}[j] = {zero};"])
@@ -153,8 +157,8 @@ class BackwardWriter(Writer):
         """Stores of the gradients of initial states, and of parameters with a value per neuron."""
         lines = []
         for k, name in enumerate(self.program.states if self.plan.state else ()):
-            target = self.one(f"grad_{self.local[state_leaf(name)]}_start", "grad_state", k)
-            lines.append(f"store({target}, {self.local[state_cotangent(name)]});")
+            target = self.one(f"grad_{self.state(name)}_start", "grad_state", k)
+            lines.append(f"store({target}, {self.carried(name)});")
         for k, name in enumerate(self.plan.learn):
             if name not in self._scalars:
                 total = self._sum(name)
@@ -164,10 +168,10 @@ class BackwardWriter(Writer):
     # -- names
 
     def _grad_input(self, name: str) -> str:
-        return self.unique(f"grad_{self.local[input_leaf(name)]}")
+        return self.unique(f"grad_{self.input(name)}")
 
     def _sum(self, name: str) -> str:
-        return self.unique(f"grad_{self.local[param_leaf(name)]}")
+        return self.unique(f"grad_{self.param(name)}")
 
     def _trace(self, name: str) -> str:
-        return self.unique(f"grad_{self.local[state_leaf(name)]}_t")
+        return self.unique(f"grad_{self.state(name)}_t")

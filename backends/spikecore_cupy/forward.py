@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import List
 
 from spikecore.kernels import ForwardPlan
-from spikecore.kernels.writing import indented, state_leaf
+from spikecore.kernels.writing import indented
 from spikecore_cupy.lines import over_neurons, over_steps
 from spikecore_cupy.parts import Function, Source
 from spikecore_cupy.writer import Writer
@@ -22,7 +22,7 @@ class ForwardWriter(Writer):
         self._tensors = [self.output_name(k) for k in range(len(plan.program.outputs))]
         words = ["out"] if len(self._tensors) == 1 else [f"out{k}" for k in range(len(self._tensors))]
         self._outs = [self.free(word) for word in words]
-        self._states = [self.local[state_leaf(name)] for name in plan.program.states]
+        self._states = [self.state(name) for name in plan.program.states]
 
     def source(self) -> Source:
         """The kernel."""
@@ -35,7 +35,7 @@ class ForwardWriter(Writer):
         inputs = self.input_streams(step)
         steps = over_steps(self.fixed, [*self.loads_later(inputs), *self._step(step)])
         ending = [f"store({self.one(f'{s}_end', 'final', k)}, {s});" for k, s in enumerate(states) if plan.final]
-        saving = [f"store({self.saved_at(name)}, {self.local[state_leaf(name)]});" for name in plan.saved]
+        saving = [f"store({self.saved_at(name)}, {self.state(name)});" for name in plan.saved]
         # before the first chunk the states are what backward can compute itself
         before = ["if (begin) {", *indented(saving), "}"] if saving else []
         body = [*self.loads_first(inputs), *steps]
@@ -60,6 +60,6 @@ class ForwardWriter(Writer):
         for k, (out, tensor) in enumerate(zip(self._outs, self._tensors)):
             lines.append(f"store({self.all(tensor, 'outputs', k)}, {out});")
         for k, state in enumerate(self.plan.record):
-            name = self.local[state_leaf(state)]
+            name = self.state(state)
             lines.append(f"store({self.all(f'{name}_trace', 'trace', k)}, {name});")
         return lines

@@ -18,7 +18,6 @@ from spikecore.kernels.writing import (
     indented,
     input_leaf,
     named,
-    state_leaf,
 )
 from spikecore.lang import Node, topological
 from spikecore_cupy.lines import FIRST, declared, folded, head, over_neurons, over_steps, wrapped
@@ -145,7 +144,7 @@ class Writer(KernelWriter):
         """Lines that give a state its first value."""
         index = self.program.states.index(state)
         if self.plan.has_initial_state:
-            name = f"{self.local[state_leaf(state)]}_start"
+            name = f"{self.state(state)}_start"
             return [f"{target} = load<V>({self.one(name, 'state', index)});"]
         names = {leaf: self.at(leaf) for leaf in (*self._one, *self._many)}
         return over_neurons([f"{target}[j] = {self.printer.expression(self.program.initial[index], names)};"])
@@ -154,7 +153,7 @@ class Writer(KernelWriter):
 
     def saved_at(self, name: str) -> str:
         """Where the checkpoint of a state before a chunk is."""
-        state = self.local[state_leaf(name)]
+        state = self.state(name)
         tensor = self.argument(f"{state}_saved", "pointer", "checkpoints", self.plan.saved.index(name))
         return f"{tensor} + (begin / T - 1) * neurons + i"
 

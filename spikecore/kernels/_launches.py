@@ -20,6 +20,10 @@ from spikecore.kernels._plan import BackwardPlan, ForwardPlan, Geometry
 KernelParams = Tuple[Union[float, Tensor], ...]
 
 
+#: Tensors of one kind, such as one for each state.
+Group = Sequence[Tensor]
+
+
 class ForwardBuffers(NamedTuple):
     """The groups of tensors of a forward launch. It fills the last four.
 
@@ -32,13 +36,13 @@ class ForwardBuffers(NamedTuple):
     checkpoints: arithmetic, ``[K, *N]``, dense, for each state of ``plan.saved``.
     """
 
-    inputs: Sequence[Tensor]
-    state: Sequence[Tensor]
+    inputs: Group
+    state: Group
     params: KernelParams
-    outputs: Sequence[Tensor]
-    final: Sequence[Tensor]
-    trace: Sequence[Tensor]
-    checkpoints: Sequence[Tensor]
+    outputs: Group
+    final: Group
+    trace: Group
+    checkpoints: Group
 
 
 class BackwardBuffers(NamedTuple):
@@ -53,15 +57,15 @@ class BackwardBuffers(NamedTuple):
     grad_state: arithmetic, ``[*N]`` for each state if ``plan.state``.
     """
 
-    inputs: Sequence[Tensor]
-    state: Sequence[Tensor]
+    inputs: Group
+    state: Group
     params: KernelParams
-    checkpoints: Sequence[Tensor]
-    grad_outputs: Sequence[Tensor]
-    grad_final: Sequence[Tensor]
-    grad_trace: Sequence[Tensor]
-    grad_inputs: Sequence[Tensor]
-    grad_state: Sequence[Tensor]
+    checkpoints: Group
+    grad_outputs: Group
+    grad_final: Group
+    grad_trace: Group
+    grad_inputs: Group
+    grad_state: Group
 
 
 class ForwardResults(NamedTuple):
@@ -73,10 +77,10 @@ class ForwardResults(NamedTuple):
     checkpoints: arithmetic, ``[K, N]``.
     """
 
-    outputs: Sequence[Tensor]
-    final: Sequence[Tensor]
-    trace: Sequence[Tensor]
-    checkpoints: Sequence[Tensor]
+    outputs: Group
+    final: Group
+    trace: Group
+    checkpoints: Group
 
 
 class BackwardResults(NamedTuple):
@@ -88,79 +92,24 @@ class BackwardResults(NamedTuple):
         one number for each neuron, ``[N]``.
     """
 
-    grad_inputs: Sequence[Tensor]
-    grad_state: Sequence[Tensor]
-    grad_params: Sequence[Tensor]
+    grad_inputs: Group
+    grad_state: Group
+    grad_params: Group
 
 
-#: Any of the four kinds of launches below. A backend annotates its own with the kind that it is.
+#: Launches a forward kernel: the sizes, then the fields of :class:`ForwardBuffers`. What it returns is not read.
+ForwardLaunch = Callable[[Geometry, Group, Group, KernelParams, Group, Group, Group, Group], object]
+#: Launches a backward kernel: the sizes, then the fields of :class:`BackwardBuffers`. It returns the gradients of
+#: ``plan.learn`` as :class:`BackwardResults` has them; what it returns is not read where no parameter is learnt.
+BackwardLaunch = Callable[
+    [Geometry, Group, Group, KernelParams, Group, Group, Group, Group, Group, Group], Optional[Group]
+]
+#: The same of a backend with ``owns_outputs``: without the groups that are filled, which they return. All tensors are
+#: flat: ``[T, N]``, ``[N]``, ``[C]``.
+ReturningForwardLaunch = Callable[[Geometry, Group, Group, KernelParams], ForwardResults]
+ReturningBackwardLaunch = Callable[[Geometry, Group, Group, KernelParams, Group, Group, Group, Group], BackwardResults]
+#: Any of the four. A backend annotates its own with the kind that it is.
 Launch = Callable[..., Any]
-
-
-class ForwardLaunch(Protocol):
-    """Launches a forward kernel: the sizes, then the fields of :class:`ForwardBuffers`. What it returns is not read."""
-
-    def __call__(
-        self,
-        __geometry: Geometry,
-        __inputs: Sequence[Tensor],
-        __state: Sequence[Tensor],
-        __params: KernelParams,
-        __outputs: Sequence[Tensor],
-        __final: Sequence[Tensor],
-        __trace: Sequence[Tensor],
-        __checkpoints: Sequence[Tensor],
-    ) -> object: ...
-
-
-class BackwardLaunch(Protocol):
-    """Launches a backward kernel: the sizes, then the fields of :class:`BackwardBuffers`.
-
-    Returns the gradients of ``plan.learn`` as :class:`BackwardResults` has them. Nothing is read of what it returns
-    where no parameter is learnt.
-    """
-
-    def __call__(
-        self,
-        __geometry: Geometry,
-        __inputs: Sequence[Tensor],
-        __state: Sequence[Tensor],
-        __params: KernelParams,
-        __checkpoints: Sequence[Tensor],
-        __grad_outputs: Sequence[Tensor],
-        __grad_final: Sequence[Tensor],
-        __grad_trace: Sequence[Tensor],
-        __grad_inputs: Sequence[Tensor],
-        __grad_state: Sequence[Tensor],
-    ) -> Optional[Sequence[Tensor]]: ...
-
-
-class ReturningForwardLaunch(Protocol):
-    """A forward launch of a backend with ``owns_outputs``. Its tensors are flat: ``[T, N]``, ``[N]``, ``[C]``."""
-
-    def __call__(
-        self,
-        __geometry: Geometry,
-        __inputs: Sequence[Tensor],
-        __state: Sequence[Tensor],
-        __params: KernelParams,
-    ) -> ForwardResults: ...
-
-
-class ReturningBackwardLaunch(Protocol):
-    """A backward launch of a backend with ``owns_outputs``. Its tensors are flat: ``[T, N]``, ``[N]``, ``[C]``."""
-
-    def __call__(
-        self,
-        __geometry: Geometry,
-        __inputs: Sequence[Tensor],
-        __state: Sequence[Tensor],
-        __params: KernelParams,
-        __checkpoints: Sequence[Tensor],
-        __grad_outputs: Sequence[Tensor],
-        __grad_final: Sequence[Tensor],
-        __grad_trace: Sequence[Tensor],
-    ) -> BackwardResults: ...
 
 
 class Launcher(Protocol):

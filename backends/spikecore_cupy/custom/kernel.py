@@ -156,12 +156,13 @@ class CustomKernel:
         return found
 
     def _fitting(self, typed: Typed, sizes: checks.Sizes, tensors: Dict[str, Tensor]) -> int:
-        """The most elements of a thread that can be moved in one access, wherever they lie."""
-        width, apart = typed.width, sizes.neurons
+        """The widest vector access, in elements, that size, alignment and strides of these tensors allow."""
+        # a power of two divides every one of some numbers where it divides their bits together
+        width, stride_bits = typed.width, sizes.neurons
         if self.timed:
             for name in self._inputs:
-                apart |= tensors[name].stride(0)
+                stride_bits |= tensors[name].stride(0)
         packed = [tensors[name] for name in (*self._inputs, *self.results)]
-        while width > 1 and (apart % width or any(t.data_ptr() % (width * t.element_size()) for t in packed)):
+        while width > 1 and (stride_bits % width or any(t.data_ptr() % (width * t.element_size()) for t in packed)):
             width //= 2
         return width

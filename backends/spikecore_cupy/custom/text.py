@@ -19,8 +19,8 @@ class Printed(NamedTuple):
     """A printed kernel.
 
     ``arguments`` are what it takes, as (kind, name): ``"pointer"`` of a tensor (0 for a state that starts at a number),
-    ``"step"`` from one step of it to the next, ``"apart"`` for a parameter's numbers, 0 if it has one for all elements,
-    ``"number"``, or ``"N"`` and ``"T"``.
+    ``"step"`` from one step of it to the next, ``"stride"`` from one of a parameter's numbers to the next (0 if it has
+    one for all elements), ``"number"``, or ``"N"`` and ``"T"``.
     """
 
     text: str
@@ -69,8 +69,8 @@ class CustomWriter:
         lines = [FIRST, "if (i >= N) return;"]
         for name in of_role(self.values, "param"):
             local = self.local[name]
-            apart = self.argument("apart", name, "long long", f"{local}_apart")
-            place = self.typed.read(name, f"{self.pointer(name)}[{apart} * (i + j)]")
+            stride = self.argument("stride", name, "long long", f"{local}_apart")
+            place = self.typed.read(name, f"{self.pointer(name)}[{stride} * (i + j)]")
             lines += [f"{self.typed.local(name)} {local}[V];", *over_neurons([f"{local}[j] = {place};"])]
         for name in of_role(self.values, "number"):
             self.argument("number", name, self.typed.local(name), self.local[name])

@@ -11,7 +11,7 @@ from functools import partial
 from typing import List
 
 from spikecore.kernels import BackwardPlan
-from spikecore.kernels.writing import indented, input_leaf, output_cotangent, param_leaf, state_cotangent, state_leaf
+from spikecore.kernels.writing import indented, output_cotangent, state_cotangent, state_leaf
 from spikecore_numba.writer import HEAD, HISTORY_HEAD, Source, Store, Writer
 
 
@@ -80,25 +80,25 @@ class BackwardWriter(Writer):
             loads[state_cotangent(name)] = partial(self._cotangent, name)
         stores: List[Store] = []
         for k, index in enumerate(plan.wanted):
-            name = f"grad_{self.local[input_leaf(program.inputs[index])]}s"
+            name = f"grad_{self.input(program.inputs[index])}s"
             stores.append((adjoint.inputs[index], self.stored(self.all(name, "grad_inputs", k))))
         for name, node in zip(program.states, adjoint.states):
             if name in plan.carried_cotangents:
-                stores.append((node, f"{self.row(self.local[state_cotangent(name)])} = {{}}"))
+                stores.append((node, f"{self.row(self.carried(name))} = {{}}"))
         for k, (param, node) in enumerate(zip(plan.learn, adjoint.params)):
             stores.append((node, f"{self._param_sum(param, k)} += {{}}"))
         return self.loop(stores, loads)
 
     def _cotangent(self, name: str) -> str:
         """The cotangent of a state at the end of a step: from the next step, and from the trace."""
-        carried = self.row(self.local[state_cotangent(name)])
+        carried = self.row(self.carried(name))
         if name not in self.plan.trace:
             return carried
-        trace = f"grad_{self.local[state_leaf(name)]}_trace"
+        trace = f"grad_{self.state(name)}_trace"
         return f"{carried} + {self.all(trace, 'grad_trace', self.plan.trace.index(name))}"
 
     def _param_sum(self, param: str, index: int) -> str:
-        return self.one(f"grad_{self.local[param_leaf(param)]}s", "grad_params", index)
+        return self.one(f"grad_{self.param(param)}s", "grad_params", index)
 
     def _first_cotangents(self) -> List[str]:
         """The loop that sets what is carried and summed: cotangents of the final state, or zero."""
@@ -106,9 +106,9 @@ class BackwardWriter(Writer):
         lines = []
         for index, name in enumerate(self.program.states):
             if name in plan.carried_cotangents:
-                end = f"grad_{self.local[state_leaf(name)]}_end"
+                end = f"grad_{self.state(name)}_end"
                 first = self.one(end, "grad_final", index) if plan.final else zero
-                lines.append(f"{self.row(self.local[state_cotangent(name)])} = {first}")
+                lines.append(f"{self.row(self.carried(name))} = {first}")
         lines += [f"{self._param_sum(param, k)} = {zero}" for k, param in enumerate(plan.learn)]
         return ["for i in range(count):", *indented(lines)] if lines else []
 
@@ -116,6 +116,6 @@ class BackwardWriter(Writer):
         """The loop that writes the gradients of the initial states."""
         lines = []
         for index, name in enumerate(self.program.states):
-            target = self.one(f"grad_{self.local[state_leaf(name)]}_start", "grad_state", index)
-            lines.append(f"{target} = {self.row(self.local[state_cotangent(name)])}")
+            target = self.one(f"grad_{self.state(name)}_start", "grad_state", index)
+            lines.append(f"{target} = {self.row(self.carried(name))}")
         return ["for i in range(count):", *indented(lines)] if lines else []

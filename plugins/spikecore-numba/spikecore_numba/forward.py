@@ -36,7 +36,7 @@ class ForwardWriter(Writer):
         """The next value of each state, into its row and, where it is recorded, into its trace."""
         stores: List[Store] = []
         for name, node in zip(self.program.states, self.program.next):
-            local = self.local[state_leaf(name)]
+            local = self.state(name)
             stores.append((node, f"{self.row(local)} = {{}}"))
             if name in self.plan.record:
                 trace = self.all(f"{local}_trace", "trace", self.plan.record.index(name))

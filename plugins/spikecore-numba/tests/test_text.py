@@ -11,8 +11,11 @@ import pytest
 import torch
 
 import spikecore as sc
-from spikecore.backend import Spec
+from spikecore.backend import Spec, Unsupported
+from spikecore.kernels import ForwardPlan
+from spikecore.lang import Node, Program
 from spikecore_numba.backend import NumbaBackend
+from spikecore_numba.source import print_kernel
 
 BACKEND = NumbaBackend()
 
@@ -84,3 +87,11 @@ def test_a_linear_neuron_recomputes_nothing() -> None:
     """Where the adjoint needs no state, the backward kernel neither reads inputs nor keeps a history."""
     text = source(sc.LI())["backward"]
     assert not re.search(r"\bxs\b|history|spike\(", text.partition("def ")[2])
+
+
+def test_an_operation_without_a_text_is_refused_by_name() -> None:
+    """A program of a language with one more operation is Unsupported, not a KeyError."""
+    novel = Node("novel", (Node("input", (), "x"),))
+    program = Program("Novel", inputs=("x",), states=(), outputs=[novel], next=[], rest=[])
+    with pytest.raises(Unsupported, match="NumbaPrinter has no text for the operation 'novel'"):
+        print_kernel(ForwardPlan(program, Spec(torch.float32, 4, ())))

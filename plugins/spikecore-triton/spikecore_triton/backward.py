@@ -6,7 +6,13 @@ from typing import Dict, List, Sequence
 
 from spikecore.kernels import BackwardPlan, with_reciprocals
 from spikecore.kernels.cut import smallest_cut
-from spikecore.kernels.writing import indented, input_leaf, output_cotangent, param_leaf, state_cotangent, state_leaf
+from spikecore.kernels.writing import (
+    indented,
+    input_leaf,
+    output_cotangent,
+    state_cotangent,
+    state_leaf,
+)
 from spikecore.lang import Node, loop_invariant, topological
 from spikecore_triton.chunk import Chunk, in_every_lane, load, store
 from spikecore_triton.writer import CHUNK, Source, Writer
@@ -31,9 +37,9 @@ class BackwardWriter(Writer):
         #: none.
         self._following = self.function("following", [*following, *self._kept]) if self._kept else None
         #: Names of the sums, one for each learnt parameter.
-        self._sums = [self.free(f"sum_{self.local[param_leaf(name)]}") for name in plan.learn]
+        self._sums = [self.free(f"sum_{self.param(name)}") for name in plan.learn]
         self._adjoint = self.function("adjoint", roots, self._kept)
-        self._carried = {name: self.local[state_cotangent(name)] for name in plan.carried_cotangents}
+        self._carried = {name: self.carried(name) for name in plan.carried_cotangents}
 
     def source(self) -> Source:
         """The kernel."""
@@ -50,7 +56,7 @@ class BackwardWriter(Writer):
     def _through_chunks(self, starts: Dict[str, str]) -> List[str]:
         """What is left over first, then all chunks from the last one back."""
         chunks = self.argument("chunks", "chunks")
-        names = {name: self.free(f"{self.local[state_leaf(name)]}_first") for name in starts}
+        names = {name: self.free(f"{self.state(name)}_first") for name in starts}
         lines = [f"{names[name]} = {start}" for name, start in starts.items()]
         if self._left:
             saved = {name: load(self.checkpoint(name, chunks)) for name in starts}
@@ -97,9 +103,9 @@ class BackwardWriter(Writer):
 
     def _adjoint_steps(self, chunk: Chunk, values: List[Names]) -> List[str]:
         plan, program = self.plan, self.program
-        moved = [self.local[input_leaf(program.inputs[index])] for index in plan.wanted]
+        moved = [self.input(program.inputs[index]) for index in plan.wanted]
         inputs = [self.free(f"{chunk.prefix}grad_{local}") for local in moved]
-        learnt = [f"grad_{self.local[param_leaf(name)]}" for name in plan.learn]
+        learnt = [f"grad_{self.param(name)}" for name in plan.learn]
         params = [self.free(f"{chunk.prefix}{local}_part") for local in learnt]
         nodes = dict(zip(program.states, plan.adjoint.states))
         carried = [*self._carried.values()]
@@ -125,7 +131,7 @@ class BackwardWriter(Writer):
             for t, now in enumerate(values):
                 now[leaf] = carried
                 if name in self.plan.trace and leaf in self._adjoint.leaves:
-                    tensor = f"grad_{self.local[state_leaf(name)]}_trace"
+                    tensor = f"grad_{self.state(name)}_trace"
                     traced = self.free(f"{chunk.prefix}{tensor}_{t}")
                     where = self.all(tensor, "grad_trace", self.plan.trace.index(name), chunk.first, t)
                     lines.append(f"{traced} = {load(where)}")
@@ -136,7 +142,7 @@ class BackwardWriter(Writer):
         zero = "tl.zeros((BLOCK,), tl.float32)"
         lines = []
         for name, carried in self._carried.items():
-            tensor, index = f"grad_{self.local[state_leaf(name)]}_end", self.program.states.index(name)
+            tensor, index = f"grad_{self.state(name)}_end", self.program.states.index(name)
             end = load(self.one(tensor, "grad_final", index)) if self.plan.final else zero
             lines.append(f"{carried} = {end}")
         return [*lines, *(f"{name} = {zero}" for name in self._sums)]
@@ -145,10 +151,10 @@ class BackwardWriter(Writer):
         """Write the gradients of the initial states, and of the parameters: one per neuron, or one per block."""
         lines = []
         for index, name in enumerate(self.program.states if self.plan.state else ()):
-            target = self.one(f"grad_{self.local[state_leaf(name)]}_start", "grad_state", index)
-            lines.append(store(target, self.local[state_cotangent(name)]))
+            target = self.one(f"grad_{self.state(name)}_start", "grad_state", index)
+            lines.append(store(target, self.carried(name)))
         for index, (name, total) in enumerate(zip(self.plan.learn, self._sums)):
-            tensor = f"grad_{self.local[param_leaf(name)]}s"
+            tensor = f"grad_{self.param(name)}s"
             if self.kinds[name] == "scalar":
                 pointer = self.argument(tensor, "pointer", "grad_params", index)
                 # lanes without a neuron computed with whatever their masked loads gave

@@ -19,7 +19,7 @@ class ForwardWriter(Writer):
     def __init__(self, plan: ForwardPlan, left: int) -> None:
         super().__init__(plan, "forward", plan.roots)
         self._left = left
-        self._states = [self.local[state_leaf(name)] for name in plan.program.states]
+        self._states = [self.state(name) for name in plan.program.states]
 
     def source(self) -> Source:
         """The kernel."""
@@ -48,7 +48,7 @@ class ForwardWriter(Writer):
 
     def _checkpoints(self, chunk: str, where: str) -> List[str]:
         """Write the states that backward starts a chunk from."""
-        places = [(self.checkpoint(name, chunk), self.local[state_leaf(name)]) for name in self.plan.saved]
+        places = [(self.checkpoint(name, chunk), self.state(name)) for name in self.plan.saved]
         return [store(place, local, where) for place, local in places]
 
     def _chunk(self, step: Function, chunk: Chunk) -> List[str]:

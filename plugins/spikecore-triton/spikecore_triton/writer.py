@@ -19,7 +19,6 @@ from spikecore.kernels.writing import (
     indented,
     named,
     param_leaf,
-    state_leaf,
 )
 from spikecore.lang import Node, Program, topological
 from spikecore.lang.node import SpikeRule, substitute
@@ -94,7 +93,7 @@ class Writer(KernelWriter):
 
     def checkpoint(self, name: str, chunk: str) -> str:
         """Address of the checkpoint of a state that ``chunk`` starts from; the first chunk has none."""
-        tensor = f"{self.local[state_leaf(name)]}_checkpoints"
+        tensor = f"{self.state(name)}_checkpoints"
         pointer = self.argument(tensor, "pointer", "checkpoints", self.plan.saved.index(name))
         return f"{pointer} + ({chunk} - 1) * neurons + at"
 
@@ -169,7 +168,7 @@ class Writer(KernelWriter):
 
     def start(self, name: str) -> str:
         """The value of a state before the first step, in every lane."""
-        local, index = self.local[state_leaf(name)], self.program.states.index(name)
+        local, index = self.state(name), self.program.states.index(name)
         if self.plan.has_initial_state:
             return load(self.one(f"{local}_start", "state", index))
         initial = self.program.initial[index]

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import spikecore as sc
-from spikecore.backend import Spec
+from spikecore.backend import Spec, Unsupported
 from spikecore.kernels import BackwardPlan, ForwardPlan
-from spikecore.lang import Node
+from spikecore.lang import Node, Program
 from spikecore.lang.node import const
 from spikecore_triton.backend import TritonBackend
 from spikecore_triton.printer import TritonPrinter
@@ -135,3 +135,11 @@ def test_numbers_are_of_the_type_of_arithmetic() -> None:
     assert printer.read(Node("minimum", (x, const(1e-40)))) == "lesser(x, float32(1e-40))"
     assert printer.read(Node("add", (x, const(1e300)))) == 'x + float("inf")'
     assert printer.typed(Node("detach", (const(0.5),)), {}) == "float32(0.5)"
+
+
+def test_an_operation_without_a_text_is_refused_by_name() -> None:
+    """A program of a language with one more operation is Unsupported, not a KeyError."""
+    novel = Node("novel", (Node("input", (), "x"),))
+    program = Program("Novel", inputs=("x",), states=(), outputs=[novel], next=[], rest=[])
+    with pytest.raises(Unsupported, match="TritonPrinter has no text for the operation 'novel'"):
+        print_kernel(ForwardPlan(program, Spec(torch.float32, 4, ())))

@@ -7,7 +7,7 @@ from typing import Dict, Iterable, List, Sequence, Tuple, Union
 from spikecore.kernels._plan import BackwardPlan, ForwardPlan
 from spikecore.kernels.writing._analysis import hoisted
 from spikecore.kernels.writing._arguments import ArgumentTable
-from spikecore.kernels.writing._leaves import cotangent_leaves, param_leaf
+from spikecore.kernels.writing._leaves import cotangent_leaves, input_leaf, param_leaf, state_cotangent, state_leaf
 from spikecore.kernels.writing._lines import dtype_name
 from spikecore.lang import Node, topological
 from spikecore.lang.render import Printer, on_one_line
@@ -49,6 +49,22 @@ class KernelWriter:
     def leaf_name(self, leaf: Node) -> str:
         """What a leaf would like to be called."""
         return self.printer.leaf(leaf)
+
+    def input(self, name: str) -> str:
+        """The symbol of an input."""
+        return self.local[input_leaf(name)]
+
+    def state(self, name: str) -> str:
+        """The symbol of a state."""
+        return self.local[state_leaf(name)]
+
+    def param(self, name: str) -> str:
+        """The symbol of a parameter."""
+        return self.local[param_leaf(name)]
+
+    def carried(self, name: str) -> str:
+        """The symbol of the cotangent of a state, which backward carries from step to step."""
+        return self.local[state_cotangent(name)]
 
     def label(self, node: Node, otherwise: str) -> str:
         """The symbol of a value: the definition's name for it, or another one."""
