@@ -48,6 +48,7 @@ def widest(plan: Plan) -> int:
     bits, word = torch.finfo(plan.dtype).bits, torch.finfo(plan.compute).bits
     width = max(1, 64 // bits)
     if isinstance(plan, BackwardPlan):
+        # 16-bit cotangents lie two to a register
         kept = (plan.spec.steps or CHUNK) * (len(plan.cut) + sum(plan.outputs) * bits / word)
         while width > 2 and width * kept > REGISTERS:
             width //= 2
@@ -78,10 +79,12 @@ class Launcher:
         strides = [groups[group][index].stride(0) for group, index in self._strides]
         width = self._fitting(neurons, pointers, strides)
         kernel = self._kernels.get(width) or self._compiled(width)
+        # rounded up: the last block has threads without neurons
         blocks = -(-neurons // (kernel.block * width))
         x, params = groups[0][0], groups[self._params]
         sums = []
         if self.learnt:
+            # a scalar's gradient is one sum per block, added up afterwards in a fixed order: the same bits at every run
             counts = [blocks if kind == "scalar" else neurons for kind in self.learnt]
             sums = [x.new_empty(count, dtype=self.compute) for count in counts]
             pointers += [sums[index].data_ptr() for index in self._sums]
@@ -106,6 +109,7 @@ class Launcher:
         return width
 
     def _compiled(self, width: int) -> Any:
+        # unaligned or odd sizes are rare: their narrower kernel is printed when one first comes
         source = self._source if width == self._widest else print_kernel(self.plan, width)
         kernel = self._kernels[width] = shared(self.kernel, source.name, source.text, source.types)
         return kernel

@@ -24,6 +24,7 @@ class BackwardWriter(Writer):
 
     def __init__(self, plan: BackwardPlan, width: int) -> None:
         self._derivative = found = derivative(plan)
+        # the kernel computes the adjoint, and again the states that it is computed from
         roots = [*found.roots, *plan.following.values()]
         super().__init__(plan, "backward", width, roots, found.approximate)
         #: What is kept of every recomputed step of a chunk, by its name.
@@ -38,8 +39,10 @@ class BackwardWriter(Writer):
         """The kernel."""
         step, adjoint = self.function("step", self._recomputed()), self._adjoint()
         opening = [*self.opening(), *self._first_cotangents()]
+        # where the adjoint is computed from inputs and cotangents alone, no step is computed again
         before = self.input_streams(step) if self._kept else []
         back = [*self.input_streams(adjoint), *self._cotangents()]
+        # an input that both read is loaded once
         body = self.loads_first([*before, *(stream for stream in back if stream not in before)])
         body += self._recomputation(step, before) if self._kept else []
         lines = [*self.loads_later(back), *self._adjoint_step(adjoint)]
@@ -69,6 +72,7 @@ class BackwardWriter(Writer):
     def _adjoint(self) -> Function:
         """The device function of one step backwards."""
         found, inputs = self._derivative, self.program.inputs
+        # an input gradient that nobody wants is not computed
         results = {self._grad_input(inputs[index]): found.inputs[index] for index in self.plan.wanted}
         results.update((f"new_{self.carried(name)}", node) for name, node in found.states.items())
         sums = {self._sum(name): node for name, node in zip(self.plan.learn, found.params)}
@@ -81,6 +85,7 @@ class BackwardWriter(Writer):
         lines: List[str] = []
         states = [self.state(name) for name in self._states]
         for name, state in zip(self._states, states):
+            # the first chunk starts at rest or from given states, every other one from its checkpoint
             first = self.starting(name, state)
             if not self.fixed:
                 saved = f"{state} = load<V>({self.saved_at(name)});"
@@ -103,6 +108,7 @@ class BackwardWriter(Writer):
             leaf = output_cotangent(k)
             where[leaf] = self.value(f"{self.local[leaf]}[{self.now}][j]")
         for name, carried in self._carried.items():
+            # the cotangent of a recorded state is added to that which the later step gave
             traced = f" + {self._trace(name)}[{self.now}][j]" if name in self.plan.trace else ""
             where[state_cotangent(name)] = f"{carried}[j]{traced}"
         grads = [self._grad_input(self.program.inputs[index]) for index in self.plan.wanted]
@@ -110,6 +116,7 @@ class BackwardWriter(Writer):
         targets = [f"{name}[j]" if exact else self.unique(f"{name}_j") for name in grads]
         targets += [f"{carried}[j]" for carried in self._carried.values()]
         targets += [self._sum(name) + ("" if name in self._scalars else "[j]") for name in self.plan.learn]
+        # only what the adjoint reads: a held number that nobody reads would still take its register
         late = [self.local[node] for node in adjoint.takes if node.op == "out_grad" and not exact]
         lines = [f"hold({name}[{self.now}]);" for name in late]
         lines += [self.pack(name, self.stored) for name in grads]
@@ -132,6 +139,7 @@ class BackwardWriter(Writer):
         for name, carried in self._carried.items():
             lines.append(self.pack(carried))
             if self.plan.final:
+                # the launch gets one tensor for each state, carried or not
                 end, index = f"grad_{self.state(name)}_end", self.program.states.index(name)
                 lines.append(f"{carried} = load<V>({self.one(end, 'grad_final', index)});")
             else:

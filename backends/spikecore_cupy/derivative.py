@@ -42,7 +42,9 @@ def derivative(plan: BackwardPlan) -> Derivative:
     """The adjoint of a plan, with approximate divisions where they pay."""
     adjoint = plan.adjoint
     states = {n: node for n, node in zip(plan.program.states, adjoint.states) if n in plan.carried_cotangents}
+    # what the forward kernel computes must come out the same here, bit for bit
     exact = frozenset(plan.program.nodes)
+    # a step without divisions of its own has arithmetic to spare: the kernel waits for memory anyway
     busy = any(node.op == "div" for node in exact.difference(loop_invariant(plan.program.nodes)))
     if plan.dtype == plan.compute or not busy:
         return Derivative(adjoint.inputs, states, adjoint.params, frozenset())
@@ -50,6 +52,7 @@ def derivative(plan: BackwardPlan) -> Derivative:
     fixed = {*loop_invariant(order), *(node for node in order if node.op in ("param", "const"))}
     new = with_reciprocals(order, exact, fixed)
     rewritten = topological(list(new.values()))
+    # what is computed once, before the first step, costs nothing: it stays exact
     quick = frozenset(n for n in rewritten if n.op == "div") - exact - frozenset(loop_invariant(rewritten))
     return Derivative(
         tuple(new.get(node, node) for node in adjoint.inputs),

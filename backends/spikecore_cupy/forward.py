@@ -27,13 +27,16 @@ class ForwardWriter(Writer):
     def source(self) -> Source:
         """The kernel."""
         plan, program, states = self.plan, self.program, self._states
+        # states come before outputs in the function's arguments, as in the call of it
         results = {f"new_{name}": node for name, node in zip(states, program.next)}
         step = self.function("step", {**results, **dict(zip(self._outs, program.outputs))})
         opening = ["if (i >= neurons) return;", *self.opening()]
         for name, state in zip(program.states, states):
             opening += [self.pack(state), *self.starting(name, state)]
+        # an input that no value of the step is computed from is not loaded
         inputs = self.input_streams(step)
         steps = over_steps(self.fixed, [*self.loads_later(inputs), *self._step(step)])
+        # states stay in registers; only the last value goes to memory, and only where somebody asks for it
         ending = [f"store({self.one(f'{s}_end', 'final', k)}, {s});" for k, s in enumerate(states) if plan.final]
         saving = [f"store({self.saved_at(name)}, {self.state(name)});" for name in plan.saved]
         # before the first chunk the states are what backward can compute itself
@@ -56,6 +59,7 @@ class ForwardWriter(Writer):
             ]
         declare = [f"{self.real} {', '.join(self.unique(f'{out}_j') for out in self._outs)};"] if convert else []
         lines = [self.pack(out, self.stored) for out in self._outs]
+        # stores come after all neurons of the thread: one store moves a pack
         lines += over_neurons([*declare, self.call(step, targets, {}), *convert])
         for k, (out, tensor) in enumerate(zip(self._outs, self._tensors)):
             lines.append(f"store({self.all(tensor, 'outputs', k)}, {out});")

@@ -33,6 +33,7 @@ def declared(kind: str, name: str, restrict: bool = True) -> str:
 def over_neurons(lines: Sequence[str]) -> List[str]:
     """A loop over the neurons of a thread."""
     head = ["#pragma unroll", "for (int j = 0; j < V; ++j)"]
+    # a loop of one line needs no braces
     if len(lines) == 1:
         return [*head, f"    {lines[0]}"]
     return [head[0], f"{head[1]} {{", *indented(lines), "}"]
@@ -44,6 +45,7 @@ def over_steps(fixed: bool, lines: Sequence[str], backwards: bool = False) -> Li
     head = f"int t = {count} - 1; t >= 0; --t" if backwards else f"int t = 0; t < {count}; ++t"
     if len(lines) == 1:
         return [unroll, f"for ({head}) {lines[0]}"]
+    # a chunk that is not whole loads step by step into the first place of each array
     now = [] if fixed else ["const int k = whole ? t : 0;"]
     return [unroll, f"for ({head}) {{", *indented([*now, *lines]), "}"]
 
@@ -55,6 +57,7 @@ def wrapped(words: Iterable[str]) -> List[str]:
 
 def folded(line: str) -> List[str]:
     """A line that is too long for a page, as several."""
+    # a comment would go on without its mark
     if len(line) <= 120 or line.startswith("//"):
         return [line]
     begin = line[: len(line) - len(line.lstrip())]

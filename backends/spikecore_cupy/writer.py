@@ -58,8 +58,10 @@ class Writer(KernelWriter):
         self.fixed = plan.spec.steps is not None
         #: Which of a chunk's loaded steps is the one of step t.
         self.now = "t" if self.fixed else "k"
+        # a value and the same value detached are two arguments of a step
         for node in (*self.uniform, *self.varying):
             self.local[node] = self.distinct_label(node, "k", self.local.values())
+        # parameters that no line reads are no arguments: each would cost a register
         self._one = [leaf for leaf in self.params_of("number", "scalar") if leaf in self.used]
         self._many = [leaf for leaf in self.params_of("channel", "full") if leaf in self.used]
         #: Values that are one for all neurons; the others are one for each.
@@ -73,10 +75,12 @@ class Writer(KernelWriter):
 
     def pointer_kind(self, group: str) -> str:
         """Gradients of parameters are allocated by the launch, which finds them apart from the other tensors."""
+        # block sums, or one number per neuron: how many there are depends on the width that the launch chooses
         return "sum" if group == "grad_params" else "pointer"
 
     def all(self, name: str, group: str, index: int) -> str:
         """Where a tensor of all steps has this thread's neurons at step t."""
+        # a chunk begins at step `begin`; a fixed number of steps is one chunk, which begins at 0
         step = "t" if self.fixed else "(begin + t)"
         stride = "neurons" if group in FILLED else self.argument(f"{name}_step", "stride", group, index)
         return f"{self.argument(name, 'pointer', group, index)} + {step} * {stride} + i"
@@ -89,10 +93,12 @@ class Writer(KernelWriter):
 
     def value(self, text: str) -> str:
         """A number of the dtype of inputs and outputs, as one of arithmetic."""
+        # a text without conversions says that there are none
         return text if self.stored == self.real else f"value({text})"
 
     def conversion(self, node: Node) -> str:
         """The function from a number of arithmetic to the dtype of outputs; a spike is only ever 0 or 1."""
+        # to round 0 or 1 is a choice of two bit patterns, cheaper than the rounding of any number
         return f"{'spike' if node.op == 'spike' else 'rounded'}<{self.stored}>"
 
     def type_of(self, node: Node) -> str:
@@ -124,6 +130,7 @@ class Writer(KernelWriter):
         for leaf in self._many:
             lines += self._per_neuron(leaf)
         for node in self.varying:
+            # a value with one number per neuron is computed in a loop over them, where its operands have an index
             inside = {**names, **{leaf: self.at(leaf) for leaf in self._many}}
             inside.update((other, self.at(other)) for other in self.varying if other is not node)
             within = self.printer.block([node], inside, name_roots=False)
@@ -146,6 +153,7 @@ class Writer(KernelWriter):
         if self.plan.has_initial_state:
             name = f"{self.state(state)}_start"
             return [f"{target} = load<V>({self.one(name, 'state', index)});"]
+        # initial values are constants or parameters: no step has been computed yet
         names = {leaf: self.at(leaf) for leaf in (*self._one, *self._many)}
         return over_neurons([f"{target}[j] = {self.printer.expression(self.program.initial[index], names)};"])
 
@@ -225,6 +233,7 @@ class Writer(KernelWriter):
         ``known`` are values that it takes, and need not compute, by their names.
         """
         roots = [*results.values(), *sums.values()]
+        # what is computed before the first step is an argument of the function, and so is what backward kept
         order = topological(roots, known=[*self.uniform, *self.varying, *known])
         used = {arg for node in order for arg in node.args} | set(order) | set(roots)
         names = {node: self.local[node] for node in self.local if node in used}
@@ -232,6 +241,7 @@ class Writer(KernelWriter):
         takes = tuple(names)
         targets = [self.unique(target) for target in (*results, *sums)]
         arguments = [f"const {self.type_of(node)} {names[node]}" for node in takes]
+        # results go out by reference: CUDA's compiler inlines the function, and no structure is needed
         arguments += [f"{self.real}& {target}" for target in targets]
         body = self.printer.block(roots, names, self.program.labels, name_roots=False)
         for k, (target, root) in enumerate(zip(targets, roots)):
@@ -244,6 +254,7 @@ class Writer(KernelWriter):
         arguments = self.arguments.ordered(ORDER)
         steps = self.plan.spec.steps if self.fixed else CHUNK
         types = ["long long", *([] if self.fixed else ["int"]), *map(self._type, arguments)]
+        # a fixed number of steps is a constant of the text, T, so that loops are unrolled
         names = ["neurons", *([] if self.fixed else ["steps"]), *(argument.name for argument in arguments)]
         words = [declared(kind, name) for kind, name in zip(types, names)]
         around = [
@@ -269,6 +280,7 @@ class Writer(KernelWriter):
             return self.real
         if argument.kind in _COUNTS:
             return "long long"
+        # state, parameters and their gradients are in the dtype of arithmetic, whatever inputs have
         kind = self.stored if argument.group in STORED else self.real
         fills = argument.group in FILLED and (argument.group != "checkpoints" or self.direction == "forward")
         return f"{'' if fills else 'const '}{kind}*"

@@ -48,6 +48,7 @@ class Arguments:
         n, moving = self.n_inputs, self.n_moving(call)
         params: KernelParams = call.numbers  # type: ignore[assignment]  # no None if no tensor
         channels: Channels = ()
+        # most calls have numbers alone, which are the kernel's as they are
         if self.tensor_params:
             params, channels = self.params(call, tensors[moving:], layout)
         inputs = tuple([layout.fit_steps(value) for value in tensors[:n]])
@@ -62,8 +63,10 @@ class Arguments:
             kind = self.kinds[index]
             if kind == "channel":
                 channels[index] = layout.channels_of(value)
+                # a kernel finds a neuron's channel by division, so the channels must be dense
                 value = value.reshape(-1).contiguous()
             elif kind == "full":
+                # one of shape [1, C, H, W] is the same for a whole batch, but a kernel reads a number per neuron
                 value = layout.fit(value.expand(layout.shape))
             placed[index] = value
         return tuple(placed), tuple(channels)

@@ -55,10 +55,12 @@ class Execution:
         """Outputs, final states, recorded states and, for backward, checkpoints."""
         tensors = resolved(tensors)
         x = tensors[0]
+        # behind resolved(), since a lazily negated view is contiguous, too
         if x.numel() and x.is_contiguous() and self.arguments.n_inputs == 1 and not call.record:
             return self._forward_fast_path(call, x, tensors, x.shape[0], save)
         layout = layout_of(x)
         results = self.results(call, layout, x, save)
+        # there is nothing to compute, and CUDA refuses to launch no block
         if results[0].numel():
             geometry, inputs, state, params = self.arguments.prepared(call, tensors, layout)
             n, m = self.n_outputs, self.n_outputs + self.n_final
@@ -79,6 +81,7 @@ class Execution:
         results = [torch.empty_like(tensors[0]) for _ in range(self.n_outputs)]
         outputs: Sequence[Tensor] = results
         if not steps:
+            # the kernel fills a view with time; the caller gets the tensor without
             steps, outputs = 1, [out.unsqueeze(0) for out in results]
         final: Sequence[Tensor] = ()
         saved: Sequence[Tensor] = ()
@@ -89,6 +92,7 @@ class Execution:
             shape = x.shape[1:]
             final = [x.new_empty(shape, dtype=self.spec.compute) for _ in range(self.n_final)]
             results = [*results, *final]
+        # one chunk starts from what the call starts from: it needs no checkpoint
         if save and 0 < self.backend.chunk < steps:
             size = ((steps - 1) // self.backend.chunk, *x.shape[1:])
             saved = [
@@ -127,6 +131,7 @@ class Execution:
     def forward_launch(self, call: Call, checkpoints: bool) -> Launch:
         """The launch for calls of this kind, with or without ``checkpoints`` for backward."""
         initial = call.has_initial_state
+        # whatever else a call may differ in, such as sizes, its kernel is the same
         key = (call.record, initial, checkpoints)
         launch = self._forwards.get(key)
         if launch is None:
@@ -162,6 +167,7 @@ class Execution:
         fast_path = len(tensors) == 1 == len(grads) and layout.order is None and grad is not None and wanted[0]
         if fast_path and x.is_contiguous() and grad.is_contiguous() and x.numel():  # type: ignore[union-attr]  # not None
             return [self.backward_fast_path(found, call, x, checkpoints, grad)]  # type: ignore[arg-type]  # as above
+        # gradients of an empty call are empty or zero, and no kernel could be launched for it
         if x.numel():
             arrays = (checkpoints, *self._arriving(layout, x, grads, found.final))
             parts = self.launched(found, call, tensors, layout, arrays)

@@ -46,6 +46,7 @@ class Layout(NamedTuple):
         """
         if (self.order is None and steps.is_contiguous()) or self._dense(steps.stride()[1:]):
             return steps
+        # copy the one step, not T copies of it
         if steps.stride(0) == 0:
             return self.fit(steps[0]).expand(steps.shape)
         return self._copied(steps, 1)
@@ -99,6 +100,7 @@ def layout_of(x: Tensor) -> Layout:
     if x.is_contiguous():
         return Layout(shape, None)
     strides = x.stride()[1:]
+    # outermost first; of equal strides the earlier dimension, as in the natural order
     order = tuple(sorted(range(len(shape)), key=lambda d: (-strides[d], d)))
     if order == tuple(range(len(shape))) or not _is_dense(shape, order, strides):
         return Layout(shape, None)
@@ -108,6 +110,7 @@ def layout_of(x: Tensor) -> Layout:
 def _is_dense(shape: Sequence[int], order: Sequence[int], strides: Sequence[int]) -> bool:
     wanted = 1
     for d in reversed(order):
+        # torch allows any stride for a dimension of size 1
         if shape[d] != 1 and strides[d] != wanted:
             return False
         wanted *= shape[d]

@@ -261,12 +261,14 @@ def _backward(plan: BackwardPlan) -> Step:
 @lru_cache(maxsize=64)
 def _adjoint(plan: BackwardPlan) -> Adjoint:
     found = plan.program.adjoint(plan.learn, plan.outputs, plan.trace, plan.final)
+    # what only an unwanted gradient is computed from would be carried and recomputed all the same
     inputs = [node if wants else const(0.0) for node, wants in zip(found.inputs, plan.inputs)]
     return Adjoint(tuple(inputs), found.states, found.params)
 
 
 @lru_cache(maxsize=64)
 def _carried_cotangents(plan: BackwardPlan) -> Tuple[str, ...]:
+    # a cotangent is carried if a wanted gradient is computed from it, or from one that is computed from it
     of_state = dict(zip(plan.program.states, plan.adjoint.states))
     start = set(of_state) if plan.state else leaves_of("next_grad", [*plan.adjoint.inputs, *plan.adjoint.params])
     return in_order(plan.program.states, closure(start, "next_grad", of_state))

@@ -43,6 +43,7 @@ def key_of(execution: Execution) -> str:
     """The name of an execution, the same wherever backend, program and spec are the same."""
     parts = (execution.backend.name, execution.program.key, repr(execution.spec))
     key = hashlib.blake2b("|".join(parts).encode(), digest_size=16).hexdigest()
+    # kept for graphs that outlive their neuron; the weak table finds those that a runner still holds
     _executions.put(key, execution)
     _held[key] = execution
     return key
@@ -64,6 +65,7 @@ def register() -> None:
     with _lock:
         if _library or not SUPPORTED:
             return
+        # FRAGMENT: other parts of a process may define ops of the same namespace
         library = torch.library.Library("spikecore", "FRAGMENT")
         tags = (torch.Tag.needs_fixed_stride_order,)
         for schema, function, fake in ((_FORWARD, _forward, _forward_fake), (_BACKWARD, _backward, _backward_fake)):

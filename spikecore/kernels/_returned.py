@@ -117,6 +117,7 @@ class ReturningExecution(Execution):
         if [len(row) for row in rows] != [len(row) for row in expected]:
             wanted = ", ".join(str(len(row)) for row in expected)
             raise BackendError(f"{who} must return groups of {wanted} tensors, got {[len(row) for row in rows]}")
+        # a library may hand out an argument, or one array twice: a change in place would then change another value
         extents = [("an argument", *_extent(value)) for value in given if isinstance(value, Tensor)]
         for row, wishes in zip(rows, expected):
             for value, (name, shape, dtype) in zip(row, wishes):
@@ -139,6 +140,7 @@ class ReturningExecution(Execution):
 
     def _shaped(self, layout: Layout, flat: Tensor, lead: Sequence[int]) -> Tensor:
         """A flat result as the user sees it: a tensor of its own on that memory, no view of another one."""
+        # a library's own graph must not reach the user, whose gradients come from the backward launch
         dense = flat.detach().contiguous()
         like = layout.empty(tuple(lead), dense.new_empty(0, device="meta"), dense.dtype)
         return _own(dense, like.shape, like.stride())

@@ -111,6 +111,7 @@ class KernelRunner:
             # converted once for kernel and initial state, so that the gradients of a 16-bit parameter add up in float32
             compute = self.spec.compute
             params = tuple([value.to(compute) if isinstance(value, Tensor) else value for value in params])
+        # a kernel that starts at rest gives no gradient of what it starts from, so autograd computes the start
         if state is None and self.learnt_initial:
             state = self._at_rest(inputs[0].device, shape, params)
         tensors = inputs if state is None else (*inputs, *state)
@@ -170,6 +171,7 @@ class _Boundary(torch.autograd.Function):
         count = execution.n_outputs + execution.n_final + len(call.record)
         ctx.context = execution, instead, call, len(tensors), execution.layout(tensors)
         ctx.save_for_backward(*tensors, *results[count:])
+        # a cotangent that does not arrive is None, and the backward kernel has no argument for it
         ctx.set_materialize_grads(False)
         return tuple(results[:count])
 

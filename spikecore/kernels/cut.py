@@ -35,8 +35,10 @@ def smallest_cut(roots: Sequence[Node]) -> Tuple[Node, ...]:
                     users[arg].append(node)
                 else:
                     last.add(arg)
+    # every value that moves comes from these, so a cut between them and the last keeps enough
     starts = [node for node in order if node.op in _MOVING]
     flow: _Flow = {}
+    # each round finds one more way past all kept values, until there is none: then the cut is the smallest
     while _augment(starts, last, users, flow):
         pass
     reaching = _reaching(last, users, flow)
@@ -64,6 +66,7 @@ def _steps(place: _Place, users: Dict[Node, List[Node]], flow: _Flow) -> List[_P
         if flow.get(((node, 0), place)):
             found.append((node, 0))
     else:
+        # a condition has room for any flow: it is never the narrowest place, so it is never kept
         if node.is_bool or not flow.get((place, (node, 1))):
             found.append((node, 1))
         found += [(arg, 1) for arg in node.args if flow.get(((arg, 1), place))]

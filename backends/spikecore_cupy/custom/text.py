@@ -84,6 +84,7 @@ class CustomWriter:
             start = self.argument("pointer", name, f"const {self.typed.real}*", f"{local}_start")
             first = self.argument("number", name, self.typed.real, f"{local}_first")
             lines += [f"Pack<{self.typed.real}, V> {local};"]
+            # one text for both ways to start: a null pointer says that the state starts at a number
             lines += over_neurons([f"{local}[j] = {start} ? {start}[i + j] : {first};"])
         return lines
 
@@ -94,9 +95,11 @@ class CustomWriter:
             local, place = self.local[name], self.pointer(name)
             if timed:
                 place += f" + t * {self.argument('step', name, 'long long', f'{local}_step')}"
+            # packs are read and written as a whole, whatever the body does with the numbers
             lines.append(f"const Pack<{self.typed.stored(name)}, V> {local} = load<V>({place} + i);")
         outputs = of_role(self.values, "output")
         lines += [f"Pack<{self.typed.stored(name)}, V> {self.local[name]};" for name in outputs]
+        # an output that a C text returns without setting is 0, never what a register held
         inner = [f"{self.typed.local(name)} {self._late[name]} = 0;" for name in outputs]
         inner.append(f"core({', '.join(self._given())});")
         inner += [f"{self.local[n]}.set(j, {self.typed.written(n, self._late[n])});" for n in outputs]
@@ -127,6 +130,7 @@ class CustomWriter:
         arguments = self._arguments.all()
         types = tuple(self._types[argument.kind, argument.group] for argument in arguments)
         words = [declared(kind, argument.name, self._restrict) for kind, argument in zip(types, arguments)]
+        # a macro of the header would replace a name of ours in silence
         defined = re.findall(r"# *define +(\w+)", header)
         write = self._printer.named([*defined, head(kernel), *words, *body])
         needs_real = mentions("\n".join([header, *self.core.lines]), "real")

@@ -48,6 +48,7 @@ class NumbaBackend(KernelBackend):
                 prefer_large_pages((*groups[OUTPUTS], *groups[TRACE]))
 
             def work(begin: int, end: int) -> None:
+                # held in a local variable until the kernel is done: see Scratch.memory
                 scratch = _scratch.memory(scratch_bytes)
                 kernel.run(begin, end, steps, neurons, width, scratch.data_ptr(), *before, *after)
 
@@ -117,6 +118,7 @@ def bytes_of(dtype: torch.dtype) -> int:
 
 def widest(steps: int, neurons: int) -> int:
     """Neurons of a block at most: no more than there are, and some blocks for every thread."""
+    # threads take blocks as they come free, so more blocks than threads even out their speeds
     share = neurons if steps * neurons < WORTHWHILE else max(-(-neurons // (2 * torch.get_num_threads())), NARROW)
     return min(-(-share // 16) * 16, BLOCK)
 
@@ -129,5 +131,6 @@ def shape_of_history(width: int, steps: int, state_bytes: int) -> Tuple[int, int
         width //= 2
     length = steps
     if width * steps * state_bytes > 4 * HISTORY:
+        # a history has a row for each step of a chunk and for each chunk: fewest where both are the root of the steps
         length = max(HISTORY // (width * state_bytes), int(steps**0.5))
     return width, length, -(-steps // length)

@@ -40,6 +40,7 @@ class BackwardWriter(Writer):
         leaves = [state_leaf(name) for name in self._states]
         rows = [self.row(self.local[leaf]) for leaf in leaves]
         history = [self.history(self.local[leaf]) for leaf in leaves]
+        # the history has the states before each step, which the adjoint of the step is computed from
         stores: List[Store] = [(leaf, f"{h}[past + i] = {{}}") for leaf, h in zip(leaves, history)]
         stores += [(node, f"{row} = {{}}") for node, row in zip(self.plan.following.values(), rows)]
         past = "past = (t - start) * width"
@@ -73,6 +74,7 @@ class BackwardWriter(Writer):
         for leaf in map(state_leaf, self._states):
             # the row has the state of the last recomputed step by now, the history those of all steps
             loads[leaf] = partial("{}[past + i]".format, self.history(self.local[leaf]))
+        # cotangents that do not arrive are no tensors: their leaves are not in the adjoint
         for k, index in enumerate(plan.arriving):
             name = f"grad_{self.output_name(index)}"
             loads[output_cotangent(index)] = partial(self.read, name, "grad_outputs", k)
@@ -85,6 +87,7 @@ class BackwardWriter(Writer):
         for name, node in zip(program.states, adjoint.states):
             if name in plan.carried_cotangents:
                 stores.append((node, f"{self.row(self.carried(name))} = {{}}"))
+        # sums are one number per neuron: blocks run on several threads, and the order of additions is fixed
         for k, (param, node) in enumerate(zip(plan.learn, adjoint.params)):
             stores.append((node, f"{self._param_sum(param, k)} += {{}}"))
         return self.loop(stores, loads)

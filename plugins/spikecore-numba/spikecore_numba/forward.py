@@ -19,6 +19,7 @@ class ForwardWriter(Writer):
 
     def source(self) -> Source:
         """The kernel."""
+        # one loop computes outputs and states, so that what both need is computed once
         stores = [*self._outputs(), *self._states()]
         body = [
             *self.starting(self.program.states),
@@ -37,6 +38,7 @@ class ForwardWriter(Writer):
         stores: List[Store] = []
         for name, node in zip(self.program.states, self.program.next):
             local = self.state(name)
+            # the next step reads the row; the trace is written beside it and never read
             stores.append((node, f"{self.row(local)} = {{}}"))
             if name in self.plan.record:
                 trace = self.all(f"{local}_trace", "trace", self.plan.record.index(name))

@@ -72,8 +72,10 @@ class Writer(KernelWriter):
     def __init__(self, plan: Union[ForwardPlan, BackwardPlan], direction: str, roots: Sequence[Node]) -> None:
         super().__init__(plan, direction, NumbaPrinter(plan.compute), roots)
         self._rows: Dict[str, str] = {}
+        # what is one value for all neurons is a local variable; these get rows, which are read under their name
         for node in self.varying:
             self.local[node] = self.label(node, "k")
+        # a channel parameter that only hoisted values use needs no row: their rows stand for it
         direct = topological(roots, known=self.varying)
         per_channel = [leaf for leaf in self.params_of("channel") if leaf in direct]
         #: Values per neuron that get a row before the first step. A full parameter is read from its tensor instead.
@@ -92,6 +94,7 @@ class Writer(KernelWriter):
 
     def all(self, name: str, group: str, index: int) -> str:
         """A tensor of all steps, at step and neuron."""
+        # one step that stands for all has stride 0
         step = "neurons" if group in FILLED else self.argument(f"{name}_step", "stride", group, index)
         return f"{self.argument(name, 'pointer', group, index)}[t * {step} + first + i]"
 
@@ -101,6 +104,7 @@ class Writer(KernelWriter):
 
     def read(self, name: str, group: str, index: int) -> str:
         """A number of all steps in the dtype of inputs and outputs, as one of arithmetic."""
+        # Numba has no 16-bit floats: they are integers in memory, converted by functions of ours
         text, storage = self.all(name, group, index), _STORAGE.get(self.plan.dtype)
         return f"from_{storage}({text})" if storage else text
 
@@ -127,6 +131,7 @@ class Writer(KernelWriter):
         """A loop over the neurons of a block: load what the stored values are computed from, compute, store."""
         names = dict(self._uniform_names)
         roots = [node for node, _ in stores]
+        # a load is a line only if a stored value is computed from it
         order = topological(roots, known=[*names, *loads])
         used = {arg for node in order for arg in node.args} | set(roots)
         lines = []
@@ -135,6 +140,7 @@ class Writer(KernelWriter):
                 names[node] = self.local[node]
                 lines.append(f"{self.local[node]} = {text()}")
         lines += self.printer.block(roots, names, self.program.labels, name_roots=False)
+        # stores come last: a row may be one that another value of this loop is computed from
         lines += [line.format(names.get(node) or self.printer.expression(node, names)) for node, line in stores]
         return ["for i in range(count):", *indented(lines)] if stores else []
 
@@ -155,6 +161,7 @@ class Writer(KernelWriter):
         given = self.plan.has_initial_state
         for index, (name, initial) in enumerate(zip(self.program.states, self.program.initial)):
             leaf = state_leaf(name)
+            # backward computes only the states again that its adjoint is computed from
             if name in states:
                 if given:
                     loads[leaf] = partial(self.one, f"{self.local[leaf]}_start", "state", index)
@@ -166,6 +173,7 @@ class Writer(KernelWriter):
         loads: Dict[Node, Callable[[], str]] = {}
         for leaf in self.params_of("full"):
             loads[leaf] = partial(self.one, f"{self.local[leaf]}s", *self.param_place(leaf))
+        # a channel is a division per neuron, done once and kept in a row
         if first:
             for leaf in self.params_of("channel"):
                 loads[leaf] = partial(self._channel, leaf)
@@ -203,6 +211,7 @@ class Writer(KernelWriter):
         before = [
             *_imports("\n".join(body)),
             "",
+            # rows lie at fixed offsets, constants of the module: each has room for the widest block
             *(f"{row} = {k * BLOCK}" for k, row in enumerate(self._rows.values())),
         ]
         # every line is known now, so every symbol can choose a name that no line has

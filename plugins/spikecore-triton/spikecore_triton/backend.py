@@ -53,6 +53,7 @@ class TritonBackend(KernelBackend):
 
         def launch(geometry: Geometry, inputs: Any, *groups: Any) -> List[Tensor]:
             kernel, neurons = kernels.of(geometry.steps), geometry.neurons
+            # one sum per block, added up afterwards in a fixed order: the same bits at every run
             sizes = [kernel.blocks(neurons) if kinds[name] == "scalar" else neurons for name in plan.learn]
             sums = [inputs[0].new_empty(size, dtype=plan.compute) for size in sizes]
             kernel.launch(geometry, (inputs, *groups, sums))
@@ -75,6 +76,7 @@ class Kernels:
 
     def of(self, steps: int) -> Kernel:
         """The kernel for so many steps."""
+        # steps are written out, so each number of steps left over is another text
         left = 0 if self.plan.spec.steps is not None else steps % CHUNK
         kernel = self._kernels.get(left)
         if kernel is None:

@@ -27,6 +27,7 @@ class BackwardWriter(Writer):
     plan: BackwardPlan
 
     def __init__(self, plan: BackwardPlan, left: int) -> None:
+        # the kernel computes the adjoint, and again the states that it is computed from
         roots, following = _roots(plan), [*plan.following.values()]
         super().__init__(plan, "backward", [*roots, *following])
         self._left = left
@@ -56,6 +57,7 @@ class BackwardWriter(Writer):
     def _through_chunks(self, starts: Dict[str, str]) -> List[str]:
         """What is left over first, then all chunks from the last one back."""
         chunks = self.argument("chunks", "chunks")
+        # computed before the loop: a masked load takes them in place of the first chunk's checkpoint
         names = {name: self.free(f"{self.state(name)}_first") for name in starts}
         lines = [f"{names[name]} = {start}" for name, start in starts.items()]
         if self._left:
@@ -91,6 +93,7 @@ class BackwardWriter(Writer):
         leaves = {name: state_leaf(name) for name in starts}
         states = {name: self.local[leaf] for name, leaf in leaves.items()}
         if chunk.prefix:
+            # a variable that the loop sets, too, would be carried from one to the other
             states = {name: self.free(f"{chunk.prefix}{local}") for name, local in states.items()}
         lines = [f"{local} = {starts[name]}" for name, local in states.items()]
         for t, now in enumerate(values):
@@ -111,9 +114,11 @@ class BackwardWriter(Writer):
         carried = [*self._carried.values()]
         uniform = [local for name, local in self._carried.items() if not self.varies(nodes[name])]
         lines = []
+        # a step's cotangents are computed from those of the step after it
         for t in reversed(range(chunk.steps)):
             taken = [*(values[t][node] for node in self._kept), *carried]
             lines += self.held(self._adjoint, values[t])
+            # without, the compiler computes for all steps first what does not depend on later ones
             lines += [f"{name} = hold({name})" for name in taken]
             lines.append(f"{', '.join([*inputs, *carried, *params])} = {self._adjoint.call(values[t])}")
             lines += [in_every_lane(local) for local in uniform]

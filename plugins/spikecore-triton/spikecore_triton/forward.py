@@ -24,6 +24,7 @@ class ForwardWriter(Writer):
     def source(self) -> Source:
         """The kernel."""
         body = self.opening()
+        # states are variables of the kernel, so they stay in registers over all steps
         body += [f"{local} = {self.start(name)}" for name, local in zip(self.program.states, self._states)]
         step = self.function("step", self.plan.roots)
         if self.plan.spec.steps is not None:
@@ -59,6 +60,7 @@ class ForwardWriter(Writer):
         outs = [self._out(node, chunk.prefix) for node in program.outputs]
         values = {**self.fixed, **{state_leaf(name): local for name, local in zip(program.states, states)}}
         for t in range(chunk.steps):
+            # all loads of the chunk come before its first step: memory is waited for once
             now = {**values, **{leaf: names[t] for leaf, names in zip(inputs, loaded)}}
             lines += self.held(step, now)
             lines.append(f"{', '.join([*outs, *states])} = {step.call(now)}")

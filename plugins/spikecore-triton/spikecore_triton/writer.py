@@ -71,6 +71,7 @@ class Writer(KernelWriter):
         super().__init__(plan, direction, TritonPrinter(_of_surrogates(plan.program)), roots)
         self._functions: List[List[str]] = []
         self._varies: Dict[Node, bool] = {}
+        # every kernel masks its lanes with it, so it is the first argument
         self.argument("neurons", "neurons")
         #: The names of what is the same at every step: parameters, and expressions of them alone.
         self.fixed: Dict[Node, str] = {leaf: self.local[leaf] for leaf in plan.program.leaves if leaf.op == "param"}
@@ -88,6 +89,7 @@ class Writer(KernelWriter):
         if not first and not step:
             return f"{pointer} + at"
         length = "neurons" if group in FILLED else self.argument(f"{name}_step", "stride", group, index)
+        # Triton folds constants, but people read the text: no `0 *` and no `1 *`
         count = f"({first} + {step})" if first and step else first or str(step)
         return f"{pointer} + {length} + at" if count == "1" else f"{pointer} + {count} * {length} + at"
 
@@ -113,10 +115,12 @@ class Writer(KernelWriter):
         known = {**self.fixed, **between}
         order = topological(roots, known=known)
         used = {arg for node in order for arg in node.args} | set(roots)
+        # leaves in the order of the program, so that equal programs have equal texts
         moving = [leaf for leaf in self.local if leaf.op in _MOVING and leaf in used and leaf not in between]
         leaves = (*moving, *(node for node in known if node in used))
         names = {leaf: known.get(leaf) or self.local[leaf] for leaf in leaves}
         name = self.free(f"{self.program.name.lower()}_{suffix}")
+        # 16-bit numbers are widened inside the function, as late as possible: they take half a register until then
         stored = [names[leaf] for leaf in moving if leaf.op in ("input", "out_grad")]
         lines = [f"{name} = {name}.to(tl.float32)" for name in stored if self.plan.dtype != self.plan.compute]
         lines += self.printer.block(roots, names, self.program.labels, name_roots=False)
@@ -172,6 +176,7 @@ class Writer(KernelWriter):
         if self.plan.has_initial_state:
             return load(self.one(f"{local}_start", "state", index))
         initial = self.program.initial[index]
+        # Triton's loops carry values of one shape: a number must become one per lane
         if self.varies(initial):
             return self.fixed[initial]
         return f"tl.full((BLOCK,), {self.fixed.get(initial) or self.printer.expression(initial)}, tl.float32)"
