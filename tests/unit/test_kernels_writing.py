@@ -113,7 +113,7 @@ def test_lines() -> None:
 def test_an_operation_without_a_text_is_refused_by_name_in_a_kernel() -> None:
     """A language with one more operation: the kernel of a program that uses it is Unsupported, not a KeyError."""
     novel = Node("novel", (input_leaf("x"),))
-    program = Program("Novel", inputs=("x",), states=(), outputs=[novel], next=[], rest=[])
+    program = Program("Novel", inputs=("x",), states=(), outputs=[novel], next=[], initial=[])
     spec = Spec(torch.float32, 4, ())
     with pytest.raises(Unsupported, match="CudaPrinter has no text for the operation 'novel'"):
         print_kernel(ForwardPlan(program, spec), 1)

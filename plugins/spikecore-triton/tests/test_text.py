@@ -140,6 +140,6 @@ def test_numbers_are_of_the_type_of_arithmetic() -> None:
 def test_an_operation_without_a_text_is_refused_by_name() -> None:
     """A program of a language with one more operation is Unsupported, not a KeyError."""
     novel = Node("novel", (Node("input", (), "x"),))
-    program = Program("Novel", inputs=("x",), states=(), outputs=[novel], next=[], rest=[])
+    program = Program("Novel", inputs=("x",), states=(), outputs=[novel], next=[], initial=[])
     with pytest.raises(Unsupported, match="TritonPrinter has no text for the operation 'novel'"):
         print_kernel(ForwardPlan(program, Spec(torch.float32, 4, ())))
