@@ -149,7 +149,7 @@ def _columns(
     """Backend -> what its column of the page lacks, of those that the page has and whose cases all ran."""
     if not page or not seen:
         return
-    from spikecore.testing import support
+    from spikecore.testing import _support as support
 
     known = support.read(Path(page).read_text(encoding="utf-8"))
     for (name, _, device), said in seen.items():

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from spikecore.lang._program import Program
-    from spikecore.testing.expected import Excuse
+    from spikecore.testing._expected import Excuse
     from spikecore.training import InferenceStep, TrainingStep
 
 #: Step counts up to this one are a compile-time constant of a runner; longer runs share one runner.

@@ -9,6 +9,6 @@ Rules of this package:
 - What is compared is measured in one run, in turns.
 - ``import spikecore`` does not import it.
 
-Entry points: :func:`spikecore.bench.run.prepare` and :func:`~spikecore.bench.run.measure`, which fill a
-:class:`~spikecore.bench.report.Report` under a :class:`~spikecore.bench.settings.Settings`.
+Entry points: :func:`spikecore.bench._run.prepare` and :func:`~spikecore.bench._run.measure`, which fill a
+:class:`~spikecore.bench._report.Report` under a :class:`~spikecore.bench._settings.Settings`.
 """

@@ -15,8 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from spikecore.bench.cells import Job
-    from spikecore.bench.report import Report
+    from spikecore.bench._cells import Job
+    from spikecore.bench._report import Report
 
 
 def bench(
@@ -50,11 +50,11 @@ def bench(
 
     import torch
 
-    from spikecore.bench.plot import plot as draw
-    from spikecore.bench.plot import pyplot
-    from spikecore.bench.report import from_json
-    from spikecore.bench.run import prepare
-    from spikecore.bench.settings import SUITES, Settings
+    from spikecore.bench._plot import plot as draw
+    from spikecore.bench._plot import pyplot
+    from spikecore.bench._report import from_json
+    from spikecore.bench._run import prepare
+    from spikecore.bench._settings import SUITES, Settings
     from spikecore.cli._bench_tables import show
 
     try:
@@ -100,7 +100,7 @@ def bench(
 
 def _measure(report: Report, jobs: List[Job], json: Optional[Path]) -> None:
     """Measure under a progress bar; Ctrl-C ends it and keeps what there is."""
-    from spikecore.bench.run import measure
+    from spikecore.bench._run import measure
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:

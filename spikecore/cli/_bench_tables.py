@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from spikecore.bench.report import MEASURED, Entrant, Fact, Report, Row
+from spikecore.bench._report import MEASURED, Entrant, Fact, Report, Row
 
 _STYLES = {
     "ok": "",

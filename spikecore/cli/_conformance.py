@@ -20,14 +20,14 @@ from typer.core import TyperCommand
 from spikecore._plugins.registry import default_registry
 from spikecore.backend import BackendError, UnknownBackend
 from spikecore.cli._conformance_tables import show
-from spikecore.testing.badge import badge
-from spikecore.testing.case import TIERS
-from spikecore.testing.cases import CASES
-from spikecore.testing.changes import Changes, changes
-from spikecore.testing.junit import junit
-from spikecore.testing.own import cases_of
-from spikecore.testing.report import Report, examine
-from spikecore.testing.result import Result
+from spikecore.testing._badge import badge
+from spikecore.testing._case import TIERS
+from spikecore.testing._cases import CASES
+from spikecore.testing._changes import Changes, changes
+from spikecore.testing._junit import junit
+from spikecore.testing._own import cases_of
+from spikecore.testing._report import Report, examine
+from spikecore.testing._result import Result
 
 _TIER_HELP = f"Run this tier; may be repeated. {', '.join(TIERS)}."
 #: ``--json`` alone: standard output.
@@ -105,7 +105,7 @@ def conformance(
             _list(name, tier, case)
             return
         if write_support is not None:
-            from spikecore.testing.support import make_support
+            from spikecore.testing._support import make_support
 
             page = Path(write_support)
             have = page.read_text(encoding="utf-8") if page.exists() else ""

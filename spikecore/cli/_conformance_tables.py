@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from spikecore.testing.changes import Changes
-from spikecore.testing.report import Report
-from spikecore.testing.result import OUTCOMES, Result
-from spikecore.testing.verdict import CONFORMS, DOES_NOT_CONFORM, NOT_TESTED, PARTIAL
+from spikecore.testing._changes import Changes
+from spikecore.testing._report import Report
+from spikecore.testing._result import OUTCOMES, Result
+from spikecore.testing._verdict import CONFORMS, DOES_NOT_CONFORM, NOT_TESTED, PARTIAL
 
 #: Columns that are always there; other outcomes have one where they occur.
 _ALWAYS = ("passed", "xfailed", "unsupported", "failed")

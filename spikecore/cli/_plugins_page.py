@@ -10,7 +10,7 @@ from typing import List, Optional
 
 import typer
 
-from spikecore.testing.plugins_page import add, load, render
+from spikecore.testing._plugins_page import add, load, render
 
 
 def plugins_page(

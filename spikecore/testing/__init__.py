@@ -14,9 +14,9 @@ The same from Python is :func:`check_backend`, with the verdict :func:`examine`,
 
 Rules of this package:
 
-- What is right is in :mod:`spikecore.testing.oracle`, written by hand, apart from the language and from every backend.
-- A case is data with an id that does not change (:mod:`spikecore.testing.case`).
-- Only :mod:`spikecore.testing.conformance` imports pytest, and importing this package does not.
+- What is right is in :mod:`spikecore.testing._oracle`, written by hand, apart from the language and from every backend.
+- A case is data with an id that does not change (:mod:`spikecore.testing._case`).
+- Only :mod:`spikecore.testing._conformance` imports pytest, and importing this package does not.
 - Names are imported when they are used: a backend's module takes :class:`ExpectedFailure` from here, and must not load
   the suite for it.
 """
@@ -27,13 +27,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spikecore.testing.case import DEFAULT_TIERS, TIERS, Case, Collection
-    from spikecore.testing.cases import CASES
-    from spikecore.testing.conformance import BackendConformance
-    from spikecore.testing.expected import ExpectedFailure
-    from spikecore.testing.report import Report, check_backend, examine
-    from spikecore.testing.result import Result
-    from spikecore.testing.verdict import Verdict, conforms, judge
+    from spikecore.testing._case import DEFAULT_TIERS, TIERS, Case, Collection
+    from spikecore.testing._cases import CASES
+    from spikecore.testing._conformance import BackendConformance
+    from spikecore.testing._expected import ExpectedFailure
+    from spikecore.testing._report import Report, check_backend, examine
+    from spikecore.testing._result import Result
+    from spikecore.testing._verdict import Verdict, conforms, judge
 
 __all__ = [
     "CASES",
@@ -53,13 +53,13 @@ __all__ = [
 ]
 
 _MODULES = {
-    "case": ("DEFAULT_TIERS", "TIERS", "Case", "Collection"),
-    "cases": ("CASES",),
-    "conformance": ("BackendConformance",),
-    "expected": ("ExpectedFailure",),
-    "report": ("Report", "check_backend", "examine"),
-    "result": ("Result",),
-    "verdict": ("Verdict", "conforms", "judge"),
+    "_case": ("DEFAULT_TIERS", "TIERS", "Case", "Collection"),
+    "_cases": ("CASES",),
+    "_conformance": ("BackendConformance",),
+    "_expected": ("ExpectedFailure",),
+    "_report": ("Report", "check_backend", "examine"),
+    "_result": ("Result",),
+    "_verdict": ("Verdict", "conforms", "judge"),
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 

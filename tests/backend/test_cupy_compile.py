@@ -24,9 +24,9 @@ from spikecore.backend import BackendError, Spec
 from spikecore.dtypes import DTYPES
 from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.neuron import Neuron
-from spikecore.testing.custom import CUSTOM
-from spikecore.testing.models import BY_NAME, MODELS, Model
-from spikecore.testing.runner import required
+from spikecore.testing._custom import CUSTOM
+from spikecore.testing._models import BY_NAME, MODELS, Model
+from spikecore.testing._runner import required
 from spikecore_cupy.backend import widest
 from spikecore_cupy.device import HEADER, OPTIONS, compiled, header
 from spikecore_cupy.source import print_kernel

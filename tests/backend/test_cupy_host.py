@@ -7,7 +7,7 @@ import torch
 
 import spikecore as sc
 from spikecore.testing import BackendConformance
-from spikecore.testing.loopback import installed
+from spikecore.testing._loopback import installed
 from spikecore.testing.random_programs.edges import TABLE, check_edges, check_paths
 from spikecore_cupy.host import HostBackend, reason
 

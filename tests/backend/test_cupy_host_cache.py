@@ -9,7 +9,7 @@ import torch
 
 import spikecore as sc
 from spikecore._base.recent import Recent
-from spikecore.testing.loopback import installed
+from spikecore.testing._loopback import installed
 from spikecore_cupy import device, host
 
 pytestmark = [pytest.mark.kernels, pytest.mark.skipif(host.reason() is not None, reason=str(host.reason()))]

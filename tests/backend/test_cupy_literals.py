@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import spikecore as sc
-from spikecore.testing.loopback import installed
+from spikecore.testing._loopback import installed
 from spikecore_cupy import ElementwiseKernel
 from spikecore_cupy.host import HostBackend, HostElementwiseKernel, reason
 from spikecore_cupy.printer import CudaPrinter

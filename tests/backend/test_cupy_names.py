@@ -16,9 +16,9 @@ import torch
 
 import spikecore_cupy
 from spikecore.lang._words import C_WORDS
-from spikecore.testing.loopback import installed
+from spikecore.testing._loopback import installed
+from spikecore.testing._runner import required
 from spikecore.testing.naming import assert_like_torch, awkward, identifiers, namings, plans, usable
-from spikecore.testing.runner import required
 from spikecore_cupy.device import HEADER, header
 from spikecore_cupy.host import HostBackend, reason
 from spikecore_cupy.printer import CudaPrinter

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from spikecore._plugins.registry import default_registry
-from spikecore.testing.runner import required
+from spikecore.testing._runner import required
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -11,8 +11,8 @@ from torch import Tensor
 import spikecore as sc
 from spikecore.dtypes import DTYPES
 from spikecore.neuron import Neuron
-from spikecore.testing.models import BY_NAME, MODELS, Model
-from spikecore.testing.tolerances import TOLERANCES
+from spikecore.testing._models import BY_NAME, MODELS, Model
+from spikecore.testing._tolerances import TOLERANCES
 
 pytestmark = pytest.mark.gpu
 

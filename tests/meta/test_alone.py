@@ -10,9 +10,9 @@ import pytest
 from spikecore._plugins.registry import default_registry
 from spikecore.backend import BackendError
 from spikecore.testing import CASES, check_backend
-from spikecore.testing.loopback import Loop, Loopback, installed
-from spikecore.testing.runner import prepare
-from spikecore.testing.session import Session
+from spikecore.testing._loopback import Loop, Loopback, installed
+from spikecore.testing._runner import prepare
+from spikecore.testing._session import Session
 
 #: Cases of no consequence.
 OTHERS = ["forward/if-hard", "forward/if-soft", "forward/leaky-hard", "forward/plif-hard", "forward/qif-hard"]

@@ -11,7 +11,7 @@ import torch
 
 from spikecore.backend import Unsupported
 from spikecore.testing import check_backend
-from spikecore.testing.loopback import EVERYTHING, Loop, Loopback, installed
+from spikecore.testing._loopback import EVERYTHING, Loop, Loopback, installed
 
 pytestmark = pytest.mark.skipif(
     tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6), reason="neurons compile from torch 2.6 on"

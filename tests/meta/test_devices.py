@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from spikecore.testing import check_backend
-from spikecore.testing.cases import devices
-from spikecore.testing.loopback import Loop, Loopback, installed
+from spikecore.testing._cases import devices
+from spikecore.testing._loopback import Loop, Loopback, installed
 
 
 class Late(Loop):

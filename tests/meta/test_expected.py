@@ -9,8 +9,8 @@ import pytest
 import warm
 from spikecore.backend import Unsupported
 from spikecore.testing import ExpectedFailure, check_backend
-from spikecore.testing.expected import Failure, excuse_for
-from spikecore.testing.loopback import Loop, Loopback, installed
+from spikecore.testing._expected import Failure, excuse_for
+from spikecore.testing._loopback import Loop, Loopback, installed
 
 CASE = "forward/lif-hard"
 
@@ -134,7 +134,7 @@ def test_importing_it_does_not_load_the_suite() -> None:
     """A backend's module takes it from spikecore.testing, in programs that test nothing."""
     code = (
         "import sys\nfrom spikecore.testing import ExpectedFailure\n"
-        "print([m for m in sys.modules if m.startswith(('spikecore.testing.cases', 'spikecore.testing.oracle'))])"
+        "print([m for m in sys.modules if m.startswith(('spikecore.testing._cases', 'spikecore.testing._oracle'))])"
     )
     done = warm.run("-c", code, check=True, timeout=300)
     assert done.stdout.strip() == "[]"

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from spikecore.testing import CASES
-from spikecore.testing.generated import shrink
-from spikecore.testing.generated.cases import SEED, rows
-from spikecore.testing.loopback import Loop, Loopback, installed
-from spikecore.testing.runner import prepare, run_case
+from spikecore.testing._generated import shrink
+from spikecore.testing._generated.cases import SEED, rows
+from spikecore.testing._loopback import Loop, Loopback, installed
+from spikecore.testing._runner import prepare, run_case
 
 MUTANTS: List[Tuple[type, str]] = []
 

@@ -15,17 +15,18 @@ import spikecore as sc
 from spikecore import Capabilities
 from spikecore._plugins.registry import default_registry
 from spikecore.cli._conformance import ConformanceCommand, conformance
-from spikecore.testing import CASES, DEFAULT_TIERS, TIERS, BackendConformance, check_backend, support
-from spikecore.testing.case import Case
-from spikecore.testing.cases.core import configurations
-from spikecore.testing.context import Context, choose_device
-from spikecore.testing.loopback import EVERYTHING, Loopback, installed
-from spikecore.testing.oracle import SURROGATES
-from spikecore.testing.oracle.surrogates import OTHER_ARGUMENTS
-from spikecore.testing.result import Result
-from spikecore.testing.runner import prepare, run_case, stale_ids
-from spikecore.testing.subject import Subject
-from spikecore.testing.support import Column, make_support, read, render
+from spikecore.testing import CASES, DEFAULT_TIERS, TIERS, BackendConformance, check_backend
+from spikecore.testing import _support as support
+from spikecore.testing._case import Case
+from spikecore.testing._cases.core import configurations
+from spikecore.testing._context import Context, choose_device
+from spikecore.testing._loopback import EVERYTHING, Loopback, installed
+from spikecore.testing._oracle import SURROGATES
+from spikecore.testing._oracle.surrogates import OTHER_ARGUMENTS
+from spikecore.testing._result import Result
+from spikecore.testing._runner import prepare, run_case, stale_ids
+from spikecore.testing._subject import Subject
+from spikecore.testing._support import Column, make_support, read, render
 
 
 def outcomes(results):

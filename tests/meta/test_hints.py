@@ -13,10 +13,10 @@ import torch
 from spikecore.lang import Node, SpikeRule
 from spikecore.lang.eager import SpikeFunction
 from spikecore.testing import check_backend
-from spikecore.testing.compare import Mismatch, same
-from spikecore.testing.hints import different, hints
-from spikecore.testing.loopback import Loop, Loopback, installed
-from spikecore.testing.tolerances import EXACT, Tolerance
+from spikecore.testing._compare import Mismatch, same
+from spikecore.testing._hints import different, hints
+from spikecore.testing._loopback import Loop, Loopback, installed
+from spikecore.testing._tolerances import EXACT, Tolerance
 
 sys.path.insert(0, str(Path(__file__).parent))
 from mutants import MUTANTS

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from spikecore.testing import CASES, DEFAULT_TIERS, check_backend
-from spikecore.testing.loopback import Loopback, installed
+from spikecore.testing._loopback import Loopback, installed
 
 sys.path.insert(0, str(Path(__file__).parent))
 from mutants import KINDS, MUTANTS

@@ -8,9 +8,9 @@ from typing import Any, List
 import pytest
 
 from spikecore.testing import check_backend
-from spikecore.testing.compare import Mismatch
-from spikecore.testing.loopback import Loop, Loopback, installed
-from spikecore.testing.threads import at_once
+from spikecore.testing._compare import Mismatch
+from spikecore.testing._loopback import Loop, Loopback, installed
+from spikecore.testing._threads import at_once
 
 FREED = ["sequences/freed-inference", "robust/nothing-kept"]
 

@@ -17,9 +17,9 @@ import spikecore_pytest
 import warm
 from spikecore.backend import BackendInfo
 from spikecore.testing import CASES, DEFAULT_TIERS
-from spikecore.testing.loopback import EVERYTHING
-from spikecore.testing.result import Result
-from spikecore.testing.support import TIERS, column, render
+from spikecore.testing._loopback import EVERYTHING
+from spikecore.testing._result import Result
+from spikecore.testing._support import TIERS, column, render
 
 ROOT = Path(spikecore_pytest.__file__).parent
 SOURCES = [str(ROOT), *{str(Path(path).parent) for path in spikecore.__path__}, str(ROOT / "backends")]
@@ -27,7 +27,7 @@ SOURCES = [str(ROOT), *{str(Path(path).parent) for path in spikecore.__path__}, 
 MODULE = """
 import spikecore
 from spikecore.backend import BackendInfo
-from spikecore.testing.loopback import EVERYTHING
+from spikecore.testing._loopback import EVERYTHING
 
 
 @spikecore.hookimpl
@@ -38,7 +38,7 @@ def spikecore_backends():
 BACKEND = """
 from dataclasses import replace
 
-from spikecore.testing.loopback import EVERYTHING, Loop, Loopback
+from spikecore.testing._loopback import EVERYTHING, Loop, Loopback
 
 
 class Buggy(Loopback):

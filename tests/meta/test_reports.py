@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from spikecore.cli._conformance import ConformanceCommand, conformance
 from spikecore.testing import CASES, Report, Result
-from spikecore.testing.badge import badge
-from spikecore.testing.changes import changes
-from spikecore.testing.junit import junit
-from spikecore.testing.loopback import Loopback, installed
+from spikecore.testing._badge import badge
+from spikecore.testing._changes import changes
+from spikecore.testing._junit import junit
+from spikecore.testing._loopback import Loopback, installed
 
 #: What Jenkins' junit-10.xsd, which pytest calls xunit2, allows: element -> attributes, children.
 SCHEMA = {

@@ -16,7 +16,7 @@ from spikecore import Capabilities
 from spikecore._plugins.registry import default_registry
 from spikecore.cli._conformance import ConformanceCommand, conformance
 from spikecore.testing import CASES, DEFAULT_TIERS, Result, check_backend, conforms, examine, judge
-from spikecore.testing.loopback import Loop, Loopback, installed
+from spikecore.testing._loopback import Loop, Loopback, installed
 
 
 def run(*arguments: str) -> Any:

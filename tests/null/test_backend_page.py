@@ -17,7 +17,7 @@ from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.lang.eager import TORCH
 from spikecore.lang.node import ARITHMETIC, CHOICE, COMPARISONS, LEAVES, LOGIC, OPERATIONS
 from spikecore.testing import TIERS
-from spikecore.testing.verdict import EXIT_CODES
+from spikecore.testing._verdict import EXIT_CODES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "backends.md").read_text(encoding="utf-8")
 

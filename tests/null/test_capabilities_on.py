@@ -14,7 +14,7 @@ import spikecore as sc
 from spikecore._plugins.registry import BUILTINS, Registry
 from spikecore.backend import BackendInfo, BackendLoadError, Capabilities, Unsupported
 from spikecore.testing import check_backend
-from spikecore.testing.loopback import EVERYTHING, Loopback, installed
+from spikecore.testing._loopback import EVERYTHING, Loopback, installed
 
 
 class Partial(Loopback):

@@ -16,7 +16,7 @@ import spikecore as sc
 from spikecore import cli
 from spikecore._plugins import registry
 from spikecore.cli._kernels import NEURONS, SURROGATES
-from spikecore.testing.loopback import installed
+from spikecore.testing._loopback import installed
 from spikecore_cupy import CAPABILITIES, device
 from spikecore_cupy.backend import CupyBackend
 

@@ -32,12 +32,13 @@ from spikecore.lang._text import TextPrinter
 from spikecore.lang.eager import TORCH, StraightLine
 from spikecore.lang.node import ARITHMETIC, COMPARISONS, LOGIC, OPERATIONS
 from spikecore.lang.render import C_TEMPLATES, OPERATOR_TEMPLATES
-from spikecore.testing import edge_table
-from spikecore.testing.models import MODELS
-from spikecore.testing.oracle import operations as oracle_operations
-from spikecore.testing.oracle import surrogates as oracle_surrogates
-from spikecore.testing.random_programs import edges, rules
-from spikecore.testing.tolerances import EXACT_STEPS, TOLERANCES
+from spikecore.testing import _edge_table as edge_table
+from spikecore.testing._models import MODELS
+from spikecore.testing._oracle import operations as oracle_operations
+from spikecore.testing._oracle import surrogates as oracle_surrogates
+from spikecore.testing._tolerances import EXACT_STEPS, TOLERANCES
+from spikecore.testing.random_programs import _rules as rules
+from spikecore.testing.random_programs import edges
 from spikecore_ipu.functions import PLAIN
 
 ROOT = Path(__file__).parents[2]
@@ -151,7 +152,7 @@ def templates(place: str) -> Dict[str, Any]:
 
 def drawn() -> Set[str]:
     """The operations that random programs are made of."""
-    return set(re.findall(r"\w+", page("spikecore/testing/random_programs/draw.py"))) & set(OPERATIONS)
+    return set(re.findall(r"\w+", page("spikecore/testing/random_programs/_draw.py"))) & set(OPERATIONS)
 
 
 def with_a_rule() -> Set[str]:
@@ -171,22 +172,22 @@ OPERATION_PLACES: Dict[str, Place] = {
     "spikecore/lang/_grad.py: RULES (or _reach.py: FLAT)": exactly(with_a_rule, lambda: RULES),
     "spikecore/lang/render.py: C_TEMPLATES": exactly(lambda: OPERATIONS, lambda: C_TEMPLATES),
     "backends/spikecore_ipu/functions.py: PLAIN (or SAME)": exactly(lambda: OPERATIONS, lambda: PLAIN),
-    "spikecore/testing/oracle/operations.py: OPERATIONS": at_least(
+    "spikecore/testing/_oracle/operations.py: OPERATIONS": at_least(
         # every case of a comparison has a where
         lambda: set(OPERATIONS) - {"where"},
         lambda: oracle_operations.OPERATIONS,
     ),
-    "spikecore/testing/random_programs/rules.py: VALUE": exactly(
+    "spikecore/testing/random_programs/_rules.py: VALUE": exactly(
         lambda: set(OPERATIONS) - {"spike"}, lambda: rules.VALUE
     ),
-    "spikecore/testing/random_programs/rules.py: BACK": exactly(with_a_rule, lambda: rules.BACK),
-    "spikecore/testing/random_programs/draw.py: Drawing": exactly(lambda: OPERATIONS, drawn),
+    "spikecore/testing/random_programs/_rules.py: BACK": exactly(with_a_rule, lambda: rules.BACK),
+    "spikecore/testing/random_programs/_draw.py: Drawing": exactly(lambda: OPERATIONS, drawn),
     "spikecore/testing/random_programs/edges.py: TABLE": exactly(
         # these take spikes or truth values, which the tables of numbers have not
         lambda: set(OPERATIONS) - {"select", "spike", *LOGIC},
         lambda: edges.TABLE,
     ),
-    "spikecore/testing/edge_table.py: edges": at_least(
+    "spikecore/testing/_edge_table.py: edges": at_least(
         lambda: {"select", "spike", *LOGIC},
         lambda: [edge.name for group in edge_table.GROUPS.values() for edge in group],
     ),
@@ -311,7 +312,7 @@ def of_spikingjelly() -> Set[str]:
 NEURON_PLACES: Dict[str, Place] = {
     "spikecore/neurons/__init__.py: __all__": exactly(neurons, lambda: sc.neurons.__all__),
     "spikecore/__init__.py: __all__": at_least(lambda: neurons() - {"Membrane"}, lambda: sc.__all__),
-    "spikecore/testing/models.py: MODELS": exactly(modelled, lambda: {model.neuron.__name__ for model in MODELS}),
+    "spikecore/testing/_models.py: MODELS": exactly(modelled, lambda: {model.neuron.__name__ for model in MODELS}),
     "docs/support.md: Neurons and surrogates": at_least(modelled, supported),
     "docs/guide.md": at_least(modelled, lambda: quoted(page("docs/guide.md"))),
     "README.md: Ready-made": at_least(lambda: neurons() - {"Membrane"}, lambda: quoted(page("README.md"))),
@@ -361,7 +362,7 @@ NUMBERS = (
 
 SURROGATE_PLACES: Dict[str, Place] = {
     "spikecore/surrogate/__init__.py: __all__": exactly(surrogates, lambda: set(sc.surrogate.__all__) - {"Surrogate"}),
-    "spikecore/testing/oracle/surrogates.py: SURROGATES": exactly(surrogates, lambda: oracle_surrogates.SURROGATES),
+    "spikecore/testing/_oracle/surrogates.py: SURROGATES": exactly(surrogates, lambda: oracle_surrogates.SURROGATES),
     "docs/guide.md: There are `ATan`, ...": at_least(surrogates, lambda: quoted(page("docs/guide.md"))),
     "README.md: the number of surrogates": at_least(
         lambda: [f"{NUMBERS[len(surrogates()) - 17]} surrogates"],
@@ -418,14 +419,14 @@ def lists_of_dtypes() -> List[str]:
 
 DTYPE_PLACES: Dict[str, Place] = {
     "spikecore/backend.py: Capabilities": at_least(lambda: ALL, lambda: [field.name for field in fields(Capabilities)]),
-    "spikecore/testing/tolerances.py: TOLERANCES": exactly(
+    "spikecore/testing/_tolerances.py: TOLERANCES": exactly(
         lambda: {
             *(f"{dtype} {quantity}" for dtype in ALL for quantity in QUANTITIES),
             *(f"{dtype} second derivative" for dtype in WIDE),
         },
         lambda: {" ".join(key) for key in TOLERANCES},
     ),
-    "spikecore/testing/tolerances.py: EXACT_STEPS": exactly(lambda: ALL, lambda: EXACT_STEPS),
+    "spikecore/testing/_tolerances.py: EXACT_STEPS": exactly(lambda: ALL, lambda: EXACT_STEPS),
     "docs/backends.md: ### Capabilities": at_least(lambda: ALL, lambda: quoted(page("docs/backends.md"))),
     "docs/guide.md": at_least(lambda: ALL, lambda: re.findall(r"\w+", page("docs/guide.md"))),
 }
@@ -481,14 +482,14 @@ def asked() -> Set[str]:
 
 def needed() -> Set[str]:
     """The capabilities that some conformance case needs."""
-    from spikecore.testing.cases import CASES  # here, since a dtype without a capability stops it
+    from spikecore.testing._cases import CASES  # here, since a dtype without a capability stops it
 
     return {need for case in CASES for need in case.needs}
 
 
 CAPABILITY_PLACES: Dict[str, Place] = {
     "spikecore/_shell/needs.py: lacking": exactly(lambda: set(CAPABILITIES) - NOT_BY_A_CALL, asked),
-    "spikecore/testing/cases: a case that needs it": at_least(lambda: CAPABILITIES, needed),
+    "spikecore/testing/_cases: a case that needs it": at_least(lambda: CAPABILITIES, needed),
     "docs/backends.md: ### Capabilities": at_least(lambda: CAPABILITIES, lambda: quoted(page("docs/backends.md"))),
     "docs/support.md: Capabilities": at_least(lambda: CAPABILITIES, supported),
 }

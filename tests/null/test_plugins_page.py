@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from spikecore.cli import app
-from spikecore.testing.plugins_page import add, load, read, render
+from spikecore.testing._plugins_page import add, load, read, render
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -119,7 +119,7 @@ def test_the_backend_of_the_page_sees_tensors_change_and_keeps_none() -> None:
     import weakref
 
     import spikecore as sc
-    from spikecore.testing.loopback import installed
+    from spikecore.testing._loopback import installed
 
     module: Any = types.ModuleType("tape")
     exec(rendered("backend", "tape"), module.__dict__)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import List
 
-from spikecore.bench.report import Report, Row
-from spikecore.bench.run import measure, prepare
-from spikecore.bench.settings import Settings
-from spikecore.testing.loopback import Loop, Loopback
+from spikecore.bench._report import Report, Row
+from spikecore.bench._run import measure, prepare
+from spikecore.bench._settings import Settings
+from spikecore.testing._loopback import Loop, Loopback
 
 TINY = Settings(
     suites=("neurons", "small"),

@@ -17,7 +17,7 @@ import spikecore as sc
 from spikecore._shell import definition
 from spikecore.backend import Spec
 from spikecore.lang import Expr, Node, Numbers, ops, trace
-from spikecore.testing.oracle.surrogates import OTHER_ARGUMENTS, SURROGATES
+from spikecore.testing._oracle.surrogates import OTHER_ARGUMENTS, SURROGATES
 from spikecore_torch.backend import TorchBackend
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])

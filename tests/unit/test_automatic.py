@@ -18,7 +18,7 @@ from spikecore._plugins.hookspecs import hookimpl
 from spikecore._plugins.registry import BUILTINS, Registry
 from spikecore.backend import Backend, BackendError, BackendInfo, BackendUnavailable, Capabilities, Unsupported
 from spikecore.kernels import KernelBackend
-from spikecore.testing.loopback import EVERYTHING, Loop
+from spikecore.testing._loopback import EVERYTHING, Loop
 
 X = torch.full((4, 3), 1.7)
 

@@ -13,20 +13,21 @@ from torch import nn
 
 import spikecore as sc
 from bench_runs import TINY, Mutant, only, ran
-from spikecore.bench import beside, contenders
-from spikecore.bench.cells import Bench
-from spikecore.bench.check import differences, observe
-from spikecore.bench.contenders import find
+from spikecore.bench import _beside as beside
+from spikecore.bench import _contenders as contenders
+from spikecore.bench._cells import Bench
+from spikecore.bench._check import differences, observe
+from spikecore.bench._contenders import find
+from spikecore.bench._peers import PEERS, Peer
+from spikecore.bench._report import from_json
+from spikecore.bench._run import measure, prepare
+from spikecore.bench._settings import Settings, device_named
+from spikecore.bench._subjects import SUBJECTS, Hat, hat_spike, words
+from spikecore.bench._timing import CudaClock, Failure, HostClock, Plan, Timing, clock_for, interleave
 from spikecore.bench.models import EXAMPLES
-from spikecore.bench.peers import PEERS, Peer
-from spikecore.bench.report import from_json
-from spikecore.bench.run import measure, prepare
-from spikecore.bench.settings import Settings, device_named
-from spikecore.bench.subjects import SUBJECTS, Hat, hat_spike, words
-from spikecore.bench.timing import CudaClock, Failure, HostClock, Plan, Timing, clock_for, interleave
 from spikecore.lang._plain import number
-from spikecore.testing.custom import Gated, Probe
-from spikecore.testing.loopback import EVERYTHING, Loopback, installed
+from spikecore.testing._custom import Gated, Probe
+from spikecore.testing._loopback import EVERYTHING, Loopback, installed
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,10 @@ import io
 import pytest
 from rich.console import Console
 
-from spikecore.bench import documents
-from spikecore.bench.report import from_json
-from spikecore.bench.run import measure, prepare
-from spikecore.bench.settings import Settings
+from spikecore.bench import _documents as documents
+from spikecore.bench._report import from_json
+from spikecore.bench._run import measure, prepare
+from spikecore.bench._settings import Settings
 from spikecore.cli._bench_tables import show
 
 TINY = Settings(

@@ -11,10 +11,11 @@ from torch import nn
 
 import spikecore as sc
 from bench_runs import TINY, Mutant, only, ran
-from spikecore.bench import models, networks
-from spikecore.bench.run import prepare
-from spikecore.bench.timing import HostClock, Plan
-from spikecore.testing.loopback import Loopback, installed
+from spikecore.bench import _networks as networks
+from spikecore.bench import models
+from spikecore.bench._run import prepare
+from spikecore.bench._timing import HostClock, Plan
+from spikecore.testing._loopback import Loopback, installed
 
 
 @pytest.fixture(autouse=True)

@@ -14,12 +14,15 @@ from typer.testing import CliRunner
 
 from bench_runs import TINY, Mutant, ran
 from spikecore import cli
-from spikecore.bench import machine, models, networks, run
-from spikecore.bench.plot import figure_of, plot, pyplot
-from spikecore.bench.report import Entrant, Report, Row, from_json
-from spikecore.bench.timing import HostClock, Plan
+from spikecore.bench import _machine as machine
+from spikecore.bench import _networks as networks
+from spikecore.bench import _run as run
+from spikecore.bench import models
+from spikecore.bench._plot import figure_of, plot, pyplot
+from spikecore.bench._report import Entrant, Report, Row, from_json
+from spikecore.bench._timing import HostClock, Plan
 from spikecore.cli import _bench_tables as tables
-from spikecore.testing.loopback import installed
+from spikecore.testing._loopback import installed
 
 
 @pytest.fixture(autouse=True)
@@ -222,6 +225,6 @@ def test_importing_spikecore_imports_no_bench() -> None:
     """Nor does the command line, before the command runs, import what measures."""
     code = (
         "import sys, spikecore; assert 'spikecore.bench' not in sys.modules; import spikecore.cli; "
-        "assert 'spikecore.bench.run' not in sys.modules; assert 'matplotlib' not in sys.modules"
+        "assert 'spikecore.bench._run' not in sys.modules; assert 'matplotlib' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

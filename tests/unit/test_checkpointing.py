@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import spikecore as sc
 from spikecore._shell import recompute
-from spikecore.testing.loopback import installed
+from spikecore.testing._loopback import installed
 
 T, B, C = 8, 3, 5
 BOTH = pytest.mark.parametrize("reentrant", [False, True], ids=["hooks", "reentrant"])

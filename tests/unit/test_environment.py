@@ -15,8 +15,8 @@ import spikecore as sc
 from spikecore import cli
 from spikecore._plugins.registry import BUILTINS, Registry, default_registry
 from spikecore.kernels import cache
+from spikecore.testing._runner import required
 from spikecore.testing.random_programs import first_seed
-from spikecore.testing.runner import required
 
 Patch = pytest.MonkeyPatch
 HERE = Path(__file__).resolve()

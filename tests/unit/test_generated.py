@@ -12,15 +12,15 @@ from typer.testing import CliRunner
 from spikecore.backend import Capabilities
 from spikecore.cli import app
 from spikecore.testing import CASES, check_backend
-from spikecore.testing.generated import cases, covering, shrink
-from spikecore.testing.generated.factors import FACTORS
-from spikecore.testing.generated.make import case_of
-from spikecore.testing.generated.row import SIMPLEST, Row, parse
-from spikecore.testing.generated.shrink import shrunk
-from spikecore.testing.loopback import Loopback, installed
+from spikecore.testing._generated import cases, covering, shrink
+from spikecore.testing._generated.factors import FACTORS
+from spikecore.testing._generated.make import case_of
+from spikecore.testing._generated.row import SIMPLEST, Row, parse
+from spikecore.testing._generated.shrink import shrunk
+from spikecore.testing._loopback import Loopback, installed
 
 REMADE = (
-    "SPIKECORE_SEED=1 python -c 'from spikecore.testing.generated import cases, covering; "
+    "SPIKECORE_SEED=1 python -c 'from spikecore.testing._generated import cases, covering; "
     'cases.ROWS.write_text("\\n".join(map(str, covering.rows(cases.SEED))) + "\\n")\''
 )
 

@@ -11,7 +11,7 @@ import torch
 
 import spikecore as sc
 from spikecore.backend import BackendError
-from spikecore.testing.loopback import installed
+from spikecore.testing._loopback import installed
 
 _module: Any = types.ModuleType("flat")
 _text = (pkgutil.get_data("spikecore._scaffold", "templates/kernel.template") or b"").decode()

@@ -15,8 +15,8 @@ import spikecore as sc
 from spikecore.lang import eager
 from spikecore.testing import CASES, check_backend
 from spikecore.testing.random_programs import Difference, check_many
-from spikecore.testing.random_programs.case import draw, rounded
-from spikecore.testing.random_programs.tree import built, source
+from spikecore.testing.random_programs._case import draw, rounded
+from spikecore.testing.random_programs._tree import built, source
 from spikecore_torch.backend import TorchRunner
 
 

@@ -11,6 +11,6 @@ Everything follows from one seed. ``python -m spikecore.testing.random_programs 
 programs 7 to 106; a program that fails says its seed, which ``--seed`` alone repeats.
 """
 
-from spikecore.testing.random_programs.check import Difference, check, check_many, first_seed
+from spikecore.testing.random_programs._check import Difference, check, check_many, first_seed
 
 __all__ = ["Difference", "check", "check_many", "first_seed"]

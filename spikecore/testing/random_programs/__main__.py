@@ -6,8 +6,8 @@ import argparse
 import importlib
 import sys
 
-from spikecore.testing.loopback import installed
-from spikecore.testing.random_programs.check import VARIABLE, Difference, check, first_seed
+from spikecore.testing._loopback import installed
+from spikecore.testing.random_programs._check import VARIABLE, Difference, check, first_seed
 
 
 def main() -> int:

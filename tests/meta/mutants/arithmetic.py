@@ -7,7 +7,7 @@ import torch
 import spikecore as sc
 from mutants.registry import mutant
 from mutants.use import at, bits, call, fed, li, lif, of
-from spikecore.testing.loopback import Loop
+from spikecore.testing._loopback import Loop
 
 HALF = torch.float16
 

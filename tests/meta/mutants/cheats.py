@@ -13,7 +13,7 @@ from mutants.tape import Tape, Taped
 from mutants.use import at, call, drawn, lif
 from spikecore import Unsupported
 from spikecore._plugins.registry import default_registry
-from spikecore.testing.loopback import Loop, Loopback
+from spikecore.testing._loopback import Loop, Loopback
 
 
 def reference():

@@ -9,7 +9,7 @@ from mutants.registry import mutant
 from mutants.use import call, fed, lif, of
 from spikecore.lang import Node, SpikeRule, topological
 from spikecore.lang.eager import SpikeFunction
-from spikecore.testing.loopback import Loop
+from spikecore.testing._loopback import Loop
 
 
 def spikes(node: Node) -> bool:

@@ -10,7 +10,7 @@ from mutants.tape import Tape
 from mutants.use import at, call, drawn, lif
 from spikecore.lang import Node, SpikeRule
 from spikecore.lang.eager import SpikeFunction
-from spikecore.testing.loopback import Loop
+from spikecore.testing._loopback import Loop
 
 
 def curvature(backend: str) -> object:

@@ -8,7 +8,7 @@ import spikecore as sc
 from mutants.registry import mutant
 from mutants.tape import Tape
 from mutants.use import bits, call, li, lif, of
-from spikecore.testing.loopback import Loop
+from spikecore.testing._loopback import Loop
 
 LONG = (100, 2, 3)
 SLOW = li(tau=20.0, learn=("tau",))

@@ -7,7 +7,7 @@ import torch
 import spikecore as sc
 from mutants.registry import mutant
 from mutants.use import applied, at, call, lif
-from spikecore.testing.loopback import Loop
+from spikecore.testing._loopback import Loop
 
 INF, NAN, ops = float("inf"), float("nan"), sc.ops
 SQRT_AT_ZERO = at(ops.sqrt, (0.0, 4.0), gradient=True)

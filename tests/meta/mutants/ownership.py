@@ -8,7 +8,7 @@ import spikecore as sc
 from mutants.registry import mutant
 from mutants.tape import Tape
 from mutants.use import Gated, Swapped, drawn, li, lif, of
-from spikecore.testing.loopback import Loop
+from spikecore.testing._loopback import Loop
 
 
 def spoiled(make, first, *looked, **options):

@@ -10,7 +10,7 @@ import spikecore as sc
 from mutants.registry import mutant
 from mutants.tape import Tape, Taped
 from mutants.use import call, drawn, li, lif, of, train, two_calls
-from spikecore.testing.loopback import Loop
+from spikecore.testing._loopback import Loop
 
 CHANNELS = torch.linspace(1.5, 4.0, 5)
 PER_CHANNEL = li(tau=CHANNELS, learn=("tau",))

@@ -10,7 +10,7 @@ import spikecore as sc
 from mutants.registry import mutant
 from mutants.tape import Tape
 from mutants.use import bits, call, drawn, li, lif, of
-from spikecore.testing.loopback import Loop
+from spikecore.testing._loopback import Loop
 
 DOUBLE = {"dtype": torch.float64, "loss": ()}
 ODD = li(tau=10 / 3)

@@ -12,7 +12,7 @@ import spikecore as sc
 from mutants.registry import mutant
 from mutants.tape import Tape
 from mutants.use import drawn, lif
-from spikecore.testing.loopback import Loop
+from spikecore.testing._loopback import Loop
 
 
 def after(look, gradient=False):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable, List, NamedTuple, Tuple
 
 from mutants.tape import Tape, Taped
-from spikecore.testing.loopback import Loop, Loopback
+from spikecore.testing._loopback import Loop, Loopback
 
 #: A function of a backend's name that uses neurons as a user would and returns what came of it.
 Shown = Callable[[str], Any]

@@ -11,7 +11,7 @@ import spikecore as sc
 from mutants.registry import mutant
 from mutants.tape import Tape
 from mutants.use import Gated, drawn, lif
-from spikecore.testing.loopback import Loop
+from spikecore.testing._loopback import Loop
 
 KEPT = []
 

@@ -7,7 +7,7 @@ import torch
 from mutants.registry import mutant
 from mutants.tape import Tape
 from mutants.use import bits, call, drawn, li
-from spikecore.testing.loopback import Loop
+from spikecore.testing._loopback import Loop
 
 HALF, BRAIN, DOUBLE = torch.float16, torch.bfloat16, torch.float64
 MIXED = li(tau=torch.linspace(1.5, 4, 5).half(), learn=("tau",))

@@ -8,7 +8,7 @@ import spikecore as sc
 from mutants.registry import mutant
 from mutants.tape import Tape
 from mutants.use import call, li, lif, of
-from spikecore.testing.loopback import Loop
+from spikecore.testing._loopback import Loop
 
 MANY, GRID, THREADS = 40_000, 70_000, 140_000
 LEARNT = lif(learn=("tau",))

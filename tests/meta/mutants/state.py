@@ -8,7 +8,7 @@ import spikecore as sc
 from mutants.registry import mutant
 from mutants.tape import Tape
 from mutants.use import Swapped, call, drawn, li, lif, of
-from spikecore.testing.loopback import Loop
+from spikecore.testing._loopback import Loop
 
 
 def twice(backend: str) -> object:

@@ -7,7 +7,7 @@ import torch
 from mutants.registry import mutant
 from mutants.tape import Tape
 from mutants.use import Gated, call, li, lif, of
-from spikecore.testing.loopback import Loop
+from spikecore.testing._loopback import Loop
 
 
 def linear(x: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 
 from spikecore.lang import Node
 from spikecore.lang.eager import StraightLine, number
-from spikecore.testing.loopback import EVERYTHING, Loopback
+from spikecore.testing._loopback import EVERYTHING, Loopback
 
 
 class Tape:

@@ -10,7 +10,7 @@ import spikecore as sc
 from mutants.registry import mutant
 from mutants.tape import Tape
 from mutants.use import Gated, call, drawn, lif, of
-from spikecore.testing.loopback import Loop
+from spikecore.testing._loopback import Loop
 
 LEARNT = lif(learn=("tau", "threshold"))
 BOTH = {"inputs": 2, "wanted": ("x", "x1")}

@@ -12,7 +12,7 @@ from torch import nn
 
 import spikecore as sc
 from spikecore.parallel._schedule import ticks
-from spikecore.testing.loopback import Loopback, installed
+from spikecore.testing._loopback import Loopback, installed
 
 T, B, N, C = 6, 8, 5, 3
 SPLITS = pytest.mark.parametrize(

@@ -1,0 +1,153 @@
+"""Layers and small networks beside the other libraries: forward, and forward with backward.
+
+The sizes are those of a CPU: a large layer, a long one, a single step, and the networks of the examples. A ratio is to
+SpikingJelly's module, which is plain torch on a CPU. Whether a neuron is right, the other suites check.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional
+
+import torch
+from torch import Tensor, nn
+
+import spikecore as sc
+from spikecore.bench._cells import Bench, Job, first_failure, quietly, timed
+from spikecore.bench._contenders import COMPILED, Contender, NotHere
+from spikecore.bench._peers import PEERS
+from spikecore.bench._report import Fact, Row
+from spikecore.bench._settings import Settings
+from spikecore.bench._timing import Call, Timing, failure, interleave
+from spikecore.bench.models import EXAMPLES, Network
+
+#: What the ratios are to.
+YARDSTICK = "SpikingJelly module"
+#: Time steps and neurons of the layers.
+LAYERS = ((16, 200_000), (128, 1280))
+#: Neurons of the single step.
+SINGLE = 256
+
+
+class Calls(NamedTuple):
+    """A contender in one case: what is timed without gradients, and what with backward."""
+
+    forward: Call
+    training: Call
+
+
+#: The calls of a contender.
+Enter = Callable[[Contender, Bench], Calls]
+
+
+def jobs(settings: Settings, bench: Bench) -> List[Job]:
+    """One job per layer, one for the single step, and one per network, which a quick run leaves out."""
+    sizes = ((3, 8),) if settings.quick else LAYERS
+    found = [
+        Job(f"beside: LIF T={t} N={n:,}", partial(measure, _facts("LIF", t, n), partial(_layer, t, n), bench))
+        for t, n in sizes
+    ]
+    case = _facts("LIF single step", 1, SINGLE)
+    found.append(Job("beside: LIF single step", partial(measure, case, _single, bench)))
+    for network in () if settings.quick else EXAMPLES:
+        facts: Dict[str, Fact] = {"network": network.name, "about": network.about, "dtype": "float32"}
+        facts.update(steps=network.steps, batch=network.batch_on_cpu)
+        found.append(Job(f"beside: {network.name}", partial(measure, facts, partial(_network, network), bench)))
+    return found
+
+
+def _facts(neuron: str, steps: int, neurons: int) -> Dict[str, Fact]:
+    return {"neuron": neuron, "dtype": "float32", "steps": steps, "neurons": neurons}
+
+
+def measure(case: Mapping[str, Fact], enter: Enter, bench: Bench) -> List[Row]:
+    """The rows of one case: every contender that runs eagerly, and the peers that are not there."""
+    rows: Dict[str, Row] = {}
+    running: Dict[str, Calls] = {}
+    known = {one.name: one for one in bench.contenders if one.name != COMPILED and one.in_network is not None}
+    for name, contender in known.items():
+        try:
+            running[name] = enter(contender, bench)
+        except NotHere as reason:
+            rows[name] = Row("beside", case, name, "skipped", str(reason))
+        except Exception as error:
+            rows[name] = Row("beside", case, name, "failed", failure(error).reason)
+    forward = interleave({name: one.forward for name, one in running.items()}, quietly(bench.clock.batch), bench.plan)
+    training = interleave({name: one.training for name, one in running.items()}, bench.clock.batch, bench.plan)
+    for name in running:
+        problem = first_failure(forward[name], training[name])
+        figures = {**_figures("forward", forward, name), **_figures("training", training, name)}
+        status = "failed" if problem else "differs" if known[name].unlike else "ok"
+        rows[name] = Row("beside", case, name, status, problem or known[name].unlike, {} if problem else figures)
+    bench.clock.forget()
+    absent = [one.name for one in PEERS if one.name not in known]
+    missing = [
+        Row("beside", case, name, "skipped", "does not take part; the list of contenders says why") for name in absent
+    ]
+    return [*(rows[name] for name in known), *missing]
+
+
+def _figures(kind: str, found: Mapping[str, Any], name: str) -> Dict[str, float]:
+    timing, yardstick = found[name], found.get(YARDSTICK)
+    if not isinstance(timing, Timing):
+        return {}
+    figures = timed(kind, timing)
+    if isinstance(yardstick, Timing):
+        figures[f"{kind}_ratio"] = timing.seconds / yardstick.seconds
+    return figures
+
+
+def _neuron(contender: Contender, device: torch.device) -> nn.Module:
+    if contender.in_network is None:
+        raise NotHere("has no such neuron")
+    return contender.in_network().to(device)
+
+
+def _layer(steps: int, neurons: int, contender: Contender, bench: Bench) -> Calls:
+    """A layer that begins every call at rest."""
+    return _calls(_neuron(contender, bench.device), (steps, neurons), bench)
+
+
+def _single(contender: Contender, bench: Bench) -> Calls:
+    """A single step ``[N]``: without gradients it continues, with gradients it begins at rest."""
+    if contender.single is None:
+        raise NotHere("another row of the library is its single step")
+    layer, reset = contender.single()
+    return _calls(layer.to(bench.device), (SINGLE,), bench, reset)
+
+
+def _calls(layer: nn.Module, shape: Any, bench: Bench, reset: Optional[Callable[[], Any]] = None) -> Calls:
+    generator = torch.Generator(bench.device).manual_seed(0)
+    x, cotangent = (torch.rand(shape, device=bench.device, generator=generator) for _ in range(2))
+    x.mul_(2.0).requires_grad_()
+
+    def training(i: int) -> None:
+        if reset is not None:
+            reset()
+        layer(x).backward(cotangent)
+        x.grad = None
+
+    def forward(i: int) -> Tensor:
+        spikes: Tensor = layer(x)
+        return spikes
+
+    if reset is not None:
+        reset()
+    return Calls(forward, training)
+
+
+def _network(network: Network, contender: Contender, bench: Bench) -> Calls:
+    """Inference, and a training step with Adam."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = network.make(network.steps, partial(_neuron, contender, bench.device)).to(bench.device)
+        images = torch.rand(network.batch_on_cpu, *network.image).to(bench.device)
+        labels = torch.randint(network.classes, (network.batch_on_cpu,)).to(bench.device)
+    optimizer = torch.optim.Adam(net.parameters(), 1e-3)
+
+    def training(i: int) -> None:
+        optimizer.zero_grad()
+        sc.losses.ce_count(net(images), labels).backward()
+        optimizer.step()
+
+    return Calls(lambda i: net(images), training)

@@ -1,0 +1,211 @@
+"""One case of a neuron: its inputs, and the contenders that passed the check on them."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple, Union
+
+import torch
+from torch import Tensor, nn
+
+from spikecore.backend import Unsupported
+from spikecore.bench._check import Observed, differences, observe
+from spikecore.bench._contenders import REFERENCE, Contender, NotHere
+from spikecore.bench._report import Fact, Row
+from spikecore.bench._subjects import SUBJECTS, Subject
+from spikecore.bench._timing import Call, Failure, HostClock, Plan, Timing, failure
+from spikecore.dtypes import DTYPES
+
+#: Input sets that take turns are this many times the cache, or this many.
+CACHES, MOST_SETS = 4, 32
+
+
+@dataclass(frozen=True)
+class Job:
+    """A part of a run: what it is called, and what measures it. It never raises."""
+
+    label: str
+    run: Callable[[], List[Row]]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every job needs."""
+
+    device: torch.device
+    clock: HostClock
+    contenders: Sequence[Contender]
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A neuron, a dtype and a size."""
+
+    suite: str
+    neuron: str
+    dtype: str
+    steps: int
+    neurons: int
+
+    @property
+    def case(self) -> Mapping[str, Fact]:
+        """For the report."""
+        return {"neuron": self.neuron, "dtype": self.dtype, "steps": self.steps, "neurons": self.neurons}
+
+    @property
+    def subject(self) -> Subject:
+        """The neuron itself."""
+        return SUBJECTS[self.neuron]
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return f"{self.neuron} {self.dtype} T={self.steps} N={self.neurons:,}"
+
+    def row(self, contender: str, status: str, detail: str = "", **figures: float) -> Row:
+        """A row of this case."""
+        return Row(self.suite, self.case, contender, status, detail, figures)
+
+
+class Inputs:
+    """Inputs and cotangents that take turns, so that a small case is not served from the cache alone."""
+
+    def __init__(self, cell: Cell, bench: Bench) -> None:
+        dtype = DTYPES[cell.dtype]
+        size = 2 * cell.steps * cell.neurons * torch.finfo(dtype).bits // 8
+        count = max(1, min(MOST_SETS, math.ceil(CACHES * bench.clock.cache_bytes() / size)))
+        generator = torch.Generator(bench.device).manual_seed(0)
+        self.sets: List[Tuple[Tensor, Tensor]] = []
+        for _ in range(count):
+            x, cotangent = (
+                torch.randn(cell.steps, cell.neurons, device=bench.device, dtype=dtype, generator=generator)
+                for _ in range(2)
+            )
+            self.sets.append((x.add_(0.5).requires_grad_(), cotangent))
+
+    def training(self, layer: nn.Module) -> Call:
+        """Forward and backward; the gradients are dropped."""
+        sets, count, parameters = self.sets, len(self.sets), list(layer.parameters())
+
+        def call(i: int) -> None:
+            x, cotangent = sets[i % count]
+            layer(x).backward(cotangent)
+            x.grad = None
+            for parameter in parameters:
+                parameter.grad = None
+
+        return call
+
+    def inference(self, layer: nn.Module) -> Call:
+        """Forward, nothing kept for a backward pass; to be called under ``no_grad``."""
+        sets, count = self.sets, len(self.sets)
+        return lambda i: layer(sets[i % count][0])
+
+    def copy(self) -> Call:
+        """A copy of the input to memory that is there: two words per element."""
+        sets, count = [(x.detach(), torch.empty_like(x)) for x, _ in self.sets], len(self.sets)
+
+        def call(i: int) -> Tensor:
+            x, there = sets[i % count]
+            return there.copy_(x)
+
+        return call
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A layer that may be timed, and the status and detail of its row."""
+
+    layer: nn.Module
+    status: str
+    detail: str
+    #: Seconds of its first forward and backward pass, compilation included.
+    first: float
+
+
+def admit(cell: Cell, inputs: Inputs, bench: Bench) -> Tuple[Dict[str, Checked], List[Row]]:
+    """The contenders to be timed, and the rows of those that are not: every contender is in one of the two."""
+    x, cotangent = inputs.sets[0]
+    admitted: Dict[str, Checked] = {}
+    rows: List[Row] = []
+    expected = observe(cell.subject.make(REFERENCE).to(bench.device), x, cotangent)
+    for contender in bench.contenders:
+        make = partial(contender.layer, cell.subject, cell.steps)
+        verdict = judge(contender, make, x, cotangent, expected, bench.clock)
+        if isinstance(verdict, Checked):
+            admitted[contender.name] = verdict
+        else:
+            rows.append(cell.row(contender.name, *verdict))
+    return admitted, rows
+
+
+def judge(
+    contender: Contender,
+    make: Callable[[], nn.Module],
+    x: Tensor,
+    cotangent: Tensor,
+    expected: Observed,
+    clock: HostClock,
+) -> Union[Checked, Tuple[str, str]]:
+    """What may be timed, or the status and detail of what must not."""
+    try:
+        layer = make().to(x.device)
+        clock.synchronize()
+        begin = time.perf_counter()
+        seen = observe(layer, x, cotangent)
+        clock.synchronize()
+        first = time.perf_counter() - begin
+        different = differences(seen, expected)
+    except NotHere as reason:
+        return "skipped", str(reason)
+    except Unsupported as error:
+        return "unsupported", failure(error).reason
+    except Exception as error:
+        return "failed", failure(error).reason
+    if different is None:
+        return Checked(layer, "ok", "", first)
+    return ("wrong", different) if contender.ours else Checked(layer, "differs", different, first)
+
+
+def timed(name: str, found: Timing) -> Dict[str, float]:
+    """A timing as figures whose names begin with ``name``."""
+    return {
+        f"{name}_ms": found.seconds * 1e3,
+        f"{name}_ms_low": found.low * 1e3,
+        f"{name}_ms_high": found.high * 1e3,
+        f"{name}_turns": found.turns,
+        f"{name}_calls": found.calls,
+    }
+
+
+def contained(cell: Cell, bench: Bench, measure: Callable[[Cell, Bench], List[Row]]) -> Job:
+    """A job that measures a cell; what goes wrong outside of any contender is a row of its own."""
+
+    def run() -> List[Row]:
+        try:
+            return measure(cell, bench)
+        except Exception as error:
+            return [cell.row(REFERENCE, "failed", f"nothing was measured here: {failure(error).reason}")]
+        finally:
+            bench.clock.forget()
+
+    return Job(f"{cell.suite}: {cell.label}", run)
+
+
+def quietly(turn: Callable[[Call, int, int], float]) -> Callable[[Call, int, int], float]:
+    """The same turn without gradients."""
+
+    def without(call: Call, begin: int, calls: int) -> float:
+        with torch.no_grad():
+            return turn(call, begin, calls)
+
+    return without
+
+
+def first_failure(*found: Any) -> str:
+    """The reason of the first failure among these; empty if there is none."""
+    return next((one.reason for one in found if isinstance(one, Failure)), "")

@@ -1,0 +1,142 @@
+"""Who takes part: every backend that works here, torch.compile, and the other libraries that are installed.
+
+Nobody is left out in silence: :func:`find` lists those who cannot take part, too, and why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Callable, List, Optional, Sequence, Tuple, cast
+
+import torch
+from torch import nn
+
+import spikecore as sc
+from spikecore.backend import ANY_DEVICE
+from spikecore.bench._machine import version_of
+from spikecore.bench._peers import PEERS, Peer, Single
+from spikecore.bench._report import Entrant
+from spikecore.bench._subjects import Subject
+from spikecore.bench._timing import failure
+
+#: The backend that says what is right.
+REFERENCE = "torch"
+COMPILED = "torch.compile"
+
+
+class NotHere(Exception):
+    """A contender does not take part in a case, for a reason that is no fault."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to compute a neuron."""
+
+    name: str
+    #: Whether it is a backend of spikecore, which must compute exactly what the reference computes.
+    ours: bool
+    #: The layer ``[T, *N] -> [T, *N]`` for a subject and a number of steps. Raises :class:`NotHere`.
+    layer: Callable[[Subject, int], nn.Module]
+    #: What stands for the neuron in a network; None if it takes no part there.
+    in_network: Optional[Callable[[], nn.Module]] = None
+    #: The neuron as a single step ``[*N] -> [*N]`` that continues, and what puts it at rest.
+    single: Optional[Callable[[], Single]] = None
+    #: The backend's name, for ours.
+    backend: Optional[str] = None
+    #: How what it computes in a network differs, in words.
+    unlike: str = ""
+
+
+Found = Tuple[List[Contender], List[Entrant]]
+
+
+def find(device: torch.device, backends: Sequence[str] = (), peers: bool = True, compile_steps: int = 4) -> Found:
+    """Those who can take part, and the list of all. ``backends`` names the ones wanted; none means every one."""
+    taking_part, listed = _backends(device, backends)
+    entrant = Entrant(
+        COMPILED,
+        "yardstick",
+        "ready",
+        str(torch.__version__),
+        f"the reference, compiled; neurons and small layers up to T={compile_steps}",
+    )
+    if compile_steps > 0:
+        taking_part.append(_compiled(compile_steps))
+        listed.append(entrant)
+    else:
+        listed.append(Entrant(COMPILED, "yardstick", "left out", entrant.version, "--compile-steps 0"))
+    for peer in PEERS:
+        state, detail = _state(peer, device) if peers else ("left out", "--no-peers")
+        listed.append(Entrant(peer.name, "peer", state, version_of(peer.distribution) or "", detail))
+        if state == "ready":
+            taking_part.append(_peer(peer))
+    return taking_part, listed
+
+
+def _backends(device: torch.device, wanted: Sequence[str]) -> Found:
+    taking_part, listed = [], []
+    rows = sc.backends(probe=True)
+    unknown = [name for name in wanted if name not in {row.name for row in rows}]
+    if unknown:
+        known = ", ".join(sorted({row.name for row in rows}))
+        raise ValueError(f"backend {unknown[0]!r} is not installed; there are: {known}")
+    for row in rows:
+        state, detail = row.state, row.detail
+        if wanted and row.name not in wanted:
+            state, detail = "left out", "--backend names others"
+        elif state == "ready" and ANY_DEVICE not in row.devices and device.type not in row.devices:
+            state, detail = "elsewhere", f"computes on {', '.join(row.devices)}, not on {device.type}"
+        listed.append(Entrant(row.name, "backend", state, f"{row.distribution} {row.version}".strip(), detail))
+        if state == "ready":
+            taking_part.append(_backend(row.name))
+    return taking_part, listed
+
+
+def _backend(name: str) -> Contender:
+    return Contender(
+        name,
+        True,
+        lambda subject, steps: subject.make(name),
+        lambda: sc.LIF(2.0, backend=name),
+        single=lambda: _single(name),
+        backend=name,
+    )
+
+
+def _single(backend: str) -> Single:
+    neuron = sc.LIF(2.0, step="single", backend=backend)
+    return neuron, lambda: sc.reset(neuron)
+
+
+def _compiled(most: int) -> Contender:
+    def layer(subject: Subject, steps: int) -> nn.Module:
+        if steps > most:
+            raise NotHere(f"more time steps than --compile-steps {most}; each takes about a second to compile")
+        # what was compiled for other cases counts against a limit of dynamo's
+        import_module("torch._dynamo").reset()
+        compiled: Any = torch.compile(subject.make(REFERENCE), fullgraph=True)
+        return cast(nn.Module, compiled)
+
+    return Contender(COMPILED, False, layer)
+
+
+def _state(peer: Peer, device: torch.device) -> Tuple[str, str]:
+    """The state of a library, and what there is to say about it."""
+    if version_of(peer.distribution) is None:
+        return "missing", f"not installed: pip install {peer.distribution}"
+    try:
+        import_module(peer.module)
+        chosen = peer.chooses(device)
+    except Exception as error:
+        return "failed", failure(error).reason
+    return "ready", f"{peer.about}; it chooses {chosen} here" if chosen else peer.about
+
+
+def _peer(peer: Peer) -> Contender:
+    def layer(subject: Subject, steps: int) -> nn.Module:
+        if subject.name not in peer.layers:
+            raise NotHere("has no such neuron")
+        return peer.layers[subject.name]()
+
+    return Contender(peer.name, False, layer, peer.in_network, peer.single, unlike=peer.unlike)

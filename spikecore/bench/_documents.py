@@ -1,0 +1,136 @@
+"""The tables of published tutorials again: the same sizes, measured here, beside the figures that they print.
+
+Each case has a row for what its document printed, measured by its authors on their machine. The ratio to a loop over
+time steps in plain torch is what can be compared between machines; the times cannot.
+
+Source: two tutorials of SpikingJelly, on the CUDA neurons of ``cext`` (LIF, ``N = 40``, an RTX 2080) and on writing
+CuPy neurons (IF, ``N = 64 x 32 x 32 x 32``, a Quadro RTX 6000).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Dict, List, Mapping, Tuple
+
+from spikecore.bench._cells import Bench, Cell, Inputs, Job, admit, contained, first_failure, quietly, timed
+from spikecore.bench._contenders import REFERENCE
+from spikecore.bench._report import Row
+from spikecore.bench._settings import Settings
+from spikecore.bench._timing import Timing, interleave
+
+#: What the ratios are to, where it takes part; else the reference backend.
+LOOP = "SpikingJelly steps"
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What a document says of one implementation: figure -> number, for each number of time steps."""
+
+    name: str
+    figures: Mapping[int, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Document:
+    """One table of a document."""
+
+    neuron: str
+    neurons: int
+    dtype: str
+    printed: Tuple[Printed, ...]
+
+    @property
+    def steps(self) -> Tuple[int, ...]:
+        """The numbers of time steps in it."""
+        return tuple(self.printed[0].figures)
+
+
+def _milliseconds(name: str, **found: Tuple[float, float]) -> Printed:
+    """Forward, and forward with backward, by the number of steps (``t8=...``)."""
+    return Printed(
+        f"printed: {name}, RTX 2080",
+        {int(t[1:]): {"forward_ms": forward, "training_ms": both} for t, (forward, both) in found.items()},
+    )
+
+
+def _ratios(**found: float) -> Tuple[Printed, ...]:
+    figures = {int(t[1:]): {"training_speedup": ratio} for t, ratio in found.items()}
+    return (Printed("printed: its CuPy kernels, Quadro RTX 6000", figures),)
+
+
+_LIF = (
+    _milliseconds(
+        "torch, step by step",
+        t8=(1.670, 4.833),
+        t16=(3.238, 9.512),
+        t32=(6.348, 18.870),
+        t64=(12.588, 38.792),
+        t128=(25.136, 75.053),
+    ),
+    _milliseconds(
+        "cext, step by step",
+        t8=(0.4425, 1.892),
+        t16=(0.8111, 3.516),
+        t32=(1.538, 6.748),
+        t64=(2.987, 13.196),
+        t128=(5.878, 27.016),
+    ),
+    _milliseconds(
+        "cext, all steps at once",
+        t8=(0.05478, 0.3305),
+        t16=(0.05510, 0.3292),
+        t32=(0.05502, 0.3298),
+        t64=(0.05504, 0.3670),
+        t128=(0.06540, 0.3331),
+    ),
+)
+DOCUMENTS = (
+    Document("LIF", 40, "float32", _LIF),
+    Document("IF", 64 * 32**3, "float32", _ratios(t2=0.59, t4=1.47, t8=2.67, t16=4.17, t32=6.93)),
+    Document("IF", 64 * 32**3, "float16", _ratios(t2=0.68, t4=1.31, t8=2.2, t16=4.77, t32=6.7)),
+)
+#: On a CPU, and in a quick run, a table for a whole GPU has so many neurons.
+FEW = 4096
+
+
+def jobs(settings: Settings, bench: Bench) -> List[Job]:
+    """One job per table of the neurons asked for, and number of time steps."""
+    found = []
+    for document in (one for one in DOCUMENTS if one.neuron in settings.neurons):
+        whole = bench.device.type == "cuda" and not settings.quick
+        neurons = document.neurons if whole else min(document.neurons, FEW)
+        for steps in document.steps[: 1 if settings.quick else None]:
+            cell = Cell("documents", document.neuron, document.dtype, steps, neurons)
+            found.append(contained(cell, bench, partial(measure, document)))
+    return found
+
+
+def measure(document: Document, cell: Cell, bench: Bench) -> List[Row]:
+    """The rows of one case, those of the document first."""
+    inputs = Inputs(cell, bench)
+    admitted, rows = admit(cell, inputs, bench)
+    forward = {name: inputs.inference(one.layer) for name, one in admitted.items()}
+    training = {name: inputs.training(one.layer) for name, one in admitted.items()}
+    first = interleave(forward, quietly(bench.clock.batch), bench.plan)
+    both = interleave(training, bench.clock.batch, bench.plan)
+    loop = next((found for found in (both.get(LOOP), both.get(REFERENCE)) if isinstance(found, Timing)), None)
+    for name, one in admitted.items():
+        reason = first_failure(first[name], both[name])
+        figures: Dict[str, float] = {}
+        for kind, found in (("forward", first[name]), ("training", both[name])):
+            if isinstance(found, Timing) and not reason:
+                figures.update(timed(kind, found))
+                if kind == "training" and loop is not None:
+                    figures["training_speedup"] = loop.seconds / found.seconds
+        rows.append(cell.row(name, "failed" if reason else one.status, reason or one.detail, **figures))
+    printed = [cell.row(one.name, "printed", "", **_printed(document, one, cell.steps)) for one in document.printed]
+    return [*printed, *rows]
+
+
+def _printed(document: Document, one: Printed, steps: int) -> Mapping[str, float]:
+    figures = dict(one.figures[steps])
+    slowest = document.printed[0].figures[steps]
+    if "training_ms" in figures:
+        figures["training_speedup"] = slowest["training_ms"] / figures["training_ms"]
+    return figures

@@ -1,0 +1,112 @@
+"""Neuron rows: a layer that fills the device, beside a copy of its input. Time, fraction of the roofline, memory.
+
+The roofline is the copy. A fraction of 1 is a call that takes as long as copying the words that no implementation can
+do without (:func:`spikecore.bench._subjects.words`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Dict, List, Union
+
+import torch
+
+from spikecore.bench._cells import Bench, Cell, Inputs, Job, admit, contained, first_failure, quietly, timed
+from spikecore.bench._contenders import REFERENCE
+from spikecore.bench._report import Row
+from spikecore.bench._settings import Settings
+from spikecore.bench._subjects import words
+from spikecore.bench._timing import Call, Failure, HostClock, Timing, failure, interleave
+from spikecore.dtypes import DTYPES
+
+COPY = "copy"
+#: Bytes of the input where no size is asked for: 134 million float32 on a GPU, 17 million on a CPU.
+FILL_GPU, FILL_CPU = 2**29, 2**26
+#: Neurons on a GPU, at least: with fewer the last of its blocks run alone for a part of the time.
+MANY = 2**22
+#: A quick run takes this part of them.
+QUICK = 8
+#: Memory that a case takes at most, in units of its input: that of the reference in half precision.
+LARGEST = 20
+
+
+def elements(dtype: torch.dtype, steps: int, clock: HostClock, quick: bool) -> int:
+    """How many elements fill the device without filling its memory."""
+    fill = FILL_CPU
+    if clock.device.type == "cuda":
+        fill = max(FILL_GPU, MANY * steps * torch.finfo(dtype).bits // 8)
+    fill //= QUICK if quick else 1
+    while fill > 2**20 and LARGEST * fill > clock.free_bytes():
+        fill //= 2
+    return fill * 8 // torch.finfo(dtype).bits
+
+
+def jobs(settings: Settings, bench: Bench) -> List[Job]:
+    """One job per neuron, dtype and number of steps."""
+    found = []
+    for neuron in settings.neurons:
+        for dtype in settings.dtypes:
+            for steps in settings.steps:
+                total = settings.elements or elements(DTYPES[dtype], steps, bench.clock, settings.quick)
+                cell = Cell("neurons", neuron, dtype, steps, max(1, total // steps))
+                found.append(contained(cell, bench, measure))
+    return found
+
+
+def measure(cell: Cell, bench: Bench) -> List[Row]:
+    """The rows of one case: the copy, and every contender."""
+    inputs, clock = Inputs(cell, bench), bench.clock
+    admitted, rows = admit(cell, inputs, bench)
+    calls = {name: inputs.inference(one.layer) for name, one in admitted.items()}
+    forward = interleave({COPY: inputs.copy(), **calls}, quietly(clock.on_device), bench.plan)
+    calls = {name: inputs.training(one.layer) for name, one in admitted.items()}
+    training = interleave({COPY: inputs.copy(), **calls}, clock.on_device, bench.plan)
+    bytes_ = inputs.sets[0][0].numel() * inputs.sets[0][0].element_size()
+    floor = words(cell.subject.make(REFERENCE))
+    for name, one in admitted.items():
+        reason = first_failure(forward[name], training[name])
+        memory = Failure(reason) if reason else _memory(clock, calls[name])
+        if isinstance(memory, Failure):
+            rows.append(cell.row(name, "failed", memory.reason))
+            continue
+        figures: Dict[str, float] = {"floor_forward_words": floor.forward, "floor_training_words": floor.training}
+        for kind, found, least in (("forward", forward, floor.forward), ("training", training, floor.training)):
+            figures.update(_figures(kind, found[name], found[COPY], least))
+        figures["first_call_s"] = one.first
+        if memory:
+            figures["memory_inputs"] = memory / bytes_
+        rows.append(cell.row(name, one.status, one.detail, **figures))
+    return [_copy(cell, forward[COPY], training[COPY], bytes_), *rows]
+
+
+def _memory(clock: HostClock, call: Call) -> Union[int, Failure, None]:
+    try:
+        return clock.peak(partial(call, 0))
+    except Exception as error:
+        return failure(error)
+
+
+def _figures(kind: str, found: object, copy: object, least: int) -> Dict[str, float]:
+    figures: Dict[str, float] = {}
+    if isinstance(found, Timing):
+        figures.update(timed(kind, found))
+        if isinstance(copy, Timing):
+            # a copy moves two words
+            figures[f"{kind}_fraction"] = least / 2 * copy.seconds / found.seconds
+    return figures
+
+
+def _copy(cell: Cell, forward: object, training: object, bytes_: int) -> Row:
+    reason = first_failure(forward, training)
+    if not isinstance(forward, Timing) or not isinstance(training, Timing):
+        return cell.row(COPY, "failed", reason)
+    bandwidth = 2 * bytes_ / min(forward.seconds, training.seconds) / 1e9
+    figures = {**timed("forward", forward), **timed("training", training), "bandwidth_gb_s": bandwidth}
+    return cell.row(
+        COPY,
+        "ok",
+        f"{bandwidth:,.0f} GB/s" if bandwidth >= 10 else f"{bandwidth:.2f} GB/s",
+        forward_fraction=1.0,
+        input_mib=bytes_ / 2**20,
+        **figures,
+    )

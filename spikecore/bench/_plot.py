@@ -1,0 +1,119 @@
+"""A report as a picture: what of the roofline is reached, and bars of the rest. Needs matplotlib."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Tuple
+
+from spikecore.bench._report import MEASURED, Fact, Report, Row
+
+HOW_TO_GET = "a plot needs matplotlib: pip install 'spikecore[train]'"
+
+
+def pyplot() -> Any:
+    """matplotlib.pyplot, drawing to files. Raises ModuleNotFoundError that says how to get it."""
+    try:
+        import matplotlib
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(HOW_TO_GET) from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as module
+
+    return module
+
+
+def plot(report: Report, path: Path) -> None:
+    """Write the picture; the suffix of the path says in which format."""
+    figure = figure_of(report)
+    figure.savefig(path, dpi=130)
+    pyplot().close(figure)
+
+
+def figure_of(report: Report) -> Any:
+    """The picture, as matplotlib has it."""
+    panels: List[Tuple[str, str, List[Row]]] = []
+    neurons: Dict[str, List[Row]] = {}
+    for row in report.of("neurons"):
+        neurons.setdefault(f"{row.case['neuron']} {row.case['dtype']}", []).append(row)
+    panels += [("fractions", title, _measured(rows)) for title, rows in neurons.items()]
+    for suite in ("small", "networks"):
+        panels += [(suite, _title(case), _measured(rows)) for case, rows in report.cases(suite)]
+    panels = [panel for panel in panels if panel[2]]
+    module = pyplot()
+    across = min(3, max(1, len(panels)))
+    down = max(1, -(-len(panels) // across))
+    figure, axes = module.subplots(down, across, figsize=(5.2 * across, 3.4 * down), squeeze=False)
+    colours: Dict[str, str] = {}
+    for ax, panel in zip(axes.flat, panels):
+        _DRAW[panel[0]](ax, panel[1], panel[2], colours)
+    for ax in list(axes.flat)[len(panels) :]:
+        ax.set_visible(False)
+    machine = report.machine
+    figure.suptitle(f"spikecore {machine['spikecore']} on {machine['device_name']}, torch {machine['torch']}")
+    # colours mean the same in all panels, so one legend serves them all, below, where it covers no point
+    lines = {label: line for ax in axes.flat for line, label in zip(*ax.get_legend_handles_labels())}
+    columns = 2 * across
+    below = 0.25 * -(-len(lines) // columns) / figure.get_figheight()
+    if lines:
+        figure.legend(lines.values(), lines.keys(), loc="lower center", ncol=columns, fontsize=8, frameon=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a panel too small for its labels is drawn all the same
+        figure.tight_layout(rect=(0.0, below, 1.0, 1.0))
+    return figure
+
+
+def _measured(rows: List[Row]) -> List[Row]:
+    return [row for row in rows if row.status in MEASURED]
+
+
+def _title(case: Mapping[str, Fact]) -> str:
+    if "network" in case:
+        return f"{case['network']}: {case['dtype']}, T={case['steps']}, B={case['batch']}"
+    return f"{case['neuron']} {case['dtype']}, T={case['steps']}, N={case['neurons']}"
+
+
+def _colour(name: str, colours: Dict[str, str]) -> str:
+    return colours.setdefault(name, f"C{len(colours) % 10}")
+
+
+def _fractions(ax: Any, title: str, rows: List[Row], colours: Dict[str, str]) -> None:
+    lines: Dict[str, List[Tuple[Any, float]]] = {}
+    for row in rows:
+        if "training_fraction" in row.figures and row.contender != "copy":
+            lines.setdefault(row.contender, []).append((row.case["steps"], row.figures["training_fraction"]))
+    for name, points in lines.items():
+        ax.plot(*zip(*points), marker="o", label=name, color=_colour(name, colours))
+    steps: List[Any] = sorted({row.case["steps"] for row in rows if row.case["steps"] is not None})
+    ax.axhline(1.0, color="grey", linewidth=0.8, linestyle="--")
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(steps, [str(one) for one in steps])
+    ax.set_ylim(0.0, 1.05 * max([1.0, *(fraction for points in lines.values() for _, fraction in points)]))
+    ax.set(title=title, xlabel="time steps", ylabel="forward + backward,\nfraction of a copy")
+
+
+def _small(ax: Any, title: str, rows: List[Row], colours: Dict[str, str]) -> None:
+    rows = rows[::-1]
+    names, values = [row.contender for row in rows], [row.figures["training_ms"] for row in rows]
+    # points, since a bar has no beginning on a logarithmic axis
+    ax.scatter(values, names, color=[_colour(name, colours) for name in names])
+    for name, value in zip(names, values):
+        ax.annotate(f"{value:#.3g}", (value, name), textcoords="offset points", xytext=(7, -3), fontsize=7)
+    ax.set_xscale("log")
+    ax.margins(x=0.25, y=0.15)
+    ax.grid(axis="x", linewidth=0.3)
+    ax.tick_params(axis="y", labelsize=7)
+    ax.set(title=title, xlabel="forward + backward, ms per call")
+
+
+def _networks(ax: Any, title: str, rows: List[Row], colours: Dict[str, str]) -> None:
+    rows = rows[::-1]
+    names, values = [row.contender for row in rows], [row.figures["step_ms"] for row in rows]
+    bars = ax.barh(names, values, color=[_colour(name, colours) for name in names])
+    ax.bar_label(bars, [f"{value:.3g}" for value in values], padding=2, fontsize=7)
+    ax.margins(x=0.15)
+    ax.tick_params(axis="y", labelsize=7)
+    ax.set(title=title, xlabel="training step, ms")
+
+
+_DRAW = {"fractions": _fractions, "small": _small, "networks": _networks}

@@ -1,0 +1,58 @@
+"""A run: what was asked for, measured part by part, into one report."""
+
+from __future__ import annotations
+
+from typing import Callable, List, Optional, Tuple
+
+import torch
+
+from spikecore.bench import _beside as beside
+from spikecore.bench import _documents as documents
+from spikecore.bench import _networks as networks
+from spikecore.bench import _neurons as neurons
+from spikecore.bench import _small as small
+from spikecore.bench._cells import Bench, Job
+from spikecore.bench._contenders import find
+from spikecore.bench._machine import machine
+from spikecore.bench._report import Report
+from spikecore.bench._settings import Settings, device_named
+from spikecore.bench._timing import clock_for
+
+#: ``progress(label, done, of)``, before each part.
+Progress = Callable[[str, int, int], None]
+#: ``save(report)``, after each part.
+Save = Callable[[Report], None]
+_JOBS = {
+    "neurons": neurons.jobs,
+    "small": small.jobs,
+    "beside": beside.jobs,
+    "documents": documents.jobs,
+    "networks": networks.jobs,
+}
+
+
+def prepare(settings: Settings) -> Tuple[Report, List[Job]]:
+    """An empty report with the machine and the contenders, and what there is to measure.
+
+    Raises ValueError for a device or a backend that is not there.
+    """
+    device = device_named(settings.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # events are recorded in the stream of the current device
+    settings = settings.on(device)
+    taking_part, listed = find(device, settings.backends, settings.peers, settings.compile_steps)
+    clock = clock_for(device)
+    report = Report(machine(device), {**settings.as_dict(), "clock": clock.name}, listed)
+    bench = Bench(device, clock, taking_part, settings.plan(device.type == "cuda"))
+    return report, [job for suite in settings.suites for job in _JOBS[suite](settings, bench)]
+
+
+def measure(report: Report, jobs: List[Job], progress: Optional[Progress] = None, save: Optional[Save] = None) -> None:
+    """Measure part by part, adding to the report."""
+    for done, job in enumerate(jobs):
+        if progress is not None:
+            progress(job.label, done, len(jobs))
+        report.rows.extend(job.run())
+        report.complete = done == len(jobs) - 1
+        if save is not None:
+            save(report)

@@ -1,0 +1,101 @@
+"""What is to be measured. What was not said is chosen for the device, when the run starts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Dict, Optional, Sequence, Tuple
+
+import torch
+
+from spikecore.bench._subjects import SUBJECTS
+from spikecore.bench._timing import Plan
+from spikecore.bench.models import NETWORKS
+from spikecore.dtypes import DTYPES, NARROW
+
+SUITES = ("neurons", "small", "beside", "documents", "networks")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is to be measured; empty and None mean: what suits the device."""
+
+    suites: Tuple[str, ...] = SUITES
+    device: str = "auto"
+    backends: Tuple[str, ...] = ()
+    peers: bool = True
+    neurons: Tuple[str, ...] = ()
+    dtypes: Tuple[str, ...] = ()
+    steps: Tuple[int, ...] = ()
+    #: Time steps times neurons of a neuron row.
+    elements: Optional[int] = None
+    #: Neurons of a small-layer row, and what its neuron and steps are; those given above, if any are.
+    size: int = 40
+    small_neurons: Tuple[str, ...] = ()
+    small_steps: Tuple[int, ...] = ()
+    networks: Tuple[str, ...] = ()
+    compile_steps: int = 4
+    repetitions: Optional[int] = None
+    quick: bool = False
+
+    def __post_init__(self) -> None:
+        _known("suite", self.suites, SUITES)
+        _known("dtype", self.dtypes, tuple(DTYPES))
+        _known("neuron", self.neurons, tuple(SUBJECTS))
+        _known("network", self.networks, tuple(NETWORKS))
+        numbers = {"steps": self.steps, "size": (self.size,)}
+        numbers.update(elements=_given(self.elements), repetitions=_given(self.repetitions))
+        for name, values in numbers.items():
+            for value in values:
+                if value < 1:
+                    raise ValueError(f"{name}={value} must be 1 or more")
+
+    def on(self, device: torch.device) -> Settings:
+        """The same with every choice made."""
+        gpu, quick = device.type == "cuda", self.quick
+        steps = (4, 16, 32, 128) if gpu and not quick else (4, 16)
+        return replace(
+            self,
+            device=str(device),
+            neurons=self.neurons or (("LIF",) if quick else tuple(SUBJECTS)),
+            dtypes=self.dtypes or (("float32", *sorted(NARROW)) if gpu and not quick else ("float32",)),
+            steps=self.steps or steps,
+            small_neurons=self.neurons or ("LIF", "Leaky"),
+            small_steps=self.steps or (8, 128),
+            networks=self.networks or (("fc",) if quick else tuple(NETWORKS) if gpu else ("fc", "cifar10")),
+            repetitions=self.repetitions or (3 if quick else 9),
+        )
+
+    def plan(self, gpu: bool) -> Plan:
+        """How often each call is made. A CPU that is shared needs longer turns."""
+        return Plan(self.repetitions or 9, 0.02 if gpu else 0.05, 0.3 if self.quick else 1.0 if gpu else 2.0)
+
+    def as_dict(self) -> Dict[str, Any]:
+        """For the report."""
+        return asdict(self)
+
+
+def device_named(name: str) -> torch.device:
+    """The device to measure on; ``auto`` is the GPU if there is one. Raises ValueError for one that is not there."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device={name!r} is no torch device; give cpu, cuda or cuda:1") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device={name!r}: there is no clock for {device.type}; give cpu or cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={name!r}: torch finds no GPU here; --device cpu measures the CPU backends")
+    if name == "cuda":
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def _given(value: Optional[int]) -> Tuple[int, ...]:
+    return () if value is None else (value,)
+
+
+def _known(what: str, given: Sequence[str], known: Sequence[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{what} {name!r} is not known; there are: {', '.join(known)}")

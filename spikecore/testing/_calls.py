@@ -1,0 +1,163 @@
+"""One of several calls of a neuron: its tensors, and the values that are right for this call alone.
+
+All that is expected is computed in NumPy when a call is described, before the backend runs: a backend that changes the
+arithmetic of the whole process changes no expectation.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from spikecore.testing._compare import Mismatch, Suspects, backward
+from spikecore.testing._context import Context
+from spikecore.testing._oracle import Array, Gradients
+from spikecore.testing._subject import Subject
+
+
+class Call:
+    """A call of ``s.neuron`` with the input of ``s``, and its cotangents.
+
+    which: words that tell this call from the others. final: whether cotangents come to the final states, too.
+    """
+
+    def __init__(self, s: Subject, which: str, *, grad: bool = True, final: bool = False) -> None:
+        self.s, self.which = s, which
+        self.x, self.start = s.x(grad), s.start(grad)
+        self.cotangent = s.cotangent(s.x())
+        held = torch.float64 if s.dtype_name == "float64" else torch.float32
+        like = torch.empty(s.shape[1:], dtype=held)
+        self.of_final: Dict[str, Tensor] = {name: s.cotangent(like) for name in s.twin.rest} if final else {}
+        self.right: Gradients = s.gradients(self.cotangent, self.of_final)
+        self.final: Mapping[str, Tensor] = {}
+
+    def forward(self) -> Call:
+        """Call the neuron, and keep what it returns."""
+        if self.start is None and not self.of_final:
+            self.output = self.s.neuron(self.x)
+        else:
+            self.output, self.final = self.s.neuron.run(self.x, state=self.start)
+        return self
+
+    @property
+    def results(self) -> List[Tensor]:
+        """The results that have a cotangent."""
+        return [self.output, *[self.final[name] for name in self.of_final]]
+
+    @property
+    def cotangents(self) -> List[Tensor]:
+        """One for each of :attr:`results`."""
+        return [self.cotangent, *self.of_final.values()]
+
+    def backward(self, **options: Any) -> Call:
+        """Run backwards from this call alone."""
+        backward(f"{self.s.of}, {self.which}", self.results, self.cotangents, **options)
+        return self
+
+    def check_outputs(self, when: str = "") -> Call:
+        """The outputs are those of this call's input."""
+        self.s.check_outputs(self.output.detach(), f" of {self.which}{when}")
+        return self
+
+    def check_inputs(self, *others: Call, what: str = "", times: float = 1.0) -> None:
+        """Gradients of input and state are this call's, ``times`` so large. ``what`` says what was done to them."""
+        try:
+            self._check_inputs(*others, what=what, times=times)
+        except Mismatch as error:
+            if not others or "hint:" in str(error) or not self._right_alone():
+                raise
+            raise Mismatch(
+                f"{error}\n  hint: run backwards before any other call, this call is right: what two calls keep for "
+                "their backward passes is mixed (states, inputs or parameters in memory of the runner or the backend, "
+                "which the later call writes to); keep it with ctx.save_for_backward"
+            ) from error
+
+    def _right_alone(self) -> bool:
+        try:
+            Call(self.s, self.which, final=bool(self.of_final)).forward().backward()._check_inputs()
+        except Exception:  # this call only looks for a hint: the failure itself is reported already
+            return False
+        return True
+
+    def _check_inputs(self, *others: Call, what: str = "", times: float = 1.0) -> None:
+        suspects = self.suspects(*others)
+        words = f"{self.which}{what}"
+        self.s.check("input gradient", self.x.grad, times * self.right.inputs[0], name=words, suspects=suspects)
+        for name, value in (self.start or {}).items():
+            self.s.check("state gradient", value.grad, times * self.right.state[name], name=f"{name}, {words}")
+
+    def suspects(self, *others: Call) -> Suspects:
+        """What the input gradient is if calls share memory."""
+        found: Dict[str, Any] = {}
+        for other in others:
+            found[f"of {other.which}: gradients of two calls share memory"] = partial(_own, other)
+            if other.s.shape == self.s.shape:
+                found[
+                    f"of {other.which} with the cotangent of {self.which}: memory saved for backward is shared "
+                    "between calls"
+                ] = partial(_mixed, other, self)
+        return found
+
+
+def _own(call: Call) -> Array:
+    return call.right.inputs[0]
+
+
+def _mixed(values: Call, cotangents: Call) -> Array:
+    return values.s.gradients(cotangents.cotangent, cotangents.of_final).inputs[0]
+
+
+def pair(s: Subject, *, final: bool = False, **options: Any) -> Tuple[Call, Call]:
+    """Two calls of the neuron of ``s`` that differ in every value."""
+    other = Subject(
+        s.context,
+        s.model,
+        s.reset,
+        dtype=s.dtype_name,
+        values=s.params,
+        shape=s.shape,
+        draw=1,
+        neuron=s.neuron,
+        **options,
+    )
+    return Call(s, "the first call", final=final), Call(other, "the second call", final=final)
+
+
+def backward_together(calls: Sequence[Call]) -> None:
+    """One backward pass from all calls."""
+    results = [result for call in calls for result in call.results]
+    backward(calls[0].s.of, results, [value for call in calls for value in call.cotangents])
+
+
+def check_parameters(s: Subject, calls: Sequence[Call], what: str, learn: Optional[Sequence[str]] = None) -> None:
+    """The gradients of the parameters are the sums of those of the calls."""
+    for name in learn if learn is not None else [name for name, _ in s.neuron.named_parameters()]:
+        right = sum((call.right.params[name] for call in calls[1:]), calls[0].right.params[name])
+        suspects = {
+            f"of {call.which} alone, {len(calls)} times: it read the values of that call for each": partial(
+                _times, call, name, len(calls)
+            )
+            for call in calls
+            if len(calls) > 1
+        }
+        found = getattr(s.neuron, name).grad
+        s.check("parameter gradient", found, right, name=f"{name}, {what}", suspects=suspects)
+
+
+def _times(call: Call, name: str, count: int) -> Array:
+    found: Array = count * call.right.params[name]
+    return found
+
+
+def learnable(context: Context, *names: str) -> Tuple[str, ...]:
+    """These names where the backend has gradients of parameters, else none: a case holds without them, too."""
+    return names if context.declares("parameter_gradients") else ()
+
+
+def no_gradient(call: Call, what: str) -> None:
+    """Raise :class:`Mismatch` if a gradient came to a call that was not used."""
+    if call.x.grad is not None:
+        raise Mismatch(f"{call.s.of}: a gradient came to the input of {call.which}, {what}")

@@ -1,0 +1,185 @@
+"""A case: one thing that must hold, with a name that never changes.
+
+Rules of this module:
+
+- An id is ``family/what-exactly`` and part of the contract: lists of expected failures are written with it. It is not
+  renamed or reused, and new core cases come with minor releases only.
+- ``needs`` are names of capabilities. On a backend that does not declare one of them, the same case asserts that asking
+  raises ``Unsupported``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+
+from spikecore.backend import Capabilities
+
+if TYPE_CHECKING:
+    from spikecore.testing._context import Context
+
+#: Groups of cases, in the order they run. Every backend passes ``core``; ``product`` runs only when asked for, since a
+#: backend that compiles would compile for every combination of neuron, reset, detach and surrogate. ``own`` has the
+#: cases that a plugin adds for its backend (:mod:`spikecore.testing._own`).
+TIERS = (
+    "core",
+    "dtypes",
+    "parameters",
+    "state",
+    "language",
+    "edges",
+    "layouts",
+    "sequences",
+    "ownership",
+    "robust",
+    "compile",
+    "generated",
+    "random",
+    "own",
+    "product",
+)
+#: The tiers of a run that names none.
+DEFAULT_TIERS = TIERS[:-1]
+
+Run = Callable[["Context"], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing that must hold. ``run`` raises where it does not."""
+
+    id: str
+    tier: str
+    #: The sentence that holds.
+    holds: str
+    run: Run
+    needs: Tuple[str, ...] = ("float32",)
+    #: What an undeclared capability must lead to; ``"nothing"`` where PyTorch leaves no place to refuse.
+    undeclared: str = "Unsupported"
+    #: Whether it computes on the backend, which then must be seen to run.
+    computes: bool = True
+
+
+class Undeclared(Exception):
+    """Raised by a case that draws what it does: this takes capabilities that are not declared, and was refused."""
+
+    def __init__(self, lacks: Sequence[str], refusal: object) -> None:
+        super().__init__(str(refusal))
+        self.lacks = tuple(lacks)
+
+
+class Collection:
+    """Cases by id, in the order they were made."""
+
+    def __init__(self) -> None:
+        self._cases: Dict[str, Case] = {}
+        self._families: Dict[str, Tuple[Callable[[str], Case], Callable[[Optional[int]], Optional[List[Case]]]]] = {}
+
+    def add(
+        self,
+        id: str,
+        tier: str,
+        holds: str,
+        run: Run,
+        needs: Sequence[str] = (),
+        *,
+        dtype: str = "float32",
+        undeclared: str = "Unsupported",
+        computes: bool = True,
+    ) -> None:
+        """Add a case.
+
+        id: ``family/what-exactly``. tier: one of :data:`TIERS`. holds: the sentence that holds, for people. run: called
+        with a :class:`~spikecore.testing._context.Context`; raises where it does not hold, best
+        :class:`~spikecore.testing._compare.Mismatch`. needs: names of capabilities, beside ``dtype``. undeclared: what
+        asking for one that is not declared must raise. computes: whether a runner of the backend must be seen to run.
+
+        Raises ``ValueError`` for an id that is taken, and for a tier or a capability that there is not.
+        """
+        self.put(Case(id, tier, holds, run, (dtype, *needs), undeclared, computes))
+
+    def put(self, case: Case) -> None:
+        """Add a case that is made, as :meth:`add` does."""
+        if case.id in self._cases or case.tier not in TIERS:
+            raise ValueError(f"case {case.id!r} of tier {case.tier!r}: the id is taken, or there is no such tier")
+        unknown = [name for name in case.needs if name not in Capabilities.__dataclass_fields__]
+        if unknown:
+            raise ValueError(f"case {case.id!r} needs {', '.join(map(repr, unknown))}, which is no capability")
+        self._cases[case.id] = case
+
+    def add_family(
+        self, prefix: str, make: Callable[[str], Case], redrawn: Callable[[Optional[int]], Optional[List[Case]]]
+    ) -> None:
+        """Cases that are drawn: their ids begin with ``prefix``.
+
+        make: gives the case of an id, of any seed; raises ``ValueError`` for one that there is not.
+        redrawn: gives the cases of a seed, None where those that were added are meant.
+        """
+        self._families[prefix] = (make, redrawn)
+
+    def with_those_of(self, other: Iterable[Case]) -> Collection:
+        """A new collection with these cases and others, whose ids are new."""
+        both = Collection()
+        both._cases = {**self._cases, **{case.id: case for case in other}}
+        both._families = dict(self._families)
+        return both
+
+    def __iter__(self) -> Iterator[Case]:
+        return iter(self._cases.values())
+
+    def __len__(self) -> int:
+        return len(self._cases)
+
+    def select(
+        self, tiers: Optional[Sequence[str]] = None, ids: Optional[Sequence[str]] = None, seed: Optional[int] = None
+    ) -> List[Case]:
+        """Cases of these tiers, or with these ids or patterns (``"bits/*"``); by default those of the default tiers.
+
+        Ids are taken in the order in which they are given, since a failure may depend on the case before. ``seed``
+        (else ``SPIKECORE_SEED``) draws others in the place of those of the tiers generated and random.
+        """
+        for tier in tiers or ():
+            if tier not in TIERS:
+                raise ValueError(f"tier {tier!r} must be one of {', '.join(TIERS)}")
+        every = sorted(self._of_seed(seed), key=lambda case: TIERS.index(case.tier))
+        if ids is None:
+            return [case for case in every if case.tier in (tiers or DEFAULT_TIERS)]
+        for pattern in ids:
+            if not any(fnmatchcase(case.id, pattern) for case in every):
+                made = self.made(pattern)
+                if made is None:
+                    raise ValueError(f"no case is called {pattern!r}{self.near(pattern)}")
+                every.append(made)
+        chosen = {case.id: case for pattern in ids for case in every if fnmatchcase(case.id, pattern)}
+        return [case for case in chosen.values() if tiers is None or case.tier in tiers]
+
+    def get(self, id: str) -> Optional[Case]:
+        """The case of this id, or None."""
+        if id in self._cases:
+            return self._cases[id]
+        try:
+            return self.made(id)
+        except ValueError:
+            return None
+
+    def made(self, id: str) -> Optional[Case]:
+        """The case of this id in a family, None if it belongs to none. Raises ``ValueError`` if its family has none."""
+        for prefix, (make, _) in self._families.items():
+            if id.startswith(prefix):
+                return make(id)
+        return None
+
+    def _of_seed(self, seed: Optional[int]) -> List[Case]:
+        every = list(self._cases.values())
+        for prefix, (_, redrawn) in self._families.items():
+            others = redrawn(seed)
+            if others is not None:
+                every = [case for case in every if not case.id.startswith(prefix)] + others
+        return every
+
+    def near(self, id: str) -> str:
+        """A guess at what a wrong id was meant to be, for an error."""
+        close = difflib.get_close_matches(id, self._cases, n=1)
+        return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,240 @@
+"""Operations at NaN, infinities, zeros of both signs, subnormals, ties and large numbers: values and gradients.
+
+An id is ``edges/<operation>`` for the value, with ``-gradient`` for cotangents that are not 0 where arguments and value
+are finite, ``-gradient-zero`` for the cotangent 0 there, ``-gradient-infinite`` where one is not finite, and
+``-float64`` for all of that in float64.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+import torch
+
+import spikecore as sc
+from spikecore.testing._case import Collection
+from spikecore.testing._compare import Mismatch
+from spikecore.testing._context import Context
+from spikecore.testing._edge_table import CONSTANTS, GROUPS, Edge, expected, grid, made, signed, slopes
+from spikecore.testing._oracle import Array
+from spikecore.testing.random_programs.edges import POINTS
+
+#: Where functions that no library rounds correctly, and gradients, are compared: relative, and absolute.
+NEAR = {False: (2e-5, 1e-36), True: (1e-11, 1e-300)}
+#: Surrogates are compared more loosely: squares of rounded numbers stand in their formulas.
+_LOOSE = {False: (2e-4, 1e-12), True: (1e-10, 1e-100)}
+_MANY = ("several_inputs", "several_outputs")
+
+
+def add_to(cases: Collection) -> None:
+    """Add the cases of this tier."""
+    for group, edges in GROUPS.items():
+        for edge in edges:
+            which: Dict[str, Any] = {"group": group, "name": edge.name}
+            needs = _MANY if edge.arity > 1 else ()
+            if group != "surrogates":
+                cases.add(
+                    f"edges/{edge.name.lower()}",
+                    "edges",
+                    "this operation has its value at NaN, infinities, zeros, subnormals, ties and large numbers",
+                    partial(value, **which),
+                    needs,
+                )
+                cases.add(
+                    f"edges/{edge.name.lower()}-float64",
+                    "edges",
+                    "and so it has in float64, gradients included where they are declared",
+                    partial(double, **which),
+                    needs,
+                    dtype="float64",
+                )
+            for kind, holds in _GRADIENTS.items():
+                cases.add(
+                    f"edges/{edge.name.lower()}-{kind}",
+                    "edges",
+                    holds,
+                    partial(gradient, kind=kind, **which),
+                    (*needs, "gradients"),
+                )
+    for kind, numbers in CONSTANTS.items():
+        cases.add(
+            f"edges/constant-{kind}",
+            "edges",
+            "a number in a neuron's equations is rounded to the dtype of arithmetic once, and computed with",
+            partial(constant, numbers=numbers),
+            ("several_outputs",),
+        )
+        cases.add(
+            f"edges/constant-{kind}-float64",
+            "edges",
+            "a number in a neuron's equations is a float64 where arithmetic is",
+            partial(constant, numbers=numbers, wide=True),
+            ("several_outputs",),
+            dtype="float64",
+        )
+
+
+#: Kind of a gradient's case -> what holds.
+_GRADIENTS = {
+    "gradient": "this operation has its derivative at zeros, subnormals, ties and large numbers",
+    "gradient-zero": "a cotangent of 0 is multiplied like any other: times an infinite derivative it is NaN",
+    "gradient-infinite": "this operation has its derivative where an argument or the value is NaN or infinite",
+}
+
+
+def value(context: Context, group: str, name: str, wide: bool = False) -> None:
+    """All points, or all pairs of them, at once."""
+    edge, neuron, inputs, at = _call(context, group, name, wide)
+    outs = neuron(*inputs)
+    got = (outs if isinstance(outs, tuple) else (outs,))[at].detach().cpu().numpy()[0]
+    _subnormals_are_kept(context)
+    points, wanted = grid(edge.arity, wide), expected(edge, wide)
+    wanted = np.where(edge.open(*points), got, wanted) if edge.open else wanted
+    _same(edge, "the value", points, wanted, got, edge.exact, signed(edge), NEAR[wide])
+
+
+def gradient(context: Context, group: str, name: str, kind: str, wide: bool = False) -> None:
+    """The gradient of each argument, for some cotangents."""
+    edge, neuron, inputs, at = _call(context, group, name, wide, grad=True)
+    first = sum(one.arity for one in _together(context, group, name)[:at])
+    points, y = grid(edge.arity, wide), expected(edge, wide)
+    finite = np.all([np.isfinite(one) for one in (*points, y)], axis=0)
+    tested = ~finite if kind == "gradient-infinite" else finite
+    tested = tested & ~edge.open(*points) if edge.open else tested
+    near = (_LOOSE if group == "surrogates" else NEAR)[wide]
+    for cotangent in {"gradient": (1.5, -1.0), "gradient-zero": (0.0,)}.get(kind, (1.5, -1.0, 0.0)):
+        outs = neuron(*inputs)
+        outs = [out for out in (outs if isinstance(outs, tuple) else (outs,)) if out.requires_grad]
+        ours: Sequence[Any] = [None] * len(inputs)
+        if outs:
+            given = [torch.full_like(out, cotangent) for out in outs]
+            ours = torch.autograd.grad(outs, inputs, given, allow_unused=True)
+        for k, wanted in enumerate(slopes(edge, cotangent, wide)):
+            grad = ours[first + k]
+            got = np.zeros_like(wanted) if grad is None else grad.cpu().numpy()[0]
+            what = f"the gradient of {_place(edge, k)} for a cotangent of {cotangent}"
+            left_out = ~tested | (~finite & ((got == 0) | (got == cotangent))) if edge.lenient else ~tested
+            _same(edge, what, points, np.where(left_out, got, wanted), got, False, False, near)
+
+
+def double(context: Context, group: str, name: str) -> None:
+    """Value and gradients."""
+    value(context, group, name, wide=True)
+    if context.declares("gradients"):
+        for kind in _GRADIENTS:
+            gradient(context, group, name, kind, wide=True)
+
+
+def _together(context: Context, group: str, name: str) -> List[Edge]:
+    """What goes into one program: the whole group where the backend has several inputs and outputs."""
+    edges = GROUPS[group]
+    return edges if context.declares(*_MANY) else [edge for edge in edges if edge.name == name]
+
+
+def _call(context: Context, group: str, name: str, wide: bool, grad: bool = False) -> Tuple[Edge, Any, List[Any], int]:
+    edges = _together(context, group, name)
+    at = next(i for i, edge in enumerate(edges) if edge.name == name)
+    neuron = context.place(made(edges, context.name))
+    dtype = torch.float64 if wide else torch.float32
+    inputs = [context.tensor(points[None], dtype, grad) for edge in edges for points in grid(edge.arity, wide)]
+    return edges[at], neuron, inputs, at
+
+
+def _place(edge: Edge, k: int) -> str:
+    return "its argument" if edge.arity == 1 else f"its argument {k}"
+
+
+def _subnormals_are_kept(context: Context) -> None:
+    """Checked first: with flush-to-zero set, NumPy would flush the expected values, too."""
+    if np.array([1], np.uint32).view(np.float32).astype(np.float64)[0] == 0:
+        raise Mismatch(
+            f"after a call of backend {context.name!r} this thread takes subnormal numbers for 0: flush-to-zero was "
+            "set for the whole thread, and other libraries compute in it; set it back"
+        )
+
+
+def _same(
+    edge: Edge,
+    what: str,
+    points: Sequence[Array],
+    wanted: Array,
+    got: Array,
+    exact: bool,
+    zeros: bool,
+    near: Tuple[float, float],
+) -> None:
+    with np.errstate(all="ignore"):
+        same = (wanted == got) | (np.isnan(wanted) & np.isnan(got))
+        if not exact:
+            close = np.abs(wanted - got) <= near[1] + near[0] * np.abs(wanted)
+            same |= np.isfinite(wanted) & close  # beside an infinity every number is close
+    if zeros:
+        same &= (np.signbit(wanted) == np.signbit(got)) | np.isnan(wanted)
+    if same.all():
+        return
+    k = int(np.flatnonzero(~same)[0])
+    at = ", ".join(str(one[k]) for one in points)
+    lines = [
+        f"edges: {what} of {edge.name} at ({at}) is {got[k]}, should be {wanted[k]}",
+        f"  {int((~same).sum())} of {same.size} points differ",
+    ]
+    hint = _hint(wanted[k], got[k])
+    raise Mismatch("\n".join([*lines, *[f"  {line}" for line in (edge.rule, hint and f"hint: {hint}") if line]]))
+
+
+def _hint(wanted: Any, got: Any) -> Optional[str]:
+    if wanted == got:
+        return "only the sign of zero differs"
+    if np.isnan(got):
+        return "a NaN was made: 0 * inf, or inf - inf, in an arithmetic form of a choice?"
+    if np.isnan(wanted):
+        return "a NaN was swallowed on the way"
+    if got == 0 and abs(wanted) < np.finfo(np.float32).tiny:
+        return "a subnormal number was flushed to zero"
+    if np.isinf(got):
+        return "an intermediate result overflowed"
+    return None
+
+
+# -- constants
+
+
+class Constant(sc.Neuron):
+    """One input and numbers that stand in the equations."""
+
+    def __init__(self, numbers: Sequence[float], **options: Any) -> None:
+        super().__init__(**options)
+        self.numbers = tuple(numbers)
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        """Sum, product, quotient and minimum with each number."""
+        outs = [one for n in self.numbers for one in (x + n, x * n, n / x, sc.ops.minimum(x, n))]
+        return tuple(outs), {}
+
+
+def constant(context: Context, numbers: Sequence[float], wide: bool = False) -> None:
+    """Against the same in NumPy, to the bit."""
+    every = numbers if numbers == CONSTANTS["beyond-float32"] else _WITHIN
+    neuron = context.place(Constant(every, backend=context.name))
+    kind: Any = np.float64 if wide else np.float32
+    x = np.asarray(POINTS, kind)
+    outs = neuron(context.tensor(x[None], torch.float64 if wide else torch.float32))
+    for number in numbers:
+        at = 4 * [str(n) for n in every].index(str(number))  # -0.0 equals 0.0, and NaN nothing
+        with np.errstate(all="ignore"):
+            n = kind(number)
+            right = {
+                f"x + {number}": x + n,
+                f"x * {number}": x * n,
+                f"{number} / x": n / x,
+                f"minimum(x, {number})": np.where((x < n) | (x != x), x, n),
+            }
+        for i, (written, wanted) in enumerate(right.items()):
+            edge = Edge(written, 1, abs, abs, list, True, f"{number!r} is {n!s} in {kind.__name__}")
+            _same(edge, "the value", [x], wanted, outs[at + i].cpu().numpy()[0], True, True, (0.0, 0.0))
+
+
+#: The numbers within the range of float32. One program has them all.
+_WITHIN = [number for kind, numbers in CONSTANTS.items() if kind != "beyond-float32" for number in numbers]

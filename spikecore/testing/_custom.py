@@ -1,0 +1,258 @@
+"""Neurons and a surrogate as a user would write them, each with its oracle."""
+# what the methods must do stands in their bases
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Dict, Mapping, Tuple
+
+import numpy as np
+
+import spikecore as sc
+from spikecore.testing import _oracle as oracle
+from spikecore.testing._models import HALVES, QUARTERS, Model, single
+from spikecore.testing._oracle import Array, Derivative, Oracle, Step
+from spikecore.testing._oracle.through_time import Cotangents
+
+Next = Tuple[Any, Dict[str, Any]]
+
+
+class AdaptiveLIF(sc.Neuron):
+    """The example of the documentation: a threshold that each spike raises."""
+
+    states = {"v": 0.0, "a": 0.0}
+    params = {"tau": 2.0, "rho": 0.9, "beta": 0.2, "threshold": 1.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Next:
+        h = s.v + (x - s.v) / p.tau
+        z = self.spike(h - (p.threshold + p.beta * s.a))
+        return z, {"v": sc.ops.select(z, 0.0, h), "a": p.rho * s.a + z}
+
+
+class _AdaptiveLIF(oracle.ALIF):
+    """ALIF with a hard reset to 0, whose spike is detached in both states."""
+
+    rest = {"v": 0.0, "a": 0.0}
+    params = ("tau", "rho", "beta", "threshold")
+
+    def step(self, s: Any, p: Any, *x: Array) -> Step:
+        return super().step(s, _at_zero(p), *x)
+
+    def back(self, k: Any, s: Any, p: Any, g_next: Any, *g_out: Array) -> Cotangents:
+        pushed = g_next.a
+        if self.detach:
+            # the spike in a' carries no gradient either: take away what the base adds
+            g_out = (g_out[0] - pushed, *g_out[1:])
+        found = super().back(k, s, _at_zero(p), g_next, *g_out)
+        found.params.pop("v_reset")
+        return found
+
+
+def _at_zero(p: Any) -> Any:
+    return SimpleNamespace(**vars(p), v_reset=np.zeros_like(p.tau))
+
+
+class Gated(sc.Neuron):
+    """Two inputs: a current, and a gate that says how much of the potential stays."""
+
+    inputs = ("x", "gate")
+    states = {"v": 0.0}
+    params = {"threshold": 1.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Next:
+        h = s.v * x.gate + x.x
+        z = self.spike(h - p.threshold)
+        return z, {"v": sc.ops.select(z, 0.0, h)}
+
+
+class _Gated(Oracle):
+    inputs = ("x", "gate")
+    rest = {"v": 0.0}
+    params = ("threshold",)
+
+    def step(self, s: Any, p: Any, *x: Array) -> Step:
+        h = s.v * x[1] + x[0]
+        u = h - p.threshold
+        z = self.fire(u)
+        return Step(outputs=(z,), next={"v": np.where(z != 0, np.zeros_like(h), h)}, tested=u, h=h, z=z, gate=x[1])
+
+    def back(self, k: Any, s: Any, p: Any, g_next: Any, *g_out: Array) -> Cotangents:
+        g_z = g_out[0] if self.detach else g_out[0] - g_next.v * k.h
+        g_u = g_z * self.surrogate(k.tested)
+        g_h = g_next.v * (1 - k.z) + g_u
+        return Cotangents((g_h, g_h * s.v), {"v": g_h * k.gate}, {"threshold": -g_u})
+
+
+class Probe(sc.Neuron):
+    """Two outputs: the spikes, and the potential that made them."""
+
+    states = {"v": 0.0}
+    params = {"beta": 0.9, "threshold": 1.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Next:
+        h = p.beta * s.v + x
+        z = self.spike(h - p.threshold)
+        return (z, h), {"v": h - z * p.threshold}
+
+
+class _Probe(Oracle):
+    rest = {"v": 0.0}
+    params = ("beta", "threshold")
+
+    def step(self, s: Any, p: Any, *x: Array) -> Step:
+        h = p.beta * s.v + x[0]
+        u = h - p.threshold
+        z = self.fire(u)
+        return Step(outputs=(z, h), next={"v": h - z * p.threshold}, tested=u, z=z)
+
+    def back(self, k: Any, s: Any, p: Any, g_next: Any, *g_out: Array) -> Cotangents:
+        g_z = g_out[0] if self.detach else g_out[0] - g_next.v * p.threshold
+        g_u = g_z * self.surrogate(k.tested)
+        g_h = g_next.v + g_u + g_out[1]
+        return Cotangents((g_h,), {"v": g_h * p.beta}, {"beta": g_h * s.v, "threshold": -g_next.v * k.z - g_u})
+
+
+class Refractory(sc.Neuron):
+    """Deaf for ``period`` steps after a spike: a comparison chooses, a second state counts down."""
+
+    states = {"v": 0.0, "wait": 0.0}
+    params = {"beta": 0.9, "period": 2.0, "threshold": 1.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Next:
+        h = sc.ops.where(s.wait <= 0.0, p.beta * s.v + x, s.v)
+        z = self.spike(h - p.threshold, strict=True)
+        wait = sc.ops.maximum(s.wait - 1.0, 0.0) + sc.ops.detach(z) * p.period
+        return z, {"v": sc.ops.select(z, 0.0, h), "wait": wait}
+
+
+class _Refractory(Oracle):
+    rest = {"v": 0.0, "wait": 0.0}
+    params = ("beta", "period", "threshold")
+    strict = True
+
+    def step(self, s: Any, p: Any, *x: Array) -> Step:
+        free = s.wait <= 0
+        h = np.where(free, p.beta * s.v + x[0], s.v)
+        u = h - p.threshold
+        z = self.fire(u)
+        left = s.wait - np.ones_like(s.wait)
+        wait = np.maximum(left, np.zeros_like(left)) + z * p.period
+        after = {"v": np.where(z != 0, np.zeros_like(h), h), "wait": wait}
+        return Step(outputs=(z,), next=after, tested=u, free=free, left=left, h=h, z=z)
+
+    def back(self, k: Any, s: Any, p: Any, g_next: Any, *g_out: Array) -> Cotangents:
+        g_z = g_out[0] if self.detach else g_out[0] - g_next.v * k.h
+        g_u = g_z * self.surrogate(k.tested)
+        g_h = g_next.v * (1 - k.z) + g_u
+        g_x = np.where(k.free, g_h, 0.0)
+        share = np.where(k.left > 0, 1.0, np.where(k.left == 0, 0.5, 0.0))
+        g_s = {"v": np.where(k.free, g_h * p.beta, g_h), "wait": g_next.wait * share}
+        return Cotangents((g_x,), g_s, {"beta": g_x * s.v, "period": g_next.wait * k.z, "threshold": -g_u})
+
+
+class Coincidence(sc.Neuron):
+    """No state, two inputs, two outputs: a spike where their sum reaches the threshold, and their product."""
+
+    inputs = ("x", "y")
+    params = {"threshold": 1.0}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Next:
+        return (self.spike(x.x + x.y - p.threshold), x.x * x.y), {}
+
+
+class _Coincidence(Oracle):
+    inputs = ("x", "y")
+    params = ("threshold",)
+
+    def step(self, s: Any, p: Any, *x: Array) -> Step:
+        u = x[0] + x[1] - p.threshold
+        return Step(outputs=(self.fire(u), x[0] * x[1]), next={}, tested=u, x=x)
+
+    def back(self, k: Any, s: Any, p: Any, g_next: Any, *g_out: Array) -> Cotangents:
+        g_u = g_out[0] * self.surrogate(k.tested)
+        return Cotangents((g_u + g_out[1] * k.x[1], g_u + g_out[1] * k.x[0]), {}, {"threshold": -g_u})
+
+
+@dataclass(frozen=True)
+class Tent(sc.Surrogate):
+    """A user's surrogate: a tent of the given width, with a floor that leaks."""
+
+    width: float = 1.5
+    floor: float = 0.0625
+    positive = ("width",)
+
+    def derivative(self, u: Any) -> Any:
+        return sc.ops.where(abs(u) < self.width, 1.0 - abs(u) / self.width, 0.0) + self.floor
+
+
+#: The oracle of :class:`Tent`.
+TENT = Derivative(
+    "Tent",
+    {"width": 1.5, "floor": 0.0625},
+    lambda u: np.maximum(0.0, 1.0 - np.abs(u) / 1.5) + 0.0625,
+)
+USER_SURROGATES: Mapping[str, Any] = {"Tent": Tent}
+
+CUSTOM: Tuple[Model, ...] = (
+    Model(
+        "adaptive",
+        AdaptiveLIF,
+        _AdaptiveLIF,
+        single(tau=2.7, rho=0.8, beta=0.3, threshold=0.9),
+        (-1.0, 5.0),
+        resets=("hard",),
+        exact_params={"tau": 2.0, "rho": 0.5, "beta": 0.25, "threshold": 1.0},
+        exact_levels=HALVES,
+        exact_steps=8,
+    ),
+    Model(
+        "refractory",
+        Refractory,
+        _Refractory,
+        single(beta=0.85, period=2.0, threshold=1.1),
+        (-0.4, 1.6),
+        resets=("hard",),
+        exact_params={"beta": 0.5, "period": 2.0, "threshold": 1.0},
+        exact_levels=QUARTERS,
+    ),
+    Model(
+        "gated",
+        Gated,
+        _Gated,
+        single(threshold=1.1),
+        (-0.6, 1.2),
+        resets=("hard",),
+        exact_params={"threshold": 1.0},
+        exact_levels=(-0.5, 0.5, 1.0),
+    ),
+    Model(
+        "probe",
+        Probe,
+        _Probe,
+        single(beta=0.85, threshold=1.1),
+        (-0.4, 1.2),
+        resets=("soft",),
+        exact_params={"beta": 0.5, "threshold": 1.0},
+        exact_levels=QUARTERS,
+        outputs=("spikes", "output"),
+    ),
+    Model(
+        "coincidence",
+        Coincidence,
+        _Coincidence,
+        single(threshold=0.9),
+        (-0.8, 1.2),
+        resets=("none",),
+        exact_params={"threshold": 1.0},
+        exact_levels=QUARTERS,
+        outputs=("spikes", "output"),
+    ),
+)
+
+
+def library_surrogate(twin: Derivative) -> sc.Surrogate:
+    """The surrogate that an oracle's derivative is the derivative of: the library's, or a user's."""
+    of = USER_SURROGATES.get(twin.name) or getattr(sc.surrogate, twin.name)
+    made: sc.Surrogate = of(**twin.arguments)
+    return made

@@ -1,0 +1,180 @@
+"""A run of the suite with everything that a reader of its results asks: of what, where, when, and the verdict."""
+
+from __future__ import annotations
+
+import platform
+import time
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import torch
+
+import spikecore
+from spikecore._base.contract import BACKEND_API, shown
+from spikecore._plugins.registry import default_registry
+from spikecore.backend import BackendError, BackendUnavailable
+from spikecore.testing._case import TIERS
+from spikecore.testing._context import device_name
+from spikecore.testing._expected import Excuse
+from spikecore.testing._own import cases_of
+from spikecore.testing._result import OUTCOMES, Result
+from spikecore.testing._runner import prepare, required, stale_ids
+from spikecore.testing._session import Session
+from spikecore.testing._verdict import NOT_TESTED, Verdict, judge
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run of the suite on one backend showed."""
+
+    backend: str
+    results: Tuple[Result, ...]
+    #: Torch device, "" where the backend could not be used, and what it is called.
+    device: str
+    device_name: str
+    #: Versions: ``spikecore``, ``distribution`` (the backend's, with its version), ``torch``, ``python``, ``contract``.
+    versions: Mapping[str, str]
+    #: When the run began, in UTC, and how long it took in seconds.
+    date: str
+    seconds: float
+    required: bool = False
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on these results."""
+        return judge(self.results)
+
+    @property
+    def exit_code(self) -> int:
+        """That of the verdict; 1 where a required backend was not tested."""
+        verdict = self.verdict
+        return 1 if self.required and verdict.word == NOT_TESTED else verdict.exit_code
+
+    @property
+    def seeds(self) -> Dict[str, int]:
+        """What cases drew their inputs from, by name."""
+        return {name: seed for result in self.results for name, seed in result.seeds.items()}
+
+    def counts(self, tier: Optional[str] = None) -> Dict[str, int]:
+        """Outcome -> number of cases, of one tier or of all."""
+        chosen = [result for result in self.results if tier in (None, result.tier)]
+        return {outcome: sum(result.outcome == outcome for result in chosen) for outcome in OUTCOMES}
+
+    def tiers(self) -> List[str]:
+        """The tiers that have results, in their order."""
+        return [tier for tier in TIERS if any(result.tier == tier for result in self.results)]
+
+    def as_dict(self) -> Dict[str, Any]:
+        """Everything, for JSON."""
+        verdict = self.verdict
+        return {
+            "backend": self.backend,
+            "verdict": verdict.word,
+            "conforms": verdict.exit_code == 0,
+            "summary": str(verdict),
+            "left_out": verdict.left_out.as_dict(),
+            "versions": dict(self.versions),
+            "device": {"device": self.device, "name": self.device_name},
+            "date": self.date,
+            "seconds": round(self.seconds, 3),
+            "seeds": self.seeds,
+            "counts": self.counts(),
+            "tiers": {tier: self.counts(tier) for tier in self.tiers()},
+            "results": [result.as_dict() for result in self.results],
+        }
+
+
+def examine(
+    name: str,
+    *,
+    tiers: Optional[Sequence[str]] = None,
+    cases: Optional[Sequence[str]] = None,
+    expected_failures: Mapping[str, Excuse] = {},  # never written to
+    require: Optional[bool] = None,
+    device: Optional[str] = None,
+    progress: Optional[Callable[[Result], None]] = None,
+) -> Report:
+    """Run the conformance suite against a backend; :attr:`Report.verdict` says what it amounts to.
+
+    tiers: those to run, of :data:`~spikecore.testing._case.TIERS`; by default all but ``product``.
+    cases: ids, or patterns such as ``"gradient/*"``, instead of whole tiers, in the order in which they are to run.
+    expected_failures: case id -> reason or :class:`~spikecore.testing._expected.ExpectedFailure`, beside those in the
+    backend's own attribute of this name. One that passes, fails in another way, or names no case, is a failure.
+    require: whether an unusable backend is a failure; by default whether ``SPIKECORE_REQUIRE`` names it.
+    device: torch device to run on; by default the CPU if the backend takes it, else its first that exists here.
+    progress: called with each result as it comes.
+
+    Raises ``ValueError`` for a tier, a case or a device that there is not.
+    """
+    results: List[Result] = []
+
+    def done(result: Result) -> None:
+        results.append(result)
+        if progress is not None:
+            progress(result)
+
+    must = required(name) if require is None else require
+    date, started = datetime.now(timezone.utc).replace(microsecond=0).isoformat(), time.perf_counter()
+    used = ""
+    try:
+        collection = cases_of(name)
+        chosen = collection.select(tiers, cases)
+        bench = prepare(name, device)
+    except BackendUnavailable as error:
+        why = f"{error}; it is required" if must else str(error)
+        done(Result("backend/available", "core", "failed" if must else "unavailable", 0.0, why))
+    except BackendError as error:
+        done(Result("backend/available", "core", "error", 0.0, str(error)))
+    else:
+        used = bench.device
+        expected = bench.expected(expected_failures)
+        for stale in stale_ids(expected, collection):
+            done(stale)
+        session = Session(bench, expected)
+        for case in chosen:
+            done(session.run(case))
+        ran = any(result.tier == "core" and result.outcome in ("passed", "failed", "xfailed") for result in results)
+        if not cases and (tiers is None or "core" in tiers) and not ran:
+            done(Result("backend/core-ran", "core", "failed", 0.0, f"no core case ran on backend {name!r}"))
+    seconds = time.perf_counter() - started
+    return Report(name, tuple(results), used, device_name(used), versions(name), date, seconds, must)
+
+
+def check_backend(
+    name: str,
+    *,
+    tiers: Optional[Sequence[str]] = None,
+    cases: Optional[Sequence[str]] = None,
+    expected_failures: Mapping[str, Excuse] = {},  # never written to
+    require: Optional[bool] = None,
+    device: Optional[str] = None,
+    progress: Optional[Callable[[Result], None]] = None,
+) -> List[Result]:
+    """Run the conformance suite against a backend; one :class:`Result` per case. Arguments and errors are those of
+    :func:`examine`, which gives the verdict as well; ``conforms(results)`` is whether that is ``conforms``.
+    """
+    return list(
+        examine(
+            name,
+            tiers=tiers,
+            cases=cases,
+            expected_failures=expected_failures,
+            require=require,
+            device=device,
+            progress=progress,
+        ).results
+    )
+
+
+def versions(name: str) -> Dict[str, str]:
+    """Versions of all that a result depends on."""
+    rows = [row for row in default_registry().status() if row.name == name]
+    provider = f"{rows[0].distribution} {rows[0].version}".strip() if rows else ""
+    return {
+        "spikecore": spikecore.__version__,
+        "distribution": provider,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "contract": shown(BACKEND_API),
+    }

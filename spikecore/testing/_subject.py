@@ -1,0 +1,264 @@
+"""A neuron under test beside its oracle, on one input."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spikecore.dtypes import DTYPES
+from spikecore.neuron import Neuron
+from spikecore.testing._compare import Mismatch, Suspects, as_array, backward, same
+from spikecore.testing._context import Context
+from spikecore.testing._custom import library_surrogate
+from spikecore.testing._inputs import dyadic, generator, margin, rounded
+from spikecore.testing._models import BY_NAME, Model
+from spikecore.testing._oracle import SURROGATES, Array, Derivative, Gradients, Oracle, Trajectory, adjoint, run
+from spikecore.testing._parts import of_parts
+from spikecore.testing._suspects import of_gradients, of_outputs, of_parameter_gradient, of_states
+from spikecore.testing._tolerances import EXACT, EXACT_STEPS, TOLERANCES
+
+SHAPE = (12, 3, 7)
+
+
+class Subject:
+    """One neuron as configured, an input ``[T, *N]``, and the oracle's run on it.
+
+    values: parameter values beside the model's own; an array becomes a tensor. learn: parameters to learn. state:
+    whether to start from a drawn state instead of from rest. exact: dyadic inputs instead of margin ones. draw: another
+    number for other inputs, states and cotangents of the same shape. neuron: one that is there, with these parameters.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        model: Union[str, Model],
+        reset: str = "hard",
+        *,
+        detach: bool = False,
+        surrogate: Optional[Derivative] = None,
+        dtype: str = "float32",
+        learn: Sequence[str] = (),
+        values: Mapping[str, Any] = {},  # never written to
+        shape: Sequence[int] = SHAPE,
+        state: bool = False,
+        exact: bool = False,
+        draw: int = 0,
+        neuron: Optional[Neuron] = None,
+        **options: Any,
+    ) -> None:
+        self.context, self.dtype_name, self.dtype = context, dtype, DTYPES[dtype]
+        self.model: Model = BY_NAME[model] if isinstance(model, str) else model
+        self.reset, self.detach = reset, detach
+        self.surrogate = SURROGATES["ATan"] if surrogate is None else surrogate
+        self.params: Dict[str, Any] = {**(self.model.exact_params if exact else self.model.params), **values}
+        self.twin: Oracle = self.model.twin(reset, self.surrogate, detach)
+        self.neuron = self._build(learn, options) if neuron is None else neuron
+        steps = min(shape[0], self.model.exact_steps, EXACT_STEPS[dtype]) if exact else shape[0]
+        self.shape = (steps, *shape[1:])
+        again = (f"draw {draw}",) if draw else ()
+        rng = generator(self.model.name, reset, self.surrogate.name, self.shape, *again)
+        broadcast = _broadcast(self.params, len(self.shape) - 1, options.get("channel_dim", 1))
+        self.state: Optional[Dict[str, Array]] = None
+        if state:
+            single = torch.float64 if dtype == "float64" else torch.float32
+            self.state = {s: rounded(rng.uniform(-0.5, 0.8, self.shape[1:]), single) for s in self.twin.rest}
+        if exact:
+            self.inputs = dyadic(self.twin, broadcast, self.shape, self.model.exact_levels, rng)
+        else:
+            self.inputs = margin(self.twin, broadcast, self.shape, self.model.drive, self.dtype, rng, self.state)
+        #: Parameters as they lie over one time step.
+        self.spread = broadcast
+        self.seen: Trajectory = run(self.twin, self.inputs, broadcast, self.state)
+        #: The input as it was given, if its layout is what a case is about: see :meth:`gives`.
+        self.given: Optional[Tensor] = None
+        self._came_in: Optional[Tensor] = None
+        #: The cotangents of several results, by names as ``"output 0"``, ``"final v"``, ``"trace v"``.
+        self.cotangents: Mapping[str, Tensor] = {}
+        self._rng = generator("cotangents", self.model.name, reset, self.shape, *again)
+
+    def _build(self, learn: Sequence[str], options: Mapping[str, Any]) -> Neuron:
+        held = torch.float64 if self.dtype_name == "float64" else torch.float32
+        values = {
+            name: torch.tensor(value, dtype=held) if isinstance(value, np.ndarray) else value
+            for name, value in self.params.items()
+        }
+        neuron: Neuron = self.model.build(
+            self.context.name,
+            self.reset,
+            values,
+            surrogate=library_surrogate(self.surrogate),
+            detach=self.detach,
+            learn=learn,
+            **options,
+        )
+        made: Neuron = self.context.place(neuron.double() if self.dtype_name == "float64" else neuron)
+        return made
+
+    # -- what a case gives
+
+    @property
+    def of(self) -> str:
+        """The neuron and the dtype, for messages."""
+        return f"{self.neuron!r} on {self.dtype_name} input {list(self.shape)}"
+
+    def x(self, grad: bool = False) -> Tensor:
+        """The one input as a tensor."""
+        (x,) = self.xs(grad)
+        return x
+
+    def xs(self, grad: bool = False) -> List[Tensor]:
+        """All inputs as tensors."""
+        return [self.context.tensor(x, self.dtype, grad) for x in self.inputs]
+
+    def takes(self, inputs: Sequence[Array], state: Optional[Mapping[str, Array]] = None) -> None:
+        """Other inputs, and another given state, than those drawn."""
+        self.inputs = tuple(inputs)
+        self.state = self.state if state is None else dict(state)
+        self.seen = run(self.twin, self.inputs, self.spread, self.state)
+
+    def gives(self, x: Tensor) -> Tensor:
+        """Remember the input as it is given, for messages; gives it back."""
+        self.given = x.detach()
+        return x
+
+    def start(self, grad: bool = False) -> Optional[Dict[str, Tensor]]:
+        """The initial state as tensors, None at rest."""
+        held = torch.float64 if self.dtype_name == "float64" else torch.float32
+        if self.state is None:
+            return None
+        return {name: self.context.tensor(value, held, grad) for name, value in self.state.items()}
+
+    def cotangent(self, like: Tensor) -> Tensor:
+        """A random cotangent for a result."""
+        return self.context.tensor(self._rng.normal(size=tuple(like.shape)), like.dtype)
+
+    def backward(self, result: Tensor, cotangent: Tensor, **options: Any) -> None:
+        """Run backwards from a result; it is an error of the backend if that is connected to nothing."""
+        self._came_in = cotangent
+        backward(self.of, [result], [cotangent], **options)
+
+    # -- what is right
+
+    def bits(self) -> Trajectory:
+        """The oracle in the dtype of the backend's arithmetic."""
+        wide = self.dtype_name == "float64"
+        return run(self.twin, self.inputs, self.spread, self.state, np.float64 if wide else np.float32)
+
+    def gradients(
+        self,
+        output: Union[Tensor, Sequence[Optional[Tensor]], None] = None,
+        final: Optional[Mapping[str, Tensor]] = None,
+        trace: Optional[Mapping[str, Tensor]] = None,
+    ) -> Gradients:
+        """The oracle's gradients for these cotangents; parameter gradients in the shapes the parameters were given."""
+        found = self.gradients_of(self.seen, output, final, trace)
+        shaped = {name: value.reshape(np.shape(self.params[name])) for name, value in found.params.items()}
+        return found._replace(params=shaped)
+
+    def gradients_of(
+        self,
+        seen: Trajectory,
+        output: Union[Tensor, Sequence[Optional[Tensor]], None],
+        final: Optional[Mapping[str, Tensor]],
+        trace: Optional[Mapping[str, Tensor]],
+    ) -> Gradients:
+        """The oracle's gradients of a call that it ran, for these cotangents."""
+        outputs: Sequence[Optional[Tensor]] = [output] if output is None or isinstance(output, Tensor) else output
+        return adjoint(
+            seen,
+            [None if one is None else as_array(one) for one in outputs],
+            {name: as_array(value) for name, value in (final or {}).items()},
+            {name: as_array(value) for name, value in (trace or {}).items()},
+        )
+
+    def gradient_suspects(self, *cotangents: Any) -> Suspects:
+        """What the input gradient might be, for cotangents of outputs, final states and trace."""
+        return of_gradients(self, *cotangents)
+
+    # -- checks
+
+    def check_outputs(self, actual: Any, what: str = "", exact: bool = False) -> None:
+        """The outputs are the oracle's: spikes to the bit, potentials within tolerance or, if ``exact``, to the bit.
+
+        ``what`` says of which call, where there are several.
+        """
+        given = actual if isinstance(actual, tuple) else (actual,)
+        if len(given) != len(self.model.outputs):
+            raise Mismatch(f"{self.of} gives {len(given)} outputs, expected {len(self.model.outputs)}")
+        for i, (output, quantity) in enumerate(zip(given, self.model.outputs)):
+            name = quantity + (f" {i}" if quantity == "output" and i else "") + what
+            if output.dtype != self.dtype:
+                raise Mismatch(f"{name} of {self.of} has dtype {output.dtype}, expected {self.dtype}")
+            expected, tolerance = self.seen.outputs[i], TOLERANCES[self.dtype_name, quantity]
+            if exact and quantity == "output":
+                expected, tolerance = rounded(self.bits().outputs[i], self.dtype), EXACT
+            same(
+                name,
+                self.of,
+                as_array(output),
+                expected,
+                tolerance,
+                tested=self.seen.tested,
+                strict=self.twin.strict,
+                suspects=of_outputs(self, i),
+            )
+
+    def check_states(self, actual: Mapping[str, Tensor], expected: Mapping[str, Array], what: str, exact: bool) -> None:
+        """States are the oracle's, and have the dtype of arithmetic."""
+        held = torch.float64 if self.dtype_name == "float64" else torch.float32
+        for name in self.twin.rest:
+            value = actual[name]
+            if value.dtype != held:
+                raise Mismatch(f"{what} {name} of {self.of} has dtype {value.dtype}, expected {held}")
+            tolerance = EXACT if exact else TOLERANCES[self.dtype_name, "potential"]
+            trace = value.ndim == len(self.shape)
+            same(
+                f"{what} {name}",
+                self.of,
+                as_array(value),
+                expected[name],
+                tolerance,
+                axes="t, n" if trace else "n",
+                suspects=of_states(self, name, trace),
+            )
+
+    def check(
+        self,
+        quantity: str,
+        actual: Any,
+        expected: Array,
+        *,
+        name: str = "",
+        of: str = "",
+        suspects: Optional[Suspects] = None,
+    ) -> None:
+        """A quantity of the table of tolerances is the oracle's.
+
+        of: the input, state or parameter that this is the gradient of, where :attr:`cotangents` says for what.
+        """
+        what = f"{quantity}{f' of {name}' if name else ''}"
+        if actual is None:
+            raise Mismatch(f"{what} of {self.of}: there is none; the result is not connected to it")
+        tolerance = TOLERANCES[self.dtype_name, quantity]
+        axes = "t, n" if quantity in ("input gradient", "output") else "n"
+        if suspects is None and of and self.cotangents:
+            suspects = of_parts(self, of, self.cotangents)
+        if suspects is None and quantity == "input gradient" and self._came_in is not None:
+            suspects = of_gradients(self, self._came_in)
+        if suspects is None and quantity == "parameter gradient" and self._came_in is not None and name in self.params:
+            suspects = of_parameter_gradient(self, name, self._came_in)
+        same(what, self.of, as_array(actual), expected, tolerance, axes=axes, suspects=suspects)
+
+
+def _broadcast(params: Mapping[str, Any], dims: int, channel_dim: int) -> Dict[str, Any]:
+    """Parameters as they lie over one time step: a vector along the channels."""
+    spread: Dict[str, Any] = {}
+    for name, value in params.items():
+        if isinstance(value, np.ndarray) and value.ndim == 1 and dims > 1:
+            view: Tuple[int, ...] = tuple(len(value) if i == channel_dim % dims else 1 for i in range(dims))
+            value = value.reshape(view)
+        spread[name] = value
+    return spread
