@@ -16,7 +16,7 @@ import spikecore
 import spikecore_pytest
 import warm
 from spikecore.backend import BackendInfo
-from spikecore.testing import CASES, DEFAULT_TIERS
+from spikecore.testing import CASES
 from spikecore.testing._loopback import EVERYTHING
 from spikecore.testing._result import Result
 from spikecore.testing._support import TIERS, column, render
@@ -60,6 +60,9 @@ class TestBuggy(BackendConformance):
     expected_failures = {expected}
 """
 
+#: What a class has that names no tiers.
+DEFAULT = "DEFAULT_TIERS"
+
 #: A suite of fewer cases, those of LIF among them: it is the comparison with the support table that is tested.
 FEWER = """
 from spikecore.testing import CASES
@@ -92,7 +95,7 @@ def plugin(tmp_path: Path) -> Any:
         bug: str = "pass",
         reason: Any = None,
         expected: Any = None,
-        tiers: str = "DEFAULT_TIERS",
+        tiers: str = "('core',)",
         cases: str = "",
         **env: str,
     ) -> Any:
@@ -148,14 +151,16 @@ def test_an_empty_folder(tmp_path: Path) -> None:
 
 def test_a_sound_package_passes(plugin: Any) -> None:
     """Through its entry point; what it does not declare is counted apart."""
-    result = plugin("-q", "-W", "error", "-k", "forward or compile or expected", SPIKECORE_REQUIRE="buggy")
+    result = plugin(
+        "-q", "-W", "error", "-k", "forward or compile or expected", tiers=DEFAULT, SPIKECORE_REQUIRE="buggy"
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     assert "9 unsupported" in result.stdout
 
 
 def test_a_bug_leads_to_itself(plugin: Any) -> None:
     """A backend with twice the surrogate fails in gradients and nowhere else, and the message says where to look."""
-    result = plugin("-q", "-k", "lif-hard", bug=BUG)
+    result = plugin("-q", "-k", "lif-hard", bug=BUG, tiers=DEFAULT)
     assert result.returncode == pytest.ExitCode.TESTS_FAILED
     failed = {line.split("[")[1].split("]")[0] for line in result.stdout.splitlines() if line.startswith("FAILED")}
     assert "gradient/lif-hard" in failed
@@ -206,7 +211,9 @@ def test_the_verdict_is_in_the_summary(plugin: Any) -> None:
 
 def test_junit_files_are_valid_where_warnings_are_errors(plugin: Any, tmp_path: Path) -> None:
     """pytest's own file, in the form of its schema (xunit2): no property at a test case, and no warning."""
-    result = plugin("-q", "-W", "error", "--junitxml=out.xml", "-k", "forward/lif-hard] or compile/sizes or expected")
+    result = plugin(
+        "-q", "-W", "error", "--junitxml=out.xml", "-k", "forward/lif-hard] or compile/sizes or expected", tiers=DEFAULT
+    )
     assert result.returncode == 0, result.stdout
     cases = list(ElementTree.parse(tmp_path / "out.xml").iter("testcase"))
     assert len(cases) == 3
@@ -218,7 +225,7 @@ def test_results_come_home_from_workers(plugin: Any) -> None:
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     result = plugin("-q", "-n", "2", "-p", "xdist", "-k", "forward/lif-", SPIKECORE_REQUIRE="buggy")
     assert result.returncode == 0, result.stdout + result.stderr
-    passed = sum(case.id.startswith("forward/lif-") and case.tier in DEFAULT_TIERS for case in CASES)
+    passed = sum(case.id.startswith("forward/lif-") and case.tier == "core" for case in CASES)
     assert f"partial: {passed} cases passed" in result.stdout
 
 
