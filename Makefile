@@ -102,7 +102,7 @@ $(addprefix types-,$(filter-out spikecore,$(TYPED))): types-%: $(INSTALLED)
 # A part of `make test`, which is all that a change of a page needs.
 test-docs: $(INSTALLED)
 	@$(BIN)/python -m pytest tests/e2e/test_docs.py tests/e2e/test_backend_guide.py tests/null/test_backend_page.py \
-	    tests/null/test_plugins_page.py tests/null/test_repository.py $(ARGS)
+	    tests/null/test_plugins_page.py tests/null/test_api.py tests/null/test_repository.py $(ARGS)
 
 test-peers: $(PEERS_INSTALLED)
 	@$(BIN)/python -m pytest -m peers tests/peers $(ARGS)
