@@ -101,7 +101,10 @@ _sessions: Dict[Tuple[type, Optional[str]], Any] = {}
 
 def _session(test: BackendConformance, request: Any) -> Session:
     key = (type(test), test.device)
-    if key not in _sessions:
+    known = _sessions.get(key)
+    # A fixture of the user's may install the backend. pytest-xdist can end the fixture after some cases and begin it
+    # again for others, which then have another object of the backend.
+    if known is None or (isinstance(known, Session) and not known.bench.is_current()):
         try:
             bench = prepare(test.backend, test.device)
             _sessions[key] = Session(bench, bench.expected(test.expected_failures))

@@ -19,7 +19,7 @@ from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Uni
 import torch
 
 from spikecore._plugins.registry import default_registry
-from spikecore.backend import Backend, BackendInfo, Capabilities, Unsupported
+from spikecore.backend import Backend, BackendError, BackendInfo, Capabilities, Unsupported
 from spikecore.testing._case import Case, Collection, Undeclared
 from spikecore.testing._cases import CASES
 from spikecore.testing._compare import Mismatch
@@ -56,6 +56,13 @@ class Bench:
         chosen = "".join(f" --case {id}" for id in ids)
         device = "" if self.device == choose_device(self.info.devices) else f" --device {self.device}"
         return f"spikecore conformance {self.info.name}{chosen}{device}"
+
+    def is_current(self) -> bool:
+        """Whether neurons that ask for the backend by name still get this object of it."""
+        try:
+            return default_registry().get(self.info.name, _ASKER) is self.backend
+        except BackendError:
+            return False
 
     @contextmanager
     def fresh(self) -> Iterator[Bench]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import Any, List
 
 import pytest
 
 from spikecore._plugins.registry import default_registry
 from spikecore.backend import BackendError
-from spikecore.testing import CASES, check_backend
+from spikecore.testing import CASES, BackendConformance, check_backend
+from spikecore.testing._conformance import _session
 from spikecore.testing._loopback import Loop, Loopback, installed
 from spikecore.testing._runner import prepare
 from spikecore.testing._session import Session
@@ -146,3 +148,18 @@ def test_fresh_is_another_object_for_the_block_alone() -> None:
         assert registry.get(name, "a test") is before
     with pytest.raises(BackendError, match="unknown backend"), default_registry().fresh("nobody", "a test"):
         pass
+
+
+def test_a_backend_that_is_installed_again_gets_a_session_of_its_own() -> None:
+    """A fixture around the class may end and begin again between cases: the neurons have another object then."""
+    case = next(one for one in CASES if one.id == OTHERS[0])
+    request: Any = SimpleNamespace(node=SimpleNamespace())
+    of_class = type("OfClass", (BackendConformance,), {"backend": Loopback.name})()
+    benches = []
+    for _ in range(2):
+        with installed(Loopback):
+            session = _session(of_class, request)
+            assert session is _session(of_class, request)
+            assert session.run(case).outcome == "passed"
+            benches.append(session.bench)
+    assert benches[0].backend is not benches[1].backend
