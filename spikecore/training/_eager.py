@@ -141,11 +141,12 @@ class EagerInference:
 
 
 def _check_form(optimizer: Any, state: Any) -> None:
-    """Raise ValueError for the state of an optimiser that a backend keeps in a form of its own."""
+    """Raise ValueError for entries of a state that no optimiser here has: of one that a backend ran in its own form."""
     known = {"state", "param_groups", *optimizer.state_dict()}
     foreign = sorted(map(str, set(state) - known)) if isinstance(state, dict) else []
     if foreign:
         raise ValueError(
-            f"state['optimizer'] has {', '.join(map(repr, foreign))}: it is of an optimiser that a backend ran in a "
-            "form of its own; net.load_state_dict(state['net']) goes on from the weights, with a fresh optimiser"
+            f"state['optimizer'] does not fit: it has {', '.join(map(repr, foreign))}, which this optimiser has not; "
+            "for an optimiser that a backend ran in a form of its own, net.load_state_dict(state['net']) goes on from "
+            "the weights, with a fresh optimiser"
         )

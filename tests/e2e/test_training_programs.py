@@ -31,9 +31,15 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def process(*args: str) -> subprocess.Popen[str]:
-    """A program in a process of its own."""
+    """A program in a process of its own, which takes Ctrl-C even where a shell runs pytest in the background."""
     command = [sys.executable, str(EXAMPLES / args[0]), *args[1:]]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    pipe = subprocess.PIPE
+    # a process ignores the signals that the one which starts it ignores, as a shell's background job ignores Ctrl-C
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(command, stderr=pipe, stdout=pipe, text=True, env=ENVIRONMENT)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def ended_at(step: int, number: int, *args: str) -> subprocess.CompletedProcess[str]:

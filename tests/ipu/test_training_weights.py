@@ -102,7 +102,7 @@ class TestWeights:
         with pytest.raises(ValueError, match="did not run on an IPU, and PopTorch takes only its own"):
             step.load_state_dict(elsewhere.state_dict())
         step(*data())
-        foreign = "has 'ipu_param', 'ipu_state': it is of an optimiser that a backend ran in a form of its own"
+        foreign = "it has 'ipu_param', 'ipu_state', which this optimiser has not; for an optimiser that a backend ran"
         with pytest.raises(ValueError, match=foreign):
             elsewhere.load_state_dict(step.state_dict())
 

@@ -10,7 +10,7 @@ from typing import Any, Callable, Collection, Dict, Iterable, Iterator, Set, Tup
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PLUGINS = sorted(path for path in ROOT.glob("plugins/*/spikecore_*") if path.is_dir())
+PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/spikecore_*/__init__.py"))
 
 
 def page(name: str) -> str:

@@ -281,7 +281,7 @@ def test_compile_stops_at_its_steps() -> None:
         ({"suites": ("neuron",)}, "suite 'neuron' is not known; there are: neurons, small, beside, documents"),
         ({"neurons": ("Lif",)}, "there are: LIF, Leaky"),
         ({"networks": ("vgg",)}, "there are: fc, cifar10"),
-        ({"dtypes": ("int8",)}, "there are: float32"),
+        ({"dtypes": ("int8",)}, "there are: float16, bfloat16, float32, float64"),
         ({"steps": (0,)}, "steps=0 must be 1 or more"),
         ({"elements": 0}, "elements=0 must be 1 or more"),
     ],
