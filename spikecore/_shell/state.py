@@ -118,20 +118,6 @@ class Stateful(nn.Module):
         if not is_compiling():
             slot["_passed"] = freed.watched(outputs, state)
 
-    def _carry(self) -> None:
-        """Continue with multi-step calls, from rest, until :meth:`_carry_no_more` was called as often."""
-        slot = self._slot()
-        if self.step == "multi" and not slot["_carrying"]:
-            self._keep(None)
-        slot["_carrying"] += 1
-        self.__dict__["_has_carried"] = True
-
-    def _carry_no_more(self) -> None:
-        slot = self._slot()
-        slot["_carrying"] -= 1
-        if self.step == "multi" and not slot["_carrying"]:
-            self._keep(None)
-
     def _own_names(self) -> Collection[str]:
         """Attributes that are for others to set."""
         return tuple(self.configuration)
@@ -141,20 +127,6 @@ class Stateful(nn.Module):
             misnamed.check_new(self, name, value, self._own_names())
         check = self.configuration.get(name)
         super().__setattr__(name, value if check is None else check(type(self).__name__, name, value))
-
-    def _keep(self, state: Optional[State]) -> None:
-        # past nn.Module.__setattr__, which would look for parameters and modules on every step
-        slot = self._slot()
-        slot["_state"] = state
-        if not is_compiling():
-            slot["_cut"], slot["_passed"] = 0, None
-            if state is None:
-                slot["_calls"] = None
-
-    def _detach(self) -> None:
-        state = self.state
-        if state is not None:
-            self._keep({name: value.detach() for name, value in state.items()})
 
     def _replicate_for_data_parallel(self) -> Any:
         replicas.check_replica(self, self.continues)
@@ -206,22 +178,37 @@ def _moved(converted: Tensor, value: Tensor) -> Tensor:
 
 def keep(module: Stateful, state: Optional[State]) -> None:
     """Have the next call of ``module`` continue from ``state``; None: from rest."""
-    module._keep(state)
+    # past nn.Module.__setattr__, which would look for parameters and modules on every step
+    slot = module._slot()
+    slot["_state"] = state
+    if not is_compiling():
+        slot["_cut"], slot["_passed"] = 0, None
+        if state is None:
+            slot["_calls"] = None
 
 
 def cut_graph(module: Stateful) -> None:
     """Detach the state that ``module`` carries; its values stay."""
-    module._detach()
+    state = module.state
+    if state is not None:
+        keep(module, {name: value.detach() for name, value in state.items()})
 
 
 def carry(module: Stateful) -> None:
     """Have multi-step calls continue, from rest on, until :func:`carry_no_more` was called as often."""
-    module._carry()
+    slot = module._slot()
+    if module.step == "multi" and not slot["_carrying"]:
+        keep(module, None)
+    slot["_carrying"] += 1
+    module.__dict__["_has_carried"] = True
 
 
 def carry_no_more(module: Stateful) -> None:
     """End one :func:`carry`; the last one drops the state of a multi-step module."""
-    module._carry_no_more()
+    slot = module._slot()
+    slot["_carrying"] -= 1
+    if module.step == "multi" and not slot["_carrying"]:
+        keep(module, None)
 
 
 def slot_of(module: Stateful) -> recompute.Slot:

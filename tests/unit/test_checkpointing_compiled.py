@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import spikecore as sc
+from spikecore._shell.state import keep
 
 T, B, C = 6, 3, 5
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -135,7 +136,7 @@ def test_a_reset_in_a_compiled_function():
         net = one("single")
 
         def sequence(x, net=net):
-            net._keep(None)
+            keep(net, None)
             return torch.stack([net(x_t) for x_t in x])
 
         used = compiled(sequence)

@@ -13,6 +13,7 @@ from torch import nn
 
 import spikecore as sc
 from graphed import GRAPH, Rerun, batch, net, same, training
+from spikecore._shell.state import keep
 from spikecore.training._cuda_graph import facts, step
 
 
@@ -186,8 +187,8 @@ class TestReplay:
         predict, reference = sc.inference_model(model, options=GRAPH), copy.deepcopy(neuron)
         with sc.carry_state(model):
             for _ in range(6):
-                neuron._keep({"v": torch.cat([expected[0, :1], expected.flatten()])[1:].view(expected.shape)})
-                reference._keep({"v": expected})
+                keep(neuron, {"v": torch.cat([expected[0, :1], expected.flatten()])[1:].view(expected.shape)})
+                keep(reference, {"v": expected})
                 with torch.no_grad():
                     out = reference(nn.functional.linear(x[0], model[0].weight, model[0].bias))
                 assert torch.equal(predict(x[0]), out)
