@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from spikecore._plugins.selection import asked_in_words, capture
 from spikecore._shell import checks, compiled, definition, earlier, parameters, processes, ranges
@@ -262,42 +262,6 @@ class Neuron(Ranged):
 
     def _own_names(self) -> Collection[str]:
         return tuple(dict.fromkeys((*self.params, *self.configuration, *checks.COMMON)))
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.params and "_cache" in self.__dict__:
-            self._cache.quick = {}
-        if name == "bounds":
-            self._set_bounds(value)
-            return
-        if name in self.params:
-            swapped = isinstance(value, nn.Parameter) and type(self._parameters.get(name, value)) is not type(value)
-            value = self._swapped_value(name, value) if swapped else self._checked_value(name, value)
-        if name in self.params and not isinstance(value, nn.Parameter):
-            value = parameters.for_parametrization(self, name, value)
-            held = self._parameters.get(name, self._buffers.get(name))
-            if isinstance(value, float) and held is not None:
-                with torch.no_grad():
-                    held.fill_(value)
-                return
-            if isinstance(value, Tensor) and name in self.__dict__:
-                del self.__dict__[name]  # a number before; as a buffer it moves with the neuron
-                self.register_buffer(name, value)
-                return
-        elif name == "learn" and "learn" in self.__dict__:
-            raise AttributeError(
-                "learn is fixed when a neuron is made; make a new one, or set a parameter to an nn.Parameter"
-            )
-        elif self._depends_on(name):
-            before = self._cache
-            if name == "surrogate" and before.renewal is not None:
-                super().__setattr__(name, value)
-                if self._renew(value):
-                    return
-            self._forget()
-            super().__setattr__(name, value)
-            self._resume(before)
-            return
-        super().__setattr__(name, value)
 
     def extra_repr(self) -> str:
         """Parameters, configuration, and which backend was asked for and bound."""

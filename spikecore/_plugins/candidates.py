@@ -15,7 +15,7 @@ import logging
 import re
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 from spikecore._plugins import hookspecs
 from spikecore._version import __version__
@@ -27,6 +27,10 @@ OWN: Mapping[str, Tuple[str, str]] = {
     "triton": ("spikecore-triton", "spikecore_triton"),
 }
 
+#: The value that asks for automatic choice, and therefore no backend's name.
+AUTO_NAME = "auto"
+
+_NAME = re.compile(r"[a-z_][a-z0-9_]*")
 _log = logging.getLogger("spikecore")
 
 
@@ -51,6 +55,13 @@ class Candidate:
         """Whether it is a built-in, or a plugin of this project."""
         return self.builtin or (normal_name(self.distribution), self.value) == OWN.get(self.name)
 
+    @property
+    def ill_named(self) -> str:
+        """Why no backend may have this name; empty if one may."""
+        if self.name == AUTO_NAME:
+            return "is reserved"
+        return "" if _NAME.fullmatch(self.name) else "is not a lower-case identifier"
+
     def answers_to(self, word: str) -> bool:
         """Whether ``word`` names this backend or its distribution, spelt in any of the ways of a distribution."""
         return normal_name(word) in (normal_name(self.name), normal_name(self.distribution))
@@ -59,6 +70,12 @@ class Candidate:
 def normal_name(name: str) -> str:
     """A distribution's name as package indexes compare it: ``Spikecore_Foo`` is ``spikecore-foo``."""
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def all_candidates(builtins: Mapping[str, str], entry_points: Optional[Iterable[Any]]) -> Tuple[Candidate, ...]:
+    """One candidate per built-in and per entry point, of those installed if ``entry_points`` is None."""
+    plugins = installed_candidates() if entry_points is None else map(entry_point_candidate, entry_points)
+    return (*builtin_candidates(builtins), *plugins)
 
 
 def builtin_candidates(modules: Mapping[str, str]) -> List[Candidate]:

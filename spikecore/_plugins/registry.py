@@ -18,14 +18,13 @@ import difflib
 import importlib
 import logging
 import os
-import re
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, Callable, Dict, Hashable, Iterable, Iterator, List, Mapping, Optional, Tuple, TypeVar
 
 from spikecore._base.locking import Lock
 from spikecore._base.recent import SAID, Recent
-from spikecore._plugins.candidates import Candidate, builtin_candidates, entry_point_candidate, installed_candidates
+from spikecore._plugins.candidates import AUTO_NAME, Candidate, all_candidates
 from spikecore._plugins.loading import Probed, load_info, make_backend, probe
 from spikecore._plugins.status import BackendStatus, Known
 from spikecore._plugins.turns import Turns
@@ -35,12 +34,9 @@ __all__ = ["AUTO_NAME", "BUILTINS", "BackendStatus", "Registry", "default_regist
 
 #: The one table of built-in backends: name -> module with the hook. Strings, so that nothing is imported for them.
 BUILTINS: Mapping[str, str] = {"cupy": "spikecore_cupy", "ipu": "spikecore_ipu", "torch": "spikecore_torch"}
-#: The value that asks for automatic choice, and therefore no backend's name.
-AUTO_NAME = "auto"
 
 #: Words for devices that are asked for as if they were backends, and what torch calls them.
 _DEVICES = {"cpu": "cpu", "gpu": "cuda", "mps": "mps", "xpu": "xpu"}
-_NAME = re.compile(r"[a-z_][a-z0-9_]*")
 _log = logging.getLogger("spikecore")
 _T = TypeVar("_T")
 
@@ -159,9 +155,7 @@ class Registry:
             raise BackendError(f"SPIKECORE_NO_PLUGINS={flag!r} must be 1, which blocks plugins, or 0, empty or unset")
         with self._lock:
             if self._found is None:
-                given = self._entry_points
-                plugins = installed_candidates() if given is None else map(entry_point_candidate, given)
-                self._found = (*builtin_candidates(self.builtins), *plugins)
+                self._found = all_candidates(self.builtins, self._entry_points)
             return self._found
 
     def _verdict(self, candidate: Candidate) -> Tuple[str, str]:
@@ -172,9 +166,8 @@ class Registry:
         name, provider = candidate.name, candidate.provider
         if candidate.builtin:
             return "", ""
-        if not _NAME.fullmatch(name) or name == AUTO_NAME:
-            rule = "is reserved" if name == AUTO_NAME else "is not a lower-case identifier"
-            return "failed", f"backend name {name!r} ({provider}) {rule}; {provider} must choose another"
+        if candidate.ill_named:
+            return "failed", f"backend name {name!r} ({provider}) {candidate.ill_named}; {provider} must choose another"
         if name in self.builtins:
             return "shadowed", f"{name!r} is a built-in backend and stays so; {provider} must choose another name"
         rivals = [c for c in self._candidates() if c.name == name and not self._blocked(c)]

@@ -132,6 +132,19 @@ class Bound(Stateful):
             self._forget()
             self._resume(before)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not self._depends_on(name):
+            super().__setattr__(name, value)
+            return
+        before = self._cache
+        if name == "surrogate" and before.renewal is not None:
+            super().__setattr__(name, value)
+            if self._renew(value):
+                return
+        self._forget()
+        super().__setattr__(name, value)
+        self._resume(before)
+
     def __delattr__(self, name: str) -> None:
         super().__delattr__(name)
         if self._depends_on(name):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Dict, List, Mapping, Optional, Tuple
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from spikecore._shell import checkpoints, parameters, processes, ranges
 from spikecore._shell.binding import Bound
@@ -99,6 +100,38 @@ class Ranged(Bound):
         if name in self._ranges and processes.is_shard(held):
             ranges.project({name: held}, {name: self._ranges[name]})
         return parameters.checked(type(self).__name__, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.params:
+            self._set_parameter(name, value)
+        elif name == "bounds":
+            self._set_bounds(value)
+        elif name == "learn" and "learn" in self.__dict__:
+            raise AttributeError(
+                "learn is fixed when a neuron is made; make a new one, or set a parameter to an nn.Parameter"
+            )
+        else:
+            super().__setattr__(name, value)
+
+    def _set_parameter(self, name: str, value: Any) -> None:
+        if "_cache" in self.__dict__:
+            self._cache.quick = {}  # entries have the values of the parameters that they were checked with
+        swapped = isinstance(value, nn.Parameter) and type(self._parameters.get(name, value)) is not type(value)
+        value = self._swapped_value(name, value) if swapped else self._checked_value(name, value)
+        if isinstance(value, nn.Parameter):
+            super().__setattr__(name, value)
+            return
+        value = parameters.for_parametrization(self, name, value)
+        held = self._parameters.get(name, self._buffers.get(name))
+        if isinstance(value, float) and held is not None:
+            with torch.no_grad():
+                held.fill_(value)
+        elif isinstance(value, Tensor) and name in self.__dict__:
+            del self.__dict__[name]  # a number before; as a buffer it moves with the neuron
+            self.register_buffer(name, value)
+        else:
+            # past Bound.__setattr__: a program takes its parameters as arguments, so nothing is traced again
+            super(Bound, self).__setattr__(name, value)
 
     def _check_tensors(self) -> None:
         """Raise ValueError for a tensor that is not learnt and was changed in place to what is outside its range."""
