@@ -10,6 +10,7 @@ from spikecore.bench import _beside as beside
 from spikecore.bench import _documents as documents
 from spikecore.bench import _networks as networks
 from spikecore.bench import _neurons as neurons
+from spikecore.bench import _pipeline as pipeline
 from spikecore.bench import _small as small
 from spikecore.bench._cells import Bench, Job
 from spikecore.bench._contenders import find
@@ -28,6 +29,7 @@ _JOBS = {
     "beside": beside.jobs,
     "documents": documents.jobs,
     "networks": networks.jobs,
+    "pipeline": pipeline.jobs,
 }
 
 

@@ -12,7 +12,7 @@ from spikecore.bench._timing import Plan
 from spikecore.bench.models import NETWORKS
 from spikecore.dtypes import DTYPES, NARROW
 
-SUITES = ("neurons", "small", "beside", "documents", "networks")
+SUITES = ("neurons", "small", "beside", "documents", "networks", "pipeline")
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,11 @@ COLUMNS: Mapping[str, Tuple[Column, ...]] = {
         Column("memory\nGiB", "memory_gib", _two),
         Column("memory\n/ ReLU", "memory_over_relu", _two),
     ),
+    "pipeline": (
+        Column("step\nms", "step_ms", _three),
+        Column("images\nper minute", "images_per_minute", _three),
+        Column("memory of the\nfullest, GiB", "memory_gib", _two),
+    ),
 }
 TITLES = {
     "neurons": "Neurons: device time, fraction of a copy's speed, peak extra memory",
@@ -79,6 +84,7 @@ TITLES = {
     "beside": "Beside other libraries: wall time per call",
     "documents": "The tables of published tutorials: wall time per call",
     "networks": "Networks: one training step with Adam",
+    "pipeline": "A network over several GPUs: one training step with Adam",
 }
 CAPTIONS = {
     "neurons": "of copy: what must be moved at least, over the time, over the copy's bandwidth; 1.00 is the roofline",
@@ -86,6 +92,7 @@ CAPTIONS = {
     "beside": "/ SpikingJelly: its module is 1.00; of a network, inference and a training step with Adam",
     "documents": "a loop over time steps in plain torch is 1.00, forward and backward; printed: by the document",
     "networks": "/ ReLU: the same network with ReLU instead of the neuron is 1.00",
+    "pipeline": "the network's name has the input, and the images in a part of the batch; printed: by the document",
 }
 
 

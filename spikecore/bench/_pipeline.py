@@ -1,0 +1,197 @@
+"""A network over several GPUs: training by the size of a part of the batch, beside what a document printed.
+
+The network is that of ``examples/cifar10_pipeline.py``, its five stages on one GPU, on two and on four. A case is a
+batch, the size of its parts, and an input: spikes drawn from the image (``Poisson``), the image itself for all steps at
+once (``constant``), or the image itself streamed through the stages step by step (``constant, streamed``).
+
+Source: SpikingFlow's tutorial on ``softbp``, programs ``cifar10mp`` and ``cifar10cmp``: T = 50, 256 channels,
+tau = 100, four Tesla K80; one of them for ``cifar10``.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+
+import spikecore as sc
+from spikecore.bench._cells import Bench, Job, timed
+from spikecore.bench._contenders import REFERENCE
+from spikecore.bench._report import Fact, Row
+from spikecore.bench._settings import Settings
+from spikecore.bench._timing import Call, Timing, failure, interleave
+from spikecore.bench.models import cifar10
+
+#: Where the stages begin in the network, whose first layer is the encoder: the first ones are short, since they keep
+#: the largest activations.
+BEGINS = (0, 2, 3, 4, 5)
+#: The GPU of each stage, by the number of GPUs. Of two, the second has the convolution with most of the arithmetic and
+#: the neurons behind it; four are placed as in the document.
+PLACES: Mapping[int, Tuple[int, ...]] = {1: (0, 0, 0, 0, 0), 2: (0, 0, 1, 1, 0), 4: (0, 1, 2, 0, 3)}
+STEPS, TAU, WIDTH = 50, 100.0, 256
+POISSON, CONSTANT, STREAMED = "Poisson", "constant", "constant, streamed"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of the document's table."""
+
+    input: str
+    batch: int
+    #: Images in a part; None: the batch is one part.
+    split: Optional[int]
+    #: Images per minute that the document gives.
+    printed: float
+    #: On what.
+    machine: str = "4 Tesla K80"
+
+    def facts(self, backend: str, width: int, steps: int) -> Dict[str, Fact]:
+        """For the report."""
+        about = f"six {width}-channel convolutions, 32x32, LIF on {backend}; {self.input} input"
+        if self.split is not None:
+            about += f", parts of {self.split}"
+        name = f"cifar10 {self.input}" + (f" / {self.split}" if self.split else "")
+        return {"network": name, "about": about, "dtype": "float32", "steps": steps, "batch": self.batch}
+
+
+CASES = (
+    *(Case(POISSON, 64, split, printed) for split, printed in ((32, 580.0), (16, 490.0), (4, 247.0), (2, 132.0))),
+    *(Case(POISSON, 32, split, printed) for split, printed in ((32, 497.0), (16, 490.0), (8, 357.0))),
+    Case(POISSON, 16, None, 404.0, "one Tesla K80"),
+    # in 30 minutes 276 batches of 64, and 715 of 32
+    Case(CONSTANT, 64, 32, 276 * 64 / 30),
+    Case(STREAMED, 32, None, 715 * 32 / 30),
+)
+
+
+class _Streamed(sc.Pipeline):
+    """Its output for an image at every step, as rates ``[1, B, 10]``."""
+
+    def __init__(self, stages: Sequence[Tuple[nn.Module, torch.device]], steps: int) -> None:
+        super().__init__(stages)
+        self.steps = steps
+
+    def forward(self, images: Tensor) -> Any:
+        """Image by image, time streams through the stages."""
+        return self.constant_forward(images, self.steps)[None] / self.steps
+
+
+def jobs(settings: Settings, bench: Bench) -> List[Job]:
+    """One job per case, on every GPU of this machine. A CPU has no second device to measure a pipeline on."""
+    if bench.device.type != "cuda":
+        facts = CASES[0].facts(REFERENCE, WIDTH, STEPS)
+        row = Row("pipeline", facts, "all", "skipped", "stages over several devices are measured on GPUs")
+        return [Job("pipeline", partial(list, [row]))]
+    width, steps = (32, 8) if settings.quick else (WIDTH, STEPS)
+    devices = [torch.device("cuda", k) for k in range(torch.cuda.device_count())]
+    backend = next((one.backend for one in bench.contenders if one.backend), REFERENCE)
+    cases = CASES[:1] if settings.quick else CASES
+    return [
+        Job(
+            f"pipeline: {case.input} B={case.batch} split={case.split}",
+            partial(measure, case, backend, devices, bench, width, steps),
+        )
+        for case in cases
+    ]
+
+
+def measure(
+    case: Case, backend: str, devices: Sequence[torch.device], bench: Bench, width: int = WIDTH, steps: int = STEPS
+) -> List[Row]:
+    """What the document printed, and a row for each number of GPUs."""
+    facts = case.facts(backend, width, steps)
+    rows = [Row("pipeline", facts, f"printed: {case.machine}", "printed", "", {"images_per_minute": case.printed})]
+    running: Dict[str, Tuple[Call, Optional[int]]] = {}
+    placed = {_name(count): count for count in PLACES}
+    for name, count in placed.items():
+        if count > len(devices):
+            detail = f"there are {len(devices)} devices here"
+            rows.append(Row("pipeline", facts, name, "skipped", detail))
+            continue
+        try:
+            running[name] = _trained(case, backend, [devices[k] for k in PLACES[count]], width, steps)
+        except Exception as error:
+            rows.append(Row("pipeline", facts, name, "failed", failure(error).reason))
+            bench.clock.forget()
+    found = interleave({name: call for name, (call, _) in running.items()}, partial(_turn, devices), bench.plan)
+    for name, timing in found.items():
+        if isinstance(timing, Timing):
+            figures = {**timed("step", timing), "images_per_minute": 60 * case.batch / timing.seconds}
+            peak = running[name][1]
+            if peak is not None:
+                figures["memory_gib"] = peak / 2**30
+            rows.append(Row("pipeline", facts, name, "ok", "", figures))
+        else:
+            rows.append(Row("pipeline", facts, name, "failed", timing.reason))
+    running.clear()
+    bench.clock.forget()
+    return rows
+
+
+def _name(count: int) -> str:
+    return f"{count} GPU{'s' * (count > 1)}"
+
+
+def _turn(devices: Sequence[torch.device], call: Call, begin: int, calls: int) -> float:
+    """Seconds on the host for some calls; every device has finished at its end."""
+    _synchronize(devices)
+    start = time.perf_counter()
+    for i in range(begin, begin + calls):
+        call(i)
+    _synchronize(devices)
+    return time.perf_counter() - start
+
+
+def _synchronize(devices: Sequence[torch.device]) -> None:
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+
+def _network(case: Case, places: Sequence[torch.device], width: int, steps: int) -> nn.Module:
+    net = cifar10(steps, partial(sc.LIF, TAU), width)
+    if case.input == POISSON:
+        net[0] = sc.encode.Poisson(steps)
+    begins = (case.input == STREAMED, *BEGINS[1:])  # the image itself needs no encoder
+    stages = [net[int(begin) : end] for begin, end in zip(begins, (*BEGINS[1:], len(net)))]
+    placed = [*zip(stages, places)]
+    return _Streamed(placed, steps) if case.input == STREAMED else sc.Pipeline(placed, split_sizes=case.split)
+
+
+def _trained(
+    case: Case, backend: Optional[str], places: Sequence[torch.device], width: int, steps: int
+) -> Tuple[Call, Optional[int]]:
+    """One training step as a call, and the most memory that a device has during one, in bytes."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = _network(case, places, width, steps)
+    generator = torch.Generator(places[0]).manual_seed(0)
+    images = torch.rand(case.batch, 3, 32, 32, device=places[0], generator=generator)
+    labels = torch.randint(10, (case.batch,), device=places[0], generator=generator).to(places[-1])
+    optimizer = torch.optim.Adam(net.parameters(), 1e-3)
+    step = sc.training_model(net, sc.losses.ce_rate, optimizer, backend=backend)
+
+    def call(_: int) -> Any:
+        return step(images, labels)
+
+    with warnings.catch_warnings():
+        # batch normalisation sees one part, as in the document's programs
+        warnings.filterwarnings("ignore", message=r"Pipeline: .* normalises each of", category=UserWarning)
+        call(0)  # compiles, tunes, makes the optimiser's state
+    return call, _peak(partial(call, 1), sorted(set(places), key=str))
+
+
+def _peak(call: Any, devices: Sequence[torch.device]) -> Optional[int]:
+    if devices[0].type != "cuda":
+        return None
+    _synchronize(devices)
+    for device in devices:
+        torch.cuda.reset_peak_memory_stats(device)
+    call()
+    _synchronize(devices)
+    return max(torch.cuda.max_memory_allocated(device) for device in devices)
