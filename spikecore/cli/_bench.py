@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def bench(
     suite: List[str] = typer.Option(
-        ["all"], help="neurons, small, beside, documents, networks or all; may be repeated."
+        ["all"], help="neurons, small, beside, documents, networks, pipeline or all; may be repeated."
     ),
     device: str = typer.Option("auto", help="cpu, cuda or cuda:1; auto is the GPU if there is one."),
     backend: List[str] = typer.Option([], help="Measure this backend only; may be repeated."),
