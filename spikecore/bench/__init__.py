@@ -2,8 +2,8 @@
 
 Rules of this package:
 
-- Everything is chosen at run time. Who cannot take part is listed with the reason; a contender that fails is a row that
-  says why, and loses nothing else.
+- Everything is chosen at run time. Who cannot take part is listed with the reason; an implementation that fails is a
+  row that says why, and loses nothing else.
 - Spikes and gradients are checked before anything is timed. A backend that is wrong has no time; another library that
   computes something else has one, and the difference beside it.
 - What is compared is measured in one run, in turns.

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore.bench._cells import Bench, Job, first_failure, quietly, timed
-from spikecore.bench._contenders import COMPILED, Contender, NotHere
+from spikecore.bench._cases import Bench, Job, first_failure, quietly, timed
+from spikecore.bench._implementations import COMPILED, Implementation, NotHere
 from spikecore.bench._peers import PEERS
 from spikecore.bench._report import Fact, Row
 from spikecore.bench._settings import Settings
@@ -30,14 +30,14 @@ SINGLE = 256
 
 
 class Calls(NamedTuple):
-    """A contender in one case: what is timed without gradients, and what with backward."""
+    """An implementation in one case: what is timed without gradients, and what with backward."""
 
     forward: Call
     training: Call
 
 
-#: The calls of a contender.
-Enter = Callable[[Contender, Bench], Calls]
+#: The calls of an implementation.
+Enter = Callable[[Implementation, Bench], Calls]
 
 
 def jobs(settings: Settings, bench: Bench) -> List[Job]:
@@ -61,13 +61,13 @@ def _facts(neuron: str, steps: int, neurons: int) -> Dict[str, Fact]:
 
 
 def measure(case: Mapping[str, Fact], enter: Enter, bench: Bench) -> List[Row]:
-    """The rows of one case: every contender that runs eagerly, and the peers that are not there."""
+    """The rows of one case: every implementation that runs eagerly, and the peers that are not there."""
     rows: Dict[str, Row] = {}
     running: Dict[str, Calls] = {}
-    known = {one.name: one for one in bench.contenders if one.name != COMPILED and one.in_network is not None}
-    for name, contender in known.items():
+    known = {one.name: one for one in bench.implementations if one.name != COMPILED and one.in_network is not None}
+    for name, implementation in known.items():
         try:
-            running[name] = enter(contender, bench)
+            running[name] = enter(implementation, bench)
         except NotHere as reason:
             rows[name] = Row("beside", case, name, "skipped", str(reason))
         except Exception as error:
@@ -82,7 +82,8 @@ def measure(case: Mapping[str, Fact], enter: Enter, bench: Bench) -> List[Row]:
     bench.clock.forget()
     absent = [one.name for one in PEERS if one.name not in known]
     missing = [
-        Row("beside", case, name, "skipped", "does not take part; the list of contenders says why") for name in absent
+        Row("beside", case, name, "skipped", "does not take part; the list of implementations says why")
+        for name in absent
     ]
     return [*(rows[name] for name in known), *missing]
 
@@ -97,22 +98,22 @@ def _figures(kind: str, found: Mapping[str, Any], name: str) -> Dict[str, float]
     return figures
 
 
-def _neuron(contender: Contender, device: torch.device) -> nn.Module:
-    if contender.in_network is None:
+def _neuron(implementation: Implementation, device: torch.device) -> nn.Module:
+    if implementation.in_network is None:
         raise NotHere("has no such neuron")
-    return contender.in_network().to(device)
+    return implementation.in_network().to(device)
 
 
-def _layer(steps: int, neurons: int, contender: Contender, bench: Bench) -> Calls:
+def _layer(steps: int, neurons: int, implementation: Implementation, bench: Bench) -> Calls:
     """A layer that begins every call at rest."""
-    return _calls(_neuron(contender, bench.device), (steps, neurons), bench)
+    return _calls(_neuron(implementation, bench.device), (steps, neurons), bench)
 
 
-def _single(contender: Contender, bench: Bench) -> Calls:
+def _single(implementation: Implementation, bench: Bench) -> Calls:
     """A single step ``[N]``: without gradients it continues, with gradients it begins at rest."""
-    if contender.single is None:
+    if implementation.single is None:
         raise NotHere("another row of the library is its single step")
-    layer, reset = contender.single()
+    layer, reset = implementation.single()
     return _calls(layer.to(bench.device), (SINGLE,), bench, reset)
 
 
@@ -136,11 +137,11 @@ def _calls(layer: nn.Module, shape: Any, bench: Bench, reset: Optional[Callable[
     return Calls(forward, training)
 
 
-def _network(network: Network, contender: Contender, bench: Bench) -> Calls:
+def _network(network: Network, implementation: Implementation, bench: Bench) -> Calls:
     """Inference, and a training step with Adam."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        net = network.make(network.steps, partial(_neuron, contender, bench.device)).to(bench.device)
+        net = network.make(network.steps, partial(_neuron, implementation, bench.device)).to(bench.device)
         images = torch.rand(network.batch_on_cpu, *network.image).to(bench.device)
         labels = torch.randint(network.classes, (network.batch_on_cpu,)).to(bench.device)
     optimizer = torch.optim.Adam(net.parameters(), 1e-3)

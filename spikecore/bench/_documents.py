@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Dict, List, Mapping, Tuple
 
-from spikecore.bench._cells import Bench, Cell, Inputs, Job, admit, contained, first_failure, quietly, timed
-from spikecore.bench._contenders import REFERENCE
+from spikecore.bench._cases import Bench, Case, Inputs, Job, admit, contained, first_failure, quietly, timed
+from spikecore.bench._implementations import REFERENCE
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
 from spikecore.bench._timing import Timing, interleave
@@ -101,15 +101,15 @@ def jobs(settings: Settings, bench: Bench) -> List[Job]:
         whole = bench.device.type == "cuda" and not settings.quick
         neurons = document.neurons if whole else min(document.neurons, FEW)
         for steps in document.steps[: 1 if settings.quick else None]:
-            cell = Cell("documents", document.neuron, document.dtype, steps, neurons)
-            found.append(contained(cell, bench, partial(measure, document)))
+            case = Case("documents", document.neuron, document.dtype, steps, neurons)
+            found.append(contained(case, bench, partial(measure, document)))
     return found
 
 
-def measure(document: Document, cell: Cell, bench: Bench) -> List[Row]:
+def measure(document: Document, case: Case, bench: Bench) -> List[Row]:
     """The rows of one case, those of the document first."""
-    inputs = Inputs(cell, bench)
-    admitted, rows = admit(cell, inputs, bench)
+    inputs = Inputs(case, bench)
+    admitted, rows = admit(case, inputs, bench)
     forward = {name: inputs.inference(one.layer) for name, one in admitted.items()}
     training = {name: inputs.training(one.layer) for name, one in admitted.items()}
     first = interleave(forward, quietly(bench.clock.batch), bench.plan)
@@ -123,8 +123,8 @@ def measure(document: Document, cell: Cell, bench: Bench) -> List[Row]:
                 figures.update(timed(kind, found))
                 if kind == "training" and loop is not None:
                     figures["training_speedup"] = loop.seconds / found.seconds
-        rows.append(cell.row(name, "failed" if reason else one.status, reason or one.detail, **figures))
-    printed = [cell.row(one.name, "printed", "", **_printed(document, one, cell.steps)) for one in document.printed]
+        rows.append(case.row(name, "failed" if reason else one.status, reason or one.detail, **figures))
+    printed = [case.row(one.name, "printed", "", **_printed(document, one, case.steps)) for one in document.printed]
     return [*printed, *rows]
 
 

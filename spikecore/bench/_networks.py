@@ -15,9 +15,9 @@ from torch import nn
 
 import spikecore as sc
 from spikecore.backend import Unsupported
-from spikecore.bench._cells import Bench, Checked, Job, judge, timed
+from spikecore.bench._cases import Bench, Checked, Job, judge, timed
 from spikecore.bench._check import observe
-from spikecore.bench._contenders import REFERENCE, Contender
+from spikecore.bench._implementations import REFERENCE, Implementation
 from spikecore.bench._report import Fact, Row
 from spikecore.bench._settings import Settings
 from spikecore.bench._timing import Call, Timing, failure, interleave
@@ -86,8 +86,8 @@ def measure(network: Network, case: Mapping[str, Fact], bench: Bench) -> List[Ro
     entries: Dict[str, Callable[[], Training]] = {RELU: partial(train, nn.ReLU, REFERENCE)}
     if _graphed(network, bench):
         entries[f"{RELU}, {GRAPH}"] = partial(train, nn.ReLU, REFERENCE, _graph)
-    for contender in bench.contenders:
-        entries.update(_entries(contender, network, batch, bench))
+    for implementation in bench.implementations:
+        entries.update(_entries(implementation, network, batch, bench))
     running: Dict[str, Training] = {}
     rows: Dict[str, Row] = {}
     for name, enter in entries.items():
@@ -111,7 +111,7 @@ def measure(network: Network, case: Mapping[str, Fact], bench: Bench) -> List[Ro
 
 
 class _Out(Exception):
-    """A contender that must not be timed."""
+    """An implementation that must not be timed."""
 
     def __init__(self, status: str, detail: str) -> None:
         super().__init__(detail)
@@ -135,34 +135,36 @@ def _graphed(network: Network, bench: Bench) -> bool:
 
 
 def _entries(
-    contender: Contender, network: Network, batch: int, bench: Bench
+    implementation: Implementation, network: Network, batch: int, bench: Bench
 ) -> List[Tuple[str, Callable[[], Training]]]:
-    """The ways in which a contender trains a network: by name, what sets it up."""
-    neuron = contender.in_network
+    """The ways in which an implementation trains a network: by name, what sets it up."""
+    neuron = implementation.in_network
     if neuron is None:
         return []
 
     def enter(options: Callable[[Network], Any] = _eager) -> Training:
-        status, detail = _admit(contender, neuron, network, bench)
-        trained = _train(network, batch, bench, neuron, contender.backend or REFERENCE, options)
+        status, detail = _admit(implementation, neuron, network, bench)
+        trained = _train(network, batch, bench, neuron, implementation.backend or REFERENCE, options)
         return Training(trained.call, trained.memory, status, detail)
 
-    found: List[Tuple[str, Callable[[], Training]]] = [(contender.name, enter)]
-    if contender.ours and _graphed(network, bench):
-        found.append((f"{contender.name}, {GRAPH}", lambda: enter(_graph)))
+    found: List[Tuple[str, Callable[[], Training]]] = [(implementation.name, enter)]
+    if implementation.ours and _graphed(network, bench):
+        found.append((f"{implementation.name}, {GRAPH}", lambda: enter(_graph)))
     return found
 
 
-def _admit(contender: Contender, neuron: Callable[[], nn.Module], network: Network, bench: Bench) -> Tuple[str, str]:
-    """Status and detail of a contender whose neuron was checked; raises _Out for one that must not be timed."""
-    if contender.unlike:
-        return "differs", contender.unlike
+def _admit(
+    implementation: Implementation, neuron: Callable[[], nn.Module], network: Network, bench: Bench
+) -> Tuple[str, str]:
+    """Status and detail of an implementation whose neuron was checked; raises _Out for one that must not be timed."""
+    if implementation.unlike:
+        return "differs", implementation.unlike
     generator = torch.Generator(bench.device).manual_seed(0)
     shape, dtype = (network.steps, *CHECKED), network.autocast or torch.float32
     x, cotangent = (torch.randn(shape, device=bench.device, dtype=dtype, generator=generator) for _ in range(2))
     x.add_(0.5).requires_grad_()
     expected = observe(sc.LIF(2.0, backend=REFERENCE), x, cotangent)
-    verdict = judge(contender, neuron, x, cotangent, expected, bench.clock)
+    verdict = judge(implementation, neuron, x, cotangent, expected, bench.clock)
     if isinstance(verdict, Checked):
         return verdict.status, verdict.detail
     raise _Out(*verdict)

@@ -1,7 +1,7 @@
 """Neuron rows: a layer that fills the device, beside a copy of its input. Time, fraction of the roofline, memory.
 
 The roofline is the copy. A fraction of 1 is a call that takes as long as copying the words that no implementation can
-do without (:func:`spikecore.bench._subjects.words`).
+do without (:func:`spikecore.bench._workloads.words`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Dict, List, Union
 
 import torch
 
-from spikecore.bench._cells import Bench, Cell, Inputs, Job, admit, contained, first_failure, quietly, timed
-from spikecore.bench._contenders import REFERENCE
+from spikecore.bench._cases import Bench, Case, Inputs, Job, admit, contained, first_failure, quietly, timed
+from spikecore.bench._implementations import REFERENCE
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
-from spikecore.bench._subjects import words
 from spikecore.bench._timing import Call, Failure, HostClock, Timing, failure, interleave
+from spikecore.bench._workloads import words
 from spikecore.dtypes import DTYPES
 
 COPY = "copy"
@@ -48,26 +48,26 @@ def jobs(settings: Settings, bench: Bench) -> List[Job]:
         for dtype in settings.dtypes:
             for steps in settings.steps:
                 total = settings.elements or elements(DTYPES[dtype], steps, bench.clock, settings.quick)
-                cell = Cell("neurons", neuron, dtype, steps, max(1, total // steps))
-                found.append(contained(cell, bench, measure))
+                case = Case("neurons", neuron, dtype, steps, max(1, total // steps))
+                found.append(contained(case, bench, measure))
     return found
 
 
-def measure(cell: Cell, bench: Bench) -> List[Row]:
-    """The rows of one case: the copy, and every contender."""
-    inputs, clock = Inputs(cell, bench), bench.clock
-    admitted, rows = admit(cell, inputs, bench)
+def measure(case: Case, bench: Bench) -> List[Row]:
+    """The rows of one case: the copy, and every implementation."""
+    inputs, clock = Inputs(case, bench), bench.clock
+    admitted, rows = admit(case, inputs, bench)
     calls = {name: inputs.inference(one.layer) for name, one in admitted.items()}
     forward = interleave({COPY: inputs.copy(), **calls}, quietly(clock.on_device), bench.plan)
     calls = {name: inputs.training(one.layer) for name, one in admitted.items()}
     training = interleave({COPY: inputs.copy(), **calls}, clock.on_device, bench.plan)
     bytes_ = inputs.sets[0][0].numel() * inputs.sets[0][0].element_size()
-    floor = words(cell.subject.make(REFERENCE))
+    floor = words(case.workload.make(REFERENCE))
     for name, one in admitted.items():
         reason = first_failure(forward[name], training[name])
         memory = Failure(reason) if reason else _memory(clock, calls[name])
         if isinstance(memory, Failure):
-            rows.append(cell.row(name, "failed", memory.reason))
+            rows.append(case.row(name, "failed", memory.reason))
             continue
         figures: Dict[str, float] = {"floor_forward_words": floor.forward, "floor_training_words": floor.training}
         for kind, found, least in (("forward", forward, floor.forward), ("training", training, floor.training)):
@@ -75,8 +75,8 @@ def measure(cell: Cell, bench: Bench) -> List[Row]:
         figures["first_call_s"] = one.first
         if memory:
             figures["memory_inputs"] = memory / bytes_
-        rows.append(cell.row(name, one.status, one.detail, **figures))
-    return [_copy(cell, forward[COPY], training[COPY], bytes_), *rows]
+        rows.append(case.row(name, one.status, one.detail, **figures))
+    return [_copy(case, forward[COPY], training[COPY], bytes_), *rows]
 
 
 def _memory(clock: HostClock, call: Call) -> Union[int, Failure, None]:
@@ -96,13 +96,13 @@ def _figures(kind: str, found: object, copy: object, least: int) -> Dict[str, fl
     return figures
 
 
-def _copy(cell: Cell, forward: object, training: object, bytes_: int) -> Row:
+def _copy(case: Case, forward: object, training: object, bytes_: int) -> Row:
     reason = first_failure(forward, training)
     if not isinstance(forward, Timing) or not isinstance(training, Timing):
-        return cell.row(COPY, "failed", reason)
+        return case.row(COPY, "failed", reason)
     bandwidth = 2 * bytes_ / min(forward.seconds, training.seconds) / 1e9
     figures = {**timed("forward", forward), **timed("training", training), "bandwidth_gb_s": bandwidth}
-    return cell.row(
+    return case.row(
         COPY,
         "ok",
         f"{bandwidth:,.0f} GB/s" if bandwidth >= 10 else f"{bandwidth:.2f} GB/s",

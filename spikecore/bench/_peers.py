@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore.bench._subjects import hat_spike
+from spikecore.bench._workloads import hat_spike
 
 
 class JellyFunctional(nn.Module):
@@ -114,7 +114,7 @@ class Peer:
     #: The module whose import says whether it is there.
     module: str
     about: str
-    #: Subject -> the same neuron there. A subject that is not here has no counterpart.
+    #: Workload -> the same neuron there. A workload that is not here has no counterpart.
     layers: Mapping[str, Callable[[], nn.Module]]
     #: What stands for the neuron in a network, and in words how it differs from LIF.
     in_network: Callable[[], nn.Module]

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore.bench._cells import Bench, Job, timed
-from spikecore.bench._contenders import REFERENCE
+from spikecore.bench._cases import Bench, Job, timed
+from spikecore.bench._implementations import REFERENCE
 from spikecore.bench._report import Fact, Row
 from spikecore.bench._settings import Settings
 from spikecore.bench._timing import Call, Timing, failure, interleave
@@ -89,7 +89,7 @@ def jobs(settings: Settings, bench: Bench) -> List[Job]:
         return [Job("pipeline", partial(list, [row]))]
     width, steps = (32, 8) if settings.quick else (WIDTH, STEPS)
     devices = [torch.device("cuda", k) for k in range(torch.cuda.device_count())]
-    backend = next((one.backend for one in bench.contenders if one.backend), REFERENCE)
+    backend = next((one.backend for one in bench.implementations if one.backend), REFERENCE)
     cases = CASES[:1] if settings.quick else CASES
     return [
         Job(

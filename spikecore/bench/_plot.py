@@ -80,8 +80,8 @@ def _colour(name: str, colours: Dict[str, str]) -> str:
 def _fractions(ax: Any, title: str, rows: List[Row], colours: Dict[str, str]) -> None:
     lines: Dict[str, List[Tuple[Any, float]]] = {}
     for row in rows:
-        if "training_fraction" in row.figures and row.contender != "copy":
-            lines.setdefault(row.contender, []).append((row.case["steps"], row.figures["training_fraction"]))
+        if "training_fraction" in row.figures and row.implementation != "copy":
+            lines.setdefault(row.implementation, []).append((row.case["steps"], row.figures["training_fraction"]))
     for name, points in lines.items():
         ax.plot(*zip(*points), marker="o", label=name, color=_colour(name, colours))
     steps: List[Any] = sorted({row.case["steps"] for row in rows if row.case["steps"] is not None})
@@ -94,7 +94,7 @@ def _fractions(ax: Any, title: str, rows: List[Row], colours: Dict[str, str]) ->
 
 def _small(ax: Any, title: str, rows: List[Row], colours: Dict[str, str]) -> None:
     rows = rows[::-1]
-    names, values = [row.contender for row in rows], [row.figures["training_ms"] for row in rows]
+    names, values = [row.implementation for row in rows], [row.figures["training_ms"] for row in rows]
     # points, since a bar has no beginning on a logarithmic axis
     ax.scatter(values, names, color=[_colour(name, colours) for name in names])
     for name, value in zip(names, values):
@@ -108,7 +108,7 @@ def _small(ax: Any, title: str, rows: List[Row], colours: Dict[str, str]) -> Non
 
 def _networks(ax: Any, title: str, rows: List[Row], colours: Dict[str, str]) -> None:
     rows = rows[::-1]
-    names, values = [row.contender for row in rows], [row.figures["step_ms"] for row in rows]
+    names, values = [row.implementation for row in rows], [row.figures["step_ms"] for row in rows]
     bars = ax.barh(names, values, color=[_colour(name, colours) for name in names])
     ax.bar_label(bars, [f"{value:.3g}" for value in values], padding=2, fontsize=7)
     ax.margins(x=0.15)

@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Tuple, Union
 
-#: Version of the JSON. A reader refuses another.
-SCHEMA = 1
+#: Version of the JSON. A reader refuses an unknown one.
+SCHEMA = 2
+#: Schema 1 calls the implementations "contenders", the implementation of a row "contender".
+_FIRST_SCHEMA = 1
 #: ``ok``: measured. ``differs``: measured, but a peer that computes something else, which ``detail`` describes.
 #: ``wrong``: a backend that does not compute what the reference computes; never timed. ``unsupported``: it says that it
 #: does not do this. ``failed``: it raised. ``skipped``: left out on purpose.
@@ -22,12 +24,12 @@ Fact = Union[str, int, float, None]
 
 @dataclass(frozen=True)
 class Row:
-    """One contender in one case."""
+    """One implementation in one case."""
 
     suite: str
     #: What was measured: neuron, dtype, steps, neurons; or network, dtype, steps, batch.
     case: Mapping[str, Fact]
-    contender: str
+    implementation: str
     status: str
     #: Why it is in this state, in words; for ``ok``, what else there is to say.
     detail: str = ""
@@ -40,8 +42,8 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Entrant:
-    """One line of the list of contenders: what could be measured, or why not."""
+class Availability:
+    """One line of the list of implementations: what could be measured, or why not."""
 
     name: str
     #: ``backend``, ``peer`` or ``yardstick``.
@@ -58,7 +60,7 @@ class Report:
 
     machine: Dict[str, Fact]
     settings: Dict[str, Any]
-    contenders: List[Entrant] = field(default_factory=list)
+    implementations: List[Availability] = field(default_factory=list)
     rows: List[Row] = field(default_factory=list)
     #: False while it runs, and in the file of a run that was interrupted.
     complete: bool = False
@@ -86,10 +88,15 @@ class Report:
 
 
 def from_json(text: str) -> Report:
-    """The report that :meth:`Report.to_json` wrote. Raises ValueError for anything else."""
+    """The report that :meth:`Report.to_json` wrote, now or with schema 1. Raises ValueError for anything else."""
     held = json.loads(text)
-    if not isinstance(held, dict) or held.pop("schema", None) != SCHEMA:
-        raise ValueError(f"this is no report of spikecore bench with schema {SCHEMA}")
+    schema = held.pop("schema", None) if isinstance(held, dict) else None
+    if schema not in (_FIRST_SCHEMA, SCHEMA):
+        raise ValueError(f"this is no report of spikecore bench with schema {_FIRST_SCHEMA} or {SCHEMA}")
+    if schema == _FIRST_SCHEMA:
+        held["implementations"] = held.pop("contenders")
+        for row in held["rows"]:
+            row["implementation"] = row.pop("contender")
     held["rows"] = [Row(**row) for row in held["rows"]]
-    held["contenders"] = [Entrant(**entrant) for entrant in held["contenders"]]
+    held["implementations"] = [Availability(**one) for one in held["implementations"]]
     return Report(**held)

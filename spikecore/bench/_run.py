@@ -12,8 +12,8 @@ from spikecore.bench import _networks as networks
 from spikecore.bench import _neurons as neurons
 from spikecore.bench import _pipeline as pipeline
 from spikecore.bench import _small as small
-from spikecore.bench._cells import Bench, Job
-from spikecore.bench._contenders import find
+from spikecore.bench._cases import Bench, Job
+from spikecore.bench._implementations import find
 from spikecore.bench._machine import machine
 from spikecore.bench._report import Report
 from spikecore.bench._settings import Settings, device_named
@@ -34,7 +34,7 @@ _JOBS = {
 
 
 def prepare(settings: Settings) -> Tuple[Report, List[Job]]:
-    """An empty report with the machine and the contenders, and what there is to measure.
+    """An empty report with the machine and the implementations, and what there is to measure.
 
     Raises ValueError for a device or a backend that is not there.
     """

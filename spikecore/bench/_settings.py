@@ -7,8 +7,8 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 
 import torch
 
-from spikecore.bench._subjects import SUBJECTS
 from spikecore.bench._timing import Plan
+from spikecore.bench._workloads import WORKLOADS
 from spikecore.bench.models import NETWORKS
 from spikecore.dtypes import DTYPES, NARROW
 
@@ -40,7 +40,7 @@ class Settings:
     def __post_init__(self) -> None:
         _known("suite", self.suites, SUITES)
         _known("dtype", self.dtypes, tuple(DTYPES))
-        _known("neuron", self.neurons, tuple(SUBJECTS))
+        _known("neuron", self.neurons, tuple(WORKLOADS))
         _known("network", self.networks, tuple(NETWORKS))
         numbers = {"steps": self.steps, "size": (self.size,)}
         numbers.update(elements=_given(self.elements), repetitions=_given(self.repetitions))
@@ -56,7 +56,7 @@ class Settings:
         return replace(
             self,
             device=str(device),
-            neurons=self.neurons or (("LIF",) if quick else tuple(SUBJECTS)),
+            neurons=self.neurons or (("LIF",) if quick else tuple(WORKLOADS)),
             dtypes=self.dtypes or (("float32", *sorted(NARROW)) if gpu and not quick else ("float32",)),
             steps=self.steps or steps,
             small_neurons=self.neurons or ("LIF", "Leaky"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import List
 
-from spikecore.bench._cells import Bench, Cell, Inputs, Job, admit, contained, first_failure, quietly, timed
+from spikecore.bench._cases import Bench, Case, Inputs, Job, admit, contained, first_failure, quietly, timed
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
 from spikecore.bench._timing import Timing, interleave
@@ -17,17 +17,17 @@ from spikecore.bench._timing import Timing, interleave
 def jobs(settings: Settings, bench: Bench) -> List[Job]:
     """One job per neuron, dtype and number of steps."""
     return [
-        contained(Cell("small", neuron, dtype, steps, settings.size), bench, measure)
+        contained(Case("small", neuron, dtype, steps, settings.size), bench, measure)
         for neuron in settings.small_neurons
         for dtype in settings.dtypes[:1]
         for steps in settings.small_steps
     ]
 
 
-def measure(cell: Cell, bench: Bench) -> List[Row]:
+def measure(case: Case, bench: Bench) -> List[Row]:
     """The rows of one case."""
-    inputs, clock, plan = Inputs(cell, bench), bench.clock, bench.plan
-    admitted, rows = admit(cell, inputs, bench)
+    inputs, clock, plan = Inputs(case, bench), bench.clock, bench.plan
+    admitted, rows = admit(case, inputs, bench)
     forward = {name: inputs.inference(one.layer) for name, one in admitted.items()}
     training = {name: inputs.training(one.layer) for name, one in admitted.items()}
     found = {
@@ -39,12 +39,12 @@ def measure(cell: Cell, bench: Bench) -> List[Row]:
     for name, one in admitted.items():
         reason = first_failure(*(times[name] for times in found.values()))
         if reason:
-            rows.append(cell.row(name, "failed", reason))
+            rows.append(case.row(name, "failed", reason))
             continue
         figures = {}
         for kind, times in found.items():
             timing = times[name]
             if isinstance(timing, Timing):
                 figures.update(timed(kind, timing))
-        rows.append(cell.row(name, one.status, one.detail, **figures))
+        rows.append(case.row(name, one.status, one.detail, **figures))
     return rows

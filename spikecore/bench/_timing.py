@@ -3,9 +3,9 @@
 Rules of this module:
 
 - What differs between devices is in the clocks, and nowhere else.
-- Contenders take turns, again and again, so that all meet the same machine; a figure is the median over the turns.
+- Implementations take turns, again and again, so that all meet the same machine; a figure is the median over the turns.
 - A turn is as many calls as fill ``at_least`` seconds. Compilation is over before the first of them.
-- What a contender raises becomes a :class:`Failure`: words, so that no traceback keeps tensors alive.
+- What an implementation raises becomes a :class:`Failure`: words, so that no traceback keeps tensors alive.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def clock_for(device: torch.device) -> HostClock:
 
 
 class _Runner:
-    """One contender under way: its calls so far and the turns it has had."""
+    """One implementation under way: its calls so far and the turns it has had."""
 
     def __init__(self, call: Call) -> None:
         self.call = call

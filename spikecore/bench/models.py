@@ -1,7 +1,7 @@
 """The networks that are trained, each a function of what stands where the neurons go.
 
 Inputs are ``[B, ...]``; the first layer repeats them over time. Everything but the neuron is the same for every
-contender, ``nn.ReLU`` included.
+implementation, ``nn.ReLU`` included.
 """
 
 from __future__ import annotations

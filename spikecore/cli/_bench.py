@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from spikecore.bench._cells import Job
+    from spikecore.bench._cases import Job
     from spikecore.bench._report import Report
 
 
@@ -31,7 +31,9 @@ def bench(
     steps: List[int] = typer.Option([], help="Time steps of neuron and small-layer rows; may be repeated."),
     elements: Optional[int] = typer.Option(None, help="Time steps times neurons of a neuron row; fills the device."),
     size: int = typer.Option(40, help="Neurons of a small-layer row."),
-    repetitions: Optional[int] = typer.Option(None, help="Turns of every contender; a figure is their median.  [9]"),
+    repetitions: Optional[int] = typer.Option(
+        None, help="Turns of every implementation; a figure is their median.  [9]"
+    ),
     peers: bool = typer.Option(True, help="Measure SpikingJelly and snnTorch, too, where they are installed."),
     compile_steps: int = typer.Option(
         4, help="Measure torch.compile up to this many time steps, at about a second of compilation each; 0: never."
@@ -92,7 +94,7 @@ def bench(
     show(report, console)
     if plot is not None:
         draw(report, plot)
-    wrong = sorted({row.contender for row in report.rows if row.status == "wrong"})
+    wrong = sorted({row.implementation for row in report.rows if row.status == "wrong"})
     if wrong:
         console.print(Text(f"not timed, because what it computes is wrong: {', '.join(wrong)}", style="bold red"))
         raise typer.Exit(1)

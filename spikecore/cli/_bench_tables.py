@@ -1,4 +1,4 @@
-"""A report on the screen: the contenders, and one table per suite with what it says in words below."""
+"""A report on the screen: the implementations, and one table per suite with what it says in words below."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from spikecore.bench._report import MEASURED, Entrant, Fact, Report, Row
+from spikecore.bench._report import MEASURED, Availability, Fact, Report, Row
 
 _STYLES = {
     "ok": "",
@@ -97,12 +97,12 @@ CAPTIONS = {
 
 
 def show(report: Report, console: Console) -> None:
-    """Print everything, the contenders first."""
+    """Print everything, the implementations first."""
     machine = report.machine
     versions = ", ".join(f"{name} {machine[name]}" for name in _LIBRARIES if machine.get(name))
     console.print(Text(f"{machine['device_name']} ({machine['device']}), {machine['threads']} threads", style="bold"))
     console.print(Text(versions, style="dim"))
-    console.print(contenders(report.contenders))
+    console.print(implementations(report.implementations))
     for suite in COLUMNS:
         if report.of(suite):
             console.print(table(report, suite))
@@ -113,9 +113,9 @@ def show(report: Report, console: Console) -> None:
         console.print(Text("This run was interrupted: there was more to measure.", style="bold yellow"))
 
 
-def contenders(listed: List[Entrant]) -> Table:
+def implementations(listed: List[Availability]) -> Table:
     """Who takes part, and why not."""
-    made = Table(title="Contenders", title_justify="left", box=box.SIMPLE_HEAD)
+    made = Table(title="Implementations", title_justify="left", box=box.SIMPLE_HEAD)
     for heading in ("name", "state", "what it is, or why not"):
         made.add_column(heading, no_wrap=heading != "what it is, or why not", overflow="fold")
     for one in listed:
@@ -141,7 +141,7 @@ def table(report: Report, suite: str) -> Table:
         for i, row in enumerate(measured):
             cells = [one.write(row.figures[one.figure]) if one.figure in row.figures else "" for one in columns]
             mark = " *" if row.status == "differs" else f" {row.detail}"
-            name = f"  {row.contender}{mark}".rstrip()
+            name = f"  {row.implementation}{mark}".rstrip()
             made.add_row(Text(name, style=_STYLES[row.status]), *cells, end_section=i == len(measured) - 1)
     return made
 
@@ -166,14 +166,16 @@ def notes(rows: List[Row]) -> List[Text]:
     said: Dict[Tuple[str, ...], List[Row]] = {}
     for row in rows:
         if row.status not in ("ok", "printed"):
-            said.setdefault((row.status, row.contender, row.detail if row.status != "differs" else ""), []).append(row)
+            said.setdefault((row.status, row.implementation, row.detail if row.status != "differs" else ""), []).append(
+                row
+            )
     abouts = {
         str(row.case["network"]): f"{row.case['about']}, {row.case['dtype']}" for row in rows if "about" in row.case
     }
     lines = [Text(f"{network}: {about}", style="dim") for network, about in abouts.items()]
-    for (status, contender, _), where in said.items():
+    for (status, implementation, _), where in said.items():
         more = f" and {len(where) - 1} more" if len(where) > 1 else ""
         mark = "* " if status == "differs" else ""
-        text = f"{mark}{contender} {status}: {where[0].detail} ({case_text(where[0].case)}{more})"
+        text = f"{mark}{implementation} {status}: {where[0].detail} ({case_text(where[0].case)}{more})"
         lines.append(Text(text, style=_STYLES[status]))
     return lines

@@ -30,9 +30,9 @@ def ran(settings: Settings = TINY) -> Report:
     return report
 
 
-def only(rows: List[Row], contender: str) -> Row:
-    """The one row of a contender."""
-    (row,) = [row for row in rows if row.contender == contender]
+def only(rows: List[Row], implementation: str) -> Row:
+    """The one row of an implementation."""
+    (row,) = [row for row in rows if row.implementation == implementation]
     return row
 
 

@@ -14,16 +14,16 @@ from torch import nn
 import spikecore as sc
 from bench_runs import TINY, Mutant, only, ran
 from spikecore.bench import _beside as beside
-from spikecore.bench import _contenders as contenders
-from spikecore.bench._cells import Bench
+from spikecore.bench import _implementations as implementations
+from spikecore.bench._cases import Bench
 from spikecore.bench._check import differences, observe
-from spikecore.bench._contenders import find
+from spikecore.bench._implementations import find
 from spikecore.bench._peers import PEERS, Peer
 from spikecore.bench._report import from_json
 from spikecore.bench._run import measure, prepare
 from spikecore.bench._settings import Settings, device_named
-from spikecore.bench._subjects import SUBJECTS, Hat, hat_spike, words
 from spikecore.bench._timing import CudaClock, Failure, HostClock, Plan, Timing, clock_for, interleave
+from spikecore.bench._workloads import WORKLOADS, Hat, hat_spike, words
 from spikecore.bench.models import EXAMPLES
 from spikecore.lang._plain import number
 from spikecore.testing._custom import Gated, Probe
@@ -32,7 +32,7 @@ from spikecore.testing._loopback import EVERYTHING, Loopback, installed
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turns of one call, so that nothing here depends on how fast it runs; and no emulator among the contenders."""
+    """Turns of one call, so that nothing here depends on how fast it runs; and no emulator takes part."""
     monkeypatch.setenv("SPIKECORE_BLOCK", "ipu")
     monkeypatch.setattr(Plan, "calls", lambda self, seconds: 1)
     monkeypatch.setattr(HostClock, "cache_bytes", lambda self: 1000)
@@ -57,10 +57,10 @@ class Broken(Loopback):
 # -- floors
 
 
-@pytest.mark.parametrize("name", SUBJECTS)
-def test_floor_of_every_subject_is_five_words(name: str) -> None:
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_floor_of_every_workload_is_five_words(name: str) -> None:
     """One input and one output: 2 words forward, 3 backward, where x is read again."""
-    assert words(SUBJECTS[name].make("torch")) == (2, 5)
+    assert words(WORKLOADS[name].make("torch")) == (2, 5)
 
 
 def test_floor_follows_inputs_and_outputs() -> None:
@@ -78,7 +78,7 @@ def test_floor_reads_the_input_again_only_where_the_gradient_needs_it() -> None:
 # -- beside other libraries
 
 
-def test_beside_has_every_contender_and_names_the_peers_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beside_has_every_implementation_and_names_the_peers_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer and a single step: both figures of the reference, and a row for each library that is not there."""
     report = ran(replace(TINY, suites=("beside",), backends=("torch",)))
     assert [case["neuron"] for case, _ in report.cases("beside")] == ["LIF", "LIF single step"]
@@ -86,14 +86,14 @@ def test_beside_has_every_contender_and_names_the_peers_that_are_missing(monkeyp
         row = only(rows, "torch")
         assert row.status == "ok", row.detail
         assert {"forward_ms", "training_ms"} <= set(row.figures)
-        assert {one.contender for one in rows if one.status == "skipped"} == {peer.name for peer in PEERS}
+        assert {one.implementation for one in rows if one.status == "skipped"} == {peer.name for peer in PEERS}
     assert from_json(report.to_json()).rows == report.rows
 
 
 def test_beside_has_the_networks_of_the_examples() -> None:
     """Inference and training of each, tiny."""
-    contender = find(torch.device("cpu"), ("torch",), peers=False, compile_steps=0)[0][0]
-    bench = Bench(torch.device("cpu"), HostClock(torch.device("cpu")), [contender], Plan(1))
+    implementation = find(torch.device("cpu"), ("torch",), peers=False, compile_steps=0)[0][0]
+    bench = Bench(torch.device("cpu"), HostClock(torch.device("cpu")), [implementation], Plan(1))
     for network in EXAMPLES:
         small = replace(network, steps=2, batch_on_cpu=2)
         (row,) = [row for row in beside.measure({"n": 1}, partial(beside._network, small), bench) if row.status == "ok"]
@@ -148,12 +148,12 @@ def test_own_surrogate_is_the_same_in_both_forms() -> None:
 
 
 def test_rows_of_a_run() -> None:
-    """Every contender has a row in every case, with times; a neuron row has its fraction of the copy."""
+    """Every implementation has a row in every case, with times; a neuron row has its fraction of the copy."""
     with installed(Loopback):
         report = ran()
     assert report.complete
     names = ["copy", "loopback", "torch"]
-    assert sorted(row.contender for row in report.of("neurons")) == names
+    assert sorted(row.implementation for row in report.of("neurons")) == names
     row = only(report.of("neurons"), "loopback")
     assert row.status == "ok"
     assert row.case == {"neuron": "LIF", "dtype": "float32", "steps": 3, "neurons": 10}
@@ -183,7 +183,7 @@ def test_wrong_backend_is_not_timed() -> None:
 def test_peer_that_differs_is_timed_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another library that computes something else has figures, and the difference in words with numbers."""
     peer = Peer("odd", "torch", "torch", "", {"LIF": lambda: sc.LIF(3.0, backend="torch")}, nn.ReLU)
-    monkeypatch.setattr(contenders, "PEERS", (peer,))
+    monkeypatch.setattr(implementations, "PEERS", (peer,))
     row = only(ran(replace(TINY, peers=True)).of("neurons"), "odd")
     assert row.status == "differs"
     assert "differ" in row.detail
@@ -192,7 +192,7 @@ def test_peer_that_differs_is_timed_and_said(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_peer_without_the_neuron_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """A neuron that a library does not have is skipped, with the reason."""
-    monkeypatch.setattr(contenders, "PEERS", (Peer("poor", "torch", "torch", "", {}, nn.ReLU),))
+    monkeypatch.setattr(implementations, "PEERS", (Peer("poor", "torch", "torch", "", {}, nn.ReLU),))
     row = only(ran(replace(TINY, peers=True)).of("neurons"), "poor")
     assert (row.status, row.detail) == ("skipped", "has no such neuron")
 
@@ -201,7 +201,7 @@ def test_peer_without_the_neuron_is_a_row(monkeypatch: pytest.MonkeyPatch) -> No
     ("backend", "dtype", "status", "detail"),
     [(Broken, "float32", "failed", "RuntimeError: no more chips"), (Narrow, "bfloat16", "unsupported", "bfloat16")],
 )
-def test_contender_that_cannot_is_a_row(backend: type, dtype: str, status: str, detail: str) -> None:
+def test_implementation_that_cannot_is_a_row(backend: type, dtype: str, status: str, detail: str) -> None:
     """What raises is a row with the first line of the reason, and costs nobody else a row."""
     with installed(backend):
         report = ran(replace(TINY, dtypes=(dtype,)))
@@ -212,9 +212,9 @@ def test_contender_that_cannot_is_a_row(backend: type, dtype: str, status: str, 
     assert only(report.of("neurons"), "torch").status == "ok"
 
 
-def test_failure_outside_of_contenders_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_outside_of_implementations_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """A case whose reference fails says so, and the next case is measured."""
-    monkeypatch.setitem(SUBJECTS, "IF", replace(SUBJECTS["IF"], make=lambda name: sc.IF(threshold=1 / 0)))
+    monkeypatch.setitem(WORKLOADS, "IF", replace(WORKLOADS["IF"], make=lambda name: sc.IF(threshold=1 / 0)))
     report = ran(replace(TINY, suites=("neurons",), neurons=("IF", "LIF")))
     failed, *rest = report.rows
     assert (failed.case["neuron"], failed.status) == ("IF", "failed")
@@ -238,21 +238,21 @@ def test_interrupted_run_keeps_what_there_is() -> None:
     assert not report.complete
 
 
-# -- contenders
+# -- implementations
 
 
-def test_every_contender_is_listed_with_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_implementation_is_listed_with_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is missing, unusable, elsewhere or left out is on the list with the reason, and takes no part."""
-    monkeypatch.setattr(contenders, "version_of", lambda *names: None)
+    monkeypatch.setattr(implementations, "version_of", lambda *names: None)
     cpu = torch.device("cpu")
     with installed(Loopback, reason="no such chip"):
-        taking_part, listed = contenders.find(cpu)
+        taking_part, listed = implementations.find(cpu)
     by = {one.name: one for one in listed}
     assert (by["loopback"].state, by["loopback"].detail) == ("unavailable", "no such chip")
     assert (by["snnTorch"].state, by["snnTorch"].detail) == ("missing", "not installed: pip install snntorch")
     assert [one.name for one in taking_part] == ["torch", "torch.compile"]
     with installed(Loopback, devices=("cuda",)):
-        taking_part, listed = contenders.find(cpu, ["loopback"], peers=False, compile_steps=0)
+        taking_part, listed = implementations.find(cpu, ["loopback"], peers=False, compile_steps=0)
     by = {one.name: one for one in listed}
     assert (by["loopback"].state, by["loopback"].detail) == ("elsewhere", "computes on cuda, not on cpu")
     assert {by[name].state for name in ("torch", "torch.compile", "snnTorch")} == {"left out"}
@@ -261,8 +261,8 @@ def test_every_contender_is_listed_with_its_state(monkeypatch: pytest.MonkeyPatc
 
 def test_peer_whose_import_fails_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library that is installed and broken is on the list with its error."""
-    monkeypatch.setattr(contenders, "PEERS", (Peer("bad", "torch", "no_such_module", "", {}, nn.ReLU),))
-    taking_part, listed = contenders.find(torch.device("cpu"), compile_steps=0)
+    monkeypatch.setattr(implementations, "PEERS", (Peer("bad", "torch", "no_such_module", "", {}, nn.ReLU),))
+    taking_part, listed = implementations.find(torch.device("cpu"), compile_steps=0)
     assert listed[-1].state == "failed"
     assert "no_such_module" in listed[-1].detail
     assert "bad" not in [one.name for one in taking_part]
@@ -270,9 +270,9 @@ def test_peer_whose_import_fails_is_listed(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_compile_stops_at_its_steps() -> None:
     """torch.compile takes no part above --compile-steps, and says so."""
-    (compiled,) = [one for one in contenders.find(torch.device("cpu"), peers=False)[0] if not one.ours]
-    with pytest.raises(contenders.NotHere, match="--compile-steps 4"):
-        compiled.layer(SUBJECTS["LIF"], 5)
+    (compiled,) = [one for one in implementations.find(torch.device("cpu"), peers=False)[0] if not one.ours]
+    with pytest.raises(implementations.NotHere, match="--compile-steps 4"):
+        compiled.layer(WORKLOADS["LIF"], 5)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- timing
 
 
-def test_contenders_take_turns() -> None:
+def test_implementations_take_turns() -> None:
     """After its warm-up a call is made once per round, in turn; the figure is the median of the turns."""
     order: List[str] = []
     seconds = iter([9.0, 1.0, 1.0, 1.0, 9.0, 1.0, 1.0, 1.0, 3.0, 4.0, 5.0, 6.0, 1.0, 2.0])
@@ -324,7 +324,7 @@ def test_contenders_take_turns() -> None:
 
 @pytest.mark.parametrize("last", [0, 5])
 def test_call_that_raises_is_out_of_the_race(last: int) -> None:
-    """A failure in the warm-up or later is that contender's result, in words; the others go on."""
+    """A failure in the warm-up or later is that implementation's result, in words; the others go on."""
 
     def bad(i: int) -> None:
         if i == last:

@@ -38,7 +38,7 @@ def test_every_table_has_a_case(report):
 
 def test_printed_figures_stand_beside_measured_ones(report):
     """The speed of the first tutorial's implementations is relative to its own loop; that of the second is printed."""
-    lif, single, half = ({row.contender: row for row in rows} for _, rows in report.cases("documents"))
+    lif, single, half = ({row.implementation: row for row in rows} for _, rows in report.cases("documents"))
     fused = lif["printed: cext, all steps at once, RTX 2080"]
     assert (fused.status, fused.figures["training_ms"]) == ("printed", 0.3305)
     assert fused.figures["training_speedup"] == pytest.approx(4.833 / 0.3305)

@@ -20,7 +20,7 @@ from spikecore.testing._loopback import Loopback, installed
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turns of one call, so that nothing here depends on how fast it runs; and no emulator among the contenders."""
+    """Turns of one call, so that nothing here depends on how fast it runs; and no emulator takes part."""
     monkeypatch.setenv("SPIKECORE_BLOCK", "ipu")
     monkeypatch.setattr(Plan, "calls", lambda self, seconds: 1)
     monkeypatch.setattr(HostClock, "cache_bytes", lambda self: 1000)
@@ -37,7 +37,7 @@ def test_networks_are_beside_relu(small_network: None) -> None:
     """A network row has the time of a step and its ratio to the same network with ReLU."""
     with installed(Loopback):
         rows = ran(replace(TINY, suites=("networks",))).rows
-    assert [row.contender for row in rows] == ["ReLU", "loopback", "torch"]
+    assert [row.implementation for row in rows] == ["ReLU", "loopback", "torch"]
     assert {row.status for row in rows} == {"ok"}
     assert rows[0].figures["time_over_relu"] == 1.0
     assert rows[1].figures["images_per_second"] == pytest.approx(2e3 / rows[1].figures["step_ms"])

@@ -11,7 +11,7 @@ from rich.console import Console
 
 import spikecore as sc
 from spikecore.bench import _pipeline as pipeline
-from spikecore.bench._cells import Bench
+from spikecore.bench._cases import Bench
 from spikecore.bench._report import Row
 from spikecore.bench._run import measure, prepare
 from spikecore.bench._settings import Settings
@@ -32,8 +32,8 @@ def test_rows_stand_beside_the_printed_figure(case: pipeline.Case) -> None:
     """One for each number of GPUs; more than there are is a row that says so."""
     printed, *rows = sorted(small(case, 2), key=lambda row: row.status != "printed")
     assert printed.figures == {"images_per_minute": case.printed}
-    assert printed.contender == "printed: 4 Tesla K80"
-    by_name = {row.contender: row for row in rows}
+    assert printed.implementation == "printed: 4 Tesla K80"
+    by_name = {row.implementation: row for row in rows}
     assert {name: row.status for name, row in by_name.items()} == {"1 GPU": "ok", "2 GPUs": "ok", "4 GPUs": "skipped"}
     assert by_name["4 GPUs"].detail == "there are 2 devices here"
     for name in ("1 GPU", "2 GPUs"):

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, List
 
 import pytest
@@ -19,7 +20,7 @@ from spikecore.bench import _networks as networks
 from spikecore.bench import _run as run
 from spikecore.bench import models
 from spikecore.bench._plot import figure_of, plot, pyplot
-from spikecore.bench._report import Entrant, Report, Row, from_json
+from spikecore.bench._report import Availability, Report, Row, from_json
 from spikecore.bench._timing import HostClock, Plan
 from spikecore.cli import _bench_tables as tables
 from spikecore.testing._loopback import installed
@@ -27,7 +28,7 @@ from spikecore.testing._loopback import installed
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turns of one call, so that nothing here depends on how fast it runs; and no emulator among the contenders."""
+    """Turns of one call, so that nothing here depends on how fast it runs; and no emulator takes part."""
     monkeypatch.setenv("SPIKECORE_BLOCK", "ipu")
     monkeypatch.setattr(Plan, "calls", lambda self, seconds: 1)
     monkeypatch.setattr(HostClock, "cache_bytes", lambda self: 1000)
@@ -43,7 +44,7 @@ def small_network(monkeypatch: pytest.MonkeyPatch) -> None:
 REPORT = Report(
     {"date": "", "device": "cpu", "device_name": "a processor", "threads": 2, "spikecore": "0", "torch": "2"},
     {"steps": [3]},
-    [Entrant("gone", "peer", "missing", "", "pip install [gone]")],
+    [Availability("gone", "peer", "missing", "", "pip install [gone]")],
     [
         Row("neurons", {"neuron": "LIF", "dtype": "float32", "steps": 4, "neurons": 10}, "copy", "ok", "9 GB/s", {}),
         Row(
@@ -68,6 +69,19 @@ def test_report_is_the_same_after_json(tmp_path: Any) -> None:
     for text in ("[]", '{"schema": 0}'):
         with pytest.raises(ValueError, match="no report of spikecore bench"):
             from_json(text)
+
+
+def test_report_of_schema_1_is_read() -> None:
+    """Its words were others: "contenders" and, in a row, "contender"; docs/benchmarks has such files."""
+    held = json.loads(REPORT.to_json())
+    held.update(schema=1, contenders=held.pop("implementations"))
+    for row in held["rows"]:
+        row["contender"] = row.pop("implementation")
+    assert from_json(json.dumps(held)) == REPORT
+    for path in sorted((Path(__file__).parents[2] / "docs/benchmarks").glob("*.json")):
+        found = from_json(path.read_text(encoding="utf-8"))
+        assert {row.implementation for row in found.rows if row.status == "ok"} >= {"cupy"}, path.name
+        assert "cupy" in {one.name for one in found.implementations}, path.name
 
 
 def test_status_that_is_none_is_refused() -> None:
@@ -114,7 +128,7 @@ def test_plot_is_a_picture(tmp_path: Any, small_network: None) -> None:
 
 
 def test_legend_of_a_plot_covers_no_panel() -> None:
-    """One legend for all panels, with every contender, beside them and inside the picture."""
+    """One legend for all panels, with every implementation, beside them and inside the picture."""
     pytest.importorskip("matplotlib")
     case = {"neuron": "LIF", "dtype": "float32", "steps": 4, "neurons": 10}
     names = ["cupy", "triton", *(f"SpikingJelly {how}" for how in ("functional", "module", "steps"))]

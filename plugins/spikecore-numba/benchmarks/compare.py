@@ -2,7 +2,7 @@
 
 python benchmarks/compare.py [--threads 2] [--repetitions 9] [--sizes 16x1048576 128x40]
 
-Every contender runs in turn, again and again, so that all see the same machine; the table shows medians. Contenders
+Every implementation runs in turn, again and again, so that all see the same machine; the table shows medians. Those
 that are not installed are left out. float32, hard reset, ATan surrogate (snnTorch: its Leaky with reset to zero).
 """
 # ruff: noqa: INP001, T201 - a program
@@ -19,8 +19,8 @@ from torch import Tensor
 
 import spikecore as sc
 
-Contender = Callable[[Tensor, Tensor], None]
-#: Seconds that a contender runs in its turn, at least.
+Implementation = Callable[[Tensor, Tensor], None]
+#: Seconds that an implementation runs in its turn, at least.
 AT_LEAST = 0.05
 
 
@@ -42,7 +42,7 @@ def copy(x: Tensor, grad: Tensor) -> None:
     x.detach().clone()
 
 
-def train(layer: Callable[[Tensor], Tensor]) -> Contender:
+def train(layer: Callable[[Tensor], Tensor]) -> Implementation:
     """Forward and backward of a layer that takes [T, N]."""
 
     def run(x: Tensor, grad: Tensor) -> None:
@@ -52,7 +52,7 @@ def train(layer: Callable[[Tensor], Tensor]) -> Contender:
     return run
 
 
-def spikingjelly() -> Contender:
+def spikingjelly() -> Implementation:
     """SpikingJelly's LIFNode in multi-step mode."""
     from spikingjelly.activation_based import functional, neuron, surrogate
 
@@ -65,7 +65,7 @@ def spikingjelly() -> Contender:
     return train(layer)
 
 
-def snntorch(parts: Callable[[Tensor], Iterable[Tensor]]) -> Contender:
+def snntorch(parts: Callable[[Tensor], Iterable[Tensor]]) -> Implementation:
     """SnnTorch's Leaky, step by step; ``parts`` takes the input apart."""
     import snntorch as snn
     from snntorch import surrogate
@@ -88,14 +88,14 @@ def by_index(x: Tensor) -> Iterable[Tensor]:
     return (x[t] for t in range(len(x)))
 
 
-def contenders() -> Dict[str, Contender]:
+def implementations() -> Dict[str, Implementation]:
     """What is installed, by name."""
-    found: Dict[str, Contender] = {
+    found: Dict[str, Implementation] = {
         "copy of x": copy,
         "spikecore-numba LIF": train(sc.LIF(2.0, backend="numba")),
         "spikecore-numba, one's own": train(Quiet(backend="numba")),
     }
-    others: Dict[str, Callable[[], Contender]] = {
+    others: Dict[str, Callable[[], Implementation]] = {
         "SpikingJelly": spikingjelly,
         "snnTorch, x.unbind()": lambda: snntorch(Tensor.unbind),
         "snnTorch, x[t]": lambda: snntorch(by_index),
@@ -109,10 +109,10 @@ def contenders() -> Dict[str, Contender]:
 
 
 def measure(steps: int, neurons: int, repetitions: int) -> List[Tuple[str, float]]:
-    """Median milliseconds of each contender."""
+    """Median milliseconds of each implementation."""
     x = (torch.randn(steps, neurons) + 0.5).requires_grad_()
     grad = torch.randn(steps, neurons)
-    running = contenders()
+    running = implementations()
     times: Dict[str, List[float]] = {name: [] for name in running}
     for repetition in range(repetitions + 1):
         for name, run in running.items():

@@ -79,7 +79,7 @@ class TwoStates(sc.Neuron):
 
 
 @dataclass(frozen=True)
-class Subject:
+class Workload:
     """A neuron to measure. All have one input and one output, and the surrogate ATan(2) unless they say otherwise."""
 
     name: str
@@ -89,17 +89,17 @@ class Subject:
     make: Callable[[str], sc.Neuron]
 
 
-SUBJECTS: Mapping[str, Subject] = {
+WORKLOADS: Mapping[str, Workload] = {
     one.name: one
     for one in (
-        Subject("LIF", "LIF, hard reset", lambda name: sc.LIF(2.0, backend=name)),
-        Subject("Leaky", "Leaky of snnTorch, soft reset one step later", lambda name: sc.Leaky(0.9, backend=name)),
-        Subject("IF", "integrate-and-fire, hard reset", lambda name: sc.IF(backend=name)),
-        Subject("PLIF", "LIF with one learnt tau", lambda name: sc.PLIF(2.0, backend=name)),
-        Subject("Synaptic", "current-based LIF", lambda name: sc.Synaptic(backend=name)),
-        Subject("ALIF", "LIF with an adaptive threshold", lambda name: sc.ALIF(2.0, backend=name)),
-        Subject("own-neuron", "a neuron of a user's own with two states", lambda name: TwoStates(backend=name)),
-        Subject(
+        Workload("LIF", "LIF, hard reset", lambda name: sc.LIF(2.0, backend=name)),
+        Workload("Leaky", "Leaky of snnTorch, soft reset one step later", lambda name: sc.Leaky(0.9, backend=name)),
+        Workload("IF", "integrate-and-fire, hard reset", lambda name: sc.IF(backend=name)),
+        Workload("PLIF", "LIF with one learnt tau", lambda name: sc.PLIF(2.0, backend=name)),
+        Workload("Synaptic", "current-based LIF", lambda name: sc.Synaptic(backend=name)),
+        Workload("ALIF", "LIF with an adaptive threshold", lambda name: sc.ALIF(2.0, backend=name)),
+        Workload("own-neuron", "a neuron of a user's own with two states", lambda name: TwoStates(backend=name)),
+        Workload(
             "own-surrogate", "LIF with a surrogate of a user's own", lambda name: sc.LIF(surrogate=Hat(), backend=name)
         ),
     )

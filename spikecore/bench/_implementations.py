@@ -16,9 +16,9 @@ import spikecore as sc
 from spikecore.backend import ANY_DEVICE
 from spikecore.bench._machine import version_of
 from spikecore.bench._peers import PEERS, Peer, Single
-from spikecore.bench._report import Entrant
-from spikecore.bench._subjects import Subject
+from spikecore.bench._report import Availability
 from spikecore.bench._timing import failure
+from spikecore.bench._workloads import Workload
 
 #: The backend that says what is right.
 REFERENCE = "torch"
@@ -26,18 +26,18 @@ COMPILED = "torch.compile"
 
 
 class NotHere(Exception):
-    """A contender does not take part in a case, for a reason that is no fault."""
+    """An implementation does not take part in a case, for a reason that is no fault."""
 
 
 @dataclass(frozen=True)
-class Contender:
+class Implementation:
     """One way to compute a neuron."""
 
     name: str
     #: Whether it is a backend of spikecore, which must compute exactly what the reference computes.
     ours: bool
-    #: The layer ``[T, *N] -> [T, *N]`` for a subject and a number of steps. Raises :class:`NotHere`.
-    layer: Callable[[Subject, int], nn.Module]
+    #: The layer ``[T, *N] -> [T, *N]`` for a workload and a number of steps. Raises :class:`NotHere`.
+    layer: Callable[[Workload, int], nn.Module]
     #: What stands for the neuron in a network; None if it takes no part there.
     in_network: Optional[Callable[[], nn.Module]] = None
     #: The neuron as a single step ``[*N] -> [*N]`` that continues, and what puts it at rest.
@@ -48,13 +48,13 @@ class Contender:
     unlike: str = ""
 
 
-Found = Tuple[List[Contender], List[Entrant]]
+Found = Tuple[List[Implementation], List[Availability]]
 
 
 def find(device: torch.device, backends: Sequence[str] = (), peers: bool = True, compile_steps: int = 4) -> Found:
     """Those who can take part, and the list of all. ``backends`` names the ones wanted; none means every one."""
     taking_part, listed = _backends(device, backends)
-    entrant = Entrant(
+    availability = Availability(
         COMPILED,
         "yardstick",
         "ready",
@@ -63,12 +63,12 @@ def find(device: torch.device, backends: Sequence[str] = (), peers: bool = True,
     )
     if compile_steps > 0:
         taking_part.append(_compiled(compile_steps))
-        listed.append(entrant)
+        listed.append(availability)
     else:
-        listed.append(Entrant(COMPILED, "yardstick", "left out", entrant.version, "--compile-steps 0"))
+        listed.append(Availability(COMPILED, "yardstick", "left out", availability.version, "--compile-steps 0"))
     for peer in PEERS:
         state, detail = _state(peer, device) if peers else ("left out", "--no-peers")
-        listed.append(Entrant(peer.name, "peer", state, version_of(peer.distribution) or "", detail))
+        listed.append(Availability(peer.name, "peer", state, version_of(peer.distribution) or "", detail))
         if state == "ready":
             taking_part.append(_peer(peer))
     return taking_part, listed
@@ -87,17 +87,17 @@ def _backends(device: torch.device, wanted: Sequence[str]) -> Found:
             state, detail = "left out", "--backend names others"
         elif state == "ready" and ANY_DEVICE not in row.devices and device.type not in row.devices:
             state, detail = "elsewhere", f"computes on {', '.join(row.devices)}, not on {device.type}"
-        listed.append(Entrant(row.name, "backend", state, f"{row.distribution} {row.version}".strip(), detail))
+        listed.append(Availability(row.name, "backend", state, f"{row.distribution} {row.version}".strip(), detail))
         if state == "ready":
             taking_part.append(_backend(row.name))
     return taking_part, listed
 
 
-def _backend(name: str) -> Contender:
-    return Contender(
+def _backend(name: str) -> Implementation:
+    return Implementation(
         name,
         True,
-        lambda subject, steps: subject.make(name),
+        lambda workload, steps: workload.make(name),
         lambda: sc.LIF(2.0, backend=name),
         single=lambda: _single(name),
         backend=name,
@@ -109,16 +109,16 @@ def _single(backend: str) -> Single:
     return neuron, lambda: sc.reset(neuron)
 
 
-def _compiled(most: int) -> Contender:
-    def layer(subject: Subject, steps: int) -> nn.Module:
+def _compiled(most: int) -> Implementation:
+    def layer(workload: Workload, steps: int) -> nn.Module:
         if steps > most:
             raise NotHere(f"more time steps than --compile-steps {most}; each takes about a second to compile")
         # what was compiled for other cases counts against a limit of dynamo's
         import_module("torch._dynamo").reset()
-        compiled: Any = torch.compile(subject.make(REFERENCE), fullgraph=True)
+        compiled: Any = torch.compile(workload.make(REFERENCE), fullgraph=True)
         return cast(nn.Module, compiled)
 
-    return Contender(COMPILED, False, layer)
+    return Implementation(COMPILED, False, layer)
 
 
 def _state(peer: Peer, device: torch.device) -> Tuple[str, str]:
@@ -133,10 +133,10 @@ def _state(peer: Peer, device: torch.device) -> Tuple[str, str]:
     return "ready", f"{peer.about}; it chooses {chosen} here" if chosen else peer.about
 
 
-def _peer(peer: Peer) -> Contender:
-    def layer(subject: Subject, steps: int) -> nn.Module:
-        if subject.name not in peer.layers:
+def _peer(peer: Peer) -> Implementation:
+    def layer(workload: Workload, steps: int) -> nn.Module:
+        if workload.name not in peer.layers:
             raise NotHere("has no such neuron")
-        return peer.layers[subject.name]()
+        return peer.layers[workload.name]()
 
-    return Contender(peer.name, False, layer, peer.in_network, peer.single, unlike=peer.unlike)
+    return Implementation(peer.name, False, layer, peer.in_network, peer.single, unlike=peer.unlike)

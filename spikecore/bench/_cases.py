@@ -1,4 +1,4 @@
-"""One case of a neuron: its inputs, and the contenders that passed the check on them."""
+"""One case of a neuron: its inputs, and the implementations that passed the check on them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from spikecore.backend import Unsupported
 from spikecore.bench._check import Observed, differences, observe
-from spikecore.bench._contenders import REFERENCE, Contender, NotHere
+from spikecore.bench._implementations import REFERENCE, Implementation, NotHere
 from spikecore.bench._report import Fact, Row
-from spikecore.bench._subjects import SUBJECTS, Subject
 from spikecore.bench._timing import Call, Failure, HostClock, Plan, Timing, failure
+from spikecore.bench._workloads import WORKLOADS, Workload
 from spikecore.dtypes import DTYPES
 
 #: Input sets that take turns are this many times the cache, or this many.
@@ -37,12 +37,12 @@ class Bench:
 
     device: torch.device
     clock: HostClock
-    contenders: Sequence[Contender]
+    implementations: Sequence[Implementation]
     plan: Plan
 
 
 @dataclass(frozen=True)
-class Cell:
+class Case:
     """A neuron, a dtype and a size."""
 
     suite: str
@@ -52,37 +52,37 @@ class Cell:
     neurons: int
 
     @property
-    def case(self) -> Mapping[str, Fact]:
+    def facts(self) -> Mapping[str, Fact]:
         """For the report."""
         return {"neuron": self.neuron, "dtype": self.dtype, "steps": self.steps, "neurons": self.neurons}
 
     @property
-    def subject(self) -> Subject:
+    def workload(self) -> Workload:
         """The neuron itself."""
-        return SUBJECTS[self.neuron]
+        return WORKLOADS[self.neuron]
 
     @property
     def label(self) -> str:
         """For people."""
         return f"{self.neuron} {self.dtype} T={self.steps} N={self.neurons:,}"
 
-    def row(self, contender: str, status: str, detail: str = "", **figures: float) -> Row:
+    def row(self, implementation: str, status: str, detail: str = "", **figures: float) -> Row:
         """A row of this case."""
-        return Row(self.suite, self.case, contender, status, detail, figures)
+        return Row(self.suite, self.facts, implementation, status, detail, figures)
 
 
 class Inputs:
     """Inputs and cotangents that take turns, so that a small case is not served from the cache alone."""
 
-    def __init__(self, cell: Cell, bench: Bench) -> None:
-        dtype = DTYPES[cell.dtype]
-        size = 2 * cell.steps * cell.neurons * torch.finfo(dtype).bits // 8
+    def __init__(self, case: Case, bench: Bench) -> None:
+        dtype = DTYPES[case.dtype]
+        size = 2 * case.steps * case.neurons * torch.finfo(dtype).bits // 8
         count = max(1, min(MOST_SETS, math.ceil(CACHES * bench.clock.cache_bytes() / size)))
         generator = torch.Generator(bench.device).manual_seed(0)
         self.sets: List[Tuple[Tensor, Tensor]] = []
         for _ in range(count):
             x, cotangent = (
-                torch.randn(cell.steps, cell.neurons, device=bench.device, dtype=dtype, generator=generator)
+                torch.randn(case.steps, case.neurons, device=bench.device, dtype=dtype, generator=generator)
                 for _ in range(2)
             )
             self.sets.append((x.add_(0.5).requires_grad_(), cotangent))
@@ -127,24 +127,24 @@ class Checked:
     first: float
 
 
-def admit(cell: Cell, inputs: Inputs, bench: Bench) -> Tuple[Dict[str, Checked], List[Row]]:
-    """The contenders to be timed, and the rows of those that are not: every contender is in one of the two."""
+def admit(case: Case, inputs: Inputs, bench: Bench) -> Tuple[Dict[str, Checked], List[Row]]:
+    """The implementations to be timed, and the rows of those that are not: each is in one of the two."""
     x, cotangent = inputs.sets[0]
     admitted: Dict[str, Checked] = {}
     rows: List[Row] = []
-    expected = observe(cell.subject.make(REFERENCE).to(bench.device), x, cotangent)
-    for contender in bench.contenders:
-        make = partial(contender.layer, cell.subject, cell.steps)
-        verdict = judge(contender, make, x, cotangent, expected, bench.clock)
+    expected = observe(case.workload.make(REFERENCE).to(bench.device), x, cotangent)
+    for implementation in bench.implementations:
+        make = partial(implementation.layer, case.workload, case.steps)
+        verdict = judge(implementation, make, x, cotangent, expected, bench.clock)
         if isinstance(verdict, Checked):
-            admitted[contender.name] = verdict
+            admitted[implementation.name] = verdict
         else:
-            rows.append(cell.row(contender.name, *verdict))
+            rows.append(case.row(implementation.name, *verdict))
     return admitted, rows
 
 
 def judge(
-    contender: Contender,
+    implementation: Implementation,
     make: Callable[[], nn.Module],
     x: Tensor,
     cotangent: Tensor,
@@ -168,7 +168,7 @@ def judge(
         return "failed", failure(error).reason
     if different is None:
         return Checked(layer, "ok", "", first)
-    return ("wrong", different) if contender.ours else Checked(layer, "differs", different, first)
+    return ("wrong", different) if implementation.ours else Checked(layer, "differs", different, first)
 
 
 def timed(name: str, found: Timing) -> Dict[str, float]:
@@ -182,18 +182,18 @@ def timed(name: str, found: Timing) -> Dict[str, float]:
     }
 
 
-def contained(cell: Cell, bench: Bench, measure: Callable[[Cell, Bench], List[Row]]) -> Job:
-    """A job that measures a cell; what goes wrong outside of any contender is a row of its own."""
+def contained(case: Case, bench: Bench, measure: Callable[[Case, Bench], List[Row]]) -> Job:
+    """A job that measures a case; what goes wrong outside of any implementation is a row of its own."""
 
     def run() -> List[Row]:
         try:
-            return measure(cell, bench)
+            return measure(case, bench)
         except Exception as error:
-            return [cell.row(REFERENCE, "failed", f"nothing was measured here: {failure(error).reason}")]
+            return [case.row(REFERENCE, "failed", f"nothing was measured here: {failure(error).reason}")]
         finally:
             bench.clock.forget()
 
-    return Job(f"{cell.suite}: {cell.label}", run)
+    return Job(f"{case.suite}: {case.label}", run)
 
 
 def quietly(turn: Callable[[Call, int, int], float]) -> Callable[[Call, int, int], float]:
