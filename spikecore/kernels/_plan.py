@@ -34,7 +34,40 @@ class Geometry(NamedTuple):
     channels: Tuple[Tuple[int, int], ...]
 
 
-class ForwardPlan(NamedTuple):
+class _OfSpec:
+    """What a plan of either direction takes from its program and its spec."""
+
+    __slots__ = ()
+    program: Program
+    spec: Spec
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """dtype of inputs, outputs and their gradients."""
+        return self.spec.dtype
+
+    @property
+    def compute(self) -> torch.dtype:
+        """dtype of arithmetic, of state, and of the gradients of state and parameters."""
+        return self.spec.compute
+
+    @property
+    def kinds(self) -> Dict[str, str]:
+        """The kind of each parameter, by its name."""
+        return dict(zip(self.program.params, self.spec.params))
+
+
+class _ForwardFields(NamedTuple):  # apart from the plan, since a NamedTuple takes no further base
+    program: Program
+    spec: Spec
+    record: Tuple[str, ...] = ()
+    has_initial_state: bool = False
+    final: bool = False
+    checkpoints: bool = False
+    geometry: Optional[Geometry] = None
+
+
+class ForwardPlan(_ForwardFields, _OfSpec):
     """A forward kernel: all steps of a program.
 
     record: names of the states whose value after every step is written.
@@ -44,28 +77,7 @@ class ForwardPlan(NamedTuple):
     geometry: the sizes of every call of this kernel, if they are fixed.
     """
 
-    program: Program
-    spec: Spec
-    record: Tuple[str, ...] = ()
-    has_initial_state: bool = False
-    final: bool = False
-    checkpoints: bool = False
-    geometry: Optional[Geometry] = None
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """dtype of inputs and outputs."""
-        return self.spec.dtype
-
-    @property
-    def compute(self) -> torch.dtype:
-        """dtype of state and arithmetic."""
-        return self.spec.compute
-
-    @property
-    def kinds(self) -> Dict[str, str]:
-        """The kind of each parameter, by its name."""
-        return dict(zip(self.program.params, self.spec.params))
+    __slots__ = ()
 
     @property
     def roots(self) -> Tuple[Node, ...]:
@@ -110,7 +122,20 @@ class ForwardPlan(NamedTuple):
         return outputs, following
 
 
-class BackwardPlan(NamedTuple):
+class _BackwardFields(NamedTuple):
+    program: Program
+    spec: Spec
+    has_initial_state: bool
+    outputs: Tuple[bool, ...]
+    trace: Tuple[str, ...]
+    final: Union[bool, Tuple[str, ...]]
+    inputs: Tuple[bool, ...]
+    state: bool
+    learn: Tuple[str, ...]
+    geometry: Optional[Geometry] = None
+
+
+class BackwardPlan(_BackwardFields, _OfSpec):
     """A backward kernel: the adjoint of a program from the last step to the first.
 
     has_initial_state: whether the initial state is an argument; otherwise it is ``program.initial``.
@@ -124,31 +149,7 @@ class BackwardPlan(NamedTuple):
     geometry: as in :class:`ForwardPlan`.
     """
 
-    program: Program
-    spec: Spec
-    has_initial_state: bool
-    outputs: Tuple[bool, ...]
-    trace: Tuple[str, ...]
-    final: Union[bool, Tuple[str, ...]]
-    inputs: Tuple[bool, ...]
-    state: bool
-    learn: Tuple[str, ...]
-    geometry: Optional[Geometry] = None
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """dtype of inputs, outputs and their gradients."""
-        return self.spec.dtype
-
-    @property
-    def compute(self) -> torch.dtype:
-        """dtype of state, arithmetic, and the gradients of state and parameters."""
-        return self.spec.compute
-
-    @property
-    def kinds(self) -> Dict[str, str]:
-        """The kind of each parameter, by its name."""
-        return dict(zip(self.program.params, self.spec.params))
+    __slots__ = ()
 
     @property
     def arriving(self) -> Tuple[int, ...]:
@@ -232,8 +233,7 @@ class BackwardPlan(NamedTuple):
         """What one step of the adjoint computes: gradients of inputs and parameters, cotangents of carried states."""
         adjoint, carried = self.adjoint, self.carried_cotangents
         states = [node for name, node in zip(self.program.states, adjoint.states) if name in carried]
-        inputs = [node for node, wants in zip(adjoint.inputs, self.inputs) if wants]
-        return (*inputs, *states, *adjoint.params)
+        return (*[adjoint.inputs[index] for index in self.wanted], *states, *adjoint.params)
 
 
 # A writer asks for these at every state and line, and a program may have thousands of operations.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from typing import Any, List, MutableMapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, MutableMapping, NamedTuple, Optional, Sequence, Tuple, Union, get_type_hints
 
 import torch
 from torch import Tensor
@@ -21,13 +21,47 @@ from spikecore.kernels._arguments import Call
 from spikecore.kernels._execution import Execution
 from spikecore.kernels._layout import Layout, layout_of
 
-_FORWARD = (
-    "forward(str key, Tensor[] tensors, float[] numbers, str[] record, bool has_initial_state, bool save) -> Tensor[]"
-)
-_BACKWARD = (
-    "backward(str key, Tensor[] tensors, Tensor[] checkpoints, Tensor?[] grads, float[] numbers, str[] record, "
-    "bool has_initial_state, bool[] wanted, int[] order) -> Tensor[]"
-)
+
+class ForwardArguments(NamedTuple):
+    """The arguments of ``spikecore::forward``: its schema is made from these fields."""
+
+    key: str
+    tensors: List[Tensor]
+    #: The parameters that are numbers.
+    numbers: List[float]
+    record: List[str]
+    has_initial_state: bool
+    #: Whether checkpoints for backward are written.
+    save: bool
+
+
+class BackwardArguments(NamedTuple):
+    """The arguments of ``spikecore::backward``: its schema is made from these fields."""
+
+    key: str
+    tensors: List[Tensor]
+    checkpoints: List[Tensor]
+    #: The cotangents of what forward returned, without the checkpoints.
+    grads: List[Optional[Tensor]]
+    numbers: List[float]
+    record: List[str]
+    has_initial_state: bool
+    wanted: List[bool]
+    #: The order of dimensions of the forward pass's layout; empty for the natural one.
+    order: List[int]
+
+
+#: What a schema of torch calls the types of arguments.
+_TYPES: Dict[Any, str] = {
+    str: "str",
+    bool: "bool",
+    List[str]: "str[]",
+    List[bool]: "bool[]",
+    List[int]: "int[]",
+    List[float]: "float[]",
+    List[Tensor]: "Tensor[]",
+    List[Optional[Tensor]]: "Tensor?[]",
+}
 
 #: Whether this torch can look through registered ops with all that they need.
 SUPPORTED = hasattr(torch.library, "register_autograd")
@@ -68,13 +102,19 @@ def register() -> None:
         # FRAGMENT: other parts of a process may define ops of the same namespace
         library = torch.library.Library("spikecore", "FRAGMENT")
         tags = (torch.Tag.needs_fixed_stride_order,)
-        for schema, function, fake in ((_FORWARD, _forward, _forward_fake), (_BACKWARD, _backward, _backward_fake)):
-            name = schema.partition("(")[0]
-            library.define(schema, tags=tags)
+        for name, arguments, function, fake in (
+            ("forward", ForwardArguments, _forward, _forward_fake),
+            ("backward", BackwardArguments, _backward, _backward_fake),
+        ):
+            library.define(f"{name}({_schema_of(arguments)}) -> Tensor[]", tags=tags)
             library.impl(name, function, "CompositeExplicitAutograd")
             torch.library.register_fake(f"spikecore::{name}", fake, lib=library)
         torch.library.register_autograd("spikecore::forward", _differentiate, setup_context=_setup, lib=library)
         _library.append(library)
+
+
+def _schema_of(arguments: type) -> str:
+    return ", ".join(f"{_TYPES[kind]} {name}" for name, kind in get_type_hints(arguments).items())
 
 
 def _find(key: str) -> Execution:
@@ -86,91 +126,73 @@ def _find(key: str) -> Execution:
     return execution
 
 
-def _call(execution: Execution, numbers: Sequence[float], record: Sequence[str], has_initial_state: bool) -> Call:
-    each = iter(numbers)
+def _call(execution: Execution, given: Union[ForwardArguments, BackwardArguments]) -> Call:
+    each = iter(given.numbers)
     placed = tuple(next(each) if kind == "number" else None for kind in execution.spec.params)
-    return Call(tuple(record), has_initial_state, placed)
+    return Call(tuple(given.record), given.has_initial_state, placed)
 
 
-def _layout(x: Tensor, order: Sequence[int]) -> Layout:
-    """The layout of the forward pass, which the op gets as numbers: the order of dimensions, none for the natural."""
-    return Layout(tuple(x.shape)[1:], tuple(order) or None)
+def _layout(given: BackwardArguments) -> Layout:
+    return Layout(tuple(given.tensors[0].shape)[1:], tuple(given.order) or None)
 
 
-def _forward(
-    key: str, tensors: List[Tensor], numbers: List[float], record: List[str], has_initial_state: bool, save: bool
-) -> List[Tensor]:
-    execution = _find(key)
-    return execution.forward(_call(execution, numbers, record, has_initial_state), tensors, save)
+def _forward(*arguments: Any) -> List[Tensor]:
+    given = ForwardArguments(*arguments)
+    execution = _find(given.key)
+    return execution.forward(_call(execution, given), given.tensors, given.save)
 
 
-def _forward_fake(
-    key: str, tensors: List[Tensor], numbers: List[float], record: List[str], has_initial_state: bool, save: bool
-) -> List[Tensor]:
-    execution = _find(key)
-    call = _call(execution, numbers, record, has_initial_state)
-    return execution.results(call, layout_of(tensors[0]), tensors[0], save)
+def _forward_fake(*arguments: Any) -> List[Tensor]:
+    given = ForwardArguments(*arguments)
+    execution, x = _find(given.key), given.tensors[0]
+    return execution.results(_call(execution, given), layout_of(x), x, given.save)
 
 
-def _backward(
-    key: str,
-    tensors: List[Tensor],
-    checkpoints: List[Tensor],
-    grads: List[Optional[Tensor]],
-    numbers: List[float],
-    record: List[str],
-    has_initial_state: bool,
-    wanted: List[bool],
-    order: List[int],
-) -> List[Tensor]:
-    execution = _find(key)
-    call = _call(execution, numbers, record, has_initial_state)
-    found = execution.backward(call, tensors, tuple(checkpoints), grads, wanted, _layout(tensors[0], order))
-    return [grad for grad, wants in zip(found, wanted) if wants and grad is not None]
+def _backward(*arguments: Any) -> List[Tensor]:
+    given = BackwardArguments(*arguments)
+    execution = _find(given.key)
+    call, checkpoints = _call(execution, given), tuple(given.checkpoints)
+    found = execution.backward(call, given.tensors, checkpoints, given.grads, given.wanted, _layout(given))
+    # an op returns no None; the wanted ones are put back into their places by _differentiate
+    return [grad for grad, wants in zip(found, given.wanted) if wants and grad is not None]
 
 
-def _backward_fake(
-    key: str,
-    tensors: List[Tensor],
-    checkpoints: List[Tensor],
-    grads: List[Optional[Tensor]],
-    numbers: List[float],
-    record: List[str],
-    has_initial_state: bool,
-    wanted: List[bool],
-    order: List[int],
-) -> List[Tensor]:
-    execution = _find(key)
-    call = _call(execution, numbers, record, has_initial_state)
-    return execution.gradients_like(call, tensors, wanted, _layout(tensors[0], order))
+def _backward_fake(*arguments: Any) -> List[Tensor]:
+    given = BackwardArguments(*arguments)
+    execution = _find(given.key)
+    return execution.gradients_like(_call(execution, given), given.tensors, given.wanted, _layout(given))
 
 
 def _setup(ctx: Any, inputs: Tuple[Any, ...], output: List[Tensor]) -> None:
-    key, tensors, numbers, record, has_initial_state, _ = inputs
-    execution = _find(key)
-    count = execution.n_outputs + execution.n_final + len(record)
-    order = list(execution.layout(tensors).order or ())
-    ctx.context = key, len(tensors), numbers, record, has_initial_state, count, order
-    ctx.wanted = [tensor.requires_grad for tensor in tensors]
-    ctx.save_for_backward(*tensors, *output[count:])
+    given = ForwardArguments(*inputs)
+    execution = _find(given.key)
+    count = execution.n_outputs + execution.n_final + len(given.record)
+    # tensors are saved by torch, which finds one that is changed in place, and the rest is kept as it is
+    ctx.given, ctx.n_tensors, ctx.count = given._replace(tensors=[]), len(given.tensors), count
+    ctx.order = list(execution.layout(given.tensors).order or ())
+    ctx.wanted = [tensor.requires_grad for tensor in given.tensors]
+    ctx.save_for_backward(*given.tensors, *output[count:])
 
 
 def _differentiate(ctx: Any, grads: Sequence[Optional[Tensor]]) -> Tuple[Any, ...]:
-    key, n, numbers, record, has_initial_state, count, order = ctx.context
+    given: ForwardArguments = ctx.given
     saved = ctx.saved_tensors
-    found = iter(
-        torch.ops.spikecore.backward(
-            key,
-            list(saved[:n]),
-            list(saved[n:]),
-            list(grads[:count]),
-            numbers,
-            record,
-            has_initial_state,
-            ctx.wanted,
-            order,
-        )
+    arguments = BackwardArguments(
+        key=given.key,
+        tensors=list(saved[: ctx.n_tensors]),
+        checkpoints=list(saved[ctx.n_tensors :]),
+        grads=list(grads[: ctx.count]),
+        numbers=given.numbers,
+        record=given.record,
+        has_initial_state=given.has_initial_state,
+        wanted=ctx.wanted,
+        order=ctx.order,
     )
-    tensors = [next(found) if wants else None for wants in ctx.wanted]
-    # torch takes an empty list for one of tensors, and wants as many gradients back
-    return None, tensors, None if numbers else [], None if record else [], None, None
+    found = iter(torch.ops.spikecore.backward(*arguments))
+    gradients = {
+        "tensors": [next(found) if wants else None for wants in ctx.wanted],
+        # torch takes an empty list for one of tensors, and wants as many gradients back
+        "numbers": None if given.numbers else [],
+        "record": None if given.record else [],
+    }
+    return tuple([gradients.get(name) for name in ForwardArguments._fields])
