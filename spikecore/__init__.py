@@ -1,6 +1,7 @@
 """One definition of a spiking neuron, written as equations; every accelerator runs it, trains it, and agrees on it."""
 
 from spikecore import encode, functional, layers, losses, metrics, surrogate
+from spikecore._fusing import fuse, unfuse
 from spikecore._plugins.hookspecs import hookimpl
 from spikecore._plugins.registry import BackendStatus
 from spikecore._plugins.selection import backends, use_backend
@@ -72,6 +73,7 @@ __all__ = [
     "detach",
     "encode",
     "functional",
+    "fuse",
     "hookimpl",
     "inference_model",
     "kernel_source",
@@ -86,5 +88,6 @@ __all__ = [
     "set_backend",
     "surrogate",
     "training_model",
+    "unfuse",
     "use_backend",
 ]

@@ -6,10 +6,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from spikecore._norm_neuron import NormNeuron
 from spikecore._shell.state import Stateful
 from spikecore.lang._plain import is_compiling
 
-__all__ = ["TimeBatched"]
+__all__ = ["NormNeuron", "TimeBatched"]
 
 
 class TimeBatched(nn.Module):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from spikecore._plugins.selection import asked_in_words, capture
 from spikecore._shell import checks, compiled, definition, earlier, parameters, processes, ranges
-from spikecore._shell.ranged import Ranged
+from spikecore._shell.prologue import Prologued
 from spikecore._shell.state import State, Stateful
 from spikecore.backend import MAX_STATIC_STEPS, Tensors, once
 from spikecore.lang import Program, ops
@@ -28,7 +28,7 @@ from spikecore.surrogate import ATan, Surrogate
 __all__ = ["Neuron", "Stateful"]
 
 
-class Neuron(Ranged):
+class Neuron(Prologued):
     """Base class of every neuron. A subclass declares states and parameters and writes one step as arithmetic::
 
         class AdaptiveLIF(sc.Neuron):
@@ -64,7 +64,7 @@ class Neuron(Ranged):
         "surrogate": checks.surrogate,
         "detach_reset": checks.flag,
         "channel_dim": checks.whole,
-        **Ranged.configuration,
+        **Prologued.configuration,
     }
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -148,7 +148,8 @@ class Neuron(Ranged):
             return outputs[0] if len(outputs) == 1 else outputs, final
         if not is_compiling():
             self._follow()
-        outputs, final, trace_ = self._execute(inputs, state, names, final=True)
+        execute = self._execute if self._prologue is None else self._behind_prologue
+        outputs, final, trace_ = execute(inputs, state, names, final=True)
         return outputs[0] if len(outputs) == 1 else outputs, final, dict(zip(names, trace_))
 
     def _values(self) -> List[Tuple[str, Any]]:
@@ -173,6 +174,8 @@ class Neuron(Ranged):
         ``single``: inputs and outputs are those of one time step, ``[*N]``.
         """
         x = None
+        if self._prologue is not None:
+            return self._behind_prologue(inputs, state, (), final, single)[:2]
         if not is_compiling():
             self._follow()
             x = earlier.only_input(inputs)

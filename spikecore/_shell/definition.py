@@ -33,6 +33,7 @@ SHELL: FrozenSet[str] = frozenset(vars(nn.Module())) | {
     "_inside",
     "_loading",
     "_passed",
+    "_prologue",
     "_ranges",
     "_request",
     "_state",

@@ -23,7 +23,9 @@ from torch.nn.parameter import is_lazy
 
 from spikecore._base.batches import flattened
 from spikecore._shell.binding import Bound, numbers_of, traced_program
+from spikecore._shell.norms import Deferred
 from spikecore._shell.processes import is_shard
+from spikecore._shell.prologue import prologue_of
 from spikecore._shell.state import Stateful, own_names
 from spikecore.parallel._draws import may_draw
 
@@ -55,7 +57,9 @@ class Region:
     """One call of a group."""
 
     def __init__(self, modules: Sequence[nn.Module], run: Callable[..., Any]) -> None:
-        every = list(dict.fromkeys(part for module in modules for part in module.modules()))
+        inside = [part for module in modules for part in module.modules()]
+        # a neuron may normalise in the place of a module that stands in another group
+        every = list(dict.fromkeys([*inside, *(prologue.norm for prologue in map(prologue_of, inside) if prologue)]))
         #: Whether a layer may draw from torch's own generators, whose state torch then keeps.
         self.draws = any(map(may_draw, every))
         self._run = run
@@ -137,7 +141,8 @@ _CAUSES = {
 
 def _is_norm(module: nn.Module) -> bool:
     """Whether its running statistics are moved by torch's own forward, which does not read them in training."""
-    return isinstance(module, _NormBase) and type(module).forward.__module__ in _NORMS
+    own = isinstance(module, _NormBase) and type(module).forward.__module__ in _NORMS
+    return own or isinstance(module, Deferred)
 
 
 def _held(modules: Sequence[nn.Module], kind: str) -> List[_Held]:

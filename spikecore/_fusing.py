@@ -1,0 +1,109 @@
+"""``sc.fuse`` and ``sc.unfuse``: batch normalisation handed to the neuron behind it, in a network as it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Iterator, List, NamedTuple, Tuple
+
+from torch import nn
+
+from spikecore._shell.checks import shown
+from spikecore._shell.norms import can_defer, defer, is_watched, restore
+from spikecore._shell.prologue import Prologue, prologue_of, set_prologue
+from spikecore.layers import NormNeuron, TimeBatched
+from spikecore.neuron import Neuron
+
+
+class Part(NamedTuple):
+    """A module that an ``nn.Sequential`` calls, itself or through others."""
+
+    module: nn.Module
+    #: Whether it sees time and batch as one dimension.
+    folded: bool
+
+
+def fuse(net: nn.Module) -> nn.Module:
+    """Let every neuron of ``net`` that follows a batch normalisation normalise its own input; gives ``net`` back.
+
+    Within an ``nn.Sequential``, nested ones included, these pairs are taken::
+
+        TimeBatched(..., nn.BatchNorm2d(C)), neuron  # multi-step
+        nn.BatchNorm2d(C), neuron  # neuron of step="single"
+
+    The network computes what it computed before, to rounding; a backend that can compute normalisation and neuron in
+    one kernel then does, in which nothing normalised is stored. Modules, parameters and buffers stay where they are, so
+    ``state_dict()`` has the same keys, and an optimiser made before goes on. Left as they are: ``nn.SyncBatchNorm`` and
+    other classes, a normalisation or a neuron that is in the network twice, those with hooks, and all that a module's
+    own ``forward`` puts together: there, use :class:`spikecore.layers.NormNeuron`. :func:`unfuse` undoes it; call it
+    before other modules are put in the place of these (``SyncBatchNorm.convert_sync_batchnorm``).
+
+    The parts of an ``nn.Sequential`` must be called by it alone: ``net[0](x)`` of a fused network is not normalised.
+    Raises TypeError for what is no module.
+    """
+    for norm, neuron in _pairs(_checked("fuse", net)):
+        defer(norm)
+        set_prologue(neuron, Prologue(norm))
+    return net
+
+
+def unfuse(net: nn.Module) -> nn.Module:
+    """Undo :func:`fuse` in ``net``, which is given back; a :class:`spikecore.layers.NormNeuron` stays what it is."""
+    made = {module.neuron for module in _checked("unfuse", net).modules() if isinstance(module, NormNeuron)}
+    for module in net.modules():
+        prologue = prologue_of(module)
+        if prologue is not None and isinstance(module, Neuron) and module not in made:
+            restore(prologue.norm)
+            set_prologue(module, None)
+    return net
+
+
+def _checked(function: str, net: nn.Module) -> nn.Module:
+    if not isinstance(net, nn.Module):
+        raise TypeError(
+            f"sc.{function}: net={shown(net)} is a {type(net).__name__}; give the network itself (an nn.Module)"
+        )
+    return net
+
+
+def _pairs(net: nn.Module) -> List[Tuple[nn.Module, Neuron]]:
+    """The normalisations of ``net`` with the neurons behind them."""
+    # a module at two places is called from both, and only one of them may have the neuron behind it
+    places = Counter(module for _, module in net.named_modules(remove_duplicate=False))
+    found: List[Tuple[nn.Module, Neuron]] = []
+    taken = set()
+    for sequence in net.modules():
+        if not _is_sequence(sequence):
+            continue
+        parts = [part for part in _parts(sequence, places) if not isinstance(part.module, nn.Identity)]
+        for (norm, folded), (neuron, _) in zip(parts, parts[1:]):
+            if not (can_defer(norm) and _can_normalise(neuron)) or folded != (neuron.step == "multi"):
+                continue
+            # nested sequences meet the same pair again
+            if places[norm] == 1 == places[neuron] and neuron not in taken:
+                taken.add(neuron)
+                found.append((norm, neuron))  # type: ignore[arg-type]  # see _can_normalise
+    return found
+
+
+def _is_sequence(module: nn.Module) -> bool:
+    """Whether a module calls its parts one after the other, and nothing sees what is between them."""
+    return type(module).forward is nn.Sequential.forward and not is_watched(module)
+
+
+def _can_normalise(module: nn.Module) -> bool:
+    return isinstance(module, Neuron) and len(module.inputs) == 1 and prologue_of(module) is None
+
+
+def _parts(sequence: nn.Module, places: Counter[nn.Module], folded: bool = False) -> Iterator[Part]:
+    """What a sequence calls, in order; parts of parts in their place where they can be seen through."""
+    for part in sequence.children():
+        inside = part
+        if not folded and type(part) is TimeBatched and not is_watched(part):
+            inside = part.module
+        through = _is_sequence(inside) and places[part] == 1 == places[inside]
+        now_folded = folded or inside is not part
+        if through:
+            yield from _parts(inside, places, now_folded)
+        else:
+            # a TimeBatched at two places is not seen through: its normalisation is not the one in front of a neuron
+            yield Part(inside if places[part] == 1 else part, now_folded)

@@ -1,0 +1,70 @@
+"""Batch normalisation and a neuron as one layer."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from torch import Tensor, nn
+
+from spikecore._shell.norms import check_norm
+from spikecore._shell.prologue import SHORTCUTS, Prologue, prologue_of, set_prologue
+from spikecore.neuron import Neuron
+
+
+class NormNeuron(nn.Module):
+    """Batch normalisation in front of a neuron, with a shortcut if there is one, as one layer.
+
+    ::
+
+        y = neuron(norm(x))                 NormNeuron(norm, neuron)(x)
+        y = neuron(norm(x) + skip)          NormNeuron(norm, neuron, shortcut="before")(x, skip)
+        y = neuron(norm(x)) + skip          NormNeuron(norm, neuron, shortcut="after")(x, skip), as in SEW-ResNet
+
+    ``x`` and ``skip`` are ``[T, B, C, ...]``, or ``[B, C, ...]`` of a single-step neuron; ``y`` has their shape.
+    ``norm`` is ``nn.BatchNorm1d``, ``nn.BatchNorm2d`` or ``nn.BatchNorm3d`` for one time step. It normalises as within
+    :class:`spikecore.layers.TimeBatched`: in training with mean and variance over time, batch and space, one update of
+    the running ones per call (Zheng et al., 2021, normalise in this way and scale by the threshold); ``momentum=None``,
+    ``affine=False``, ``track_running_stats=False`` and ``eval()`` mean what they mean in torch.
+
+    ``norm`` and ``neuron`` are modules of this one: ``state_dict`` has ``norm.weight``, ``neuron.tau`` and so on. The
+    neuron normalises from then on, wherever it is called.
+
+    Raises TypeError for a ``norm`` of another kind, ``nn.SyncBatchNorm`` for one, and for a ``neuron`` that is none;
+    ValueError for a neuron with several inputs, for one that normalises already, and for an unknown ``shortcut``.
+    """
+
+    def __init__(self, norm: nn.Module, neuron: Neuron, *, shortcut: Optional[str] = None) -> None:
+        super().__init__()
+        check_norm("NormNeuron", norm)
+        if not isinstance(neuron, Neuron):
+            raise TypeError(f"NormNeuron: neuron={neuron!r} must be a spikecore neuron")
+        if len(neuron.inputs) != 1:
+            raise ValueError(
+                f"NormNeuron: {type(neuron).__name__} has the inputs {', '.join(neuron.inputs)}; which of them to "
+                "normalise is not known: normalise it before the call"
+            )
+        if prologue_of(neuron) is not None:
+            raise ValueError(
+                f"NormNeuron: this {type(neuron).__name__} normalises its input already (NormNeuron or sc.fuse); make "
+                "a neuron for each place"
+            )
+        if shortcut is not None and shortcut not in SHORTCUTS:
+            raise ValueError(
+                f"NormNeuron: shortcut={shortcut!r} must be None, 'before' (neuron(norm(x) + skip)) or 'after' "
+                "(neuron(norm(x)) + skip)"
+            )
+        self.norm, self.neuron, self.shortcut = norm, neuron, shortcut
+        set_prologue(neuron, Prologue(norm, shortcut or ""))
+
+    def forward(self, x: Tensor, *skip: Tensor) -> Any:
+        """``[T, B, C, ...] -> [T, B, C, ...]``; with a shortcut also ``skip`` of that shape."""
+        prologue = prologue_of(self.neuron)
+        if prologue is None or prologue.norm is not self.norm:
+            # a module was put in the place of one of them, as SyncBatchNorm.convert_sync_batchnorm does
+            check_norm("NormNeuron", self.norm)
+            set_prologue(self.neuron, Prologue(self.norm, self.shortcut or ""))
+        return self.neuron(x, *skip)
+
+    def extra_repr(self) -> str:
+        """The shortcut, if there is one."""
+        return f"shortcut={self.shortcut!r}" if self.shortcut else ""

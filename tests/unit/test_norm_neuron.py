@@ -1,0 +1,261 @@
+"""NormNeuron, sc.fuse and sc.unfuse: the numbers of batch normalisation and neuron one after the other, everywhere."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import spikecore as sc
+from spikecore.layers import NormNeuron, TimeBatched
+
+T, B, C = 5, 6, 4
+SHAPES = {1: (C,), 2: (C, 3, 2), 3: (C, 2, 1, 3)}
+NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+
+
+def drive(*shape, seed=0):
+    """Values that make neurons fire after normalisation, far from zero before."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * 2.0 + 3.0
+
+
+def norm(dims=2, **options):
+    """Batch normalisation whose scale and shift are not those it begins with."""
+    made = NORMS[dims](C, **options)
+    if made.affine:
+        with torch.no_grad():
+            made.weight.copy_(torch.linspace(0.6, 1.8, C))
+            made.bias.copy_(torch.linspace(-0.2, 0.5, C))
+    return made
+
+
+def lif(**options):
+    """A neuron of the reference backend."""
+    return sc.LIF(backend="torch", **options)
+
+
+def both(layer, plain, x, *skip):
+    """Outputs and gradients of the layer and of the plain computation, of x, skips and parameters."""
+    results = []
+    for net in (layer, plain):
+        tensors = [value.clone().requires_grad_() for value in (x, *skip)]
+        y = net(*tensors)
+        (y * torch.linspace(-1.0, 2.0, y.numel()).view(y.shape)).sum().backward()
+        grads = [parameter.grad for parameter in net.parameters()]
+        results.append([y, *(value.grad for value in tensors), *grads])
+    return results
+
+
+class Plain(nn.Module):
+    """The same by hand, from copies of the same modules."""
+
+    def __init__(self, norm, neuron, shortcut=None):
+        super().__init__()
+        self.norm, self.neuron, self.shortcut = copy.deepcopy(norm), copy.deepcopy(neuron), shortcut
+
+    def forward(self, x, skip=None):
+        """What NormNeuron says that it computes."""
+        y = TimeBatched(self.norm)(x) if self.neuron.step == "multi" else self.norm(x)
+        if self.shortcut == "before":
+            y = y + skip
+        z = self.neuron(y)
+        return z + skip if self.shortcut == "after" else z
+
+
+OPTIONS = [{}, {"affine": False}, {"momentum": None}, {"momentum": 0.3}, {"track_running_stats": False}, {"eps": 0.1}]
+
+
+class TestNormNeuron:
+    """One layer."""
+
+    @pytest.mark.parametrize("shortcut", [None, "before", "after"])
+    @pytest.mark.parametrize("dims", [1, 2, 3])
+    def test_it_computes_what_its_parts_compute(self, dims, shortcut):
+        """Outputs, gradients of all tensors and running statistics, over two calls, in training and behind it."""
+        normed, neuron = norm(dims), lif()
+        plain = Plain(normed, neuron, shortcut)
+        layer = NormNeuron(normed, neuron, shortcut=shortcut)
+        for seed in range(3):
+            x = drive(T, B, *SHAPES[dims], seed=seed)
+            skip = [drive(*x.shape, seed=9)] if shortcut else []
+            for mine, its in zip(*both(layer, plain, x, *skip)):
+                torch.testing.assert_close(mine, its)
+            torch.testing.assert_close(dict(layer.state_dict()), dict(plain.state_dict()))
+            if seed == 1:
+                layer.eval(), plain.eval()
+
+    @pytest.mark.parametrize("options", OPTIONS, ids=str)
+    @pytest.mark.parametrize("training", [True, False])
+    def test_every_setting_of_batch_normalisation_means_the_same(self, options, training):
+        """In training and in eval, after two calls that moved the running statistics."""
+        normed, neuron = norm(2, **options), lif()
+        plain, layer = Plain(normed, neuron), NormNeuron(normed, neuron)
+        for seed in range(2):
+            assert torch.equal(layer(drive(T, B, *SHAPES[2], seed=seed)), plain(drive(T, B, *SHAPES[2], seed=seed)))
+        layer.train(training), plain.train(training)
+        for mine, its in zip(*both(layer, plain, drive(T, B, *SHAPES[2], seed=7))):
+            torch.testing.assert_close(mine, its)
+        torch.testing.assert_close(dict(layer.state_dict()), dict(plain.state_dict()))
+
+    def test_single_steps_carry_the_state_and_normalise_each_step(self):
+        """x is [B, C, ...], and the state stays until sc.reset."""
+        normed, neuron = norm(), lif(step="single")
+        plain, layer = Plain(normed, neuron), NormNeuron(normed, neuron)
+        for seed in range(4):
+            x = drive(B, *SHAPES[2], seed=seed)
+            assert torch.equal(layer(x), plain(x))
+        sc.reset(layer), sc.reset(plain)
+        assert torch.equal(layer(x), plain(x))
+
+    def test_run_gives_state_and_trace_of_the_normalised_input(self):
+        """The functional core normalises, too."""
+        normed, neuron = norm(), lif()
+        plain, layer = Plain(normed, neuron), NormNeuron(normed, neuron)
+        x = drive(T, B, *SHAPES[2])
+        out, state, trace = layer.neuron.run(x, record=("v",))
+        wanted, its_state, its_trace = plain.neuron.run(TimeBatched(plain.norm)(x), record=("v",))
+        assert torch.equal(out, wanted)
+        assert torch.equal(state["v"], its_state["v"])
+        assert torch.equal(trace["v"], its_trace["v"])
+        layer.neuron.run(x)
+
+    def test_copies_normalise_by_their_own_parameters(self):
+        """A copy's neuron belongs to the copy's normalisation: a change of one is none of the other."""
+        layer = NormNeuron(norm(), lif())
+        x = drive(T, B, *SHAPES[2])
+        for copied in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+            before = layer(x)
+            with torch.no_grad():
+                copied.norm.bias.fill_(-100.0)
+            assert copied(x).sum() == 0
+            assert torch.equal(layer(x), before)
+
+    def test_what_cannot_be_one_layer_is_refused_in_words(self):
+        """Each argument by name, with the way out."""
+        with pytest.raises(TypeError, match="norm is a SyncBatchNorm, whose statistics are those of all processes"):
+            NormNeuron(nn.SyncBatchNorm(C), lif())
+        with pytest.raises(TypeError, match="norm is a GroupNorm; a neuron can take over nn.BatchNorm1d"):
+            NormNeuron(nn.GroupNorm(2, C), lif())
+        with pytest.raises(TypeError, match="neuron=ReLU.. must be a spikecore neuron"):
+            NormNeuron(norm(), nn.ReLU())
+        with pytest.raises(ValueError, match="shortcut='behind' must be None, 'before'"):
+            NormNeuron(norm(), lif(), shortcut="behind")
+        layer = NormNeuron(norm(), lif(), shortcut="before")
+        with pytest.raises(ValueError, match="normalises its input already"):
+            NormNeuron(norm(), layer.neuron)
+        x = drive(T, B, *SHAPES[2])
+        with pytest.raises(TypeError, match=r"takes 2 inputs \(x, skip\), got 1"):
+            layer(x)
+        with pytest.raises(ValueError, match="a shortcut has the shape of x"):
+            layer(x, x[:, :1])
+        with pytest.raises(TypeError, match="skip is a float; give a tensor"):
+            layer(x, 1.0)
+        with pytest.raises(ValueError, match=r"x must be \[T, B, C, ...\]"):
+            NormNeuron(norm(1), lif())(drive(T, B))
+
+    def test_a_module_in_the_place_of_the_norm_is_seen(self):
+        """Synchronised batch normalisation is refused when it comes later, too; another plain one is taken."""
+        layer = NormNeuron(norm(), lif())
+        layer.norm = nn.BatchNorm2d(C)
+        x = drive(T, B, *SHAPES[2])
+        assert torch.equal(layer(x), Plain(nn.BatchNorm2d(C), lif())(x))
+        with pytest.raises(TypeError, match="SyncBatchNorm"):
+            nn.SyncBatchNorm.convert_sync_batchnorm(layer)(x)
+
+
+def network(step="multi"):
+    """Convolutions with batch normalisation, nested, and one without."""
+    wrap = TimeBatched if step == "multi" else nn.Sequential
+    return nn.Sequential(
+        wrap(nn.Conv2d(2, C, 3, padding=1), nn.BatchNorm2d(C)),
+        lif(step=step),
+        nn.Sequential(wrap(nn.Conv2d(C, C, 1, bias=False), nn.Sequential(nn.BatchNorm2d(C))), nn.Identity()),
+        nn.Sequential(lif(step=step, learn=("tau",)), wrap(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(C * 4, 3))),
+        lif(step=step),
+    )
+
+
+class TestFuse:
+    """A network as it is."""
+
+    @pytest.mark.parametrize("step", ["multi", "single"])
+    def test_a_fused_network_has_the_same_keys_and_computes_the_same(self, step):
+        """Outputs, gradients, running statistics; modules and parameters are the same objects at the same places."""
+        net = network(step)
+        plain = copy.deepcopy(net)
+        parameters = dict(net.named_parameters())
+        assert sc.fuse(net) is net
+        assert repr(net).count("computed by the neuron") == 2
+        assert [*net.state_dict()] == [*plain.state_dict()]
+        assert all(net.get_parameter(name) is value for name, value in parameters.items())
+        x = drive(*((T,) if step == "multi" else ()), B, 2, 4, 4)
+        for mine, its in zip(*both(net, plain, x)):
+            torch.testing.assert_close(mine, its)
+        torch.testing.assert_close(dict(net.state_dict()), dict(plain.state_dict()))
+        net.load_state_dict(network(step).state_dict())
+
+    def test_unfuse_undoes_it(self):
+        """Classes, prologues and numbers are what they were; it can be fused again."""
+        net = network()
+        kinds = [type(module) for module in net.modules()]
+        x = drive(T, B, 2, 4, 4)
+        wanted = net(x)
+        assert sc.unfuse(sc.fuse(sc.fuse(net))) is net
+        assert [type(module) for module in net.modules()] == kinds
+        assert torch.equal(net(x), wanted)
+        assert torch.equal(sc.fuse(net)(x), wanted)
+
+    def test_copies_of_a_fused_network_are_fused(self):
+        """deepcopy and pickle; the copy can be unfused, and the original stays."""
+        net = sc.fuse(network())
+        x = drive(T, B, 2, 4, 4)
+        for copied in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+            assert torch.equal(copied(x), net(x))
+            sc.unfuse(copied)
+            assert "computed by the neuron" not in repr(copied)
+            assert torch.equal(copied(x), net(x))
+        assert "computed by the neuron" in repr(net)
+
+    def test_what_it_cannot_be_sure_of_is_left_alone(self):
+        """Other norms, norms and neurons at two places, with hooks, in front of something else."""
+        shared, neuron = nn.BatchNorm2d(C), lif()
+        hooked = nn.BatchNorm2d(C)
+        hooked.register_forward_hook(lambda *_: None)
+        nets = [
+            nn.Sequential(TimeBatched(nn.SyncBatchNorm(C)), lif()),
+            nn.Sequential(TimeBatched(nn.InstanceNorm2d(C)), lif()),
+            nn.Sequential(TimeBatched(shared), lif(), TimeBatched(shared), lif()),
+            nn.Sequential(TimeBatched(nn.BatchNorm2d(C)), neuron, neuron),
+            nn.Sequential(TimeBatched(hooked), lif()),
+            nn.Sequential(TimeBatched(nn.BatchNorm2d(C), nn.ReLU()), lif()),
+            nn.Sequential(TimeBatched(nn.BatchNorm2d(C)), lif(step="single")),
+            nn.ModuleList([TimeBatched(nn.BatchNorm2d(C)), lif()]),
+            nn.Sequential(NormNeuron(nn.BatchNorm2d(C), lif())),
+        ]
+        for net in nets:
+            before = [type(module) for module in net.modules()]
+            assert [type(module) for module in sc.fuse(net).modules()] == before
+            assert [type(module) for module in sc.unfuse(net).modules()] == before
+        twice = TimeBatched(nn.BatchNorm2d(C))
+        assert "computed by" not in repr(sc.fuse(nn.Sequential(twice, lif(), twice)))
+        with pytest.raises(TypeError, match=r"sc\.fuse: net=3 is a int"):
+            sc.fuse(3)
+
+    def test_another_module_in_the_place_of_a_deferred_norm_is_refused(self):
+        """The neuron would go on with the one that was replaced."""
+        with pytest.raises(RuntimeError, match=r"call sc\.unfuse\(net\) first"):
+            nn.SyncBatchNorm.convert_sync_batchnorm(sc.fuse(network()))
+        with pytest.raises(ValueError, match="computed by another neuron"):
+            NormNeuron(sc.fuse(network())[0].module[1], lif())
+
+    def test_checkpointed_groups_move_running_statistics_once(self):
+        """Also where the neuron that normalises is in another group than the module that it normalises for."""
+        net, plain = sc.fuse(network()), network()
+        plain.load_state_dict(net.state_dict())
+        sc.checkpoint(net, every=1)
+        for mine, its in zip(*both(net, plain, drive(T, B, 2, 4, 4))):
+            torch.testing.assert_close(mine, its)
+        torch.testing.assert_close(dict(net.state_dict()), dict(plain.state_dict()))
