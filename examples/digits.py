@@ -132,7 +132,7 @@ def draw_raster(net: nn.Sequential, path: Path) -> None:
         firing = spikes.sum(0).nonzero().flatten() if total > CLASSES else torch.arange(total)
         shown = spikes[:, firing[:: max(1, len(firing) // 64)][:64]]
         times, neurons = shown.nonzero(as_tuple=True)
-        axis.scatter(times + 1, neurons, s=900 / shown.shape[1], marker="|", linewidths=1.8)
+        axis.scatter(times + 1, neurons, s=900 / max(1, shown.shape[1]), marker="|", linewidths=1.8)
         part = f", {len(firing)} of {total} fire" if total > CLASSES else ""
         axis.set(title=title + part, xlabel="time step", ylabel="neuron" if part else "digit")
         axis.set(xlim=(0.5, STEPS + 0.5), ylim=(-0.5, shown.shape[1] - 0.5), xticks=range(1, STEPS + 1))

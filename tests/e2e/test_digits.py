@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 from pathlib import Path
+from typing import Tuple, Union
 
 import pytest
 import torch
@@ -19,9 +20,13 @@ ROOT = Path(__file__).parents[2]
 BUILT_IN = {**os.environ, "SPIKECORE_BLOCK": "numba,triton"}
 
 
+def started(*arguments: Union[str, Path], **environ: str) -> subprocess.CompletedProcess[str]:
+    """A program in a process of its own."""
+    return warm.run(*arguments, env={**BUILT_IN, **environ}, imported=warm.PROGRAMS)
+
+
 def start(out: Path, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    command = [EXAMPLES / "digits.py", "--epochs", "2", "--out", out, *args]
-    return warm.run(*command, env={**BUILT_IN, **environ})
+    return started(EXAMPLES / "digits.py", "--epochs", "2", "--out", out, *args, **environ)
 
 
 def run(out: Path, *args: str) -> str:
@@ -86,13 +91,6 @@ def test_the_picture_shows_every_point(tmp_path, monkeypatch, scores, lowest):
     pictures.plt.close(drawn[0])
 
 
-def test_the_same_seed_gives_the_same_result(first, tmp_path):
-    """A second run with the backend named is the first run again."""
-    text = run(tmp_path, "--backend", "torch")
-    assert accuracy(text) == accuracy(first[0])
-    assert "torch on cpu (asked for by set_backend())" in text
-
-
 @pytest.mark.parametrize("how", [{"SPIKECORE_BACKEND": "cupy"}, {}])
 def test_a_backend_that_cannot_be_had_is_a_sentence(tmp_path, how):
     """Named by the variable or the option, it ends the program with exit code 2 and the reason, without a traceback."""
@@ -102,11 +100,12 @@ def test_a_backend_that_cannot_be_had_is_a_sentence(tmp_path, how):
     assert "digits.py: error: backend 'cupy' (from " in done.stderr
 
 
-#: Runs an example until it has saved so many checkpoints, and sends it a signal then.
+#: Runs an example on a fifth of the images to train on until it has saved so many checkpoints, and sends it a signal
+#: then; never if that is 0. How a run goes on does not depend on how many images there are.
 STOPPING = """
 import os, runpy, signal, sys
+import torch
 import spikecore as sc
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores Ctrl-C
 save, left, number = sc.save_checkpoint, int(sys.argv[1]), int(sys.argv[2])
 def saved(*args, **kwargs):
     global left
@@ -117,13 +116,31 @@ def saved(*args, **kwargs):
 sc.save_checkpoint = saved
 sys.argv = sys.argv[3:]
 sys.path.insert(0, os.path.dirname(sys.argv[0]))  # as Python does for a program
+from common import data
+whole = data.digits()
+part = torch.utils.data.TensorDataset(*(values[:288] for values in whole.training.tensors))
+data.digits = lambda: whole._replace(training=part)
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def stopped(number: int, example: str, *args: str) -> subprocess.CompletedProcess[str]:
-    """An example that got a signal after its first epoch."""
-    return warm.run("-c", STOPPING, "1", str(int(number)), EXAMPLES / example, *args, env=BUILT_IN)
+def stopped(number: int, example: str, *args: Union[str, Path]) -> subprocess.CompletedProcess[str]:
+    """An example on fewer images that got a signal after its first epoch."""
+    return started("-c", STOPPING, "1", str(int(number)), EXAMPLES / example, *args)
+
+
+def in_one_go(example: str, *args: Union[str, Path]) -> str:
+    """What an example on fewer images printed, which got no signal."""
+    done = started("-c", STOPPING, "0", "0", EXAMPLES / example, *args)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Tuple[str, Path]:
+    """Two epochs on fewer images."""
+    out = tmp_path_factory.mktemp("short")
+    return in_one_go("digits.py", "--epochs", "2", "--out", out), out
 
 
 def same_weights(a: Path, b: Path) -> bool:
@@ -135,26 +152,35 @@ def same_weights(a: Path, b: Path) -> bool:
     return all(torch.equal(x, y) for x, y in pairs)
 
 
+def test_the_same_seed_gives_the_same_result(short, tmp_path):
+    """A second run with the backend named is the first run again, to the bit."""
+    text = in_one_go("digits.py", "--epochs", "2", "--out", tmp_path, "--backend", "torch")
+    assert accuracy(text) == accuracy(short[0])
+    assert same_weights(tmp_path, short[1])
+    assert "torch on cpu (asked for by set_backend())" in text
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_stopped_run_goes_on_to_the_same_weights(first, tmp_path, number):
+def test_a_stopped_run_goes_on_to_the_same_weights(short, tmp_path, number):
     """Ctrl-C or kill -9 after the first epoch, then --resume: weights and moments of the run in one go."""
-    ended = stopped(number, "digits.py", "--epochs", "2", "--out", str(tmp_path))
+    args = ("digits.py", "--epochs", "2", "--out", tmp_path)
+    ended = stopped(number, *args)
     if number == signal.SIGKILL:
         assert ended.returncode == -signal.SIGKILL
     else:
         assert ended.returncode == 130
         assert "Traceback" not in ended.stderr
         assert f"last finished epoch is in {tmp_path / 'checkpoint.pt'}; go on with --resume" in ended.stderr
-    assert not same_weights(tmp_path, first[1])
-    text = run(tmp_path, "--resume")
-    assert same_weights(tmp_path, first[1])
-    assert accuracy(text) == accuracy(first[0])
+    assert not same_weights(tmp_path, short[1])
+    text = in_one_go(*args, "--resume")
+    assert same_weights(tmp_path, short[1])
+    assert accuracy(text) == accuracy(short[0])
     assert points(tmp_path)["loss"] == [1, 2]  # no epoch is missing, none is there twice
 
 
 def test_a_checkpoint_of_other_settings_is_refused(first):
     """A sentence names what differs."""
-    done = warm.run(EXAMPLES / "digits.py", "--out", first[1], "--resume", "--epochs", "3")
+    done = started(EXAMPLES / "digits.py", "--out", first[1], "--resume", "--epochs", "3")
     assert done.returncode == 1
     assert done.stderr.strip().endswith(
         "was written with epochs=2 (now 3); give the same, or begin without this checkpoint"
@@ -165,7 +191,7 @@ def test_a_checkpoint_of_other_settings_is_refused(first):
 def test_the_tutorial_without_its_backend(tmp_path, monkeypatch):
     """A sentence, and the exit status of wrong usage."""
     monkeypatch.setenv("SPIKECORE_BACKEND", "cupy")
-    done = warm.run(EXAMPLES / "mnist_ipu.py", "--out", tmp_path)
+    done = warm.run(EXAMPLES / "mnist_ipu.py", "--out", tmp_path, imported=warm.PROGRAMS)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert "mnist_ipu.py: error: backend 'cupy' (from SPIKECORE_BACKEND) is not usable here" in done.stderr
@@ -174,13 +200,13 @@ def test_the_tutorial_without_its_backend(tmp_path, monkeypatch):
 def test_the_tutorial_without_its_data(tmp_path):
     """The error names options that the program has, and --help what is taken without any."""
     program = EXAMPLES / "mnist_ipu.py"
-    done = warm.run(program, "--data", tmp_path)
+    done = warm.run(program, "--data", tmp_path, imported=warm.PROGRAMS)
     assert done.returncode == 2
     assert done.stderr.endswith(
         ". Give the folder of these files with --data, or leave out --data for scikit-learn's digits\n"
     )
     wide = {**os.environ, "COLUMNS": "200"}  # no word is broken
-    told = warm.run(program, "--help", env=wide, check=True).stdout
+    told = warm.run(program, "--help", env=wide, check=True, imported=warm.PROGRAMS).stdout
     assert "folder with the files of MNIST; without it, scikit-learn's digits" in " ".join(told.split())
     assert "images of a step (default: 120)" in " ".join(told.split())
     assert "(default: None)" not in told
@@ -188,11 +214,10 @@ def test_the_tutorial_without_its_data(tmp_path):
 
 def test_the_tutorial_goes_on_to_the_same_weights(tmp_path):
     """The example for IPUs, killed and resumed, too."""
-    args = ("--epochs", "2", "--batch-size", "360", "--out")
-    program = EXAMPLES / "mnist_ipu.py"
-    warm.run(program, *args, tmp_path / "whole", check=True, env=BUILT_IN)
-    ended = stopped(signal.SIGTERM, "mnist_ipu.py", *args, str(tmp_path / "cut"))
+    args = ("mnist_ipu.py", "--epochs", "2", "--batch-size", "72", "--out")
+    in_one_go(*args, tmp_path / "whole")
+    ended = stopped(signal.SIGTERM, *args, tmp_path / "cut")
     assert ended.returncode == 130
     assert "checkpoint.pt; go on with --resume" in ended.stderr
-    warm.run(program, *args, tmp_path / "cut", "--resume", check=True, env=BUILT_IN)
+    in_one_go(*args, tmp_path / "cut", "--resume")
     assert same_weights(tmp_path / "cut", tmp_path / "whole")

@@ -7,13 +7,13 @@ import random
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
-from typing import Callable, List
+from typing import Any, Callable, List
 
 import pytest
 import torch
 
+import warm
 from programs import EXAMPLES, points, runner
 
 pytest.importorskip("safetensors", reason="the training programs need the extra `train`")
@@ -30,16 +30,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return runner(monkeypatch, capsys)
 
 
-def process(*args: str) -> subprocess.Popen[str]:
-    """A program in a process of its own, which takes Ctrl-C even where a shell runs pytest in the background."""
-    command = [sys.executable, str(EXAMPLES / args[0]), *args[1:]]
-    pipe = subprocess.PIPE
-    # a process ignores the signals that the one which starts it ignores, as a shell's background job ignores Ctrl-C
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        return subprocess.Popen(command, stderr=pipe, stdout=pipe, text=True, env=ENVIRONMENT)
-    finally:
-        signal.signal(signal.SIGINT, before)
+def process(*args: str) -> Any:
+    """A program in a process of its own."""
+    return warm.start(EXAMPLES / args[0], *args[1:], env=ENVIRONMENT, imported=warm.PROGRAMS)
 
 
 def ended_at(step: int, number: int, *args: str) -> subprocess.CompletedProcess[str]:

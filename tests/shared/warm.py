@@ -1,8 +1,9 @@
 """Python processes that begin with torch imported, which takes most of the time of a short one.
 
-:func:`run` is ``subprocess.run([sys.executable, *arguments], capture_output=True, text=True)``. The process is a fork
-of one that imported torch and pytest and computed nothing, so its modules, its environment and its exit are its own.
-What must itself import torch, or start with other settings of Python or of OpenMP, is an ordinary process.
+:func:`run` is ``subprocess.run([sys.executable, *arguments], capture_output=True, text=True)``, and :func:`start` is
+``subprocess.Popen`` of the same. The process is a fork of one that imported torch and pytest, and what ``imported``
+names, and computed nothing: its modules, its environment and its exit are its own. What must itself import torch, or
+start with other settings of Python or of OpenMP, is an ordinary process.
 """
 
 from __future__ import annotations
@@ -10,19 +11,29 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Union
+from typing import Any, Dict, List, Optional, Sequence, TextIO, Tuple, Union
 
 #: Variables that torch, OpenMP and Python read when they are loaded: where they differ, a fork would be too late.
-EARLY = ("OMP_", "MKL_", "KMP_", "GOMP_", "LD_", "TORCH", "PYTORCH", "CUDA", "PYTHON")
+EARLY = ("OMP_", "MKL_", "KMP_", "GOMP_", "LD_", "TORCH", "PYTORCH", "CUDA", "PYTHON", "MPL")
 #: Of these, what a fork sets by itself.
 SET = ("PYTHONPATH",)
+#: What the programs of ``examples/`` import from others, and what torch imports at the first step of an optimiser. It
+#: takes as long as torch.
+PROGRAMS = (
+    "matplotlib.pyplot",
+    "sklearn.datasets",
+    "sklearn.model_selection",
+    "torch._dynamo",
+    "torch.utils.tensorboard",
+)
 
-#: The process that forks, once it was started.
-_servers: List[subprocess.Popen[str]] = []
+#: The processes that fork, by what they imported, once they were started.
+_servers: Dict[Tuple[str, ...], subprocess.Popen[str]] = {}
 
 
 def run(
@@ -31,42 +42,117 @@ def run(
     env: Optional[Dict[str, str]] = None,
     timeout: Optional[float] = None,
     check: bool = False,
+    imported: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
-    """What ``python arguments`` printed, and its exit status. It takes the options ``-c``, ``-m``, ``-W``."""
+    """What ``python arguments`` printed, and its exit status. It takes the options ``-c``, ``-m``, ``-W``.
+
+    imported: modules that are there before it begins, beside torch and pytest.
+    """
     command = [sys.executable, *map(str, arguments)]
     environment = {**(os.environ if env is None else env)}
-    if not hasattr(os, "fork") or sys.platform != "linux" or _early(environment) != _early(dict(os.environ)):
+    if not _can(environment):
         return subprocess.run(
             command, capture_output=True, text=True, check=check, cwd=cwd, env=environment, timeout=timeout
         )
     with tempfile.TemporaryDirectory() as folder:
         out, error = Path(folder, "out"), Path(folder, "error")
-        request = {
-            "arguments": command[1:],
-            "cwd": str(cwd or os.getcwd()),
-            "environment": environment,
-            "out": str(out),
-            "error": str(error),
-            "timeout": timeout,
-        }
-        status = _asked(request)
+        pid = _begun(imported, command[1:], str(cwd or os.getcwd()), environment, str(out), str(error), timeout)
+        status = _asked(imported, {"wait": pid})
         done = subprocess.CompletedProcess(command, status, out.read_text("utf-8"), error.read_text("utf-8"))
     if check:
         done.check_returncode()
     return done
 
 
+def start(
+    *arguments: Union[str, Path], env: Optional[Dict[str, str]] = None, imported: Sequence[str] = ()
+) -> Union[Started, subprocess.Popen[str]]:
+    """The process, which runs; what it writes to stderr may be read at once. It takes Ctrl-C, even where a shell runs
+    pytest in the background.
+    """
+    command = [sys.executable, *map(str, arguments)]
+    environment = {**(os.environ if env is None else env)}
+    if _can(environment):
+        return Started(command, environment, imported)
+    # a process ignores the signals that the one which starts it ignores, as a shell's background job ignores Ctrl-C
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, stderr=pipe, stdout=pipe, text=True, env=environment)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class Started:
+    """A process that :func:`start` gives, with what its users need of :class:`subprocess.Popen`."""
+
+    def __init__(self, command: List[str], environment: Dict[str, str], imported: Sequence[str]) -> None:
+        self.args, self.imported = command, imported
+        self.returncode: Optional[int] = None
+        self._folder = tempfile.TemporaryDirectory()
+        out, error = Path(self._folder.name, "out"), Path(self._folder.name, "error")
+        os.mkfifo(str(error))
+        self.pid = _begun(imported, command[1:], os.getcwd(), environment, str(out), str(error), None)
+        self._out = out
+        self.stderr: TextIO = open(str(error), encoding="utf-8")  # noqa: SIM115  # communicate() closes it
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal."""
+        os.kill(self.pid, number)
+
+    def communicate(self, timeout: Optional[float] = None) -> Tuple[str, str]:
+        """Wait for its end; the rest of what it wrote. After ``timeout`` seconds it is killed."""
+        rest = ""
+
+        def late(number: int, frame: Any) -> None:
+            os.kill(self.pid, signal.SIGKILL)
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+
+        before = signal.signal(signal.SIGALRM, late)
+        signal.setitimer(signal.ITIMER_REAL, timeout or 0.0)
+        try:
+            rest = self.stderr.read()
+            self.returncode = _asked(self.imported, {"wait": self.pid})
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, before)
+            self.stderr.close()
+        out = self._out.read_text("utf-8")
+        self._folder.cleanup()
+        return out, rest
+
+
+def _can(environment: Dict[str, str]) -> bool:
+    """Whether a fork can stand for the process."""
+    return hasattr(os, "fork") and sys.platform == "linux" and _early(environment) == _early(dict(os.environ))
+
+
 def _early(environment: Dict[str, str]) -> Dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith(EARLY) and name not in SET}
 
 
-def _asked(request: Dict[str, Any]) -> int:
-    if not _servers:
+def _begun(
+    imported: Sequence[str],
+    arguments: List[str],
+    cwd: str,
+    environment: Dict[str, str],
+    out: str,
+    error: str,
+    timeout: Optional[float],
+) -> int:
+    """Begin a process; returns its id."""
+    names = ("arguments", "cwd", "environment", "out", "error", "timeout")
+    return _asked(imported, dict(zip(names, (arguments, cwd, environment, out, error, timeout))))
+
+
+def _asked(imported: Sequence[str], request: Dict[str, Any]) -> int:
+    key = tuple(imported)
+    if key not in _servers:
         path = {name: value for name, value in os.environ.items() if name not in SET}
-        command = [sys.executable, __file__]
-        _servers.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=path))
-        atexit.register(_ended)
-    stdin, stdout = _servers[0].stdin, _servers[0].stdout
+        command = [sys.executable, __file__, *key]
+        _servers[key] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=path)
+        atexit.register(_ended, key)
+    stdin, stdout = _servers[key].stdin, _servers[key].stdout
     assert stdin is not None
     assert stdout is not None
     stdin.write(json.dumps(request) + "\n")
@@ -74,8 +160,8 @@ def _asked(request: Dict[str, Any]) -> int:
     return int(stdout.readline())
 
 
-def _ended() -> None:
-    _servers.pop().communicate()  # it ends with its input
+def _ended(key: Tuple[str, ...]) -> None:
+    _servers.pop(key).communicate()  # it ends with its input
 
 
 # -- in the process that forks
@@ -85,11 +171,11 @@ def _served() -> Optional[Dict[str, Any]]:
     """Forks for each request. In the fork the request is returned, and the fork goes on from there."""
     for line in sys.stdin:
         request: Dict[str, Any] = json.loads(line)
-        child = os.fork()
-        if not child:
+        said = _status(request["wait"]) if "wait" in request else os.fork()
+        if not said and "wait" not in request:
             return request
         answer = os.fdopen(os.dup(1), "w")
-        answer.write(f"{_status(child)}\n")
+        answer.write(f"{said}\n")
         answer.close()
     return None
 
@@ -102,9 +188,9 @@ def _status(child: int) -> int:
 
 def _become(request: Dict[str, Any]) -> List[str]:
     """Take the streams, folder and environment of a new process; returns its arguments without Python's own."""
-    import signal
     import warnings
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the process that forks may ignore Ctrl-C
     for number, name, flags in (
         (0, os.devnull, os.O_RDONLY),
         (1, request["out"], os.O_WRONLY | os.O_CREAT),
@@ -149,9 +235,13 @@ def _started(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    import importlib
+
     import pytest  # noqa: F401  # forks have it
     import torch  # noqa: F401  # the same
 
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
     work = _served()
     if work is not None:
         _started(_become(work))
