@@ -122,6 +122,7 @@ class Kernel:
 
     def __call__(self, blocks: int, device: int, arguments: List[Any]) -> None:
         """Launch on torch's current stream of a device, which becomes the current one for the time of the launch."""
+        # private functions of torch: the public ones ask at every launch first whether CUDA is initialised
         if torch._C._cuda_getDevice() != device:
             with torch.cuda.device(device):
                 self(blocks, device, arguments)
@@ -137,6 +138,7 @@ class Kernel:
 
     def _buffer(self, device: int) -> Tuple[Any, int]:
         """Memory of this thread for arguments, and the address of what says where it is."""
+        # one for each thread: the driver copies the arguments at launch, after another thread may have packed its own
         found: Optional[Dict[int, Tuple[Any, int, Any, Any]]] = getattr(self._local, "buffers", None)
         if found is None:
             found = self._local.buffers = {}
@@ -153,6 +155,7 @@ class Kernel:
     def _load(self, device: int) -> Tuple[int, Any]:
         from cupy.cuda.function import Module
 
+        # two threads that launch at once would compile twice
         with self._lock:
             if device not in self._functions:
                 major, minor = torch.cuda.get_device_capability(device)
@@ -171,4 +174,5 @@ class Kernel:
 
 def layout_of(types: Sequence[str]) -> str:
     """How :mod:`struct` packs values of these C types."""
+    # without a prefix struct aligns as C does, which is how the driver reads arguments
     return "".join("P" if "*" in kind else _FORMATS[kind] for kind in types)

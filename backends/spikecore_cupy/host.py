@@ -35,12 +35,13 @@ def reason() -> Optional[str]:
 class HostKernel:
     """A kernel of one text. ``types`` are the C types of its arguments."""
 
-    #: Threads of a block.
+    #: Threads of a block. With one, a sum over a block needs no other thread, and blocks can run one after the other.
     block = 1
 
     def __init__(self, name: str, text: str, types: Sequence[str]) -> None:
         self._pack = struct.Struct(layout_of(types)).pack
         library = _loaded(name, f"{text}{_entry(name, types)}")
+        # ctypes never unloads a library: a session of tests would keep every kernel that it built
         weakref.finalize(self, _ctypes.dlclose, library._handle)
         self._launch = library.launch
         self._launch.argtypes, self._launch.restype = (ctypes.c_uint, ctypes.c_char_p), None

@@ -37,11 +37,6 @@ class Ranged(Bound):
         """The ranges of this neuron's parameters, given their values, before ``bounds`` replaces some."""
         return ranges.declared(type(self))
 
-    def _project(self) -> None:
-        """Put learnt parameters inside their ranges now."""
-        if self._parameters:
-            ranges.project(self._parameters, self._ranges)
-
     def _now(self) -> Dict[str, Any]:
         return {name: getattr(self, name) for name in self.params}
 
@@ -58,7 +53,7 @@ class Ranged(Bound):
         self._adopt(self._following(values))
 
     def _set_bounds(self, given: Any) -> None:
-        self._project()
+        put_inside(self)
         before, values = self._given, self._now()
         self.__dict__["_given"] = given if given is None or not isinstance(given, Mapping) else dict(given)
         try:
@@ -146,7 +141,7 @@ class Ranged(Bound):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         # an optimiser may have stepped since the last call, and what is saved must load again
-        self._project()
+        put_inside(self)
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(
@@ -196,4 +191,5 @@ class Ranged(Bound):
 
 def put_inside(module: Ranged) -> None:
     """Put every learnt parameter of ``module`` that left its range back to the nearest value inside, in place."""
-    module._project()
+    if module._parameters:
+        ranges.project(module._parameters, module._ranges)

@@ -8,7 +8,7 @@ Rules of this module:
 - Copies (``deepcopy``, ``pickle``) keep the values of a single-step state and drop its graph; ``.to()`` moves the state
   along.
 - While torch computes a checkpointed part of a network again, state is that of the recomputation
-  (:mod:`spikecore._shell.recompute`): ``_slot`` says where it is held.
+  (:mod:`spikecore._shell.recompute`): ``slot_of`` says where it is held.
 """
 
 from __future__ import annotations
@@ -53,30 +53,18 @@ class Stateful(nn.Module):
     @property
     def state(self) -> Optional[State]:
         """The state that the next call continues from, by name; None at rest."""
-        state: Optional[State] = self._slot()["_state"]
+        state: Optional[State] = slot_of(self)["_state"]
         return state
 
     @property
     def continues(self) -> bool:
         """Whether a call continues from the last one."""
-        return self.step == "single" or self._slot()["_carrying"] > 0
+        return self.step == "single" or slot_of(self)["_carrying"] > 0
 
     @property
     def carrying(self) -> bool:
         """Whether a block of :func:`spikecore.carry_state` is active, single-step neurons included."""
         return self._carrying > 0
-
-    def _slot(self, calls: bool = False) -> recompute.Slot:
-        """Where the state is held for what runs now; ``calls``: which is a call of this module."""
-        if is_compiling():
-            return self._slot_eagerly(calls) if compiled.breaks() else self.__dict__
-        if not (self._cut or recompute.possible()):
-            return self.__dict__
-        return recompute.slot(self, calls)
-
-    @compiled.uncompiled
-    def _slot_eagerly(self, calls: bool) -> recompute.Slot:
-        return self._slot(calls)
 
     @compiled.uncompiled
     def _eagerly(self, *inputs: Any) -> Any:
@@ -85,7 +73,7 @@ class Stateful(nn.Module):
 
     def _begin(self) -> recompute.Slot:
         """Where a call of ``forward`` that may continue finds its state, which is checked."""
-        slot = self._slot(calls=True)
+        slot = slot_of(self, calls=True)
         if not (self.step == "single" or slot["_carrying"]):
             return slot
         if is_compiling():
@@ -179,7 +167,7 @@ def _moved(converted: Tensor, value: Tensor) -> Tensor:
 def keep(module: Stateful, state: Optional[State]) -> None:
     """Have the next call of ``module`` continue from ``state``; None: from rest."""
     # past nn.Module.__setattr__, which would look for parameters and modules on every step
-    slot = module._slot()
+    slot = slot_of(module)
     slot["_state"] = state
     if not is_compiling():
         slot["_cut"], slot["_passed"] = 0, None
@@ -196,7 +184,7 @@ def cut_graph(module: Stateful) -> None:
 
 def carry(module: Stateful) -> None:
     """Have multi-step calls continue, from rest on, until :func:`carry_no_more` was called as often."""
-    slot = module._slot()
+    slot = slot_of(module)
     if module.step == "multi" and not slot["_carrying"]:
         keep(module, None)
     slot["_carrying"] += 1
@@ -205,15 +193,27 @@ def carry(module: Stateful) -> None:
 
 def carry_no_more(module: Stateful) -> None:
     """End one :func:`carry`; the last one drops the state of a multi-step module."""
-    slot = module._slot()
+    slot = slot_of(module)
     slot["_carrying"] -= 1
     if module.step == "multi" and not slot["_carrying"]:
         keep(module, None)
 
 
-def slot_of(module: Stateful) -> recompute.Slot:
-    """Where the state of ``module`` is held for what runs now, see :mod:`spikecore._shell.recompute`."""
-    return module._slot()
+def slot_of(module: Stateful, calls: bool = False) -> recompute.Slot:
+    """Where the state of ``module`` is held for what runs now, see :mod:`spikecore._shell.recompute`.
+
+    ``calls``: what runs now is a call of the module.
+    """
+    if is_compiling():
+        return _slot_eagerly(module, calls) if compiled.breaks() else module.__dict__
+    if not (module._cut or recompute.possible()):
+        return module.__dict__
+    return recompute.slot(module, calls)
+
+
+@compiled.uncompiled
+def _slot_eagerly(module: Stateful, calls: bool) -> recompute.Slot:
+    return slot_of(module, calls)
 
 
 def own_names(module: Stateful) -> Collection[str]:

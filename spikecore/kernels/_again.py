@@ -44,6 +44,7 @@ class Again(NamedTuple):
             raise error
         runner = self.instead(error)
         with torch.enable_grad():
+            # leaves of a graph of their own: what the tensors were computed from is not for this pass to differentiate
             local = [tensor.detach().requires_grad_(wants) for tensor, wants in zip(tensors, self.wanted)]
             results = self._results(runner, local)
         pairs = [(a, b) for a, b in zip(results, grads) if b is not None and a.requires_grad]
@@ -113,6 +114,7 @@ class _Found(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, again: Again, count: int, *tensors: Tensor) -> Tuple[Tensor, ...]:
         ctx.again, ctx.count = again, count
+        # the gradients themselves are not needed: a second derivative is computed from what they depend on
         ctx.save_for_backward(*tensors[count:])
         return tuple([tensor.clone() for tensor in tensors[:count]])
 

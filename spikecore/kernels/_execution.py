@@ -45,8 +45,10 @@ class Execution:
         self.arguments = Arguments(program, spec)
         self.n_outputs = len(program.outputs)
         self.n_final = len(program.states) if spec.final else 0
+        # bounded: a network that asks for ever other records or gradients would keep its kernels for ever
         self._forwards: Recent[Any, Launch] = Recent(CALLS)
         self._backwards: Recent[Any, Gradients] = Recent(CALLS)
+        #: Whether an initial state is given -> of how many states checkpoints are written. Training asks at each call.
         self._saved: Dict[bool, int] = {}
 
     # -- forward
@@ -271,10 +273,13 @@ class Execution:
         """The gradient of a parameter from its parts."""
         kind = self.spec.params[index]
         if kind == "scalar":
+            # partial sums, one for each block or each neuron, as the backend likes
             return grad.sum().reshape(value.shape)
         if not grad.numel():
             return torch.zeros_like(value)
         if kind == "channel":
+            # in the order of memory neurons lie as [outer, channels, inner]
             inner, channels = layout.channels_of(value)
             return grad.reshape(-1, channels, inner).sum((0, 2)).reshape(value.shape)
+        # a parameter of shape [1, C, H, W] is the same for a whole batch: its gradient is the sum over it
         return layout.dense_in_order(grad).sum_to_size(value.shape).contiguous()

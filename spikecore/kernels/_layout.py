@@ -53,6 +53,7 @@ class Layout(NamedTuple):
 
     def fit_saved(self, kept: Tensor) -> Tensor:
         """The tensor ``[k, *shape]``, or a copy of it, dense in this layout from end to end."""
+        # a backward kernel has no argument for the distance between checkpoints: it takes them to be N numbers apart
         size = 1
         for length in self.shape:
             size *= length
@@ -76,6 +77,7 @@ class Layout(NamedTuple):
 
     def channels_of(self, value: Tensor) -> Tuple[int, int]:
         """How a parameter ``[1, C, 1, ...]`` lies: (neurons between neighbouring channels, channels)."""
+        # all dimensions but that of the channels are 1; with one channel it is any
         dim = max(range(value.ndim), key=lambda d: value.shape[d])
         return self.inner_of(dim), value.shape[dim]
 

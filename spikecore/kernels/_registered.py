@@ -101,12 +101,14 @@ def register() -> None:
             return
         # FRAGMENT: other parts of a process may define ops of the same namespace
         library = torch.library.Library("spikecore", "FRAGMENT")
+        # without, inductor may hand over tensors with other strides than those that the shapes were computed from
         tags = (torch.Tag.needs_fixed_stride_order,)
         for name, arguments, function, fake in (
             ("forward", ForwardArguments, _forward, _forward_fake),
             ("backward", BackwardArguments, _backward, _backward_fake),
         ):
             library.define(f"{name}({_schema_of(arguments)}) -> Tensor[]", tags=tags)
+            # for every device, and without a derivative, which is registered below
             library.impl(name, function, "CompositeExplicitAutograd")
             torch.library.register_fake(f"spikecore::{name}", fake, lib=library)
         torch.library.register_autograd("spikecore::forward", _differentiate, setup_context=_setup, lib=library)

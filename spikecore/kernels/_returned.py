@@ -142,6 +142,7 @@ class ReturningExecution(Execution):
         """A flat result as the user sees it: a tensor of its own on that memory, no view of another one."""
         # a library's own graph must not reach the user, whose gradients come from the backward launch
         dense = flat.detach().contiguous()
+        # on "meta" it has shape and strides, and no memory
         like = layout.empty(tuple(lead), dense.new_empty(0, device="meta"), dense.dtype)
         return _own(dense, like.shape, like.stride())
 

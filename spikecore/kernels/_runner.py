@@ -86,6 +86,7 @@ class KernelRunner:
     ) -> Tuple[Tensors, Optional[Tensors]]:
         """See :func:`spikecore.backend.once`."""
         x = inputs[0]
+        # several inputs, an empty one or one in another layout need what a call with time does beforehand
         if len(inputs) > 1 or not (is_plain(x) and x.numel() and x.is_contiguous()):
             return by_call(self, inputs, state, params)
         call, tensors = self._call(inputs, state, params, (), x.shape)
@@ -124,6 +125,7 @@ class KernelRunner:
     def _cross(self, call: Call, tensors: Tensors) -> Sequence[Tensor]:
         self._refuse(tensors)
         save = torch.is_grad_enabled() and True in [tensor.requires_grad for tensor in tensors]
+        # a compiler, a dispatch mode or a tensor of another type follows ops of torch; a launch it would not see
         if is_compiling() or dispatch_modes() or type(tensors[0]) not in PLAIN or not _plain(tensors):
             return run_registered(self.key, call, tensors, save)
         if save:
@@ -152,6 +154,7 @@ class KernelRunner:
     ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
         """No steps: the state stays what it is."""
         state = self._at_rest(x.device, x.shape[1:], params) if state is None else state
+        # copies: a caller may change a result in place, and must not change an argument with it
         return (
             tuple([x.clone() for _ in range(self.n_outputs)]),
             tuple([value.clone(memory_format=torch.contiguous_format) for value in state]),
@@ -170,6 +173,7 @@ class _Boundary(torch.autograd.Function):
         results = execution.forward(call, tensors, save=True)
         count = execution.n_outputs + execution.n_final + len(call.record)
         ctx.context = execution, instead, call, len(tensors), execution.layout(tensors)
+        # tensors go through torch, which frees them after backward and finds those that were changed in place
         ctx.save_for_backward(*tensors, *results[count:])
         # a cotangent that does not arrive is None, and the backward kernel has no argument for it
         ctx.set_materialize_grads(False)

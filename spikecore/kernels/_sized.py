@@ -35,6 +35,7 @@ class Sized(Generic[Plan]):
         return self._launch(geometry)(geometry, *tensors)
 
     def _launch(self, geometry: Geometry) -> Launch:
+        # every call comes here, so one that finds its kernel takes no lock
         launch = self._made.get(geometry)
         if launch is not None:
             return launch

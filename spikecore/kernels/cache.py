@@ -116,6 +116,7 @@ def read(kind: str, name: str) -> Optional[bytes]:
     path = folder(kind) / name
     try:
         reason = _others(os.lstat(path.parent))
+        # owner and mode are those of the file that is open: the one of this name could be replaced meanwhile
         with open(os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)), "rb") as file:
             reason = reason or _others(os.fstat(file.fileno()))
             entry = b"" if reason else file.read()
@@ -177,6 +178,7 @@ def clear() -> Tuple[int, int]:
 
 def trim() -> None:
     """Remove what killed processes left, and what was not used for longest of what is beyond the limit."""
+    # other processes may remove files meanwhile, which costs nothing: _removed() and _files() allow for it
     now, files = time.time(), []
     for path in _folders():
         for file, stats in _files(path):
@@ -233,6 +235,7 @@ def _ready(path: Path) -> None:
 
 def _place(kind: str, name: str, content: bytes) -> None:
     try:
+        # trim() would remove it at once
         if len(content) > _limit():
             return
         path = folder(kind) / name

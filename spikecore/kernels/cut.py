@@ -12,11 +12,12 @@ from typing import Deque, Dict, List, Sequence, Set, Tuple
 
 from spikecore.lang import Node, topological
 
-#: Leaves that are another value at every step, and those among them that arrive on the way back.
+#: Time-varying leaves of a step, and those that belong to the backward pass.
 _MOVING, _ARRIVING = ("input", "state"), ("out_grad", "next_grad")
-#: A place in the network of values: a node's entrance (0) or exit (1).
+#: A vertex of the flow network. Each node is split into its entrance (0) and its exit (1), with an edge of capacity 1
+#: between them: to cut that edge is to keep the node's value.
 _Place = Tuple[Node, int]
-#: How many units of flow go from a place to the next.
+#: Units of flow on each edge.
 _Flow = Dict[Tuple[_Place, _Place], int]
 
 
@@ -35,13 +36,16 @@ def smallest_cut(roots: Sequence[Node]) -> Tuple[Node, ...]:
                     users[arg].append(node)
                 else:
                     last.add(arg)
-    # every value that moves comes from these, so a cut between them and the last keeps enough
+    # a minimum cut between these and the last: every time-varying value is computed from these, so whatever lies behind
+    # the cut can be computed from it
     starts = [node for node in order if node.op in _MOVING]
     flow: _Flow = {}
-    # each round finds one more way past all kept values, until there is none: then the cut is the smallest
+    # max-flow min-cut: each augmenting path adds one unit, and when there is no further one, a minimum cut has as many
+    # nodes as there are units of flow
     while _augment(starts, last, users, flow):
         pass
     reaching = _reaching(last, users, flow)
+    # of all minimum cuts the one nearest to the roots: least is left for the adjoint to compute again
     return tuple(node for node in order if (node, 1) in reaching and (node, 0) not in reaching)
 
 
@@ -66,9 +70,10 @@ def _steps(place: _Place, users: Dict[Node, List[Node]], flow: _Flow) -> List[_P
         if flow.get(((node, 0), place)):
             found.append((node, 0))
     else:
-        # a condition has room for any flow: it is never the narrowest place, so it is never kept
+        # a condition has unlimited capacity, so that no minimum cut contains it: kernels keep numbers, no truth values
         if node.is_bool or not flow.get((place, (node, 1))):
             found.append((node, 1))
+        # residual edges: flow that came in from an argument can be sent another way
         found += [(arg, 1) for arg in node.args if flow.get(((arg, 1), place))]
     return found
 
@@ -84,6 +89,7 @@ def _augment(starts: Sequence[Node], last: Set[Node], users: Dict[Node, List[Nod
             while place in came:
                 before = came[place]
                 if flow.get((place, before)):
+                    # the path runs against flow that an earlier one sent here: the two cancel
                     flow[place, before] -= 1
                 else:
                     flow[before, place] = flow.get((before, place), 0) + 1
@@ -99,6 +105,7 @@ def _augment(starts: Sequence[Node], last: Set[Node], users: Dict[Node, List[Nod
 
 def _reaching(last: Set[Node], users: Dict[Node, List[Node]], flow: _Flow) -> Set[_Place]:
     """The places from which one more unit of flow could reach the last."""
+    # backwards from the last along residual edges, which _steps() gives forwards only
     back: Dict[_Place, List[_Place]] = {}
     for node in users:
         for place in ((node, 0), (node, 1)):

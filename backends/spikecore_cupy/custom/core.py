@@ -82,6 +82,7 @@ def core_of_text(body: str, values: Sequence[Declared], typed: Typed, places: Se
     """The function around a C text, which sets outputs and states by their names and may ``return`` early."""
     reads = of_role(values, "input", "param", "number")
     sets = of_role(values, "state", "output")
+    # a place that the text does not mention is no argument: it would be computed for nothing
     places = [place for place in places if mentions(body, place)]
     arguments = [f"const {typed.local(name)} {name}" for name in reads]
     arguments += [f"const {PLACES[place]} {place}" for place in places]

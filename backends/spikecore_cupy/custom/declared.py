@@ -128,6 +128,7 @@ class Typed:
             kind = dtype if value.kind is None else value.kind
             if value.role in ("input", "param", "output") and isinstance(kind, torch.dtype):
                 self.dtypes[value.name] = kind
+        # one type of arithmetic for a whole kernel, so that a body need not convert
         self.compute = torch.float64 if torch.float64 in self.dtypes.values() else torch.float32
         self.dtypes.update((name, self.compute) for name in of_role(values, "state", "end"))
         self.real = TYPES[self.compute]

@@ -76,6 +76,7 @@ class CustomKernel:
         return self._printed(typed, typed.width).text
 
     def _printed(self, typed: Typed, width: int) -> Printed:
+        # without time, an output may be an input itself, so that pointers cannot be promised to share no memory
         writer = CustomWriter(self.values, typed, self._core(typed), width, restrict=self.timed)
         tensors = of_role(self.values, "input", "param", "output")
         words = sorted({str(typed.dtypes[name])[6:] for name in tensors})
@@ -113,6 +114,7 @@ class CustomKernel:
         for name in self.results:
             if name not in tensors:
                 tensors[name] = sizes.empty(typed.dtypes[name], one_step=name in ends)
+        # CUDA refuses to launch no block
         if sizes.neurons:
             self._launch(dtype, typed, sizes, tensors, numbers)
         found = [tensors[name] for name in self.results]

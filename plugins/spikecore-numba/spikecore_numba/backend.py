@@ -44,6 +44,7 @@ class NumbaBackend(KernelBackend):
             steps, neurons, _ = geometry
             width = widest(steps, neurons)
             before, after = kernel.values(geometry, groups)
+            # only what the kernel is the first to write: memory that was written has its pages already
             if steps * neurons >= WORTHWHILE:
                 prefer_large_pages((*groups[OUTPUTS], *groups[TRACE]))
 
@@ -70,11 +71,13 @@ class NumbaBackend(KernelBackend):
             if steps * neurons >= WORTHWHILE:
                 prefer_large_pages(groups[GRAD_INPUTS])
 
+            # an adjoint of inputs and cotangents alone recomputes no state: its kernel has no chunks
             chunking = (length, chunks) if kept else ()
 
             def work(begin: int, end: int) -> None:
                 scratch = _scratch.memory(scratch_bytes + kept * each)
                 address = scratch.data_ptr()
+                # behind the rows, in one piece of memory that the thread keeps for its next kernel
                 histories = [address + scratch_bytes + k * each for k in range(kept)]
                 kernel.run(begin, end, steps, neurons, width, address, *chunking, *before, *histories, *after)
 
@@ -93,6 +96,7 @@ class Kernel:
     def __init__(self, source: Source, dtype: torch.dtype, compute: torch.dtype, groups: Sequence[str]) -> None:
         self.source = source
         self.function: Function = compiled(source, dtype, compute)
+        # 8 bytes for every argument, so that the entry point finds each by its number; it narrows real numbers itself
         kinds = ["d" if argument.kind == "number" else "q" for argument in source.arguments]
         self.pack = struct.Struct("q" * len(source.head) + "".join(kinds)).pack
         places = Places(source.arguments, groups)
@@ -101,6 +105,7 @@ class Kernel:
 
     def values(self, geometry: Geometry, groups: Sequence[Any]) -> Tuple[List[Any], List[int]]:
         """The values of its own arguments, in order: those before the histories, and those behind."""
+        # in the order of kinds that the writer gives arguments (writer.ORDER)
         before = [geometry.channels[index][which] for index, which in self._channels]
         before += [groups[group][index].stride(0) for group, index in self._strides]
         before += [groups[group][index] for group, index in self._numbers]
@@ -120,6 +125,7 @@ def widest(steps: int, neurons: int) -> int:
     """Neurons of a block at most: no more than there are, and some blocks for every thread."""
     # threads take blocks as they come free, so more blocks than threads even out their speeds
     share = neurons if steps * neurons < WORTHWHILE else max(-(-neurons // (2 * torch.get_num_threads())), NARROW)
+    # a multiple of the widest vector, 16 numbers of float32, so that the loop over a block's neurons leaves none over
     return min(-(-share // 16) * 16, BLOCK)
 
 

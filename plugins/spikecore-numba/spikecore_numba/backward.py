@@ -45,6 +45,7 @@ class BackwardWriter(Writer):
         stores += [(node, f"{row} = {{}}") for node, row in zip(self.plan.following.values(), rows)]
         past = "past = (t - start) * width"
         pairs = list(zip(history, rows))
+        # several chunks compute most steps twice: a history of all steps would not fit a core's cache
         return [
             "# all chunks forwards, for the states they start from, then all backwards; mostly there is one",
             "for turn in range(2 * chunks - 1):",
@@ -81,6 +82,7 @@ class BackwardWriter(Writer):
         for name in plan.carried_cotangents:
             loads[state_cotangent(name)] = partial(self._cotangent, name)
         stores: List[Store] = []
+        # an input gradient that nobody wants has no tensor to go to
         for k, index in enumerate(plan.wanted):
             name = f"grad_{self.input(program.inputs[index])}s"
             stores.append((adjoint.inputs[index], self.stored(self.all(name, "grad_inputs", k))))

@@ -25,6 +25,7 @@ def read(key: str) -> Optional[Entry]:
     content = cache.read(_KIND, f"{key}.o")
     if content is None:
         return None
+    # the first line has the symbols: JSON has no line break, which machine code may have
     line, _, code = content.partition(b"\n")
     try:
         return Entry(list(json.loads(line)), code)
@@ -35,5 +36,6 @@ def read(key: str) -> Optional[Entry]:
 
 def write(key: str, entry: Entry, text: str) -> None:
     """Keep the entry and its text, where the folder allows it."""
+    # the text first: whoever finds the machine code finds what it was compiled from
     cache.write_text(_KIND, f"{key}.py", text)
     cache.write(_KIND, f"{key}.o", json.dumps(entry.symbols).encode() + b"\n" + entry.code)

@@ -47,6 +47,7 @@ class ForwardWriter(Writer):
 
     def _ending(self) -> List[str]:
         """The loop that writes the final states."""
+        # the last step left the states in their rows, which step_loads() reads
         loads = self.step_loads()
         leaves = [state_leaf(name) for name in self.program.states]
         stores = [(leaf, f"{self.one(f'{self.local[leaf]}_end', 'final', k)} = {{}}") for k, leaf in enumerate(leaves)]

@@ -36,6 +36,7 @@ def prefer_large_pages(tensors: Iterable[Tensor]) -> None:
     if _advise is None:
         return
     for tensor in tensors:
+        # whole large pages inside the tensor: the advice holds for pages, and what shares one with it is not ours
         begin = -(-tensor.data_ptr() // _LARGE_PAGE) * _LARGE_PAGE
         end = (tensor.data_ptr() + tensor.numel() * tensor.element_size()) // _LARGE_PAGE * _LARGE_PAGE
         if end - begin >= _LARGE:

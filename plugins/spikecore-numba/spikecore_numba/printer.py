@@ -16,6 +16,7 @@ class NumbaPrinter(PythonSyntax, KernelPrinter):
 
     templates = {
         **PYTHON_TEMPLATES,
+        # in parentheses, since `not` binds less tightly than `&` and `|`, which stand for `and` and `or`
         "not": (UNARY, "(not {0})"),
         "where": (TERNARY, "{1} if {0} else {2}"),
         "select": (TERNARY, "{1} if {0} != {zero} else {2}"),

@@ -1,8 +1,8 @@
 """Shared code generation for forward and backward kernels: arguments, rows of scratch, loops over neurons.
 
 Every kernel has one frame. Neurons are taken in blocks; for a block all time steps run one after the other, and the
-innermost loop goes over its neurons, so that it becomes vector instructions. Between two steps a block's values lie
-in ``scratch``, one row per value.
+innermost loop goes over its neurons, so that it becomes vector instructions. Between two steps the values of a block
+are kept in the array ``scratch``: a row is the part of it that has one value, a state for example, of every neuron.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class Writer(KernelWriter):
     def __init__(self, plan: Union[ForwardPlan, BackwardPlan], direction: str, roots: Sequence[Node]) -> None:
         super().__init__(plan, direction, NumbaPrinter(plan.compute), roots)
         self._rows: Dict[str, str] = {}
-        # what is one value for all neurons is a local variable; these get rows, which are read under their name
+        # one value for all neurons is a local variable of the kernel; one for each neuron is a row of scratch
         for node in self.varying:
             self.local[node] = self.label(node, "k")
-        # a channel parameter that only hoisted values use needs no row: their rows stand for it
+        # steps read what was computed from a channel parameter before them; only one that they read itself needs a row
         direct = topological(roots, known=self.varying)
         per_channel = [leaf for leaf in self.params_of("channel") if leaf in direct]
         #: Values per neuron that get a row before the first step. A full parameter is read from its tensor instead.
@@ -86,7 +86,7 @@ class Writer(KernelWriter):
     # -- places
 
     def row(self, name: str) -> str:
-        """A number of the block that lies in scratch, under a local name."""
+        """The element for neuron ``i`` in the row of this value; a value without a row gets one."""
         if name not in self._rows:
             # constants have capitals in Python; the name must not be that of a local variable, which is another symbol
             self._rows[name] = self.free(self.printer.symbols.wanted(name).upper())
@@ -140,7 +140,7 @@ class Writer(KernelWriter):
                 names[node] = self.local[node]
                 lines.append(f"{self.local[node]} = {text()}")
         lines += self.printer.block(roots, names, self.program.labels, name_roots=False)
-        # stores come last: a row may be one that another value of this loop is computed from
+        # all loads and arithmetic come before the first store, which may overwrite a state that another value needs
         lines += [line.format(names.get(node) or self.printer.expression(node, names)) for node, line in stores]
         return ["for i in range(count):", *indented(lines)] if stores else []
 
@@ -173,7 +173,7 @@ class Writer(KernelWriter):
         loads: Dict[Node, Callable[[], str]] = {}
         for leaf in self.params_of("full"):
             loads[leaf] = partial(self.one, f"{self.local[leaf]}s", *self.param_place(leaf))
-        # a channel is a division per neuron, done once and kept in a row
+        # to find a neuron's channel takes a division, so it is done before the first step and kept in a row
         if first:
             for leaf in self.params_of("channel"):
                 loads[leaf] = partial(self._channel, leaf)
@@ -183,7 +183,7 @@ class Writer(KernelWriter):
         return loads
 
     def _prepared(self, node: Node) -> str:
-        """A value from its row; a row holds numbers, and ``&`` of a number is no truth value."""
+        """A value from its row. A row holds numbers, and ``&`` and ``|`` need truth values."""
         row = self.row(self.local[node])
         return f"{row} != {self.printer.number(0.0)}" if node.is_bool else row
 
@@ -194,6 +194,7 @@ class Writer(KernelWriter):
 
     def _channel(self, leaf: Node) -> str:
         tensor, inner, channels = self.channel(leaf)
+        # channels repeat with every sample of the batch: [batch, channels, inner] in the order of memory
         return f"{tensor}[(first + i) // {inner} % {channels}]"
 
     # -- text
@@ -205,13 +206,14 @@ class Writer(KernelWriter):
         body = [
             *self.opening,
             "for block in range(begin, end):",
+            # the last block may have fewer neurons than the others
             *indented(["first = block * width", "count = width if first + width <= neurons else neurons - first"]),
             *indented(body),
         ]
         before = [
             *_imports("\n".join(body)),
             "",
-            # rows lie at fixed offsets, constants of the module: each has room for the widest block
+            # the offsets of rows are constants of the text, so each row has room for the widest block
             *(f"{row} = {k * BLOCK}" for k, row in enumerate(self._rows.values())),
         ]
         # every line is known now, so every symbol can choose a name that no line has
@@ -231,7 +233,7 @@ class Writer(KernelWriter):
         return Source(write(self.name), "\n".join(lines) + "\n", tuple(head), named(arguments, write), len(self._rows))
 
 
-#: Letters that would end a Python string.
+#: Letters that would end a Python string: a class may have any name, and the title is a docstring.
 _QUOTES = '"\\'
 
 

@@ -91,6 +91,7 @@ class Kernel:
     def __init__(self, source: Source, groups: Sequence[str]) -> None:
         self.source = source
         self.function = compiled(source)
+        # looked up once: which tensor is which argument does not change from launch to launch
         self._finders = [_finder(argument, groups) for argument in source.arguments]
 
     def blocks(self, neurons: int) -> int:
@@ -109,6 +110,7 @@ class Kernel:
             try:
                 run(*values, BLOCK=self.source.block, **options())
             except (BackendError, MemoryError, torch.cuda.OutOfMemoryError):
+                # no fault of the kernel: another backend, which would be chosen then, needs as much memory
                 raise
             except Exception as error:
                 said = str(error).strip().splitlines() or ["no text"]
@@ -121,7 +123,9 @@ class Kernel:
 def _on(device: torch.device) -> ContextManager[Any]:
     """Triton launches on the current device."""
     if device.type == "cuda":
+        # mostly the current device is the right one already
         return _here if device.index == torch.cuda.current_device() else torch.cuda.device(device)
+    # the interpreter's module changes Triton, so it is imported only where kernels are interpreted
     from spikecore_triton.interpreter import alone
 
     return alone

@@ -74,6 +74,7 @@ class BackwardWriter(Writer):
         """Load a chunk, compute its steps again from how it starts, and run the adjoint from its last step to its
         first.
         """
+        # what neither function takes is not loaded
         wanted = {*self._adjoint.leaves, *(self._following.leaves if self._following else ())}
         values: List[Names] = [dict(self.fixed) for _ in range(chunk.steps)]
         leaves = [(input_leaf(name), "inputs", k) for k, name in enumerate(self.program.inputs)]
@@ -124,6 +125,7 @@ class BackwardWriter(Writer):
             lines += [in_every_lane(local) for local in uniform]
             for k, (local, name) in enumerate(zip(moved, inputs)):
                 lines.append(store(self.all(f"grad_{local}s", "grad_inputs", k, chunk.first, t), name))
+            # each lane sums over its steps; lanes are added up once, after the last chunk
             lines += [f"{total} = {total} + {part}" for total, part in zip(self._sums, params)]
         return lines
 
@@ -172,6 +174,7 @@ class BackwardWriter(Writer):
 
 def _roots(plan: BackwardPlan) -> Sequence[Node]:
     """What one step backwards computes. Where it is rounded to 16 bits, divisions by parameters are products."""
+    # a product with a reciprocal is off by two units in the last place, which only rounding to 16 bits hides
     if plan.dtype == plan.compute:
         return plan.roots
     order = topological(plan.roots)

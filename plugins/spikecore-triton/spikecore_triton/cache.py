@@ -18,6 +18,7 @@ _KIND = "triton"
 def placed(name: str, text: str) -> Path:
     """A file with this text: the one that is there, or one written now."""
     path = cache.folder(_KIND) / f"{name}-{cache.key_of(text)}.py"
+    # the whole text is compared: it runs with the user's rights, and a name proves nothing about a content
     if not _has(path, text):
         cache.write_text(_KIND, path.name, text)
     if not _has(path, text):
@@ -29,6 +30,7 @@ def placed(name: str, text: str) -> Path:
 @functools.lru_cache(maxsize=None)
 def _passing() -> tempfile.TemporaryDirectory[str]:
     """A folder of this process."""
+    # lru_cache keeps the object: the folder is removed with it
     return tempfile.TemporaryDirectory(prefix="spikecore-triton-")
 
 

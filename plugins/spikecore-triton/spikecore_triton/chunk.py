@@ -17,6 +17,7 @@ class Chunk(NamedTuple):
 
 def load(address: str, where: str = "inside", other: str = "") -> str:
     """The text that loads a block's numbers."""
+    # without `other`, lanes outside the mask have any number: what is computed from it is never stored
     return f"tl.load({address}, mask={where}, other={other})" if other else f"tl.load({address}, mask={where})"
 
 

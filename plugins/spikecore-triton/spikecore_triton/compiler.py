@@ -30,6 +30,7 @@ def compiled(source: Source) -> Any:
 
 def _module(source: Source) -> ModuleType:
     path = cache.placed(source.name, source.text)
+    # not imported: the folder of entries is on no path, and sys.modules would keep every kernel for ever
     module = ModuleType(f"spikecore_triton.kernels.{path.stem}")
     module.__file__ = str(path)
     exec(compile(source.text, str(path), "exec"), module.__dict__)
@@ -39,6 +40,8 @@ def _module(source: Source) -> ModuleType:
 @functools.lru_cache(maxsize=None)
 def options() -> Dict[str, Any]:
     """What a launch says beside the arguments."""
+    # Warps have 64 threads on AMD's data-centre GPUs. One stage: a text issues the loads of a chunk together, so nothing
+    # is left to pipeline.
     chosen = {"num_warps": THREADS // (64 if torch.version.hip else 32), "num_stages": 1, "enable_fp_fusion": False}
     # without it, the floor of a subnormal number would be that of zero
     return chosen if torch.version.hip else {**chosen, "enable_reflect_ftz": False}

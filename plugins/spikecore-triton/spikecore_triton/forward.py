@@ -49,6 +49,7 @@ class ForwardWriter(Writer):
 
     def _checkpoints(self, chunk: str, where: str) -> List[str]:
         """Write the states that backward starts a chunk from."""
+        # only states that some adjoint recomputes: the others would be written and never read
         places = [(self.checkpoint(name, chunk), self.state(name)) for name in self.plan.saved]
         return [store(place, local, where) for place, local in places]
 
@@ -64,6 +65,7 @@ class ForwardWriter(Writer):
             now = {**values, **{leaf: names[t] for leaf, names in zip(inputs, loaded)}}
             lines += self.held(step, now)
             lines.append(f"{', '.join([*outs, *states])} = {step.call(now)}")
+            # a next state may depend on parameters alone; the loop over chunks needs the shape that it began with
             lines += [in_every_lane(local) for local, node in zip(states, program.next) if not self.varies(node)]
             for index, out in enumerate(outs):
                 lines.append(store(self.all(self.output_name(index), "outputs", index, chunk.first, t), out))

@@ -32,6 +32,7 @@ def count(value: int) -> Any:
 
 def _interpreted(function: Callable[..., Any]) -> Callable[..., Any]:
     def apply(*args: Any) -> Any:
+        # a constant of the text comes as a number of Python
         values = [arg if isinstance(arg, tl.tensor) else number(arg) for arg in args]
         blocks = [value.type for value in values if value.type.is_block()]
         data = function(*[value.handle.data for value in values]).astype(np.float32)

@@ -33,6 +33,7 @@ class TritonPrinter(PythonSyntax, KernelPrinter):
         "not": (UNARY, "~{0}"),
         "where": (ATOM, "tl.where({0}, {1}, {2})"),
         **{op: (ATOM, f"libdevice.{op}({{0}})") for op in ("exp", "log", "sin", "cos", "tanh", "atan")},
+        # tl.sqrt is approximate; this one rounds correctly, as IEEE wants
         "sqrt": (ATOM, "tl.sqrt_rn({0})"),
         **{op: (ATOM, f"{op}({{0}})") for op in ("sigmoid", "sign")},
         "abs": (ATOM, "tl.abs({0})"),

@@ -185,11 +185,13 @@ class Writer(KernelWriter):
         """The kernel: its module text and what a launch needs beside it."""
         arguments = self.arguments.ordered(ORDER)
         signature = [f"{a.name}{_ANNOTATION.get(a.kind, ': tl.int64')}," for a in arguments] + ["BLOCK: tl.constexpr,"]
-        # no value of these makes a better kernel, and Triton would compile one for values of 1 and multiples of 16
+        # Do not specialise on these arguments: Triton would compile further kernels for 1 and for multiples of 16, and
+        # none would be faster.
         free = [a.name for a in arguments if a.kind in ("chunks", "inner", "channels")]
         words = ", ".join(f'"{name}"' for name in free)
         decorator = f"@triton.jit(do_not_specialize=[{words}])" if free else "@triton.jit"
         body = [
+            # 64 bits: a tensor may have more than 2**31 numbers
             "at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)",
             "inside = at < neurons",
             *body,
@@ -215,6 +217,7 @@ def block_of(plan: Union[ForwardPlan, BackwardPlan]) -> int:
     """
     width = BYTES // plan.dtype.itemsize
     if isinstance(plan, BackwardPlan):
+        # 16-bit cotangents wait two to a register, those of recorded states take one each
         arriving = sum(plan.outputs) * plan.dtype.itemsize / plan.compute.itemsize + len(plan.trace)
         registers = (plan.spec.steps or CHUNK) * (len(plan.cut) + arriving)
         while width > 2 and width * registers > BUDGET:

@@ -18,6 +18,8 @@ import torch
 
 Work = Callable[[], Any]
 
+#: Texts of torch's warnings in its debug mode: the host waited; and that the mode is a prototype, which is no news to
+#: a user who did not ask for it.
 _SYNCHRONISES = "called a synchronizing CUDA operation"
 _PROTOTYPE = "Synchronization debug mode is a prototype"
 
@@ -27,7 +29,9 @@ class Capture:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        # a capture is refused on the default stream
         self._stream = torch.cuda.Stream(device)
+        # one pool for all graphs of a step: they run one after the other, so that they can share memory
         self._pool = torch.cuda.graph_pool_handle()
 
     def run(self, work: Work) -> Any:
@@ -36,17 +40,20 @@ class Capture:
         Its memory is used again by later work only, which waits for what the caller's stream does with it.
         """
         current = torch.cuda.current_stream(self.device)
+        # the caller may have just put the batch onto its stream
         self._stream.wait_stream(current)
         try:
             with torch.cuda.stream(self._stream):
                 return work()
         finally:
+            # after an error, too: the side stream may still write memory that the caller uses again
             current.wait_stream(self._stream)
 
     def watch(self, work: Work) -> Tuple[Any, List[str]]:
         """As :meth:`run`, with the places (``file:line``) where ``work`` made the host wait for the GPU."""
         before = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as seen:
+            # whatever filters the user has set: one that ignores or raises would hide a place
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
             try:
@@ -58,6 +65,7 @@ class Capture:
             if _SYNCHRONISES in str(warning.message):
                 places.append(f"{warning.filename}:{warning.lineno}")
             elif _PROTOTYPE not in str(warning.message):
+                # the network's own warnings were caught with those of the debug mode
                 warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
         return result, places
 
@@ -70,6 +78,7 @@ class Capture:
         graph = torch.cuda.CUDAGraph()
         for generator in generators:
             graph.register_generator_state(generator)
+        # Python runs work once, during capture; a replay fills the memory of these results
         results: List[Any] = []
         try:
             self._within(graph, lambda: results.append(work()))
@@ -118,6 +127,7 @@ class Capture:
 
     def _mend(self, generators: Sequence[torch.Generator]) -> None:
         """End a failed capture, for its generators, too; torch before 2.12 mostly does not do that."""
+        # torch has no public functions for this: its own context manager leaves the allocator in capture after an error
         index = self.device.index
         with suppress(RuntimeError):  # it raises where torch has ended this already
             torch._C._cuda_endAllocateToPool(index, self._pool)

@@ -17,6 +17,7 @@ from spikecore._shell.checks import shown
 from spikecore._shell.processes import is_shard
 from spikecore.backend import Unsupported
 
+#: Settings are compared by value. No subclasses: comparing one may run any code, or ask the GPU.
 _SETTINGS = frozenset((bool, int, float, str))
 #: What is read of the attributes of a module; others are its tables, or what only Python sees.
 _WATCHED = _SETTINGS | {Tensor, torch.Generator}
@@ -29,12 +30,14 @@ def kind(value: Any) -> Hashable:
     Raises TypeError for a value that can be neither copied nor compared.
     """
     if isinstance(value, Tensor):
+        # the values are no part of it: a replay copies them into the graph's buffers
         return value.shape, value.stride(), value.dtype
     if isinstance(value, dict):
         return (type(value), *((key, kind(item)) for key, item in value.items()))
     if isinstance(value, (tuple, list)):
         return (type(value), *map(kind, value))
     if value is None or type(value) in _SETTINGS:
+        # a number is written into the launches that were captured; with its type, because 1 == True == 1.0
         return type(value), value
     raise TypeError(
         f"the batch holds {shown(value)}, a {type(value).__name__}; with graph=True it is made of tensors, numbers, "
@@ -50,9 +53,11 @@ def of_module(module: nn.Module) -> List[Any]:
         if type(value) in _WATCHED
     ]
     facts += numbers_of(module).items()  # of a neuron: the surrogate's fields
+    # requires_grad: backward was captured for the gradients that were wanted then
     for tensors in (module._parameters, module._buffers):
         facts += [None if tensor is None else (tensor.data_ptr(), tensor.requires_grad) for tensor in tensors.values()]
     if module._modules:
+        # a child in the place of another one is seen here alone: the list of modules is read when graphs are dropped
         facts += map(id, module._modules.values())
     return facts
 
@@ -63,6 +68,7 @@ def of_optimizer(optimizer: torch.optim.Optimizer) -> List[Any]:
     for group in optimizer.param_groups:
         facts += [_place(value) for value in group.values()]
         facts += [parameter.data_ptr() for parameter in group["params"]]
+    # numbers among the states are left out: a step count changes at every step, and on_host() refuses it
     for state in optimizer.state.values():
         facts += [value.data_ptr() for value in state.values() if isinstance(value, Tensor)]
     return facts
@@ -71,6 +77,7 @@ def of_optimizer(optimizer: torch.optim.Optimizer) -> List[Any]:
 def _place(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.data_ptr()
+    # a list, such as a group's parameters, by its identity: to compare tensors in it would ask the GPU
     return id(value) if isinstance(value, (list, torch.Generator)) else value
 
 
@@ -96,6 +103,7 @@ def snapshot(modules: Sequence[nn.Module], optimizer: Any) -> Callable[[], None]
     tensors = [(parameter, parameter.data, parameter.grad) for parameter in parameters]
 
     def put_back() -> None:
+        # in place, since modules and the optimiser hold these dicts themselves
         for held, copy in kept:
             held.clear()
             held.update(copy)
@@ -146,6 +154,7 @@ def make_capturable(optimizer: Any, device: torch.device) -> None:
                 )
         if "capturable" in group:
             group["capturable"] = True
+            # torch makes step counts on the host unless the group is capturable when the first step is made
             for state in [optimizer.state[parameter] for parameter in group["params"] if parameter in optimizer.state]:
                 counts = {name: value for name, value in state.items() if isinstance(value, Tensor) and value.ndim == 0}
                 state.update({name: value.to(device) for name, value in counts.items()})

@@ -56,6 +56,7 @@ class _Graphed:
         if self.optimizer is not None:
             facts.make_capturable(self.optimizer, device)
         if self._graphs:
+            # waits for the GPU: the last replay may still run, in memory that goes with its graph
             self._capture.forget()
             self._graphs.clear()
         if self._capture.device != device:
@@ -85,11 +86,13 @@ class _Graphed:
         graph = self._graphs.get(kind)
         if graph is None:
             if self._refusal:
+                # nothing has changed since: to go on eagerly would hide that there is no graph
                 raise Unsupported(self._refusal)
             runs = self._runs.get(kind, 0)
             if len(self._graphs) >= self.options.max_graphs:
                 return self._run_eagerly(to_device(batch, self._capture.device), kind, runs)
             if runs < self.options.warmup:
+                # states, too, lie in warm-up steps as they will in the captured one
                 *batch, states = _copied(whole, self._capture.device)
                 self._keep(states)
                 return self._run_eagerly(batch, kind, runs)
@@ -98,6 +101,7 @@ class _Graphed:
 
     def _run_eagerly(self, batch: Sequence[Any], kind: Hashable, runs: int) -> Any:
         options = self.options
+        # the last step before the capture: earlier ones make things lazily, which may wait for the GPU
         if runs + 1 == options.warmup:
             result, waits = self._capture.watch(lambda: self._eager(*batch))
             if waits:
@@ -134,6 +138,7 @@ class _Graphed:
                 f"{type(self.optimizer).__name__} keeps {', '.join(elsewhere)} on the host; use an optimiser that does "
                 "not, such as SGD, Adam, AdamW or RMSprop"
             )
+        # from now on the graph reads these copies: a replay writes a batch into them
         inputs = _copied(whole, device)
 
         def work() -> Any:
@@ -147,6 +152,7 @@ class _Graphed:
         try:
             replay = self._capture.record(work, generators)
         except Exception as error:
+            # capturing ran the step's Python, which set gradients and states to tensors that were never computed
             put_back()
             raise self._refused(f"{type(error).__name__}: {error}") from error
         changed = [name for name, a, b in zip(self._names, self._seen, self._circumstances()) if a != b]
@@ -164,6 +170,7 @@ class _Graphed:
         with torch.no_grad():
             for buffer, given in zip(graph.inputs, flattened(whole)):
                 buffer.copy_(given, non_blocking=True)
+        # clones: the next replay writes into the same tensors
         result, states = tree_map(Tensor.clone, graph.replay())
         self._keep(states)
         # another graph, an eager step or zero_grad() came between
