@@ -14,7 +14,7 @@ Rules of this module:
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -242,6 +242,24 @@ def once(
     if quick is None:
         return by_call(runner, inputs, state, params)
     found: Tuple[Tensors, Optional[Tensors]] = quick(inputs, state, params)
+    return found
+
+
+#: A direct call, ``call(x, params)``: see :func:`direct`.
+DirectCall = Callable[["Tensor", Tuple[ParamValue, ...]], Optional[Tensors]]
+
+
+def direct(runner: Runner, views: Sequence[Optional[Tuple[int, ...]]]) -> Optional[DirectCall]:
+    """The quick way of a runner for calls at rest with one input, of which the outputs alone are asked for.
+
+    ``views`` has for each parameter the shape that it is viewed as over the neurons of one time step, None for a
+    number. A runner may have a method ``direct(views)``, which gives a function ``call(x, params)``, or None. Its
+    ``params`` are as the neuron holds them: a number, or a tensor of any dtype that has the shape of the view or can be
+    viewed so. The function returns the outputs with the bits that the runner gives, or None for a call that is left to
+    the runner.
+    """
+    make = getattr(runner, "direct", None)
+    found: Optional[DirectCall] = None if make is None else make(views)
     return found
 
 

@@ -189,10 +189,13 @@ class Neuron(Prologued):
         if found is None or values is None:
             return self._execute(inputs, state, (), final, single)[:2]
         if single:
-            outputs, end = once(found.runner, (x,), start, values)
+            outputs, end = once(found.runner, (x,), start, earlier.placed(found, values))
         else:
             processes.check_split(self)  # the earlier call may have been one outside of the pipeline
-            outputs, end, _ = found.runner((x,), start, values, ())
+            alone = None if found.direct is None else found.direct(x, values)
+            if alone is not None:
+                return alone, None
+            outputs, end, _ = found.runner((x,), start, earlier.placed(found, values), ())
         return outputs, dict(zip(self.states, end)) if end is not None else None
 
     @with_traced_sizes
@@ -239,14 +242,22 @@ class Neuron(Prologued):
         self._settle()
         runner = self._cache.runners[kind]
         trace_: Tensors = ()
-        if single and not is_compiling():
-            # by once(), as later calls are: a checkpointed call must save the same tensors when it is recomputed
+        ordinary = len(inputs) == 1 and not (record or is_compiling() or is_jit_tracing())
+        alone = start is None and not (final or single)
+        found = earlier.noted(runner, named, values, x, alone) if ordinary else None
+        # as later calls are run: a checkpointed call must save the same tensors when it is recomputed
+        quickly = None
+        if found is not None and found.direct is not None:
+            quickly = found.direct(x, tuple([value for _, value in named]))
+        if quickly is not None:
+            outputs, end = quickly, None
+        elif single and not is_compiling():
             outputs, end = once(runner, tuple([value.squeeze(0) for value in inputs]), start, values)
         else:
             outputs, end, trace_ = runner(inputs, start, values, record)
             outputs = tuple([out.squeeze(0) for out in outputs]) if single else outputs
-        if len(inputs) == 1 and not (record or is_compiling() or is_jit_tracing()):
-            quick[earlier.kind_of(x, x.shape[0], start, final)] = earlier.noted(runner, named, values, x)
+        if found is not None:
+            quick[earlier.kind_of(x, x.shape[0], start, final)] = found
         return outputs, dict(zip(self.states, end)) if end is not None else None, trace_
 
     @compiled.uncompiled

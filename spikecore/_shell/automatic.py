@@ -15,7 +15,7 @@ How often a refusing runner is asked again:
 from __future__ import annotations
 
 import warnings
-from typing import Any, Callable, Hashable, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Hashable, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
@@ -23,7 +23,19 @@ from spikecore._base.recent import CALLS, Recent
 from spikecore._plugins.registry import default_registry
 from spikecore._plugins.selection import Resolved, alternatives
 from spikecore._shell import checks
-from spikecore.backend import BackendError, Capabilities, ParamValue, Runner, Spec, Tensors, Unsupported, by_call, once
+from spikecore.backend import (
+    BackendError,
+    Capabilities,
+    DirectCall,
+    ParamValue,
+    Runner,
+    Spec,
+    Tensors,
+    Unsupported,
+    by_call,
+    direct,
+    once,
+)
 from spikecore.lang import Program
 from spikecore.lang._plain import is_compiling, is_plain
 
@@ -116,6 +128,15 @@ class _Automatic:
             return once(self._runner, inputs, state, params)
         except BackendError:
             return by_call(self, inputs, state, params)
+
+    def direct(self, views: Sequence[Optional[Tuple[int, ...]]]) -> Optional[DirectCall]:
+        """See :func:`spikecore.backend.direct`."""
+        runner = self._runner
+        call = direct(runner, views)
+        if call is None:
+            return None
+        # __call__ meets the error of a call that is refused
+        return lambda x, params: call(x, params) if self._runner is runner else None
 
     def __deepcopy__(self, memo: Any) -> _Automatic:
         return self  # copies of a neuron share its runners, as they share its backend

@@ -6,13 +6,13 @@ A call is of a kind that passed (:func:`kind_of`) and its tensors are as those w
 
 from __future__ import annotations
 
-from typing import Any, Collection, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Collection, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from spikecore._shell import ranges
-from spikecore.backend import MAX_STATIC_STEPS, ParamValue, Runner, Tensors
+from spikecore.backend import MAX_STATIC_STEPS, DirectCall, ParamValue, Runner, Tensors, direct
 from spikecore.dtypes import compute_dtype
 from spikecore.lang._plain import is_jit_tracing
 
@@ -39,6 +39,8 @@ class Earlier(NamedTuple):
     tensors: Tuple[PlacedTensor, ...]
     #: One time step of the input, which tensors were placed on; None if all parameters are numbers.
     shape: Optional[torch.Size]
+    #: The quick way of a call at rest for its outputs alone, if its runner has one.
+    direct: Optional[DirectCall]
 
 
 def kind_of(x: Tensor, steps: int, start: Optional[Tensors], final: bool) -> Tuple[Any, ...]:
@@ -84,9 +86,16 @@ def state_as_before(names: Collection[str], state: Mapping[str, Any], x: Tensor,
 
 
 def noted(
-    runner: Runner, named: Sequence[Tuple[str, ParamValue]], values: Tuple[ParamValue, ...], x: Tensor
+    runner: Runner,
+    named: Sequence[Tuple[str, ParamValue]],
+    values: Tuple[ParamValue, ...],
+    x: Tensor,
+    outputs_alone: bool,
 ) -> Earlier:
-    """A call that passed every check, with its parameters as they are and as they were placed."""
+    """A call that passed every check, with its parameters as they are and as they were placed.
+
+    ``outputs_alone``: it began at rest, and nothing but its outputs was asked for.
+    """
     tensors = tuple(
         PlacedTensor(
             position, name, value.shape, value.device, value.requires_grad, tuple(placed.shape), _version(value)
@@ -95,7 +104,9 @@ def noted(
         if isinstance(value, Tensor) and isinstance(placed, Tensor)
     )
     numbers = tuple(None if isinstance(value, Tensor) else value for value in values)
-    return Earlier(runner, numbers, tensors, x.shape[1:] if tensors else None)
+    views = [tuple(value.shape) if isinstance(value, Tensor) else None for value in values]
+    quick = direct(runner, views) if outputs_alone else None
+    return Earlier(runner, numbers, tensors, x.shape[1:] if tensors else None, quick)
 
 
 def _version(value: Tensor) -> Optional[int]:
@@ -106,7 +117,7 @@ def _version(value: Tensor) -> Optional[int]:
 def values_as_before(
     found: Earlier, module: nn.Module, x: Tensor, single: bool, bounds: ranges.Bounds
 ) -> Optional[Tuple[ParamValue, ...]]:
-    """The parameters as the runner takes them, learnt ones kept in their ranges; None if one is not as it was.
+    """The parameters as the neuron holds them, learnt ones kept in their ranges; None if one is not as it was.
 
     ``single``: the input is one time step.
     """
@@ -115,7 +126,7 @@ def values_as_before(
     if (x.shape if single else x.shape[1:]) != found.shape:
         return None
     values = list(found.values)
-    for position, name, own, device, learnt, view, version in found.tensors:
+    for position, name, own, device, learnt, _, version in found.tensors:
         value: Optional[Tensor] = module._parameters.get(name)
         if value is None:
             value = module._buffers.get(name)
@@ -125,5 +136,16 @@ def values_as_before(
             return None
         if name in bounds and name in module._parameters:
             value = ranges.inside(value, bounds[name])
-        values[position] = value if view == own else value.view(view)
+        values[position] = value
     return tuple(values)
+
+
+def placed(found: Earlier, values: Tuple[ParamValue, ...]) -> Tuple[ParamValue, ...]:
+    """The parameters that :func:`values_as_before` found, as the runner takes them."""
+    if not found.tensors:
+        return values
+    seen: List[Any] = list(values)
+    for one in found.tensors:
+        if one.view != one.shape:
+            seen[one.position] = seen[one.position].view(one.view)
+    return tuple(seen)

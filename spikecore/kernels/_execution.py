@@ -164,7 +164,7 @@ class Execution:
         tensors, grads = resolved(tensors), resolved(grads)
         check_saved(self.program, self.spec, call.has_initial_state, tensors, checkpoints, grads, layout)
         checkpoints = tuple([layout.fit_saved(kept) for kept in checkpoints])
-        found = self._gradients(call, grads, wanted)
+        found = self.gradients(call, grads, wanted)
         x, grad = tensors[0], grads[0]
         fast_path = len(tensors) == 1 == len(grads) and layout.order is None and grad is not None and wanted[0]
         if fast_path and x.is_contiguous() and grad.is_contiguous() and x.numel():  # type: ignore[union-attr]  # not None
@@ -212,7 +212,8 @@ class Execution:
                 results.append(layout.empty((), x, self.spec.compute) if is_state else tensor.new_empty(tensor.shape))
         return results
 
-    def _gradients(self, call: Call, grads: Sequence[Optional[Tensor]], wanted: Sequence[bool]) -> Gradients:
+    def gradients(self, call: Call, grads: Sequence[Optional[Tensor]], wanted: Sequence[bool]) -> Gradients:
+        """The launch for backward passes with such cotangents that want such gradients."""
         present = tuple(grad is not None for grad in grads)
         key = (call.record, call.has_initial_state, present, tuple(wanted))
         found = self._backwards.get(key)
@@ -272,14 +273,24 @@ class Execution:
     def _summed(self, index: int, grad: Tensor, value: Tensor, layout: Layout) -> Tensor:
         """The gradient of a parameter from its parts."""
         kind = self.spec.params[index]
-        if kind == "scalar":
-            # partial sums, one for each block or each neuron, as the backend likes
-            return grad.sum().reshape(value.shape)
-        if not grad.numel():
-            return torch.zeros_like(value)
-        if kind == "channel":
-            # in the order of memory neurons lie as [outer, channels, inner]
-            inner, channels = layout.channels_of(value)
-            return grad.reshape(-1, channels, inner).sum((0, 2)).reshape(value.shape)
-        # a parameter of shape [1, C, H, W] is the same for a whole batch: its gradient is the sum over it
-        return layout.dense_in_order(grad).sum_to_size(value.shape).contiguous()
+        if kind == "full" and grad.numel():
+            # a parameter of shape [1, C, H, W] is the same for a whole batch: its gradient is the sum over it
+            return layout.dense_in_order(grad).sum_to_size(value.shape).contiguous()
+        return summed(kind, grad, value, layout.channels_of(value) if kind == "channel" else (0, 0))
+
+
+def summed(kind: str, grad: Tensor, value: Tensor, channels: Tuple[int, int]) -> Tensor:
+    """The gradient of a parameter of kind "scalar" or "channel" from its parts.
+
+    ``channels``: how those of the parameter lie, see :attr:`spikecore.kernels.Geometry.channels`.
+    """
+    if not grad.numel() and kind != "scalar":
+        return torch.zeros_like(value)
+    if kind == "channel":
+        # in the order of memory neurons lie as [outer, channels, inner]
+        inner, count = channels
+        grad = grad.reshape(-1, count, inner).sum((0, 2)) if inner != 1 else grad.reshape(-1, count).sum(0)
+    elif grad.numel() != 1:
+        # partial sums, one for each block or each neuron, as the backend likes
+        grad = grad.sum()
+    return grad if grad.shape == value.shape else grad.reshape(value.shape)

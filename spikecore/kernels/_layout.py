@@ -77,9 +77,13 @@ class Layout(NamedTuple):
 
     def channels_of(self, value: Tensor) -> Tuple[int, int]:
         """How a parameter ``[1, C, 1, ...]`` lies: (neurons between neighbouring channels, channels)."""
+        return self.channels_along(value.shape)
+
+    def channels_along(self, view: Sequence[int]) -> Tuple[int, int]:
+        """The same for a parameter of this shape ``[1, C, 1, ...]``."""
         # all dimensions but that of the channels are 1; with one channel it is any
-        dim = max(range(value.ndim), key=lambda d: value.shape[d])
-        return self.inner_of(dim), value.shape[dim]
+        dim = max(range(len(view)), key=lambda d: view[d])
+        return self.inner_of(dim), view[dim]
 
     def _copied(self, tensor: Tensor, lead: int) -> Tensor:
         if self.order is None:

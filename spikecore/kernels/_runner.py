@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from spikecore.backend import BackendError, ParamValue, Runner, Spec, Tensors, Unsupported, by_call
 from spikecore.kernels._again import Again, Instead
 from spikecore.kernels._arguments import Call
+from spikecore.kernels._direct import Direct
 from spikecore.kernels._execution import Execution
 from spikecore.kernels._launches import Launcher
 from spikecore.kernels._layout import Layout
@@ -33,6 +34,9 @@ from spikecore.lang._plain import (
     is_transforming,
 )
 from spikecore.lang.eager import StraightLine
+
+#: A call: its execution, what computes it instead, the call, how many tensors it has, and their layout.
+Context = Tuple[Execution, Instead, Call, int, Layout]
 
 #: A tensor of another type, be it a state or a parameter, goes through torch's dispatcher, which handles its type.
 #: A FakeTensor beside a plain input stands for no values, and is refused as a tensor without memory.
@@ -63,6 +67,13 @@ class KernelRunner:
         twin = copy.copy(self)
         twin.instead = instead
         return twin
+
+    def direct(self, views: Sequence[Optional[Tuple[int, ...]]]) -> Optional[Direct]:
+        """See :func:`spikecore.backend.direct`."""
+        one = len(self.program.inputs) == 1 == self.n_outputs
+        if not one or self.spec.final or self.learnt_initial or self.execution.backend.owns_outputs:
+            return None
+        return None if "full" in self.spec.params else Direct(self.execution, self.instead, views, _derived)
 
     def __deepcopy__(self, memo: Any) -> KernelRunner:
         return self  # torch.nn.utils.parametrize copies a neuron with its runners, which copies can share
@@ -182,7 +193,7 @@ class _Boundary(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
         ctx._spikecore_passed = True
-        return (None, None, None, *_derived(ctx, ctx.saved_tensors, grads))
+        return (None, None, None, *_derived(ctx.context, ctx.needs_input_grad[3:], ctx.saved_tensors, grads))
 
 
 class _Once(_Boundary):
@@ -200,7 +211,8 @@ class _Once(_Boundary):
     def backward(ctx: Any, *grads: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
         ctx._spikecore_passed = True
         n, m = ctx.context[0].arguments.n_inputs, ctx.context[0].n_outputs
-        found = _derived(ctx, _timed(ctx.saved_tensors, n), _timed(grads, m))
+        saved = _timed(ctx.saved_tensors, n)
+        found = _derived(ctx.context, ctx.needs_input_grad[3:], saved, _timed(grads, m))
         inputs = [None if grad is None else grad.squeeze(0) for grad in found[:n]]
         return (None, None, None, *inputs, *found[n:])
 
@@ -210,25 +222,28 @@ def _timed(tensors: Sequence[Any], count: int) -> Tuple[Any, ...]:
     return (*[None if one is None else one.unsqueeze(0) for one in tensors[:count]], *tensors[count:])
 
 
-def _derived(ctx: Any, saved: Tensors, grads: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
+def _derived(
+    context: Context, wanted: Sequence[bool], saved: Tensors, grads: Sequence[Optional[Tensor]]
+) -> Sequence[Optional[Tensor]]:
     """Gradients of a call's tensors, with a graph of their own under ``create_graph=True``."""
     if not torch.is_grad_enabled():
-        return _gradients(ctx, saved, grads)
+        return _gradients(context, wanted, saved, grads)
     with torch.no_grad():
-        found = _gradients(ctx, saved, grads)
-    return _again(ctx, grads).differentiable(found, grads, saved[: ctx.context[3]])
+        found = _gradients(context, wanted, saved, grads)
+    return _again(context, wanted, grads).differentiable(found, grads, saved[: context[3]])
 
 
-def _gradients(ctx: Any, saved: Tensors, grads: Sequence[Optional[Tensor]]) -> Sequence[Optional[Tensor]]:
+def _gradients(
+    context: Context, wanted: Sequence[bool], saved: Tensors, grads: Sequence[Optional[Tensor]]
+) -> Sequence[Optional[Tensor]]:
     """Gradients of a call's tensors, by the kernel, or by another runner where the kernel cannot be had."""
-    execution: Execution = ctx.context[0]
-    _, _, call, count, layout = ctx.context
+    execution, _, call, count, layout = context
     try:
-        return execution.backward(call, saved[:count], saved[count:], grads, ctx.needs_input_grad[3:], layout)
+        return execution.backward(call, saved[:count], saved[count:], grads, wanted, layout)
     except BackendError as error:
-        return _again(ctx, grads).gradients(error, grads, saved[:count])
+        return _again(context, wanted, grads).gradients(error, grads, saved[:count])
 
 
-def _again(ctx: Any, grads: Sequence[Optional[Tensor]]) -> Again:
-    execution, instead, call, _, _ = ctx.context
-    return Again(execution, instead, call, tuple(grad is not None for grad in grads), ctx.needs_input_grad[3:])
+def _again(context: Context, wanted: Sequence[bool], grads: Sequence[Optional[Tensor]]) -> Again:
+    execution, instead, call, _, _ = context
+    return Again(execution, instead, call, tuple(grad is not None for grad in grads), wanted)

@@ -109,16 +109,18 @@ class _Counted:
         return self.runner(*args)
 
     def __getattr__(self, name: str) -> Any:
-        """The runner's ``once``, if it has one, so that cases of single steps run it."""
-        if name != "once":
+        """The runner's quick ways, ``once`` and ``direct``, if it has them, so that cases run what users run."""
+        if name not in ("once", "direct"):
             raise AttributeError(name)
-        found = self.runner.once  # type: ignore[attr-defined]  # optional: see spikecore.backend.once
+        found = getattr(self.runner, name)
+        return self._counting(found) if name == "once" else lambda views: self._counting(found(views))
 
-        def once(*args: Any) -> Any:
+    def _counting(self, call: Any) -> Any:
+        def counting(*args: Any) -> Any:
             self.calls.append(self.name)
-            return found(*args)
+            return call(*args)
 
-        return once
+        return counting if call is not None else None
 
 
 class Context:

@@ -1,0 +1,203 @@
+"""Direct calls: the shortest way from a neuron to its kernels and back.
+
+In a small layer a call costs what the host does for it. A direct call begins at rest, has one plain contiguous input
+and gives one output and nothing else, as nearly all calls of a network do. What such calls of a neuron have in common
+is found once. A call that is not of this kind is left to the runner, and a backward pass that is not (other tensors
+from saved-tensor hooks, a cotangent that is not dense, ``create_graph=True``) to what serves every call.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from spikecore.backend import BackendError, ParamValue, Tensors
+from spikecore.kernels._arguments import Call
+from spikecore.kernels._execution import Execution, Gradients, summed
+from spikecore.kernels._launches import ForwardLaunch
+from spikecore.kernels._layout import Layout
+from spikecore.kernels._plan import Geometry
+from spikecore.lang._plain import PLAIN, is_followed
+
+#: Gradients of a call's tensors, of what autograd saved and the cotangents, however these are: see ``_runner``.
+Derive = Callable[[Any, Any, Tensors, Sequence[Optional[Tensor]]], Sequence[Optional[Tensor]]]
+
+
+class Sizes(NamedTuple):
+    """What follows from the shape of an input."""
+
+    shape: Tuple[int, ...]
+    geometry: Geometry
+    #: Shape of a checkpoint; None where one chunk has all steps.
+    kept: Optional[Tuple[int, ...]]
+
+
+class Direct:
+    """Direct calls of neurons whose parameters have one form.
+
+    views: for each parameter the shape that it has over the neurons of one time step; None for a number.
+    """
+
+    def __init__(
+        self, execution: Execution, instead: Any, views: Sequence[Optional[Tuple[int, ...]]], derive: Derive
+    ) -> None:
+        self.execution, self.instead, self.derive = execution, instead, derive
+        self.dtype, self.compute = execution.spec.dtype, execution.spec.compute
+        self.views = tuple(views)
+        #: Indices of the parameters that are tensors, and a call at rest without them.
+        self.tensors = execution.arguments.tensor_params
+        self.rest = Call((), False, (None,) * len(self.views))
+        self._kinds = execution.arguments.kinds
+        self._learns = bool(execution.spec.learn)
+        self._sizes = Sizes((), Geometry(0, 0, ()), None)
+        #: Launches forward, without checkpoints and with them.
+        self._forward: List[Optional[ForwardLaunch]] = [None, None]
+        #: Launches backward, by which gradients are wanted.
+        self._backward: Dict[Tuple[bool, ...], Gradients] = {}
+
+    def __call__(self, x: Tensor, params: Tuple[ParamValue, ...]) -> Optional[Tensors]:
+        """Outputs of a call with these parameters as the neuron holds them; None if it is for the runner."""
+        if is_followed() or not _whole(x):
+            return None
+        sizes = self._sizes
+        if sizes.shape != x.shape:
+            if not x.numel():
+                return None
+            sizes = self._sizes = self._sized(tuple(x.shape))
+        try:
+            if not self.tensors:
+                if x.requires_grad and torch.is_grad_enabled():
+                    return (_apply(self, sizes, params, x),)
+                return (self.forward(sizes, x, params, False)[0],)
+            tensors: List[Any] = [params[index] for index in self.tensors]
+            for value in tensors:
+                if type(value) not in PLAIN or value.dtype is not self.compute or not _whole(value):
+                    return None
+            if torch.is_grad_enabled() and (x.requires_grad or self._learns):
+                numbers = [None if isinstance(value, Tensor) else value for value in params]
+                return (_apply(self, sizes, numbers, x, *tensors),)
+            return (self.forward(sizes, x, params, False)[0],)
+        except BackendError:  # the runner meets it, too, and does what is to be done then
+            return None
+
+    def forward(self, sizes: Sizes, x: Tensor, params: Any, save: bool) -> Tuple[Tensor, Sequence[Tensor]]:
+        """The output, and checkpoints for backward."""
+        out, kept = torch.empty_like(x), sizes.kept if save else None
+        saved: Sequence[Tensor] = ()
+        if kept is not None:
+            count = self.execution.n_checkpoints(self.rest)
+            saved = [torch.empty(kept, dtype=self.compute, device=x.device) for _ in range(count)]
+        launch = self._forward[bool(saved)]
+        if launch is None:
+            launch = self._forward[bool(saved)] = self.execution.forward_launch(self.rest, bool(saved))
+        launch(sizes.geometry, (x,), (), params, (out,), (), (), saved)
+        return out, saved
+
+    def gradients(
+        self, ctx: Any, sizes: Sizes, numbers: Sequence[Any], saved: Tensors, grad: Tensor
+    ) -> Optional[Sequence[Optional[Tensor]]]:
+        """Gradients of input and parameters, from a cotangent of the output; None if it is not for this way."""
+        x, device = saved[0], grad.device
+        # what a saved-tensor hook gave back may be anything
+        if x.shape != sizes.shape or x.dtype is not self.dtype or x.device != device:
+            return None
+        if not (_whole(x) and _whole(grad)):
+            return None
+        end = 1 + len(self.tensors)
+        params, values, checkpoints = numbers, saved[1:end], saved[end:]
+        if values:
+            params = [*numbers]
+            for index, value in zip(self.tensors, values):
+                if value.dtype is not self.compute or value.device != device or not _whole(value):
+                    return None
+                params[index] = value
+        for one in checkpoints:
+            if one.shape != sizes.kept or one.dtype is not self.compute or one.device != device or not _whole(one):
+                return None
+        wanted = ctx.needs_input_grad[3:]
+        found = self._backward.get(wanted)
+        if found is None:
+            found = self._backward[wanted] = self.execution.gradients(self.rest, (grad,), wanted)
+        result = [torch.empty_like(x)] if wanted[0] else []
+        sums = found.launch(sizes.geometry, (x,), (), params, checkpoints, (grad,), (), (), result, ())
+        if not values:
+            return result
+        each = iter(sums or ())
+        learnt = [
+            summed(self._kinds[index], next(each), value, sizes.geometry.channels[index]) if wants else None
+            for index, value, wants in zip(self.tensors, values, wanted[1:])
+        ]
+        return (result[0] if wanted[0] else None, *learnt)
+
+    def placed(self, values: Sequence[Tensor]) -> List[Tensor]:
+        """Parameters that are tensors, as they lie over the neurons of one time step."""
+        return [value.view(self.views[index]) for index, value in zip(self.tensors, values)]  # type: ignore[arg-type]
+
+    def _sized(self, shape: Tuple[int, ...]) -> Sizes:
+        steps, chunk, layout = shape[0], self.execution.backend.chunk, Layout(shape[1:], None)
+        neurons = 1
+        for size in shape[1:]:
+            neurons *= size
+        channels: Tuple[Tuple[int, int], ...] = ()
+        if self.tensors:
+            channels = tuple(
+                layout.channels_along(view) if kind == "channel" and view is not None else (0, 0)
+                for kind, view in zip(self._kinds, self.views)
+            )
+        kept = ((steps - 1) // chunk, *shape[1:]) if 0 < chunk < steps else None
+        return Sizes(shape, Geometry(steps, neurons, channels), kept)
+
+
+def _whole(value: Tensor) -> bool:
+    """Whether the memory of a tensor holds its values one after the other."""
+    try:
+        return value.is_contiguous() and not value.is_neg() and value.data_ptr() != 0
+    except RuntimeError:  # tensors wrapped by functorch raise on data_ptr()
+        return False
+
+
+class _Crossing(torch.autograd.Function):
+    """Where autograd ends and kernels begin, for direct calls."""
+
+    @staticmethod
+    def forward(ctx: Any, direct: Direct, sizes: Sizes, numbers: Any, x: Tensor, *tensors: Tensor) -> Tensor:
+        params = numbers
+        if tensors:
+            params = [*numbers]
+            for index, value in zip(direct.tensors, tensors):
+                params[index] = value
+        out, checkpoints = direct.forward(sizes, x, params, True)
+        ctx.context = direct, sizes, numbers
+        ctx.save_for_backward(x, *tensors, *checkpoints)
+        ctx.set_materialize_grads(False)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
+        direct, sizes, numbers = ctx.context
+        saved = ctx.saved_tensors
+        if grad is not None and not torch.is_grad_enabled():
+            try:
+                found = direct.gradients(ctx, sizes, numbers, saved, grad)
+            except BackendError:  # the other way meets it, too, and knows what to do then
+                found = None
+            if found is not None:
+                return (None, None, None, *found)
+        return (None, None, None, *_by_the_runner(ctx, saved, grad))
+
+
+def _by_the_runner(ctx: Any, saved: Tensors, grad: Optional[Tensor]) -> List[Optional[Tensor]]:
+    direct, sizes, numbers = ctx.context
+    end = 1 + len(direct.tensors)
+    values = saved[1:end]
+    tensors = (saved[0], *direct.placed(values), *saved[end:])
+    call = direct.rest._replace(numbers=tuple(numbers))
+    context = direct.execution, direct.instead, call, end, Layout(sizes.shape[1:], None)
+    x, *found = direct.derive(context, ctx.needs_input_grad[3:], tensors, (grad,))
+    return [x, *[one if one is None else one.view(value.shape) for one, value in zip(found, values)]]
+
+
+#: ``_Crossing.apply`` without what torch does there for tensors of ended functorch transforms, which are not whole.
+_apply = super(torch.autograd.Function, _Crossing).apply
