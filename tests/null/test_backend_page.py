@@ -123,6 +123,15 @@ def test_plans_are_whole() -> None:
         assert [name for name in (*shown["both"], *own) if not hasattr(plan, name)] == []
 
 
+@pytest.mark.parametrize("plan", [ForwardPlan, BackwardPlan])
+def test_all_that_a_plan_has_is_on_the_page(plan: Any) -> None:
+    """Every public attribute of a plan stands in the part about kernel backends, by its name or behind ``plan.``."""
+    begin = PAGE.index("\n## A kernel backend\n")
+    part = PAGE[begin : PAGE.index("\n## ", begin + 1)]
+    own = [name for name in dir(plan) if not name.startswith("_") and not hasattr(tuple, name)]
+    assert [name for name in own if not re.search(rf"`(?:plan\.)?{name}\b", part)] == []
+
+
 def test_the_versions_of_the_page_are_those_of_the_contract() -> None:
     """The newest and the oldest row are the versions that this spikecore takes."""
     rows = [row[0] for row in table("## Publishing, and versions", "version")]

@@ -40,8 +40,8 @@ def _module(source: Source) -> ModuleType:
 @functools.lru_cache(maxsize=None)
 def options() -> Dict[str, Any]:
     """What a launch says beside the arguments."""
-    # Warps have 64 threads on AMD's data-centre GPUs. One stage: a text issues the loads of a chunk together, so nothing
-    # is left to pipeline.
+    # Warps have 64 threads on AMD's data-centre GPUs. One stage, because a text issues the loads of a chunk together
+    # and leaves nothing to pipeline.
     chosen = {"num_warps": THREADS // (64 if torch.version.hip else 32), "num_stages": 1, "enable_fp_fusion": False}
     # without it, the floor of a subnormal number would be that of zero
     return chosen if torch.version.hip else {**chosen, "enable_reflect_ftz": False}
