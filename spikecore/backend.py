@@ -230,15 +230,15 @@ class Backend:
         return torch.utils.data.DataLoader(dataset, **kwargs)
 
 
-def once(
+def one_step(
     runner: Runner, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
 ) -> Tuple[Tensors, Optional[Tensors]]:
     """One time step of a runner: ``(outputs, state)`` for inputs ``[*N]``, without a dimension of time.
 
-    A runner may have a method ``once(inputs, state, params)`` that is quicker than a call with one time step and gives
-    the same bits.
+    A runner may have a method ``one_step(inputs, state, params)`` that is quicker than a call with one time step and
+    gives the same bits.
     """
-    quick = getattr(runner, "once", None)
+    quick = getattr(runner, "one_step", None)
     if quick is None:
         return by_call(runner, inputs, state, params)
     found: Tuple[Tensors, Optional[Tensors]] = quick(inputs, state, params)

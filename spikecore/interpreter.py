@@ -115,7 +115,7 @@ class Interpreter:
         for xs in zip(*(x.to(self.compute).unbind(0) for x in inputs)):
             results = self.step([*xs, *now, *fixed], like)
             following = results[self.n_outputs :]
-            now = [v.expand(shape) if apart else _full(v, shape) for v, apart in zip(following, self.shared)]
+            now = [v.expand(shape) if shared else _full(v, shape) for v, shared in zip(following, self.shared)]
             for seen, value in zip(outputs, results):
                 seen.append(_full(value, shape).to(self.dtype))
             for name, value in zip(self.states, now):

@@ -20,7 +20,7 @@ from spikecore._plugins.selection import asked_in_words, capture
 from spikecore._shell import checks, compiled, definition, earlier, parameters, processes, ranges
 from spikecore._shell.prologue import Prologued
 from spikecore._shell.state import State, Stateful
-from spikecore.backend import MAX_STATIC_STEPS, Tensors, once
+from spikecore.backend import MAX_STATIC_STEPS, Tensors, one_step
 from spikecore.lang import Program, ops
 from spikecore.lang._plain import is_compiling, is_jit_tracing, with_traced_sizes
 from spikecore.surrogate import ATan, Surrogate
@@ -61,7 +61,7 @@ class Neuron(Prologued):
     #: States whose next value counts as reset by the spike, for ``detach_reset``; None for all of them.
     reset_states: ClassVar[Optional[Tuple[str, ...]]] = None
     configuration = {
-        "surrogate": checks.surrogate,
+        "surrogate": checks.surrogate_put_to_use,
         "detach_reset": checks.flag,
         "channel_dim": checks.whole,
         **Prologued.configuration,
@@ -189,7 +189,7 @@ class Neuron(Prologued):
         if found is None or values is None:
             return self._execute(inputs, state, (), final, single)[:2]
         if single:
-            outputs, end = once(found.runner, (x,), start, earlier.placed(found, values))
+            outputs, end = one_step(found.runner, (x,), start, earlier.placed(found, values))
         else:
             processes.check_split(self)  # the earlier call may have been one outside of the pipeline
             alone = None if found.direct is None else found.direct(x, values)
@@ -252,7 +252,7 @@ class Neuron(Prologued):
         if quickly is not None:
             outputs, end = quickly, None
         elif single and not is_compiling():
-            outputs, end = once(runner, tuple([value.squeeze(0) for value in inputs]), start, values)
+            outputs, end = one_step(runner, tuple([value.squeeze(0) for value in inputs]), start, values)
         else:
             outputs, end, trace_ = runner(inputs, start, values, record)
             outputs = tuple([out.squeeze(0) for out in outputs]) if single else outputs

@@ -33,10 +33,10 @@ class TorchRunner(Interpreter):
     ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
         return self.interpret(inputs, state, params, record)
 
-    def once(
+    def one_step(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
     ) -> Tuple[Tensors, Optional[Tensors]]:
-        """See :func:`spikecore.backend.once`."""
+        """See :func:`spikecore.backend.one_step`."""
         if self.ties or not is_plain(inputs[0]) or is_autocast(inputs[0].device.type):
             return by_call(self, inputs, state, params)
         return self.single_step(inputs, state, params)

@@ -34,7 +34,7 @@ from spikecore.backend import (
     Unsupported,
     by_call,
     direct,
-    once,
+    one_step,
 )
 from spikecore.lang import Program
 from spikecore.lang._plain import is_compiling, is_plain
@@ -118,14 +118,14 @@ class _Automatic:
                 self._refused.put(_kind(inputs, state, params, record), True)
         return other(inputs, state, params, record)
 
-    def once(
+    def one_step(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
     ) -> Tuple[Tensors, Optional[Tensors]]:
-        """See :func:`spikecore.backend.once`."""
+        """See :func:`spikecore.backend.one_step`."""
         if len(self._refused):  # __call__ finds out whether this call was refused before
             return by_call(self, inputs, state, params)
         try:
-            return once(self._runner, inputs, state, params)
+            return one_step(self._runner, inputs, state, params)
         except BackendError:
             return by_call(self, inputs, state, params)
 

@@ -84,9 +84,10 @@ def known_keywords(cls: Any, given: Mapping[str, Any]) -> None:
 Check = Callable[[str, str, Any], Any]
 
 
-def surrogate(owner: str, name: str, value: Any) -> Surrogate:
-    """The surrogate, which must be an object, not a class, a name or a function."""
+def surrogate_put_to_use(owner: str, name: str, value: Any) -> Surrogate:
+    """The surrogate, which must be an object, not a class, a name or a function; marked, since it may not change."""
     if isinstance(value, Surrogate):
+        # programs have its numbers, and neurons that share it would not see a change
         object.__setattr__(value, "_in_use", True)
         return value
     if isinstance(value, type) and issubclass(value, Surrogate):

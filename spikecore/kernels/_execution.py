@@ -71,7 +71,7 @@ class Execution:
             launch(geometry, inputs, state, params, results[:n], results[n:m], results[m:k], results[k:])
         return results
 
-    def once(self, call: Call, tensors: Sequence[Tensor]) -> List[Tensor]:
+    def one_step(self, call: Call, tensors: Sequence[Tensor]) -> List[Tensor]:
         """Outputs and final states of one time step, whose one contiguous input ``[*N]`` and outputs have no time."""
         tensors = resolved(tensors)
         return self._forward_fast_path(call, tensors[0].unsqueeze(0), tensors, 0, False)

@@ -53,7 +53,7 @@ class ReturningExecution(Execution):
         leads = [[steps], [], [steps], [kept]]
         return [self._shaped(layout, value, lead) for row, lead in zip(found, leads) for value in row]
 
-    def once(self, call: Call, tensors: Sequence[Tensor]) -> List[Tensor]:
+    def one_step(self, call: Call, tensors: Sequence[Tensor]) -> List[Tensor]:
         """Outputs and final states of one time step, whose one contiguous input ``[*N]`` and outputs have no time."""
         results = self.forward(call, [tensors[0].unsqueeze(0), *tensors[1:]], save=False)
         n = self.n_outputs

@@ -92,10 +92,10 @@ class KernelRunner:
         final = tuple(results[n:m]) if self.spec.final else None
         return tuple(results[:n]), final, tuple(results[m : m + len(record)])
 
-    def once(
+    def one_step(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
     ) -> Tuple[Tensors, Optional[Tensors]]:
-        """See :func:`spikecore.backend.once`."""
+        """See :func:`spikecore.backend.one_step`."""
         x = inputs[0]
         # several inputs, an empty one or one in another layout need what a call with time does beforehand
         if len(inputs) > 1 or not (is_plain(x) and x.numel() and x.is_contiguous()):
@@ -104,9 +104,9 @@ class KernelRunner:
         if not _plain(tensors):
             return by_call(self, inputs, state, params)
         if torch.is_grad_enabled() and True in [tensor.requires_grad for tensor in tensors]:
-            results: Sequence[Tensor] = _Once.apply(self.execution, self.instead, call, *tensors)
+            results: Sequence[Tensor] = _OneStep.apply(self.execution, self.instead, call, *tensors)
         else:
-            results = self.execution.once(call, tensors)
+            results = self.execution.one_step(call, tensors)
         n = self.n_outputs
         return tuple(results[:n]), tuple(results[n:]) if self.spec.final else None
 
@@ -196,12 +196,12 @@ class _Boundary(torch.autograd.Function):
         return (None, None, None, *_derived(ctx.context, ctx.needs_input_grad[3:], ctx.saved_tensors, grads))
 
 
-class _Once(_Boundary):
+class _OneStep(_Boundary):
     """The boundary for one time step, whose inputs and outputs ``[*N]`` have no dimension of time."""
 
     @staticmethod
     def forward(ctx: Any, execution: Execution, instead: Instead, call: Call, *tensors: Tensor) -> Tuple[Tensor, ...]:
-        results = execution.once(call, tensors)
+        results = execution.one_step(call, tensors)
         ctx.context = execution, instead, call, len(tensors), Layout(tuple(tensors[0].shape), None)
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)

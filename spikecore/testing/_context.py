@@ -51,7 +51,7 @@ class Witness:
             program = sc.IF(backend=REFERENCE).program
             made = self.reference.runner(program, Spec(torch.float32, 1, ("number",) * len(program.params)))
             self._watch(type(self.reference), "compile")
-            for name in ("__call__", "once"):
+            for name in ("__call__", "one_step"):
                 if name in vars(type(made)):  # an object, not a function: its class can be watched
                     self._watch(type(made), name)
         return self
@@ -110,10 +110,10 @@ class _Counted:
 
     def __getattr__(self, name: str) -> Any:
         """The runner's quick ways, ``once`` and ``direct``, if it has them, so that cases run what users run."""
-        if name not in ("once", "direct"):
+        if name not in ("one_step", "direct"):
             raise AttributeError(name)
         found = getattr(self.runner, name)
-        return self._counting(found) if name == "once" else lambda views: self._counting(found(views))
+        return self._counting(found) if name == "one_step" else lambda views: self._counting(found(views))
 
     def _counting(self, call: Any) -> Any:
         def counting(*args: Any) -> Any:

@@ -1,7 +1,7 @@
 """The smallest whole backend, and a way to have one in this process without installing it.
 
-:class:`Loopback` takes the road that a plugin takes and computes everything, in a walker of its own. It is the suite's
-control: it must pass every case, and each of its deliberately wrong subclasses must not.
+:class:`Loopback` is found and chosen as a plugin is, and computes everything, with an interpreter of its own. It is the
+suite's control: it must pass every case, and each of its deliberately wrong subclasses must not.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ class TestHollow:
         assert result.exit_code == 1
         assert "compute in its place" in result.output
 
-    @pytest.mark.parametrize("way", ["a neuron of torch", "its runner, kept", "once", "an object of its class"])
+    @pytest.mark.parametrize("way", ["a neuron of torch", "its runner, kept", "one step", "an object of its class"])
     def test_cheats_that_call_the_reference(self, way: str) -> None:
         """By any way to its runner: made before, called step by step, or of a backend object of its own."""
 
@@ -212,12 +212,12 @@ class TestHollow:
                     def __call__(self, *args):
                         return Loop(program, spec)(*args)
 
-                    def once(self, *args):
-                        return kept.once(*args)
+                    def one_step(self, *args):
+                        return kept.one_step(*args)
 
                 return Once()
 
-        case = "single-step/lif-hard" if way == "once" else "forward/lif-hard"
+        case = "single-step/lif-hard" if way == "one step" else "forward/lif-hard"
         with installed(Cheat) as name:
             check_backend(name, cases=[case])
             default_registry().get(name, "a test")._runners.clear()

@@ -119,7 +119,7 @@ class BackwardOnce(Loop):
 class QuickStepWithoutState(Loop):
     """The quick way of a single step starts at rest every time."""
 
-    def once(self, inputs, state, params):
+    def one_step(self, inputs, state, params):
         """One step."""
         outputs, final, _ = self(tuple(x.unsqueeze(0) for x in inputs), None, params, ())
         return tuple(out.squeeze(0) for out in outputs), final
@@ -129,7 +129,7 @@ class QuickStepWithoutState(Loop):
 class QuickStepWithoutGradient(Loop):
     """The quick way of a single step gives the carried state without its gradient."""
 
-    def once(self, inputs, state, params):
+    def one_step(self, inputs, state, params):
         """One step."""
         outputs, final, _ = self(tuple(x.unsqueeze(0) for x in inputs), state, params, ())
         return tuple(out.squeeze(0) for out in outputs), tuple(v.detach() for v in final)
