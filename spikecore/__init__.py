@@ -1,6 +1,7 @@
 """One definition of a spiking neuron, written as equations; every accelerator runs it, trains it, and agrees on it."""
 
 from spikecore import encode, functional, layers, losses, metrics, surrogate
+from spikecore._explain import Explanation, explain
 from spikecore._fusing import fuse, unfuse
 from spikecore._plugins.hookspecs import hookimpl
 from spikecore._plugins.registry import BackendStatus
@@ -53,6 +54,7 @@ __all__ = [
     "Capabilities",
     "CudaOptions",
     "DataLoader",
+    "Explanation",
     "InferenceStep",
     "Izhikevich",
     "Leaky",
@@ -72,6 +74,7 @@ __all__ = [
     "checkpoint",
     "detach",
     "encode",
+    "explain",
     "functional",
     "fuse",
     "hookimpl",

@@ -15,7 +15,8 @@ How often a refusing runner is asked again:
 from __future__ import annotations
 
 import warnings
-from typing import Any, Callable, Hashable, NamedTuple, Optional, Sequence, Tuple
+from contextlib import contextmanager
+from typing import Any, Callable, Hashable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
@@ -38,6 +39,20 @@ from spikecore.backend import (
 )
 from spikecore.lang import Program
 from spikecore.lang._plain import is_compiling, is_plain
+
+#: Who is told of refusals: functions of the names of the refusing and of the next backend, and the error.
+Told = Callable[[str, str, BackendError], None]
+_told: List[Told] = []
+
+
+@contextmanager
+def told_of_refusals(tell: Told) -> Iterator[None]:
+    """Within the block ``tell`` is called where an automatically chosen backend refuses and the next one computes."""
+    _told.append(tell)
+    try:
+        yield
+    finally:
+        _told.remove(tell)
 
 
 class Calls(NamedTuple):
@@ -75,6 +90,8 @@ def _behind(refusing: Resolved, calls: Calls, error: BackendError) -> Resolved:
     for other in alternatives(calls.device_type, refusing.backend.name):
         if not calls.lacks(other.backend.capabilities_on(calls.device_type)):
             _warn(refusing.backend.name, other.backend.name, error)
+            for tell in tuple(_told):
+                tell(refusing.backend.name, other.backend.name, error)
             return other
     raise error
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Container, Dict, Iterable, Mapping, Optional, Tuple
+from typing import Any, Container, Dict, Iterable, Iterator, Mapping, Optional, Tuple
 
 import torch
 from torch import nn
@@ -263,6 +264,20 @@ def ask(modules: Iterable[nn.Module], asked: Request) -> None:
     for module in modules:
         if isinstance(module, Bound):
             module._ask(asked)
+
+
+@contextmanager
+def chosen_anew(modules: Iterable[nn.Module], asked: Optional[Request] = None) -> Iterator[None]:
+    """Within the block neurons choose backends and make runners anew, under ``asked`` if given; then as before."""
+    held = [(module, module._request, module._cache) for module in modules if isinstance(module, Bound)]
+    try:
+        for module, before, _ in held:
+            module._ask(before if asked is None else asked)
+        yield
+    finally:
+        for module, before, cache in held:
+            module._request = before
+            module.__dict__["_cache"] = cache
 
 
 def backend_on(neuron: Bound, device_type: str) -> Backend:

@@ -1,7 +1,7 @@
 """Neuron rows: a layer that fills the device, beside a copy of its input. Time, fraction of the roofline, memory.
 
 The roofline is the copy. A fraction of 1 is a call that takes as long as copying the words that no implementation can
-do without (:func:`spikecore.bench._workloads.words`).
+do without (:func:`spikecore._explain._floor.words`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Dict, List, Union
 
 import torch
 
+from spikecore._explain._floor import words
 from spikecore.bench._cases import Bench, Case, Inputs, Job, admit, contained, first_failure, quietly, timed
 from spikecore.bench._implementations import REFERENCE
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
 from spikecore.bench._timing import Call, Failure, HostClock, Timing, failure, interleave
-from spikecore.bench._workloads import words
 from spikecore.dtypes import DTYPES
 
 COPY = "copy"

@@ -1,36 +1,14 @@
-"""The neurons that are measured, and the least that any implementation of each must move through memory."""
+"""The neurons that are measured."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Tuple
+from typing import Any, Callable, Dict, Mapping, Tuple
 
 import torch
 from torch import Tensor
 
 import spikecore as sc
-from spikecore.lang import topological
-
-
-class Words(NamedTuple):
-    """Words per time step and neuron: read and written by a forward pass, and by a forward and a backward pass."""
-
-    forward: int
-    training: int
-
-
-def words(neuron: sc.Neuron) -> Words:
-    """The floor of a neuron at rest, whose states stay in registers and are found again in the backward pass.
-
-    Forward reads the inputs and writes the outputs. Backward reads the cotangents of the outputs and writes those of
-    the inputs; where the adjoint of a step needs inputs or states, it reads the inputs again. LIF: 2, and 2 + 3.
-    """
-    program = neuron.program
-    read, written = len(program.inputs), len(program.outputs)
-    adjoint = program.adjoint([name for name, _ in neuron.named_parameters() if name in program.params])
-    needs = topological([*adjoint.inputs, *adjoint.states, *adjoint.params])
-    again = read if any(node.op in ("input", "state") for node in needs) else 0
-    return Words(read + written, read + written + again + written + read)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from spikecore._plugins.selection import backends as list_backends
 from spikecore.cli._bench import bench
 from spikecore.cli._cache import show_cache
 from spikecore.cli._conformance import ConformanceCommand, conformance
+from spikecore.cli._explain import explain
 from spikecore.cli._kernels import kernel
 from spikecore.cli._new_backend import new_backend
 from spikecore.cli._plugins_page import plugins_page
@@ -79,6 +80,7 @@ app.command("new-backend")(new_backend)
 app.command("plugins-page")(plugins_page)
 app.command()(bench)
 app.command()(kernel)
+app.command()(explain)
 app.command("cache")(show_cache)
 
 

@@ -16,6 +16,7 @@ OF_OTHERS = {"_apply", "_buffers", "_modules", "_parameters", "_replace", "_stag
 #: Modules of spikecore that tests of a plugin break on purpose, or put back, to see what the plugin then does.
 FOR_TESTS = {
     "plugins/spikecore-numba/tests/test_automatic.py": ("spikecore._plugins.registry", "spikecore._plugins.selection"),
+    "plugins/spikecore-numba/tests/test_explain.py": ("spikecore._plugins.selection",),
     "plugins/spikecore-numba/tests/test_single_step.py": ("spikecore.kernels._execution",),
 }
 

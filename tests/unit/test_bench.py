@@ -13,6 +13,7 @@ from torch import nn
 
 import spikecore as sc
 from bench_runs import TINY, Mutant, only, ran
+from spikecore._explain._floor import words
 from spikecore.bench import _beside as beside
 from spikecore.bench import _implementations as implementations
 from spikecore.bench._cases import Bench
@@ -23,7 +24,7 @@ from spikecore.bench._report import from_json
 from spikecore.bench._run import measure, prepare
 from spikecore.bench._settings import Settings, device_named
 from spikecore.bench._timing import CudaClock, Failure, HostClock, Plan, Timing, clock_for, interleave
-from spikecore.bench._workloads import WORKLOADS, Hat, hat_spike, words
+from spikecore.bench._workloads import WORKLOADS, Hat, hat_spike
 from spikecore.bench.models import EXAMPLES
 from spikecore.lang._plain import number
 from spikecore.testing._custom import Gated, Probe

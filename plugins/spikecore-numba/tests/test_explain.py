@@ -1,0 +1,35 @@
+"""What ``sc.explain`` says of the plugin's kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import spikecore as sc
+from spikecore._plugins import selection
+
+
+@pytest.mark.parametrize("shape", [(8, 4, 5), (4, 30)])
+def test_kernels_move_the_least(shape: tuple) -> None:
+    """Forward and backward of LIF on dense data: no copy, two words forward and three backward."""
+    (layer,) = sc.explain(sc.LIF(backend="numba"), torch.rand(shape)).layers
+    assert (layer.backend, layer.words, layer.floor, layer.copies) == ("numba", 5.0, 5.0, ())
+    (layer,) = sc.explain(sc.LIF(backend="numba"), torch.rand(shape), training=False).layers
+    assert (layer.words, layer.floor) == (2.0, 2.0)
+
+
+def test_a_copy_costs_two_words() -> None:
+    """Steps that are not dense are written out before the kernel reads them, forward and backward."""
+    x = torch.rand(8, 4, 10)[:, :, ::2]
+    (layer,) = sc.explain(sc.LIF(backend="numba"), x, training=False).layers
+    assert [(one.when, one.count, one.bytes) for one in layer.copies] == [("forward", 1, 4 * 8 * 4 * 5)]
+    assert layer.words == 4.0
+
+
+def test_it_is_advised_where_the_reference_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name, since it is what automatic choice would take."""
+    # other tests of the same run may have it without plugins
+    monkeypatch.setattr(selection, "AUTO", {"cpu": ("numba", "torch")})
+    found = sc.explain(nn.Sequential(nn.Linear(5, 5), sc.LIF()), torch.rand(8, 4, 5), backend="torch")
+    assert "backend 'numba', which is installed" in found.advice[0]

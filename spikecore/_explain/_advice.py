@@ -1,0 +1,210 @@
+"""What would make a network faster or smaller, from what was seen, in the order of what it is worth."""
+
+from __future__ import annotations
+
+from typing import Callable, List, NamedTuple, Sequence, Tuple
+
+from torch import nn
+
+from spikecore._explain._layers import REPEATED, Layer
+from spikecore._explain._shown import size
+from spikecore._plugins.selection import REFERENCE, automatic_order
+from spikecore._shell.state import Stateful
+from spikecore.neuron import Neuron
+from spikecore.neurons import Recurrent
+
+#: Copies of fewer bytes than this part of what the network's layers give are not worth a sentence.
+_SMALL = 0.01
+_IMAGES = (nn.Conv2d, nn.ConvTranspose2d)
+
+
+class Setting(NamedTuple):
+    """What a run was like, beside its layers."""
+
+    device_type: str
+    training: bool
+    autocast: bool
+    #: The module of each layer.
+    modules: Tuple[nn.Module, ...]
+
+
+def advice(layers: Sequence[Layer], setting: Setting) -> Tuple[str, ...]:
+    """Sentences, the most valuable first."""
+    return tuple(text for rule in _RULES for text in rule(layers, setting))
+
+
+def _reference(layers: Sequence[Layer], setting: Setting) -> List[str]:
+    """Neurons that run as operations of torch, though a kernel could compute them."""
+    slow = [layer for layer in layers if layer.backend == REFERENCE]
+    order = automatic_order(setting.device_type)
+    if not slow:
+        return []
+    faster = next((name for name in order if name != REFERENCE), "")
+    words = max((layer.words / layer.floor for layer in slow if layer.words and layer.floor), default=0.0)
+    moved = f", where {words:.0f} times the least possible was moved" if words > 2 else ""
+    what = f"{_named(slow)} ran step by step on the reference backend {REFERENCE!r}{moved}"
+    if faster:
+        return [f"{what}: backend {faster!r}, which is installed, computes all steps in one kernel"]
+    plugin = {"cpu": "the plugin spikecore-numba", "cuda": "spikecore[cuda12] or spikecore[cuda13]"}
+    if setting.device_type in plugin:
+        return [f"{what}: {plugin[setting.device_type]} has kernels that compute all steps at once"]
+    return []
+
+
+def _repeated(layers: Sequence[Layer], setting: Setting) -> List[str]:
+    """Layers that compute the same for every time step."""
+    found = [layer for layer in layers if layer.repeated]
+    if not found:
+        return []
+    steps, products = found[0].steps, sum(layer.products for layer in layers)
+    share = sum(layer.products for layer in found) / products if products else 0.0
+    part = f", {100 * share:.0f} % of the network's multiplications" if share else ""
+    return [
+        f"{_named(found)} computed the same {steps} times{part}: give what comes first one step without time, and "
+        f"repeat behind it, as in nn.Sequential(layer, sc.encode.Constant({steps}), neuron)"
+    ]
+
+
+def _single_steps(layers: Sequence[Layer], setting: Setting) -> List[str]:
+    """Neurons that are called for each step."""
+    found = []
+    for layer, module in zip(layers, setting.modules):
+        if isinstance(module, Stateful) and (module.step == "single" or (layer.calls > 1 and layer.shape[:1] == (1,))):
+            found.append(layer)
+    if not found:
+        return []
+    calls = max(layer.calls for layer in found)
+    often = f", {calls} times in this run" if calls > 1 else ""
+    return [
+        f"{_named(found)} were called for one time step at a time{often}, each with the cost of a call: with "
+        "step='multi' and input [T, B, ...] all steps are one kernel, and sc.layers.TimeBatched takes all of them "
+        "through the other layers at once"
+    ]
+
+
+def _recurrent(layers: Sequence[Layer], setting: Setting) -> List[str]:
+    """Loops over time that nothing can take away, but whose launches a graph can."""
+    found = [layer for layer, module in zip(layers, setting.modules) if isinstance(module, Recurrent)]
+    if not found or setting.device_type != "cuda":
+        return []
+    return [
+        f"{_named(found)} runs its steps one after the other, several kernels each, which the host launches: "
+        "sc.training_model with sc.CudaOptions(graph=True) records the step once and replays it"
+    ]
+
+
+def _copied(layers: Sequence[Layer], setting: Setting) -> List[str]:
+    """Copies of whole activations, but those that another advice takes away."""
+    largest = max((_numbers(layer) for layer in layers), default=0)
+    found: List[Tuple[int, str]] = []
+    for layer in layers:
+        found += [
+            (one.bytes, f"{layer.name or layer.kind} ({one.when}): {one.reason}")
+            for one in layer.copies
+            if one.bytes > _SMALL * largest and not one.converts and REPEATED not in one.reason
+        ]
+    if not found:
+        return []
+    found.sort(reverse=True)
+    text = "; ".join(said for _, said in found[:3]) + ("; ..." if len(found) > 3 else "")
+    return [
+        f"{size(sum(count for count, _ in found))} were copied to lay them out anew: {text}. Make the data lie as "
+        "[T, B, ...] once, before the network, and let all layers keep one memory format"
+    ]
+
+
+def _channels_last(layers: Sequence[Layer], setting: Setting) -> List[str]:
+    """Convolutions of images on a GPU that are not given channels-last images."""
+    found = [
+        layer
+        for layer, module in zip(layers, setting.modules)
+        if isinstance(module, _IMAGES) and "channels-last" not in layer.layout_in
+    ]
+    # one channel, or one pixel, lies in both ways at once
+    found = [layer for layer in found if not layer.layout_in.startswith("empty")]
+    if not found or setting.device_type != "cuda":
+        return []
+    return [
+        f"{_named(found)} got images that are not channels-last, which the convolutions of a GPU are made for: "
+        "net.to(memory_format=torch.channels_last), and the images as well; neurons take either without a copy"
+    ]
+
+
+def _autocast(layers: Sequence[Layer], setting: Setting) -> List[str]:
+    """Products in float32 on a GPU."""
+    found = [layer for layer in layers if layer.products and layer.dtype == "float32"]
+    if not found or setting.autocast or setting.device_type != "cuda":
+        return []
+    return [
+        f"{_named(found)} computed in float32: sc.TrainingOptions(autocast=torch.bfloat16), or torch.autocast, halves "
+        "what is moved and uses the tensor cores; states of neurons stay float32"
+    ]
+
+
+def _whole_steps(layers: Sequence[Layer], setting: Setting) -> List[str]:
+    """What a compiler and a graph can do on a GPU."""
+    if setting.device_type != "cuda" or not setting.training or len(layers) < 3:
+        return []
+    return [
+        "torch.compile(net) fuses normalisation, pooling and what lies between the layers, and a captured step "
+        "(sc.training_model with sc.CudaOptions(graph=True)) takes the host out of it; both help most where layers are "
+        "small or many"
+    ]
+
+
+def _learnt(layers: Sequence[Layer], setting: Setting) -> List[str]:
+    """Parameters of neurons that are learnt for each channel or neuron."""
+    named: List[str] = []
+    for layer, module in zip(layers, setting.modules):
+        if setting.training and isinstance(module, Neuron):
+            own = [name for name, value in module.named_parameters(recurse=False) if value.numel() > 1]
+            named += [f"{name} of {layer.name or layer.kind}" for name in own]
+    if not named:
+        return []
+    return [
+        f"{_listed(named)} is learnt for each channel or neuron, so that backward adds up gradients over all steps and "
+        "the batch; one number for all (as PLIF has) costs less where it will do"
+    ]
+
+
+def _silent(layers: Sequence[Layer], setting: Setting) -> List[str]:
+    """Layers that never fire, or always: the network learns nothing there, at whatever speed."""
+    found = [layer for layer in layers if layer.rate == 0.0]
+    always = [layer for layer in layers if layer.rate == 1.0]
+    texts = []
+    if found:
+        texts.append(f"{_named(found)} never fired on this input: what lies behind gets zeros")
+    if always:
+        texts.append(f"{_named(always)} fired at every step: the spikes say nothing about the input")
+    return texts
+
+
+_RULES: Tuple[Callable[[Sequence[Layer], Setting], List[str]], ...] = (
+    _reference,
+    _repeated,
+    _single_steps,
+    _recurrent,
+    _copied,
+    _channels_last,
+    _autocast,
+    _whole_steps,
+    _learnt,
+    _silent,
+)
+
+
+def _named(layers: Sequence[Layer]) -> str:
+    return _listed([f"{layer.name} ({layer.kind})" if layer.name else layer.kind for layer in layers])
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    shown, more = ", ".join(names[:3]), len(names) - 3
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _numbers(layer: Layer) -> int:
+    count = 1
+    for length in layer.shape:
+        count *= length
+    return 4 * count

@@ -1,0 +1,227 @@
+"""One run of a network under watch, and the rows made from it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import profiler
+
+from spikecore._base.batches import device_of, flattened, run_network, to_device, tree_map
+from spikecore._explain._advice import Setting, advice
+from spikecore._explain._floor import words_of_call
+from spikecore._explain._layers import Explanation, Layer
+from spikecore._explain._preserved import preserved
+from spikecore._explain._reasons import copies
+from spikecore._explain._traffic import Traffic, traffic
+from spikecore._explain._watching import Seen, Watching
+from spikecore._shell.automatic import told_of_refusals
+from spikecore._shell.binding import chosen_anew, request
+from spikecore._shell.checks import shown
+from spikecore._shell.processes import unwrapped
+from spikecore._shell.state import Stateful
+from spikecore.functional import stateful_modules, to_rest
+from spikecore.kernels import KernelBackend
+from spikecore.neuron import Neuron
+from spikecore.neurons import Recurrent
+
+#: From outputs to the number to go backward from; None for their sum.
+Loss = Optional[Callable[[Any], Tensor]]
+
+
+def explain(
+    net: nn.Module,
+    x: Any,
+    *,
+    loss: Loss = None,
+    backend: Optional[str] = None,
+    training: bool = True,
+) -> Explanation:
+    """Run ``net`` once on ``x``, and say layer by layer what was done with the tensors, and what would be faster.
+
+    ::
+
+        print(sc.explain(net, images))
+
+    ``net``: a network or a neuron. What wraps it, ``torch.compile`` or ``DistributedDataParallel``, is left out: the
+    network in it runs eagerly. ``x``: a batch as for ``training_model``: a tensor, a tuple or list for ``net(*x)``, a
+    dict for ``net(**x)``; it goes to the device of the network. ``loss``: a function of the outputs that gives the
+    number from which the run goes backward; None for the sum of the outputs. ``backend``: the backend of every neuron
+    in this run; None for the one that each neuron has or would get. ``training``: in train mode and backward, too;
+    False for a forward pass in eval mode without gradients. An enclosing ``torch.autocast`` holds.
+
+    Neurons begin at rest. Afterwards the network is as it was: parameters, gradients, buffers (running statistics),
+    modes, states of neurons, torch's random streams. The copies and words are those of operations of torch, and of
+    compiled kernels the least they move; what runs in threads of a network's own is not seen.
+
+    Raises TypeError or ValueError, naming the argument, for a ``net`` that is no module, an ``x`` without tensors, a
+    loss that is no number with a gradient, and outputs without gradients while ``training``; RuntimeError while torch's
+    profiler is running, which this uses; BackendError for a backend that cannot be had; and what the network raises.
+    """
+    modules = stateful_modules(net)
+    net = unwrapped(net)
+    inputs = to_device(x, device_of(net))
+    given = flattened(inputs)
+    if not given:
+        raise TypeError(f"x={shown(x)} has no tensor; give the network's input, or a tuple or dict of inputs")
+    asked = None if backend is None else request(backend, "explain()")
+    if torch._C._autograd._profiler_enabled():
+        raise RuntimeError("explain uses torch's profiler, which is running; call it outside of the profiled block")
+    with ExitStack() as stack:
+        stack.enter_context(preserved(net, [one.device for one in (*net.parameters(), *given)]))
+        watching = Watching(net)
+        stack.enter_context(chosen_anew(modules, asked))
+        stack.enter_context(told_of_refusals(lambda *said: _note_refusal(watching, *said)))
+        stack.enter_context(torch.set_grad_enabled(training))
+        net.train(training)
+        to_rest(modules, carried=True)
+        if training and not any(parameter.requires_grad for parameter in net.parameters()):
+            inputs = tree_map(lambda one: one.detach().requires_grad_() if one.is_floating_point() else one, inputs)
+            given = flattened(inputs)
+        with profiler.profile(record_shapes=True) as profile:
+            with watching.on(given):
+                outputs = run_network(net, inputs)
+            if training:
+                _go_backward(net, given, outputs, loss)
+        for seen in watching.order:
+            _note_backend(seen)
+        return _explanation(watching, traffic(profile.function_events or ()), given[0].device, training)
+
+
+def _go_backward(net: nn.Module, given: Sequence[Tensor], outputs: Any, loss: Loss) -> None:
+    """The backward pass, whose gradients are dropped."""
+    wanted = [one for one in (*net.parameters(), *given) if one.requires_grad]
+    if loss is None:
+        ends = [one for one in flattened(outputs) if one.requires_grad]
+        if not ends:
+            raise ValueError(
+                "no output of net has a gradient to go back from; training=False explains the forward pass alone"
+            )
+        torch.autograd.grad(ends, wanted, [torch.ones_like(one) for one in ends], allow_unused=True)
+        return
+    value = loss(outputs)
+    if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
+        what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise ValueError(f"loss must give one number with a gradient from the outputs of net, got {what}")
+    torch.autograd.grad(value.reshape(()), wanted, allow_unused=True)
+
+
+def _note_refusal(watching: Watching, refusing: str, computing: str, error: Exception) -> None:
+    seen = watching.top
+    if seen is None:  # the backward pass, in which no hook says where it is
+        return
+    seen.refusals.append((refusing, computing, str(error)))
+
+
+def _note_backend(seen: Seen) -> None:
+    """What computed a neuron, while it still knows."""
+    neuron = _neuron(seen.module)
+    if neuron is None or not seen.inputs:
+        return
+    resolved = neuron.bound.get(seen.inputs[0].device.type)
+    if resolved is not None:
+        seen.backend, seen.reason = resolved.backend.name, resolved.reason
+        seen.compiles = isinstance(resolved.backend, KernelBackend)
+    for refusing, computing, why in seen.refusals:
+        seen.backend, seen.reason = computing, f"instead of {refusing}, which was chosen automatically: {why}"
+
+
+def _neuron(module: nn.Module) -> Optional[Neuron]:
+    """The neuron whose backend computes a layer."""
+    if isinstance(module, Recurrent):
+        return module.neuron
+    return module if isinstance(module, Neuron) else None
+
+
+def _explanation(watching: Watching, moved: Dict[int, Traffic], device: torch.device, training: bool) -> Explanation:
+    times = {
+        seen.steps
+        for seen in watching.order
+        if isinstance(seen.module, Stateful) and seen.module.step == "multi" and seen.steps
+    }
+    found = [(seen, _layer(seen, moved.get(seen.number, Traffic()), times, training)) for seen in watching.order]
+    found = [(seen, layer) for seen, layer in found if _is_shown(seen, layer)]
+    layers = [layer for _, layer in found]
+    autocast = torch.is_autocast_enabled()
+    setting = Setting(device.type, training, autocast, tuple(seen.module for seen, _ in found))
+    return Explanation(tuple(layers), advice(layers, setting), str(device), training)
+
+
+def _is_shown(seen: Seen, layer: Layer) -> bool:
+    """Whether a module is a layer, or holds others and has something to say of its own."""
+    return _is_layer(seen) or bool(layer.copies or layer.saved)
+
+
+def _is_layer(seen: Seen) -> bool:
+    """Whether a module computes by itself, and not by the modules that it holds alone."""
+    parts, own = seen.module.children(), seen.module.parameters(recurse=False)
+    return isinstance(seen.module, Stateful) or not any(True for _ in parts) or any(True for _ in own)
+
+
+def _layer(seen: Seen, moved: Traffic, times: Iterable[int], training: bool) -> Layer:
+    first, last = seen.inputs[0] if seen.inputs else None, seen.output
+    stateful = isinstance(seen.module, Stateful)
+    products = _products(seen) * seen.calls
+    return Layer(
+        name=seen.name,
+        kind=type(seen.module).__name__,
+        calls=seen.calls,
+        shape=last.shape if last is not None else (),
+        dtype=str(last.dtype).replace("torch.", "") if last is not None else "",
+        layout_in=first.layout if first is not None else "",
+        layout_out=last.layout if last is not None else "",
+        backend=seen.backend,
+        reason=seen.reason,
+        copies=copies(seen, moved),
+        **_moved_words(seen, moved, training),
+        steps=seen.steps if seen.steps in times else 0,
+        repeated=_is_layer(seen) and not stateful and seen.repeated and seen.steps in times and moved.words > 0,
+        products=products,
+        saved=seen.saved,
+        rate=seen.spikes / seen.outputs if stateful and seen.only_spikes and seen.outputs else None,
+        notes=_notes(seen),
+    )
+
+
+def _moved_words(seen: Seen, moved: Traffic, training: bool) -> Dict[str, Optional[float]]:
+    neuron = seen.module
+    if not isinstance(neuron, Neuron) or not seen.elements or not seen.inputs:
+        return {"words": None, "floor": None}
+    reads = [1.0 / one.shape[0] if one.layout.startswith("one step repeated") else 1.0 for one in seen.inputs]
+    wanted = [one.requires_grad for one in seen.inputs]
+    learns = any(parameter.requires_grad for parameter in neuron.parameters())
+    floor = words_of_call(neuron, reads, wanted, training and (learns or any(wanted)))
+    by_torch = moved.words / seen.elements
+    if seen.compiles or by_torch < floor:  # its kernels are no operations of torch
+        by_torch += floor + 2 * seen.checkpoints / seen.elements
+    return {"words": by_torch, "floor": floor}
+
+
+def _products(seen: Seen) -> int:
+    """Multiplications of one call of a layer with weights."""
+    module, last = seen.module, seen.output
+    weight = getattr(module, "weight", None)
+    if last is None or not isinstance(weight, Tensor):
+        return 0
+    count = 1
+    for size in last.shape:
+        count *= size
+    if isinstance(module, nn.Linear):
+        return count * module.in_features
+    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    return count * (weight.numel() // weight.shape[0]) if isinstance(module, kinds) else 0
+
+
+def _notes(seen: Seen) -> Tuple[str, ...]:
+    found: List[str] = []
+    if seen.once:
+        found.append(f"computed once for {seen.steps} time steps that are the same")
+    said: Set[str] = set()
+    for refusing, computing, why in seen.refusals:
+        text = f"{refusing} refused, {computing} computes: {why}"
+        if text not in said:
+            found.append(text)
+        said.add(text)
+    return tuple(found)

@@ -1,0 +1,207 @@
+"""Hooks that note, while a network runs, what each of its layers is given, gives, and keeps for backward."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.profiler import record_function
+
+from spikecore._base.batches import flattened
+from spikecore._explain._described import is_channels_last, is_repeated, memory_layout
+from spikecore._explain._traffic import ASIDE, RANGE
+from spikecore._shell.state import Stateful
+from spikecore.layers import TimeBatched
+from spikecore.neuron import Neuron
+from spikecore.neurons import Recurrent
+
+
+class Given(NamedTuple):
+    """A tensor of a layer's first call."""
+
+    shape: Tuple[int, ...]
+    strides: Tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    layout: str
+    channels_last: bool
+    requires_grad: bool
+
+
+class Seen:
+    """What was seen of one module."""
+
+    def __init__(self, number: int, name: str, module: nn.Module) -> None:
+        self.number, self.name, self.module = number, name, module
+        self.calls = 0
+        #: Inputs and output of the first call.
+        self.inputs: Tuple[Given, ...] = ()
+        self.output: Optional[Given] = None
+        #: Numbers of the first input, of all calls.
+        self.elements = 0
+        #: Time steps at once in the first call, 0 if unknown, and whether they held the same.
+        self.steps = 0
+        self.repeated = False
+        #: Whether the module was given one step of ``steps`` that hold the same, and computed it once.
+        self.once = False
+        #: Spikes and outputs, if all outputs are 0 or 1.
+        self.spikes = self.outputs = 0
+        self.only_spikes = True
+        self.saved = 0
+        #: Numbers that it keeps and that are not its inputs: states at checkpoints.
+        self.checkpoints = 0
+        #: Bytes of spikes among what it keeps.
+        self.saved_spikes = 0
+        #: Which backends refused, and what they said: (refusing, computing, why).
+        self.refusals: List[Tuple[str, str, str]] = []
+        #: Backend that computes and why, of a neuron.
+        self.backend, self.reason = "", ""
+        #: Whether that backend launches kernels, which are no operations of torch.
+        self.compiles = False
+
+
+class Watching:
+    """Notes what happens to the modules of a network while it runs."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.seen: Dict[nn.Module, Seen] = {}
+        within: Set[nn.Module] = set()
+        for name, module in net.named_modules():
+            if module not in within:
+                self.seen[module] = Seen(len(self.seen), name, module)
+            if isinstance(module, Stateful):
+                # what it holds, such as the neuron and the layer of Recurrent, is part of it
+                within.update(part for part in module.modules() if part is not module)
+        self.order: List[Seen] = []
+        #: Storages of what the modules that run now were given, and of their parameters.
+        self._given: List[Set[int]] = []
+        self._stack: List[Tuple[Seen, record_function, Tuple[int, int, bool]]] = []
+        self._kept: Set[int] = {_storage(tensor) for tensor in (*net.parameters(), *net.buffers())}
+        self._spikes: Dict[int, int] = {}
+
+    @property
+    def top(self) -> Optional[Seen]:
+        """What runs now."""
+        return self._stack[-1][0] if self._stack else None
+
+    @contextmanager
+    def on(self, given: List[Tensor]) -> Iterator[None]:
+        """Within the block the network is watched; ``given`` are the inputs, which the caller keeps anyway."""
+        self._kept.update(map(_storage, given))
+        handles: List[Any] = []
+        wrapped: List[nn.Module] = []
+        try:
+            for module, seen in self.seen.items():
+                handles.append(module.register_forward_pre_hook(self._begins(seen), with_kwargs=True))
+                handles.append(module.register_forward_hook(self._ends(seen), with_kwargs=True))
+                if isinstance(module, (Neuron, Recurrent)):
+                    vars(module)["run"] = self._run(seen, module.run)  # which no hook sees
+                    wrapped.append(module)
+            with cast(ContextManager[Any], torch.autograd.graph.saved_tensors_hooks(self._keep, lambda kept: kept)):
+                yield
+        finally:
+            while self._stack:  # where a layer raised
+                self._stack.pop()[1].__exit__(None, None, None)
+            for module in wrapped:
+                vars(module).pop("run", None)
+            for handle in handles:
+                handle.remove()
+
+    def _begins(self, seen: Seen) -> Callable[..., None]:
+        return lambda module, args, kwargs: self._begin(seen, [*flattened(args), *flattened(kwargs)])
+
+    def _ends(self, seen: Seen) -> Callable[..., None]:
+        return lambda module, args, kwargs, output: self._end(seen, flattened(output))
+
+    def _run(self, seen: Seen, run: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if self.top is seen:  # Recurrent.forward, or an override of forward
+                return run(*args, **kwargs)
+            self._begin(seen, flattened(args))
+            found = run(*args, **kwargs)
+            self._end(seen, flattened(found[0]))
+            return found
+
+        return watched
+
+    def _begin(self, seen: Seen, given: List[Tensor]) -> None:
+        if not seen.calls:
+            self.order.append(seen)
+        seen.calls += 1
+        folded = self._stack[-1][2] if self._stack else (0, 0, False)
+        with record_function(ASIDE), torch.no_grad():
+            seen.elements += given[0].numel() if given else 0
+            if seen.calls == 1:
+                seen.inputs = tuple(map(_described, given))
+                if given and given[0].ndim:
+                    self._note_steps(seen, given[0], folded)
+            if isinstance(seen.module, TimeBatched) and given and given[0].ndim > 1:
+                steps, batch = given[0].shape[:2]
+                folded = steps, batch, is_repeated(given[0], steps)
+        entered = record_function(f"{RANGE}{seen.number}")
+        entered.__enter__()
+        self._stack.append((seen, entered, folded))
+        self._given.append({_storage(one) for one in (*given, *seen.module.parameters(recurse=False))})
+
+    def _note_steps(self, seen: Seen, x: Tensor, folded: Tuple[int, int, bool]) -> None:
+        """How many time steps the first input has, and whether they are all the same."""
+        steps, batch, same = folded
+        if steps and x.shape[0] == steps * batch:
+            seen.steps = steps
+            seen.repeated = is_repeated(x.unflatten(0, (steps, batch)), steps)
+        elif steps and same and x.shape[0] == batch:
+            seen.steps, seen.once = steps, True
+        elif not (isinstance(seen.module, Stateful) and seen.module.step == "single"):
+            seen.steps = x.shape[0]
+            seen.repeated = is_repeated(x, seen.steps)
+
+    def _end(self, seen: Seen, results: List[Tensor]) -> None:
+        _, entered, _ = self._stack.pop()
+        self._given.pop()
+        entered.__exit__(None, None, None)
+        with record_function(ASIDE), torch.no_grad():
+            for value in results[:1]:
+                if seen.output is None:
+                    seen.output = _described(value)
+                if isinstance(seen.module, Stateful):
+                    self._note_spikes(seen, value)
+
+    def _note_spikes(self, seen: Seen, value: Tensor) -> None:
+        fires = value == 1
+        if not bool((fires | (value == 0)).all()):
+            seen.only_spikes = False
+            return
+        seen.spikes += int(fires.sum())
+        seen.outputs += value.numel()
+        if value.is_floating_point() and value.numel():
+            self._spikes[_storage(value)] = value.element_size() * value.numel()
+
+    def _keep(self, value: Tensor) -> Tensor:
+        """The hook of tensors that are saved for backward."""
+        seen = self.top
+        if seen is not None and value.layout is torch.strided:
+            storage = _storage(value)
+            if storage not in self._given[-1]:
+                seen.checkpoints += value.numel()
+            if storage not in self._kept:
+                self._kept.add(storage)
+                size = value.untyped_storage().nbytes()
+                seen.saved += size
+                if self._spikes.get(storage) == size and not isinstance(seen.module, Stateful):
+                    seen.saved_spikes += size
+        return value
+
+
+def _storage(tensor: Tensor) -> int:
+    """What tells storages apart while their tensors are alive: sparse and other tensors have none of their own."""
+    try:
+        return tensor.untyped_storage().data_ptr() or id(tensor)
+    except (NotImplementedError, RuntimeError):
+        return id(tensor)
+
+
+def _described(x: Tensor) -> Given:
+    strides = tuple(x.stride()) if x.layout is torch.strided else ()
+    return Given(tuple(x.shape), strides, x.dtype, x.device, memory_layout(x), is_channels_last(x), x.requires_grad)

@@ -1,0 +1,400 @@
+"""``sc.explain``: what is seen of a network in one run, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Dict, List
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import spikecore as sc
+from kernel_loop import Loop as KernelLoop
+from spikecore._plugins import selection
+from spikecore._plugins.registry import Registry
+from spikecore.testing._loopback import Loopback, installed
+
+
+def network(steps: int = 4) -> nn.Sequential:
+    """Images in, counts of spikes out; the first layers get every image ``steps`` times."""
+    return nn.Sequential(
+        sc.encode.Constant(steps),
+        sc.layers.TimeBatched(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)),
+        sc.LIF(2.0, backend="torch"),
+        sc.layers.TimeBatched(nn.Flatten(), nn.Linear(8 * 36, 10)),
+        sc.PLIF(2.0, backend="torch"),
+    )
+
+
+def images() -> Tensor:
+    return torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def row(found: Any, name: str) -> Any:
+    (layer,) = [layer for layer in found.layers if layer.name == name]
+    return layer
+
+
+def has(found: Any, *words: str) -> bool:
+    """Whether one piece of advice has all these words."""
+    return any(all(word in text for word in words) for text in found.advice)
+
+
+# -- rows
+
+
+@pytest.mark.parametrize("backend", [None, "torch", "loopback"])
+def test_a_row_for_each_layer(backend: Any) -> None:
+    """In the order of the calls, on the backend that is asked for, with what each gives and keeps."""
+    with installed(Loopback):
+        found = sc.explain(network(), images(), backend=backend)
+    kinds = [layer.kind for layer in found.layers if layer.kind != "TimeBatched"]
+    assert kinds == ["Constant", "Conv2d", "BatchNorm2d", "LIF", "Flatten", "Linear", "PLIF"]
+    conv, lif, constant = row(found, "1.module.0"), row(found, "2"), row(found, "0")
+    assert (conv.dtype, conv.backend, conv.words, conv.rate) == ("float32", "", None, None)
+    assert constant.layout_out == "one step repeated, contiguous"
+    assert (lif.shape, lif.backend) == ((4, 2, 8, 6, 6), backend or "torch")
+    assert lif.reason == ("asked for by explain()" if backend else "asked for by argument")
+    assert lif.floor == 5.0
+    assert lif.words is not None
+    assert lif.words > 10.0
+    assert lif.rate is not None
+    assert 0 < lif.rate < 1
+    assert row(found, "3.module.1").products == 4 * 2 * 10 * 288
+    assert (found.device, found.training) == ("cpu", True)
+
+
+def test_a_neuron_alone() -> None:
+    """Its words are counted though it has no parameter that learns."""
+    found = sc.explain(sc.LIF(backend="torch"), torch.rand(8, 4, 5))
+    (layer,) = found.layers
+    assert (layer.name, layer.kind, layer.floor) == ("", "LIF", 5.0)
+    assert "(net)" in str(found)
+
+
+def test_floor_of_a_step_that_repeats() -> None:
+    """An input that is one step repeated is read once, and its gradient is the sum over time: 1/T word each."""
+    found = sc.explain(sc.LIF(backend="torch"), torch.rand(1, 4, 5).expand(8, 4, 5))
+    assert found.layers[0].floor == pytest.approx(1 / 8 + 1 + 1 + 1 / 8 + 1 / 8)
+    assert sc.explain(sc.LIF(backend="torch"), torch.rand(8, 4), training=False).layers[0].floor == 2.0
+
+
+def test_bytes_saved_are_those_that_autograd_keeps() -> None:
+    """A linear layer keeps its input, a rectifier its output; what two layers keep counts once."""
+    net = nn.Sequential(nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 5), nn.ReLU())
+    found = sc.explain(net, torch.rand(3, 6))
+    assert [layer.saved for layer in found.layers] == [0, 4 * 3 * 7, 0, 4 * 3 * 5]
+    assert found.saved == 4 * 3 * 12
+    asking = torch.rand(3, 6, requires_grad=True)
+    assert sc.explain(net, asking).saved == 4 * 3 * 12
+    assert sc.explain(net, asking, training=False).saved == 0
+
+
+def test_words_of_the_reference_are_those_of_its_operations() -> None:
+    """A neuron that adds: a step reads two numbers and writes one."""
+
+    class Adds(sc.Neuron):
+        states = {"v": 0.0}
+
+        def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+            return s.v + x, {"v": s.v + x}
+
+    (layer,) = sc.explain(Adds(backend="torch"), torch.rand(4, 100), training=False).layers
+    assert layer.floor == 2.0
+    assert layer.words is not None
+    assert 3.0 <= layer.words <= 8.0
+
+
+def test_copies_and_why() -> None:
+    """A kernel's input whose steps are not dense; time and batch that cannot be folded; a reshape."""
+
+    class Held(KernelLoop):
+        name = "held"
+
+    x = torch.rand(6, 4, 5).transpose(0, 2)[:, :, ::2]
+    with installed(Held):
+        found = sc.explain(sc.LIF(backend="held"), x)
+    (layer,) = found.layers
+    assert layer.copies[0].when == "forward"
+    assert layer.copies[0].bytes >= 4 * x.numel()
+    assert f"not dense in memory (strides {x.stride()})" in layer.copies[0].reason
+    with installed(Held):
+        assert "not dense" not in str(sc.explain(sc.LIF(backend="held"), x.contiguous()))
+    assert has(found, "copied to lay them out anew", "not dense")
+
+    swapped = torch.rand(4, 8, 5).transpose(0, 1)
+    found = sc.explain(nn.Sequential(sc.layers.TimeBatched(nn.Linear(5, 5)), sc.LIF(backend="torch")), swapped)
+    folding = row(found, "0")
+    assert folding.kind == "TimeBatched"
+    assert folding.layout_in == "batch before time"
+    assert [one.bytes for one in folding.copies] == [4 * 8 * 4 * 5]
+    assert "time and batch do not follow each other" in folding.copies[0].reason
+
+    class Reshapes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.transpose(1, 2).reshape(len(x), -1)
+
+    found = sc.explain(Reshapes(), torch.rand(2, 3, 4, requires_grad=True))
+    assert [(one.when, one.reason) for one in found.layers[0].copies] == [
+        ("forward", "reshape needs the numbers in another layout"),
+    ]
+
+
+def test_conversions_are_told_from_copies() -> None:
+    """Under autocast a layer converts its input and weights, which no advice speaks of."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = sc.explain(nn.Sequential(nn.Linear(64, 64)), torch.rand(32, 64))
+    (layer,) = found.layers
+    assert layer.dtype == "bfloat16"
+    assert {one.converts for one in layer.copies} == {True}
+    assert not has(found, "copied")
+
+
+def test_what_is_computed_for_every_step_in_vain() -> None:
+    """By stride, or because steps hold the same numbers; behind a neuron nothing repeats."""
+    net = nn.Sequential(nn.Linear(6, 8), sc.LIF(backend="torch"), nn.Linear(8, 3))
+    same, other = torch.rand(1, 2, 6).expand(5, 2, 6), torch.rand(5, 2, 6)
+    for x in (same, same.contiguous()):
+        found = sc.explain(net, x)
+        assert [layer.repeated for layer in found.layers] == [True, False, False]
+        assert has(
+            found, "0 (Linear) computed the same 5 times", "67 % of the network's multiplications", "Constant(5)"
+        )
+    found = sc.explain(net, other)
+    assert not any(layer.repeated for layer in found.layers)
+    # zeros say nothing about other inputs, and two images that are the same are no time steps
+    assert not any(layer.repeated for layer in sc.explain(net, torch.zeros(5, 2, 6)).layers)
+    single = nn.Sequential(nn.Linear(6, 8), sc.LIF(step="single", backend="torch"))
+    assert not any(layer.repeated for layer in sc.explain(single, torch.rand(1, 6).expand(5, 6)).layers)
+
+
+def test_layouts_in_words() -> None:
+    """Images channels-last, with and without time."""
+    net = nn.Sequential(sc.LIF(backend="torch"))
+    for shape, order in (((4, 2, 3, 5, 6), (0, 1, 3, 4, 2)), ((2, 3, 5, 6), (0, 2, 3, 1))):
+        x = torch.rand([shape[d] for d in order]).permute([order.index(d) for d in range(len(order))])
+        assert sc.explain(net, x).layers[0].layout_in == "channels-last", shape
+    assert sc.explain(net, torch.rand(4, 6)[:, ::2]).layers[0].layout_in == "strided (6, 2)"
+    assert sc.explain(net, torch.rand(2, 4, 3, 5).permute(1, 0, 3, 2)).layers[0].layout_in == (
+        "dimensions in the order 1, 0, 3, 2"
+    )
+
+
+# -- backends
+
+
+class Quick(Loopback):
+    """Is chosen automatically, and refuses neurons with more than one state."""
+
+    name = "quick"
+
+    def compile(self, program: Any, spec: Any) -> Any:
+        if len(program.states) > 1:
+            raise sc.Unsupported("more than one state")
+        return super().compile(program, spec)
+
+
+def test_a_backend_that_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row says what computes instead, and why; the first call of another neuron asks it again."""
+    monkeypatch.setattr(selection, "AUTO", {"cpu": ("quick", "torch")})
+    monkeypatch.setattr(Registry, "offers", lambda self, name: True)
+    net = nn.Sequential(sc.LIF(), sc.Synaptic())
+    with installed(Quick):
+        with pytest.warns(RuntimeWarning, match="'torch' computes instead of 'quick'"):
+            net(torch.rand(4, 3))
+        found = sc.explain(net, torch.rand(4, 3))
+    first, second = found.layers
+    assert (first.backend, first.notes) == ("quick", ())
+    assert second.backend == "torch"
+    assert second.notes == ("quick refused, torch computes: more than one state",)
+    assert has(found, "1 (Synaptic) ran step by step on the reference backend", "backend 'quick', which is installed")
+
+
+def test_the_reference_alone_is_told_what_would_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing else is installed, the advice says what is not."""
+    monkeypatch.setattr(selection, "AUTO", {"cpu": ("torch",)})
+    found = sc.explain(sc.LIF(), torch.rand(4, 3))
+    assert has(found, "LIF ran step by step", "spikecore-numba has kernels")
+
+
+# -- loops
+
+
+def test_single_steps_and_recurrence() -> None:
+    """A neuron that is called for each step has one row with the number of calls."""
+
+    class Loops(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.lif = nn.Linear(6, 6), sc.LIF(step="single", backend="torch")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack([self.lif(self.linear(step)) for step in x])
+
+    found = sc.explain(Loops(), torch.rand(5, 2, 6))
+    assert [(layer.kind, layer.calls) for layer in found.layers] == [("Linear", 5), ("LIF", 5)]
+    assert has(found, "lif (LIF) were called for one time step at a time, 5 times", "step='multi'")
+
+    class Runs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lif = sc.LIF(backend="torch")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.lif.run(x)[0]
+
+    assert [(layer.kind, layer.backend) for layer in sc.explain(Runs(), torch.rand(5, 2)).layers] == [("LIF", "torch")]
+    found = sc.explain(sc.Recurrent(sc.LIF(backend="torch"), nn.Linear(3, 3)), torch.rand(5, 2, 3))
+    assert [(layer.kind, layer.calls, layer.backend) for layer in found.layers] == [("Recurrent", 1, "torch")]
+
+
+def test_layers_that_are_silent_are_named() -> None:
+    """Never, and always."""
+    net = nn.Sequential(sc.LIF(threshold=100.0, backend="torch"), sc.IF(threshold=0.0, backend="torch"))
+    found = sc.explain(net, torch.rand(4, 5))
+    assert [layer.rate for layer in found.layers] == [0.0, 1.0]
+    assert has(found, "0 (LIF) never fired")
+    assert has(found, "1 (IF) fired at every step")
+    assert sc.explain(sc.LI(backend="torch"), torch.rand(4, 5)).layers[0].rate is None
+
+
+# -- what is left behind
+
+
+def _tensors(net: nn.Module) -> Dict[str, Tensor]:
+    """Parameters and buffers; state_dict() would put a learnt parameter back into its range."""
+    return {**dict(net.named_parameters()), **dict(net.named_buffers())}
+
+
+def _held(net: nn.Module) -> Dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in _tensors(net).items()}
+
+
+def test_the_network_is_as_it_was() -> None:
+    """Values, gradients, statistics, modes, states, chosen backends, random streams, versions of tensors."""
+    net = nn.Sequential(
+        sc.encode.Poisson(4, generator=torch.Generator().manual_seed(3)),
+        sc.layers.TimeBatched(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout(0.5)),
+        sc.LIF(2.0, learn=("tau",), backend="torch"),
+    )
+    single = sc.LIF(step="single", backend="torch")
+    single(torch.rand(3))
+    both = nn.ModuleDict({"net": net, "single": single})
+    state, step = single.state, torch.rand(3)
+    net(images()).sum().backward()
+    with torch.no_grad():
+        net[2].tau.fill_(0.5)  # outside of its range: a call puts it back, and here it must stay
+    net.eval()
+    net[1].train()
+    graph = (net[2].tau * net[2].tau).sum()
+    gradients = [parameter.grad for parameter in net.parameters()]
+    before, streams, modes = _held(both), torch.get_rng_state(), [module.training for module in net.modules()]
+    versions = [tensor._version for tensor in _tensors(both).values()]
+    encoder = net[0].generator.get_state()
+    bound = dict(net[2].bound)
+    sc.explain(net, images())
+    sc.explain(net, images(), training=False)
+    sc.explain(single, step)
+    sc.explain(net, images(), backend="torch")
+    after = _held(both)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert float(net[2].tau.detach()) == 0.5
+    assert [parameter.grad for parameter in net.parameters()] == gradients
+    assert torch.equal(torch.get_rng_state(), streams)
+    assert torch.equal(net[0].generator.get_state(), encoder)
+    assert [module.training for module in net.modules()] == modes
+    assert single.state is state
+    assert dict(net[2].bound) == bound
+    assert [tensor._version for tensor in _tensors(both).values()] == versions
+    graph.backward()
+    for module in both.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+        assert "run" not in vars(module)
+
+
+def test_nothing_is_left_behind_where_the_network_raises() -> None:
+    """Hooks, ranges of the profiler and states are gone; a second run works."""
+
+    class Raises(nn.Module):
+        wrong = True
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.wrong:
+                raise RuntimeError("no such day")
+            return x
+
+    net = nn.Sequential(nn.Linear(3, 3), nn.Sequential(Raises()), sc.LIF(step="single", backend="torch"))
+    with pytest.raises(RuntimeError, match="no such day"):
+        sc.explain(net, torch.rand(2, 3))
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+    net[1][0].wrong = False
+    assert len(sc.explain(net, torch.rand(2, 3)).layers) == 3
+    assert net[2].state is None
+
+
+def test_what_is_given_stays() -> None:
+    """The input, a wrapped network's own network, and a batch in a dict."""
+    x = torch.rand(4, 3)
+    sc.explain(sc.LIF(backend="torch"), x)
+    assert not x.requires_grad
+    net = nn.Sequential(nn.Linear(3, 3))
+    assert [layer.kind for layer in sc.explain(torch.compile(net), x).layers] == ["Linear"]
+    assert [layer.kind for layer in sc.explain(net, {"input": x}).layers] == ["Linear"]
+    copied = copy.deepcopy(net)
+    assert torch.equal(copied(x), net(x))
+
+
+# -- shown
+
+
+def test_text_and_html() -> None:
+    """Both say the same; names of a user's classes are escaped."""
+    found = sc.explain(network(), images())
+    text = str(found)
+    for part in ("layer", "1.module.0", "4x2x8x6x6", "backend torch: asked for by argument", "kept for backward"):
+        assert part in text
+    assert "computed 4 times for nothing" in text
+    assert "Advice, the most valuable first:\n1. " in text
+    html = found._repr_html_()
+    assert html.count("<tr>") == 1 + len(found.layers) + text.count("    a copy") + text.count("times for nothing")
+    odd = nn.Sequential(type("A<b>", (nn.ReLU,), {})())
+    assert "A&lt;b&gt;" in sc.explain(odd, torch.rand(3, requires_grad=True))._repr_html_()
+
+
+# -- errors
+
+
+def test_errors_name_the_argument() -> None:
+    """Each says what to give."""
+    net, x = nn.Linear(3, 3), torch.rand(2, 3)
+    with pytest.raises(TypeError, match="net='x' is a str; give the network"):
+        sc.explain("x", x)
+    with pytest.raises(TypeError, match="x=None has no tensor; give the network's input"):
+        sc.explain(net, None)
+    with pytest.raises(ValueError, match=r"loss must give one number with a gradient .* got shape \(2, 3\)"):
+        sc.explain(net, x, loss=lambda out: out)
+    with pytest.raises(ValueError, match="got a float"):
+        sc.explain(net, x, loss=lambda out: 1.0)
+    with pytest.raises(ValueError, match="training=False explains the forward pass alone"):
+        sc.explain(nn.Sequential(net, type("Cut", (nn.Module,), {"forward": lambda self, x: x.detach()})()), x)
+    with pytest.raises(ValueError, match="'weight' has no values before its first call"):
+        sc.explain(nn.LazyLinear(3), x)
+    with pytest.raises(sc.UnknownBackend, match=r"unknown backend 'nope' \(from explain\(\)\)"):
+        sc.explain(sc.LIF(), x, backend="nope")
+    with torch.autograd.profiler.profile(), pytest.raises(RuntimeError, match="torch's profiler, which is running"):
+        sc.explain(net, x)
+
+
+def test_a_loss_is_gone_back_from() -> None:
+    """Its copies count as those of the layer that it reaches."""
+    seen: List[Tensor] = []
+
+    def loss(outputs: Tensor) -> Tensor:
+        seen.append(outputs)
+        return outputs.mean()
+
+    found = sc.explain(nn.Linear(3, 3), torch.rand(2, 3), loss=loss)
+    assert len(seen) == 1
+    assert found.layers[0].kind == "Linear"
