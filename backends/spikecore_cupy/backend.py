@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Sequence, Union
+from math import gcd
+from typing import Any, Callable, Dict, List, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -10,14 +11,21 @@ from torch import Tensor
 from spikecore.kernels import BackwardLaunch, BackwardPlan, ForwardLaunch, ForwardPlan, Geometry, KernelBackend
 from spikecore.kernels.writing import BACKWARD_GROUPS, FORWARD_GROUPS, Places
 from spikecore_cupy import CAPABILITIES
+from spikecore_cupy.chunks import chunk_length
 from spikecore_cupy.device import Kernel, shared
+from spikecore_cupy.parts import CHUNK, Form
 from spikecore_cupy.source import print_kernel
-from spikecore_cupy.writer import CHUNK
 
 #: Registers of a thread for values of all steps of a chunk, so that enough threads fit on a multiprocessor.
 REGISTERS = 64
+#: Neurons that are computed side by side where threads add up what several of theirs give: enough for many waves of
+#: blocks on any GPU, and so few that their sums are a small part of the memory that a call moves. The same on every
+#: GPU, since the order of a sum decides its bits.
+SPAN = 2**21
 
 Plan = Union[ForwardPlan, BackwardPlan]
+#: For each parameter: neurons between neighbouring channels, channels.
+Channels = Sequence[Tuple[int, int]]
 
 
 class CupyBackend(KernelBackend):
@@ -38,7 +46,7 @@ class CupyBackend(KernelBackend):
         return Launcher(self.kernel, plan, BACKWARD_GROUPS, learnt).launch
 
     def text(self, plan: Plan) -> str:
-        return print_kernel(plan, widest(plan)).text
+        return print_kernel(plan, form_of(plan)).text
 
 
 def widest(plan: Plan) -> int:
@@ -55,6 +63,11 @@ def widest(plan: Plan) -> int:
     return width
 
 
+def form_of(plan: Plan) -> Form:
+    """The form of a plan's kernel where the number of steps, sizes and layouts of tensors allow any."""
+    return Form(widest(plan))
+
+
 class Launcher:
     """The kernels of a plan, one for each width, and how their arguments are found among the tensors of a launch.
 
@@ -63,14 +76,15 @@ class Launcher:
 
     def __init__(self, kernel: Callable[..., Any], plan: Plan, groups: Sequence[str], learnt: Sequence[str]) -> None:
         self.kernel, self.plan, self.learnt = kernel, plan, learnt
-        self._widest, self._align = widest(plan), torch.finfo(plan.compute).bits // 8
-        source = self._source = print_kernel(plan, self._widest)
+        self._form, self._align = form_of(plan), torch.finfo(plan.compute).bits // 8
+        source = print_kernel(plan, self._form)
         self.fixed, self.compute = source.fixed, plan.compute
         places = Places(source.arguments, groups)
         self._pointers, self._strides, self._channels = places.of("pointer"), places.of("stride"), places.channels()
+        self._grouped = any(argument.kind == "span" for argument in source.arguments)
         self._sums, self._numbers = ([index for _, index in places.of(kind)] for kind in ("sum", "number"))
         self._params = groups.index("params")
-        self._kernels: Dict[int, Any] = {}
+        self._kernels: Dict[Tuple[int, int], Any] = {}
 
     def launch(self, geometry: Geometry, *groups: Any) -> List[Tensor]:
         """Launch on these tensors; gives the parameters' gradients in parts."""
@@ -78,18 +92,23 @@ class Launcher:
         pointers = [groups[group][index].data_ptr() for group, index in self._pointers]
         strides = [groups[group][index].stride(0) for group, index in self._strides]
         width = self._fitting(neurons, pointers, strides)
-        kernel = self._kernels.get(width) or self._compiled(width)
+        # every number of steps has chunks of one of eight lengths: no more than eight kernels
+        length = 0 if self.fixed else chunk_length(steps)
+        kernel = self._kernels.get((width, length)) or self._compiled(width, length)
+        span = self._span(neurons, channels) if self._grouped else neurons
         # rounded up: the last block has threads without neurons
-        blocks = -(-neurons // (kernel.block * width))
+        blocks = -(-span // (kernel.block * width))
         x, params = groups[0][0], groups[self._params]
         sums = []
         if self.learnt:
-            # a scalar's gradient is one sum per block, added up afterwards in a fixed order: the same bits at every run
-            counts = [blocks if kind == "scalar" else neurons for kind in self.learnt]
+            # sums of blocks or of threads, added up afterwards in a fixed order: the same bits at every run
+            counts = [blocks if kind == "scalar" else span for kind in self.learnt]
             sums = [x.new_empty(count, dtype=self.compute) for count in counts]
             pointers += [sums[index].data_ptr() for index in self._sums]
         if self._channels:
             strides += [channels[index][which] for index, which in self._channels]
+        if self._grouped:
+            strides.append(span)
         numbers = [params[index] for index in self._numbers]
         sizes = (neurons,) if self.fixed else (neurons, steps)
         kernel(blocks, x.get_device(), (*sizes, *pointers, *strides, *numbers))
@@ -103,13 +122,25 @@ class Launcher:
             addresses |= pointer
         for stride in strides:
             stride_bits |= stride
-        width = self._widest
+        width = self._form.width
         while width > 1 and (stride_bits % width or addresses % (width * self._align)):
             width //= 2
         return width
 
-    def _compiled(self, width: int) -> Any:
-        # unaligned or odd sizes are rare: their narrower kernel is printed when one first comes
-        source = self._source if width == self._widest else print_kernel(self.plan, width)
-        kernel = self._kernels[width] = shared(self.kernel, source.name, source.text, source.types)
+    def _span(self, neurons: int, channels: Channels) -> int:
+        """How far apart the groups of a thread are: about :data:`SPAN` neurons, and in the same channels."""
+        unit = self._form.width
+        for index, _ in self._channels:
+            inner, count = channels[index]
+            unit *= inner * count // gcd(unit, inner * count)
+        units = -(-neurons // unit)
+        rounds = -(-units // max(1, SPAN // unit))
+        # all threads get as many groups, but for the last
+        return min(neurons, -(-units // rounds) * unit)
+
+    def _compiled(self, width: int, length: int) -> Any:
+        # printed when they first come: an odd size has a narrower kernel, and few lengths of chunks ever come
+        form = self._form._replace(width=width, length=length)
+        source = print_kernel(self.plan, form)
+        kernel = self._kernels[width, length] = shared(self.kernel, source.name, source.text, source.types)
         return kernel

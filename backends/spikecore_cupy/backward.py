@@ -11,47 +11,62 @@ from spikecore.kernels.writing import (
     state_cotangent,
 )
 from spikecore.lang import Node
+from spikecore_cupy.chunks import ChunkWriter
 from spikecore_cupy.derivative import derivative
-from spikecore_cupy.lines import over_neurons, over_steps
-from spikecore_cupy.parts import Function, Source, Stream
-from spikecore_cupy.writer import Writer
+from spikecore_cupy.lines import over_neurons
+from spikecore_cupy.parts import Form, Function, Source, Stream
 
 
-class BackwardWriter(Writer):
+class BackwardWriter(ChunkWriter):
     """Writes the backward kernel of a plan."""
 
     plan: BackwardPlan
 
-    def __init__(self, plan: BackwardPlan, width: int) -> None:
+    def __init__(self, plan: BackwardPlan, form: Form) -> None:
         self._derivative = found = derivative(plan)
         # the kernel computes the adjoint, and again the states that it is computed from
         roots = [*found.roots, *plan.following.values()]
-        super().__init__(plan, "backward", width, roots, found.approximate)
+        super().__init__(plan, "backward", form, roots, found.approximate)
         #: What is kept of every recomputed step of a chunk, by its name.
         self._kept = self.kept_values(found.cut)
         #: The states that are recomputed, those whose cotangents are carried, and the latter's variables.
         self._states = plan.recomputed_states
         self._carried = {name: self.carried(name) for name in plan.carried_cotangents}
+        #: Whether a thread has several groups of neighbouring neurons, whose parts of a sum it adds up. It reads its
+        #: parameters once, so neurons of all groups have the same: one that all neurons share, or that of a channel.
+        self._grouped = bool(plan.learn) and not any(leaf in self.used for leaf in self.params_of("full"))
+        if self._grouped:
+            self.first = self.unique("first")
         #: Learnt parameters of one value for all neurons: their gradient is summed over the threads of a block.
         self._scalars = [name for name in plan.learn if self.kinds[name] == "scalar"]
 
     def source(self) -> Source:
         """The kernel."""
         step, adjoint = self.function("step", self._recomputed()), self._adjoint()
-        opening = [*self.opening(), *self._first_cotangents()]
         # where the adjoint is computed from inputs and cotangents alone, no step is computed again
         before = self.input_streams(step) if self._kept else []
         back = [*self.input_streams(adjoint), *self._cotangents()]
         # an input that both read is loaded once
-        body = self.loads_first([*before, *(stream for stream in back if stream not in before)])
-        body += self._recomputation(step, before) if self._kept else []
-        lines = [*self.loads_later(back), *self._adjoint_step(adjoint)]
-        body += over_steps(self.fixed, lines, backwards=True)
-        chunks = self.in_chunks(body, "int begin = (steps - 1) / T * T; begin >= 0; begin -= T", [])
-        ending = self._last_cotangents()
+        early = [stream for stream in before if stream not in back]
+        states = self._states_first() if self._kept else []
+        inner = self._recomputation(step, before) if self._kept else []
+        later: List[str] = []
+        if self.ahead:
+            inner += self._states_next() if self._kept else []
+            # places fall free in the order of the adjoint's steps, and those of `early` all at once: these are read
+            # from the first step on, so they are loaded in that order
+            later = [*(self.next_load(s, "(T - 1 - t)") for s in early), *(self.next_load(s) for s in back)]
+        inner += self.over_steps(self._adjoint_step(adjoint), backwards=True, after=later)
+        chunks = self.backward_chunks([*early, *back], states, inner)
+        each = [*self._first_cotangents(), *chunks, *self._last_cotangents()]
+        until = "neurons"
+        if self._grouped:
+            until = self.argument("span", "span")
+            each = [f"for (long long i = {self.first}; i < neurons; i += {until}) {{", *indented(each), "}"]
+        body = [*self.opening(), *self._zero_sums(), *each, *self._store_sums()]
         functions = [step, adjoint] if self._kept else [adjoint]
         if not self._scalars:
-            return self.finished(functions, ["if (i >= neurons) return;", *opening, *chunks, *ending])
+            return self.finished(functions, [f"if ({self.first} >= {until}) return;", *body])
         # every thread of a block takes part in the sums, those without neurons, too
         sums, after = [], []
         for name in self._scalars:
@@ -59,7 +74,7 @@ class BackwardWriter(Writer):
             tensor = self.argument(f"{total}s", "sum", "grad_params", self.plan.learn.index(name))
             sums.append(f"{self.real} {total} = {self.printer.number(0.0)};")
             after += [f"{total} = block_sum({total});", f"if (threadIdx.x == 0) {tensor}[blockIdx.x] = {total};"]
-        inside = ["if (i < neurons) {", *indented([*opening, *chunks, *ending]), "}"]
+        inside = [f"if ({self.first} < {until}) {{", *indented(body), "}"]
         return self.finished(functions, [*sums, *inside, *after])
 
     # -- device functions
@@ -80,36 +95,50 @@ class BackwardWriter(Writer):
 
     # -- steps
 
-    def _recomputation(self, step: Function, inputs: Sequence[Stream]) -> List[str]:
-        """The steps of a chunk again, which keep what the adjoint is computed from."""
+    def _states_first(self) -> List[str]:
+        """The states before the steps of a chunk that are computed again."""
         lines: List[str] = []
-        states = [self.state(name) for name in self._states]
-        for name, state in zip(self._states, states):
+        for name in self._states:
+            state = self.state(name)
             # the first chunk starts at rest or from given states, every other one from its checkpoint
             first = self.starting(name, state)
             if not self.fixed:
                 saved = f"{state} = load<V>({self.saved_at(name)});"
-                first = ["if (begin == 0) {", *indented(first), "} else {", *indented([saved]), "}"]
+                first = ["if (chunk == 0) {", *indented(first), "} else {", *indented([saved]), "}"]
             lines += [self.pack(state), *first]
-        # a part of a chunk is shorter than a chunk
-        most = "T" if self.fixed else "whole ? T : T - 1"
-        lines += [f"Pack<{self.real}, V> {name}[{most}];" for name in self._kept.values()]
+        return lines
+
+    def _states_next(self) -> List[str]:
+        """The same before the next chunk on the way back."""
+        first, saved = [], []
+        for name in self._states:
+            state = self.state(name)
+            first += self.starting(name, state)
+            saved.append(f"{state} = load<V>({self.saved_at(name, '(chunk - 1)')});")
+        if not first:
+            return []
+        return ["if (chunk > 1) {", *indented(saved), "} else if (chunk == 1) {", *indented(first), "}"]
+
+    def _recomputation(self, step: Function, inputs: Sequence[Stream]) -> List[str]:
+        """The steps of a chunk again, which keep what the adjoint is computed from."""
+        states = [self.state(name) for name in self._states]
+        lines = [f"Pack<{self.real}, V> {name}[T];" for name in self._kept.values()]
         targets = [*(f"{state}[j]" for state in states), *(f"{name}[t][j]" for name in self._kept.values())]
         body = over_neurons([self.call(step, targets, {})])
         if self.stored != self.real:
             # 16-bit numbers stay two to a register until this line
-            body = [*(f"hold({stream.name}[{self.now}]);" for stream in inputs), *body]
-        return [*lines, *over_steps(self.fixed, [*self.loads_later(inputs), *body])]
+            body = [*(f"hold({stream.name}[t]);" for stream in inputs), *body]
+        return [*lines, *self.over_steps(body)]
 
     def _adjoint_step(self, adjoint: Function) -> List[str]:
         """One step backwards of all neurons of a thread."""
         where = {node: f"{name}[t][j]" for node, name in self._kept.items()}
         for k in range(len(self.program.outputs)):
             leaf = output_cotangent(k)
-            where[leaf] = self.value(f"{self.local[leaf]}[{self.now}][j]")
+            where[leaf] = self.value(f"{self.local[leaf]}[t][j]")
         for name, carried in self._carried.items():
             # the cotangent of a recorded state is added to that which the later step gave
-            traced = f" + {self._trace(name)}[{self.now}][j]" if name in self.plan.trace else ""
+            traced = f" + {self._trace(name)}[t][j]" if name in self.plan.trace else ""
             where[state_cotangent(name)] = f"{carried}[j]{traced}"
         grads = [self._grad_input(self.program.inputs[index]) for index in self.plan.wanted]
         exact = self.stored == self.real
@@ -118,7 +147,7 @@ class BackwardWriter(Writer):
         targets += [self._sum(name) + ("" if name in self._scalars else "[j]") for name in self.plan.learn]
         # only what the adjoint reads: a held number that nobody reads would still take its register
         late = [self.local[node] for node in adjoint.takes if node.op == "out_grad" and not exact]
-        lines = [f"hold({name}[{self.now}]);" for name in late]
+        lines = [f"hold({name}[t]);" for name in late]
         lines += [self.pack(name, self.stored) for name in grads]
         # without, the compiler computes what does not depend on later steps for all steps first, and runs out of
         # registers
@@ -134,7 +163,7 @@ class BackwardWriter(Writer):
     # -- cotangents
 
     def _first_cotangents(self) -> List[str]:
-        """What is carried from step to step, and summed, before the last step."""
+        """What is carried from step to step, before the last step."""
         lines, zero = [], self.printer.number(0.0)
         for name, carried in self._carried.items():
             lines.append(self.pack(carried))
@@ -144,6 +173,11 @@ class BackwardWriter(Writer):
                 lines.append(f"{carried} = load<V>({self.one(end, 'grad_final', index)});")
             else:
                 lines += over_neurons([f"{carried}[j] = {zero};"])
+        return lines
+
+    def _zero_sums(self) -> List[str]:
+        """The gradients of parameters with a sum for each neuron of a thread, before the first step."""
+        lines, zero = [], self.printer.number(0.0)
         for name in self.plan.learn:
             if name not in self._scalars:
                 lines += [self.pack(self._sum(name)), *over_neurons([f"{self._sum(name)}[j] = {zero};"])]
@@ -153,24 +187,30 @@ class BackwardWriter(Writer):
         """The cotangents that arrive for every step."""
         streams = []
         for k, index in enumerate(self.plan.arriving):
-            place = self.all(f"grad_{self.output_name(index)}", "grad_outputs", k)
-            streams.append(Stream(self.local[output_cotangent(index)], self.stored, place))
+            tensor = f"grad_{self.output_name(index)}"
+            streams.append(Stream(self.local[output_cotangent(index)], self.stored, tensor, "grad_outputs", k))
         for k, name in enumerate(self.plan.trace):
             if name in self._carried:
                 trace = self._trace(name)
-                streams.append(Stream(trace, self.real, self.all(f"{trace}s", "grad_trace", k)))
+                streams.append(Stream(trace, self.real, f"{trace}s", "grad_trace", k))
         return streams
 
     def _last_cotangents(self) -> List[str]:
-        """Stores of the gradients of initial states, and of parameters with a value per neuron."""
+        """Stores of the gradients of initial states."""
         lines = []
         for k, name in enumerate(self.program.states if self.plan.state else ()):
             target = self.one(f"grad_{self.state(name)}_start", "grad_state", k)
             lines.append(f"store({target}, {self.carried(name)});")
+        return lines
+
+    def _store_sums(self) -> List[str]:
+        """Stores of the gradients of parameters, of which each neuron of a thread has a sum."""
+        lines = []
         for k, name in enumerate(self.plan.learn):
             if name not in self._scalars:
                 total = self._sum(name)
-                lines.append(f"store({self.one(f'{total}s', 'grad_params', k)}, {total});")
+                tensor = self.argument(f"{total}s", "sum", "grad_params", k)
+                lines.append(f"store({tensor} + {self.first}, {total});")
         return lines
 
     # -- names

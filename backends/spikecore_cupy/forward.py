@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import List
 
 from spikecore.kernels import ForwardPlan
-from spikecore.kernels.writing import indented
-from spikecore_cupy.lines import over_neurons, over_steps
-from spikecore_cupy.parts import Function, Source
-from spikecore_cupy.writer import Writer
+from spikecore_cupy.chunks import ChunkWriter
+from spikecore_cupy.lines import over_neurons
+from spikecore_cupy.parts import Form, Function, Source
 
 
-class ForwardWriter(Writer):
+class ForwardWriter(ChunkWriter):
     """Writes the forward kernel of a plan."""
 
     plan: ForwardPlan
 
-    def __init__(self, plan: ForwardPlan, width: int) -> None:
-        super().__init__(plan, "forward", width, plan.roots)
+    def __init__(self, plan: ForwardPlan, form: Form) -> None:
+        super().__init__(plan, "forward", form, plan.roots)
         #: The tensors of outputs, and the variables that hold a step of each.
         self._tensors = [self.output_name(k) for k in range(len(plan.program.outputs))]
         words = ["out"] if len(self._tensors) == 1 else [f"out{k}" for k in range(len(self._tensors))]
@@ -35,14 +34,10 @@ class ForwardWriter(Writer):
             opening += [self.pack(state), *self.starting(name, state)]
         # an input that no value of the step is computed from is not loaded
         inputs = self.input_streams(step)
-        steps = over_steps(self.fixed, [*self.loads_later(inputs), *self._step(step)])
         # states stay in registers; only the last value goes to memory, and only where somebody asks for it
         ending = [f"store({self.one(f'{s}_end', 'final', k)}, {s});" for k, s in enumerate(states) if plan.final]
         saving = [f"store({self.saved_at(name)}, {self.state(name)});" for name in plan.saved]
-        # before the first chunk the states are what backward can compute itself
-        before = ["if (begin) {", *indented(saving), "}"] if saving else []
-        body = [*self.loads_first(inputs), *steps]
-        chunks = self.in_chunks(body, "int begin = 0; begin < steps; begin += T", before)
+        chunks = self.forward_chunks(inputs, saving, self._step(step))
         return self.finished([step], [*opening, *chunks, *ending])
 
     def _step(self, step: Function) -> List[str]:

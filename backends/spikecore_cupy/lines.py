@@ -9,11 +9,15 @@ from spikecore.kernels.writing import filled, indented
 
 #: Threads of a block.
 BLOCK = 128
-#: The first line of a kernel's body: the first of the neighbouring neurons of a thread, which has V of them.
-FIRST = "const long long i = V * (blockIdx.x * (long long)blockDim.x + threadIdx.x);"
+
 
 #: A long name is longer than a line, and stays whole.
 _WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
+
+
+def first_neuron(name: str = "i") -> str:
+    """The first line of a kernel's body: the first of the neighbouring neurons of a thread, which has V of them."""
+    return f"const long long {name} = V * (blockIdx.x * (long long)blockDim.x + threadIdx.x);"
 
 
 def head(name: str) -> str:
@@ -39,15 +43,17 @@ def over_neurons(lines: Sequence[str]) -> List[str]:
     return [head[0], f"{head[1]} {{", *indented(lines), "}"]
 
 
-def over_steps(fixed: bool, lines: Sequence[str], backwards: bool = False) -> List[str]:
-    """A loop over the steps of a chunk, unrolled where their number is known."""
-    count, unroll = ("T", "#pragma unroll") if fixed else ("count", "#pragma unroll U")
-    head = f"int t = {count} - 1; t >= 0; --t" if backwards else f"int t = 0; t < {count}; ++t"
-    if len(lines) == 1:
-        return [unroll, f"for ({head}) {lines[0]}"]
-    # a chunk that is not whole loads step by step into the first place of each array
-    now = [] if fixed else ["const int k = whole ? t : 0;"]
-    return [unroll, f"for ({head}) {{", *indented([*now, *lines]), "}"]
+def over_steps(lines: Sequence[str], whole: str = "", backwards: bool = False, after: Sequence[str] = ()) -> List[str]:
+    """An unrolled loop over the steps of a chunk; its last step only where ``whole`` holds, if that is given.
+
+    ``after`` comes behind every step, be the last there or not.
+    """
+    head = "for (int t = T - 1; t >= 0; --t)" if backwards else "for (int t = 0; t < T; ++t)"
+    guard = f"if (t < T - 1 || {whole}) " if whole and lines else ""
+    if len(lines) == 1 and not after:
+        return ["#pragma unroll", f"{head} {guard}{lines[0]}"]
+    inner = [f"{guard}{{", *indented(lines), "}"] if guard else list(lines)
+    return ["#pragma unroll", f"{head} {{", *indented([*inner, *after]), "}"]
 
 
 def wrapped(words: Iterable[str]) -> List[str]:

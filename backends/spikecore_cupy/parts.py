@@ -7,6 +7,22 @@ from typing import List, NamedTuple, Tuple
 from spikecore.kernels.writing import Argument
 from spikecore.lang import Node
 
+#: Steps that a thread holds in registers at a time, at most.
+CHUNK = 16
+
+
+class Form(NamedTuple):
+    """How a kernel is written: what changes its speed and none of its results."""
+
+    #: Neighbouring neurons that a thread computes.
+    width: int
+    #: Steps of a chunk, or one more than them, where the number of steps is no constant of the kernel.
+    length: int = CHUNK
+    #: Whether a chunk's loads are issued while the chunk before it is computed.
+    ahead: bool = False
+    #: Whether chunks of both lengths have a text of their own.
+    twice: bool = False
+
 
 class Source(NamedTuple):
     """A printed kernel. It takes ``neurons``, ``steps`` unless they are fixed, and its arguments, in this order."""
@@ -35,8 +51,10 @@ class Function(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """A tensor of all steps that a kernel reads: what its numbers are called, their type, and where they lie."""
+    """A tensor of all steps that a kernel reads: what its numbers are called and their type, and which tensor it is."""
 
     name: str
     kind: str
-    place: str
+    tensor: str
+    group: str
+    number: int

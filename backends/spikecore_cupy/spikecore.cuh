@@ -106,6 +106,19 @@ __device__ __forceinline__ long long channel(long long neuron, long long inner, 
     return neuron / inner % channels;
 }
 
+// A parameter with one number per channel, at the neurons i to i + V - 1; i is a multiple of V. A division for each of
+// them took longer than the memory of a short call.
+template <int V, typename R>
+__device__ __forceinline__ Pack<R, V> channel_values(const R* from, long long i, long long inner, long long channels) {
+    const long long first = channel(i, inner, channels);
+    if (inner == 1 && channels % V == 0) return load<V>(from + first);
+    Pack<R, V> found;
+    found[0] = from[first];
+    #pragma unroll
+    for (int j = 1; j < V; ++j) found[j] = inner % V == 0 ? found[0] : from[channel(i + j, inner, channels)];
+    return found;
+}
+
 // What follows from a held value is computed after this line. Without, the compiler computes at the first step backwards
 // whatever does not depend on the last one, for all steps, and runs out of registers.
 #ifdef __CUDA_ARCH__

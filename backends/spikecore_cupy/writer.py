@@ -20,44 +20,40 @@ from spikecore.kernels.writing import (
     named,
 )
 from spikecore.lang import Node, topological
-from spikecore_cupy.lines import FIRST, declared, folded, head, over_neurons, over_steps, wrapped
-from spikecore_cupy.parts import Function, Source, Stream
+from spikecore_cupy.lines import declared, first_neuron, folded, head, over_neurons, wrapped
+from spikecore_cupy.parts import Form, Function, Source, Stream
 from spikecore_cupy.printer import TYPES, CudaPrinter
 
-#: Steps whose inputs a thread holds in registers at a time.
-CHUNK = 16
-
 #: Kinds of arguments, in the order that a kernel has them. A ``"sum"`` is a pointer to a parameter's gradient.
-ORDER = ("pointer", "sum", "stride", "inner", "channels", "number")
+ORDER = ("pointer", "sum", "stride", "inner", "channels", "span", "number")
 #: Kinds of arguments that are counts of neurons: 64 bits, since a tensor may have more than 2**31 numbers.
-_COUNTS = ("stride", "inner", "channels")
+_COUNTS = ("stride", "inner", "channels", "span")
 
 
 class Writer(KernelWriter):
     """Writes the lines of one kernel.
 
-    ``width`` is the number of neighbouring neurons that a thread computes. ``approximate`` are divisions that may be
-    off by two units in the last place.
+    ``approximate`` are divisions that may be off by two units in the last place.
     """
 
     neurons_of = "{} + i"
+    #: The first neuron of a thread.
+    first = "i"
 
     def __init__(
         self,
         plan: Union[ForwardPlan, BackwardPlan],
         direction: str,
-        width: int,
+        form: Form,
         roots: Sequence[Node],
         approximate: FrozenSet[Node] = frozenset(),
     ) -> None:
         printer = CudaPrinter(plan.compute, approximate, plan.program.numbers)
         super().__init__(plan, direction, printer, roots)
-        self.width = width
+        self.form = form
         self.stored, self.real = TYPES[plan.dtype], TYPES[plan.compute]
         #: Whether the number of steps is a constant of the kernel.
         self.fixed = plan.spec.steps is not None
-        #: Which of a chunk's loaded steps is the one of step t.
-        self.now = "t" if self.fixed else "k"
         # a value and the same value detached are two arguments of a step
         for node in (*self.uniform, *self.varying):
             self.local[node] = self.distinct_label(node, "k", self.local.values())
@@ -78,10 +74,10 @@ class Writer(KernelWriter):
         # block sums, or one number per neuron: how many there are depends on the width that the launch chooses
         return "sum" if group == "grad_params" else "pointer"
 
-    def all(self, name: str, group: str, index: int) -> str:
-        """Where a tensor of all steps has this thread's neurons at step t."""
+    def all(self, name: str, group: str, index: int, step: str = "") -> str:
+        """Where a tensor of all steps has this thread's neurons: at step t of a chunk, or at the one given."""
         # a chunk begins at step `begin`; a fixed number of steps is one chunk, which begins at 0
-        step = "t" if self.fixed else "(begin + t)"
+        step = step or ("t" if self.fixed else "(begin + t)")
         stride = "neurons" if group in FILLED else self.argument(f"{name}_step", "stride", group, index)
         return f"{self.argument(name, 'pointer', group, index)} + {step} * {stride} + i"
 
@@ -145,7 +141,8 @@ class Writer(KernelWriter):
             place = self.one(f"{name}s", *self.param_place(leaf))
             return [f"const Pack<{self.real}, V> {name} = load<V>({place});"]
         tensor, inner, channels = self.channel(leaf)
-        return [self.pack(name), *over_neurons([f"{name}[j] = {tensor}[channel(i + j, {inner}, {channels})];"])]
+        values = f"channel_values<V>({tensor}, {self.first}, {inner}, {channels})"
+        return [f"const Pack<{self.real}, V> {name} = {values};"]
 
     def starting(self, state: str, target: str) -> List[str]:
         """Lines that give a state its first value."""
@@ -159,36 +156,17 @@ class Writer(KernelWriter):
 
     # -- steps
 
-    def saved_at(self, name: str) -> str:
+    def saved_at(self, name: str, chunk: str = "chunk") -> str:
         """Where the checkpoint of a state before a chunk is."""
         state = self.state(name)
         tensor = self.argument(f"{state}_saved", "pointer", "checkpoints", self.plan.saved.index(name))
-        return f"{tensor} + (begin / T - 1) * neurons + i"
+        return f"{tensor} + ({chunk} - 1) * neurons + i"
 
     def input_streams(self, function: Function) -> List[Stream]:
         """The inputs that a function takes."""
         leaves = [(k, input_leaf(name)) for k, name in enumerate(self.program.inputs)]
         taken = [(k, leaf, self.local[leaf]) for k, leaf in leaves if leaf in function.takes]
-        return [Stream(local, self.stored, self.all(f"{local}s", "inputs", k)) for k, _, local in taken]
-
-    def loads_first(self, streams: Sequence[Stream]) -> List[str]:
-        """The loads of a whole chunk, before its first step: so that memory is not waited for one step at a time."""
-        if self.fixed:
-            return [line for s in streams for line in (f"Pack<{s.kind}, V> {s.name}[T];", *self._loads(s))]
-        lines = [f"Pack<{s.kind}, V> {s.name}[N];" for s in streams]
-        inner = [line for stream in streams for line in self._loads(stream)]
-        return [*lines, "if (whole) {", *indented(inner), "}"] if streams else []
-
-    def _loads(self, stream: Stream) -> List[str]:
-        return over_steps(self.fixed, [f"{stream.name}[t] = load<V>({stream.place});"])
-
-    def loads_later(self, streams: Sequence[Stream]) -> List[str]:
-        """The loads of a step of a chunk that is not whole."""
-        if self.fixed or not streams:
-            return []
-        if len(streams) == 1:
-            return [f"if (!whole) {streams[0].name}[0] = load<V>({streams[0].place});"]
-        return ["if (!whole) {", *indented(f"{s.name}[0] = load<V>({s.place});" for s in streams), "}"]
+        return [Stream(local, self.stored, f"{local}s", "inputs", k) for k, _, local in taken]
 
     def call(self, function: Function, targets: Sequence[str], where: Mapping[Node, str]) -> str:
         """The call of a device function for neuron j at step t; ``where`` has values that lie elsewhere."""
@@ -197,27 +175,10 @@ class Writer(KernelWriter):
             if node in where:
                 values.append(where[node])
             elif node.op == "input":
-                values.append(self.value(f"{self.local[node]}[{self.now}][j]"))
+                values.append(self.value(f"{self.local[node]}[t][j]"))
             else:
                 values.append(self.at(node))
         return f"{function.name}({', '.join([*values, *targets])});"
-
-    def in_chunks(self, body: Sequence[str], loop: str, before: Sequence[str]) -> List[str]:
-        """The body for the one chunk of a fixed number of steps, or for one chunk after the other."""
-        if self.fixed:
-            return list(body)
-        return [
-            "const auto chunk = [&](auto whole, const int begin) {",
-            # a part of a chunk is a loop that loads step by step
-            "    constexpr int U = whole ? T : 1, N = U;",
-            "    const int count = whole ? T : steps - begin;",
-            *indented(body),
-            "};",
-            f"for ({loop}) {{",
-            *indented([*before, "if (steps - begin >= T) chunk(Known<true>(), begin);"]),
-            "    else chunk(Known<false>(), begin);",
-            "}",
-        ]
 
     # -- text
 
@@ -252,7 +213,7 @@ class Writer(KernelWriter):
     def finished(self, functions: Sequence[Function], body: Sequence[str]) -> Source:
         """The kernel: its text, and what a launch needs beside it."""
         arguments = self.arguments.ordered(ORDER)
-        steps = self.plan.spec.steps if self.fixed else CHUNK
+        steps = self.plan.spec.steps if self.fixed else self.form.length
         types = ["long long", *([] if self.fixed else ["int"]), *map(self._type, arguments)]
         # a fixed number of steps is a constant of the text, T, so that loops are unrolled
         names = ["neurons", *([] if self.fixed else ["steps"]), *(argument.name for argument in arguments)]
@@ -260,10 +221,10 @@ class Writer(KernelWriter):
         around = [
             '#include "spikecore.cuh"',
             "",
-            f"constexpr int V = {self.width};  // neighbouring neurons of a thread",
-            f"constexpr int T = {steps};  // time steps" + ("" if self.fixed else " of a chunk"),
+            f"constexpr int V = {self.form.width};  // neighbouring neurons of a thread",
+            f"constexpr int T = {steps};  // time steps" + ("" if self.fixed else " of a chunk, or one less"),
         ]
-        body = [FIRST, *body]
+        body = [first_neuron(self.first), *body]
         inside = [line for f in functions for line in (f.head, *f.arguments, *f.body)]
         # every line is known now, so every symbol can choose a name that no line has
         write = self.printer.named([*around, *inside, head(self.name), *words, *body])

@@ -47,7 +47,9 @@ class KernelBackend(Backend):
         ``plan.saved``.
 
         The tensors are those that the plan names. A parameter's gradient is in the dtype of arithmetic: for a scalar
-        any number of partial sums, which are added in a fixed order afterwards; for others one number per neuron.
+        any number of partial sums; for a channel parameter a multiple of ``inner * channels`` numbers, of which number
+        ``k`` is a part of the sum for channel ``k // inner % channels``; for a full one one number per neuron. They are
+        added in a fixed order afterwards.
 
         With ``owns_outputs``, ``launch(geometry, inputs, state, params, checkpoints, grad_outputs, grad_final,
         grad_trace) -> (grad_inputs, grad_state, grad_params)``.

@@ -27,8 +27,9 @@ from spikecore.neuron import Neuron
 from spikecore.testing._custom import CUSTOM
 from spikecore.testing._models import BY_NAME, MODELS, Model
 from spikecore.testing._runner import required
-from spikecore_cupy.backend import widest
+from spikecore_cupy.backend import form_of
 from spikecore_cupy.device import HEADER, OPTIONS, compiled, header
+from spikecore_cupy.parts import Form
 from spikecore_cupy.source import print_kernel
 
 pytestmark = pytest.mark.kernels
@@ -96,10 +97,10 @@ def own(neuron: Neuron) -> Tuple[str, ...]:
     return tuple(name for name in neuron.program.params if name not in neuron.program.numbers)
 
 
-def compile_all(plans: Sequence[Plan], width: Optional[int] = None, arch: int = HOPPER) -> None:
+def compile_all(plans: Sequence[Plan], form: Optional[Form] = None, arch: int = HOPPER) -> None:
     """Compile the kernels of these plans; what NVRTC refuses is an error with its log."""
     for plan in plans:
-        source = print_kernel(plan, width or widest(plan))
+        source = print_kernel(plan, form or form_of(plan))
         assert compiled(source.name, source.text, arch)
 
 
@@ -156,10 +157,10 @@ def test_every_kind_of_parameter(kind: str, everything: bool, dtype: torch.dtype
 def test_every_width(steps: Optional[int], dtype: torch.dtype) -> None:
     """From the widest accesses down to single numbers."""
     for plan in plans(sc.LIF(), dtype, steps, "channel", ("tau",), everything=True):
-        width = widest(plan)
-        while width:
-            compile_all([plan], width)
-            width //= 2
+        form = form_of(plan)
+        while form.width:
+            compile_all([plan], form)
+            form = form._replace(width=form.width // 2)
 
 
 @dtypes
@@ -194,7 +195,7 @@ def test_code_is_kept_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
     from cupy_backends.cuda.libs import nvrtc
 
     monkeypatch.setenv("SPIKECORE_CACHE_DIR", str(tmp_path))
-    source = print_kernel(plans(sc.LIF(), torch.float32)[0], 2)
+    source = print_kernel(plans(sc.LIF(), torch.float32)[0], Form(2))
     code = compiled(source.name, source.text, HOPPER)
     assert compiled(source.name, source.text, min(nvrtc.getSupportedArchs())) != code
     monkeypatch.setattr(nvrtc, "compileProgram", None)
@@ -210,7 +211,7 @@ def built(plan: Plan, *options: str) -> Tuple[str, str]:
     """A kernel as PTX, and what the compiler said."""
     from cupy_backends.cuda.libs import nvrtc
 
-    source = print_kernel(plan, widest(plan))
+    source = print_kernel(plan, form_of(plan))
     program = nvrtc.createProgram(source.text, "kernel.cu", [header().encode()], [HEADER.encode()])
     try:
         nvrtc.compileProgram(program, (*OPTIONS, *options))
@@ -287,7 +288,7 @@ def test_an_approximate_division_has_no_upper_bound(surrogate: Any, scaled: bool
     ptx = ptx_of(backward)
     reciprocals = re.findall(r"rcp\.approx\.ftz\.f32 \S+, (\S+);", ptx)
     quarters = re.findall(r"mul\.rn\.f32\s+(\S+), \S+, 0f3E800000;", ptx)
-    assert len(reciprocals) == 4 * widest(backward)
+    assert len(reciprocals) == 4 * form_of(backward).width
     assert set(reciprocals) <= set(quarters) if scaled else not quarters
     assert set(inexact(ptx_of(plans(sc.LIF(surrogate=Steep()), dtype, 4)[1]))) == {"div.full.f32"}
 
@@ -300,7 +301,7 @@ def test_arguments_are_packed_as_the_kernel_takes_them(direction: str, dtype: to
     for kind in ("number", *TENSORS):
         learn = () if kind == "number" else ("tau", "rho")
         plan = plans(sc.ALIF(), dtype, None, kind, learn, everything=True)[direction == "backward"]
-        source = print_kernel(plan, widest(plan))
+        source = print_kernel(plan, form_of(plan))
         entry = re.search(rf"\.entry {source.name}\((.*?)\)", ptx_of(plan), re.DOTALL)
         assert entry is not None
         taken = [int(size) for size in re.findall(r"\.param \.[a-z](\d+)", entry[1])]

@@ -21,6 +21,7 @@ from spikecore.testing._runner import required
 from spikecore.testing.naming import assert_like_torch, awkward, identifiers, namings, plans, usable
 from spikecore_cupy.device import HEADER, header
 from spikecore_cupy.host import HostBackend, reason
+from spikecore_cupy.parts import Form
 from spikecore_cupy.printer import CudaPrinter
 from spikecore_cupy.source import print_kernel
 
@@ -87,7 +88,7 @@ def test_nvrtc_compiles_every_name() -> None:
     for k, naming in enumerate(namings(everything(), 120)):
         neuron = naming.neuron()(surrogate=naming.surrogate())
         for plan in plans(neuron, 2 if k % 2 else None, torch.float16 if k % 3 else torch.float64):
-            source = print_kernel(plan, 2)
+            source = print_kernel(plan, Form(2))
             program = nvrtc.createProgram(source.text, "kernel.cu", [header().encode()], [HEADER.encode()])
             try:
                 nvrtc.compileProgram(program, options)

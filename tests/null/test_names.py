@@ -14,6 +14,7 @@ from spikecore.lang._words import C_WORDS
 from spikecore.neuron import Neuron
 from spikecore.testing.naming import Naming, frame, identifiers, namings, plans, same_but_for_names, usable
 from spikecore_cupy.device import header
+from spikecore_cupy.parts import Form
 from spikecore_cupy.source import print_kernel
 
 #: What kernels name beside users' values.
@@ -27,7 +28,7 @@ STEPS = [3, None]
 
 def kernel(direction: int, steps: Any, dtype: torch.dtype = torch.float32) -> Callable[[Neuron], str]:
     """What prints one of the two kernels of a neuron."""
-    return lambda neuron: print_kernel(plans(neuron, steps, dtype)[direction], 2).text
+    return lambda neuron: print_kernel(plans(neuron, steps, dtype)[direction], Form(2)).text
 
 
 #: Every identifier of kernels that is nobody's name.
@@ -43,7 +44,7 @@ FRAME = frame(
 
 def test_the_frame_has_the_names_that_were_missed() -> None:
     """Kernels count neurons with j, which no list of theirs had."""
-    assert {"i", "j", "k", "t", "T", "V", "count", "whole", "begin"} <= {*FRAME}
+    assert {"i", "j", "k", "t", "T", "V", "chunks", "whole", "begin"} <= {*FRAME}
 
 
 @pytest.mark.parametrize("direction", [0, 1], ids=["forward", "backward"])

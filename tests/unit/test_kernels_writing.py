@@ -27,6 +27,7 @@ from spikecore.kernels.writing import (
     named,
 )
 from spikecore.lang import Node, Program
+from spikecore_cupy.parts import Form
 from spikecore_cupy.source import print_kernel
 
 
@@ -116,4 +117,4 @@ def test_an_operation_without_a_text_is_refused_by_name_in_a_kernel() -> None:
     program = Program("Novel", inputs=("x",), states=(), outputs=[novel], next=[], initial=[])
     spec = Spec(torch.float32, 4, ())
     with pytest.raises(Unsupported, match="CudaPrinter has no text for the operation 'novel'"):
-        print_kernel(ForwardPlan(program, spec), 1)
+        print_kernel(ForwardPlan(program, spec), Form(1))

@@ -9,7 +9,7 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 from spikecore.kernels.writing import ArgumentTable, commented, indented
 from spikecore_cupy.custom.core import Core, mentions
 from spikecore_cupy.custom.declared import Declared, Typed, of_role
-from spikecore_cupy.lines import FIRST, declared, head, over_neurons, wrapped
+from spikecore_cupy.lines import declared, first_neuron, head, over_neurons, wrapped
 from spikecore_cupy.printer import CudaPrinter
 
 _log = logging.getLogger("spikecore")
@@ -66,7 +66,7 @@ class CustomWriter:
 
     def opening(self) -> List[str]:
         """Which elements a thread has, and its parameters."""
-        lines = [FIRST, "if (i >= N) return;"]
+        lines = [first_neuron(), "if (i >= N) return;"]
         for name in of_role(self.values, "param"):
             local = self.local[name]
             stride = self.argument("stride", name, "long long", f"{local}_apart")

@@ -14,6 +14,7 @@ import spikecore as sc
 from spikecore.lang import Node, Program
 from spikecore.lang.render import DEEPEST, Printer
 from spikecore.testing.naming import plans
+from spikecore_cupy.parts import Form
 from spikecore_cupy.source import print_kernel
 
 
@@ -87,7 +88,7 @@ def test_no_line_of_a_kernel_is_nested_deeply(direction: int, kind: str) -> None
     plan = plan._replace(spec=plan.spec.__class__(plan.dtype, None, (kind,), ("a",) * (kind != "number"), final=True))
     if direction:
         plan = plan._replace(learn=plan.spec.learn)
-    text = print_kernel(plan, 2).text
+    text = print_kernel(plan, Form(2)).text
     assert max(nested(line) for line in text.split(";")) <= DEEPEST + 4
 
 

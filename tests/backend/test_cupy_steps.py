@@ -1,0 +1,90 @@
+"""Any number of steps: chunks of nearly equal lengths give the values of the reference, forward and backward."""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, List, Set
+
+import pytest
+import torch
+from torch import Tensor
+
+import spikecore as sc
+from spikecore.testing._loopback import installed
+from spikecore_cupy.backend import CupyBackend
+from spikecore_cupy.chunks import chunk_length
+from spikecore_cupy.host import HostBackend, HostKernel, reason
+
+pytestmark = [pytest.mark.kernels, pytest.mark.skipif(reason() is not None, reason=str(reason()))]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _on_host() -> Iterator[None]:
+    with installed(HostBackend, devices=("cpu",)):
+        yield
+
+
+def results(make: Any, backend: str, x: Tensor) -> List[Tensor]:
+    """Outputs, final states, gradients of the input and of parameters, from cotangents that differ at every step."""
+    neuron = make(backend)
+    leaf = x.detach().clone().requires_grad_()
+    out, state = neuron.run(leaf)
+    weights = torch.rand(out.shape, generator=torch.Generator().manual_seed(1)).to(out.dtype)
+    total = (out * weights).float().sum() + sum(value.sum() for value in state.values())
+    return [out, *state.values(), *torch.autograd.grad(total, [leaf, *neuron.parameters()])]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "make",
+    [lambda name: sc.LIF(backend=name), lambda name: sc.ALIF(backend=name), lambda name: sc.PLIF(backend=name)],
+    ids=["LIF", "ALIF", "PLIF"],
+)
+def test_every_number_of_steps(make: Any, dtype: torch.dtype) -> None:
+    """From one to seventy: spikes and states have the bits of the reference, gradients are as near as rounding."""
+    for steps in range(1, 71):
+        # odd sizes take single numbers, even ones pairs
+        x = torch.randn(steps, 3 + steps % 2, generator=torch.Generator().manual_seed(steps)).add(0.5).to(dtype)
+        ours, reference = (results(make, name, x) for name in ("cupy_host", "torch"))
+        assert torch.equal(ours[0], reference[0]), steps
+        # ALIF's and LIF's states are computed as the definition says; PLIF's decay is a sigmoid of its own
+        tight = {"rtol": 1e-5, "atol": 1e-6}
+        loose = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
+        for k, (one, other) in enumerate(zip(ours[1:], reference[1:])):
+            near = loose if k >= len(ours) - 2 - len(list(make("torch").parameters())) else tight
+            torch.testing.assert_close(one, other, **near, msg=lambda text, steps=steps: f"{steps} steps: {text}")
+
+
+def test_chunks_are_as_few_as_can_be_and_nearly_equal() -> None:
+    """No more than sixteen steps each, none shorter by more than one; so eight lengths serve every number of steps."""
+    lengths: Set[int] = set()
+    for steps in range(17, 3000):
+        longest, count = chunk_length(steps), -(-steps // 16)
+        longer = steps - count * (longest - 1)
+        assert longest <= 16
+        assert 0 < longer <= count
+        assert longer * longest + (count - longer) * (longest - 1) == steps
+        lengths.add(longest)
+    assert lengths == set(range(9, 17))
+
+
+def test_kernels_are_as_many_as_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hundred numbers of steps have eight kernels forward."""
+    texts: Set[str] = set()
+
+    class Seen(HostKernel):
+        def __init__(self, name: str, text: str, types: Any) -> None:
+            texts.add(text)
+            super().__init__(name, text, types)
+
+    monkeypatch.setattr(HostBackend, "kernel", Seen)
+    neuron = sc.LIF(backend="cupy_host")
+    for steps in range(17, 217):
+        neuron(torch.zeros(steps, 4))
+    assert len(texts) == 8
+
+
+def test_text_of_many_steps_is_that_of_the_longest_chunks() -> None:
+    """What people read has chunks of sixteen steps."""
+    spec = sc.kernel_source(sc.LIF(), "cupy", steps=25)
+    assert all("constexpr int T = 16;  // time steps of a chunk, or one less" in text for text in spec.values())
+    assert CupyBackend.chunk == 16
