@@ -3,6 +3,7 @@
 from spikecore import encode, functional, layers, losses, metrics, surrogate
 from spikecore._explain import Explanation, explain
 from spikecore._fusing import fuse, unfuse
+from spikecore._hoisting import hoist, unhoist
 from spikecore._plugins.hookspecs import hookimpl
 from spikecore._plugins.registry import BackendStatus
 from spikecore._plugins.selection import backends, use_backend
@@ -77,6 +78,7 @@ __all__ = [
     "explain",
     "functional",
     "fuse",
+    "hoist",
     "hookimpl",
     "inference_model",
     "kernel_source",
@@ -92,5 +94,6 @@ __all__ = [
     "surrogate",
     "training_model",
     "unfuse",
+    "unhoist",
     "use_backend",
 ]

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._shell import checks
+from spikecore._shell.repeated import repeat
 from spikecore.backend import Unsupported
 from spikecore.dtypes import compute_dtype
 from spikecore.lang._plain import is_compiling
@@ -229,7 +230,7 @@ class Constant(Encoder):
 
     def encode(self, x: Tensor) -> Tensor:
         """``[*N] -> [steps, *N]``."""
-        return x.unsqueeze(0).expand(self.steps, *x.shape)
+        return repeat(x, self.steps)
 
 
 def _steps(steps: int) -> int:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Tuple
 
 from torch import Tensor, nn
 
+from spikecore._hoisting import for_one_step, per_sample
 from spikecore._norm_neuron import NormNeuron
+from spikecore._shell.repeated import repeat, step_of
 from spikecore._shell.state import Stateful
 from spikecore.lang._plain import is_compiling
 
-__all__ = ["NormNeuron", "TimeBatched"]
+__all__ = ["NormNeuron", "TimeBatched", "per_sample"]
 
 
 class TimeBatched(nn.Module):
@@ -23,6 +25,11 @@ class TimeBatched(nn.Module):
 
     Batch normalisation sees T * B samples: in training its statistics are those over time and batch together, one
     update of the running ones per call, not one set per step. Dropout draws a new mask for every step.
+
+    Where ``x`` is the same at every step, as behind ``sc.encode.Constant``, the layers up to the first one that needs
+    all steps are computed once, ``[B, ...]``, with the same values, gradients and running statistics: the guide says
+    which layers ("First layers once"), :func:`per_sample` lets a module of your own take part. The output is then a
+    view that repeats one step.
 
     Raises TypeError for something that is not a module, no tensor in or no tensor out; ValueError without modules, for
     one that contains a stateful neuron (a neuron needs the time dimension: place it outside), for ``x`` of fewer than
@@ -53,22 +60,24 @@ class TimeBatched(nn.Module):
         if x.ndim < 2:
             raise ValueError(f"x must be [T, B, ...] (time, batch), got shape {tuple(x.shape)}")
         steps, batch = x.shape[:2]
-        y = self._folded(x)
+        y, is_one = self._folded(x)
         if not isinstance(y, Tensor):
             raise TypeError(f"the module of TimeBatched must return a tensor, got {type(y).__name__}")
-        if y.ndim == 0 or y.shape[0] != steps * batch:
+        leading = batch if is_one else steps * batch
+        if y.ndim == 0 or y.shape[0] != leading:
+            what = "B" if is_one else "T * B"
             raise ValueError(
-                f"the module of TimeBatched must keep the leading dimension, T * B = {steps * batch} for x of shape "
+                f"the module of TimeBatched must keep the leading dimension, {what} = {leading} for x of shape "
                 f"{tuple(x.shape)}, got an output of shape {tuple(y.shape)}"
             )
-        return y.view(steps, batch, *y.shape[1:])
+        return repeat(y, steps) if is_one else y.view(steps, batch, *y.shape[1:])
 
-    def _folded(self, x: Tensor) -> Any:
-        """The module on time and batch as one."""
+    def _folded(self, x: Tensor) -> Tuple[Any, bool]:
+        """The module on time and batch as one, or on the one step that x repeats; and whether it was the one step."""
         if is_compiling():
-            return self.module(x.flatten(0, 1))
+            return self._computed(x)
         try:
-            return self.module(x.flatten(0, 1))
+            return self._computed(x)
         except (RuntimeError, ValueError) as error:
             if type(error) not in (RuntimeError, ValueError):
                 raise  # a subclass, such as OutOfMemoryError, is kept: callers catch it by its type
@@ -77,3 +86,9 @@ class TimeBatched(nn.Module):
                 f"{x.shape[1]}, and its module raised: {error}\nx must be [T, B, ...]. A network of "
                 "step='single' neurons has no time dimension: use the module there without TimeBatched"
             ) from error
+
+    def _computed(self, x: Tensor) -> Tuple[Any, bool]:
+        step = step_of(x)
+        if step is None:
+            return self.module(x.flatten(0, 1)), False
+        return for_one_step(self.module, step, x.shape[0])

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, Type
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -102,4 +104,38 @@ def normalised(norm: nn.Module, x: Tensor) -> Tensor:
     """``x`` ``[B, C, ...]`` as ``norm`` normalises it, deferred or not."""
     # not norm(x): what a hook sees of a module that a neuron calls would differ from backend to backend
     y: Tensor = _BatchNorm.forward(norm, x)  # type: ignore[arg-type]  # one of the three, see check_norm
+    return y
+
+
+def takes_batch(norm: nn.Module) -> bool:
+    """Whether a batch normalisation takes the statistics of its input, rather than the running ones."""
+    return norm.training or norm.running_mean is None
+
+
+def has_one_step(x: Tensor) -> bool:
+    """Whether one step ``[B, C, ...]`` has more than one number per channel, without which torch normalises nothing."""
+    return x.ndim > 1 and x.numel() > x.shape[1]
+
+
+def normalised_step(norm: Any, x: Tensor, steps: int) -> Tensor:
+    """``x`` ``[B, C, ...]`` as ``norm`` normalises it within ``steps`` equal steps, deferred or not.
+
+    Equal steps have the mean and the variance of one. The running variance moves by the unbiased one of n numbers per
+    channel, ``n / (n - 1)`` of the variance, and is to move by that of ``steps * n``.
+    """
+    variance = norm.running_var
+    if not (norm.training and norm.track_running_stats) or variance is None:
+        return normalised(norm, x)
+    norm._check_input_dim(x)
+    factor = norm.momentum
+    if norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+    if factor is None:
+        factor = 0.0 if norm.num_batches_tracked is None else 1.0 / float(norm.num_batches_tracked)
+    # what torch would move zeros by: factor * n / (n - 1) * variance
+    moved = torch.zeros_like(variance)
+    y = F.batch_norm(x, norm.running_mean, moved, norm.weight, norm.bias, True, factor, norm.eps)
+    n = x.numel() // x.shape[1]
+    with torch.no_grad():
+        variance.mul_(1.0 - factor).add_(moved, alpha=steps * (n - 1) / (steps * n - 1))
     return y

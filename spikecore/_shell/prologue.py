@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from spikecore._shell import norms
 from spikecore._shell.ranged import Ranged
+from spikecore._shell.repeated import repeat, step_of
 from spikecore._shell.state import State
 from spikecore.backend import Tensors
 
@@ -83,7 +84,11 @@ class Prologued(Ranged):
         """A call of a neuron with a prologue."""
         prologue: Any = self._prologue
         x, skip = prologue.taken(type(self).__name__, inputs, single)
-        y = norms.normalised(prologue.norm, x if single else x.flatten(0, 1)).view(x.shape)
+        step = None if single else step_of(x)
+        if step is not None and norms.has_one_step(step):
+            y = repeat(norms.normalised_step(prologue.norm, step, x.shape[0]), x.shape[0])
+        else:
+            y = norms.normalised(prologue.norm, x if single else x.flatten(0, 1)).view(x.shape)
         if skip is not None and prologue.shortcut == "before":
             y = y + skip
         outputs, end, trace = self._execute((y,), state, record, final, single)

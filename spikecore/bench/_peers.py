@@ -27,6 +27,7 @@ class JellyFunctional(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Spikes."""
+        x = x.contiguous()  # kernels of another library may not know a step that is repeated
         key = (x.shape[1:], x.device)
         rest = self.rest.get(key)
         if rest is None:
@@ -46,7 +47,7 @@ class JellyModule(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Spikes."""
         self.node.reset()
-        spikes: Tensor = self.node(x)
+        spikes: Tensor = self.node(x.contiguous())  # as above
         return spikes
 
 

@@ -1,7 +1,7 @@
 """The networks that are trained, each a function of what stands where the neurons go.
 
-Inputs are ``[B, ...]``; the first layer repeats them over time. Everything but the neuron is the same for every
-implementation, ``nn.ReLU`` included.
+Inputs are ``[B, ...]``, which an encoder repeats over time; up to the first neuron everything is computed once, since
+it is the same at every step. All but the neuron is the same for every implementation, ReLU included.
 """
 
 from __future__ import annotations

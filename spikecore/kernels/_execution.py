@@ -208,8 +208,8 @@ class Execution:
             if wants and i < self.arguments.n_inputs:
                 results.append(layout.empty_steps(x, self.spec.dtype))
             elif wants:
-                is_state = i < n_moving
-                results.append(layout.empty((), x, self.spec.compute) if is_state else tensor.new_empty(tensor.shape))
+                is_dense = i < n_moving or (tuple(tensor.shape) == layout.shape and layout.holds(tensor))
+                results.append(layout.empty((), x, self.spec.compute) if is_dense else tensor.new_empty(tensor.shape))
         return results
 
     def gradients(self, call: Call, grads: Sequence[Optional[Tensor]], wanted: Sequence[bool]) -> Gradients:
@@ -274,6 +274,8 @@ class Execution:
         """The gradient of a parameter from its parts."""
         kind = self.spec.params[index]
         if kind == "full" and grad.numel():
+            if tuple(value.shape) == layout.shape and layout.holds(value):
+                return layout.dense_in_order(grad)
             # a parameter of shape [1, C, H, W] is the same for a whole batch: its gradient is the sum over it
             return layout.dense_in_order(grad).sum_to_size(value.shape).contiguous()
         return summed(kind, grad, value, layout.channels_of(value) if kind == "channel" else (0, 0))

@@ -13,6 +13,7 @@ from typing import Any, Callable, NamedTuple, Optional, Protocol, Sequence, Tupl
 
 from torch import Tensor
 
+from spikecore.backend import Capabilities
 from spikecore.kernels._plan import BackwardPlan, ForwardPlan, Geometry
 
 #: Parameters as a launch gets them, one for each of the program: a float (kind "number"), or a tensor of arithmetic:
@@ -122,6 +123,10 @@ class Launcher(Protocol):
     chunk: int
     owns_outputs: bool
     sizes: int
+
+    def capabilities_on(self, device_type: str) -> Capabilities:
+        """What the backend does on a type of device."""
+        ...
 
     def forward(self, plan: ForwardPlan) -> Launch:
         """The launch of a forward plan."""

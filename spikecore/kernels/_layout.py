@@ -33,11 +33,13 @@ class Layout(NamedTuple):
             return torch.empty_like(x)  # fast path: one call of torch
         return self.empty((x.shape[0],), x, dtype)
 
+    def holds(self, step: Tensor) -> bool:
+        """Whether a tensor ``[*shape]`` is dense in this layout."""
+        return step.is_contiguous() if self.order is None else self._dense(step.stride())
+
     def fit(self, step: Tensor) -> Tensor:
         """The tensor ``[*shape]``, or a copy of it, dense in this layout."""
-        if step.is_contiguous() if self.order is None else self._dense(step.stride()):
-            return step
-        return self._copied(step, 0)
+        return step if self.holds(step) else self._copied(step, 0)
 
     def fit_steps(self, steps: Tensor) -> Tensor:
         """The tensor ``[T, *shape]``, or a copy of it, with each step dense in this layout.

@@ -8,7 +8,7 @@ look through.
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from spikecore.backend import BackendError, ParamValue, Runner, Spec, Tensors, Unsupported, by_call
 from spikecore.kernels._again import Again, Instead
 from spikecore.kernels._arguments import Call
+from spikecore.kernels._constant import instead_of, steps_of, with_constants
 from spikecore.kernels._direct import Direct
 from spikecore.kernels._execution import Execution
 from spikecore.kernels._launches import Launcher
@@ -61,11 +62,13 @@ class KernelRunner:
         self.n_outputs = len(program.outputs)
         self.ends = self.n_outputs + self.execution.n_final
         self.instead: Instead = None
+        #: Runners of calls whose inputs of these numbers are the same at every step.
+        self._constant: Dict[Tuple[bool, ...], KernelRunner] = {}
 
     def with_other(self, instead: Callable[[BackendError], Runner]) -> KernelRunner:
         """A copy of this runner. Where its backward fails, the runner ``instead(error)`` computes the gradients."""
         twin = copy.copy(self)
-        twin.instead = instead
+        twin.instead, twin._constant = instead, {}
         return twin
 
     def direct(self, views: Sequence[Optional[Tuple[int, ...]]]) -> Optional[Direct]:
@@ -84,6 +87,9 @@ class KernelRunner:
         """See :meth:`spikecore.backend.Backend.compile`."""
         if inputs[0].shape[0] == 0:
             return self._nothing(inputs[0], state, params, record)
+        steps = () if is_compiling() else steps_of(self.program, inputs)
+        if steps and self._takes_full(inputs[0].device.type):
+            return self._on_constants(steps, inputs, state, params, record)
         call, tensors = self._call(inputs, state, params, record, inputs[0].shape[1:])
         results = self._cross(call, tensors)
         n, m = self.n_outputs, self.ends
@@ -91,6 +97,31 @@ class KernelRunner:
             return tuple(results), None, ()
         final = tuple(results[n:m]) if self.spec.final else None
         return tuple(results[:n]), final, tuple(results[m : m + len(record)])
+
+    def _takes_full(self, device: str) -> bool:
+        """Whether the backend has parameters of one number per neuron, with gradients."""
+        has = self.execution.backend.capabilities_on(device)
+        return has.full_parameters and has.parameter_gradients
+
+    def _on_constants(
+        self,
+        steps: Sequence[Optional[Tensor]],
+        inputs: Tensors,
+        state: Optional[Tensors],
+        params: Tuple[ParamValue, ...],
+        record: Tuple[str, ...],
+    ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
+        """A call some of whose inputs repeat one step each, computed from these."""
+        which = tuple([step is not None for step in steps])
+        runner = self._constant.get(which)
+        if runner is None:
+            program, spec = with_constants(self.program, self.spec, which)
+            runner = KernelRunner(self.execution.backend, program, spec)
+            runner.instead = instead_of(self.instead, which, self.spec)
+            runner = self._constant.setdefault(which, runner)
+        values = [step for step in steps if step is not None]
+        inputs = tuple([x.detach() if repeats else x for x, repeats in zip(inputs, which)])
+        return runner(inputs, state, (*values, *params), record)
 
     def one_step(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]

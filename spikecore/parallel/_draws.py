@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from spikecore._hoisting import other_hooks
 from spikecore.encode import Encoder
 from spikecore.layers import TimeBatched
 from spikecore.neuron import Neuron
@@ -25,7 +26,7 @@ _DRAWING = (
 
 def may_draw(module: nn.Module) -> bool:
     """Whether a module, apart from those it contains, may draw from torch's own generators when it is called."""
-    if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+    if other_hooks(module) or "forward" in vars(module):
         return True
     kind = type(module)
     if isinstance(module, (Neuron, Recurrent, TimeBatched)):  # a neuron is a program, which has no random numbers

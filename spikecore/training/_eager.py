@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base.batches import beside, device_of, run_network, to_device, tree_map
+from spikecore._hoisting import hoist
 from spikecore._shell.processes import named_as, unwrapped
 from spikecore._shell.ranged import put_inside
 from spikecore.functional import own_state, stateful_modules
@@ -50,7 +51,7 @@ class EagerTraining:
 
     def __init__(self, net: nn.Module, loss: Loss, optimizer: Any, options: Any = None) -> None:
         check_optimizer(optimizer, net)
-        self.net = net
+        self.net = hoist(net)
         self.loss = loss
         self.optimizer = optimizer
         self.options = _options(options)
@@ -123,7 +124,7 @@ class EagerInference:
     """``predict(inputs) -> outputs`` in plain PyTorch."""
 
     def __init__(self, net: nn.Module, options: Any = None) -> None:
-        self.net = net
+        self.net = hoist(net)
         self.options = _options(options)
         self._stateful = stateful_modules(net)
 

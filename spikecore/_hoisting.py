@@ -1,0 +1,240 @@
+"""First layers once: what is the same at every step is computed for one step.
+
+An input that repeats one step (:mod:`spikecore._shell.repeated`) goes through layers without state that treat every
+sample apart from the others, and comes out repeated. Such a layer is computed for the one step, and its output is
+repeated; the gradient is summed over time before it reaches the layer. Rules of this module:
+
+- A layer counts as such a one if its type is in a table below, or if its author says so (:func:`per_sample`), and if
+  nothing watches it: a hook sees the layer as it always did, with every step.
+- Batch normalisation in training is computed for one step, since the statistics of T equal steps are those of one. Only
+  the unbiased variance differs, by which the running one moves, and it is corrected.
+- Everything else is computed step by step: dropout in training, what writes into its input, subclasses, and whatever
+  is not in the tables.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, FrozenSet, Optional, Tuple, Type, TypeVar, Union
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as _module
+from torch.nn.utils.parametrize import type_before_parametrizations
+
+from spikecore._shell import norms
+from spikecore._shell.checks import shown
+from spikecore._shell.repeated import repeat, step_of
+
+_Marked = TypeVar("_Marked", bound=Union[nn.Module, Type[nn.Module]])
+
+#: The attribute of a module, or of a class, that its author calls one of samples apart from each other.
+_MARK = "_spikecore_per_sample"
+
+
+def _of(*names: str) -> FrozenSet[Type[nn.Module]]:
+    """The types of torch.nn of these names that this version of torch has."""
+    return frozenset(getattr(nn, name) for name in names if hasattr(nn, name))
+
+
+#: Of each number: they may stand behind any leading dimensions.
+_ELEMENTWISE = _of(
+    *("CELU", "ELU", "GELU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "Identity", "LeakyReLU"),
+    *("LogSigmoid", "Mish", "ReLU", "ReLU6", "SELU", "SiLU", "Sigmoid", "Softplus", "Softshrink", "Softsign"),
+    *("Tanh", "Tanhshrink", "Threshold"),
+)
+#: Of each sample ``[B, ...]``.
+_OF_SAMPLES = _of(
+    *(f"{name}{n}d" for n in (1, 2, 3) for name in ("AdaptiveAvgPool", "AdaptiveMaxPool", "AvgPool", "MaxPool")),
+    *(f"{name}Pad{n}d" for n in (1, 2, 3) for name in ("Circular", "Constant", "Reflection", "Replication", "Zero")),
+    *("LPPool1d", "LPPool2d", "GroupNorm", "LocalResponseNorm", "PReLU", "PixelShuffle", "PixelUnshuffle"),
+    *("ChannelShuffle", "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d"),
+)
+#: The same, of a number of dimensions: with one less torch takes a whole batch for one sample.
+_CONVOLUTIONS: Dict[Type[nn.Module], int] = {
+    getattr(nn, f"Conv{kind}{n}d"): n + 2 for n in (1, 2, 3) for kind in ("", "Transpose")
+}
+_DROPOUTS = _of("AlphaDropout", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "FeatureAlphaDropout")
+_BATCH_NORMS = _of("BatchNorm1d", "BatchNorm2d", "BatchNorm3d")
+
+
+def per_sample(module: _Marked) -> _Marked:
+    """Says of a module, or as a decorator of a class of modules, that it treats every sample apart from the others.
+
+    For an input ``[B, ...]`` its output ``[B, ...]`` is ``y[b] = f(x[b])``, with the same ``f`` for every ``b`` and at
+    every call: no statistics of the batch, no random numbers, no state, and the input is not changed in place. Modules
+    within it must be such ones, too, or it is computed step by step all the same. A subclass with a ``forward`` of its
+    own says it again.
+
+    Raises TypeError for something that is neither.
+    """
+    if not (isinstance(module, nn.Module) or (isinstance(module, type) and issubclass(module, nn.Module))):
+        raise TypeError(f"per_sample({shown(module)}) needs an nn.Module or a class of them")
+    setattr(module, _MARK, True)
+    return module
+
+
+def hoist(net: nn.Module) -> nn.Module:
+    """Let ``nn.Linear`` and its kin in ``net`` compute an input once that is the same at every step; returns ``net``.
+
+    It is for layers that get ``[T, B, ...]`` as it is, such as an ``nn.Linear`` behind ``sc.encode.Constant(T)``:
+    linear layers, normalisation of each sample over its last dimensions, and functions of each number.
+    :class:`~spikecore.layers.TimeBatched` needs none of this, and :func:`spikecore.training_model` and
+    :func:`spikecore.inference_model` do it by themselves. Names in ``state_dict`` stay as they are; :func:`unhoist`
+    ends it.
+
+    Raises TypeError for something that is not a module.
+    """
+    _check(net)
+    for module in net.modules():
+        if _stands_behind_time(module) and not is_hoisted(module):
+            module.register_forward_pre_hook(_take_step)
+            module.register_forward_hook(_give_steps)
+    return net
+
+
+def unhoist(net: nn.Module) -> nn.Module:
+    """End what :func:`hoist` began; returns ``net``. Raises TypeError for something that is not a module."""
+    _check(net)
+    for module in net.modules():
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for key in [key for key, hook in hooks.items() if hook in _OWN]:
+                del hooks[key]
+    return net
+
+
+def is_hoisted(module: nn.Module) -> bool:
+    """Whether :func:`hoist` was called for this module."""
+    return any(hook is _take_step for hook in module._forward_pre_hooks.values())
+
+
+def other_hooks(module: nn.Module) -> bool:
+    """Whether a module has forward hooks other than those of :func:`hoist`."""
+    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    return any(hook not in _OWN for hook in hooks)
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Whether a hook, other than those of :func:`hoist`, or a ``forward`` of its own sees what this module computes."""
+    backward = module._backward_hooks or getattr(module, "_backward_pre_hooks", None)
+    return bool(backward) or "forward" in vars(module) or other_hooks(module) or any(_global_hooks())
+
+
+def _global_hooks() -> Tuple[Any, ...]:
+    kinds = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+    return tuple([getattr(_module, f"_global_{kind}", ()) for kind in kinds])
+
+
+def _check(net: Any) -> None:
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"net={shown(net)} is a {type(net).__name__}; give the network (an nn.Module)")
+
+
+# -- layers behind time
+
+
+class _OneStep(tuple):  # type: ignore[type-arg]  # of one tensor
+    """Arguments of a module that are those of one step, for so many steps."""
+
+    steps: int
+
+
+def _take_step(module: nn.Module, args: Tuple[Any, ...]) -> Optional[Tuple[Any, ...]]:
+    """Before ``forward``: the one step in place of an input that repeats it."""
+    x = args[0] if len(args) == 1 else None
+    # another hook may replace the arguments, and _give_steps would not know that they were those of one step
+    if not isinstance(x, Tensor) or is_watched(module) or not _is_pure_behind_time(module, x.ndim - 1):
+        return None
+    step = step_of(x)
+    if step is None:
+        return None
+    found = _OneStep((step,))
+    found.steps = x.shape[0]
+    return found
+
+
+def _give_steps(module: nn.Module, args: Tuple[Any, ...], output: Tensor) -> Optional[Tensor]:
+    """After ``forward``: the output of one step as that of all."""
+    return repeat(output, args.steps) if isinstance(args, _OneStep) else None
+
+
+_OWN: Tuple[Callable[..., Any], ...] = (_take_step, _give_steps)
+
+
+def _stands_behind_time(module: nn.Module) -> bool:
+    """Whether ``[T, B, ...]`` is to this type of module as ``[B, ...]``."""
+    kind = type_before_parametrizations(module)
+    return kind in _ELEMENTWISE or kind in _DROPOUTS or kind in (nn.Linear, nn.LayerNorm, getattr(nn, "RMSNorm", None))
+
+
+def _is_pure_behind_time(module: nn.Module, ndim: int) -> bool:
+    """Whether it treats the samples of one step, of so many dimensions, apart from each other."""
+    if getattr(module, "inplace", False):
+        return False
+    if type_before_parametrizations(module) in _DROPOUTS:
+        return not module.training
+    return ndim > len(getattr(module, "normalized_shape", ()))
+
+
+# -- layers within TimeBatched
+
+
+def for_one_step(module: nn.Module, step: Tensor, steps: int) -> Tuple[Any, bool]:
+    """The module on one step ``[B, ...]`` that ``steps`` steps repeat: its output, and whether that is of one step.
+
+    Where a layer needs all steps, it and those behind it get time and batch as one, ``[T * B, ...]``, and so the output
+    is.
+    """
+    if type(module) is nn.Sequential and not is_watched(module):
+        value, is_one = step, True
+        for part in module:
+            value, is_one = for_one_step(part, value, steps) if is_one else (part(value), False)
+        return value, is_one
+    if _is_pure(module, step):
+        # the caller's own tensor may be what a layer would write into
+        return module(step.clone() if getattr(module, "inplace", False) else step), True
+    if type_before_parametrizations(module) in _BATCH_NORMS and not is_watched(module) and norms.has_one_step(step):
+        return norms.normalised_step(module, step, steps), True
+    return module(repeat(step, steps).flatten(0, 1)), False
+
+
+def _is_pure(module: nn.Module, step: Tensor) -> bool:
+    """Whether a module treats the samples of ``step`` apart from each other."""
+    kind = type_before_parametrizations(module)
+    if is_watched(module) or not isinstance(step, Tensor) or not step.ndim:
+        return False
+    if kind in _ELEMENTWISE or kind in _OF_SAMPLES:
+        return step.ndim > 1
+    if kind in _CONVOLUTIONS:
+        return step.ndim == _CONVOLUTIONS[kind]
+    if kind in _DROPOUTS:
+        return not module.training
+    if kind in _BATCH_NORMS:
+        return not norms.takes_batch(module)
+    if isinstance(module, norms.Deferred):
+        return True
+    if kind is nn.Flatten:
+        return int(module.start_dim) >= 1  # type: ignore[arg-type]  # a number
+    if kind is nn.Unflatten:
+        return isinstance(module.dim, int) and module.dim >= 1
+    if _stands_behind_time(module):
+        return _is_pure_behind_time(module, step.ndim)
+    return _is_marked(module) and all(_is_pure_within(part) for part in module.children())
+
+
+def _is_pure_within(module: nn.Module) -> bool:
+    """The same of a module within one that its author marked, whose input is not known."""
+    if type(module) in (nn.Sequential, nn.ModuleList, nn.ModuleDict):
+        return not is_watched(module) and all(map(_is_pure_within, module.children()))
+    kind = type_before_parametrizations(module)
+    dims = _CONVOLUTIONS.get(kind, 2 + len(getattr(module, "normalized_shape", ())))
+    return _is_pure(module, torch.empty((0,) * dims, device="meta"))
+
+
+def _is_marked(module: nn.Module) -> bool:
+    if _MARK in vars(module):
+        return True
+    # the class that wrote the forward must be the one that was marked, or one derived from it
+    kinds = type(module).__mro__
+    marked = next((k for k, kind in enumerate(kinds) if _MARK in vars(kind)), None)
+    written = next(k for k, kind in enumerate(kinds) if "forward" in vars(kind))
+    return marked is not None and marked <= written

@@ -1,0 +1,55 @@
+"""One step that stands for all: tensors that repeat it over time, and the step as autograd knows it.
+
+``repeat`` gives ``[T, *N]`` as a view of ``[*N]`` whose stride from step to step is 0. Whoever computes the same for
+every step asks ``step_of`` for the one step and computes once.
+
+The step cannot be had from the view itself: the derivative of ``x[0]`` writes ``[T, *N]`` numbers, nearly all of them
+0, which the derivative of the view then adds up. So the view has the step as an attribute. Any operation gives a tensor
+without it, which is then computed step by step, as every other tensor.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from spikecore._shell import recompute
+from spikecore.lang._plain import is_compiling, is_jit_tracing, is_transforming
+
+#: The attribute of a view that has its one step.
+_STEP = "_spikecore_step"
+
+
+def repeat(step: Tensor, steps: int) -> Tensor:
+    """``[*N] -> [steps, *N]``, a view without a copy."""
+    x = step.unsqueeze(0).expand(steps, *step.shape)
+    if steps > 1 and type(x) is Tensor and not (is_compiling() or is_jit_tracing() or is_transforming()):
+        setattr(x, _STEP, step)
+    return x
+
+
+def step_of(x: Tensor) -> Optional[Tensor]:
+    """The one step ``[*N]`` that ``x`` ``[T, *N]`` repeats, with its graph; None where each step may be another one, or
+    where a derivative with respect to ``x`` itself is asked for.
+    """
+    if is_compiling():
+        # the compiler computes the derivative of x[0] and that of the view in one kernel
+        return x[0] if x.ndim and x.shape[0] > 1 and x.stride(0) == 0 else None
+    step: Optional[Tensor] = getattr(x, _STEP, None)
+    if step is None or type(x) is not Tensor or is_jit_tracing() or is_transforming():
+        return None
+    # torch hands a checkpointed region that runs again its inputs as other tensors, without the attribute; and a region
+    # that runs again must save the same tensors as when it ran first
+    if recompute.possible() and recompute.near():
+        return None
+    # what a view stands for can be replaced: x.data = y, x.set_(y)
+    same = x.shape[1:] == step.shape and x.dtype == step.dtype and x.stride() == (0, *step.stride())
+    if not same or x.data_ptr() != step.data_ptr():
+        return None
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return step.detach() if step.requires_grad else step
+    # a leaf, a hook and retain_grad() ask for the derivative of x, which one step has not
+    followed = step.requires_grad and not (x.is_leaf or x._backward_hooks or x.retains_grad)
+    return step if followed else None

@@ -1,0 +1,237 @@
+"""An input that is the same at every step: a kernel reads it once and writes the sum over time of its gradient."""
+
+from __future__ import annotations
+
+import importlib.util
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+
+import spikecore as sc
+from spikecore.kernels import KernelBackend
+from spikecore.testing._loopback import installed
+from spikecore_cupy.host import HostBackend, reason
+
+#: Backends by name, and why one cannot be had here.
+BACKENDS = {
+    "torch": None,
+    "numba": None if importlib.util.find_spec("numba") else "numba is not installed",
+    "cupy_host": reason(),
+}
+STEPS = (2, 4, 16, 25, 40)
+
+
+class Gated(sc.Neuron):
+    """Two inputs, of which one charges and the other one leaks."""
+
+    inputs = ("x", "gate")
+    states = {"v": 0.0}
+    params = {"threshold": 0.5}
+
+    def dynamics(self, x, s, p):
+        """``h = g v + x``."""
+        h = x.gate * s.v + x.x
+        z = self.spike(h - p.threshold)
+        return z, {"v": sc.ops.select(z, 0.0, h)}
+
+
+class Named(sc.Neuron):
+    """A parameter with the name that the repeated input would get."""
+
+    states = {"v": "x_constant"}
+    params = {"x_constant": 0.25, "x_constant_": 2.0}
+
+    def dynamics(self, x, s, p):
+        """``h = v + x / x_constant_``."""
+        h = s.v + x / p.x_constant_
+        z = self.spike(h - 1.0)
+        return z, {"v": sc.ops.select(z, p.x_constant, h)}
+
+
+class Unread(sc.Neuron):
+    """Reads nothing of its input."""
+
+    states = {"v": 0.0}
+    params = {"rise": 0.3}
+
+    def dynamics(self, x, s, p):
+        """``h = v + rise``."""
+        h = s.v + p.rise
+        z = self.spike(h - 1.0)
+        return z, {"v": sc.ops.select(z, 0.0, h)}
+
+
+NEURONS = {
+    "LIF": lambda backend: sc.LIF(backend=backend),
+    "LIF learnt": lambda backend: sc.LIF(learn=("tau", "threshold"), reset="soft", backend=backend),
+    "LIF per channel": lambda backend: sc.LIF(tau=torch.full((6,), 1.7), learn=("tau",), backend=backend),
+    "LIF per neuron": lambda backend: sc.LIF(threshold=torch.full((6, 8), 0.9), learn=("threshold",), backend=backend),
+    "LIF learnt rest": lambda backend: sc.LIF(v_reset=0.1, learn=("v_reset",), backend=backend),
+    "PLIF": lambda backend: sc.PLIF(backend=backend),
+    "ALIF": lambda backend: sc.ALIF(backend=backend),
+    "Synaptic": lambda backend: sc.Synaptic(0.5, 0.9, backend=backend),
+    "Named": lambda backend: Named(backend=backend),
+    "Unread": lambda backend: Unread(backend=backend, learn=("rise",)),
+}
+
+
+@pytest.fixture(params=list(BACKENDS))
+def backend(request):
+    """A backend that works here."""
+    if BACKENDS[request.param]:
+        pytest.skip(BACKENDS[request.param])
+    with installed(HostBackend, devices=("cpu",)) if request.param == "cupy_host" else nullcontext():
+        yield request.param
+
+
+def values(*shape, seed=0, dtype=torch.float32):
+    """Values in [0, 2)."""
+    return (2 * torch.rand(*shape, generator=torch.Generator().manual_seed(seed))).to(dtype)
+
+
+def run(neuron, step, steps, cotangent, once, record=()):
+    """Results of a call on a repeated step, and the gradients of the step and the parameters."""
+    step = step.clone().requires_grad_()
+    x = sc.encode.Constant(steps)(step)
+    outs, state, *trace = neuron.run(x if once else x.clone(), record=record)
+    results = [outs, *state.values(), *(value for recorded in trace for value in recorded.values())]
+    total = (outs * cotangent).sum() + sum((value * value).sum() for value in results[1:])
+    wanted = [step, *neuron.parameters()]
+    grads = torch.autograd.grad(total, wanted, allow_unused=True)
+    return results, [torch.zeros_like(one) if grad is None else grad for one, grad in zip(wanted, grads)]
+
+
+def check(neuron, step, steps, rtol, record=()):
+    """Results bit for bit, gradients to rounding, and the layout of the gradient."""
+    cotangent = values(steps, *step.shape, seed=1, dtype=step.dtype)
+    results, grads = run(neuron, step, steps, cotangent, True, record)
+    expected, others = run(neuron, step, steps, cotangent, False, record)
+    for result, other in zip(results, expected):
+        assert torch.equal(result, other)
+    for grad, other in zip(grads, others):
+        scale = other.abs().max().item() if other.numel() else 1.0
+        torch.testing.assert_close(grad, other, rtol=rtol, atol=rtol * scale)
+
+
+@pytest.mark.parametrize("name", NEURONS)
+@pytest.mark.parametrize("steps", STEPS)
+def test_spikes_are_bit_equal_and_gradients_agree(backend, name, steps):
+    """Outputs, final state and traces, with every kind of parameter, at numbers of steps with and without chunks."""
+    check(NEURONS[name](backend), values(3, 6, 8), steps, 1e-5, record=("v",))
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-12), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)])
+@pytest.mark.parametrize("steps", [4, 25])
+def test_other_dtypes(backend, dtype, rtol, steps):
+    """The sum over time is rounded once, where a sum of rounded gradients was."""
+    check(sc.LIF(backend=backend), values(3, 6, 8, dtype=dtype), steps, rtol)
+
+
+def test_a_sum_of_many_halves_is_exact_to_one_rounding(backend):
+    """Gradients of 40 steps that are each lost beside their sum, in bfloat16: the kernel adds in float32."""
+    if backend == "torch":
+        pytest.skip("autograd adds what the reference rounded")
+    step = values(64, dtype=torch.bfloat16).requires_grad_()
+    exact = step.detach().double().requires_grad_()
+    sc.LI(backend=backend)(sc.encode.Constant(40)(step)).sum().backward()
+    sc.LI(backend="torch")(sc.encode.Constant(40)(exact)).sum().backward()
+    torch.testing.assert_close(step.grad.double(), exact.grad, rtol=2**-8, atol=0)
+
+
+@pytest.mark.parametrize("which", ["x", "gate", "both"])
+def test_several_inputs(backend, which):
+    """Those that repeat a step are read once, the others at every step."""
+    neuron, results = Gated(backend=backend), []
+    for once in (True, False):
+        steps = [values(3, 5, seed=seed).requires_grad_() for seed in range(2)]
+        given = []
+        for name, step in zip(neuron.inputs, steps):
+            x = sc.encode.Constant(7)(step)
+            given.append(x if once and which in (name, "both") else x * torch.linspace(1, 0.5, 7).reshape(7, 1, 1))
+            if not once and which in (name, "both"):
+                given[-1] = x.clone()
+        out = neuron(*given)
+        results.append((out.detach(), torch.autograd.grad((out * values(7, 3, 5, seed=5)).sum(), steps)))
+    assert torch.equal(results[0][0], results[1][0])
+    for grad, other in zip(results[0][1], results[1][1]):
+        torch.testing.assert_close(grad, other, rtol=1e-5, atol=1e-5)
+
+
+def test_the_gradient_lies_as_the_step_does(backend):
+    """Channels-last steps, and their gradients; no copy."""
+    if backend == "torch":
+        pytest.skip("autograd adds the gradients, in the layout of its choice")
+    neuron = sc.LIF(backend=backend)
+    step = values(2, 3, 4, 5).to(memory_format=torch.channels_last).requires_grad_()
+    out = neuron(sc.encode.Constant(6)(step))
+    assert out[0].is_contiguous(memory_format=torch.channels_last)
+    (grad,) = torch.autograd.grad(out.sum(), step)
+    assert grad.stride() == step.stride()
+    (other,) = torch.autograd.grad(neuron(sc.encode.Constant(6)(step).clone()).sum(), step)
+    torch.testing.assert_close(grad, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_that_is_no_block_of_memory(backend):
+    """A transposed step, one with gaps, one of no neurons, and no steps."""
+    for step in (values(5, 4).t(), values(4, 10)[:, ::2], values(3, 0)):
+        check(sc.LIF(backend=backend), step, 6, 1e-5)
+    assert sc.LIF(backend=backend)(sc.encode.Constant(4)(values(2, 3))[:0]).shape == (0, 2, 3)
+
+
+def test_an_initial_state_and_carried_ones(backend):
+    """Beside a given state; continuing over calls."""
+    step = values(3, 8)
+    for once in (True, False):
+        neuron = sc.LIF(backend=backend)
+        with sc.carry_state(neuron):
+            x = sc.encode.Constant(4)(step)
+            outs = [neuron(x if once else x.clone()) for _ in range(3)]
+        if once:
+            expected = torch.cat(outs)
+        else:
+            assert torch.equal(torch.cat(outs), expected)
+
+
+def test_the_kernel_reads_and_writes_one_step(backend, monkeypatch):
+    """No kernel gets a stride of the input, and none writes a gradient of every step."""
+    if backend == "torch":
+        pytest.skip("the reference has no kernels")
+    plans, kind = [], HostBackend if backend == "cupy_host" else type(sc.LIF(backend=backend)._bind("cpu").backend)
+    for direction in ("forward", "backward"):
+        found = getattr(kind, direction)
+        monkeypatch.setattr(kind, direction, lambda self, plan, found=found: plans.append(plan) or found(self, plan))
+    assert issubclass(kind, KernelBackend)
+    step = values(3, 8).requires_grad_()
+    sc.LIF(backend=backend, tau=3.25)(sc.encode.Constant(11)(step)).sum().backward()
+    forward, backward = plans
+    assert not any(node.op == "input" for node in forward.program.nodes)
+    assert backward.inputs == (False,)
+    assert backward.learn == ("x_constant",)
+
+
+def test_second_derivatives_come_from_the_reference_where_the_backend_was_chosen_by_itself():
+    """With a kernel backend that nobody asked for; one that was asked for refuses."""
+    pytest.importorskip("numba")
+    steps = values(4, dtype=torch.float64).requires_grad_()
+    neuron = sc.LI(tau=2.0)
+
+    def penalty(x):
+        (grad,) = torch.autograd.grad(neuron(x).pow(3).sum(), steps, create_graph=True)
+        return torch.autograd.grad(grad.pow(2).sum(), steps)[0]
+
+    torch.testing.assert_close(penalty(sc.encode.Constant(5)(steps)), penalty(sc.encode.Constant(5)(steps).clone()))
+    neuron = sc.LI(tau=2.0, backend="numba")
+    with pytest.raises(sc.Unsupported, match="first derivatives only"):
+        penalty(sc.encode.Constant(5)(steps))
+
+
+def test_the_same_under_autocast(backend):
+    """A linear layer in bfloat16 in front."""
+    net = sc.hoist(nn.Sequential(sc.encode.Constant(6), nn.Linear(8, 5), sc.LIF(backend=backend)))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = net(values(3, 8))
+        other = net[2](net[1](sc.encode.Constant(6)(values(3, 8)).clone()))
+    assert out.dtype == other.dtype == torch.bfloat16
+    assert torch.equal(out, other)

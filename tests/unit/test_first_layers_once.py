@@ -1,0 +1,474 @@
+"""First layers once: what is the same at every step is computed for one step, and gives what T equal steps give."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import spikecore as sc
+from spikecore.layers import TimeBatched, per_sample
+
+T, B = 5, 3
+
+
+@pytest.fixture(autouse=True)
+def _weights():
+    """The same weights in every run."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+class EveryStep(sc.encode.Constant):
+    """Constant whose steps lie apart in memory, so that nothing is known to be the same."""
+
+    def forward(self, x):
+        """A copy for every step."""
+        return super().forward(x).clone()
+
+
+@per_sample
+class Scale(nn.Module):
+    """A user's layer, which remembers the shape that it saw."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x):
+        """Every number times the factor."""
+        self.seen = tuple(x.shape)
+        return x * self.factor
+
+
+class Noisy(Scale):
+    """Derived from a marked class, with a forward that draws: not marked."""
+
+    def forward(self, x):
+        """Noise."""
+        return super().forward(x) + torch.rand_like(x)
+
+
+class Residual(nn.Module):
+    """A user's layer with layers inside."""
+
+    def __init__(self, inside):
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, x):
+        """The input added."""
+        return x + self.inside(x)
+
+
+def values(*shape, seed=0):
+    """Values in [0, 3), in float64."""
+    return 3 * torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def pair(*modules):
+    """The same layers behind an encoder that repeats, and behind one whose steps are computed each."""
+    net = nn.Sequential(*modules).double()
+    return nn.Sequential(sc.encode.Constant(T), *net), nn.Sequential(EveryStep(T), *copy.deepcopy(net))
+
+
+def gradients(net, x, cotangent):
+    """Outputs, and gradients of input and parameters."""
+    x = x.clone().requires_grad_()
+    out = net(x)
+    return out.detach(), torch.autograd.grad(out, [x, *net.parameters()], cotangent)
+
+
+def check_same(once, every, x):
+    """Outputs, gradients and buffers of both."""
+    expected = every(x)
+    every.load_state_dict(once.state_dict())
+    cotangent = values(*expected.shape, seed=1)
+    (a, grads), (b, others) = gradients(once, x, cotangent), gradients(every, x, cotangent)
+    torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    for grad, other in zip(grads, others):
+        torch.testing.assert_close(grad, other, rtol=1e-9, atol=1e-9)
+    for (name, buffer), other in zip(once.named_buffers(), every.buffers()):
+        torch.testing.assert_close(buffer, other, rtol=1e-12, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def is_once(net, x):
+    """Whether the output of a network is one step that is repeated."""
+    return net(x).stride(0) == 0
+
+
+IMAGE = (B, 4, 8, 8)
+SAMPLES = {
+    "Conv2d": (lambda: nn.Conv2d(4, 6, 3), IMAGE),
+    "Conv1d": (lambda: nn.Conv1d(4, 6, 3), (B, 4, 8)),
+    "Conv3d": (lambda: nn.Conv3d(2, 3, 2), (B, 2, 4, 4, 4)),
+    "ConvTranspose2d": (lambda: nn.ConvTranspose2d(4, 6, 3), IMAGE),
+    "Linear": (lambda: nn.Linear(7, 5), (B, 7)),
+    "LayerNorm": (lambda: nn.LayerNorm(8), IMAGE),
+    "GroupNorm": (lambda: nn.GroupNorm(2, 4), IMAGE),
+    "PReLU": (lambda: nn.PReLU(4), IMAGE),
+    "MaxPool2d": (lambda: nn.MaxPool2d(2), IMAGE),
+    "AvgPool2d": (lambda: nn.AvgPool2d(2), IMAGE),
+    "AdaptiveAvgPool2d": (lambda: nn.AdaptiveAvgPool2d(1), IMAGE),
+    "ZeroPad2d": (lambda: nn.ZeroPad2d(1), IMAGE),
+    "PixelShuffle": (lambda: nn.PixelShuffle(2), IMAGE),
+    "Upsample": (lambda: nn.Upsample(scale_factor=2), IMAGE),
+    "Flatten": (nn.Flatten, IMAGE),
+    "Unflatten": (lambda: nn.Unflatten(1, (2, 2)), IMAGE),
+    "GELU": (nn.GELU, (B, 7)),
+    "ReLU": (nn.ReLU, (B, 7)),
+    "Scale": (Scale, (B, 7)),
+    "Residual": (lambda: per_sample(Residual(nn.Sequential(nn.Linear(7, 7), nn.ReLU()))), (B, 7)),
+    "nested": (lambda: nn.Sequential(nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU()), nn.MaxPool2d(2)), IMAGE),
+}
+
+
+class TestTimeBatched:
+    """Layers within TimeBatched."""
+
+    @pytest.mark.parametrize("training", [True, False])
+    @pytest.mark.parametrize("name", SAMPLES)
+    def test_a_layer_of_samples_is_computed_once(self, name, training):
+        """The output repeats one step, and values and gradients are those of T equal steps."""
+        make, shape = SAMPLES[name]
+        once, every = pair(TimeBatched(make()))
+        once.train(training), every.train(training)
+        assert is_once(once, values(*shape))
+        check_same(once, every, values(*shape))
+
+    def test_the_layer_sees_one_step(self):
+        """A layer of the user's, marked as of samples, gets [B, ...]."""
+        layer = Scale()
+        nn.Sequential(sc.encode.Constant(T), TimeBatched(layer))(torch.rand(B, 7))
+        assert layer.seen == (B, 7)
+
+    @pytest.mark.parametrize(
+        "options",
+        [{}, {"momentum": None}, {"momentum": 0.3}, {"affine": False}, {"track_running_stats": False}, {"eps": 0.1}],
+    )
+    @pytest.mark.parametrize("training", [True, False])
+    def test_batch_normalisation_moves_its_statistics_as_by_all_steps(self, options, training):
+        """Running mean, variance and counter over three calls, values and gradients."""
+        norm = nn.BatchNorm2d(6, **options).double()
+        once, every = pair(TimeBatched(nn.Conv2d(4, 6, 3), norm, nn.ReLU()))
+        once.train(training), every.train(training)
+        for seed in range(3):
+            x = values(2, 4, 3, 3, seed=seed)
+            out = once(x)
+            assert out.stride(0) == 0
+            torch.testing.assert_close(out, every(x), rtol=1e-12, atol=1e-12)
+        for buffer, other in zip(once.buffers(), every.buffers()):
+            torch.testing.assert_close(buffer, other, rtol=1e-12, atol=1e-12)
+        check_same(once, every, values(2, 4, 3, 3, seed=9))
+
+    def test_the_running_variance_is_that_of_so_many_numbers(self):
+        """Against the definition: T * B * H * W numbers, each of B * H * W T times."""
+        norm = nn.BatchNorm1d(1, momentum=1.0).double()
+        nn.Sequential(sc.encode.Constant(T), TimeBatched(norm))(torch.tensor([[1.0], [4.0]], dtype=torch.float64))
+        torch.testing.assert_close(norm.running_var, torch.tensor([1.0] * T + [4.0] * T).double().var().reshape(1))
+
+    def test_one_number_per_channel_is_normalised_with_every_step(self):
+        """Torch refuses to normalise one number, and takes T equal ones."""
+        once, every = pair(TimeBatched(nn.BatchNorm1d(7)))
+        check_same(once, every, values(1, 7))
+
+    def test_dropout_in_training_draws_for_every_step(self):
+        """Layers before it are computed once, itself and those behind it for every step."""
+        layer = Scale()
+        net = nn.Sequential(sc.encode.Constant(50), TimeBatched(layer, nn.Dropout(0.5), nn.Flatten()))
+        out = net(torch.ones(2, 4, 5))
+        assert layer.seen == (2, 4, 5)
+        assert len({tuple(step.flatten().tolist()) for step in out.detach()}) > 40
+        assert is_once(net.eval(), torch.ones(2, 4, 5))
+
+    @pytest.mark.parametrize(
+        "layer",
+        [
+            Noisy(),
+            Residual(nn.Identity()),
+            per_sample(Residual(nn.Dropout(0.5))),
+            per_sample(Residual(nn.BatchNorm1d(7))),
+            nn.Softmax(0),
+            nn.Flatten(0, 0),
+            type("Mine", (nn.Linear,), {"forward": lambda self, x: nn.Linear.forward(self, x) - x.mean(0)})(7, 7),
+            nn.RReLU(),
+        ],
+        ids=lambda layer: type(layer).__name__,
+    )
+    def test_what_is_not_known_to_be_of_samples_is_computed_at_every_step(self, layer):
+        """Noise, statistics of the batch, a class that nobody marked, one that is derived."""
+        assert not is_once(nn.Sequential(sc.encode.Constant(T), TimeBatched(layer)), torch.rand(B, 7))
+
+    def test_a_convolution_that_takes_the_batch_for_channels_is_computed_at_every_step(self):
+        """Of [T * B, H, W] torch makes one image of T * B channels."""
+        once, every = pair(TimeBatched(nn.Conv2d(T * B, T * B, 3)))
+        check_same(once, every, values(B, 6, 6))
+
+    def test_a_layer_that_writes_into_its_input_does_not_write_into_the_users(self):
+        """The first layer gets a copy, as it did."""
+        x = torch.tensor([[-1.0, 2.0]])
+        nn.Sequential(sc.encode.Constant(T), TimeBatched(nn.Identity(), nn.ReLU(inplace=True)))(x)
+        assert x.tolist() == [[-1.0, 2.0]]
+
+    def test_another_leading_dimension_is_refused_in_words(self):
+        """The sentence says what it must be."""
+        halves = per_sample(type("Halves", (nn.Module,), {"forward": lambda self, x: x[:1]})())
+        with pytest.raises(ValueError, match=r"must keep the leading dimension, B = 3 for x of shape \(5, 3, 7\)"):
+            nn.Sequential(sc.encode.Constant(T), TimeBatched(halves))(torch.rand(B, 7))
+
+    @pytest.mark.parametrize(
+        "watch",
+        [
+            lambda layer, hook: layer.register_forward_hook(lambda module, args, out: hook(out)),
+            lambda layer, hook: layer.register_forward_pre_hook(lambda module, args: hook(args[0])),
+            lambda layer, hook: layer.register_full_backward_hook(lambda module, before, after: hook(after[0])),
+            lambda layer, hook: nn.modules.module.register_module_forward_hook(
+                lambda module, args, out: hook(out) if module is layer else None
+            ),
+        ],
+        ids=["forward", "pre", "backward", "global"],
+    )
+    def test_a_hook_sees_every_step(self, watch):
+        """What watches a layer gets what it always got; without it, the layer is computed once again."""
+        layer, seen = nn.Linear(7, 5), []
+        net = nn.Sequential(sc.encode.Constant(T), TimeBatched(nn.Identity(), layer))
+        x = torch.rand(B, 7, requires_grad=True)
+        handle = watch(layer, lambda value: seen.append(value.shape[0]))
+        net(x).sum().backward()
+        handle.remove()
+        assert seen == [T * B]
+        assert is_once(net, x)
+
+
+class TestHoist:
+    """sc.hoist: layers that get [T, B, ...] as it is."""
+
+    @pytest.mark.parametrize(
+        "make",
+        [lambda: nn.Linear(7, 5), lambda: nn.LayerNorm(7), nn.SiLU, lambda: nn.Sequential(nn.Linear(7, 5), nn.Tanh())],
+    )
+    def test_a_layer_behind_the_encoder_is_computed_once(self, make):
+        """Values and gradients are those of T equal steps."""
+        once, every = pair(make())
+        assert not is_once(once, values(B, 7))
+        assert sc.hoist(once) is once
+        assert is_once(once, values(B, 7))
+        check_same(once, every, values(B, 7))
+        assert not is_once(sc.unhoist(once), values(B, 7))
+
+    def test_other_inputs_are_computed_as_before(self):
+        """Steps that differ; one step; a normalisation over batch and steps."""
+        net = sc.hoist(nn.Sequential(nn.Linear(7, 5), nn.LayerNorm(5), nn.ReLU()))
+        plain = copy.deepcopy(net)
+        x = torch.rand(T, B, 7)
+        assert torch.equal(net(x), sc.unhoist(plain)(x))
+        assert torch.equal(net(x[0]), plain(x[0]))
+        whole = sc.hoist(nn.Sequential(sc.encode.Constant(T), nn.LayerNorm((B, 7))))
+        assert not is_once(whole, torch.rand(B, 7))
+
+    def test_dropout_and_what_writes_into_its_input_are_computed_at_every_step(self):
+        """Dropout in training; a layer with inplace=True raises, as torch does, rather than change the user's input."""
+        net = sc.hoist(nn.Sequential(sc.encode.Constant(T), nn.Dropout(0.5)))
+        assert not is_once(net, torch.rand(B, 7))
+        assert is_once(net.eval(), torch.rand(B, 7))
+        x = -torch.ones(B, 7)
+        with pytest.raises(RuntimeError, match="single memory location"):
+            sc.hoist(nn.Sequential(sc.encode.Constant(T), nn.ReLU(inplace=True)))(x)
+        assert torch.equal(x, -torch.ones(B, 7))
+
+    def test_names_copies_and_pickles_are_as_before(self):
+        """Twice is as once; a copy and a pickle compute once, too; state_dict has the same names."""
+        net = nn.Sequential(sc.encode.Constant(T), nn.Linear(7, 5))
+        names = list(net.state_dict())
+        sc.hoist(sc.hoist(net))
+        assert list(net.state_dict()) == names
+        assert len(net[1]._forward_hooks) == 1
+        for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+            assert is_once(other, torch.rand(B, 7))
+            assert torch.equal(other(torch.ones(B, 7)), net(torch.ones(B, 7)))
+        assert len(sc.unhoist(net)[1]._forward_hooks) == 0
+
+    def test_a_hook_of_the_users_sees_every_step_and_stays(self):
+        """With another hook the layer computes every step; unhoist leaves it."""
+        net, seen = sc.hoist(nn.Sequential(sc.encode.Constant(T), nn.Linear(7, 5))), []
+        net[1].register_forward_hook(lambda module, args, out: seen.append((args[0].shape, out.shape)))
+        net(torch.rand(B, 7))
+        assert seen == [((T, B, 7), (T, B, 5))]
+        sc.unhoist(net)(torch.rand(B, 7))
+        assert len(seen) == 2
+
+    def test_a_parametrization_takes_part(self):
+        """torch.nn.utils.parametrize puts another class in the place of the layer's."""
+        net = sc.hoist(nn.Sequential(sc.encode.Constant(T), nn.Linear(7, 7)))
+        nn.utils.parametrizations.orthogonal(net[1])
+        assert is_once(net, torch.rand(B, 7))
+
+    def test_training_and_inference_models_hoist(self):
+        """Both need no word from the user."""
+        net = nn.Sequential(sc.encode.Constant(T), nn.Linear(7, 5))
+        sc.training_model(net, sc.losses.ce_rate, torch.optim.SGD(net.parameters(), 0.1))
+        assert is_once(net, torch.rand(B, 7))
+        sc.inference_model(sc.unhoist(net))
+        assert is_once(net, torch.rand(B, 7))
+
+    def test_what_is_no_module_is_refused_in_words(self):
+        """hoist, unhoist and per_sample."""
+        for function in (sc.hoist, sc.unhoist):
+            with pytest.raises(TypeError, match=r"net=3 is a int; give the network \(an nn.Module\)"):
+                function(3)
+        with pytest.raises(TypeError, match=r"per_sample\(.*\) needs an nn.Module or a class of them"):
+            per_sample(lambda x: x)
+
+
+class TestWholeNetworks:
+    """Networks with neurons."""
+
+    @pytest.mark.parametrize("training", [True, False])
+    def test_spikes_are_bit_equal_and_gradients_are_the_same(self, training):
+        """784-1000-10 in small, and a convolutional network, in float32."""
+        first = TimeBatched(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4))
+        fully = [nn.Linear(16, 12), sc.LIF(threshold=0.2), nn.Linear(12, 4), sc.LIF(threshold=0.01)]
+        conv = [first, sc.LIF(threshold=0.2), TimeBatched(nn.Flatten(), nn.Linear(16, 4)), sc.LIF(threshold=0.01)]
+        for modules, shape in ((fully, (B, 16)), (conv, (B, 1, 4, 4))):
+            once, every = pair(*modules)
+            once, every = sc.hoist(once).float().train(training), every.float().train(training)
+            x = values(*shape).float() * 2
+            (a, grads), (b, others) = (gradients(net, x, torch.ones(T, B, 4)) for net in (once, every))
+            assert a.any()
+            assert torch.equal(a, b)
+            for grad, other in zip(grads, others):
+                torch.testing.assert_close(grad, other, rtol=2e-6, atol=2e-6)
+
+    def test_a_fused_normalisation_is_computed_once(self):
+        """sc.fuse: the neuron normalises one step."""
+        modules = [TimeBatched(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)), sc.LIF()]
+        once, every = pair(*modules)
+        sc.fuse(once), sc.fuse(every)
+        seen = []
+        once[2].register_forward_pre_hook(lambda module, args: seen.append(args[0].stride(0)))
+        check_same(once, every, values(B, 1, 4, 4))
+        assert set(seen) == {0}
+
+    def test_gradients_agree_with_finite_differences(self):
+        """In float64, through an encoder, a linear layer, batch normalisation and a smooth neuron without spikes."""
+        net = nn.Sequential(sc.encode.Constant(T), TimeBatched(nn.Linear(4, 3), nn.BatchNorm1d(3)), sc.LI(tau=2.0))
+        assert torch.autograd.gradcheck(net.double(), values(B, 4).requires_grad_())
+
+    def test_a_loop_over_steps_gets_every_step(self):
+        """Single-step networks take the steps of an encoder one by one."""
+        net = sc.hoist(nn.Sequential(nn.Linear(7, 5), sc.LIF(step="single")))
+        x = torch.rand(B, 7) * 3
+        steps = torch.stack([net(x_t) for x_t in sc.encode.Constant(T)(x)])
+        multi = nn.Sequential(sc.encode.Constant(T), net[0], sc.LIF())
+        assert torch.equal(steps, multi(x))
+
+    @pytest.mark.parametrize("reentrant", [False, True])
+    @pytest.mark.parametrize("backend", ["torch", "numba"])
+    def test_checkpointed_regions_give_the_same(self, reentrant, backend):
+        """A region that begins before, at, or behind the repeated input is computed again as it was first."""
+        if backend == "numba":
+            pytest.importorskip("numba")
+        make = [
+            sc.encode.Constant(T),
+            TimeBatched(nn.Conv2d(1, 4, 3)),
+            sc.LIF(backend=backend),
+            TimeBatched(nn.Flatten()),
+        ]
+        net = sc.hoist(nn.Sequential(*make))
+        x = values(B, 1, 4, 4).float().requires_grad_()
+        expected = torch.autograd.grad(net(x).sum(), [x, *net.parameters()])
+        for begin in range(3):
+            inner = net[begin:]
+            out = checkpoint(inner, net[:begin](x), use_reentrant=reentrant)
+            x.grad = None
+            net.zero_grad()
+            out.sum().backward()
+            for grad, other in zip([x.grad, *(p.grad for p in net.parameters())], expected):
+                torch.testing.assert_close(grad, other, rtol=1e-5, atol=1e-6)
+
+    def test_sc_checkpoint_gives_the_same(self):
+        """Groups of layers, the first of which begins with the encoder."""
+        modules = [
+            TimeBatched(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)),
+            sc.LIF(),
+            TimeBatched(nn.Flatten(), nn.Linear(16, 4)),
+        ]
+        once, every = pair(*modules)
+        sc.checkpoint(once, every=2)
+        check_same(once, every, values(B, 1, 4, 4))
+
+    def test_threads_share_a_network(self):
+        """Hooks keep nothing between the two halves of a call."""
+        net = sc.hoist(nn.Sequential(sc.encode.Constant(T), nn.Linear(7, 5)))
+        x, found = torch.rand(B, 7), []
+        expected = net(x)
+        work = [threading.Thread(target=lambda: found.append(net(x))) for _ in range(4)]
+        [thread.start() for thread in work], [thread.join() for thread in work]
+        assert all(torch.equal(one, expected) for one in found)
+        assert len(found) == 4
+
+
+class TestRepeatedTensor:
+    """The encoder's output is a tensor as any other."""
+
+    def test_a_derivative_of_the_steps_themselves_is_right(self):
+        """A leaf, a hook and retain_grad ask for the gradient of every step, and get it."""
+        net = nn.Sequential(TimeBatched(nn.Linear(7, 5)), sc.LIF())
+        x, cotangent = torch.rand(B, 7) * 4, torch.rand(T, B, 5)
+
+        def expected():
+            steps = x.expand(T, B, 7).clone().requires_grad_()
+            (net(steps) * cotangent).sum().backward()
+            return steps.grad
+
+        leaf = sc.encode.Constant(T)(x).requires_grad_()
+        (net(leaf) * cotangent).sum().backward()
+        torch.testing.assert_close(leaf.grad, expected())
+        kept = sc.encode.Constant(T)(x.clone().requires_grad_())
+        kept.retain_grad()
+        (net(kept) * cotangent).sum().backward()
+        torch.testing.assert_close(kept.grad, expected())
+        hooked, seen = sc.encode.Constant(T)(x.clone().requires_grad_()), []
+        hooked.register_hook(seen.append)
+        (net(hooked) * cotangent).sum().backward()
+        torch.testing.assert_close(seen[0], expected())
+
+    def test_no_gradient_flows_past_no_grad_and_detach(self):
+        """Encoded or computed without a graph: the input gets none."""
+        x = torch.rand(B, 7, requires_grad=True)
+        layer = TimeBatched(nn.Linear(7, 5))
+        with torch.no_grad():
+            encoded = sc.encode.Constant(T)(x)
+        layer(encoded).sum().backward()
+        assert x.grad is None
+        with torch.no_grad():
+            assert not layer(sc.encode.Constant(T)(x)).requires_grad
+
+    def test_changed_data_counts(self):
+        """The tensor's data replaced, its memory written to, and one written to before the layers."""
+        layer = TimeBatched(nn.Linear(7, 5))
+        x = torch.rand(B, 7)
+        steps = sc.encode.Constant(T)(x)
+        steps.data = torch.rand(T, B, 7)
+        torch.testing.assert_close(layer(steps), layer(steps.clone()))
+        steps = sc.encode.Constant(T)(x)
+        x.mul_(2)
+        torch.testing.assert_close(layer(steps), layer(steps.clone()))
+
+    def test_saved_and_copied_tensors_are_right(self):
+        """torch.save, deepcopy and pickle of what the encoder gives."""
+        steps = sc.encode.Constant(T)(torch.rand(B, 7))
+        file = io.BytesIO()
+        torch.save(steps, file)
+        file.seek(0)
+        layer = TimeBatched(nn.Linear(7, 5))
+        for other in (torch.load(file), copy.deepcopy(steps), pickle.loads(pickle.dumps(steps))):
+            assert torch.equal(other, steps)
+            torch.testing.assert_close(layer(other), layer(steps))
