@@ -11,60 +11,14 @@ import torch
 from torch import nn
 
 import spikecore as sc
+from pipelines import B, C, N, T, assert_close, gradients, inputs, layers, pipeline, plain, states
 from spikecore.parallel._schedule import ticks
 from spikecore.testing._loopback import Loopback, installed
 
-T, B, N, C = 6, 8, 5, 3
 SPLITS = pytest.mark.parametrize(
     "split", [{}, {"chunks": 1}, {"chunks": 4}, {"split_sizes": 2}, {"split_sizes": [1, 4, 3]}], ids=str
 )
 CPU = torch.device("cpu")
-
-
-def linear(inputs, outputs):
-    """A layer whose products and sums are exact for inputs such as spikes, so that no order of them matters."""
-    layer = nn.Linear(inputs, outputs)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.copy_((parameter * 32).round() / 16)
-    return layer
-
-
-def layers(step="multi", feedback=False):
-    """Three stages, always with the same weights."""
-    torch.manual_seed(0)
-    second = sc.PLIF(1.8, threshold=0.5, step="multi" if feedback else step)
-    return [
-        nn.Sequential(linear(N, 16), sc.LIF(1.6, threshold=0.4, learn=("tau",), step=step)),
-        sc.Recurrent(second, linear(16, 16), step=step) if feedback else nn.Sequential(linear(16, 16), second),
-        nn.Sequential(linear(16, C), sc.LI(3.0, learn=("tau",), step=step)),
-    ]
-
-
-def plain(**kwargs):
-    return nn.Sequential(*layers(**kwargs))
-
-
-def pipeline(*, batch_dim=None, split=None, **kwargs):
-    return sc.Pipeline([(stage, "cpu") for stage in layers(**kwargs)], **(split or {}), batch_dim=batch_dim)
-
-
-def inputs(dtype=torch.float32, steps=T):
-    drawn = torch.randn(steps, B, N, generator=torch.Generator().manual_seed(1))
-    return ((drawn + 0.5) * 16).round().div(16).to(dtype).requires_grad_()
-
-
-def gradients(net, x):
-    return [x.grad, *[parameter.grad for parameter in net.parameters()]]
-
-
-def assert_close(found, wanted, tolerance=1e-6):
-    for a, b in zip(found, wanted):
-        assert (a - b).abs().max() <= tolerance * b.abs().max().clamp(min=1e-30)
-
-
-def states(net):
-    return [value.detach() for m in sc.functional.stateful_modules(net) for value in (m.state or {}).values()]
 
 
 def test_order_of_work():
@@ -312,32 +266,6 @@ def test_copies(copied):
     assert all(a is not b for a, b in zip(other.parameters(), many.parameters()))
 
 
-def test_training_model():
-    """Steps of training_model give the losses and weights of one device; targets meet the outputs."""
-    one, many = plain(), pipeline(split={"chunks": 4})
-    targets = torch.randint(0, C, (B,), generator=torch.Generator().manual_seed(2))
-    losses = []
-    for net in (one, many):
-        step = sc.training_model(net, sc.losses.ce_rate, torch.optim.SGD(net.parameters(), 0.5))
-        losses.append([step(inputs().detach(), targets)[1].item() for _ in range(3)])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-    assert_close(many.parameters(), one.parameters(), 1e-5)
-    assert torch.allclose(sc.inference_model(many)(inputs().detach()), sc.inference_model(one)(inputs().detach()))
-
-
-def test_targets_go_where_the_outputs_are():
-    """A network that ends on another device than it begins on gets its targets there."""
-    many = sc.Pipeline([(nn.Sequential(nn.Linear(N, C), sc.LIF()), "cpu"), (nn.Identity(), "meta")], chunks=2)
-    places = []
-
-    def loss(outputs, targets):
-        places.extend([outputs.device.type, targets.device.type])
-        return many[0][0].weight.sum()
-
-    sc.training_model(many, loss, torch.optim.SGD(many.parameters(), 0.5))(inputs().detach(), torch.zeros(B))
-    assert places == ["meta", "meta"]
-
-
 def test_backends_of_stages():
     """A stage can ask for a backend of its own, and a training step takes what each asks for on its own device."""
     many = pipeline(split={"chunks": 2})
@@ -469,80 +397,3 @@ def test_compiled_stages(step):
         assert torch.equal(many(chunk), one(chunk))
     with pytest.raises(Exception, match=r"torch.compile cannot follow a Pipeline.*pipeline.compile\(\)"):
         torch.compile(many, backend="eager")(chunks[0])
-
-
-class Two(nn.Module):
-    """A first stage of two inputs."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = linear(N, 4), linear(2, 4)
-
-    def forward(self, a, gate):
-        return self.a(a) * self.b(gate), gate
-
-
-class Pair(Two):
-    """The same with a tuple."""
-
-    def forward(self, both):
-        return super().forward(*both)
-
-
-class Read(nn.Module):
-    """A last stage of a tuple."""
-
-    def __init__(self):
-        super().__init__()
-        self.n, self.out = sc.LIF(1.5, threshold=0.2), linear(4, C)
-
-    def forward(self, both):
-        return self.out(self.n(both[0])), both[1].sum(-1)
-
-
-@pytest.mark.parametrize(
-    ("first", "batch"),
-    [(Two, lambda a, b: (a, b)), (Two, lambda a, b: {"a": a, "gate": b}), (Pair, lambda a, b: ((a, b),))],
-    ids=["tuple", "dict", "one tuple"],
-)
-def test_training_on_several_tensors(first, batch):
-    """A training step on batches and targets of several tensors moves the weights as it does those of a plain net."""
-
-    def loss(outputs, targets):
-        return (outputs[0] - targets[0]).pow(2).sum() + (outputs[1] * targets[1]["more"]).sum()
-
-    torch.manual_seed(0)
-    stages = [first(), Read()]
-    inputs_of = batch(torch.randn(T, B, N).mul(16).round() / 16, torch.rand(T, B, 2).mul(16).round() / 16)
-    targets = torch.rand(T, B, C), {"more": torch.rand(T, B)}
-    found = []
-    nets = nn.Sequential(*copy.deepcopy(stages)), sc.Pipeline([(one, "cpu") for one in stages], chunks=4)
-    for net in nets:
-        step = sc.training_model(net, loss, torch.optim.SGD(net.parameters(), 0.01))
-        if isinstance(net, nn.Sequential):  # which takes one input
-            net.forward = lambda *args, net=net, **named: net[1](net[0](*args, **named))
-        found.append(([step(inputs_of, targets) for _ in range(3)], sc.inference_model(net)(inputs_of)))
-    (steps, outputs), (others, others_outputs) = found
-    for (_, one), (_, other) in zip(steps, others):
-        torch.testing.assert_close(one, other)
-    for one, other in zip(outputs, others_outputs):
-        torch.testing.assert_close(one, other)
-    for one, other in zip(*(net.parameters() for net in nets)):
-        torch.testing.assert_close(one, other)
-
-
-@pytest.mark.parametrize(
-    ("stages", "args", "says"),
-    [
-        (lambda: [Pair(), Read()], lambda a, b: (a, b), r"as one tuple it gets them from pipeline\(\(a, b\)\)"),
-        (lambda: [Two(), Read()], lambda a, b: ((a, b),), r"one by one it gets them from pipeline\(\*inputs\)"),
-        (lambda: [Two(), Two()], lambda a, b: (a, b), "a stage gets what the one before returns as one argument"),
-    ],
-)
-def test_inputs_in_another_form(stages, args, says):
-    """A stage that takes its inputs one by one, or as one tuple, and gets them otherwise: the error says how."""
-    net = sc.Pipeline([(one, "cpu") for one in stages()], chunks=2)
-    with pytest.raises(ValueError, match=f"(?s)Pipeline: stage . .* does not take .*TypeError: .*; {says}"):
-        net(*args(torch.rand(T, B, N), torch.rand(T, B, 2)))
-    with pytest.raises(TypeError, match="Pipeline: a call without an input; give what the first stage takes"):
-        net()

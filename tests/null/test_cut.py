@@ -1,0 +1,121 @@
+"""The smallest cut: what a backward kernel keeps of a forward step is enough, and no smaller set would be."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import FrozenSet, List, Sequence, Tuple
+
+import pytest
+import torch
+
+import spikecore as sc
+from spikecore.backend import Spec
+from spikecore.kernels import BackwardPlan
+from spikecore.kernels.cut import smallest_cut
+from spikecore.lang import Node, topological
+from spikecore.lang.node import const
+
+X, Y = Node("input", (), "x"), Node("input", (), "y")
+V, P, G = Node("state", (), "v"), Node("param", (), "p"), Node("out_grad", (), 0)
+
+
+def op(name: str, *args: Node) -> Node:
+    """An operation on these values."""
+    return Node(name, args)
+
+
+def is_enough(kept: FrozenSet[Node], roots: Sequence[Node]) -> bool:
+    """Whether the roots can be computed from these values and from what is no input and no state of the step."""
+    known = set()
+    for node in topological(roots):
+        if node in kept or (all(arg in known for arg in node.args) and node.op not in ("input", "state")):
+            known.add(node)
+    return known.issuperset(roots)
+
+
+def fewest(roots: Sequence[Node]) -> int:
+    """How few values are enough, by trying all sets of numbers that the forward step has."""
+    behind = {node for node in topological(roots) if node in (G,)}
+    for node in topological(roots):
+        if any(arg in behind for arg in node.args):
+            behind.add(node)
+    numbers = [node for node in topological(roots) if node not in behind and not node.is_bool]
+    for count in itertools.count():
+        if any(is_enough(frozenset(kept), roots) for kept in itertools.combinations(numbers, count)):
+            return count
+    raise AssertionError
+
+
+def drawn(seed: int) -> Tuple[Node, ...]:
+    """Some roots of a small random step and its adjoint."""
+    rng = random.Random(seed)
+    forward: List[Node] = [X, Y, V, P]
+    for _ in range(rng.randint(3, 6)):
+        a, b = rng.choice(forward), rng.choice(forward)
+        made = rng.choice(
+            [op("sin", a), op("exp", b), op("mul", a, b), op("where", op("ge", a, b), a, rng.choice(forward))]
+        )
+        forward.append(made)
+    back: List[Node] = [G]
+    for _ in range(rng.randint(1, 3)):
+        factor, above = rng.choice(forward), rng.choice(back)
+        back.append(rng.choice([op("mul", above, factor), op("where", op("ge", factor, P), above, const(0.0))]))
+    return (back[-1], *rng.sample(back + forward, 2))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_it_is_enough_and_smallest(seed: int) -> None:
+    """Of random steps, the roots can be computed from what is kept, and not from fewer values."""
+    roots = drawn(seed)
+    cut = smallest_cut(roots)
+    assert is_enough(frozenset(cut), roots)
+    assert len(cut) == fewest(roots)
+    assert not any(node.is_bool for node in cut)
+    order = topological(roots)
+    assert [order.index(node) for node in cut] == sorted(order.index(node) for node in cut)
+
+
+def test_of_equal_cuts_it_is_the_one_nearest_to_the_roots() -> None:
+    """A chain of values is cut behind its last one, so that nothing is left to compute again."""
+    last = op("sin", op("exp", op("mul", X, P)))
+    assert smallest_cut([op("mul", G, last)]) == (last,)
+
+
+def test_two_values_that_come_from_one() -> None:
+    """One value is kept in place of two that are computed from it."""
+    one = op("add", X, V)
+    assert smallest_cut([op("mul", G, op("sin", one)), op("mul", G, op("exp", one))]) == (one,)
+
+
+def test_a_condition_is_never_kept() -> None:
+    """A kernel keeps numbers: of a comparison of two values both are kept, not the one condition."""
+    assert set(smallest_cut([op("where", op("ge", X, V), G, const(0.0))])) == {X, V}
+
+
+def test_what_no_step_changes_needs_no_place() -> None:
+    """Parameters, constants and cotangents are there in backward: nothing is kept for them."""
+    assert smallest_cut([op("mul", G, op("exp", P)), op("add", P, const(2.0))]) == ()
+
+
+def test_of_lif_it_is_the_potential_before_the_reset() -> None:
+    """The adjoint of LIF is computed from one value of each step, not from its input and its state."""
+    neuron = sc.LIF(tau=2.0)
+    program = neuron.program
+    spec = Spec(torch.float32, 4, ("number",) * len(program.params))
+    plan = BackwardPlan(
+        program,
+        spec,
+        has_initial_state=False,
+        outputs=(True,),
+        trace=(),
+        final=False,
+        inputs=(True,),
+        state=False,
+        learn=(),
+    )
+    (kept,) = plan.cut
+    (spike,) = [node for node in topological(program.outputs) if node.op == "spike"]
+    before = topological(spike.args)
+    assert kept in before
+    assert {leaf.op for leaf in topological([kept]) if not leaf.args} >= {"input", "state"}

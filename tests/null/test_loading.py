@@ -1,0 +1,188 @@
+"""From an entry point to a backend: what each step of loading takes, and with what sentence it refuses the rest."""
+
+from __future__ import annotations
+
+import types
+from typing import Any, Callable, Dict, Iterable
+
+import pytest
+
+from registry_world import Point, World, hooked, states
+from spikecore._base.contract import BACKEND_API, OLDEST_API, Api
+from spikecore._plugins.candidates import entry_point_candidate
+from spikecore._plugins.hookspecs import hookimpl
+from spikecore._plugins.loading import Probed, load_info, make_backend, probe
+from spikecore.backend import BackendInfo, BackendLoadError, BackendUnavailable, Capabilities
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    """Each test has its own."""
+    return World(monkeypatch)
+
+
+class TestSteps:
+    def test_each_step_gives_what_the_next_one_takes(self, world: World) -> None:
+        """A description, what the probe says, and a backend of that name; only the last one calls the factory."""
+        candidate = entry_point_candidate(Point("foo", world.plugin("foo")))
+        info = load_info(candidate)
+        assert (info.name, probe(info), world.made) == ("foo", Probed(None, None), [])
+        assert make_backend(candidate, info).name == "foo"
+        assert world.made == ["foo"]
+
+    def test_nothing_is_remembered(self, world: World) -> None:
+        """A step that runs again does its work again: to remember is for the registry."""
+        point = Point("foo", world.plugin("foo"))
+        candidate = entry_point_candidate(point)
+        first, second = (make_backend(candidate, load_info(candidate)) for _ in range(2))
+        assert first is not second
+        assert (point.loads, world.made) == (2, ["foo", "foo"])
+
+    def test_the_note_is_asked_for_where_the_backend_is_usable(self, world: World) -> None:
+        """What serves in place of what the name says is asked after the probe, and only if that found nothing."""
+        note = {"note": lambda: "an emulator"}
+        assert probe(world.info("foo", **note)) == Probed(None, None, "an emulator")
+        assert probe(world.info("foo", probe=lambda: "no device", **note)) == Probed("no device", None, "")
+
+    def test_an_exit_of_a_plugin_is_a_load_error(self, world: World) -> None:
+        """A plugin that ends the process on import, as some native libraries do, fails to load and ends nothing."""
+
+        def leave() -> object:
+            raise SystemExit(3)
+
+        candidate = entry_point_candidate(Point("foo", hooked(leave)))
+        with pytest.raises(BackendLoadError, match="failed to load: SystemExit: 3") as caught:
+            load_info(candidate)
+        assert isinstance(caught.value.__cause__, SystemExit)
+
+
+class TestDescription:
+    def test_one_module_may_provide_two_backends(self, world: World) -> None:
+        """Two entry points of one distribution can lead to one module that describes both."""
+        infos = [world.info("a"), world.info("b")]
+        module = hooked(lambda: infos)
+        registry = world.registry(Point("a", module, "spikecore-ab"), Point("b", module, "spikecore-ab"))
+        assert [registry.get(name, "argument").name for name in "ab"] == ["a", "b"]
+
+    def test_plugin_may_be_an_object_and_its_hook_a_generator(self, world: World) -> None:
+        """An entry point may lead to an instance with the hook as a method, and the hook may yield."""
+        info = world.info("foo")
+
+        class Plugin:
+            @hookimpl
+            def spikecore_backends(self) -> Iterable[BackendInfo]:
+                yield info
+
+        assert world.registry(Point("foo", Plugin())).get("foo", "argument").name == "foo"
+
+    @pytest.mark.parametrize(
+        ("make", "text"),
+        [
+            (lambda w: hooked(lambda: None), r"TypeError: spikecore_backends\(\) must return .* got None"),
+            (lambda w: hooked(lambda: "foo"), r"must return BackendInfo objects in a list or tuple, got 'foo'"),
+            (lambda w: hooked(lambda: w.info("foo")), r"in a list or tuple, got BackendInfo\(name='foo'"),
+            (lambda w: hooked(lambda: [1]), r"must return BackendInfo objects, got 1"),
+            (lambda w: hooked(list), r"must describe 'foo' once; it describes none"),
+            (lambda w: hooked(lambda: [w.info("bar")]), r"must describe 'foo' once; it describes 'bar'"),
+            (lambda w: hooked(lambda: [w.info("foo")] * 2), r"must describe 'foo' once; it describes 'foo', 'foo'"),
+            (lambda w: hooked(lambda: 1 / 0), r"ZeroDivisionError: division by zero"),
+            (lambda w: hooked(list, "spikecore_backend"), r"PluginValidationError: unknown hook 'spikecore_backend'"),
+            (lambda w: types.ModuleType("empty"), r"TypeError: plugin_foo implements no hook; mark spikecore_backends"),
+        ],
+    )
+    def test_garbage_from_a_hook_is_a_load_error(
+        self, world: World, make: Callable[[World], object], text: str
+    ) -> None:
+        """What is not one BackendInfo of the entry point's name is refused in words; others go on working."""
+        registry = world.registry(Point("foo", make(world)), Point("bar", world.plugin("bar")))
+        with pytest.raises(BackendLoadError, match=text) as caught:
+            registry.get("foo", "argument")
+        assert str(caught.value).startswith("backend 'foo' (spikecore-foo 1.0) failed to load: ")
+        assert caught.value.__cause__ is not None
+        assert registry.get("bar", "argument").name == "bar"
+
+    @pytest.mark.parametrize(
+        ("changes", "text"),
+        [
+            ({"factory": "fake_foo.Fake"}, "factory must be 'package.module:Class', got 'fake_foo.Fake'"),
+            ({"factory": None}, "factory must be 'package.module:Class', got None"),
+            ({"devices": "cuda"}, "devices must be a tuple of device types, got 'cuda'"),
+            ({"devices": ()}, r"devices must be a tuple of device types, got \(\)"),
+            ({"capabilities": {"float32": True}}, "capabilities must be a Capabilities, got {'float32': True}"),
+            ({"probe": None}, "probe must be callable, got None"),
+            ({"never": ["mps"]}, r"never must be a tuple of device types, got \['mps'\]"),
+            ({"note": "an emulator"}, "note must be callable or None, got 'an emulator'"),
+            ({"install_hint": None}, "install_hint must be a string, got None"),
+            ({"api": "1"}, r"api must be an integer or two, \(major, minor\), got '1'"),
+            ({"api": (1, 0, 2)}, r"api must be an integer or two, \(major, minor\), got \(1, 0, 2\)"),
+            ({"api": True}, r"api must be an integer or two, \(major, minor\), got True"),
+        ],
+    )
+    def test_ill_typed_description_is_a_load_error(self, world: World, changes: Dict[str, Any], text: str) -> None:
+        """A field of BackendInfo that is not what it must be is named with its value."""
+        registry = world.registry(Point("foo", world.plugin("foo", **changes)))
+        with pytest.raises(BackendLoadError, match=text):
+            registry.info("foo", "argument")
+
+    @pytest.mark.parametrize(
+        ("changes", "text"),
+        [
+            ({"factory": "absent_module:Foo"}, "ModuleNotFoundError: No module named 'absent_module'"),
+            ({"factory": "fake_foo:Missing"}, "AttributeError: .*'Missing'"),
+            ({"factory": "fake_foo:fails"}, "OSError: libpoptorch.so: undefined symbol"),
+            ({"factory": "fake_foo:NotABackend"}, "TypeError: fake_foo:NotABackend made a dict, not a spikecore"),
+            ({"factory": "fake_foo:Renamed"}, "ValueError: fake_foo:Renamed made a backend named '', not 'foo'"),
+            ({"capabilities": Capabilities()}, "ValueError: fake_foo:Fake has other capabilities than its BackendInfo"),
+        ],
+    )
+    def test_misbuilt_backend_is_a_load_error(self, world: World, changes: Dict[str, Any], text: str) -> None:
+        """A factory that fails, or makes something else than was described, is refused in words, with the cause."""
+        registry = world.registry(Point("foo", world.plugin("foo", **changes)))
+        with pytest.raises(BackendLoadError, match=text) as caught:
+            registry.get("foo", "argument")
+        assert caught.value.__cause__ is not None
+        assert states(registry)["foo"] == "failed"
+
+    @pytest.mark.parametrize(
+        ("api", "shown", "upgrade"),
+        [
+            (OLDEST_API[0] - 1, str(OLDEST_API[0] - 1), "spikecore-foo"),
+            ((OLDEST_API[0] - 1, 9), f"{OLDEST_API[0] - 1}.9", "spikecore-foo"),
+            (BACKEND_API[0] + 1, str(BACKEND_API[0] + 1), "spikecore"),
+            ((BACKEND_API[0], BACKEND_API[1] + 1), f"{BACKEND_API[0]}.{BACKEND_API[1] + 1}", "spikecore"),
+        ],
+    )
+    def test_version_skew_is_refused(self, world: World, api: Api, shown: str, upgrade: str) -> None:
+        """A plugin for another major version, or for a newer minor one, is refused, and the older is to be upgraded."""
+        # a newer contract may have another idea of a field; the version is what the message must be about
+        registry = world.registry(Point("foo", world.plugin("foo", api=api, devices="cuda"), version="0.1"))
+        with pytest.raises(BackendLoadError) as caught:
+            registry.get("foo", "argument")
+        assert str(caught.value) == (
+            f"backend 'foo' (spikecore-foo 0.1) speaks backend API {shown}; "
+            f"this spikecore speaks {OLDEST_API[0]}.{OLDEST_API[1]} to {BACKEND_API[0]}.{BACKEND_API[1]}; "
+            f"upgrade {upgrade}"
+        )
+
+    @pytest.mark.parametrize("api", [1, OLDEST_API, BACKEND_API])
+    def test_every_version_up_to_this_one_is_taken(self, world: World, api: Api) -> None:
+        """A plugin of an older minor version is taken; an integer, as plugins stated it at first, means minor 0."""
+        registry = world.registry(Point("foo", world.plugin("foo", api=api)))
+        assert registry.get("foo", "argument").name == "foo"
+        assert {row.name: row.api for row in registry.status()}["foo"] == api
+
+
+class TestProbe:
+    def test_raising_probe_is_contained(self, world: World) -> None:
+        """A probe that raises makes its backend unavailable, with the error chained."""
+        registry = world.registry(Point("foo", world.plugin("foo", probe=lambda: 1 / 0)))
+        with pytest.raises(BackendUnavailable, match="its probe raised ZeroDivisionError: division by zero") as caught:
+            registry.get("foo", "argument")
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+    @pytest.mark.parametrize("answer", [True, False, "", 0])
+    def test_probe_that_answers_no_reason_is_not_usable(self, world: World, answer: object) -> None:
+        """Only None means usable; a truth value is not taken for either answer."""
+        registry = world.registry(Point("foo", world.plugin("foo", probe=lambda: answer)))
+        with pytest.raises(BackendUnavailable, match="must return None or a reason in words, got"):
+            registry.get("foo", "argument")
