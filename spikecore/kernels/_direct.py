@@ -34,89 +34,83 @@ class Sizes(NamedTuple):
     kept: Optional[Tuple[int, ...]]
 
 
-class Direct:
-    """Direct calls of neurons whose parameters have one form.
+class Straight:
+    """The launches of calls at rest of one execution, with one plain contiguous input and outputs alone.
 
     views: for each parameter the shape that it has over the neurons of one time step; None for a number.
     """
 
-    def __init__(
-        self, execution: Execution, instead: Any, views: Sequence[Optional[Tuple[int, ...]]], derive: Derive
-    ) -> None:
-        self.execution, self.instead, self.derive = execution, instead, derive
+    def __init__(self, execution: Execution, views: Sequence[Optional[Tuple[int, ...]]]) -> None:
+        self.execution, self.views = execution, tuple(views)
         self.dtype, self.compute = execution.spec.dtype, execution.spec.compute
-        self.views = tuple(views)
         #: Indices of the parameters that are tensors, and a call at rest without them.
         self.tensors = execution.arguments.tensor_params
         self.rest = Call((), False, (None,) * len(self.views))
         self._kinds = execution.arguments.kinds
-        self._learns = bool(execution.spec.learn)
         self._sizes = Sizes((), Geometry(0, 0, ()), None)
         #: Launches forward, without checkpoints and with them.
         self._forward: List[Optional[ForwardLaunch]] = [None, None]
         #: Launches backward, by which gradients are wanted.
         self._backward: Dict[Tuple[bool, ...], Gradients] = {}
 
-    def __call__(self, x: Tensor, params: Tuple[ParamValue, ...]) -> Optional[Tensors]:
-        """Outputs of a call with these parameters as the neuron holds them; None if it is for the runner."""
-        if is_followed() or not _whole(x):
-            return None
+    def sizes(self, x: Tensor) -> Optional[Sizes]:
+        """What follows from the shape of an input that is whole; None if there is nothing to compute."""
         sizes = self._sizes
         if sizes.shape != x.shape:
             if not x.numel():
                 return None
             sizes = self._sizes = self._sized(tuple(x.shape))
-        try:
-            if not self.tensors:
-                if x.requires_grad and torch.is_grad_enabled():
-                    return (_apply(self, sizes, params, x),)
-                return (self.forward(sizes, x, params, False)[0],)
-            tensors: List[Any] = [params[index] for index in self.tensors]
-            for value in tensors:
-                if type(value) not in PLAIN or value.dtype is not self.compute or not _whole(value):
-                    return None
-            if torch.is_grad_enabled() and (x.requires_grad or self._learns):
-                numbers = [None if isinstance(value, Tensor) else value for value in params]
-                return (_apply(self, sizes, numbers, x, *tensors),)
-            return (self.forward(sizes, x, params, False)[0],)
-        except BackendError:  # the runner meets it, too, and does what is to be done then
-            return None
+        return sizes
 
-    def forward(self, sizes: Sizes, x: Tensor, params: Any, save: bool) -> Tuple[Tensor, Sequence[Tensor]]:
-        """The output, and checkpoints for backward."""
-        out, kept = torch.empty_like(x), sizes.kept if save else None
-        saved: Sequence[Tensor] = ()
-        if kept is not None:
-            count = self.execution.n_checkpoints(self.rest)
-            saved = [torch.empty(kept, dtype=self.compute, device=x.device) for _ in range(count)]
+    def params(self, numbers: Sequence[Any], tensors: Sequence[Tensor]) -> Sequence[Any]:
+        """All parameters, from numbers with any value in the place of a tensor."""
+        if not tensors:
+            return numbers
+        params = [*numbers]
+        for index, value in zip(self.tensors, tensors):
+            params[index] = value
+        return params
+
+    def takes(self, tensors: Sequence[Any]) -> bool:
+        """Whether the parameters that are tensors are plain, and as a kernel takes them."""
+        for value in tensors:
+            if type(value) not in PLAIN or value.dtype is not self.compute or not whole(value):
+                return False
+        return True
+
+    def forward(self, sizes: Sizes, x: Tensor, params: Any, saved: Sequence[Tensor]) -> Tensor:
+        """The output; ``saved`` are checkpoints to be filled."""
+        out = torch.empty_like(x)
         launch = self._forward[bool(saved)]
         if launch is None:
             launch = self._forward[bool(saved)] = self.execution.forward_launch(self.rest, bool(saved))
         launch(sizes.geometry, (x,), (), params, (out,), (), (), saved)
-        return out, saved
+        return out
 
     def gradients(
-        self, ctx: Any, sizes: Sizes, numbers: Sequence[Any], saved: Tensors, grad: Tensor
+        self, wanted: Tuple[bool, ...], sizes: Sizes, numbers: Sequence[Any], saved: Tensors, grad: Tensor
     ) -> Optional[Sequence[Optional[Tensor]]]:
-        """Gradients of input and parameters, from a cotangent of the output; None if it is not for this way."""
+        """The ``wanted`` gradients of input and parameters, from a cotangent of the output; None if these tensors are
+        not for this way. ``saved`` are input, parameters that are tensors, and checkpoints.
+        """
         x, device = saved[0], grad.device
         # what a saved-tensor hook gave back may be anything
         if x.shape != sizes.shape or x.dtype is not self.dtype or x.device != device:
             return None
-        if not (_whole(x) and _whole(grad)):
+        if not (whole(x) and whole(grad)):
             return None
         end = 1 + len(self.tensors)
         params, values, checkpoints = numbers, saved[1:end], saved[end:]
         if values:
-            params = [*numbers]
             for index, value in zip(self.tensors, values):
-                if value.dtype is not self.compute or value.device != device or not _whole(value):
+                if value.dtype is not self.compute or value.device != device or not whole(value):
                     return None
-                params[index] = value
+                if value.numel() != (sizes.geometry.channels[index][1] or 1):
+                    return None
+            params = self.params(numbers, values)
         for one in checkpoints:
-            if one.shape != sizes.kept or one.dtype is not self.compute or one.device != device or not _whole(one):
+            if one.shape != sizes.kept or one.dtype is not self.compute or one.device != device or not whole(one):
                 return None
-        wanted = ctx.needs_input_grad[3:]
         found = self._backward.get(wanted)
         if found is None:
             found = self._backward[wanted] = self.execution.gradients(self.rest, (grad,), wanted)
@@ -130,10 +124,6 @@ class Direct:
             for index, value, wants in zip(self.tensors, values, wanted[1:])
         ]
         return (result[0] if wanted[0] else None, *learnt)
-
-    def placed(self, values: Sequence[Tensor]) -> List[Tensor]:
-        """Parameters that are tensors, as they lie over the neurons of one time step."""
-        return [value.view(self.views[index]) for index, value in zip(self.tensors, values)]  # type: ignore[arg-type]
 
     def _sized(self, shape: Tuple[int, ...]) -> Sizes:
         steps, chunk, layout = shape[0], self.execution.backend.chunk, Layout(shape[1:], None)
@@ -150,7 +140,7 @@ class Direct:
         return Sizes(shape, Geometry(steps, neurons, channels), kept)
 
 
-def _whole(value: Tensor) -> bool:
+def whole(value: Tensor) -> bool:
     """Whether the memory of a tensor holds its values one after the other."""
     try:
         return value.is_contiguous() and not value.is_neg() and value.data_ptr() != 0
@@ -158,17 +148,60 @@ def _whole(value: Tensor) -> bool:
         return False
 
 
+class Direct(Straight):
+    """Direct calls of neurons whose parameters have one form.
+
+    instead: see :mod:`spikecore.kernels._again`. derive: what computes gradients of every call.
+    """
+
+    def __init__(
+        self, execution: Execution, instead: Any, views: Sequence[Optional[Tuple[int, ...]]], derive: Derive
+    ) -> None:
+        super().__init__(execution, views)
+        self.instead, self.derive = instead, derive
+        self._learns = bool(execution.spec.learn)
+
+    def __call__(self, x: Tensor, params: Tuple[ParamValue, ...]) -> Optional[Tensors]:
+        """Outputs of a call with these parameters as the neuron holds them; None if it is for the runner."""
+        if is_followed() or not whole(x):
+            return None
+        sizes = self.sizes(x)
+        if sizes is None:
+            return None
+        try:
+            if not self.tensors:
+                if x.requires_grad and torch.is_grad_enabled():
+                    return (_apply(self, sizes, params, x),)
+                return (self.forward(sizes, x, params, ()),)
+            tensors = [params[index] for index in self.tensors]
+            if not self.takes(tensors):
+                return None
+            if torch.is_grad_enabled() and (x.requires_grad or self._learns):
+                numbers = [None if isinstance(value, Tensor) else value for value in params]
+                return (_apply(self, sizes, numbers, x, *tensors),)
+            return (self.forward(sizes, x, params, ()),)
+        except BackendError:  # the runner meets it, too, and does what is to be done then
+            return None
+
+    def checkpoints(self, sizes: Sizes, x: Tensor) -> Sequence[Tensor]:
+        """Checkpoints for backward, as allocated."""
+        if sizes.kept is None:
+            return ()
+        count = self.execution.n_checkpoints(self.rest)
+        return [torch.empty(sizes.kept, dtype=self.compute, device=x.device) for _ in range(count)]
+
+    def placed(self, values: Sequence[Tensor]) -> List[Tensor]:
+        """Parameters that are tensors, as they lie over the neurons of one time step."""
+        return [value.view(self.views[index]) for index, value in zip(self.tensors, values)]  # type: ignore[arg-type]
+
+
 class _Crossing(torch.autograd.Function):
     """Where autograd ends and kernels begin, for direct calls."""
 
     @staticmethod
     def forward(ctx: Any, direct: Direct, sizes: Sizes, numbers: Any, x: Tensor, *tensors: Tensor) -> Tensor:
-        params = numbers
-        if tensors:
-            params = [*numbers]
-            for index, value in zip(direct.tensors, tensors):
-                params[index] = value
-        out, checkpoints = direct.forward(sizes, x, params, True)
+        checkpoints = direct.checkpoints(sizes, x)
+        out = direct.forward(sizes, x, direct.params(numbers, tensors), checkpoints)
         ctx.context = direct, sizes, numbers
         ctx.save_for_backward(x, *tensors, *checkpoints)
         ctx.set_materialize_grads(False)
@@ -180,7 +213,7 @@ class _Crossing(torch.autograd.Function):
         saved = ctx.saved_tensors
         if grad is not None and not torch.is_grad_enabled():
             try:
-                found = direct.gradients(ctx, sizes, numbers, saved, grad)
+                found = direct.gradients(ctx.needs_input_grad[3:], sizes, numbers, saved, grad)
             except BackendError:  # the other way meets it, too, and knows what to do then
                 found = None
             if found is not None:

@@ -59,6 +59,8 @@ _TYPES: Dict[Any, str] = {
     List[bool]: "bool[]",
     List[int]: "int[]",
     List[float]: "float[]",
+    Tensor: "Tensor",
+    Optional[Tensor]: "Tensor?",
     List[Tensor]: "Tensor[]",
     List[Optional[Tensor]]: "Tensor?[]",
 }
@@ -107,7 +109,7 @@ def register() -> None:
             ("forward", ForwardArguments, _forward, _forward_fake),
             ("backward", BackwardArguments, _backward, _backward_fake),
         ):
-            library.define(f"{name}({_schema_of(arguments)}) -> Tensor[]", tags=tags)
+            library.define(f"{name}({schema_of(arguments)}) -> Tensor[]", tags=tags)
             # for every device, and without a derivative, which is registered below
             library.impl(name, function, "CompositeExplicitAutograd")
             torch.library.register_fake(f"spikecore::{name}", fake, lib=library)
@@ -115,11 +117,14 @@ def register() -> None:
         _library.append(library)
 
 
-def _schema_of(arguments: type) -> str:
-    return ", ".join(f"{_TYPES[kind]} {name}" for name, kind in get_type_hints(arguments).items())
+def schema_of(arguments: Any) -> str:
+    """The arguments of an op, from the fields of a named tuple or the signature of a function."""
+    hints = get_type_hints(arguments)
+    return ", ".join(f"{_TYPES[kind]} {name}" for name, kind in hints.items() if name != "return")
 
 
-def _find(key: str) -> Execution:
+def find(key: str) -> Execution:
+    """The execution of this name in this process."""
     execution = _executions.get(key) or _held.get(key)
     if execution is None:
         raise RuntimeError(
@@ -140,19 +145,19 @@ def _layout(given: BackwardArguments) -> Layout:
 
 def _forward(*arguments: Any) -> List[Tensor]:
     given = ForwardArguments(*arguments)
-    execution = _find(given.key)
+    execution = find(given.key)
     return execution.forward(_call(execution, given), given.tensors, given.save)
 
 
 def _forward_fake(*arguments: Any) -> List[Tensor]:
     given = ForwardArguments(*arguments)
-    execution, x = _find(given.key), given.tensors[0]
+    execution, x = find(given.key), given.tensors[0]
     return execution.results(_call(execution, given), layout_of(x), x, given.save)
 
 
 def _backward(*arguments: Any) -> List[Tensor]:
     given = BackwardArguments(*arguments)
-    execution = _find(given.key)
+    execution = find(given.key)
     call, checkpoints = _call(execution, given), tuple(given.checkpoints)
     found = execution.backward(call, given.tensors, checkpoints, given.grads, given.wanted, _layout(given))
     # an op returns no None; the wanted ones are put back into their places by _differentiate
@@ -161,13 +166,13 @@ def _backward(*arguments: Any) -> List[Tensor]:
 
 def _backward_fake(*arguments: Any) -> List[Tensor]:
     given = BackwardArguments(*arguments)
-    execution = _find(given.key)
+    execution = find(given.key)
     return execution.gradients_like(_call(execution, given), given.tensors, given.wanted, _layout(given))
 
 
 def _setup(ctx: Any, inputs: Tuple[Any, ...], output: List[Tensor]) -> None:
     given = ForwardArguments(*inputs)
-    execution = _find(given.key)
+    execution = find(given.key)
     count = execution.n_outputs + execution.n_final + len(given.record)
     # tensors are saved by torch, which finds one that is changed in place, and the rest is kept as it is
     ctx.given, ctx.n_tensors, ctx.count = given._replace(tensors=[]), len(given.tensors), count

@@ -20,6 +20,7 @@ from spikecore.kernels._arguments import Call
 from spikecore.kernels._constant import instead_of, steps_of, with_constants
 from spikecore.kernels._direct import Direct
 from spikecore.kernels._execution import Execution
+from spikecore.kernels._flat import is_flat, register_flat, run_flat
 from spikecore.kernels._launches import Launcher
 from spikecore.kernels._layout import Layout
 from spikecore.kernels._registered import key_of, register, run_registered
@@ -56,6 +57,9 @@ class KernelRunner:
         self.execution = (ReturningExecution if backend.owns_outputs else Execution)(backend, program, spec)
         self.key = key_of(self.execution)
         register()
+        register_flat()
+        #: Whether calls at rest have registered ops of their own.
+        self.flat = is_flat(self.execution)
         #: Whether the initial state depends on a learnt parameter, so that autograd must see how.
         self.learnt_initial = any(node.op == "param" and node.attr in spec.learn for node in program.initial)
         self.initial = StraightLine(program.leaves[len(program.inputs) + len(program.states) :], program.initial)
@@ -168,6 +172,8 @@ class KernelRunner:
         self._refuse(tensors)
         save = torch.is_grad_enabled() and True in [tensor.requires_grad for tensor in tensors]
         # a compiler, a dispatch mode or a tensor of another type follows ops of torch; a launch it would not see
+        if self.flat and is_compiling() and not (call.has_initial_state or call.record):
+            return run_flat(self.key, call, tensors)
         if is_compiling() or dispatch_modes() or type(tensors[0]) not in PLAIN or not _plain(tensors):
             return run_registered(self.key, call, tensors, save)
         if save:

@@ -1,0 +1,113 @@
+"""The registered ops of calls at rest: torch agrees with them, and compiled networks give the numbers of eager ones."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import spikecore as sc
+from kernel_loop import LAYOUTS, SHAPE, Loop, bound, image
+from spikecore.backend import Spec
+from spikecore.kernels import KernelRunner, _registered, layout_of
+
+pytestmark = pytest.mark.skipif(not _registered.SUPPORTED, reason="registered ops need torch 2.4")
+compiled = pytest.mark.skipif(sys.version_info >= (3, 14), reason="this torch does not compile")
+
+C = SHAPE[1]
+NEURONS = {
+    "numbers": sc.LIF,
+    "scalar": lambda: sc.LIF(learn=("tau", "threshold")),
+    "channels": lambda: sc.LIF(torch.linspace(2, 3, C), learn=("tau",)),
+    "full": lambda: sc.LIF(torch.linspace(2, 3, C).view(C, 1, 1).expand(SHAPE).clone(), learn=("tau",)),
+    "not learnt": lambda: sc.LIF(torch.linspace(2, 3, C)),
+}
+
+
+@pytest.mark.parametrize("chunk", [0, 4])
+@pytest.mark.parametrize("layout", ["contiguous", "channels-last", "one step"])
+@pytest.mark.parametrize("kind", ["scalar", "channel", "full"])
+def test_opcheck(chunk: int, layout: str, kind: str) -> None:
+    """Each op has a schema, a fake and, where it needs one, a derivative that torch agrees with."""
+    program = sc.LIF(learn=("tau",)).program
+    spec = Spec(torch.float32, None, (kind, *["number"] * (len(program.params) - 1)), ("tau",), final=False)
+    runner = KernelRunner(Loop(chunk), program, spec)
+    numbers = [1.0] * (len(program.params) - 1)
+    shape = {"scalar": (), "channel": (1, C, 1, 1), "full": SHAPE}[kind]
+    x, tau = LAYOUTS[layout](image(6)), torch.full(shape, 2.0)
+    ops = torch.ops.spikecore
+    for learnt in (False, True):
+        given = x.clone(memory_format=torch.preserve_format).requires_grad_(), tau.clone().requires_grad_(learnt)
+        torch.library.opcheck(ops.rest.default, (runner.key, given[0], [given[1]], numbers))
+    out = ops.rest(runner.key, x, [tau], numbers)
+    kept = None
+    if chunk:
+        torch.library.opcheck(ops.rest_saving.default, (runner.key, x, [tau], numbers))
+        kept = ops.rest_saving(runner.key, x, [tau], numbers)[1]
+    order = list(layout_of(x).order or ())
+    backward = (runner.key, x, torch.cos(out), kept, [tau], numbers, order)
+    torch.library.opcheck(ops.rest_backward.default, backward)
+    torch.library.opcheck(ops.rest_gradients.default, (*backward, [False, True]))
+
+
+def results(call: Any, neuron: nn.Module, x: torch.Tensor) -> Any:
+    x = x.clone(memory_format=torch.preserve_format).requires_grad_()
+    out = call(x)
+    grads = torch.autograd.grad(out, [x, *neuron.parameters()], torch.cos(x.detach()))
+    return [out.detach(), *grads]
+
+
+@compiled
+@pytest.mark.parametrize("layout", ["contiguous", "channels-last"])
+@pytest.mark.parametrize("kind", sorted(NEURONS))
+def test_a_compiled_neuron_gives_the_bits_and_layouts_of_an_eager_one(kind: str, layout: str) -> None:
+    """With checkpoints and without, forward and backward; and a number that is set needs no other op."""
+    torch._dynamo.reset()
+    neuron = bound(NEURONS[kind](), Loop(4))
+    call = torch.compile(neuron, backend="aot_eager", fullgraph=True)
+    for T in (3, 6):
+        x = LAYOUTS[layout](image(T))
+        for ours, theirs in zip(results(call, neuron, x), results(neuron, neuron, x)):
+            assert torch.equal(ours, theirs)
+            assert ours.stride() == theirs.stride()
+        with torch.no_grad():
+            assert torch.equal(call(x), neuron(x))
+    neuron.threshold = 0.5
+    assert torch.equal(call(x).detach(), neuron(x).detach())
+
+
+@compiled
+def test_what_a_compiled_graph_holds() -> None:
+    """One op each way, and none of those with lists of tensors."""
+    from functorch.compile import aot_module_simplified, make_boxed_func
+
+    torch._dynamo.reset()
+    graphs = []
+
+    def seen(graph: Any, _: Any) -> Any:
+        graphs.append({str(node.target) for node in graph.graph.nodes if "spikecore" in str(node.target)})
+        return make_boxed_func(graph.forward)
+
+    neuron = bound(sc.LIF(), Loop())
+    call = torch.compile(neuron, backend=lambda g, x: aot_module_simplified(g, x, fw_compiler=seen), fullgraph=True)
+    results(call, neuron, image(3))
+    assert graphs == [{"spikecore.rest.default"}, {"spikecore.rest_backward.default"}]
+
+
+@compiled
+def test_no_step_compiles_again() -> None:
+    """Twenty steps of training take the graphs of the first one, though parameters change."""
+    torch._dynamo.reset()
+    neuron = bound(sc.LIF(learn=("tau",)), Loop(4))
+    net = nn.Sequential(nn.Linear(5, 5), neuron)
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    call = torch.compile(net, backend=counter, fullgraph=True)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(20):
+        optimizer.zero_grad()
+        call(image(6)).sum().backward()
+        optimizer.step()
+    assert counter.frame_count == 1
