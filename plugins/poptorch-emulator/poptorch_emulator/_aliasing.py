@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterator, Tuple
+import functools
+from typing import Any, Callable, Dict, NamedTuple, Sequence, Tuple
 
 import torch
 
@@ -14,35 +15,56 @@ from ._tensor import IpuTensor
 _STATISTICS = ("running_mean", "running_var")
 
 
-def _arguments(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Iterator[Tuple[Any, Any]]:
-    for position, argument in enumerate(func._schema.arguments):
-        yield argument, args[position] if position < len(args) else kwargs.get(argument.name)
+class _Schema(NamedTuple):
+    """Positions and names of arguments."""
+
+    written: Tuple[Tuple[int, str], ...]
+    shared: Tuple[Tuple[int, str], ...]
+    #: Whether results are views.
+    views: bool
+
+
+@functools.lru_cache(maxsize=None)
+def _schema(func: Any) -> _Schema:
+    arguments = list(enumerate(func._schema.arguments))
+    aliased = [(position, one) for position, one in arguments if one.alias_info is not None]
+    return _Schema(
+        tuple((position, one.name) for position, one in aliased if one.alias_info.is_write),
+        tuple((position, one.name) for position, one in aliased),
+        any(returned.alias_info is not None for returned in func._schema.returns),
+    )
+
+
+@functools.lru_cache(maxsize=None)
+def _statistics(func: Any) -> Tuple[Tuple[int, str], ...]:
+    arguments = enumerate(func._schema.arguments)
+    return tuple((position, one.name) for position, one in arguments if one.name in _STATISTICS)
+
+
+def _tensors(which: Sequence[Tuple[int, str]], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[int, ...]:
+    if not which:
+        return ()
+    given = [args[position] if position < len(args) else kwargs.get(name) for position, name in which]
+    return tuple([tensor.number for tensor in leaves(given, IpuTensor)])
+
+
+def writes(target: Any) -> bool:
+    """Whether an operation changes an argument in place."""
+    return bool(_schema(target).written) or base_name(target) == "native_batch_norm"
 
 
 def changed(target: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[int, ...]:
     """The values that one call changes in place."""
     if not isinstance(target, torch._ops.OpOverload):
         return ()
-    given = list(_arguments(target, args, kwargs))
-    updates = base_name(target) == "native_batch_norm" and bool(args[5])
-    return tuple(
-        tensor.number
-        for argument, value in given
-        if (argument.alias_info is not None and argument.alias_info.is_write)
-        or (updates and argument.name in _STATISTICS)
-        for tensor in leaves(value, IpuTensor)
-    )
+    which = _schema(target).written
+    if base_name(target) == "native_batch_norm" and bool(args[5]):
+        which = tuple(sorted({*which, *_statistics(target)}))
+    return _tensors(which, args, kwargs)
 
 
 def viewed(target: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[int, ...]:
     """The values that the results of one call are views of."""
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, torch._ops.OpOverload) or not _schema(target).views:
         return ()
-    if all(returned.alias_info is None for returned in target._schema.returns):
-        return ()
-    return tuple(
-        tensor.number
-        for argument, value in _arguments(target, args, kwargs)
-        if argument.alias_info is not None
-        for tensor in leaves(value, IpuTensor)
-    )
+    return _tensors(_schema(target).shared, args, kwargs)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ._replay import compute
 from ._structure import leaves, tree_map
-from ._tensor import narrowed
+from ._tensor import Layout, narrowed
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Graph:
         self.returned: Any = None
         self._owner: List[int] = []
 
-    def value(self, like: Tensor) -> int:
+    def value(self, like: Layout) -> int:
         """A new value of the dtype and shape of ``like``."""
         self.dtypes.append(like.dtype)
         self.shapes.append(like.shape)

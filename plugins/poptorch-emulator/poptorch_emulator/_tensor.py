@@ -10,7 +10,8 @@ Rules of this module:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+import functools
+from typing import TYPE_CHECKING, Any, NoReturn, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ._trace import Trace
 
 DEVICE = torch.device("ipu:0")
+_META = torch.device("meta")
 
 #: dtypes that the device does not compute with -> what PopTorch converts them to: inputs, outputs and all in between.
 NARROWED = {torch.int64: torch.int32, torch.float64: torch.float32, torch.bfloat16: torch.float32}
@@ -85,6 +87,39 @@ def host_tensor(tensor: Tensor) -> Error:
     )
 
 
+class Layout:
+    """How the numbers of a tensor lie in memory. It is compared as an object: see :func:`layout`."""
+
+    __slots__ = ("dtype", "offset", "shape", "strides")
+
+    def __init__(self, shape: torch.Size, strides: Tuple[int, ...], offset: int, dtype: torch.dtype) -> None:
+        self.shape, self.strides, self.offset, self.dtype = shape, strides, offset, dtype
+
+
+def layout(tensor: Tensor) -> Layout:
+    """The layout of a tensor. As a rule equal layouts are one object, which is what makes them quick to compare."""
+    return _layout(tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype)
+
+
+def contiguous(shape: torch.Size, dtype: torch.dtype) -> Layout:
+    """The layout of a new tensor."""
+    strides, stride = [], 1
+    for size in reversed(shape):
+        strides.append(stride)
+        stride *= max(1, size)
+    return _layout(shape, tuple(reversed(strides)), 0, dtype)
+
+
+def laid_as(laid: Layout, dtype: torch.dtype) -> Layout:
+    """The same in another dtype."""
+    return _layout(laid.shape, laid.strides, laid.offset, dtype)
+
+
+@functools.lru_cache(maxsize=20_000)
+def _layout(shape: torch.Size, strides: Tuple[int, ...], offset: int, dtype: torch.dtype) -> Layout:
+    return Layout(shape, strides, offset, dtype)
+
+
 class IpuTensor(Tensor):
     """Value ``number`` of the graph that ``recorder`` records. torch.Tensor has no attributes of these names."""
 
@@ -92,23 +127,30 @@ class IpuTensor(Tensor):
 
     recorder: Trace
     number: int
-    #: The same shape, strides and dtype, for the shape inference of torch.
-    fake: Tensor
+    laid: Layout
+    #: The same layout, for the shape inference of torch; None until that is asked for.
+    fake: Optional[Tensor]
+    #: The tensor that it is a view of.
+    base: Optional[IpuTensor]
 
     @staticmethod
-    def __new__(cls, recorder: Trace, number: int, fake: Tensor) -> IpuTensor:
+    def __new__(
+        cls, recorder: Trace, number: int, laid: Layout, fake: Optional[Tensor], base: Optional[IpuTensor]
+    ) -> IpuTensor:
         tensor: IpuTensor = torch.Tensor._make_wrapper_subclass(
             cls,
-            fake.shape,
-            strides=fake.stride(),
-            storage_offset=fake.storage_offset(),
-            dtype=fake.dtype,
-            device=torch.device("meta"),
+            laid.shape,
+            strides=laid.strides,
+            storage_offset=laid.offset,
+            dtype=laid.dtype,
+            device=_META,
         )
-        tensor.recorder, tensor.number, tensor.fake = recorder, number, fake
+        tensor.recorder, tensor.number, tensor.laid, tensor.fake, tensor.base = recorder, number, laid, fake, base
         return tensor
 
-    def __init__(self, recorder: Trace, number: int, fake: Tensor) -> None:
+    def __init__(
+        self, recorder: Trace, number: int, laid: Layout, fake: Optional[Tensor], base: Optional[IpuTensor]
+    ) -> None:
         super().__init__()
 
     def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]  # torch names a keyword

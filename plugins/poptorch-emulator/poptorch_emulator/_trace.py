@@ -16,7 +16,6 @@ from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ._aliasing import changed, viewed
@@ -24,13 +23,27 @@ from ._errors import cpp_error, py_error
 from ._factories import on_device_by_default
 from ._functions import Functions, no_custom_backward
 from ._graph import Graph, Node, Ref
+from ._inference import Inference, Inferred
 from ._lock import Lock
 from ._losses import RECORDED, reduced
-from ._replay import base_name, widened
+from ._replay import base_name
 from ._stages import check_blocks, current
 from ._structure import leaves, tree_map
-from ._support import EXPLICIT, RANDOM, SHAPED, check_arguments, check_shape, composed, no_shape, supported, unsupported
-from ._tensor import DEVICE, MOVE, READ, STALE, IpuTensor, host_tensor, narrow, narrowed, on_ipu, zero_sized
+from ._support import EXPLICIT, RANDOM, SHAPED, check_arguments, check_shape, composed, supported, unsupported
+from ._tensor import (
+    DEVICE,
+    MOVE,
+    STALE,
+    IpuTensor,
+    Layout,
+    contiguous,
+    host_tensor,
+    laid_as,
+    narrow,
+    narrowed,
+    on_ipu,
+    zero_sized,
+)
 from ._views import VIEWS, Views, kind_of
 
 _thread = threading.local()
@@ -55,7 +68,7 @@ class Trace(TorchDispatchMode):
         self._aside = False
         #: Inside of a function that PopTorch handles as one operation, and torch decomposes.
         self._whole = False
-        self._fakes = FakeTensorMode()
+        self._inference = Inference(self.aside)
         self._unsupported: Dict[str, None] = {}
 
     @contextmanager
@@ -105,14 +118,14 @@ class Trace(TorchDispatchMode):
         """A new input of the graph, of the shape of ``tensor``."""
         value = self._new(tensor)
         self.graph.inputs.append(value.number)
-        self._views.create(value.number, value.fake, outer=True)
+        self._views.create(value.number, value.laid, outer=True)
         return value
 
     def weight(self, name: str, tensor: Tensor) -> IpuTensor:
         """A parameter or buffer of the model."""
         value = self._new(tensor)
         self.graph.weights[name] = value.number
-        self._views.create(value.number, value.fake, outer=True)
+        self._views.create(value.number, value.laid, outer=True)
         return value
 
     def constant(self, tensor: Tensor) -> IpuTensor:
@@ -121,7 +134,7 @@ class Trace(TorchDispatchMode):
             values = narrow(tensor.detach()).clone(memory_format=torch.contiguous_format)
         value = self._new(values)
         self.graph.constants[value.number] = values
-        self._views.create(value.number, value.fake, constant=True)
+        self._views.create(value.number, value.laid, constant=True)
         return value
 
     def refuse(self, name: str) -> None:
@@ -142,18 +155,16 @@ class Trace(TorchDispatchMode):
     def _new(self, like: Tensor) -> IpuTensor:
         if 0 in like.shape:
             raise zero_sized(like.shape)
-        with self.aside(), self._fakes:
-            return self._wrap(torch.empty(like.shape, dtype=narrowed(like.dtype)))
+        return self._wrap(contiguous(like.shape, narrowed(like.dtype)))
 
-    def _wrap(self, fake: Tensor) -> IpuTensor:
-        if fake.dtype != narrowed(fake.dtype):
-            with self._fakes:
-                fake = torch.empty_strided(fake.shape, fake.stride(), dtype=narrowed(fake.dtype))
-        return IpuTensor(self, self.graph.value(fake), fake)
+    def _wrap(self, laid: Layout, fake: Optional[Tensor] = None, base: Optional[IpuTensor] = None) -> IpuTensor:
+        if laid.dtype != narrowed(laid.dtype):
+            laid, fake, base = laid_as(laid, narrowed(laid.dtype)), None, None
+        return IpuTensor(self, self.graph.value(laid), laid, fake, base)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        of_device = any(True for _ in leaves([list(args), kwargs], IpuTensor))
+        of_device = any(True for _ in leaves((args, kwargs), IpuTensor))
         if not self.listens or not (of_device or on_ipu(kwargs.get("device"))):
             return func(*args, **kwargs)
         if composed(func):  # torch decomposes them before this point, except in inference_mode
@@ -179,7 +190,7 @@ class Trace(TorchDispatchMode):
         return args
 
     def _operation(self, func: Any, name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-        for tensor in leaves([list(args), kwargs], Tensor):
+        for tensor in leaves((args, kwargs), Tensor):
             self._check(tensor)
         if kwargs.get("generator") is not None:
             raise py_error(f"aten::{name}: the device draws its own random numbers, and takes no torch.Generator")
@@ -204,33 +215,32 @@ class Trace(TorchDispatchMode):
         self, name: str, target: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any], loss: str = ""
     ) -> Any:
         """Add a node; its results, as tensors of the device."""
-        given: Dict[int, IpuTensor] = {id(tensor.fake): tensor for tensor in leaves([list(args), kwargs], IpuTensor)}
+        tensors = list(leaves((args, kwargs), IpuTensor))
+        bases = viewed(target, args, kwargs)
+        base = next((tensor for tensor in tensors if bases and tensor.number == bases[0]), None)
 
         def of_device(leaf: Any) -> Any:
-            if not isinstance(leaf, Tensor):
-                return leaf
-            return given[id(leaf)] if id(leaf) in given else self._wrap(leaf)
+            return self._wrap(leaf.laid, leaf.fake, base) if isinstance(leaf, Inferred) else leaf
 
         read = [tensor.number for tensor in _read(name, args, kwargs)]
         for number in read:
             self._views.check(number, f"aten::{name}")
-        results = tree_map(of_device, self._inferred(name, target, args, kwargs))
+        results = tree_map(of_device, self._inference.results(name, target, args, kwargs, tensors))
         placement = current()
         placed = placement is None or placement.active
         changes = changed(target, args, kwargs)
         node = Node(name, target, _refs(args), _refs(kwargs), _refs(results), changes, loss, placed)
-        bases = viewed(target, args, kwargs)
-        for base in bases:
+        for owner in bases:
             for view in node.writes:
-                self.graph.share(view, base)
+                self.graph.share(view, owner)
         constant = self._constant(name, args, kwargs)
         for result in leaves(results, IpuTensor):
             if result.number in read or result.number in changes:
                 continue
             if bases:
-                self._views.derive(result.number, result.fake, bases[0], kind_of(name, args))
+                self._views.derive(result.number, result.laid, bases[0], kind_of(name, args))
             else:
-                self._views.create(result.number, result.fake, constant)
+                self._views.create(result.number, result.laid, constant)
         for number in changes:
             self._views.write(number, name in _COPIES, constant)
         self.graph.nodes.append(node)
@@ -242,29 +252,7 @@ class Trace(TorchDispatchMode):
             return True
         if name.rstrip("_") in RANDOM:
             return False
-        return all(self._views.constant(tensor.number) for tensor in leaves([list(args), kwargs], IpuTensor))
-
-    def _inferred(self, name: str, target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """The results on fake tensors: shapes and dtypes as torch infers them, from which PopTorch has them, too."""
-        fakes = [
-            tree_map(lambda leaf: leaf.fake if isinstance(leaf, IpuTensor) else leaf, part) for part in (args, kwargs)
-        ]
-        with self.aside(), self._fakes:
-            if isinstance(target, torch._ops.OpOverload):
-                fakes = list(widened(target, *fakes))
-            try:
-                results = target(*fakes[0], **fakes[1])
-            except DataDependentOutputException as error:
-                raise cpp_error(READ) from error
-            except NotImplementedError as error:
-                raise no_shape(name) from error
-        if any(tensor.shape != tensor.fake.shape for tensor in leaves([list(args), kwargs], IpuTensor)):
-            raise py_error(f"aten::{name} changes the shape of a tensor in place, which the emulator does not model")
-        for result in leaves(results[:1] if isinstance(results, tuple) else results, Tensor):
-            # batch_norm, a composition, makes an empty tensor of bytes that is for cuDNN only
-            if 0 in result.shape and not (name == "empty" and result.dtype == torch.uint8):
-                raise zero_sized(result.shape)
-        return results
+        return all(self._views.constant(tensor.number) for tensor in leaves((args, kwargs), IpuTensor))
 
 
 #: In-place operations that in PopTorch also change the tensor that their argument is a view of.
@@ -277,7 +265,7 @@ def _read(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Iterator[
     """The tensors whose values an operation reads; a view reads none."""
     if kind_of(name, args) in ("slice", "slice by steps", "reshape") or name in VIEWS:
         return iter(())
-    return leaves([list(args[1:] if name in _FILLS else args), kwargs], IpuTensor)
+    return leaves((args[1:] if name in _FILLS else args, kwargs), IpuTensor)
 
 
 def _refs(part: Any) -> Any:

@@ -15,9 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Dict, Iterator, List, Optional, Tuple
 
-from torch import Tensor
-
 from ._errors import Error, cpp_error, py_error
+from ._tensor import Layout
 
 #: First and last index (exclusive) in each dimension of the owner; None where a view is no box.
 Box = Optional[Tuple[Tuple[int, int], ...]]
@@ -62,22 +61,22 @@ class Views:
     def __init__(self) -> None:
         self._views: Dict[int, _View] = {}
         self._members: Dict[int, List[int]] = {}
-        self._owners: Dict[int, Tensor] = {}
+        self._owners: Dict[int, Layout] = {}
 
     def constant(self, number: int) -> bool:
         """Whether PopTorch knows the value when it compiles."""
         return self._views[number].constant
 
-    def create(self, number: int, fake: Tensor, constant: bool = False, outer: bool = False) -> None:
+    def create(self, number: int, laid: Layout, constant: bool = False, outer: bool = False) -> None:
         """A tensor with memory of its own."""
-        self._owners[number] = fake
+        self._owners[number] = laid
         self._members[number] = [number]
-        self._views[number] = _View(number, None, "", tuple((0, size) for size in fake.shape), constant, outer)
+        self._views[number] = _View(number, None, "", tuple((0, size) for size in laid.shape), constant, outer)
 
-    def derive(self, number: int, fake: Tensor, base: int, kind: str) -> None:
+    def derive(self, number: int, laid: Layout, base: int, kind: str) -> None:
         """A view of ``base``."""
         of = self._views[base]
-        box = _box(fake, self._owners[of.owner])
+        box = _box(laid, self._owners[of.owner])
         stale = [(part, why) for part, why in of.stale if _meet(part, box)]
         self._views[number] = _View(of.owner, base, kind, box, of.constant, of.outer, stale)
         self._members[of.owner].append(number)
@@ -136,11 +135,11 @@ def _stepped() -> Error:
     return cpp_error(STEPPED)
 
 
-def _box(view: Tensor, owner: Tensor) -> Box:
+def _box(view: Layout, owner: Layout) -> Box:
     """The part of ``owner`` that a view is, if that is a box."""
-    strides = owner.stride()
-    dims = [dim for dim in range(owner.dim()) if owner.shape[dim] > 1]
-    rest = int(view.storage_offset()) - int(owner.storage_offset())
+    strides = owner.strides
+    dims = [dim for dim in range(len(owner.shape)) if owner.shape[dim] > 1]
+    rest = view.offset - owner.offset
     first: Dict[int, int] = {}
     for dim in sorted(dims, key=lambda dim: -strides[dim]):
         if strides[dim] == 0:
@@ -148,14 +147,14 @@ def _box(view: Tensor, owner: Tensor) -> Box:
         first[dim], rest = divmod(rest, strides[dim])
     sizes = dict.fromkeys(dims, 1)
     by_stride = {strides[dim]: dim for dim in dims}
-    for size, stride in zip(view.shape, view.stride()):
+    for size, stride in zip(view.shape, view.strides):
         if size > 1:
             if stride not in by_stride:
                 return None
             sizes[by_stride[stride]] = size
     if rest or any(first[dim] + sizes[dim] > owner.shape[dim] for dim in dims):
         return None
-    return tuple((first.get(dim, 0), first.get(dim, 0) + sizes.get(dim, 1)) for dim in range(owner.dim()))
+    return tuple((first.get(dim, 0), first.get(dim, 0) + sizes.get(dim, 1)) for dim in range(len(owner.shape)))
 
 
 def _meet(one: Box, other: Box) -> bool:
