@@ -71,7 +71,7 @@ class Inference:
             except _Unknown:
                 key = None
         if key is not None and key in _known:
-            return tree_map(lambda leaf: Inferred(leaf) if isinstance(leaf, Layout) else leaf, _known[key])
+            return tree_map(_anew, _known[key])
         results = self._inferred(name, target, args, kwargs, tensors)
         given = {id(tensor.fake): tensor for tensor in tensors}
 
@@ -133,6 +133,10 @@ class Inference:
                 memory = torch.empty(last + 1, dtype=laid.dtype)
                 tensor.fake = memory.as_strided(laid.shape, laid.strides, laid.offset)
         return tensor.fake
+
+
+def _anew(leaf: Any) -> Any:
+    return Inferred(leaf) if isinstance(leaf, Layout) else leaf
 
 
 def _key(part: Any) -> Hashable:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, Dict, Iterator, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -190,17 +190,19 @@ class Trace(TorchDispatchMode):
         return args
 
     def _operation(self, func: Any, name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        tensors: List[IpuTensor] = []
         for tensor in leaves((args, kwargs), Tensor):
             self._check(tensor)
+            tensors.append(tensor)  # type: ignore[arg-type]  # checked
         if kwargs.get("generator") is not None:
             raise py_error(f"aten::{name}: the device draws its own random numbers, and takes no torch.Generator")
         kwargs = {name: value for name, value in kwargs.items() if name not in ("device", "pin_memory")}
-        if not self._constant(name, args, kwargs):  # what is constant is evaluated on the host
+        if not self._constant(name, tensors):  # what is constant is evaluated on the host
             check_arguments(func, args, kwargs)
             if not supported(func) and not self._whole:
                 self.refuse(name)
         check_shape(name)
-        results = self.record(name, func, args, kwargs)
+        results = self.record(name, func, args, kwargs, tensors=tensors)
         if name not in RECORDED:
             return results
         return (self.record("identity_loss", reduced, (results[0], "none"), {}, loss=RECORDED[name]), *results[1:])
@@ -212,17 +214,24 @@ class Trace(TorchDispatchMode):
             raise cpp_error(STALE)
 
     def record(
-        self, name: str, target: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any], loss: str = ""
+        self,
+        name: str,
+        target: Callable[..., Any],
+        args: Tuple[Any, ...],
+        kwargs: Dict[str, Any],
+        loss: str = "",
+        tensors: Optional[Sequence[IpuTensor]] = None,
     ) -> Any:
-        """Add a node; its results, as tensors of the device."""
-        tensors = list(leaves((args, kwargs), IpuTensor))
+        """Add a node; its results, as tensors of the device. ``tensors`` are those among the arguments, if known."""
+        if tensors is None:
+            tensors = list(leaves((args, kwargs), IpuTensor))
         bases = viewed(target, args, kwargs)
         base = next((tensor for tensor in tensors if bases and tensor.number == bases[0]), None)
 
         def of_device(leaf: Any) -> Any:
             return self._wrap(leaf.laid, leaf.fake, base) if isinstance(leaf, Inferred) else leaf
 
-        read = [tensor.number for tensor in _read(name, args, kwargs)]
+        read = [tensor.number for tensor in _read(name, args, tensors)]
         for number in read:
             self._views.check(number, f"aten::{name}")
         results = tree_map(of_device, self._inference.results(name, target, args, kwargs, tensors))
@@ -233,7 +242,7 @@ class Trace(TorchDispatchMode):
         for owner in bases:
             for view in node.writes:
                 self.graph.share(view, owner)
-        constant = self._constant(name, args, kwargs)
+        constant = self._constant(name, tensors)
         for result in leaves(results, IpuTensor):
             if result.number in read or result.number in changes:
                 continue
@@ -246,13 +255,13 @@ class Trace(TorchDispatchMode):
         self.graph.nodes.append(node)
         return results
 
-    def _constant(self, name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
+    def _constant(self, name: str, tensors: Sequence[IpuTensor]) -> bool:
         """Whether PopTorch knows the results when it compiles, and has the host evaluate them."""
         if name in SHAPED:
             return True
         if name.rstrip("_") in RANDOM:
             return False
-        return all(self._views.constant(tensor.number) for tensor in leaves((args, kwargs), IpuTensor))
+        return all(self._views.constant(tensor.number) for tensor in tensors)
 
 
 #: In-place operations that in PopTorch also change the tensor that their argument is a view of.
@@ -261,11 +270,12 @@ _COPIES = frozenset(("copy_", "normal_", "uniform_", "random_", "exponential_"))
 _FILLS = _COPIES | {"zero_", "fill_", "bernoulli_"}
 
 
-def _read(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Iterator[IpuTensor]:
+def _read(name: str, args: Tuple[Any, ...], tensors: Sequence[IpuTensor]) -> Sequence[IpuTensor]:
     """The tensors whose values an operation reads; a view reads none."""
     if kind_of(name, args) in ("slice", "slice by steps", "reshape") or name in VIEWS:
-        return iter(())
-    return leaves((args[1:] if name in _FILLS else args, kwargs), IpuTensor)
+        return ()
+    # the first argument is the first of the tensors
+    return tensors[1:] if name in _FILLS and isinstance(args[0], IpuTensor) else tensors
 
 
 def _refs(part: Any) -> Any:
