@@ -20,8 +20,9 @@ from typing import Any, Dict, List, Optional, Sequence, TextIO, Tuple, Union
 
 #: Variables that torch, OpenMP and Python read when they are loaded: where they differ, a fork would be too late.
 EARLY = ("OMP_", "MKL_", "KMP_", "GOMP_", "LD_", "TORCH", "PYTORCH", "CUDA", "PYTHON", "MPL")
-#: Of these, what a fork sets by itself.
-SET = ("PYTHONPATH",)
+#: Of these, what a fork sets by itself. torch sets the second one when it first compiles, and reads it each time.
+#: When it counted as a difference, all processes after that were ordinary ones.
+SET = ("PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR")
 #: What the programs of ``examples/`` import from others, and what torch imports at the first step of an optimiser. It
 #: takes as long as torch.
 PROGRAMS = (

@@ -15,7 +15,7 @@ from ._tensor import IpuTensor
 _STATISTICS = ("running_mean", "running_var")
 
 
-class _Schema(NamedTuple):
+class _Facts(NamedTuple):
     """Positions and names of arguments."""
 
     written: Tuple[Tuple[int, str], ...]
@@ -25,10 +25,10 @@ class _Schema(NamedTuple):
 
 
 @functools.lru_cache(maxsize=None)
-def _schema(func: Any) -> _Schema:
+def _facts(func: Any) -> _Facts:
     arguments = list(enumerate(func._schema.arguments))
     aliased = [(position, one) for position, one in arguments if one.alias_info is not None]
-    return _Schema(
+    return _Facts(
         tuple((position, one.name) for position, one in aliased if one.alias_info.is_write),
         tuple((position, one.name) for position, one in aliased),
         any(returned.alias_info is not None for returned in func._schema.returns),
@@ -50,14 +50,14 @@ def _tensors(which: Sequence[Tuple[int, str]], args: Tuple[Any, ...], kwargs: Di
 
 def writes(target: Any) -> bool:
     """Whether an operation changes an argument in place."""
-    return bool(_schema(target).written) or base_name(target) == "native_batch_norm"
+    return bool(_facts(target).written) or base_name(target) == "native_batch_norm"
 
 
 def changed(target: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[int, ...]:
     """The values that one call changes in place."""
     if not isinstance(target, torch._ops.OpOverload):
         return ()
-    which = _schema(target).written
+    which = _facts(target).written
     if base_name(target) == "native_batch_norm" and bool(args[5]):
         which = tuple(sorted({*which, *_statistics(target)}))
     return _tensors(which, args, kwargs)
@@ -65,6 +65,6 @@ def changed(target: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str,
 
 def viewed(target: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[int, ...]:
     """The values that the results of one call are views of."""
-    if not isinstance(target, torch._ops.OpOverload) or not _schema(target).views:
+    if not isinstance(target, torch._ops.OpOverload) or not _facts(target).views:
         return ()
-    return _tensors(_schema(target).shared, args, kwargs)
+    return _tensors(_facts(target).shared, args, kwargs)
