@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import logging
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import pytest
 import torch
 
 import spikecore as sc
+import warm
 from spikecore_cupy import ElementwiseKernel, ScanKernel, host
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -403,7 +402,8 @@ def test_importing_the_package_imports_no_kernels():
         "assert not any(name.startswith(('cupy', 'spikecore_cupy.')) for name in before), before; "
         "assert 'cupy' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
+    done = warm.run("-W", "error", "-c", program)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.kernels

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import poptorch_emulator
 import spikecore as sc
+import warm
 from spikecore._plugins.registry import BUILTINS, Registry
 from spikecore_ipu import sdk
 
@@ -43,7 +42,7 @@ def test_without_the_emulator_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPa
 def test_the_emulator_needs_nothing_of_spikecore() -> None:
     """It is a distribution of its own: importing it imports no module of spikecore, nor does it name one."""
     code = "import sys, poptorch_emulator; print([name for name in sys.modules if name.startswith('spikecore')])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    done = warm.run("-c", code, check=True, timeout=120)
     assert done.stdout.strip() == "[]"
     folder = Path(poptorch_emulator.__file__).parent
     assert [path.name for path in folder.rglob("*.py") if "spikecore" in path.read_text(encoding="utf-8")] == []

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any, Dict, List, Tuple
 
@@ -13,6 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 import spikecore as sc
+import warm
 from spikecore import cli
 from spikecore._plugins import registry
 from spikecore.cli._kernels import NEURONS, SURROGATES
@@ -72,7 +71,7 @@ def test_it_needs_no_gpu_no_cupy_and_no_numba() -> None:
         "device.reason = None\n"
         "print(len(sc.kernel_source(sc.PLIF(), 'cupy', torch.float16)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    done = warm.run("-c", program)
     assert done.stdout.strip() == "2", done.stderr
 
 

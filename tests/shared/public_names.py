@@ -160,6 +160,7 @@ def foreign_privates() -> List[Used]:
     everywhere = set().union(*(private_names(tree) for tree in trees.values()))
     found = []
     for module, tree in trees.items():
+        foreign = everywhere - defined[module]
         for node in ast.walk(tree):
             names: List[str] = []
             if isinstance(node, ast.ImportFrom):
@@ -170,6 +171,5 @@ def foreign_privates() -> List[Used]:
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith("attr"):
                 texts = [a.value for a in node.args[1:2] if isinstance(a, ast.Constant) and isinstance(a.value, str)]
                 names = [] if _is_own(node.args[0]) else texts
-            foreign = everywhere - defined[module]
             found += [Used(name, f"{module}:{node.lineno}") for name in names if name in foreign]
     return found

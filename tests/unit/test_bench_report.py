@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import warm
 from bench_runs import TINY, Mutant, ran
 from spikecore import cli
 from spikecore.bench import _machine as machine
@@ -242,4 +242,5 @@ def test_importing_spikecore_imports_no_bench() -> None:
         "import sys, spikecore; assert 'spikecore.bench' not in sys.modules; import spikecore.cli; "
         "assert 'spikecore.bench._run' not in sys.modules; assert 'matplotlib' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    done = warm.run("-c", code, timeout=120)
+    assert done.returncode == 0, done.stderr
