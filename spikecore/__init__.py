@@ -33,6 +33,7 @@ from spikecore.training import (
     TrainingStep,
     inference_model,
     load_checkpoint,
+    packed_spikes,
     save_checkpoint,
     training_model,
 )
@@ -87,6 +88,7 @@ __all__ = [
     "losses",
     "metrics",
     "ops",
+    "packed_spikes",
     "project",
     "reset",
     "save_checkpoint",

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from spikecore._plugins.selection import asked_in_words, capture
-from spikecore._shell import checks, compiled, definition, earlier, parameters, processes, ranges
+from spikecore._shell import checks, compiled, definition, earlier, marked, parameters, processes, ranges
 from spikecore._shell.prologue import Prologued
 from spikecore._shell.state import State, Stateful
 from spikecore.backend import MAX_STATIC_STEPS, Tensors, one_step
@@ -192,10 +192,12 @@ class Neuron(Prologued):
             outputs, end = one_step(found.runner, (x,), start, earlier.placed(found, values))
         else:
             processes.check_split(self)  # the earlier call may have been one outside of the pipeline
-            alone = None if found.direct is None else found.direct(x, values)
+            alone = None if found.direct is None or marked.readers else found.direct(x, values)
             if alone is not None:
                 return alone, None
             outputs, end, _ = found.runner((x,), start, earlier.placed(found, values), ())
+        if marked.readers:
+            marked.note(self._cache.program, outputs)
         return outputs, dict(zip(self.states, end)) if end is not None else None
 
     @with_traced_sizes
@@ -256,6 +258,8 @@ class Neuron(Prologued):
         else:
             outputs, end, trace_ = runner(inputs, start, values, record)
             outputs = tuple([out.squeeze(0) for out in outputs]) if single else outputs
+        if not is_compiling() and marked.readers:
+            marked.note(self._cache.program, outputs)
         if found is not None:
             quick[earlier.kind_of(x, x.shape[0], start, final)] = found
         return outputs, dict(zip(self.states, end)) if end is not None else None, trace_

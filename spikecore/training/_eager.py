@@ -27,6 +27,7 @@ from spikecore.training import _optimizer_state as optimizer_state
 from spikecore.training import _restore as restore
 from spikecore.training._checks import check_loss, check_optimizer
 from spikecore.training._options import TrainingOptions
+from spikecore.training._packed import packed_spikes
 from spikecore.training._steps import Loss
 
 
@@ -46,6 +47,10 @@ def _casting(options: TrainingOptions, device: Optional[torch.device]) -> Contex
     return torch.autocast(device.type if device is not None else "cpu", dtype=options.autocast)
 
 
+def _packing(options: TrainingOptions) -> ContextManager[Any]:
+    return packed_spikes() if options.pack_spikes else nullcontext()
+
+
 class EagerTraining:
     """``step(inputs, targets) -> (outputs, loss)`` in plain PyTorch."""
 
@@ -63,7 +68,7 @@ class EagerTraining:
         inputs, targets = to_device(inputs, device), to_device(targets, device)
         self.optimizer.zero_grad(set_to_none=True)
         with own_state(self._stateful):
-            with _casting(self.options, device):
+            with _casting(self.options, device), _packing(self.options):
                 outputs = run_network(self.net, inputs)
                 loss = self.loss(outputs, beside(outputs, targets))
             check_loss(loss)

@@ -15,11 +15,13 @@ class TrainingOptions:
     clip_norm: if given, gradients are scaled down to this total 2-norm before the update.
     autocast: if given, forward and loss run under ``torch.autocast`` with this dtype (float16 or bfloat16).
     scaler: a gradient scaler (``torch.amp.GradScaler``) for float16; called around backward and update.
+    pack_spikes: if true, spikes that autograd saves are kept as bits, see :class:`spikecore.packed_spikes`.
     """
 
     clip_norm: Optional[float] = None
     autocast: Optional[torch.dtype] = None
     scaler: Any = None
+    pack_spikes: bool = False
 
     def __post_init__(self) -> None:
         if self.clip_norm is not None and not self.clip_norm > 0:
@@ -31,3 +33,5 @@ class TrainingOptions:
             raise TypeError(
                 f"scaler={self.scaler!r} must have the methods of torch.amp.GradScaler: {', '.join(needed)}"
             )
+        if not isinstance(self.pack_spikes, bool):
+            raise TypeError(f"pack_spikes={self.pack_spikes!r} must be True or False")

@@ -1,0 +1,64 @@
+"""Which values are spikes, noted on autograd's nodes while somebody wants to know.
+
+A saved-tensor hook gets a tensor and must know what it holds without reading it, which would wait for the device. So a
+neuron notes on the node of each output that is spikes, by the rules of its program, which output it is and the version
+of the tensor. A note lives as long as the node, and says nothing about what was changed in place since: who reads it
+compares versions. Without a reader (:func:`wanting`) nothing is noted.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, Dict, Iterator, Optional, Sequence, Tuple
+
+from torch import Tensor
+
+from spikecore.lang import Program
+
+#: The key of the note in ``node.metadata``, which torch keeps for each node.
+_NOTE = "spikecore.spikes"
+
+#: How many readers there are, in any thread.
+readers = 0
+#: How many outputs were noted.
+notes = 0
+_lock = threading.Lock()
+
+
+@contextmanager
+def wanting() -> Iterator[None]:
+    """While this is active, neurons note which of their outputs are spikes."""
+    global readers  # noqa: PLW0603  # a number that every call of a neuron reads, as quickly as can be
+    with _lock:
+        readers += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            readers -= 1
+
+
+@lru_cache(maxsize=512)
+def spiking(program: Program) -> Tuple[int, ...]:
+    """Indices of the outputs that are 0 or 1, whatever comes in."""
+    return tuple(index for index, node in enumerate(program.outputs) if node.op == "spike")
+
+
+def note(program: Optional[Program], outputs: Sequence[Tensor]) -> None:
+    """Note on the nodes of a call's outputs which of them are spikes."""
+    global notes  # noqa: PLW0603  # only ever compared with what it was: what is lost between threads does not matter
+    for index in () if program is None else spiking(program):
+        out = outputs[index]
+        node: Any = out.grad_fn
+        if node is not None:
+            found: Dict[int, int] = node.metadata.setdefault(_NOTE, {})
+            found[out.output_nr] = out._version
+            notes += 1
+
+
+def version(node: Any, index: int) -> Optional[int]:
+    """The version that output ``index`` of a node had when it was noted as spikes; None for another."""
+    noted: Optional[Dict[int, int]] = node.metadata.get(_NOTE)
+    return None if noted is None else noted.get(index)

@@ -1,0 +1,126 @@
+"""Small whole numbers in one, two, four or eight bits each, and back, by operations of PyTorch on any device.
+
+Rules of this module:
+
+- A tensor goes in as its numbers in the order of memory, ``[n]``; layouts are the affair of the caller.
+- Nothing waits for a device, but on a CPU, where there is nothing to wait for, values are compared with what they are
+  said to be: :func:`packed` gives None for others. Elsewhere what differs comes back as NaN, never as other numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+#: The largest number that a byte holds.
+BYTE = 255
+#: By the bits of a number: a word of as many bytes as numbers go into one byte, and a factor. Times the factor, the
+#: highest byte of the word has the numbers side by side, the first one lowest. No two of the products meet in a bit, so
+#: nothing is carried.
+_GATHER: Mapping[int, Tuple[torch.dtype, int]] = {
+    1: (torch.int64, 0x0102040810204080),
+    2: (torch.int32, 0x01041040),
+    4: (torch.int16, 0x0110),
+}
+
+#: Of each device, stream, dtype and number of bits: the numbers of every byte.
+_tables: Dict[Tuple[Any, ...], Tensor] = {}
+
+
+class Whole(NamedTuple):
+    """What a tensor holds: ``n * unit`` with whole numbers n from 0 to ``largest``; the unit is a power of 2."""
+
+    largest: int
+    unit: float = 1.0
+
+    @property
+    def bits(self) -> int:
+        """How many bits a number takes."""
+        return next(bits for bits in (1, 2, 4, 8) if self.largest < 1 << bits)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Numbers side by side in bytes."""
+
+    #: None while something else keeps it.
+    data: Optional[Tensor]
+    #: A number that is 1, or NaN where some value was none of those it was said to be; None where this is known.
+    right: Optional[Tensor]
+    whole: Whole
+    count: int
+    dtype: torch.dtype
+
+    def holding(self, data: Optional[Tensor]) -> Packed:
+        """The same with other memory for the data, or none."""
+        return replace(self, data=data)
+
+    def numbers(self) -> Tensor:
+        """The numbers, ``[count]``, as they were."""
+        data = self.data
+        if data is None:
+            raise RuntimeError("these bits are kept elsewhere")
+        with torch.no_grad():
+            if self.whole.bits == 8:
+                scale = self.whole.unit if self.right is None else self.whole.unit * self.right
+                return data.to(self.dtype).mul_(scale)
+            table = _table(data.device, self.dtype, self.whole.bits)
+            if self.whole.unit != 1.0:
+                table = table * self.whole.unit
+            if self.right is not None:
+                table = table * self.right.to(self.dtype)
+            # one read of the bytes and one write of the numbers, those of a byte in a row
+            found = torch.nn.functional.embedding(data.to(torch.int32), table)
+            return found.view(-1)[: self.count]
+
+    @property
+    def bytes(self) -> int:
+        """The memory that this keeps."""
+        return 0 if self.data is None else self.data.numel()
+
+
+def packed(numbers: Tensor, whole: Whole) -> Optional[Packed]:
+    """The numbers ``[n]`` in as few bits as hold them; None where it is seen that they are others."""
+    with torch.no_grad():
+        if whole.largest > 1:
+            small = (numbers if whole.unit == 1.0 else numbers.mul(1 / whole.unit)).to(torch.uint8)
+            same = small.to(numbers.dtype).mul_(whole.unit) == numbers
+            same &= small <= whole.largest
+        else:
+            small = numbers != 0
+            same = numbers == (small if whole.unit == 1.0 else small * whole.unit)
+        data = small if whole.bits == 8 else _gathered(small, whole.bits)
+        right = None
+        if numbers.device.type != "cpu":
+            right = torch.where(same.all(), 1.0, float("nan"))
+        elif not same.all():
+            return None
+        return Packed(data, right, whole, numbers.numel(), numbers.dtype)
+
+
+def _gathered(small: Tensor, bits: int) -> Tensor:
+    """Bytes with numbers of so many bits, side by side in fewer bytes."""
+    word, factor = _GATHER[bits]
+    each = 8 // bits
+    rest = -small.numel() % each
+    if rest:
+        small = torch.nn.functional.pad(small, (0, rest))
+    # a copy of the highest byte of each word, since the words are as large as the bytes
+    return small.view(word).mul(factor).view(torch.uint8)[each - 1 :: each].clone()
+
+
+def _table(device: torch.device, dtype: torch.dtype, bits: int) -> Tensor:
+    cuda = device.type == "cuda"
+    # one for each stream, since another stream does not wait for the work that fills it
+    key = device, torch.cuda.current_stream(device).cuda_stream if cuda else 0, dtype, bits
+    found = _tables.get(key)
+    if found is None:
+        byte, place = (torch.arange(size, device=device, dtype=torch.int32) for size in (256, 8 // bits))
+        found = (byte[:, None] >> bits * place & (1 << bits) - 1).to(dtype)
+        # what is made in a capture is filled by a replay, in memory of the graph
+        if not (cuda and torch.cuda.is_current_stream_capturing()):
+            _tables[key] = found
+    return found
