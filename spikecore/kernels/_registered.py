@@ -16,6 +16,7 @@ from torch import Tensor
 
 from spikecore._base.locking import Lock
 from spikecore._base.recent import RUNNERS, Recent
+from spikecore._shell.marked import spiking
 from spikecore.backend import Unsupported
 from spikecore.kernels._arguments import Call
 from spikecore.kernels._execution import Execution
@@ -94,6 +95,14 @@ def run_registered(key: str, call: Call, tensors: Sequence[Tensor], save: bool) 
         key, list(tensors), numbers, list(call.record), call.has_initial_state, save
     )
     return results
+
+
+def spiking_outputs(target: object, args: Sequence[Any]) -> Tuple[int, ...]:
+    """Which results of an op in a graph are spikes, 0 or 1 whatever comes in; none of an op that is not ``forward``."""
+    if str(target) != "spikecore.forward.default" or not isinstance(args[0], str):
+        return ()
+    execution = _executions.get(args[0]) or _held.get(args[0])
+    return () if execution is None else spiking(execution.program)
 
 
 def register() -> None:

@@ -17,7 +17,7 @@ from typing import Any, ContextManager, Dict, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.batches import beside, device_of, run_network, to_device, tree_map
+from spikecore._base.batches import beside, device_of, to_device, tree_map
 from spikecore._hoisting import hoist
 from spikecore._shell.processes import named_as, unwrapped
 from spikecore._shell.ranged import put_inside
@@ -26,8 +26,8 @@ from spikecore.neuron import Neuron
 from spikecore.training import _optimizer_state as optimizer_state
 from spikecore.training import _restore as restore
 from spikecore.training._checks import check_loss, check_optimizer
+from spikecore.training._form import Form
 from spikecore.training._options import TrainingOptions
-from spikecore.training._packed import packed_spikes
 from spikecore.training._steps import Loss
 
 
@@ -47,10 +47,6 @@ def _casting(options: TrainingOptions, device: Optional[torch.device]) -> Contex
     return torch.autocast(device.type if device is not None else "cpu", dtype=options.autocast)
 
 
-def _packing(options: TrainingOptions) -> ContextManager[Any]:
-    return packed_spikes() if options.pack_spikes else nullcontext()
-
-
 class EagerTraining:
     """``step(inputs, targets) -> (outputs, loss)`` in plain PyTorch."""
 
@@ -61,20 +57,31 @@ class EagerTraining:
         self.optimizer = optimizer
         self.options = _options(options)
         self._stateful = stateful_modules(net)
+        self._form = Form(self.net, self.options, optimizer)
+
+    @property
+    def form(self) -> Dict[str, str]:
+        """Of the options ``channels_last``, ``compile`` and ``pack_spikes``, what became of each."""
+        return dict(self._form.form)
 
     def __call__(self, inputs: Any, targets: Any) -> Tuple[Any, Tensor]:
         """Train on one batch; the outputs and the loss, detached, are those from before the update."""
         device, scaler = device_of(self.net), self.options.scaler
-        inputs, targets = to_device(inputs, device), to_device(targets, device)
+        inputs, targets = self._form.inputs(to_device(inputs, device)), to_device(targets, device)
+        outputs, loss = self._form.attempt(lambda: self._differentiated(inputs, targets, device))
+        self._update(scaler)
+        return tree_map(Tensor.detach, outputs), loss.detach()
+
+    def _differentiated(self, inputs: Any, targets: Any, device: Optional[torch.device]) -> Tuple[Any, Tensor]:
+        scaler = self.options.scaler
         self.optimizer.zero_grad(set_to_none=True)
         with own_state(self._stateful):
-            with _casting(self.options, device), _packing(self.options):
-                outputs = run_network(self.net, inputs)
+            with _casting(self.options, device), self._form.packing():
+                outputs = self._form.run(inputs)
                 loss = self.loss(outputs, beside(outputs, targets))
             check_loss(loss)
             (loss if scaler is None else scaler.scale(loss)).backward()
-        self._update(scaler)
-        return tree_map(Tensor.detach, outputs), loss.detach()
+        return outputs, loss
 
     def state_dict(self) -> Dict[str, Any]:
         """Weights and the state of the optimiser (and scaler), to go on from with :meth:`load_state_dict`.
@@ -104,6 +111,7 @@ class EagerTraining:
         with restore.all_or_nothing(net, [self.optimizer], scaler, state["net"]):
             self.optimizer.load_state_dict(optimizer_state.loadable(self.optimizer, state["optimizer"]))
             optimizer_state.separate(self.optimizer, state["optimizer"])
+            self._form.lay_out_states(self.optimizer)
             if scaler is not None:
                 scaler.load_state_dict(state["scaler"])
             net.load_state_dict(state["net"])
@@ -132,6 +140,12 @@ class EagerInference:
         self.net = hoist(net)
         self.options = _options(options)
         self._stateful = stateful_modules(net)
+        self._form = Form(self.net, self.options)
+
+    @property
+    def form(self) -> Dict[str, str]:
+        """Of the options ``channels_last``, ``compile`` and ``pack_spikes``, what became of each."""
+        return dict(self._form.form)
 
     def __call__(self, inputs: Any) -> Any:
         """Outputs in eval mode, without gradients."""
@@ -140,7 +154,8 @@ class EagerInference:
         self.net.eval()
         try:
             with torch.no_grad(), own_state(self._stateful), _casting(self.options, device):
-                return run_network(self.net, to_device(inputs, device))
+                batch = self._form.inputs(to_device(inputs, device))
+                return self._form.attempt(lambda: self._form.run(batch))
         finally:
             for module, mode in modes:
                 module.training = mode

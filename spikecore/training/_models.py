@@ -17,6 +17,7 @@ from spikecore.backend import Backend
 from spikecore.functional import check_places, stateful_modules
 from spikecore.neuron import Neuron
 from spikecore.parallel import Pipeline
+from spikecore.training._cuda_graph.fallback import CapturedInference, CapturedTraining
 from spikecore.training._cuda_graph.options import CudaOptions
 from spikecore.training._cuda_graph.step import GraphedInference, GraphedTraining
 from spikecore.training._steps import InferenceStep, Loss, TrainingStep
@@ -30,14 +31,15 @@ def training_model(
     ``inputs`` is a tensor, a tuple for ``net(*inputs)``, or a dict for ``net(**inputs)``; ``loss(outputs, targets)``
     gives one number. A step begins at rest, single-step neurons included, unless ``sc.carry_state(net)`` is active.
     ``backend`` asks for a backend in every neuron of ``net`` (see :func:`spikecore.set_backend`). ``options`` are those
-    of the backend: :class:`TrainingOptions` where it runs eagerly, :class:`CudaOptions` for CUDA graphs there.
+    of the backend: :class:`TrainingOptions` where it runs eagerly, :class:`CudaOptions` for a GPU there.
     """
     _check(net, loss)
     _check_graph(net, options)
+    _check_fast(net, options)
     step = _backend_of(net, backend, "training_model()").training_model(net, loss, optimizer, options)
     if _wants_graph(options):
         return GraphedTraining(step, options)
-    return step
+    return CapturedTraining(step, options) if _tries_graph(options) else step
 
 
 def inference_model(net: nn.Module, *, backend: Optional[str] = None, options: Any = None) -> InferenceStep:
@@ -47,10 +49,11 @@ def inference_model(net: nn.Module, *, backend: Optional[str] = None, options: A
     """
     _check(net, len)
     _check_graph(net, options)
+    _check_fast(net, options)
     predict = _backend_of(net, backend, "inference_model()").inference_model(net, options)
     if _wants_graph(options):
         return GraphedInference(predict, options)
-    return predict
+    return CapturedInference(predict, options) if _tries_graph(options) else predict
 
 
 def DataLoader(  # noqa: N802  # stands where torch.utils.data.DataLoader would
@@ -67,7 +70,11 @@ def DataLoader(  # noqa: N802  # stands where torch.utils.data.DataLoader would
 
 
 def _wants_graph(options: Any) -> bool:
-    return isinstance(options, CudaOptions) and options.graph
+    return isinstance(options, CudaOptions) and options.graph is True
+
+
+def _tries_graph(options: Any) -> bool:
+    return isinstance(options, CudaOptions) and options.fast and options.graph is None
 
 
 def _check(net: Any, loss: Any) -> None:
@@ -90,6 +97,17 @@ def _check_graph(net: nn.Module, options: Any) -> None:
             f"options=CudaOptions(graph=True) captures the work of one GPU, and the network has a Pipeline over "
             f"{', '.join(map(str, pipeline.devices))}; give CudaOptions(graph=False) or sc.TrainingOptions()"
         )
+
+
+def _check_fast(net: nn.Module, options: Any) -> None:
+    if not (isinstance(options, CudaOptions) and options.fast):
+        return
+    for name, tensor in net.named_parameters():
+        if tensor.device.type != "cuda":
+            raise ValueError(
+                f"fast=True needs the network on a GPU, and {name} is on {tensor.device}; move it with net.to('cuda') "
+                "before the optimiser is made, or use fast=torch.cuda.is_available()"
+            )
 
 
 def _backend_of(net: nn.Module, backend: Optional[str], source: str) -> Backend:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 import torch
 
@@ -15,13 +15,24 @@ class TrainingOptions:
     clip_norm: if given, gradients are scaled down to this total 2-norm before the update.
     autocast: if given, forward and loss run under ``torch.autocast`` with this dtype (float16 or bfloat16).
     scaler: a gradient scaler (``torch.amp.GradScaler``) for float16; called around backward and update.
-    pack_spikes: if true, spikes that autograd saves are kept as bits, see :class:`spikecore.packed_spikes`.
+    pack_spikes: if true, spikes that autograd saves are kept as bits, see :class:`spikecore.packed_spikes`; those of a
+        compiled network by its graph.
+    channels_last: if true, convolutions and their inputs have their channels last in memory.
+    compile: if true, the network is run by ``torch.compile``, whole and for fixed sizes. The first step of each kind of
+        batch compiles, which takes up to minutes.
+
+    None is as False here; :class:`CudaOptions` may decide.
     """
 
     clip_norm: Optional[float] = None
     autocast: Optional[torch.dtype] = None
     scaler: Any = None
-    pack_spikes: bool = False
+    pack_spikes: Optional[bool] = None
+    channels_last: Optional[bool] = None
+    compile: Optional[bool] = None
+
+    #: Whether options that are None are to be as they are fastest.
+    fast: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.clip_norm is not None and not self.clip_norm > 0:
@@ -33,5 +44,11 @@ class TrainingOptions:
             raise TypeError(
                 f"scaler={self.scaler!r} must have the methods of torch.amp.GradScaler: {', '.join(needed)}"
             )
-        if not isinstance(self.pack_spikes, bool):
-            raise TypeError(f"pack_spikes={self.pack_spikes!r} must be True or False")
+        for name in ("pack_spikes", "channels_last", "compile"):
+            check_choice(name, getattr(self, name))
+
+
+def check_choice(name: str, value: Any) -> None:
+    """Raise TypeError for an option that is neither chosen nor left open."""
+    if value is not None and not isinstance(value, bool):
+        raise TypeError(f"{name}={value!r} must be True or False, or None to leave it open")

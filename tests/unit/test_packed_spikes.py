@@ -401,10 +401,10 @@ class TestTraining:
 
     def test_the_option_packs(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is the context that runs."""
-        from spikecore.training import _eager
+        from spikecore.training import _form
 
         made: List[sc.packed_spikes] = []
-        monkeypatch.setattr(_eager, "packed_spikes", lambda: made.append(sc.packed_spikes()) or made[-1])
+        monkeypatch.setattr(_form, "packed_spikes", lambda: made.append(sc.packed_spikes()) or made[-1])
         net, shape = _network("cifar10")
         optimizer = torch.optim.SGD(net.parameters(), 1e-2)
         step = sc.training_model(net, sc.losses.ce_count, optimizer, options=sc.TrainingOptions(pack_spikes=True))
@@ -414,7 +414,7 @@ class TestTraining:
 
     def test_another_value_is_refused(self) -> None:
         """It is true or false."""
-        with pytest.raises(TypeError, match="pack_spikes=1 must be True or False"):
+        with pytest.raises(TypeError, match="pack_spikes=1 must be True or False, or None"):
             sc.TrainingOptions(pack_spikes=1)  # type: ignore[arg-type]
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Optional
 
-from spikecore.training._options import TrainingOptions
+from spikecore.training._options import TrainingOptions, check_choice
 
 
 @dataclass(frozen=True)
@@ -14,18 +15,23 @@ class CudaOptions(TrainingOptions):
     graph: if true, forward, loss, backward and update are captured once for each kind of batch and replayed.
     warmup: number of eager steps before a kind of batch is captured, 2 or more.
     max_graphs: number of kinds of batches that get a graph; others run eagerly, with one warning.
+    fast: if true, each of ``channels_last``, ``compile``, ``pack_spikes`` and ``graph`` that is not given is done where
+        it can be, and left out with a warning that says why where it cannot; ``step.form`` says what became of each.
+        The weights are those of the plain step, to rounding.
 
-    With ``graph=False`` it is :class:`TrainingOptions`, on any device.
+    Without ``graph`` and ``fast`` it is :class:`TrainingOptions`, on any device.
     """
 
-    graph: bool = False
+    graph: Optional[bool] = None
     warmup: int = 3
     max_graphs: int = 4
+    fast: bool = False  # type: ignore[misc]  # a field here, a constant of the class above
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.graph, bool):
-            raise TypeError(f"graph={self.graph!r} must be True or False")
+        check_choice("graph", self.graph)
+        if not isinstance(self.fast, bool):
+            raise TypeError(f"fast={self.fast!r} must be True or False")
         # two: the first eager step makes what is made lazily, the last one is checked for what a graph cannot contain
         for name, least in (("warmup", 2), ("max_graphs", 1)):
             value = getattr(self, name)

@@ -50,6 +50,11 @@ class _Graphed:
         self._told = False
         self._prepare()
 
+    @property
+    def form(self) -> Dict[str, str]:
+        """Of the options ``channels_last``, ``compile``, ``pack_spikes`` and ``graph``, what became of each."""
+        return {**self._eager.form, "graph": "used"}
+
     def _prepare(self) -> None:
         """Start anew with network and optimiser as they are: drop every graph, and what stood in the way of one."""
         device = facts.gpu_of(self.net)

@@ -17,6 +17,8 @@ from torch import Tensor
 
 #: The largest number that a byte holds.
 BYTE = 255
+#: Fewer numbers than this stay as they are: their bits are not worth two launches.
+LEAST = 1024
 #: By the bits of a number: a word of as many bytes as numbers go into one byte, and a factor. Times the factor, the
 #: highest byte of the word has the numbers side by side, the first one lowest. No two of the products meet in a bit, so
 #: nothing is carried.
@@ -124,3 +126,14 @@ def _table(device: torch.device, dtype: torch.dtype, bits: int) -> Tensor:
         if not (cuda and torch.cuda.is_current_stream_capturing()):
             _tables[key] = found
     return found
+
+
+def is_dense(shape: Tuple[int, ...], stride: Tuple[int, ...]) -> bool:
+    """Whether the numbers fill their memory, each place once."""
+    expected = 1
+    for step, size in sorted(zip(stride, shape)):
+        if size != 1:
+            if step != expected:
+                return False
+            expected *= size
+    return True

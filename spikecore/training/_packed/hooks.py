@@ -23,11 +23,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from spikecore._shell import marked
 from spikecore.backend import Unsupported
 from spikecore.lang._plain import is_compiling
-from spikecore.training._packed.bits import Packed, Whole, packed
+from spikecore.training._packed.bits import LEAST, Packed, Whole, is_dense, packed
 from spikecore.training._packed.origin import origin
-
-#: Fewer numbers than this stay as they are: their bits are not worth two launches.
-LEAST = 1024
 
 _Unpack = Callable[[Any], Any]
 #: The innermost hooks; None if there are none. Before torch 2.2 one cannot ask.
@@ -148,7 +145,7 @@ class packed_spikes:  # noqa: N801  # a context, as torch.no_grad
 
     def _bits(self, tensor: Tensor, whole: Whole) -> Optional[_Bits]:
         shape, stride = tuple(tensor.shape), tensor.stride()
-        if not _is_dense(shape, stride):
+        if not is_dense(shape, stride):
             if 0 in stride:
                 return None  # its memory is smaller than what would be packed
             tensor = tensor.detach().contiguous()
@@ -203,14 +200,3 @@ def _unpack(kept: Any) -> Tensor:
             )
         return tensor
     return kept.tensor()  # type: ignore[no-any-return]  # of bits
-
-
-def _is_dense(shape: Tuple[int, ...], stride: Tuple[int, ...]) -> bool:
-    """Whether the numbers fill their memory, each place once."""
-    expected = 1
-    for step, size in sorted(zip(stride, shape)):
-        if size != 1:
-            if step != expected:
-                return False
-            expected *= size
-    return True

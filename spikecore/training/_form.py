@@ -1,0 +1,180 @@
+"""The form in which a step runs: channels-last, compiled, spikes as bits; and why a part of it is left out.
+
+Rules of this module:
+
+- An option that is True is done, or an exception says why not. With ``fast``, an option that is None is done where it
+  can be, and where not, a warning says why, once.
+- ``form`` says of each option what became of it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import nullcontext
+from typing import Any, Callable, ContextManager, Dict, List, Tuple, Type
+
+import torch
+from torch import Tensor, nn
+
+from spikecore._base.batches import run_network
+from spikecore._shell.processes import is_shard
+from spikecore.backend import Unsupported
+from spikecore.parallel import Pipeline
+from spikecore.training import _layout as layout
+from spikecore.training._options import TrainingOptions
+from spikecore.training._packed import packed_spikes
+from spikecore.training._packed.compiled import compiling_options
+
+#: What became of an option that was not asked for, and of one that was done.
+NOT_ASKED, USED = "not asked for", "used"
+
+
+class Left(Exception):
+    """Why an option is left out."""
+
+
+class Form:
+    """How ``net`` is run, from the options."""
+
+    def __init__(self, net: nn.Module, options: TrainingOptions, optimizer: Any = None) -> None:
+        self.net, self.options = net, options
+        #: Of each option, what became of it.
+        self.form: Dict[str, str] = {}
+        self._run: Any = net
+        self._dims = 0
+        self._weights: List[Tensor] = []
+        self._compiled = self._proven = self._packs = False
+        self._trains, self._no_packing = optimizer is not None, ""
+        for name, use in (
+            ("channels_last", self._use_channels_last),
+            ("compile", self._use_compiler),
+            ("pack_spikes", self._use_packing),
+        ):
+            self.use(name, use)
+        self.lay_out_states(optimizer)
+
+    def use(self, name: str, use: Callable[[], None]) -> None:
+        """Do what an option asks for; ``use`` raises :class:`Left` where that cannot be."""
+        asked = getattr(self.options, name)
+        if asked is False or not (asked or self.options.fast) or (name == "pack_spikes" and not self._trains):
+            self.form[name] = NOT_ASKED
+            return
+        try:
+            use()
+            self.form[name] = USED
+        except Left as left:
+            self.leave_out(name, str(left))
+
+    def leave_out(self, name: str, why: str) -> None:
+        """Note that an option is left out. Raises Unsupported where it was asked for by name."""
+        if getattr(self.options, name):
+            raise Unsupported(f"{name}=True cannot be: {why}; use {name}=False")
+        self.form[name] = f"left out: {why}"
+        warnings.warn(
+            f"fast=True: {name} is left out, because {why}; {name}=False says so without this warning",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    def lay_out_states(self, optimizer: Any) -> None:
+        """Have the states of an optimiser lie as their weights, when it is given and after it was loaded."""
+        if optimizer is not None and self._weights:
+            layout.states_channels_last(optimizer, self._weights, self._dims)
+
+    def inputs(self, inputs: Any) -> Any:
+        """The inputs as the network wants them to lie."""
+        return layout.inputs_channels_last(inputs, self._dims) if self._dims else inputs
+
+    def packing(self) -> ContextManager[Any]:
+        """Around forward and loss: what packs the spikes that are saved, unless the compiled graph does."""
+        return packed_spikes() if self._packs and not self._compiled else nullcontext()
+
+    def run(self, inputs: Any) -> Any:
+        """The network on one batch."""
+        return run_network(self._run, inputs)
+
+    def attempt(self, work: Callable[[], Any]) -> Any:
+        """The result of ``work``, which runs the network; where it cannot be compiled, without compilation.
+
+        Compilation comes when a kind of batch is first met, the backward pass's within ``backward``. Buffers are put
+        back then, since the forward pass has moved them.
+        """
+        if not self._compiled:
+            return work()
+        kept = None if self._proven else [(buffer, buffer.clone()) for buffer in self.net.buffers()]
+        try:
+            result = work()
+        except _compiler_errors() as error:
+            self._run, self._compiled = self.net, False
+            for buffer, value in kept or ():
+                with torch.no_grad():
+                    buffer.copy_(value)
+            first = next((line for line in str(error).splitlines() if line.strip()), "")
+            self.leave_out("compile", f"torch.compile raised {type(error).__name__}: {first}")
+            return work()
+        self._proven = True
+        return result
+
+    # -- the options
+
+    def _use_channels_last(self) -> None:
+        dims = layout.dimensions(self.net)
+        if not dims:
+            raise Left("the network has no convolutions of two dimensions, nor of three alone")
+        if any(isinstance(one, nn.parallel.DistributedDataParallel) for one in self.net.modules()):
+            raise Left(
+                "DistributedDataParallel has laid out its buckets already; convert the network before it is wrapped, "
+                "with net.to(memory_format=torch.channels_last)"
+            )
+        if any(is_shard(parameter) for parameter in self.net.parameters()):
+            raise Left("its parameters are shards")
+        self._dims = dims
+        self._weights = layout.weights_channels_last(self.net, dims)
+
+    def _use_compiler(self) -> None:
+        if is_compiled(self.net):
+            raise Left("the network is under torch.compile already")
+        if any(isinstance(one, (nn.parallel.DistributedDataParallel, Pipeline)) for one in self.net.modules()):
+            raise Left("the network is over several devices or processes; compile its parts, with layer.compile()")
+        if not hasattr(getattr(torch, "compiler", None), "is_compiling"):
+            raise Left(f"torch {torch.__version__} is too old to compile neurons")
+        options = {}
+        if self._trains and (self.options.pack_spikes or (self.options.fast and self.options.pack_spikes is None)):
+            try:
+                options = compiling_options()
+            except Unsupported as error:
+                self._no_packing = str(error)
+        # fullgraph: a network that breaks into parts is compiled part by part while it runs, and cannot go back then
+        self._run = torch.compile(self.net, fullgraph=True, dynamic=False, options=options)
+        self._compiled = True
+
+    def _use_packing(self) -> None:
+        if self._no_packing:
+            raise Left(self._no_packing)
+        if not self._compiled and is_compiled(self.net):
+            raise Left(
+                "the network is under torch.compile, whose graph decides what is saved; give the plain network, and "
+                "compile=True"
+            )
+        self._packs = True
+
+
+def is_compiled(net: nn.Module) -> bool:
+    """Whether a network or a part of it is under torch.compile, by a wrapper or by ``net.compile()``."""
+    return any(
+        getattr(one, "_compiled_call_impl", None) is not None or type(one).__name__ == "OptimizedModule"
+        for one in net.modules()
+    )
+
+
+def _compiler_errors() -> Tuple[Type[Exception], ...]:
+    from torch._dynamo.exc import TorchDynamoException
+
+    found: List[Any] = [TorchDynamoException]
+    try:
+        from torch._inductor.exc import InductorError
+
+        found.append(InductorError)
+    except ImportError:  # before torch 2.7 these are BackendCompilerFailed, of the first kind
+        pass
+    return tuple(found)
