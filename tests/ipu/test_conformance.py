@@ -67,5 +67,5 @@ class TestTraced(BackendConformance):
 
     backend = "ipu_traced"
     # each call records a graph: that takes minutes for the tiers generated and random (random programs are compiled
-    # in tests/unit/test_random_programs.py), and recordings count as memory in the tier of sequences
+    # in tests/unit/testing/test_random_programs.py), and recordings count as memory in the tier of sequences
     tiers = tuple(tier for tier in DEFAULT_TIERS if tier not in ("generated", "random", "sequences"))
