@@ -19,6 +19,7 @@ from spikecore.kernels._again import Again, Instead
 from spikecore.kernels._arguments import Call
 from spikecore.kernels._constant import instead_of, steps_of, with_constants
 from spikecore.kernels._direct import Direct
+from spikecore.kernels._direct_constant import DirectConstant
 from spikecore.kernels._execution import Execution
 from spikecore.kernels._flat import is_flat, register_flat, run_flat
 from spikecore.kernels._launches import Launcher
@@ -68,6 +69,8 @@ class KernelRunner:
         self.instead: Instead = None
         #: Runners of calls whose inputs of these numbers are the same at every step.
         self._constant: Dict[Tuple[bool, ...], KernelRunner] = {}
+        #: Of such a runner, its direct calls.
+        self._direct: Optional[DirectConstant] = None
 
     def with_other(self, instead: Callable[[BackendError], Runner]) -> KernelRunner:
         """A copy of this runner. Where its backward fails, the runner ``instead(error)`` computes the gradients."""
@@ -122,8 +125,15 @@ class KernelRunner:
             program, spec = with_constants(self.program, self.spec, which)
             runner = KernelRunner(self.execution.backend, program, spec)
             runner.instead = instead_of(self.instead, which, self.spec)
+            one = len(which) == 1 == self.n_outputs and set(self.spec.params) <= {"number"}
+            if one and not (self.spec.final or self.execution.backend.owns_outputs):
+                runner._direct = DirectConstant(runner.execution, runner.instead, _derived)
             runner = self._constant.setdefault(which, runner)
         values = [step for step in steps if step is not None]
+        if runner._direct is not None and state is None and not record:
+            out = runner._direct(values[0], inputs[0].shape[0], params)
+            if out is not None:
+                return (out,), None, ()
         inputs = tuple([x.detach() if repeats else x for x, repeats in zip(inputs, which)])
         return runner(inputs, state, (*values, *params), record)
 

@@ -122,6 +122,37 @@ def test_spikes_are_bit_equal_and_gradients_agree(backend, name, steps):
     check(NEURONS[name](backend), values(3, 6, 8), steps, 1e-5, record=("v",))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", ["LIF", "ALIF", "PLIF", "Unread"])
+def test_calls_for_outputs_alone(backend, name, dtype):
+    """As a network calls its neurons: with and without gradients, saved-tensor hooks, and a graph of the gradient."""
+    neuron = NEURONS[name](backend)
+    for steps, shape in ((4, (3, 8)), (25, (3, 8)), (25, (1, 5))):
+        step = values(*shape, dtype=dtype).requires_grad_()
+        cotangent = values(steps, *shape, seed=3, dtype=dtype)
+
+        def gradient(x, step=step, cotangent=cotangent, hooks=nullcontext, **options):
+            with hooks():
+                out = neuron(x)
+            return out.detach(), *torch.autograd.grad(out, [step], cotangent, allow_unused=True, **options)
+
+        x = sc.encode.Constant(steps)(step)
+        expected, other = gradient(x.clone())
+        if other is None:  # by torch, of a neuron that reads no input
+            other = torch.zeros_like(step)
+        moved = lambda: torch.autograd.graph.saved_tensors_hooks(  # noqa: E731  # one for each call
+            lambda value: value.t() if value.ndim == 2 else value, lambda value: value.t() if value.ndim == 2 else value
+        )
+        with torch.no_grad():
+            assert torch.equal(neuron(x), expected)
+        for options in ({}, {"hooks": moved}, {"create_graph": backend != "torch"}):
+            out, grad = gradient(x, retain_graph=True, **options)
+            assert torch.equal(out, expected)
+            tolerance = 2e-2 if dtype is torch.bfloat16 else 1e-5
+            grad = torch.zeros_like(step) if grad is None else grad
+            torch.testing.assert_close(grad, other, rtol=tolerance, atol=tolerance * (1e-3 + other.abs().max().item()))
+
+
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-12), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)])
 @pytest.mark.parametrize("steps", [4, 25])
 def test_other_dtypes(backend, dtype, rtol, steps):
