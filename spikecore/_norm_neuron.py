@@ -26,6 +26,12 @@ class NormNeuron(nn.Module):
     the running ones per call (Zheng et al., 2021, normalise in this way and scale by the threshold); ``momentum=None``,
     ``affine=False``, ``track_running_stats=False`` and ``eval()`` mean what they mean in torch.
 
+    A backend with ``Capabilities.normalisation`` computes normalisation, shortcut and all steps in one kernel: forward
+    reads x once beside its statistics, backward reads x and the cotangent twice, and nothing normalised is stored. With
+    another backend, on the reference, and where something else stands in the way, normalisation and neuron are computed
+    one after the other. ``fused=True`` raises :class:`spikecore.Unsupported` instead; ``fused=False`` always computes
+    them so.
+
     ``norm`` and ``neuron`` are modules of this one: ``state_dict`` has ``norm.weight``, ``neuron.tau`` and so on. The
     neuron normalises from then on, wherever it is called.
 
@@ -33,7 +39,9 @@ class NormNeuron(nn.Module):
     ValueError for a neuron with several inputs, for one that normalises already, and for an unknown ``shortcut``.
     """
 
-    def __init__(self, norm: nn.Module, neuron: Neuron, *, shortcut: Optional[str] = None) -> None:
+    def __init__(
+        self, norm: nn.Module, neuron: Neuron, *, shortcut: Optional[str] = None, fused: Optional[bool] = None
+    ) -> None:
         super().__init__()
         check_norm("NormNeuron", norm)
         if not isinstance(neuron, Neuron):
@@ -53,8 +61,10 @@ class NormNeuron(nn.Module):
                 f"NormNeuron: shortcut={shortcut!r} must be None, 'before' (neuron(norm(x) + skip)) or 'after' "
                 "(neuron(norm(x)) + skip)"
             )
-        self.norm, self.neuron, self.shortcut = norm, neuron, shortcut
-        set_prologue(neuron, Prologue(norm, shortcut or ""))
+        if fused not in (None, True, False):
+            raise TypeError(f"NormNeuron: fused={fused!r} must be True, False or None (where the backend can)")
+        self.norm, self.neuron, self.shortcut, self.fused = norm, neuron, shortcut, fused
+        set_prologue(neuron, Prologue(norm, shortcut or "", fused))
 
     def forward(self, x: Tensor, *skip: Tensor) -> Any:
         """``[T, B, C, ...] -> [T, B, C, ...]``; with a shortcut also ``skip`` of that shape."""
@@ -62,7 +72,7 @@ class NormNeuron(nn.Module):
         if prologue is None or prologue.norm is not self.norm:
             # a module was put in the place of one of them, as SyncBatchNorm.convert_sync_batchnorm does
             check_norm("NormNeuron", self.norm)
-            set_prologue(self.neuron, Prologue(self.norm, self.shortcut or ""))
+            set_prologue(self.neuron, Prologue(self.norm, self.shortcut or "", self.fused))
         return self.neuron(x, *skip)
 
     def extra_repr(self) -> str:

@@ -81,6 +81,9 @@ class Capabilities:
     #: Programs with more than one input, or more than one output.
     several_inputs: bool = False
     several_outputs: bool = False
+    #: Batch normalisation in front of a program: the gradient of the input through its own statistics
+    #: (``program.statistics``). It takes ``channel_parameters`` and, for gradients, ``parameter_gradients``, too.
+    normalisation: bool = False
     #: ``torch.compile(fullgraph=True)``.
     torch_compile: bool = False
 
@@ -172,8 +175,10 @@ class Backend:
         and returns ``(outputs, state, trace)``: outputs ``[T, *N]`` in ``spec.dtype``, final state ``[*N]`` and
         recorded states ``[T, *N]`` in ``spec.compute``. The result is differentiable in inputs, state and parameters,
         by the derivatives of the program; where the start is at rest and ``program.initial`` names a learnt parameter,
-        that is part of them. No result shares memory with an argument or with another result. Called once per program
-        and spec; the host keeps the runner.
+        that is part of them. Where ``program.statistics`` names parameters, the derivative of the first input goes
+        through the first two of them as well: mean and 1 / sqrt(variance + eps) of that input, per channel over all
+        steps and neurons. No result shares memory with an argument or with another result. Called once per program and
+        spec; the host keeps the runner.
 
         Raises :class:`Unsupported` for a program that cannot be lowered, naming what stands in the way.
         """

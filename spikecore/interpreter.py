@@ -106,13 +106,16 @@ class Interpreter:
         tie: bool,
     ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
         x, shape = inputs[0], inputs[0].shape[1:]
+        # converted once, so that the parts of a 16-bit input's gradient add up in float32
+        wide = [value.to(self.compute) for value in inputs]
+        params = through_statistics(self.program, wide[0], params)
         like = x if x.dtype == self.compute else x.new_empty((), dtype=self.compute)
         fixed, initial = self._held(params, like, self._before)
         # initial values may be 0-d or per channel; from here on every state has the shape of one step
         now = list(state) if state is not None else [value.expand(shape) for value in initial]
         outputs: List[List[Tensor]] = [[] for _ in range(self.n_outputs)]
         trace: Dict[str, List[Tensor]] = {name: [] for name in record}
-        for xs in zip(*(x.to(self.compute).unbind(0) for x in inputs)):
+        for xs in zip(*(value.unbind(0) for value in wide)):
             results = self.step([*xs, *now, *fixed], like)
             following = results[self.n_outputs :]
             now = [v.expand(shape) if shared else _full(v, shape) for v, shared in zip(following, self.shared)]
@@ -183,3 +186,28 @@ def _full(value: Tensor, shape: torch.Size) -> Tensor:
 def _stack(values: List[Tensor], x: Tensor) -> Tensor:
     # T = 0: stay connected to the input, so that backward works
     return torch.stack(values) if values else x[:0].clone()
+
+
+def through_statistics(program: Program, x: Tensor, params: Tuple[ParamValue, ...]) -> Tuple[ParamValue, ...]:
+    """The parameters of a call, with mean and rstd of ``x`` as functions of ``x`` where ``program.statistics`` names
+    them; they have the values that were given. So a backend that computes under autograd has their derivatives.
+    ``x`` is the first input in the dtype of arithmetic.
+    """
+    if not (program.statistics and x.requires_grad):
+        return params
+    values = dict(zip(program.params, params))
+    for name in program.statistics[:2]:
+        if not isinstance(values[name], Tensor):
+            raise TypeError(f"{program.name}: {name} is a number; statistics are tensors with one value per channel")
+    mean, rstd = (torch.as_tensor(values[name]).detach() for name in program.statistics[:2])
+    # all but the channel, time included; a parameter has one value along each
+    over = [0, *(d + 1 for d, size in enumerate(mean.shape) if size == 1)]
+    wide = x.to(mean.dtype)
+    own = wide.mean(over, keepdim=True)
+    variance = (wide - own).square().mean(over, keepdim=True).squeeze(0)
+    own = own.squeeze(0)
+    # a difference that is 0, so that the values are exactly those of the kernels
+    values[program.statistics[0]] = mean + (own - own.detach())
+    found = (rstd**-2 + (variance - variance.detach())) ** -0.5
+    values[program.statistics[1]] = rstd + (found - found.detach())
+    return tuple(values[name] for name in program.params)

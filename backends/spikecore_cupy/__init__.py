@@ -25,6 +25,7 @@ CAPABILITIES = Capabilities(
     record=True,
     several_inputs=True,
     several_outputs=True,
+    normalisation=True,
     torch_compile=True,
 )
 

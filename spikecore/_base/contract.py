@@ -19,7 +19,7 @@ Version = Tuple[int, int]
 Api = Union[int, Version]
 
 #: Version of the contract of this spikecore, and the oldest one whose plugins it takes.
-BACKEND_API: Version = (1, 1)
+BACKEND_API: Version = (1, 2)
 OLDEST_API: Version = (1, 0)
 
 

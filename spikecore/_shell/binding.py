@@ -65,6 +65,8 @@ class DefinitionCache:
     renewal: Optional[Renewal] = None
     #: Kind of call -> its runner. Keys are content: neurons of one program share compiled code, and agree on the keys.
     runners: Dict[CallKind, Runner] = field(default_factory=dict)
+    #: The same of calls in which the neuron normalises its input (see :mod:`spikecore._shell.prologue`).
+    fused: Dict[Any, Runner] = field(default_factory=dict)
     #: Calls that passed every check, by their kind (see :mod:`spikecore._shell.earlier`).
     quick: Dict[Tuple[Any, ...], Earlier] = field(default_factory=dict)
 
@@ -77,6 +79,7 @@ class DefinitionCache:
             stamp=before.stamp,
             program=before.program,
             runners=before.runners,
+            fused=before.fused,
             quick=quick,
         )
 

@@ -27,6 +27,7 @@ def lacking(
         ("channel_parameters", "channel" in spec.params),
         ("full_parameters", "full" in spec.params),
         ("record", record),
+        ("normalisation", bool(program.statistics)),
         ("several_inputs", len(program.inputs) > 1),
         ("several_outputs", len(program.outputs) > 1),
     )

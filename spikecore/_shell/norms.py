@@ -10,12 +10,15 @@ Rules of this module:
 
 from __future__ import annotations
 
-from typing import Any, Dict, Type
+from typing import Any, Dict, NamedTuple, Tuple, Type
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from spikecore.dtypes import compute_dtype
+from spikecore.lang._plain import is_compiling
 
 #: What a module says that is no batch normalisation, or none that a neuron can take over.
 _WAY_OUT = "leave it in front of the neuron: nn.Sequential(sc.layers.TimeBatched(conv, norm), neuron)"
@@ -107,9 +110,9 @@ def normalised(norm: nn.Module, x: Tensor) -> Tensor:
     return y
 
 
-def takes_batch(norm: nn.Module) -> bool:
+def takes_batch(norm: Any) -> bool:
     """Whether a batch normalisation takes the statistics of its input, rather than the running ones."""
-    return norm.training or norm.running_mean is None
+    return bool(norm.training or norm.running_mean is None)
 
 
 def has_one_step(x: Tensor) -> bool:
@@ -139,3 +142,75 @@ def normalised_step(norm: Any, x: Tensor, steps: int) -> Tensor:
     with torch.no_grad():
         variance.mul_(1.0 - factor).add_(moved, alpha=steps * (n - 1) / (steps * n - 1))
     return y
+
+
+class Constants(NamedTuple):
+    """What an input is normalised by: ``(x - mean) * rstd * weight + bias``, ``[C]`` each."""
+
+    mean: Tensor
+    rstd: Tensor
+    weight: Tensor
+    bias: Tensor
+
+
+def takes(norm: Any, x: Tensor) -> bool:
+    """Whether ``x`` ``[B, C, ...]`` is plain input of ``norm``; torch's own forward computes or refuses other."""
+    dims: Dict[Any, Tuple[int, ...]] = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)}
+    compute = compute_dtype(x.dtype)
+    held = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
+    return (
+        x.ndim in dims[_PLAIN.get(type(norm), type(norm))]
+        and x.shape[1] == norm.num_features
+        # of one number per channel torch computes no variance, and says so
+        and x.numel() > x.shape[1]
+        and all(t is None or (t.device == x.device and t.dtype in (x.dtype, compute)) for t in held)
+    )
+
+
+def constants(norm: Any, x: Tensor) -> Constants:
+    """What ``norm`` normalises ``x`` ``[B, C, ...]`` by; in training its running statistics move, as torch moves them.
+
+    Mean and rstd carry no gradient. ``x`` is one that ``norm`` takes.
+    """
+    compute: Any = compute_dtype(x.dtype)
+    with torch.no_grad():
+        if takes_batch(norm):
+            mean, variance = _moved(norm, x, compute)
+        else:
+            mean, variance = norm.running_mean.to(compute), norm.running_var.to(compute)
+        rstd = torch.rsqrt(variance + norm.eps)
+    if norm.affine:
+        return Constants(mean, rstd, norm.weight, norm.bias)
+    return Constants(mean, rstd, torch.ones_like(mean), torch.zeros_like(mean))
+
+
+def _moved(norm: Any, x: Tensor, compute: torch.dtype) -> Tuple[Tensor, Tensor]:
+    """Mean and variance of a batch, by which the running ones have been moved."""
+    moves = norm.training and norm.track_running_stats and norm.running_mean is not None
+    factor = 0.0 if norm.momentum is None else norm.momentum
+    if norm.training and norm.track_running_stats and norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+        if norm.momentum is None:
+            factor = 1.0 / float(norm.num_batches_tracked)
+    if not is_compiling():
+        if moves and norm.running_mean.dtype == compute:
+            return torch.batch_norm_update_stats(x, norm.running_mean, norm.running_var, factor)
+        # of half input without running statistics it gives half results
+        like = x.new_zeros(x.shape[1], dtype=compute)
+        mean, variance = torch.batch_norm_update_stats(x, like, torch.ones_like(like), 0.0)
+    else:
+        # that operation does not tell the compiler that it moves the running statistics
+        dims = [d for d in range(x.ndim) if d != 1]
+        variance, mean = torch.var_mean(x.to(compute), dims, correction=0)
+    if moves:
+        n = x.numel() // x.shape[1]
+        norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), factor)
+        norm.running_var.lerp_((variance * (n / (n - 1))).to(norm.running_var.dtype), factor)
+    return mean, variance
+
+
+def folded(x: Tensor) -> Tensor:
+    """``x`` ``[T, B, C, ...]`` with time and batch as one, in the order in which that takes no copy."""
+    # statistics do not depend on the order of the batch
+    batch_first = not x.is_contiguous() and x.stride(1) > x.stride(0) > 0
+    return (x.transpose(0, 1) if batch_first else x).flatten(0, 1)

@@ -12,15 +12,26 @@ no module: it holds a reference to one that stands elsewhere in the network and 
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional, Sequence, Tuple
+import functools
+import operator
+from typing import Any, List, Mapping, Optional, Sequence, Tuple, Union
 
+import torch
 from torch import Tensor, nn
 
-from spikecore._shell import norms
+from spikecore._plugins.registry import AUTO_NAME
+from spikecore._plugins.selection import REFERENCE
+from spikecore._shell import checks, norms, parameters, processes, ranges
+from spikecore._shell.automatic import Calls, automatic_runner
+from spikecore._shell.binding import SpecKey
+from spikecore._shell.needs import lacking
 from spikecore._shell.ranged import Ranged
 from spikecore._shell.repeated import repeat, step_of
 from spikecore._shell.state import State
-from spikecore.backend import Tensors
+from spikecore.backend import MAX_STATIC_STEPS, Spec, Tensors, Unsupported
+from spikecore.dtypes import NAMES
+from spikecore.lang._normalised import normalised
+from spikecore.lang._plain import is_compiling, is_jit_tracing, is_plain, is_transforming
 
 SHORTCUTS = ("", "before", "after")
 #: Outputs of a call, state after it, recorded states.
@@ -28,10 +39,15 @@ Results = Tuple[Tensors, Optional[State], Tensors]
 
 
 class Prologue:
-    """Batch normalisation and a shortcut in front of one neuron."""
+    """Batch normalisation and a shortcut in front of one neuron.
 
-    def __init__(self, norm: nn.Module, shortcut: str = "") -> None:
-        self.norm, self.shortcut = norm, shortcut
+    fused: whether they must be part of the kernel (True), must not (False), or are where they can (None).
+    """
+
+    def __init__(self, norm: nn.Module, shortcut: str = "", fused: Optional[bool] = None) -> None:
+        self.norm, self.shortcut, self.fused = norm, shortcut, fused
+        #: Why the last call computed normalisation and neuron one after the other: "" if it did not, None before one.
+        self.reason: Optional[str] = None
 
     def taken(self, owner: str, inputs: Sequence[Any], single: bool) -> Tuple[Tensor, Optional[Tensor]]:
         """The input and the shortcut of a call, which are checked as far as the neuron does not."""
@@ -55,12 +71,20 @@ class Prologue:
             )
         return x, skip
 
+    def refuse(self, owner: str, reason: str) -> None:
+        """Note why a call is computed one after the other. Raises :class:`Unsupported` where it must not be."""
+        self.reason = reason
+        if self.fused:
+            raise Unsupported(f"{owner} was to normalise within its kernel (fused=True): {reason}")
+
 
 class Prologued(Ranged):
     """A neuron that may have a prologue."""
 
     #: What is computed in front of the dynamics; a class attribute until there is one.
     _prologue: Optional[Prologue] = None
+    states: Mapping[str, Union[float, str]]
+    channel_dim: int
 
     def _execute(
         self,
@@ -73,6 +97,10 @@ class Prologued(Ranged):
         """A call without the prologue."""
         raise NotImplementedError(f"{type(self).__name__} must define _execute")
 
+    def _values(self) -> List[Tuple[str, Any]]:
+        """The parameters of the program, by name; the numbers of surrogates come last."""
+        raise NotImplementedError(f"{type(self).__name__} must define _values")
+
     def _behind_prologue(
         self,
         inputs: Sequence[Any],
@@ -84,17 +112,149 @@ class Prologued(Ranged):
         """A call of a neuron with a prologue."""
         prologue: Any = self._prologue
         x, skip = prologue.taken(type(self).__name__, inputs, single)
-        step = None if single else step_of(x)
+        within = skip if prologue.shortcut == "before" else None
+        step = None if single or prologue.fused else step_of(x)
+        found = None
         if step is not None and norms.has_one_step(step):
+            # one step stands for all: it is normalised once, which reads and writes less than one program would
+            prologue.reason = "x is one step repeated, and normalised once"
             y = repeat(norms.normalised_step(prologue.norm, step, x.shape[0]), x.shape[0])
         else:
-            y = norms.normalised(prologue.norm, x if single else x.flatten(0, 1)).view(x.shape)
-        if skip is not None and prologue.shortcut == "before":
-            y = y + skip
-        outputs, end, trace = self._execute((y,), state, record, final, single)
-        if skip is not None and prologue.shortcut == "after":
+            found = self._fused(prologue, x, within, state, record, final, single)
+            y = x if found else norms.normalised(prologue.norm, x if single else x.flatten(0, 1)).view(x.shape)
+        if found is None:
+            found = self._execute((y if within is None else y + within,), state, record, final, single)
+        outputs, end, trace = found
+        if skip is not None and within is None:
             outputs = (outputs[0] + skip, *outputs[1:])
         return outputs, end, trace
+
+    def _fused(
+        self,
+        prologue: Prologue,
+        x: Tensor,
+        skip: Optional[Tensor],
+        state: Optional[Mapping[str, Tensor]],
+        record: Tuple[str, ...],
+        final: bool,
+        single: bool,
+    ) -> Optional[Results]:
+        """The call as one program, None where it is to be computed one after the other."""
+        owner, norm = type(self).__name__, prologue.norm
+        if not is_compiling():
+            self._follow()
+        steps = x.unsqueeze(0) if single else x
+        reason = self._reason(prologue, x, steps)
+        if reason:
+            prologue.refuse(owner, reason)
+            return None
+        inputs = checks.inputs(owner, ("x", "skip")[: 1 if skip is None else 2], self._timed(x, skip, single))
+        steps = inputs[0]
+        grad = torch.is_grad_enabled()
+        own = self._values()
+        if self._parameters and self._ranges:
+            own = ranges.kept(own, self._parameters, self._ranges)
+        if self._buffers and self._ranges and not is_compiling():
+            self._check_tensors()
+        checks.same_device(owner, steps.device, own)
+        if not is_compiling():
+            processes.check_gathered(owner, steps, own)
+            if not single:
+                processes.check_split(self)
+        values, kinds = parameters.place(owner, own, steps.shape[1:], self.channel_dim)
+        start = checks.state(owner, self.states, state, steps, carried=state is not None and state is self._state)
+        learnt = [name for name, value in own if isinstance(value, Tensor) and value.requires_grad]
+        affine = tuple(norm.affine and value.requires_grad for value in (norm.weight, norm.bias))
+        gradients = grad and any(value.requires_grad for value in inputs)
+        learns = grad and bool(learnt or any(affine))
+        state_gradients = grad and (
+            (start is not None and any(value.requires_grad for value in start)) or (final and (gradients or learns))
+        )
+        fixed = operator.index(steps.shape[0]) if steps.shape[0] <= MAX_STATIC_STEPS else None
+        spec = (steps.dtype, fixed, kinds, tuple(learnt) if grad else (), final)
+        how = (skip is not None, norms.takes_batch(norm), affine if grad else (False, False), bool(prologue.fused))
+        flags = (gradients, state_gradients, bool(record))
+        lacks = self._find_fused(steps.device.type, spec, how, flags, self._cache.stamp)
+        if lacks:
+            prologue.refuse(owner, lacks)
+            return None
+        runner = self._cache.fused[steps.device.type, spec, how, flags]
+        # from here on nothing is refused: the running statistics move once
+        found = norms.constants(norm, norms.folded(steps))
+        view = (1, -1, *[1] * (steps.ndim - 3))
+        count = len(values) - len(self._cache.numbers)
+        placed = (*values[:count], *[value.view(view) for value in found], *values[count:])
+        outputs, end, trace = runner(inputs, start, placed, record)
+        prologue.reason = ""
+        if single:
+            outputs = tuple([out.squeeze(0) for out in outputs])
+        return outputs, dict(zip(self.states, end)) if end is not None else None, trace
+
+    def _timed(self, x: Tensor, skip: Optional[Tensor], single: bool) -> Tensors:
+        """The inputs with a dimension of time."""
+        given = (x,) if skip is None else (x, skip)
+        return tuple([value.unsqueeze(0) for value in given]) if single else given
+
+    def _reason(self, prologue: Prologue, x: Tensor, steps: Tensor) -> str:
+        """Why a call cannot be one program, whatever the backend; "" if it can."""
+        if prologue.fused is False:
+            return "fused=False was asked for"
+        if not is_compiling() and (is_jit_tracing() or is_transforming() or not is_plain(x)):
+            return "torch traces or transforms the call, or x is no plain tensor"
+        if x.dtype not in NAMES or x.layout is not torch.strided or not norms.takes(prologue.norm, steps[0]):
+            return f"x of shape {list(x.shape)} and {x.dtype} is no plain input of the normalisation"
+        # parameters per channel are placed along the dimension that is normalised over
+        if self.channel_dim != 1 and any(isinstance(value, Tensor) for _, value in self._values()):
+            return f"channel_dim={self.channel_dim}, and a parameter is a tensor"
+        if is_compiling() and self._left_out(x.device.type, self._cache.stamp):
+            return "the backend does not support torch_compile"
+        return ""
+
+    def _find_fused(
+        self, device_type: str, spec: SpecKey, how: Tuple[Any, ...], flags: Tuple[bool, bool, bool], stamp: str
+    ) -> str:
+        """Make the runner of ``_cache.fused`` for calls of this kind; gives why there is none, else "".
+
+        how: whether there is a shortcut, whether by statistics of the batch, whether weight and bias are learnt,
+        whether one program was asked for.
+        """
+        cache, key = self._cache, (device_type, spec, how, flags)
+        if key in cache.fused:
+            return ""
+        skip, batch, affine, asked = how
+        dtype, steps, kinds, learnt, final = spec
+        program, names = normalised(self._traced(), skip, batch)
+        count = len(kinds) - len(self._cache.numbers)
+        kinds = (*kinds[:count], *["channel"] * len(names), *kinds[count:])
+        if len(kinds) != len(program.params):
+            return "the dynamics do not read their input"
+        learn = (*learnt, *[name for name, wants in zip(names[2:], affine) if wants])
+        wanted = Spec(dtype, steps, kinds, learn, final)
+        resolved = self._bind(device_type)
+        if resolved.backend.name == REFERENCE and not asked:
+            # it runs a program operation by operation, and torch has one operation for the whole of a normalisation
+            return f"backend {REFERENCE!r} computes one operation after the other, and is quicker so"
+        lacks = functools.partial(
+            lacking,
+            program=program,
+            spec=wanted,
+            gradients=flags[0],
+            state_gradients=flags[1],
+            record=flags[2],
+        )
+        missing = (*lacks(resolved.backend.capabilities_on(device_type)),)
+        if not missing and not resolved.backend.capabilities_on(device_type).normalisation:
+            missing = ("normalisation",)
+        if missing:
+            return checks.unsupported(resolved, type(self).__name__, missing, device_type)
+        if resolved.source == AUTO_NAME:
+            cache.fused[key] = automatic_runner(resolved, Calls(device_type, program, wanted, lacks))
+        else:
+            cache.fused[key] = resolved.backend.runner(program, wanted)
+        return ""
+
+    # see Bound: torch.compile takes what this returns as a constant
+    _find_fused._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
 
 def set_prologue(neuron: Prologued, prologue: Optional[Prologue]) -> None:

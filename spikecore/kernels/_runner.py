@@ -24,8 +24,8 @@ from spikecore.kernels._execution import Execution
 from spikecore.kernels._flat import is_flat, register_flat, run_flat
 from spikecore.kernels._launches import Launcher
 from spikecore.kernels._layout import Layout
+from spikecore.kernels._normalised import execution_of
 from spikecore.kernels._registered import key_of, register, run_registered
-from spikecore.kernels._returned import ReturningExecution
 from spikecore.lang import Program
 from spikecore.lang._plain import (
     PLAIN,
@@ -55,7 +55,7 @@ class KernelRunner:
 
     def __init__(self, backend: Launcher, program: Program, spec: Spec) -> None:
         self.program, self.spec = program, spec
-        self.execution = (ReturningExecution if backend.owns_outputs else Execution)(backend, program, spec)
+        self.execution = execution_of(backend, program, spec)
         self.key = key_of(self.execution)
         register()
         register_flat()
@@ -83,7 +83,10 @@ class KernelRunner:
         one = len(self.program.inputs) == 1 == self.n_outputs
         if not one or self.spec.final or self.learnt_initial or self.execution.backend.owns_outputs:
             return None
-        return None if "full" in self.spec.params else Direct(self.execution, self.instead, views, _derived)
+        # backward of a program with statistics is two launches
+        if self.program.statistics or "full" in self.spec.params:
+            return None
+        return Direct(self.execution, self.instead, views, _derived)
 
     def __deepcopy__(self, memo: Any) -> KernelRunner:
         return self  # torch.nn.utils.parametrize copies a neuron with its runners, which copies can share
@@ -94,7 +97,8 @@ class KernelRunner:
         """See :meth:`spikecore.backend.Backend.compile`."""
         if inputs[0].shape[0] == 0:
             return self._nothing(inputs[0], state, params, record)
-        steps = () if is_compiling() else steps_of(self.program, inputs)
+        # statistics are functions of an input, which a parameter in its place is not
+        steps = () if is_compiling() or self.program.statistics else steps_of(self.program, inputs)
         if steps and self._takes_full(inputs[0].device.type):
             return self._on_constants(steps, inputs, state, params, record)
         call, tensors = self._call(inputs, state, params, record, inputs[0].shape[1:])

@@ -46,9 +46,27 @@ class Program:
     initial: one per state, its initial value: a ``const`` or a ``param`` node.
     labels: names that the definition gave to intermediate values.
     numbers: those of ``params`` that are numbers of surrogates. They come last, and are Python numbers in every call.
+    statistics: names of the parameters mean, rstd, weight and bias if the first two are statistics of the first input,
+        per channel over all steps and neurons (:func:`spikecore.lang.normalised`). The derivative of that input is the
+        total one, through them as well, and they are never learnt; empty for all other programs.
+    seeds: values of a step that have a cotangent of their own, an expression in the step's leaves, beside what the
+        results give. Of no effect but in the adjoint.
     """
 
-    __slots__ = ("initial", "inputs", "key", "labels", "name", "next", "numbers", "outputs", "params", "states")
+    __slots__ = (
+        "initial",
+        "inputs",
+        "key",
+        "labels",
+        "name",
+        "next",
+        "numbers",
+        "outputs",
+        "params",
+        "seeds",
+        "states",
+        "statistics",
+    )
 
     name: str
     inputs: Tuple[str, ...]
@@ -59,6 +77,8 @@ class Program:
     initial: Tuple[Node, ...]
     labels: Mapping[Node, str]
     numbers: Tuple[str, ...]
+    statistics: Tuple[str, ...]
+    seeds: Tuple[Tuple[Node, Node], ...]
     key: str
 
     def __init__(
@@ -73,8 +93,11 @@ class Program:
         params: Sequence[str] = (),
         labels: Mapping[Node, str] = {},  # never written to
         numbers: Sequence[str] = (),
+        statistics: Sequence[str] = (),
+        seeds: Sequence[Tuple[Node, Node]] = (),
     ) -> None:
-        used = {node.attr for node in parameters([*outputs, *next, *initial])}
+        seeded = [node for pair in seeds for node in pair]
+        used = {node.attr for node in parameters([*outputs, *next, *initial, *seeded])}
         values: Dict[str, Any] = {
             "name": name,
             "inputs": tuple(inputs),
@@ -85,6 +108,8 @@ class Program:
             "initial": tuple(initial),
             "labels": dict(labels),
             "numbers": tuple(name for name in numbers if name in used),
+            "statistics": tuple(statistics),
+            "seeds": tuple(seeds),
         }
         digest = hashlib.blake2b(digest_size=16)
         for names in (values["inputs"], values["states"], values["params"]):
@@ -92,6 +117,10 @@ class Program:
         for nodes in (values["outputs"], values["next"], values["initial"]):
             digest.update(b"|")
             for node in nodes:
+                digest.update(node.key)
+        if statistics or seeds:  # else the key is that of before there were any, which names cached kernels
+            digest.update(repr(values["statistics"]).encode())
+            for node in seeded:
                 digest.update(node.key)
         for attribute, value in {**values, "key": digest.hexdigest()}.items():
             object.__setattr__(self, attribute, value)
@@ -107,11 +136,18 @@ class Program:
 
     def __reduce__(self) -> Tuple[Any, ...]:
         values = {name: getattr(self, name) for name in self.__slots__ if name != "key"}
-        roots = [*self.outputs, *self.next, *self.initial, *self.labels]
+        roots = [
+            *self.outputs,
+            *self.next,
+            *self.initial,
+            *self.labels,
+            *(node for pair in self.seeds for node in pair),
+        ]
         place = {node: k for k, node in enumerate(topological(roots))}
         for name in ("outputs", "next", "initial"):
             values[name] = [place[node] for node in values[name]]
         values["labels"] = [(place[node], label) for node, label in self.labels.items()]
+        values["seeds"] = [(place[value], place[cotangent]) for value, cotangent in self.seeds]
         return (_restore, (flat(roots), values))
 
     def __repr__(self) -> str:
@@ -169,6 +205,7 @@ def _restore(entries: Flat, values: Dict[str, Any]) -> Program:
     for name in ("outputs", "next", "initial"):
         values[name] = [nodes[k] for k in values[name]]
     values["labels"] = {nodes[k]: label for k, label in values["labels"]}
+    values["seeds"] = [(nodes[value], nodes[cotangent]) for value, cotangent in values["seeds"]]
     return Program(values.pop("name"), **values)
 
 
@@ -192,6 +229,7 @@ def _adjoint(
     live = program.reach(outputs, trace, final).live
     following = zip(program.states, program.next)
     roots += [(node, Node("next_grad", (), state)) for state, node in following if state in live]
+    roots += program.seeds
     inputs, states = len(program.inputs), len(program.states)
     leaves = [*program.leaves[: inputs + states], *(Node("param", (), name) for name in learn)]
     found = reverse(roots, leaves)

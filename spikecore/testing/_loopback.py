@@ -17,6 +17,7 @@ from torch import Tensor
 import spikecore
 from spikecore._plugins import registry
 from spikecore.backend import ANY_DEVICE, Backend, BackendInfo, Capabilities, ParamValue, Runner, Spec, Tensors
+from spikecore.interpreter import through_statistics
 from spikecore.lang import Node, Program
 from spikecore.lang.eager import function_of, operands
 
@@ -35,6 +36,10 @@ class Loop:
     ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
         """See :meth:`spikecore.Backend.compile`."""
         program, shape = self.program, inputs[0].shape[1:]
+        if program.statistics:
+            # converted once, so that the parts of a 16-bit input's gradient add up in float32
+            inputs = tuple([x.to(self.compute) for x in inputs])
+        params = self.statistics(inputs[0], params)
         known = {
             leaf: self.parameter(v, kind, inputs[0]) for leaf, v, kind in zip(self._params(), params, self.spec.params)
         }
@@ -62,6 +67,10 @@ class Loop:
             tuple(value.clone() for value in now),
             tuple(torch.stack(trace[name]) if trace[name] else empty for name in record),
         )
+
+    def statistics(self, x: Tensor, params: Tuple[ParamValue, ...]) -> Tuple[ParamValue, ...]:
+        """The parameters, mean and rstd of the input as functions of it."""
+        return through_statistics(self.program, x, params)
 
     def _params(self) -> Sequence[Node]:
         return [Node("param", (), name) for name in self.program.params]

@@ -409,7 +409,8 @@ NOT_BY_A_CALL = {"double_backward", "torch_compile"}
 def asked() -> Set[str]:
     """The capabilities that some call needs."""
     x, v, p = Node("input", (), "x"), Node("state", (), "v"), Node("param", (), "p")
-    program = Program("All", inputs=("x", "y"), states=("v",), outputs=[x, v], next=[p], initial=[v], params=("p",))
+    names = {"inputs": ("x", "y"), "states": ("v",), "params": ("p",), "statistics": ("p",) * 4}
+    program = Program("All", outputs=[x, v], next=[p], initial=[v], **names)
     found: Set[str] = set()
     for row, kind in itertools.product(dtypes.TABLE, ("channel", "full")):
         spec = Spec(row.dtype, 1, (kind,), learn=("p",))

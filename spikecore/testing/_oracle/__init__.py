@@ -4,6 +4,7 @@ Nothing here uses spikecore.lang, a backend, torch, or automatic differentiation
 by being made twice.
 """
 
+from spikecore.testing._oracle import normalised
 from spikecore.testing._oracle.neurons import ALIF, EIF, IF, KLIF, LI, LIF, PLIF, QIF, Izhikevich, Leaky, Synaptic
 from spikecore.testing._oracle.surrogates import SURROGATES, Derivative
 from spikecore.testing._oracle.through_time import Array, Gradients, Oracle, Step, Trajectory, adjoint, run
@@ -28,5 +29,6 @@ __all__ = [
     "Synaptic",
     "Trajectory",
     "adjoint",
+    "normalised",
     "run",
 ]

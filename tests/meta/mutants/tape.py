@@ -11,6 +11,7 @@ from typing import Any, List
 
 import torch
 
+from spikecore.interpreter import through_statistics
 from spikecore.lang import Node
 from spikecore.lang.eager import StraightLine, number
 from spikecore.testing._loopback import EVERYTHING, Loopback
@@ -21,7 +22,8 @@ class Tape:
 
     def __init__(self, program: Any, spec: Any) -> None:
         self.program, self.spec, self.compute = program, spec, spec.compute
-        names, self.learn = program.params, [name for name in program.params if name in spec.learn]
+        names, learn = program.params, (*spec.learn, *program.statistics[:2])
+        self.learn = [name for name in names if name in learn]
         self.params = [Node("param", (), name) for name in names]
         self.rest = StraightLine(self.params, program.initial)
         self.step = StraightLine(program.leaves, [*program.outputs, *program.next])
@@ -37,6 +39,7 @@ class Tape:
     def __call__(self, inputs: Any, state: Any, params: Any, record: Any) -> Any:
         """See :meth:`spikecore.Backend.compile`. The start at rest is torch's, with its gradient."""
         like = inputs[0].new_empty((), dtype=self.compute)
+        params = through_statistics(self.program, inputs[0], params)
         values = [self.value(p, like) for p in params]
         if state is None:
             state = [v.expand(inputs[0].shape[1:]) for v in self.rest(values, like)]

@@ -1,0 +1,104 @@
+"""Backward of a program with batch normalisation in front: two passes, each an ordinary launch.
+
+The first launch finds the gradients of weight and bias, which are sums over a channel, and writes nothing else of the
+size of the input. The second one takes them as parameters and finds the gradient of the input
+(:mod:`spikecore.lang._normalised`). A backend has no part in it: both are plans as it knows them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Type
+
+from torch import Tensor
+
+from spikecore.backend import Spec, Tensors
+from spikecore.kernels._arguments import Call
+from spikecore.kernels._execution import Execution
+from spikecore.kernels._launches import Launcher
+from spikecore.kernels._layout import Layout
+from spikecore.kernels._returned import ReturningExecution
+from spikecore.lang import Program
+from spikecore.lang._normalised import corrected
+
+
+class Second(NamedTuple):
+    """The second pass."""
+
+    execution: Execution
+    #: Its parameters beside those of the first pass: gradients of weight and bias, 1 / n.
+    names: Sequence[str]
+
+
+class NormalisingExecution(Execution):
+    """One program with statistics under one spec."""
+
+    #: What runs the second pass.
+    plain: Type[Execution] = Execution
+
+    def __init__(self, backend: Launcher, program: Program, spec: Spec) -> None:
+        # the first pass finds the gradients of weight and bias whether or not these are learnt
+        learn = tuple(name for name in program.params if name in (*spec.learn, *program.statistics[2:]))
+        super().__init__(backend, program, replace(spec, learn=learn))
+        self._second: Optional[Second] = None
+
+    def backward(
+        self,
+        call: Call,
+        tensors: Sequence[Tensor],
+        checkpoints: Tensors,
+        grads: Sequence[Optional[Tensor]],
+        wanted: Sequence[bool],
+        layout: Layout,
+    ) -> List[Optional[Tensor]]:
+        """Gradients of the tensors of a call, as :meth:`Execution.backward` has them."""
+        if not (wanted[0] and tensors[0].numel()):
+            return super().backward(call, tensors, checkpoints, grads, wanted, layout)
+        moving = self.arguments.n_moving(call)
+        named = [self.program.params[index] for index in self.arguments.tensor_params]
+        summed = self.program.statistics[2:]
+        first = [wants or name in summed for wants, name in zip(wanted[moving:], named)]
+        sums = super().backward(call, tensors, checkpoints, grads, (*[False] * moving, *first), layout)[moving:]
+        values: Dict[str, Any] = dict(zip(self.program.params, call.numbers))
+        values.update(zip(named, tensors[moving:]))
+        second = self._second or self._with_sums()
+        found = dict(zip(named, sums))
+        share = found[summed[0]].numel() / tensors[0].numel()  # type: ignore[union-attr]  # it was wanted
+        values.update(zip(second.names, (*[found[name] for name in summed], share)))
+        execution = second.execution
+        numbers, placed = [], []
+        for name, kind in zip(execution.program.params, execution.spec.params):
+            numbers.append(values[name] if kind == "number" else None)
+            placed += [] if kind == "number" else [values[name]]
+        again = execution.backward(
+            call._replace(numbers=tuple(numbers)),
+            (*tensors[:moving], *placed),
+            checkpoints,
+            grads,
+            (*wanted[:moving], *[False] * len(placed)),
+            layout,
+        )
+        return [*again[:moving], *[grad if wants else None for grad, wants in zip(sums, wanted[moving:])]]
+
+    def _with_sums(self) -> Second:
+        """The second pass, made when backward first needs it."""
+        program, names = corrected(self.program)
+        kinds = dict(zip(self.program.params, self.spec.params))
+        kinds.update(zip(names, ("channel", "channel", "number")))
+        # the same parameters are learnt, so that the checkpoints of forward are those that it expects
+        spec = replace(self.spec, params=tuple(kinds[name] for name in program.params))
+        self._second = Second(self.plain(self.backend, program, spec), names)
+        return self._second
+
+
+class NormalisingReturningExecution(NormalisingExecution, ReturningExecution):
+    """The same, by launches that return their results."""
+
+    plain = ReturningExecution
+
+
+def execution_of(backend: Launcher, program: Program, spec: Spec) -> Execution:
+    """What runs a program under a spec on a backend."""
+    if program.statistics:
+        return (NormalisingReturningExecution if backend.owns_outputs else NormalisingExecution)(backend, program, spec)
+    return (ReturningExecution if backend.owns_outputs else Execution)(backend, program, spec)

@@ -1,0 +1,118 @@
+"""Batch normalisation in front of a program, as a program; and the program of its second backward pass.
+
+The input x of a program becomes, with ``mean`` and ``rstd`` per channel of x over all steps and neurons,
+
+    y = (x - mean) * (rstd * weight) + bias [+ skip]
+
+Let g be the cotangent of y, n how many numbers a channel has and ``xhat = (x - mean) * rstd``. The gradients of
+``bias`` and ``weight`` are the sums of g and of ``g * xhat`` over a channel, and with these
+
+    dL/dx = rstd * weight * (g - sum(g) / n - xhat * sum(g * xhat) / n)
+
+(Ioffe and Szegedy, 2015, where mean and variance are functions of x). So a first backward pass finds the two sums, and
+a second one, which computes g again, the gradient of x: nothing that is normalised is ever stored.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import List, NamedTuple, Tuple
+
+from spikecore.lang._expr import Expr
+from spikecore.lang._program import Program
+from spikecore.lang.node import Node, substitute
+
+
+class Normalised(NamedTuple):
+    """A program with batch normalisation in front."""
+
+    program: Program
+    #: The parameters in front: mean, rstd, weight, bias. They stand before the numbers of surrogates.
+    names: Tuple[str, ...]
+
+
+class Corrected(NamedTuple):
+    """The program of the second backward pass."""
+
+    program: Program
+    #: Its parameters beside those of the first: the gradients of weight and bias, and 1 / n.
+    names: Tuple[str, ...]
+
+
+@lru_cache(maxsize=256)
+def normalised(program: Program, skip: bool, statistics: bool) -> Normalised:
+    """``program`` with its first input normalised, and with ``skip`` a second input added to that.
+
+    ``statistics``: whether mean and rstd are functions of the input; else they are given, as the running ones are.
+    """
+    taken = [*program.inputs, *program.states, *program.params]
+    mean, rstd, weight, bias = names = tuple(
+        _free(f"norm_{name}", taken) for name in ("mean", "rstd", "weight", "bias")
+    )
+    x = Node("input", (), program.inputs[0])
+    y = (Expr(x) - _param(mean)) * (_param(rstd) * _param(weight)) + _param(bias)
+    inputs = program.inputs
+    if skip:
+        shortcut = _free("skip", taken)
+        y = y + Expr(Node("input", (), shortcut))
+        inputs = (*inputs, shortcut)
+
+    def behind(node: Node) -> Node:
+        return substitute(node, {x: y.node})
+
+    return Normalised(
+        Program(
+            program.name,
+            inputs=inputs,
+            states=program.states,
+            outputs=[behind(node) for node in program.outputs],
+            next=[behind(node) for node in program.next],
+            initial=program.initial,
+            params=_before_numbers(program, names),
+            labels={behind(node): label for node, label in program.labels.items()},
+            numbers=program.numbers,
+            statistics=names if statistics else (),
+        ),
+        names,
+    )
+
+
+@lru_cache(maxsize=256)
+def corrected(program: Program) -> Corrected:
+    """The program whose adjoint gives the gradient of the first input of a program with ``statistics``."""
+    taken = [*program.inputs, *program.states, *program.params]
+    names = tuple(_free(f"norm_{name}", taken) for name in ("grad_weight", "grad_bias", "share"))
+    mean, rstd, weight, _ = (_param(name) for name in program.statistics)
+    grad_weight, grad_bias, share = (_param(name) for name in names)
+    centred = Expr(Node("input", (), program.inputs[0])) - mean
+    scale = rstd * weight
+    # of parameters alone but for one product and one sum per number
+    through = -(scale * (grad_bias * share)) - centred * (scale * rstd * (grad_weight * share))
+    found = Program(
+        program.name,
+        inputs=program.inputs,
+        states=program.states,
+        outputs=program.outputs,
+        next=program.next,
+        initial=program.initial,
+        params=_before_numbers(program, names),
+        labels=program.labels,
+        numbers=program.numbers,
+        seeds=[(centred.node, through.node)],
+    )
+    return Corrected(found, names)
+
+
+def _param(name: str) -> Expr:
+    return Expr(Node("param", (), name))
+
+
+def _free(name: str, taken: List[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _before_numbers(program: Program, names: Tuple[str, ...]) -> Tuple[str, ...]:
+    own = program.params[: len(program.params) - len(program.numbers)]
+    return (*own, *names, *program.numbers)

@@ -1,0 +1,280 @@
+"""Batch normalisation within a kernel backend's program: two backward passes, and nothing normalised is kept."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import replace
+from typing import Any, List, Optional
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import spikecore as sc
+from kernel_loop import LAYOUTS, SHAPE, Loop, bound, image, same
+from spikecore._shell.prologue import prologue_of
+from spikecore.backend import Unsupported
+from spikecore.kernels import BackwardPlan, Geometry
+from spikecore.kernels._registered import SUPPORTED
+from spikecore.lang._normalised import corrected, normalised
+from spikecore.layers import NormNeuron, TimeBatched
+from spikecore.testing._loopback import installed
+
+C = SHAPE[1]
+
+
+def norm(dtype: torch.dtype = torch.float32, **options: Any) -> nn.BatchNorm2d:
+    """Batch normalisation whose scale and shift are not those it begins with."""
+    made = nn.BatchNorm2d(C, **options)
+    if made.affine:
+        with torch.no_grad():
+            made.weight.copy_(torch.linspace(0.6, 1.8, C))
+            made.bias.copy_(torch.linspace(-0.2, 0.5, C))
+    return made.to(dtype)
+
+
+def pair(
+    backend: Any = None, dtype: torch.dtype = torch.float32, shortcut: Optional[str] = None, **options: Any
+) -> List[NormNeuron]:
+    """The same layer as one program of the loop, and computed one after the other in float64."""
+    made = [NormNeuron(norm(dtype), sc.LIF(**options), shortcut=shortcut, fused=True)]
+    made.append(NormNeuron(norm(torch.float64), sc.LIF(backend="torch", **options), shortcut=shortcut, fused=False))
+    bound(made[0].neuron, backend or Loop())
+    return made
+
+
+def results(layer: NormNeuron, x: Tensor, *skip: Tensor) -> List[Tensor]:
+    """Outputs, gradients of inputs and parameters, running statistics, in float64."""
+    dtype = next(layer.parameters()).dtype if layer.norm.weight.dtype == torch.float64 else x.dtype
+    given = [value.to(dtype).clone().requires_grad_() for value in (x, *skip)]
+    for value, like in zip(given, (x, *skip)):
+        value.data = value.data.as_strided(like.shape, like.stride()) if 0 in like.stride() else value.data
+    y = layer(*given)
+    y.backward(torch.linspace(-1.0, 2.0, y.numel()).view(y.shape).to(y.dtype))
+    found = [y, *(value.grad for value in given), *(p.grad for p in layer.parameters()), *layer.buffers()]
+    return [value.double() for value in found if value is not None]
+
+
+@pytest.mark.parametrize("chunk", [0, 4])
+@pytest.mark.parametrize("T", [1, 6, 20])
+@pytest.mark.parametrize("shortcut", [None, "before", "after"])
+def test_one_program_computes_what_two_layers_compute(chunk: int, T: int, shortcut: Optional[str]) -> None:
+    """Outputs, all gradients and running statistics are those of normalisation and neuron in float64."""
+    mine, its = pair(Loop(chunk), shortcut=shortcut)
+    skip = [image(T, seed=1)] if shortcut else []
+    for found, wanted in zip(results(mine, image(T), *skip), results(its, image(T), *skip)):
+        same(found, wanted, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_gives_the_same(layout: str) -> None:
+    """Inputs of any strides, also those whose steps are not dense, and one step for all."""
+    mine, its = pair()
+    x = LAYOUTS[layout](image() * 2.0 + torch.arange(C).view(C, 1, 1))
+    if layout.startswith("one number"):
+        return  # nothing varies over a channel, and the gradient of its normalisation is rounding times 1 / sqrt(eps)
+    for found, wanted in zip(results(mine, x), results(its, x)):
+        same(found, wanted, rtol=1e-4, atol=3e-5)
+
+
+@pytest.mark.parametrize("shortcut", [None, "before"])
+@pytest.mark.parametrize("training", [True, False])
+def test_gradients_are_finite_differences(shortcut: Optional[str], training: bool) -> None:
+    """In float64, of a neuron that does not fire: of the input, the shortcut, weight and bias, with batch statistics
+    and with running ones.
+    """
+    layer = NormNeuron(norm(torch.float64), bound(sc.LI(tau=2.7), Loop(2)), shortcut=shortcut, fused=True)
+    layer.train(training)
+    weight, bias = layer.norm.weight, layer.norm.bias
+
+    def computed(x: Tensor, weight: Tensor, bias: Tensor, *skip: Tensor) -> Tensor:
+        return layer(x, *skip)
+
+    x = (image(3, torch.float64)[:, :2, :, :1, :2] * 2.0 + 1.0).requires_grad_()
+    skip = [image(3, torch.float64, 1)[:, :2, :, :1, :2].clone().requires_grad_()] if shortcut else []
+    assert torch.autograd.gradcheck(computed, (x, weight, bias, *skip))
+
+
+class Counting(Loop):
+    """Notes the plans of its backward launches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plans: List[BackwardPlan] = []
+
+    def backward(self, plan: BackwardPlan) -> Any:
+        launch = super().backward(plan)
+
+        def counted(geometry: Geometry, *groups: Any) -> Any:
+            self.plans.append(plan)
+            return launch(geometry, *groups)
+
+        return counted
+
+
+def test_backward_is_a_pass_for_the_sums_and_one_for_the_input() -> None:
+    """The first writes no gradient of an input and the second none of a parameter; without a gradient of the input
+    there is one pass, and in eval mode.
+    """
+    backend = Counting()
+    layer = pair(backend)[0]
+    results(layer, image())
+    assert [(plan.inputs, len(plan.learn)) for plan in backend.plans] == [((False,), 2), ((True,), 0)]
+    del backend.plans[:]
+    layer(image()).sum().backward()
+    assert [(plan.inputs, len(plan.learn)) for plan in backend.plans] == [((False,), 2)]
+    del backend.plans[:]
+    results(layer.eval(), image())
+    assert [(plan.inputs, len(plan.learn)) for plan in backend.plans] == [((True,), 2)]
+
+
+def test_the_input_is_all_that_is_saved() -> None:
+    """Of the size of the input one tensor is saved for backward, the input itself; two layers save three or more."""
+    saved: List[Tensor] = []
+
+    def pack(value: Tensor) -> Tensor:
+        saved.append(value)
+        return value
+
+    layer, plain = pair()
+    for net, most in ((layer, 1), (plain.float(), 99)):
+        del saved[:]
+        x = image().requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+            net(x)
+        large = [value for value in saved if value.numel() >= x.numel()]
+        assert len(large) <= most
+        assert any(value.data_ptr() == x.data_ptr() for value in large)
+
+
+class Without(Loop):
+    """A backend without the capability."""
+
+    name = "without"
+    capabilities = replace(Loop.capabilities, normalisation=False)
+
+
+def test_why_two_layers_are_computed_is_said() -> None:
+    """On the reference, by wish, in calls that torch traces; fused=True raises instead, in words."""
+    x = image()
+    layer = NormNeuron(norm(), sc.LIF(backend="torch"))
+    layer(x)
+    assert "computes one operation after the other" in str(prologue_of(layer.neuron).reason)
+    layer = NormNeuron(norm(), sc.LIF(backend="torch"), fused=True)
+    layer(x)
+    assert prologue_of(layer.neuron).reason == ""
+    with installed(Without) as name:
+        layer = NormNeuron(norm(), sc.LIF(backend=name), fused=True)
+        with pytest.raises(
+            Unsupported, match=r"LIF was to normalise within its kernel \(fused=True\): backend 'without'"
+        ):
+            layer(x)
+    assert int(layer.norm.num_batches_tracked) == 0
+    layer = NormNeuron(norm(), bound(sc.LIF(), Loop()), fused=False)
+    layer(x)
+    assert prologue_of(layer.neuron).reason == "fused=False was asked for"
+    layer = pair()[0]
+    layer(x)
+    assert prologue_of(layer.neuron).reason == ""
+    layer.fused = None
+    other = NormNeuron(norm(), bound(sc.LIF(tau=torch.full((5,), 2.0), channel_dim=3), Loop()))
+    other(x)
+    assert prologue_of(other.neuron).reason == "channel_dim=3, and a parameter is a tensor"
+    with pytest.raises(RuntimeError), warnings.catch_warnings():
+        layer(x[..., :0])  # torch's own error, of no number to normalise over
+    with pytest.raises(TypeError, match="fused='yes' must be True, False or None"):
+        NormNeuron(norm(), sc.LIF(), fused="yes")
+
+
+@pytest.mark.parametrize("options", [{"affine": False}, {"momentum": None}, {"track_running_stats": False}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_setting_means_the_same(options: Any, dtype: torch.dtype) -> None:
+    """Running statistics after two calls are those of two layers, whatever the dtype of the input."""
+    made = [NormNeuron(norm(**options), bound(sc.LIF(), Loop()), fused=True)]
+    made.append(NormNeuron(copy.deepcopy(made[0].norm), sc.LIF(backend="torch"), fused=False))
+    for seed in range(2):
+        for layer in made:
+            layer(image(seed=seed).to(dtype))
+    for mine, its in zip(*(layer.norm.buffers() for layer in made)):
+        same(mine, its)
+
+
+def test_half_modules_normalise_by_float32() -> None:
+    """A network that was turned into bfloat16, running statistics too."""
+    made = [NormNeuron(norm().bfloat16(), bound(sc.LIF(), Loop()), fused=True)]
+    made.append(NormNeuron(norm().bfloat16(), sc.LIF(backend="torch"), fused=False))
+    for layer in made:
+        layer(image().bfloat16())
+    for mine, its in zip(*(layer.norm.buffers() for layer in made)):
+        same(mine, its, rtol=1e-2, atol=1e-2)
+
+
+def test_a_fused_network_on_kernels() -> None:
+    """sc.fuse of a network: spikes, gradients and running statistics of the network as it was."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        TimeBatched(nn.Conv2d(C, C, 3, padding=1), nn.BatchNorm2d(C)),
+        sc.LIF(),
+        TimeBatched(nn.Conv2d(C, C, 1), nn.BatchNorm2d(C)),
+        sc.LIF(),
+    )
+    plain = copy.deepcopy(net)
+    sc.fuse(net)
+    for module in net:
+        if isinstance(module, sc.Neuron):
+            bound(module, Loop())
+    sc.set_backend(plain, "torch")
+    found = []
+    for each in (net, plain):
+        x = image().requires_grad_()
+        each(x).square().sum().backward()
+        found.append([x.grad, *(p.grad for p in each.parameters()), *each.buffers()])
+    assert [prologue_of(module).reason for module in net if isinstance(module, sc.Neuron)] == ["", ""]
+    for mine, its in zip(*found):
+        same(mine, its, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.skipif(not SUPPORTED, reason="needs torch 2.4")
+@pytest.mark.parametrize("shortcut", [None, "before"])
+def test_compiled_calls_give_what_eager_ones_give(shortcut: Optional[str]) -> None:
+    """Without a break in the graph: outputs, gradients, running statistics after two calls."""
+    layers = [NormNeuron(norm(), bound(sc.LIF(), Loop()), shortcut=shortcut, fused=True) for _ in range(2)]
+    torch._dynamo.reset()
+    compiled = torch.compile(layers[1], backend="aot_eager", fullgraph=True)
+    for seed in range(2):
+        found = []
+        for layer, run in zip(layers, (layers[0], compiled)):
+            given = [image(seed=seed).requires_grad_(), *([image(seed=5).requires_grad_()] if shortcut else [])]
+            run(*given).square().sum().backward()
+            found.append([*(value.grad for value in given), *(p.grad for p in layer.parameters()), *layer.buffers()])
+        for mine, its in zip(*found):
+            same(mine, its, rtol=1e-4, atol=1e-5)
+
+
+def test_names_of_a_neuron_are_kept_apart() -> None:
+    """A neuron whose own names are those of the prologue: the prologue's give way."""
+
+    class Odd(sc.Neuron):
+        states = {"norm_mean": 0.0}
+        params = {"norm_weight": 0.5, "skip": 0.25, "norm_grad_bias": 1.0}
+
+        def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+            v = s.norm_mean * p.norm_weight + x * p.skip
+            return v * p.norm_grad_bias, {"norm_mean": v}
+
+    program, names = normalised(Odd().program, True, True)
+    assert set(names).isdisjoint({"norm_mean", "norm_weight", "skip"})
+    assert program.inputs == ("x", "skip_")
+    assert set(corrected(program).names).isdisjoint(program.params)
+    layer = NormNeuron(norm(), bound(Odd(), Loop()), shortcut="before", fused=True)
+    plain = NormNeuron(norm(), Odd(backend="torch"), shortcut="before", fused=False)
+    for mine, its in zip(results(layer, image(), image(seed=1)), results(plain, image(), image(seed=1))):
+        same(mine, its, rtol=1e-4, atol=2e-5)
+
+
+def test_the_interpreter_derives_statistics() -> None:
+    """The suite's cases of normalisation run on the reference, too; it has second derivatives beside."""
+    layer = NormNeuron(nn.BatchNorm2d(2).double(), sc.LI(tau=2.7, backend="torch"), fused=True)
+    x = (image(2, torch.float64)[:, :2, :2, :1, :2] * 2.0).requires_grad_()
+    assert torch.autograd.gradgradcheck(layer, (x,))
