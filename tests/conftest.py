@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import Iterator
 
@@ -13,6 +14,20 @@ from spikecore._plugins.candidates import OWN
 # There is no IPU and no SDK here. Asked for before anything looks for backends, and for the whole process: the registry
 # remembers what it found, so a variable that only some tests set made results depend on the order of tests.
 os.environ["SPIKECORE_IPU_EMULATOR"] = "1"
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays until the end, so Python's garbage collector need not look at it.
+
+    Otherwise each ``gc.collect()`` takes half a second, and many tests of memory and of devices call it.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """When Python ends it frees all objects, and some extension modules report those that it does not find."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
