@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import gcd
-from typing import Any, Callable, Dict, List, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -23,6 +23,10 @@ REGISTERS = 64
 #: GPU, since the order of a sum decides its bits.
 SPAN = 2**21
 
+#: In a layer of so few neurons a thread takes up to so many groups, if it then has the whole sum of its channels: that
+#: costs less than another launch to add them up.
+SMALL, FEW = 4096, 8
+
 Plan = Union[ForwardPlan, BackwardPlan]
 #: For each parameter: neurons between neighbouring channels, channels.
 Channels = Sequence[Tuple[int, int]]
@@ -39,11 +43,11 @@ class CupyBackend(KernelBackend):
     kernel: Callable[..., Any] = Kernel
 
     def forward(self, plan: ForwardPlan) -> ForwardLaunch:
-        return Launcher(self.kernel, plan, FORWARD_GROUPS, ()).launch
+        return Launcher(self.kernel, plan, FORWARD_GROUPS, ())
 
     def backward(self, plan: BackwardPlan) -> BackwardLaunch:
         learnt = [plan.kinds[name] for name in plan.learn]
-        return Launcher(self.kernel, plan, BACKWARD_GROUPS, learnt).launch
+        return Launcher(self.kernel, plan, BACKWARD_GROUPS, learnt)
 
     def text(self, plan: Plan) -> str:
         return print_kernel(plan, form_of(plan)).text
@@ -79,6 +83,8 @@ class Launcher:
         self._form, self._align = form_of(plan), torch.finfo(plan.compute).bits // 8
         source = print_kernel(plan, self._form)
         self.fixed, self.compute = source.fixed, plan.compute
+        #: Which parameters these are.
+        self._learnt_at = [plan.program.params.index(name) for name in getattr(plan, "learn", ())]
         places = Places(source.arguments, groups)
         self._pointers, self._strides, self._channels = places.of("pointer"), places.of("stride"), places.channels()
         self._grouped = any(argument.kind == "span" for argument in source.arguments)
@@ -86,12 +92,23 @@ class Launcher:
         self._params = groups.index("params")
         self._kernels: Dict[Tuple[int, int], Any] = {}
 
-    def launch(self, geometry: Geometry, *groups: Any) -> List[Tensor]:
+    def __call__(self, geometry: Geometry, *groups: Any) -> List[Tensor]:
         """Launch on these tensors; gives the parameters' gradients in parts."""
         steps, neurons, channels = geometry
-        pointers = [groups[group][index].data_ptr() for group, index in self._pointers]
-        strides = [groups[group][index].stride(0) for group, index in self._strides]
-        width = self._fitting(neurons, pointers, strides)
+        # a power of two divides every one of some numbers where it divides their bits together
+        addresses, stride_bits = 0, neurons
+        pointers, strides = [], []
+        for group, index in self._pointers:
+            pointer = groups[group][index].data_ptr()
+            addresses |= pointer
+            pointers.append(pointer)
+        for group, index in self._strides:
+            stride = groups[group][index].stride(0)
+            stride_bits |= stride
+            strides.append(stride)
+        width = self._form.width
+        if stride_bits % width or addresses % (width * self._align):
+            width = self._fitting(stride_bits, addresses)
         # every number of steps has chunks of one of eight lengths: no more than eight kernels
         length = 0 if self.fixed else chunk_length(steps)
         kernel = self._kernels.get((width, length)) or self._compiled(width, length)
@@ -114,14 +131,49 @@ class Launcher:
         kernel(blocks, x.get_device(), (*sizes, *pointers, *strides, *numbers))
         return sums
 
-    def _fitting(self, neurons: int, pointers: Sequence[int], strides: Sequence[int]) -> int:
-        """The widest vector access, in neurons, that size, alignment and strides of these tensors allow."""
-        # a power of two divides every one of some numbers where it divides their bits together
-        addresses, stride_bits = 0, neurons
-        for pointer in pointers:
-            addresses |= pointer
-        for stride in strides:
-            stride_bits |= stride
+    def dense(self, geometry: Geometry, counts: Sequence[int]) -> Callable[[Sequence[Tensor], Sequence[Any]], Any]:
+        """See :mod:`spikecore.kernels._direct`: all that does not depend on where the tensors are is found now."""
+        steps, neurons, channels = geometry
+        width, numbers, learnt = self._form.width, self._numbers, self.learnt
+        # among all tensors in a row; those that are parameters count from the end
+        starts = [sum(counts[:k]) for k in range(len(counts))]
+        order = [-1 - index if group == self._params else starts[group] + index for group, index in self._pointers]
+        # of dense tensors every stride is the neurons of a step
+        constants = [neurons] * len(self._strides) + [channels[index][which] for index, which in self._channels]
+        span = self._span(neurons, channels) if self._grouped else neurons
+        if self._grouped:
+            constants.append(span)
+        length = 0 if self.fixed else chunk_length(steps)
+        kernel = None if neurons % width else self._kernels.get((width, length)) or self._compiled(width, length)
+        blocks = 0 if kernel is None else -(-span // (kernel.block * width))
+        sizes, unaligned = (neurons,) if self.fixed else (neurons, steps), width * self._align - 1
+
+        def launch(tensors: Sequence[Tensor], params: Sequence[Any]) -> Optional[Sequence[Tensor]]:
+            addresses, pointers = 0, []
+            for index in order:
+                pointer = (tensors[index] if index >= 0 else params[-1 - index]).data_ptr()
+                addresses |= pointer
+                pointers.append(pointer)
+            if kernel is None or addresses & unaligned:
+                return None
+            x = tensors[0]
+            sums: Sequence[Tensor] = ()
+            if learnt:
+                # the sum of one block is the gradient: in the shape of its parameter
+                sums = [
+                    torch.empty_like(params[index])
+                    if kind == "scalar" and blocks == 1
+                    else x.new_empty(blocks if kind == "scalar" else span, dtype=self.compute)
+                    for kind, index in zip(learnt, self._learnt_at)
+                ]
+                pointers += [sums[index].data_ptr() for index in self._sums]
+            kernel(blocks, x.get_device(), (*sizes, *pointers, *constants, *[params[index] for index in numbers]))
+            return sums
+
+        return launch
+
+    def _fitting(self, stride_bits: int, addresses: int) -> int:
+        """The widest vector access, in neurons, that size, strides and alignment of these tensors allow."""
         width = self._form.width
         while width > 1 and (stride_bits % width or addresses % (width * self._align)):
             width //= 2
@@ -134,6 +186,8 @@ class Launcher:
             inner, count = channels[index]
             unit *= inner * count // gcd(unit, inner * count)
         units = -(-neurons // unit)
+        if neurons <= SMALL and units <= FEW and all(channels[index] == (1, unit) for index, _ in self._channels):
+            return unit
         rounds = -(-units // max(1, SPAN // unit))
         # all threads get as many groups, but for the last
         return min(neurons, -(-units // rounds) * unit)

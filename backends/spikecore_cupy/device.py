@@ -127,7 +127,10 @@ class Kernel:
             with torch.cuda.device(device):
                 self(blocks, device, arguments)
             return
-        buffer, extra = self._buffer(device)
+        try:
+            buffer, extra, _, _ = self._local.buffers[device]
+        except (AttributeError, KeyError):
+            buffer, extra = self._buffer(device)
         try:
             self._pack_into(buffer, 0, *arguments)
         except OverflowError:

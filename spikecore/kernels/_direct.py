@@ -8,15 +8,15 @@ from saved-tensor hooks, a cotangent that is not dense, ``create_graph=True``) t
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from spikecore.backend import BackendError, ParamValue, Tensors
 from spikecore.kernels._arguments import Call
-from spikecore.kernels._execution import Execution, Gradients, summed
-from spikecore.kernels._launches import ForwardLaunch
+from spikecore.kernels._execution import Execution, summed
+from spikecore.kernels._launches import ForwardBuffers
 from spikecore.kernels._layout import Layout
 from spikecore.kernels._plan import Geometry
 from spikecore.lang._plain import PLAIN, is_followed
@@ -25,13 +25,25 @@ from spikecore.lang._plain import PLAIN, is_followed
 Derive = Callable[[Any, Any, Tensors, Sequence[Optional[Tensor]]], Sequence[Optional[Tensor]]]
 
 
-class Sizes(NamedTuple):
+_PARAMS = ForwardBuffers._fields.index("params")
+#: A launch of contiguous tensors, ``launch(tensors, params)``. Those to be filled are among them. It returns the parts
+#: of the parameters' gradients, or None where these tensors take another launch.
+Dense = Callable[[Sequence[Tensor], Sequence[Any]], Optional[Sequence[Tensor]]]
+
+
+class Sizes:
     """What follows from the shape of an input."""
 
-    shape: Tuple[int, ...]
-    geometry: Geometry
-    #: Shape of a checkpoint; None where one chunk has all steps.
-    kept: Optional[Tuple[int, ...]]
+    __slots__ = ("backward", "forward", "geometry", "kept", "shape")
+
+    def __init__(self, shape: Tuple[int, ...], geometry: Geometry, kept: Optional[Tuple[int, ...]]) -> None:
+        self.shape, self.geometry = shape, geometry
+        #: Shape of a checkpoint; None where one chunk has all steps.
+        self.kept = kept
+        #: Launches forward, of input, output and checkpoints: without checkpoints, and with them.
+        self.forward: List[Optional[Dense]] = [None, None]
+        #: Launches backward, by which gradients are wanted, of input, checkpoints, cotangent, gradient of the input.
+        self.backward: Dict[Tuple[bool, ...], Dense] = {}
 
 
 class Straight:
@@ -48,10 +60,6 @@ class Straight:
         self.rest = Call((), False, (None,) * len(self.views))
         self._kinds = execution.arguments.kinds
         self._sizes = Sizes((), Geometry(0, 0, ()), None)
-        #: Launches forward, without checkpoints and with them.
-        self._forward: List[Optional[ForwardLaunch]] = [None, None]
-        #: Launches backward, by which gradients are wanted.
-        self._backward: Dict[Tuple[bool, ...], Gradients] = {}
 
     def sizes(self, x: Tensor) -> Optional[Sizes]:
         """What follows from the shape of an input that is whole; None if there is nothing to compute."""
@@ -81,10 +89,13 @@ class Straight:
     def forward(self, sizes: Sizes, x: Tensor, params: Any, saved: Sequence[Tensor]) -> Tensor:
         """The output; ``saved`` are checkpoints to be filled."""
         out = torch.empty_like(x)
-        launch = self._forward[bool(saved)]
-        if launch is None:
-            launch = self._forward[bool(saved)] = self.execution.forward_launch(self.rest, bool(saved))
-        launch(sizes.geometry, (x,), (), params, (out,), (), (), saved)
+        dense = sizes.forward[bool(saved)]
+        if dense is None:
+            launch = self.execution.forward_launch(self.rest, bool(saved))
+            dense = sizes.forward[bool(saved)] = _dense(launch, sizes.geometry, (1, 0, 0, 1, 0, 0, len(saved)))
+        if dense((x, out, *saved), params) is None:
+            launch = self.execution.forward_launch(self.rest, bool(saved))
+            launch(sizes.geometry, (x,), (), params, (out,), (), (), saved)
         return out
 
     def gradients(
@@ -99,8 +110,7 @@ class Straight:
             return None
         if not (whole(x) and whole(grad)):
             return None
-        end = 1 + len(self.tensors)
-        params, values, checkpoints = numbers, saved[1:end], saved[end:]
+        params, values, checkpoints = numbers, saved[1 : 1 + len(self.tensors)], saved[1 + len(self.tensors) :]
         if values:
             for index, value in zip(self.tensors, values):
                 if value.dtype is not self.compute or value.device != device or not whole(value):
@@ -111,11 +121,16 @@ class Straight:
         for one in checkpoints:
             if one.shape != sizes.kept or one.dtype is not self.compute or one.device != device or not whole(one):
                 return None
-        found = self._backward.get(wanted)
-        if found is None:
-            found = self._backward[wanted] = self.execution.gradients(self.rest, (grad,), wanted)
         result = [torch.empty_like(x)] if wanted[0] else []
-        sums = found.launch(sizes.geometry, (x,), (), params, checkpoints, (grad,), (), (), result, ())
+        dense = sizes.backward.get(wanted)
+        if dense is None:
+            launch = self.execution.gradients(self.rest, (grad,), wanted).launch
+            counts = (1, 0, 0, len(checkpoints), 1, 0, 0, len(result), 0)
+            dense = sizes.backward[wanted] = _dense(launch, sizes.geometry, counts)
+        sums = dense((x, *checkpoints, grad, *result), params)
+        if sums is None:
+            launch = self.execution.gradients(self.rest, (grad,), wanted).launch
+            sums = launch(sizes.geometry, (x,), (), params, checkpoints, (grad,), (), (), result, ())
         if not values:
             return result
         each = iter(sums or ())
@@ -138,6 +153,26 @@ class Straight:
             )
         kept = ((steps - 1) // chunk, *shape[1:]) if 0 < chunk < steps else None
         return Sizes(shape, Geometry(steps, neurons, channels), kept)
+
+
+def _dense(launch: Any, geometry: Geometry, counts: Sequence[int]) -> Dense:
+    """A launch of contiguous tensors of these sizes, so many in each of the groups of :mod:`._launches`.
+
+    The launch of a backend may have a method ``dense(geometry, counts)`` that gives it; any other launch does as well.
+    """
+    make = getattr(launch, "dense", None)
+    if make is not None:
+        found: Dense = make(geometry, counts)
+        return found
+    ends = [sum(counts[: k + 1]) for k in range(len(counts))]
+    bounds = [(end - count, end) for count, end in zip(counts, ends)]
+
+    def dense(tensors: Sequence[Tensor], params: Sequence[Any]) -> Optional[Sequence[Tensor]]:
+        groups: List[Sequence[Any]] = [tensors[begin:end] for begin, end in bounds]
+        groups[_PARAMS] = params
+        return launch(geometry, *groups) or ()
+
+    return dense
 
 
 def whole(value: Tensor) -> bool:

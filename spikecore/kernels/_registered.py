@@ -66,6 +66,10 @@ _TYPES: Dict[Any, str] = {
     List[Optional[Tensor]]: "Tensor?[]",
 }
 
+#: The ops that compute a neuron: the last one returns its one output, the others several results.
+ONE = "spikecore.rest.default"
+_NEURONS = ("spikecore.forward.default", "spikecore.rest_saving.default", ONE)
+
 #: Whether this torch can look through registered ops with all that they need.
 SUPPORTED = hasattr(torch.library, "register_autograd")
 
@@ -98,8 +102,8 @@ def run_registered(key: str, call: Call, tensors: Sequence[Tensor], save: bool) 
 
 
 def spiking_outputs(target: object, args: Sequence[Any]) -> Tuple[int, ...]:
-    """Which results of an op in a graph are spikes, 0 or 1 whatever comes in; none of an op that is not ``forward``."""
-    if str(target) != "spikecore.forward.default" or not isinstance(args[0], str):
+    """Which results of an op in a graph are spikes, 0 or 1 whatever comes in; none of an op that computes no neuron."""
+    if str(target) not in _NEURONS or not isinstance(args[0], str):
         return ()
     execution = _executions.get(args[0]) or _held.get(args[0])
     return () if execution is None else spiking(execution.program)

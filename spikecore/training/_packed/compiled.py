@@ -19,7 +19,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from spikecore.backend import Unsupported
-from spikecore.kernels._registered import spiking_outputs
+from spikecore.kernels._registered import ONE, spiking_outputs
 from spikecore.training._packed.bits import LEAST, Whole, is_dense
 from spikecore.training._packed.origin import DTYPES, added, averaged, joined, multiplied
 
@@ -116,6 +116,8 @@ def _whole(node: fx.Node, held: Dict[fx.Node, Optional[Whole]]) -> Optional[Whol
         if index in spiking_outputs(source.target, source.args):
             return Whole(1)
         return held.get(source) if index == 0 or _name(source) not in _POOLS else None
+    if str(node.target) == ONE:
+        return Whole(1) if spiking_outputs(node.target, args) else None
     name = _name(node)
     value = _value(node)
     if isinstance(value, Tensor) and value.dtype not in DTYPES:

@@ -1,0 +1,315 @@
+"""The form of a step: channels-last, compiled, packed and captured; what is left out, and why."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, List
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import spikecore as sc
+from graphed import Rerun
+from spikecore.training import _form, _layout, _models
+from spikecore.training._cuda_graph import facts, step
+
+OPTIONS = ("channels_last", "compile", "pack_spikes", "graph")
+
+
+def network(conv: bool = True) -> nn.Module:
+    torch.manual_seed(0)
+    if not conv:
+        return nn.Sequential(nn.Linear(6, 512), sc.LIF(backend="torch"), nn.Linear(512, 3))
+    return nn.Sequential(
+        sc.encode.Constant(3),
+        sc.layers.TimeBatched(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16)),
+        sc.LIF(backend="torch"),
+        sc.layers.TimeBatched(nn.Conv2d(16, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+    )
+
+
+def batch(seed: int = 0, conv: bool = True) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(4, 3, 8, 8, generator=generator) if conv else torch.rand(3, 4, 6, generator=generator)
+    return x * 4, torch.arange(4) % 3
+
+
+def trained(net: nn.Module, options: Any, steps: int = 4, conv: bool = True) -> Any:
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    made = sc.training_model(net, sc.losses.ce_rate, optimizer, options=options)
+    for i in range(steps):
+        made(*batch(i, conv))
+    return made, optimizer
+
+
+class Compiler:
+    """Stands for torch.compile: what it was given, and what it raises when it is called."""
+
+    def __init__(self, error: Any = None, backward: Any = None) -> None:
+        self.error, self.backward, self.given, self.calls = error, backward, [], 0
+
+    def __call__(self, net: nn.Module, **options: Any) -> Any:
+        self.given.append(options)
+
+        def run(*inputs: Tensor) -> Tensor:
+            self.calls += 1
+            if self.error is not None:
+                raise self.error
+            out = net(*inputs)
+            if self.backward is not None:
+                out.register_hook(self._raise)
+            return out
+
+        return run
+
+    def _raise(self, grad: Tensor) -> None:
+        raise self.backward
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    made = Compiler()
+    monkeypatch.setattr(torch, "compile", made)
+    monkeypatch.setattr(_form, "compiling_options", lambda: {"packs": True})
+    if not hasattr(getattr(torch, "compiler", None), "is_compiling"):
+        pytest.skip("this torch is too old to compile neurons")
+    return made
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """As if the network were on a GPU; a function that gives the stand-in of the last capture."""
+    monkeypatch.setattr(_models, "_check_fast", lambda net, options: None)
+    monkeypatch.setattr(step, "Capture", Rerun)
+    monkeypatch.setattr(facts, "gpu_of", lambda net: torch.device("cpu"))
+    monkeypatch.setattr(Rerun, "made", [])
+    return lambda: Rerun.made[-1]
+
+
+def close(ours: nn.Module, plain: nn.Module) -> None:
+    """The weights are the same, to rounding."""
+    for one, other in zip(ours.state_dict().values(), plain.state_dict().values()):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+class TestChannelsLast:
+    """Layout changes no numbers, beyond rounding."""
+
+    def test_weights_inputs_and_states_lie_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """And the network trains to the same weights."""
+        net, plain = network(), network()
+        seen: List[Tensor] = []
+        net[0].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+        made, optimizer = trained(net, sc.TrainingOptions(channels_last=True))
+        trained(plain, None)
+        close(net, plain)
+        assert made.form["channels_last"] == "used"
+        weight = net[1].module[0].weight
+        for tensor in (seen[0], weight, weight.grad, *[v for v in optimizer.state[weight].values() if v.ndim]):
+            assert tensor.is_contiguous(memory_format=torch.channels_last)
+            assert not tensor.is_contiguous()
+        before = {key: value.contiguous() for key, value in plain.state_dict().items()}
+        made.load_state_dict({**made.state_dict(), "net": before})
+        assert weight.is_contiguous(memory_format=torch.channels_last)
+
+    def test_states_that_are_there_already_follow(self) -> None:
+        """A fused update wants weights and states with the same strides; so also after a state was loaded."""
+        net = network()
+        made, optimizer = trained(net, None)
+        state = copy.deepcopy(made.state_dict())
+        again = sc.training_model(net, sc.losses.ce_rate, optimizer, options=sc.TrainingOptions(channels_last=True))
+        weight = net[1].module[0].weight
+        for _ in range(2):
+            held = [value for value in optimizer.state[weight].values() if value.ndim]
+            assert len(held) == 1
+            assert all(value.stride() == weight.stride() for value in held)
+            again.load_state_dict(state)
+        again(*batch())
+
+    @pytest.mark.parametrize("time", [False, True])
+    @pytest.mark.parametrize("dims", [2, 3])
+    def test_inputs_with_and_without_time(self, dims: int, time: bool) -> None:
+        """Every time step is channels-last, and so is the batch that time is folded into."""
+        x = torch.rand(*[2] * time, 3, 4, *[5, 6, 7][:dims])
+        (laid_out,) = _layout.inputs_channels_last((x,), dims)
+        assert torch.equal(laid_out, x)
+        one = laid_out.flatten(0, 1) if time else laid_out
+        assert one.is_contiguous(memory_format=torch.channels_last if dims == 2 else torch.channels_last_3d)
+
+    def test_a_repeated_step_stays_one(self) -> None:
+        """Its stride over time is 0."""
+        x = torch.rand(3, 4, 5, 6).expand(7, 3, 4, 5, 6)
+        laid_out = _layout.inputs_channels_last(x, 2)
+        assert torch.equal(laid_out, x)
+        assert laid_out.stride() == (0, 120, 1, 24, 4)
+
+    def test_others_stay(self) -> None:
+        """Targets of another number of dimensions, and what is no image."""
+        x = torch.rand(2, 3)
+        assert _layout.inputs_channels_last({"x": x}, 2)["x"] is x
+
+    def test_a_network_without_convolutions_is_named(self) -> None:
+        """Asked for by name it is an error."""
+        with pytest.raises(
+            sc.Unsupported, match="channels_last=True cannot be: the network has no convolutions.*False"
+        ):
+            trained(network(conv=False), sc.TrainingOptions(channels_last=True), conv=False)
+
+
+class TestCompile:
+    """The network is run by torch.compile, and not where that fails."""
+
+    def test_it_is_compiled_whole(self, compiler: Compiler) -> None:
+        """For fixed sizes, in one graph; packing is a pass of the graph then."""
+        net, plain = network(), network()
+        made, _ = trained(net, sc.TrainingOptions(compile=True, pack_spikes=True))
+        trained(plain, None)
+        close(net, plain)
+        assert compiler.given == [{"fullgraph": True, "dynamic": False, "options": {"packs": True}}]
+        assert compiler.calls == 4
+        assert made.form == {"channels_last": "not asked for", "compile": "used", "pack_spikes": "used"}
+
+    def test_inference_has_it_too(self, compiler: Compiler) -> None:
+        """Without packing, since nothing is saved."""
+        net = network()
+        predict = sc.inference_model(net, options=sc.TrainingOptions(compile=True, pack_spikes=True))
+        expected = sc.inference_model(net)(batch()[0])
+        assert torch.equal(predict(batch()[0]), expected)
+        assert compiler.calls == 1
+        assert compiler.given[0]["options"] == {}
+
+    @pytest.mark.parametrize("where", ["error", "backward"])
+    def test_a_failure_is_told_with_the_way_out(self, compiler: Compiler, where: str) -> None:
+        """Asked for by name it raises; buffers are as before."""
+        from torch._dynamo.exc import TorchDynamoException
+
+        setattr(compiler, where, TorchDynamoException("no compiler here\nmore"))
+        net = network()
+        norm = net[1].module[1]
+        with pytest.raises(
+            sc.Unsupported, match=r"compile=True cannot be: torch.compile raised .*no compiler here; use compile=False"
+        ):
+            trained(net, sc.TrainingOptions(compile=True))
+        assert norm.num_batches_tracked == 0
+
+    def test_an_error_of_the_network_is_its_own(self, compiler: Compiler) -> None:
+        """Nothing falls back for it."""
+        compiler.error = ZeroDivisionError("mine")
+        with pytest.raises(ZeroDivisionError, match="mine"):
+            trained(network(), sc.TrainingOptions(compile=True))
+
+    def test_a_compiled_network_is_not_compiled_again(self, compiler: Compiler) -> None:
+        """And its graph decides what is saved, so the hook does not pack."""
+        net = network()
+        net[1]._compiled_call_impl = net[1]._call_impl
+        with pytest.raises(sc.Unsupported, match="compile=True cannot be: the network is under torch.compile already"):
+            trained(net, sc.TrainingOptions(compile=True))
+        with pytest.raises(
+            sc.Unsupported, match="pack_spikes=True cannot be.*give the plain network, and compile=True"
+        ):
+            trained(net, sc.TrainingOptions(pack_spikes=True))
+
+
+class TestFast:
+    """CudaOptions(fast=True): everything that can be."""
+
+    def test_without_a_gpu_it_is_refused(self) -> None:
+        """As graph=True is."""
+        with pytest.raises(ValueError, match=r"fast=True needs the network on a GPU, and 1.module.0.weight is on cpu"):
+            trained(network(), sc.CudaOptions(fast=True))
+        with pytest.raises(ValueError, match="fast=torch.cuda.is_available"):
+            sc.inference_model(network(), options=sc.CudaOptions(fast=True))
+        trained(network(), sc.CudaOptions(fast=torch.cuda.is_available()))
+
+    def test_all_at_once(self, compiler: Compiler, gpu: Any) -> None:
+        """The weights of the plain step, and each option used."""
+        net, plain = network(), network()
+        made, _ = trained(net, sc.CudaOptions(fast=True), steps=8)
+        trained(plain, None, steps=8)
+        close(net, plain)
+        assert made.form == dict.fromkeys(OPTIONS, "used")
+        assert gpu().replayed == 5
+        assert compiler.given[0]["options"] == {"packs": True}
+
+    @pytest.mark.parametrize("name", OPTIONS)
+    def test_each_can_be_left_out(self, compiler: Compiler, gpu: Any, name: str) -> None:
+        """By its name, without a warning."""
+        made, _ = trained(network(), sc.CudaOptions(fast=True, **{name: False}))
+        used = {option for option, what in made.form.items() if what == "used"}
+        assert used == set(OPTIONS) - {name}
+
+    def test_what_cannot_be_is_left_out_with_a_reason(self, compiler: Compiler, gpu: Any) -> None:
+        """A compiler that fails, and no convolutions: the rest goes on, and packs by the hook."""
+        from torch._dynamo.exc import TorchDynamoException
+
+        compiler.error = TorchDynamoException("no compiler here")
+        net, plain = network(conv=False), network(conv=False)
+        with pytest.warns(RuntimeWarning) as told:
+            made, _ = trained(net, sc.CudaOptions(fast=True), conv=False)
+        trained(plain, None, conv=False)
+        close(net, plain)
+        texts = [str(one.message) for one in told]
+        assert any("compile is left out, because torch.compile raised" in text for text in texts)
+        assert any("channels_last is left out, because the network has no convolutions" in text for text in texts)
+        assert made.form["compile"].startswith("left out: torch.compile raised TorchDynamoException: no compiler here")
+        assert made.form["pack_spikes"] == made.form["graph"] == "used"
+        assert compiler.calls == 1
+
+    def test_a_capture_that_fails_is_left_out(self, compiler: Compiler, gpu: Any) -> None:
+        """Training goes on eagerly, with the step that was not captured."""
+        net, plain = network(), network()
+        made, _ = trained(net, sc.CudaOptions(fast=True), steps=2)
+        gpu().error = RuntimeError("operation not permitted")
+        made(*batch(2))
+        with pytest.warns(RuntimeWarning, match="graph is left out, because the step cannot be capt.*not permitted"):
+            made(*batch(3))
+        for i in range(4, 6):
+            made(*batch(i))
+        trained(plain, None, steps=6)
+        close(net, plain)
+        assert made.form["graph"].startswith("left out: the step cannot be captured in a CUDA graph")
+
+    def test_what_no_graph_can_follow_is_left_out(self, compiler: Compiler, gpu: Any) -> None:
+        """LBFGS runs the network several times; a scaler reads on the host."""
+        net = network()
+        optimizer = torch.optim.LBFGS(net.parameters())
+        with pytest.warns(RuntimeWarning, match="graph is left out, because optimizer=LBFGS runs the network several"):
+            sc.training_model(net, sc.losses.ce_rate, optimizer, options=sc.CudaOptions(fast=True))
+        if hasattr(torch.amp, "GradScaler"):
+            scaler = torch.amp.GradScaler("cpu")
+            with pytest.warns(RuntimeWarning, match="graph is left out, because the scaler decides on the host"):
+                made, _ = trained(network(), sc.CudaOptions(fast=True, scaler=scaler))
+            made.load_state_dict(made.state_dict())
+
+    def test_inference(self, compiler: Compiler, gpu: Any) -> None:
+        """The same form, without packing."""
+        net = network()
+        predict = sc.inference_model(net, options=sc.CudaOptions(fast=True))
+        expected = sc.inference_model(net)(batch()[0])
+        for _ in range(5):
+            torch.testing.assert_close(predict(batch()[0]), expected)
+        assert predict.form == {**dict.fromkeys(OPTIONS, "used"), "pack_spikes": "not asked for"}
+        assert gpu().replayed == 2
+
+    @pytest.mark.parametrize("name", ["channels_last", "compile", "graph", "fast"])
+    def test_another_value_is_refused(self, name: str) -> None:
+        """True, False, or None where it is left open."""
+        with pytest.raises(TypeError, match=f"{name}=1 must be True or False"):
+            sc.CudaOptions(**{name: 1})
+
+
+@pytest.mark.skipif(not hasattr(torch.library, "register_autograd"), reason="torch.compile needs torch 2.4 here")
+def test_compiled_by_torch_itself() -> None:
+    """No stand-in: a small network, compiled and packed, trains to the weights of the plain one."""
+    from kernel_loop import Loop, bound
+
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 512), bound(sc.LIF(), Loop()), nn.Linear(512, 3))
+
+    net, plain = make(), make()
+    made, _ = trained(net, sc.TrainingOptions(compile=True, pack_spikes=True), steps=3, conv=False)
+    trained(plain, None, steps=3, conv=False)
+    close(net, plain)
+    assert made.form["compile"] == made.form["pack_spikes"] == "used"
