@@ -14,6 +14,7 @@ repeated; the gradient is summed over time before it reaches the layer. Rules of
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Callable, Dict, FrozenSet, Optional, Tuple, Type, TypeVar, Union
 
 import torch
@@ -27,8 +28,12 @@ from spikecore._shell.repeated import repeat, step_of
 
 _Marked = TypeVar("_Marked", bound=Union[nn.Module, Type[nn.Module]])
 
+_Hook = TypeVar("_Hook", bound=Callable[..., Any])
+
 #: The attribute of a module, or of a class, that its author calls one of samples apart from each other.
 _MARK = "_spikecore_per_sample"
+#: The attribute of a hook that takes a layer as it is computed.
+_OBSERVES = "_spikecore_observes"
 
 
 def _of(*names: str) -> FrozenSet[Type[nn.Module]]:
@@ -110,7 +115,18 @@ def is_hoisted(module: nn.Module) -> bool:
 def other_hooks(module: nn.Module) -> bool:
     """Whether a module has forward hooks other than those of :func:`hoist`."""
     hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-    return any(hook not in _OWN for hook in hooks)
+    return any(hook not in _OWN and not hasattr(hook, _OBSERVES) for hook in hooks)
+
+
+def observing(hook: _Hook) -> _Hook:
+    """Says of a forward hook that it takes a layer as it is computed, be it for one step; it changes nothing."""
+    setattr(hook, _OBSERVES, True)
+    return hook
+
+
+def hoisted_steps(args: Tuple[Any, ...]) -> int:
+    """How many steps a module computes once, by the arguments that its hooks get; 0 if it computes every step."""
+    return args.steps if isinstance(args, _OneStep) else 0
 
 
 def is_watched(module: nn.Module) -> bool:
@@ -193,8 +209,20 @@ def for_one_step(module: nn.Module, step: Tensor, steps: int) -> Tuple[Any, bool
         # the caller's own tensor may be what a layer would write into
         return module(step.clone() if getattr(module, "inplace", False) else step), True
     if type_before_parametrizations(module) in _BATCH_NORMS and not is_watched(module) and norms.has_one_step(step):
-        return norms.normalised_step(module, step, steps), True
+        return _observed(module, partial(norms.normalised_step, module, steps=steps), step), True
     return module(repeat(step, steps).flatten(0, 1)), False
+
+
+def _observed(module: nn.Module, compute: Callable[[Tensor], Tensor], step: Tensor) -> Tensor:
+    """What ``compute`` gives in the place of a module's ``forward``, seen by the hooks that only observe."""
+    if not (module._forward_pre_hooks or module._forward_hooks):
+        return compute(step)
+    vars(module)["forward"] = compute
+    try:
+        seen: Tensor = module(step)
+    finally:
+        vars(module).pop("forward")
+    return seen
 
 
 def _is_pure(module: nn.Module, step: Tensor) -> bool:

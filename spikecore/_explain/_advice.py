@@ -60,8 +60,9 @@ def _repeated(layers: Sequence[Layer], setting: Setting) -> List[str]:
     share = sum(layer.products for layer in found) / products if products else 0.0
     part = f", {100 * share:.0f} % of the network's multiplications" if share else ""
     return [
-        f"{_named(found)} computed the same {steps} times{part}: give what comes first one step without time, and "
-        f"repeat behind it, as in nn.Sequential(layer, sc.encode.Constant({steps}), neuron)"
+        f"{_named(found)} computed the same {steps} times{part}: sc.hoist(net) lets nn.Linear and its kin compute it "
+        "once, as sc.training_model does, and sc.layers.per_sample a layer of your own; or repeat behind the layer, as "
+        f"in nn.Sequential(layer, sc.encode.Constant({steps}), neuron)"
     ]
 
 

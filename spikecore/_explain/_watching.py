@@ -12,6 +12,7 @@ from torch.autograd.profiler import record_function
 from spikecore._base.batches import flattened
 from spikecore._explain._described import is_channels_last, is_repeated, memory_layout
 from spikecore._explain._traffic import ASIDE, RANGE
+from spikecore._hoisting import hoisted_steps, observing
 from spikecore._shell.state import Stateful
 from spikecore.layers import TimeBatched
 from spikecore.neuron import Neuron
@@ -110,10 +111,13 @@ class Watching:
                 handle.remove()
 
     def _begins(self, seen: Seen) -> Callable[..., None]:
-        return lambda module, args, kwargs: self._begin(seen, [*flattened(args), *flattened(kwargs)])
+        def begins(module: nn.Module, args: Any, kwargs: Any) -> None:
+            self._begin(seen, [*flattened(args), *flattened(kwargs)], hoisted_steps(args))
+
+        return observing(begins)
 
     def _ends(self, seen: Seen) -> Callable[..., None]:
-        return lambda module, args, kwargs, output: self._end(seen, flattened(output))
+        return observing(lambda module, args, kwargs, output: self._end(seen, flattened(output)))
 
     def _run(self, seen: Seen, run: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -126,7 +130,8 @@ class Watching:
 
         return watched
 
-    def _begin(self, seen: Seen, given: List[Tensor]) -> None:
+    def _begin(self, seen: Seen, given: List[Tensor], hoisted: int = 0) -> None:
+        """``hoisted``: the steps for which the module computes one, if it does."""
         if not seen.calls:
             self.order.append(seen)
         seen.calls += 1
@@ -135,7 +140,9 @@ class Watching:
             seen.elements += given[0].numel() if given else 0
             if seen.calls == 1:
                 seen.inputs = tuple(map(_described, given))
-                if given and given[0].ndim:
+                if hoisted:
+                    seen.steps, seen.once = hoisted, True
+                elif given and given[0].ndim:
                     self._note_steps(seen, given[0], folded)
             if isinstance(seen.module, TimeBatched) and given and given[0].ndim > 1:
                 steps, batch = given[0].shape[:2]

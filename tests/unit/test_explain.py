@@ -56,7 +56,7 @@ def test_a_row_for_each_layer(backend: Any) -> None:
     assert constant.layout_out == "one step repeated, contiguous"
     assert (lif.shape, lif.backend) == ((4, 2, 8, 6, 6), backend or "torch")
     assert lif.reason == ("asked for by explain()" if backend else "asked for by argument")
-    assert lif.floor == 5.0
+    assert lif.floor == 1 / 4 + 1 + 1 + 1 / 4 + 1 / 4
     assert lif.words is not None
     assert lif.words > 10.0
     assert lif.rate is not None
@@ -167,6 +167,19 @@ def test_what_is_computed_for_every_step_in_vain() -> None:
     assert not any(layer.repeated for layer in sc.explain(net, torch.zeros(5, 2, 6)).layers)
     single = nn.Sequential(nn.Linear(6, 8), sc.LIF(step="single", backend="torch"))
     assert not any(layer.repeated for layer in sc.explain(single, torch.rand(1, 6).expand(5, 6)).layers)
+
+
+def test_what_is_computed_once_for_all_steps() -> None:
+    """Behind an encoder that repeats: layers of TimeBatched, batch normalisation among them, and those of sc.hoist."""
+    first = sc.layers.TimeBatched(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten())
+    net = nn.Sequential(sc.encode.Constant(5), first, nn.Linear(72, 4), sc.LIF(backend="torch"))
+    for hoisted in (False, True):
+        text = str(sc.explain(sc.hoist(net) if hoisted else net, torch.rand(3, 1, 8, 8)))
+        assert text.count("computed once for 5 time steps") == 3 + hoisted
+        assert ("(Linear) computed the same 5 times" in " ".join(text.split())) is not hoisted
+        assert "BatchNorm2d" in text
+    assert first.module[1].num_batches_tracked == 0
+    assert net(torch.rand(3, 1, 8, 8)).shape == (5, 3, 4)
 
 
 def test_layouts_in_words() -> None:
@@ -355,10 +368,10 @@ def test_text_and_html() -> None:
     text = str(found)
     for part in ("layer", "1.module.0", "4x2x8x6x6", "backend torch: asked for by argument", "kept for backward"):
         assert part in text
-    assert "computed 4 times for nothing" in text
+    assert text.count("computed once for 4 time steps") == 2
     assert "Advice, the most valuable first:\n1. " in text
     html = found._repr_html_()
-    assert html.count("<tr>") == 1 + len(found.layers) + text.count("    a copy") + text.count("times for nothing")
+    assert html.count("<tr>") == 1 + len(found.layers) + text.count("    a copy") + text.count("computed once")
     odd = nn.Sequential(type("A<b>", (nn.ReLU,), {})())
     assert "A&lt;b&gt;" in sc.explain(odd, torch.rand(3, requires_grad=True))._repr_html_()
 
