@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from types import MappingProxyType
-from typing import Any, ClassVar, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -277,9 +277,6 @@ class Neuron(Prologued):
         return self._execute(inputs, state, record, final, single)
 
     # -- module
-
-    def _own_names(self) -> Collection[str]:
-        return tuple(dict.fromkeys((*self.params, *self.configuration, *checks.COMMON)))
 
     def extra_repr(self) -> str:
         """Parameters, configuration, and which backend was asked for and bound."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Dict, List, Mapping, Optional, Tuple
+from typing import Any, ClassVar, Collection, Dict, List, Mapping, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
-from spikecore._shell import checkpoints, parameters, processes, ranges
+from spikecore._shell import checkpoints, checks, parameters, processes, ranges
 from spikecore._shell.binding import Bound
 
 
@@ -95,6 +95,9 @@ class Ranged(Bound):
         if name in self._ranges and processes.is_shard(held):
             ranges.project({name: held}, {name: self._ranges[name]})
         return parameters.checked(type(self).__name__, name, value)
+
+    def _own_names(self) -> Collection[str]:
+        return tuple(dict.fromkeys((*self.params, *self.configuration, *checks.COMMON)))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.params:

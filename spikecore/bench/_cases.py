@@ -66,6 +66,11 @@ class Case:
         """For people."""
         return f"{self.neuron} {self.dtype} T={self.steps} N={self.neurons:,}"
 
+    def made(self, device: torch.device, generator: torch.Generator) -> Tensor:
+        """Random numbers ``[T, N]``, as an input or a cotangent of this case."""
+        shape = (self.steps, self.neurons)
+        return torch.randn(shape, device=device, dtype=DTYPES[self.dtype], generator=generator)
+
     def row(self, implementation: str, status: str, detail: str = "", **figures: float) -> Row:
         """A row of this case."""
         return Row(self.suite, self.facts, implementation, status, detail, figures)
@@ -81,10 +86,7 @@ class Inputs:
         generator = torch.Generator(bench.device).manual_seed(0)
         self.sets: List[Tuple[Tensor, Tensor]] = []
         for _ in range(count):
-            x, cotangent = (
-                torch.randn(case.steps, case.neurons, device=bench.device, dtype=dtype, generator=generator)
-                for _ in range(2)
-            )
+            x, cotangent = (case.made(bench.device, generator) for _ in range(2))
             self.sets.append((x.add_(0.5).requires_grad_(), cotangent))
 
     def training(self, layer: nn.Module) -> Call:

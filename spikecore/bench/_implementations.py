@@ -46,6 +46,8 @@ class Implementation:
     backend: Optional[str] = None
     #: How what it computes in a network differs, in words.
     unlike: str = ""
+    #: Whether it is a loop over time steps in Python.
+    loops: bool = False
 
 
 Found = Tuple[List[Implementation], List[Availability]]
@@ -139,4 +141,4 @@ def _peer(peer: Peer) -> Implementation:
             raise NotHere("has no such neuron")
         return peer.layers[workload.name]()
 
-    return Implementation(peer.name, False, layer, peer.in_network, peer.single, unlike=peer.unlike)
+    return Implementation(peer.name, False, layer, peer.in_network, peer.single, unlike=peer.unlike, loops=peer.loops)

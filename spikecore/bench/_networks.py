@@ -1,22 +1,24 @@
 """Whole-network rows: a training step with Adam (fused on a GPU), beside the same network with ReLU as its neuron.
 
-The network with ReLU is the cost of everything else. Before a network is timed, its neuron is checked as in the other
-suites, on a small input of the network's number of steps and dtype.
+The network with ReLU is the cost of everything else. All are trained in the same forms
+(:mod:`spikecore.bench._forms`), and the ratio that counts is to ReLU in its best form. Before a network is timed, its
+neuron is checked as in the other suites, on a small input of the network's number of steps and dtype.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import spikecore as sc
 from spikecore.backend import Unsupported
 from spikecore.bench._cases import Bench, Checked, Job, judge, timed
 from spikecore.bench._check import observe
+from spikecore.bench._forms import Form, forget_compiled, forms
 from spikecore.bench._implementations import REFERENCE, Implementation
 from spikecore.bench._report import Fact, Row
 from spikecore.bench._settings import Settings
@@ -24,7 +26,6 @@ from spikecore.bench._timing import Call, Timing, failure, interleave
 from spikecore.bench.models import NETWORKS, Network
 
 RELU = "ReLU"
-GRAPH = "CUDA graph"
 #: Neurons of the check, an odd number in two dimensions.
 CHECKED = (3, 333)
 #: Steps before anything is measured; a graph is captured in the last of them, or in the one after.
@@ -45,6 +46,8 @@ class Training:
 
     call: Call
     memory: Optional[int]
+    #: The bytes of these that are not parameters, buffers or what the optimiser keeps.
+    activations: Optional[int]
     status: str = "ok"
     detail: str = ""
 
@@ -55,21 +58,22 @@ def jobs(settings: Settings, bench: Bench) -> List[Job]:
     for name, network in NETWORKS.items():
         case = _case(network, bench)
         if name in settings.networks:
-            found.append(_contained(network, case, bench))
+            found.append(_contained(network, settings.forms, case, bench))
         elif not settings.quick:
             row = Row("networks", case, "all", "skipped", f"not asked for; --network {name} does")
             found.append(Job(f"networks: {name}", partial(list, [row])))
     return found
 
 
-def _contained(network: Network, case: Mapping[str, Fact], bench: Bench) -> Job:
+def _contained(network: Network, wanted: Sequence[str], case: Mapping[str, Fact], bench: Bench) -> Job:
     def run() -> List[Row]:
         try:
-            return measure(network, case, bench)
+            return measure(network, wanted, case, bench)
         except Exception as error:
             reason = f"nothing was measured here: {failure(error).reason}"
             return [Row("networks", case, RELU, "failed", reason)]
         finally:
+            forget_compiled()
             bench.clock.forget()
 
     return Job(f"networks: {network.name}", run)
@@ -87,15 +91,19 @@ def _case(network: Network, bench: Bench) -> Dict[str, Fact]:
     }
 
 
-def measure(network: Network, case: Mapping[str, Fact], bench: Bench) -> List[Row]:
+def measure(network: Network, wanted: Sequence[str], case: Mapping[str, Fact], bench: Bench) -> List[Row]:
     """The rows of one network."""
     batch = int(case["batch"] or 1)
-    train = partial(_train, network, batch, bench)
-    entries: Dict[str, Callable[[], Training]] = {RELU: partial(train, Rectifier, REFERENCE)}
-    if _graphed(network, bench):
-        entries[f"{RELU}, {GRAPH}"] = partial(train, Rectifier, REFERENCE, _graph)
-    for implementation in bench.implementations:
-        entries.update(_entries(implementation, network, batch, bench))
+    entries: Dict[str, Callable[[], Training]] = {}
+    plain: List[str] = []
+    for form in forms(network, wanted, bench.device.type):
+        if not form.ours:
+            plain.append(form.row(RELU))
+            entries[plain[-1]] = partial(_train, network, batch, bench, Rectifier, REFERENCE, form)
+        for other in bench.implementations:
+            # a loop over time steps is written out by the compiler, for minutes
+            if other.in_network is not None and (other.ours or not (form.ours or (form.compiled and other.loops))):
+                entries[form.row(other.name)] = partial(_enter, other, network, batch, bench, form)
     running: Dict[str, Training] = {}
     rows: Dict[str, Row] = {}
     for name, enter in entries.items():
@@ -108,10 +116,13 @@ def measure(network: Network, case: Mapping[str, Fact], bench: Bench) -> List[Ro
             rows[name] = Row("networks", case, name, status, failure(error).reason)
             bench.clock.forget()
     found = interleave({name: one.call for name, one in running.items()}, bench.clock.batch, bench.plan)
+    timings = {name: one for name, one in found.items() if isinstance(one, Timing)}
+    best = min((timings[name].seconds for name in plain if name in timings), default=None)
     for name, one in running.items():
         timing = found[name]
         if isinstance(timing, Timing):
-            figures = _figures(timing, one.memory, batch, found.get(RELU), running.get(RELU))
+            figures = _figures(timing, batch, timings.get(plain[0]) if plain else None, best)
+            figures.update(_memory(one, running.get(plain[0]) if plain else None))
             rows[name] = Row("networks", case, name, one.status, one.detail, figures)
         else:
             rows[name] = Row("networks", case, name, "failed", timing.reason)
@@ -126,39 +137,14 @@ class _Out(Exception):
         self.status, self.detail = status, detail
 
 
-def _eager(network: Network) -> Any:
-    return sc.TrainingOptions(autocast=network.autocast)
-
-
-def _graph(network: Network) -> Any:
-    """Options for a captured CUDA graph, where this version of spikecore has them."""
-    options = getattr(sc, "CudaOptions", None)
-    if options is None:
-        raise _Out("skipped", "this version of spikecore has no CudaOptions")
-    return options(graph=True, autocast=network.autocast)
-
-
-def _graphed(network: Network, bench: Bench) -> bool:
-    return network.graph and bench.device.type == "cuda"
-
-
-def _entries(
-    implementation: Implementation, network: Network, batch: int, bench: Bench
-) -> List[Tuple[str, Callable[[], Training]]]:
-    """The ways in which an implementation trains a network: by name, what sets it up."""
+def _enter(implementation: Implementation, network: Network, batch: int, bench: Bench, form: Form) -> Training:
+    """An implementation that trains a network, once its neuron was checked."""
     neuron = implementation.in_network
     if neuron is None:
-        return []
-
-    def enter(options: Callable[[Network], Any] = _eager) -> Training:
-        status, detail = _admit(implementation, neuron, network, bench)
-        trained = _train(network, batch, bench, neuron, implementation.backend or REFERENCE, options)
-        return Training(trained.call, trained.memory, status, detail)
-
-    found: List[Tuple[str, Callable[[], Training]]] = [(implementation.name, enter)]
-    if implementation.ours and _graphed(network, bench):
-        found.append((f"{implementation.name}, {GRAPH}", lambda: enter(_graph)))
-    return found
+        raise _Out("skipped", "has no such neuron")
+    status, detail = _admit(implementation, neuron, network, bench)
+    trained = _train(network, batch, bench, neuron, implementation.backend or REFERENCE, form)
+    return replace(trained, status=status, detail=detail)
 
 
 def _admit(
@@ -179,24 +165,19 @@ def _admit(
 
 
 def _train(
-    network: Network,
-    batch: int,
-    bench: Bench,
-    neuron: Callable[[], nn.Module],
-    backend: str,
-    options: Callable[[Network], Any] = _eager,
+    network: Network, batch: int, bench: Bench, neuron: Callable[[], nn.Module], backend: str, form: Form
 ) -> Training:
     """Set a network up, and measure the memory of a step once a few have been made."""
     clock, device = bench.clock, bench.device
     before = clock.allocated()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        net = network.make(network.steps, neuron).to(device)
+        net = form.network(network.make(network.steps, neuron).to(device))
     generator = torch.Generator(device).manual_seed(0)
-    images = torch.rand(batch, *network.image, device=device, generator=generator)
+    images = form.images(torch.rand(batch, *network.image, device=device, generator=generator))
     labels = torch.randint(network.classes, (batch,), device=device, generator=generator)
     optimizer = torch.optim.Adam(net.parameters(), 1e-3, fused=clock.device.type == "cuda")
-    step = sc.training_model(net, sc.losses.ce_count, optimizer, backend=backend, options=options(network))
+    step = sc.training_model(net, sc.losses.ce_count, optimizer, backend=backend, options=form.options(network))
 
     def call(i: int) -> Any:
         return step(images, labels)
@@ -206,20 +187,36 @@ def _train(
     if not torch.isfinite(call(0)[1]):
         raise _Out("failed", "the loss is not finite after a few steps")
     # a graph that is replayed allocates nothing, so what it takes is not seen
-    peak = None if options is _graph else clock.peak(lambda: call(0))
+    peak = None if form.graph else clock.peak(lambda: call(0))
     held = clock.allocated()
-    owned = None if peak is None or before is None or held is None else held - before + peak
-    return Training(call, owned)
+    if peak is None or before is None or held is None:
+        return Training(call, None, None)
+    owned = held - before + peak
+    return Training(call, owned, owned - _kept(net, optimizer))
 
 
-def _figures(
-    timing: Timing, memory: Optional[int], batch: int, relu: object, plain: Optional[Training]
-) -> Dict[str, float]:
+def _kept(net: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of parameters, buffers and of what the optimiser keeps."""
+    kept = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    return sum(value.element_size() * value.numel() for value in (*net.parameters(), *net.buffers(), *kept))
+
+
+def _figures(timing: Timing, batch: int, relu: Optional[Timing], best: Optional[float]) -> Dict[str, float]:
     figures = {**timed("step", timing), "images_per_second": batch / timing.seconds}
-    if isinstance(relu, Timing):
+    if relu is not None:
         figures["time_over_relu"] = timing.seconds / relu.seconds
-    if memory is not None:
-        figures["memory_gib"] = memory / 2**30
-        if plain is not None and plain.memory:
-            figures["memory_over_relu"] = memory / plain.memory
+    if best is not None:
+        figures["time_over_best_relu"] = timing.seconds / best
+    return figures
+
+
+def _memory(one: Training, relu: Optional[Training]) -> Dict[str, float]:
+    """Memory of a step, and beside the first form of the network with ReLU."""
+    figures: Dict[str, float] = {}
+    for name in ("memory", "activations"):
+        mine, its = getattr(one, name), None if relu is None else getattr(relu, name)
+        if mine is not None:
+            figures[f"{name}_gib"] = mine / 2**30
+            if its:
+                figures[f"{name}_over_relu"] = mine / its
     return figures

@@ -46,7 +46,7 @@ def jobs(settings: Settings, bench: Bench) -> List[Job]:
     found = []
     for neuron in settings.neurons:
         for dtype in settings.dtypes:
-            for steps in settings.steps:
+            for steps in settings.steps_of(neuron):
                 total = settings.elements or elements(DTYPES[dtype], steps, bench.clock, settings.quick)
                 case = Case("neurons", neuron, dtype, steps, max(1, total // steps))
                 found.append(contained(case, bench, measure))

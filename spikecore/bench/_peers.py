@@ -124,6 +124,8 @@ class Peer:
     single: Optional[Callable[[], Single]] = None
     #: Which of its implementations it chooses on a device, in a word.
     chooses: Callable[[torch.device], str] = lambda device: ""
+    #: Whether it is a loop over time steps in Python.
+    loops: bool = False
 
 
 def _jelly(name: str) -> Any:
@@ -204,7 +206,14 @@ PEERS: Tuple[Peer, ...] = (
         single=_jelly_single,
         chooses=_jelly_chooses,
     ),
-    Peer("SpikingJelly steps", *_JELLY, "the same modules in a loop over steps: plain torch", _STEPS, _STEPS["LIF"]),
+    Peer(
+        "SpikingJelly steps",
+        *_JELLY,
+        "the same modules in a loop over steps: plain torch",
+        _STEPS,
+        _STEPS["LIF"],
+        loops=True,
+    ),
     Peer(
         "snnTorch",
         "snntorch",
@@ -214,5 +223,6 @@ PEERS: Tuple[Peer, ...] = (
         _leaky(0.5, "zero"),
         "its Leaky(beta=0.5) stands in, which fires above the threshold only and is reset one step later",
         _snn_single,
+        loops=True,
     ),
 )

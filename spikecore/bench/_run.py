@@ -8,6 +8,7 @@ import torch
 
 from spikecore.bench import _beside as beside
 from spikecore.bench import _documents as documents
+from spikecore.bench import _layouts as layouts
 from spikecore.bench import _networks as networks
 from spikecore.bench import _neurons as neurons
 from spikecore.bench import _pipeline as pipeline
@@ -25,6 +26,7 @@ Progress = Callable[[str, int, int], None]
 Save = Callable[[Report], None]
 _JOBS = {
     "neurons": neurons.jobs,
+    "layouts": layouts.jobs,
     "small": small.jobs,
     "beside": beside.jobs,
     "documents": documents.jobs,

@@ -7,12 +7,16 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 
 import torch
 
+from spikecore.bench._forms import FORMS
 from spikecore.bench._timing import Plan
 from spikecore.bench._workloads import WORKLOADS
 from spikecore.bench.models import NETWORKS
 from spikecore.dtypes import DTYPES, NARROW
 
-SUITES = ("neurons", "small", "beside", "documents", "networks", "pipeline")
+SUITES = ("neurons", "layouts", "small", "beside", "documents", "networks", "pipeline")
+#: Time steps that people use, of which few are powers of two, and the neurons that are measured with them.
+BETWEEN = (10, 20, 25, 50, 100, 250, 500, 1000)
+BETWEEN_FOR = ("LIF", "own-neuron")
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,8 @@ class Settings:
     neurons: Tuple[str, ...] = ()
     dtypes: Tuple[str, ...] = ()
     steps: Tuple[int, ...] = ()
+    #: Further time steps, of the neurons :data:`BETWEEN_FOR`.
+    between: Tuple[int, ...] = ()
     #: Time steps times neurons of a neuron row.
     elements: Optional[int] = None
     #: Neurons of a small-layer row, and what its neuron and steps are; those given above, if any are.
@@ -33,6 +39,8 @@ class Settings:
     small_neurons: Tuple[str, ...] = ()
     small_steps: Tuple[int, ...] = ()
     networks: Tuple[str, ...] = ()
+    #: Forms that networks are trained in; none means those that suit network and device.
+    forms: Tuple[str, ...] = ()
     compile_steps: int = 4
     repetitions: Optional[int] = None
     quick: bool = False
@@ -42,6 +50,7 @@ class Settings:
         _known("dtype", self.dtypes, tuple(DTYPES))
         _known("neuron", self.neurons, tuple(WORKLOADS))
         _known("network", self.networks, tuple(NETWORKS))
+        _known("form", self.forms, tuple(FORMS))
         numbers = {"steps": self.steps, "size": (self.size,)}
         numbers.update(elements=_given(self.elements), repetitions=_given(self.repetitions))
         for name, values in numbers.items():
@@ -59,11 +68,17 @@ class Settings:
             neurons=self.neurons or (("LIF",) if quick else tuple(WORKLOADS)),
             dtypes=self.dtypes or (("float32", *sorted(NARROW)) if gpu and not quick else ("float32",)),
             steps=self.steps or steps,
+            between=BETWEEN if gpu and not (quick or self.steps) else (),
             small_neurons=self.neurons or ("LIF", "Leaky"),
             small_steps=self.steps or (8, 128),
             networks=self.networks or (("fc",) if quick else tuple(NETWORKS) if gpu else ("fc", "cifar10")),
             repetitions=self.repetitions or (3 if quick else 9),
         )
+
+    def steps_of(self, neuron: str) -> Tuple[int, ...]:
+        """The time steps of a neuron row: beside powers of two those that people use, for two of the neurons."""
+        between = self.between if neuron in BETWEEN_FOR else ()
+        return tuple(sorted({*self.steps, *between}))
 
     def plan(self, gpu: bool) -> Plan:
         """How often each call is made. A CPU that is shared needs longer turns."""

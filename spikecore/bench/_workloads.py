@@ -82,3 +82,30 @@ WORKLOADS: Mapping[str, Workload] = {
         ),
     )
 }
+
+#: Channels of the workloads that have a parameter for each.
+CHANNELS = 64
+
+
+def _per_channel(value: float) -> Tensor:
+    return torch.full((CHANNELS,), value)
+
+
+#: Neurons that are measured in several layouts: with parameters that are fixed, learnt, and learnt for each channel.
+IN_LAYOUTS: Mapping[str, Workload] = {
+    one.name: one
+    for one in (
+        WORKLOADS["LIF"],
+        WORKLOADS["PLIF"],
+        Workload(
+            "LIF, tau of each channel",
+            "LIF, tau learnt for each channel",
+            lambda name: sc.LIF(_per_channel(2.0), learn=("tau",), backend=name),
+        ),
+        Workload(
+            "LIF, threshold of each channel",
+            "LIF with a soft reset, threshold learnt for each channel",
+            lambda name: sc.LIF(2.0, threshold=_per_channel(1.0), reset="soft", learn=("threshold",), backend=name),
+        ),
+    )
+}

@@ -93,6 +93,88 @@ def _convolution(channels: int, out: int, size: int, stride: int) -> nn.Module:
     return sc.layers.TimeBatched(convolution, nn.BatchNorm2d(out))
 
 
+def vgg(steps: int, neuron: Activation, image: Tuple[int, ...] = (3, 32, 32), classes: int = 10) -> nn.Sequential:
+    """Eight 3x3 convolutions with batch normalisation, halved by four average poolings; the read-out is linear."""
+    layers: List[nn.Module] = [sc.encode.Constant(steps)]
+    channels = image[0]
+    for widths in ((64, 128), (256, 256), (512, 512), (512, 512)):
+        for width in widths:
+            layers += [_convolution(channels, width, 3, 1), neuron()]
+            channels = width
+        layers.append(sc.layers.TimeBatched(nn.AvgPool2d(2)))
+    side = (image[1] // 16) * (image[2] // 16)
+    layers.append(sc.layers.TimeBatched(nn.Flatten(), nn.Linear(channels * side, classes)))
+    return nn.Sequential(*layers)
+
+
+class TokenLayer(nn.Module):
+    """A linear layer and batch normalisation of tokens ``[B, N, C]``."""
+
+    def __init__(self, channels: int, out: int) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(channels, out, bias=False), nn.BatchNorm1d(out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, N, C] -> [B, N, C]``."""
+        y: Tensor = self.linear(x)
+        normalised: Tensor = self.norm(y.flatten(0, 1))
+        return normalised.view_as(y)
+
+
+class AttentionBlock(nn.Module):
+    """Spiking self-attention and a hidden layer of four times the width, each added (Zhou et al., 2023)."""
+
+    def __init__(self, channels: int, heads: int, neuron: Activation) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value = (_tokens(channels, channels, neuron) for _ in range(3))
+        self.fire = neuron()
+        self.projected = _tokens(channels, channels, neuron)
+        self.hidden = nn.Sequential(_tokens(channels, 4 * channels, neuron), _tokens(4 * channels, channels, neuron))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[T, B, N, C] -> [T, B, N, C]``."""
+        query, key, value = (self._by_head(layer(x)) for layer in (self.query, self.key, self.value))
+        # no softmax: the products of spikes are not negative
+        attended = query @ (key.transpose(-2, -1) @ value) * 0.125
+        x = x + self.projected(self.fire(attended.transpose(-3, -2).flatten(-2)))
+        added: Tensor = x + self.hidden(x)
+        return added
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        """``[T, B, N, C] -> [T, B, heads, N, C / heads]``."""
+        heads: Tensor = x.unflatten(-1, (self.heads, -1))
+        return heads.transpose(-3, -2)
+
+
+def attention(steps: int, neuron: Activation, image: Tuple[int, ...] = (3, 32, 32), classes: int = 10) -> nn.Sequential:
+    """Four blocks of spiking attention, 384 wide with eight heads, on patches of 4x4 pixels."""
+    patches = sc.layers.TimeBatched(nn.Conv2d(image[0], 384, 4, 4), nn.BatchNorm2d(384))
+    layers: List[nn.Module] = [sc.encode.Constant(steps), patches, neuron(), Tokens()]
+    layers += [AttentionBlock(384, 8, neuron) for _ in range(4)]
+    return nn.Sequential(*layers, Pooled(), nn.Linear(384, classes))
+
+
+class Tokens(nn.Module):
+    """Images as tokens: ``[T, B, C, H, W] -> [T, B, H W, C]``."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        return x.flatten(-2).transpose(-2, -1)
+
+
+class Pooled(nn.Module):
+    """The mean over tokens: ``[T, B, N, C] -> [T, B, C]``."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        return x.mean(-2)
+
+
+def _tokens(channels: int, out: int, neuron: Activation) -> nn.Module:
+    return nn.Sequential(sc.layers.TimeBatched(TokenLayer(channels, out)), neuron())
+
+
 @dataclass(frozen=True)
 class Network:
     """A network to train, and on what."""
@@ -107,20 +189,23 @@ class Network:
     image: Tuple[int, ...]
     classes: int
     autocast: Optional[torch.dtype] = None
-    #: Whether it is also trained in a captured CUDA graph, which pays where a step is bound by launches.
-    graph: bool = False
 
 
 _CIFAR10 = ("six 256-channel convolutions, 32x32", cifar10, 8, 32, 1, (3, 32, 32), 10)
 _SEW = ("SEW-ResNet18, 224x224", sew_resnet18, 4)
+_VGG = ("eight convolutions of 64 to 512 channels, four average poolings, 32x32", vgg)
+_ATTENTION = ("four blocks of spiking attention, 384 wide, 64 tokens", attention)
 _IMAGENET = ((3, 224, 224), 1000, torch.bfloat16)
 
 NETWORKS: Mapping[str, Network] = {
     one.name: one
     for one in (
-        Network("fc", "784-1000-10", fully_connected, 25, 128, 128, (784,), 10, graph=True),
+        Network("fc", "784-1000-10", fully_connected, 25, 128, 128, (784,), 10),
         Network("cifar10", *_CIFAR10),
         Network("cifar10-bf16", *_CIFAR10, torch.bfloat16),
+        Network("vgg-t4", *_VGG, 4, 128, 1, (3, 32, 32), 10, torch.bfloat16),
+        Network("vgg-t6", *_VGG, 6, 64, 1, (3, 32, 32), 10, torch.bfloat16),
+        Network("attention", *_ATTENTION, 4, 128, 1, (3, 32, 32), 10, torch.bfloat16),
         Network("sew18-b32", *_SEW, 32, 1, *_IMAGENET),
         Network("sew18-b112", *_SEW, 112, 2, *_IMAGENET),
     )

@@ -21,12 +21,15 @@ if TYPE_CHECKING:
 
 def bench(
     suite: List[str] = typer.Option(
-        ["all"], help="neurons, small, beside, documents, networks, pipeline or all; may be repeated."
+        ["all"], help="neurons, layouts, small, beside, documents, networks, pipeline or all; may be repeated."
     ),
     device: str = typer.Option("auto", help="cpu, cuda or cuda:1; auto is the GPU if there is one."),
     backend: List[str] = typer.Option([], help="Measure this backend only; may be repeated."),
     neuron: List[str] = typer.Option([], help="Measure this neuron only: LIF, PLIF, own-neuron, ...; may be repeated."),
     network: List[str] = typer.Option([], help="Train this network only: fc, cifar10, ...; may be repeated."),
+    form: List[str] = typer.Option(
+        [], help="Train networks in this form only: eager, 'channels-last compiled CUDA graph', ...; may be repeated."
+    ),
     dtype: List[str] = typer.Option([], help="float32, bfloat16, float16 or float64; may be repeated."),
     steps: List[int] = typer.Option([], help="Time steps of neuron and small-layer rows; may be repeated."),
     elements: Optional[int] = typer.Option(None, help="Time steps times neurons of a neuron row; fills the device."),
@@ -80,6 +83,7 @@ def bench(
             elements=elements,
             size=size,
             networks=tuple(network),
+            forms=tuple(form),
             compile_steps=compile_steps,
             repetitions=repetitions,
             quick=quick,

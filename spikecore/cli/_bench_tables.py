@@ -48,6 +48,13 @@ COLUMNS: Mapping[str, Tuple[Column, ...]] = {
         Column("fwd+bwd\nof copy", "training_fraction", _two),
         Column("memory\n/ input", "memory_inputs", _two),
     ),
+    "layouts": (
+        Column("fwd\nms", "forward_ms", _three),
+        Column("fwd\nof copy", "forward_fraction", _two),
+        Column("fwd+bwd\nms", "training_ms", _three),
+        Column("fwd+bwd\nof copy", "training_fraction", _two),
+        Column("memory\n/ input", "memory_inputs", _two),
+    ),
     "small": (
         Column("fwd\nms", "forward_ms", _three),
         Column("fwd+bwd\nms", "training_ms", _three),
@@ -68,9 +75,11 @@ COLUMNS: Mapping[str, Tuple[Column, ...]] = {
     "networks": (
         Column("step\nms", "step_ms", _three),
         Column("images\nper s", "images_per_second", _three),
-        Column("time\n/ ReLU", "time_over_relu", _two),
+        Column("time /\nbest ReLU", "time_over_best_relu", _two),
+        Column("/ eager\nReLU", "time_over_relu", _two),
         Column("memory\nGiB", "memory_gib", _two),
-        Column("memory\n/ ReLU", "memory_over_relu", _two),
+        Column("activa-\ntions GiB", "activations_gib", _two),
+        Column("/ eager\nReLU", "activations_over_relu", _two),
     ),
     "pipeline": (
         Column("step\nms", "step_ms", _three),
@@ -80,6 +89,7 @@ COLUMNS: Mapping[str, Tuple[Column, ...]] = {
 }
 TITLES = {
     "neurons": "Neurons: device time, fraction of a copy's speed, peak extra memory",
+    "layouts": "Neurons in several layouts, with learnt parameters: as above",
     "small": "Small layers: wall time per call",
     "beside": "Beside other libraries: wall time per call",
     "documents": "The tables of published tutorials: wall time per call",
@@ -87,11 +97,12 @@ TITLES = {
     "pipeline": "A network over several GPUs: one training step with Adam",
 }
 CAPTIONS = {
+    "layouts": "of copy: as above; the floor counts inputs and outputs, and no parameter",
     "neurons": "of copy: what must be moved at least, over the time, over the copy's bandwidth; 1.00 is the roofline",
     "small": "a batch of calls with one synchronisation at the end; waiting: one after every call",
     "beside": "/ SpikingJelly: its module is 1.00; of a network, inference and a training step with Adam",
     "documents": "a loop over time steps in plain torch is 1.00, forward and backward; printed: by the document",
-    "networks": "/ ReLU: the same network with ReLU instead of the neuron is 1.00",
+    "networks": "best ReLU: the network with ReLU in its fastest form; eager ReLU: in its first one",
     "pipeline": "the network's name has the input, and the images in a part of the batch; printed: by the document",
 }
 
@@ -155,7 +166,8 @@ def _parts(case: Mapping[str, Fact]) -> Tuple[str, str]:
     """What is measured, and its size."""
     if "network" in case:
         return str(case["network"]), f"T={case['steps']} B={case['batch']}"
-    return f"{case['neuron']} {case['dtype']}", f"T={case['steps']} N={case['neurons']:,}"
+    layout = f" {case['layout']}" if "layout" in case else ""
+    return f"{case['neuron']} {case['dtype']}{layout}", f"T={case['steps']} N={case['neurons']:,}"
 
 
 def notes(rows: List[Row]) -> List[Text]:

@@ -19,13 +19,15 @@ from spikecore.bench import _implementations as implementations
 from spikecore.bench._cases import Bench
 from spikecore.bench._check import differences, observe
 from spikecore.bench._implementations import find
+from spikecore.bench._layouts import LAYOUTS, SIDE, LaidOut
 from spikecore.bench._peers import PEERS, Peer
 from spikecore.bench._report import from_json
 from spikecore.bench._run import measure, prepare
 from spikecore.bench._settings import Settings, device_named
 from spikecore.bench._timing import CudaClock, Failure, HostClock, Plan, Timing, clock_for, interleave
-from spikecore.bench._workloads import WORKLOADS, Hat, hat_spike
+from spikecore.bench._workloads import CHANNELS, IN_LAYOUTS, WORKLOADS, Hat, hat_spike
 from spikecore.bench.models import EXAMPLES
+from spikecore.cli._bench_tables import table
 from spikecore.lang._plain import number
 from spikecore.testing._custom import Gated, Probe
 from spikecore.testing._loopback import EVERYTHING, Loopback, installed
@@ -279,7 +281,7 @@ def test_compile_stops_at_its_steps() -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"suites": ("neuron",)}, "suite 'neuron' is not known; there are: neurons, small, beside, documents"),
+        ({"suites": ("neuron",)}, "suite 'neuron' is not known; there are: neurons, layouts, small, beside, documents"),
         ({"neurons": ("Lif",)}, "there are: LIF, Leaky"),
         ({"networks": ("vgg",)}, "there are: fc, cifar10"),
         ({"dtypes": ("int8",)}, "there are: float16, bfloat16, float32, float64"),
@@ -387,3 +389,33 @@ def test_cuda_clock_asks_events_and_the_allocator(monkeypatch: pytest.MonkeyPatc
     said.clear()
     clock.each(lambda i: said.append(f"call {i}"), 0, 2)
     assert said == ["wait", "call 0", "wait", "call 1", "wait"]
+
+
+# -- layouts and step counts
+
+
+def test_layouts_are_those_that_they_are_called() -> None:
+    """Images ``[T, B, C, H, W]`` in each layout, inputs and cotangents alike, for neurons with learnt parameters."""
+    settings = replace(TINY, suites=("layouts",), elements=2 * 3 * CHANNELS * SIDE**2, steps=(2,))
+    rows = ran(settings).rows
+    cases = {(str(row.case["neuron"]), str(row.case["layout"])) for row in rows}
+    names = [name for name in IN_LAYOUTS if name.partition(",")[0] in TINY.neurons]
+    assert names
+    assert cases == {(name, layout) for name in names for layout in LAYOUTS}
+    assert {row.status for row in rows if row.implementation in ("torch", "copy")} == {"ok"}
+    assert all("training_fraction" in row.figures for row in rows if row.implementation == "torch")
+    for layout, order in LAYOUTS.items():
+        case = LaidOut("layouts", "LIF", "float32", 2, 3 * CHANNELS * SIDE**2, layout)
+        x = case.made(torch.device("cpu"), torch.Generator().manual_seed(0))
+        assert x.shape == (2, 3, CHANNELS, SIDE, SIDE)
+        assert sorted(range(5), key=lambda d: -x.stride(d)) == list(order)
+    assert table(ran(replace(settings, neurons=("LIF",), backends=("torch",))), "layouts").row_count > 0
+
+
+def test_steps_between_the_powers_of_two() -> None:
+    """On a GPU two neurons are measured at those that people use; ``--steps`` says otherwise."""
+    chosen = Settings().on(torch.device("cuda:0"))
+    assert chosen.steps_of("LIF") == (4, 10, 16, 20, 25, 32, 50, 100, 128, 250, 500, 1000)
+    assert chosen.steps_of("IF") == (4, 16, 32, 128)
+    assert Settings(steps=(7,)).on(torch.device("cuda:0")).steps_of("LIF") == (7,)
+    assert Settings().on(torch.device("cpu")).steps_of("LIF") == (4, 16)

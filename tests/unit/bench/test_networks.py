@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, List
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import spikecore as sc
 from bench_runs import TINY, Mutant, only, ran
 from spikecore.bench import _networks as networks
 from spikecore.bench import models
+from spikecore.bench._forms import FORMS, IMAGES, Form, forms
 from spikecore.bench._run import prepare
 from spikecore.bench._timing import HostClock, Plan
 from spikecore.testing._loopback import Loopback, installed
@@ -44,6 +46,66 @@ def test_networks_are_beside_relu(small_network: None) -> None:
     assert rows[0].case["batch"] == 2
 
 
+def test_every_form_has_a_name_of_its_own() -> None:
+    """By which ``--form`` finds it; what is not asked for is chosen for the device."""
+    assert len(FORMS) == 32
+    assert FORMS["channels-last fused packed compiled CUDA graph"] == Form(True, True, True, True, True)
+    fc, images = models.NETWORKS["fc"], models.NETWORKS["vgg-t4"]
+    assert [form.name for form in forms(fc, (), "cpu")] == ["eager"]
+    assert [form.name for form in forms(fc, (), "cuda")] == ["eager", "CUDA graph", "compiled", "compiled CUDA graph"]
+    assert {form.name for form in forms(images, (), "cuda")} == set(IMAGES)
+    assert [form.name for form in forms(images, ("fused", "eager"), "cuda")] == ["eager", "fused"]
+    with pytest.raises(ValueError, match="form 'fast' is not known; there are: eager, "):
+        replace(TINY, forms=("fast",))
+
+
+def test_forms_are_beside_relu_in_its_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layouts and compilation for all, fusing for ours alone; the ratio that counts is to the fastest ReLU."""
+    given: List[Any] = []
+
+    def compiler(function: Any) -> Any:
+        given.append(function.__code__)
+        return function
+
+    monkeypatch.setattr(torch, "compile", compiler)
+    network = replace(models.NETWORKS["cifar10"], steps=2, make=partial(models.cifar10, width=4))
+    monkeypatch.setattr(networks, "NETWORKS", {"cifar10": network})
+    wanted = ("eager", "channels-last", "channels-last fused", "channels-last compiled")
+    with installed(Loopback):
+        settings = replace(TINY, suites=("networks",), networks=("cifar10",), backends=("loopback",), forms=wanted)
+        rows = ran(settings).rows
+    assert {row.implementation: row.status for row in rows} == {
+        "ReLU": "ok",
+        "loopback": "ok",
+        "ReLU, channels-last": "ok",
+        "loopback, channels-last": "ok",
+        "loopback, channels-last fused": "ok",
+        "ReLU, channels-last compiled": "ok",
+        "loopback, channels-last compiled": "ok",
+    }
+    plain = [row for row in rows if row.implementation.startswith("ReLU")]
+    assert min(row.figures["time_over_best_relu"] for row in plain) == 1.0
+    best = min(row.figures["step_ms"] for row in plain)
+    for row in rows:
+        assert row.figures["time_over_best_relu"] == pytest.approx(row.figures["step_ms"] / best)
+        assert row.figures["time_over_relu"] == pytest.approx(row.figures["step_ms"] / rows[0].figures["step_ms"])
+    assert len(given) == len(set(map(id, given))) == 2
+
+
+def test_forms_change_the_network() -> None:
+    """The layout of weights and images, the neurons that normalise."""
+    net = FORMS["channels-last fused"].network(models.vgg(2, lambda: sc.LIF(backend="torch")))
+    weight = net[1].module[0].weight
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+    assert not weight.is_contiguous()
+    images = torch.rand(2, 3, 32, 32)
+    assert FORMS["channels-last"].images(images).is_contiguous(memory_format=torch.channels_last)
+    assert FORMS["channels-last"].images(images[:, 0, 0]) is not None
+    assert FORMS["eager"].images(images) is images
+    options = FORMS["channels-last CUDA graph"].options(models.NETWORKS["vgg-t4"])
+    assert (options.graph, options.autocast) == (True, torch.bfloat16)
+
+
 def test_network_of_a_wrong_backend_is_not_trained(small_network: None) -> None:
     """Its neuron is checked first."""
     with installed(Mutant):
@@ -59,19 +121,14 @@ def test_networks_that_were_not_asked_for_are_rows() -> None:
     assert rows[0].detail == "not asked for; --network cifar10 does"
 
 
-def test_graph_without_options_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where spikecore has no CUDA graphs, the row that would use them is skipped with that reason."""
-    monkeypatch.delattr(sc, "CudaOptions", raising=False)
-    with pytest.raises(networks._Out, match="has no CudaOptions"):
-        networks._graph(models.NETWORKS["fc"])
-
-
 @pytest.mark.parametrize(
     ("make", "image", "shape"),
     [
         (models.fully_connected, (784,), (2, 1, 10)),
         (models.cifar10, (3, 32, 32), (2, 1, 10)),
         (models.sew_resnet18, (3, 32, 32), (2, 1, 1000)),
+        (models.vgg, (3, 32, 32), (2, 1, 10)),
+        (models.attention, (3, 32, 32), (2, 1, 10)),
     ],
 )
 def test_networks_have_the_shapes_of_their_papers(make: Any, image: Any, shape: Any) -> None:

@@ -1,0 +1,129 @@
+"""The forms in which a network is trained: layout, fusing, packing, compilation, a captured graph.
+
+``eager`` is the network as one writes it first, with contiguous images. What only spikecore has (``fused``,
+``packed``) is not tried with ReLU or another library; everything else is tried with all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+
+import spikecore as sc
+from spikecore.bench.models import Network
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to train the same network."""
+
+    channels_last: bool = False
+    #: Batch normalisation within the neurons: ``sc.fuse``.
+    fused: bool = False
+    #: Spikes kept for backward as bits: ``TrainingOptions(pack_spikes=True)``.
+    packed: bool = False
+    #: ``torch.compile``.
+    compiled: bool = False
+    #: A captured step: ``CudaOptions(graph=True)``.
+    graph: bool = False
+
+    @property
+    def name(self) -> str:
+        """For rows and for ``--form``."""
+        words = {
+            "channels-last": self.channels_last,
+            "fused": self.fused,
+            "packed": self.packed,
+            "compiled": self.compiled,
+            "CUDA graph": self.graph,
+        }
+        return " ".join(word for word, there in words.items() if there) or "eager"
+
+    @property
+    def ours(self) -> bool:
+        """Whether only networks of spikecore have it."""
+        return self.fused or self.packed
+
+    def row(self, implementation: str) -> str:
+        """What an implementation is called in this form; the eager one has the plain name."""
+        return implementation if self == EAGER else f"{implementation}, {self.name}"
+
+    def network(self, net: nn.Module) -> nn.Module:
+        """The network in this form."""
+        if self.channels_last:
+            net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # the stub lacks it alone
+        if self.fused:
+            sc.fuse(net)
+        return _Compiled(net) if self.compiled else net
+
+    def images(self, images: Tensor) -> Tensor:
+        """Images ``[B, C, H, W]`` in its layout; what has no height and width stays."""
+        as_it_is = not self.channels_last or images.ndim != 4
+        return images if as_it_is else images.contiguous(memory_format=torch.channels_last)
+
+    def options(self, network: Network) -> Any:
+        """How the training step runs."""
+        keywords: Dict[str, Any] = {"autocast": network.autocast}
+        if self.packed:
+            keywords["pack_spikes"] = True
+        return sc.CudaOptions(graph=True, **keywords) if self.graph else sc.TrainingOptions(**keywords)
+
+
+class _Compiled(nn.Module):
+    """A network compiled by itself.
+
+    torch.compile keeps what it made with the code that it was given, up to 8 results, and looks through all of them at
+    each call. Networks of one class have the same code, so each gets a function with code of its own.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+        def forward(x: Tensor) -> Any:
+            return net(x)
+
+        forward.__code__ = forward.__code__.replace(co_name=f"forward_{next(_numbers)}")
+        self.run: Callable[[Tensor], Any] = torch.compile(forward)
+
+    def forward(self, x: Tensor) -> Any:
+        """The outputs of the network."""
+        return self.run(x)
+
+
+def forget_compiled() -> None:
+    """Drop what torch.compile made, if it ran."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        dynamo.reset()
+
+
+_numbers = itertools.count()
+EAGER = Form()
+#: Forms by name: every mixture.
+FORMS: Mapping[str, Form] = {
+    form.name: form for form in (Form(*choice) for choice in itertools.product((False, True), repeat=5))
+}
+#: What is measured on a GPU where nobody asks: of convolutional networks, and of others.
+IMAGES = (
+    "eager",
+    "channels-last",
+    "channels-last compiled",
+    "channels-last compiled CUDA graph",
+    "channels-last fused packed",
+    "channels-last fused compiled CUDA graph",
+)
+VECTORS = ("eager", "CUDA graph", "compiled", "compiled CUDA graph")
+
+
+def forms(network: Network, wanted: Sequence[str], device_type: str) -> Tuple[Form, ...]:
+    """The forms to train a network in, the eager one first: those wanted, else those that suit the device."""
+    usual: Sequence[str] = ("eager",)
+    if device_type == "cuda":
+        usual = IMAGES if len(network.image) == 3 else VECTORS
+    return tuple(FORMS[name] for name in FORMS if name in (wanted or usual))
