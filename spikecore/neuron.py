@@ -192,10 +192,10 @@ class Neuron(Prologued):
             outputs, end = one_step(found.runner, (x,), start, earlier.placed(found, values))
         else:
             processes.check_split(self)  # the earlier call may have been one outside of the pipeline
-            alone = None if found.direct is None or marked.readers else found.direct(x, values)
-            if alone is not None:
+            alone = None if found.direct is None else found.direct(x, values)
+            if alone is not None and not marked.readers:
                 return alone, None
-            outputs, end, _ = found.runner((x,), start, earlier.placed(found, values), ())
+            outputs, end = (alone, None) if alone else found.runner((x,), start, earlier.placed(found, values), ())[:2]
         if marked.readers:
             marked.note(self._cache.program, outputs)
         return outputs, dict(zip(self.states, end)) if end is not None else None
