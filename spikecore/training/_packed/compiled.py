@@ -20,6 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from spikecore.backend import Unsupported
 from spikecore.kernels._registered import ONE, spiking_outputs
+from spikecore.training._packed import bits as packing
+from spikecore.training._packed import origin
 from spikecore.training._packed.bits import LEAST, Whole, is_dense
 from spikecore.training._packed.origin import DTYPES, added, averaged, joined, multiplied
 
@@ -55,7 +57,8 @@ def compiling_options() -> Dict[str, Any]:
             pack(graph)
 
         def uuid(self) -> Any:
-            return get_hash_for_files((__file__,))
+            # what torch has compiled and kept on disk is made again where the rules have changed
+            return get_hash_for_files((__file__, packing.__file__, origin.__file__))
 
     return {"joint_custom_post_pass": PackSpikes()}
 

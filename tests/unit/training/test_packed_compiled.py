@@ -88,7 +88,7 @@ BETWEEN: Dict[str, Tuple[Callable[[Tensor], Tensor], Tuple[int, ...], int]] = {
     "product": (lambda z: z * z.flip(0), (6, 8, 8, 8), 1),
     "difference": (lambda z: z - z.flip(0), (6, 8, 8, 8), 0),
     "written": (lambda z: z.clone().mul_(0.5), (6, 8, 8, 8), 0),
-    "sum, weighted": (lambda z: torch.add(z, z.flip(0), alpha=2), (6, 8, 8, 8), 0),
+    "sum, weighted": (lambda z: torch.add(z, z.flip(0), alpha=4), (6, 8, 8, 8), 0),
     "dropout": (nn.Dropout(0.5), (6, 8, 8, 8), 0),
 }
 
@@ -116,8 +116,8 @@ def test_what_the_graph_saves(name: str, last: bool, monkeypatch: pytest.MonkeyP
         assert (torch.uint8, (count * bits // 8,)) in saved
         assert (torch.float32, shape) not in saved
         assert made >= 1
-    elif name != "dropout":  # its mask and the spikes are saved there
-        assert (torch.float32, shape) in saved or made == 0
+    elif name not in ("dropout", "product"):  # backward of others reads no spikes but through what is whole
+        assert (torch.float32, shape) in saved
 
 
 def test_residual_blocks() -> None:
