@@ -10,7 +10,7 @@ Rules of this module:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Mapping, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -27,9 +27,6 @@ _GATHER: Mapping[int, Tuple[torch.dtype, int]] = {
     2: (torch.int32, 0x01041040),
     4: (torch.int16, 0x0110),
 }
-
-#: Of each device, stream, dtype and number of bits: the numbers of every byte.
-_tables: Dict[Tuple[Any, ...], Tensor] = {}
 
 
 class Whole(NamedTuple):
@@ -65,18 +62,18 @@ class Packed:
         data = self.data
         if data is None:
             raise RuntimeError("these bits are kept elsewhere")
+        bits = self.whole.bits
         with torch.no_grad():
-            if self.whole.bits == 8:
-                scale = self.whole.unit if self.right is None else self.whole.unit * self.right
-                return data.to(self.dtype).mul_(scale)
-            table = _table(data.device, self.dtype, self.whole.bits)
-            if self.whole.unit != 1.0:
-                table = table * self.whole.unit
+            # not by a table of what each byte holds: for 64 Mi bfloat16 numbers, gathering took an H200 5.1 ms from
+            # rows of 16 bytes, where it took 0.2 ms from rows of 8
+            small = data
+            if bits < 8:
+                places = torch.arange(0, 8, bits, dtype=torch.uint8, device=data.device)
+                small = torch.bitwise_right_shift(data[:, None], places).bitwise_and_((1 << bits) - 1).view(-1)
+            scale = torch.full((), self.whole.unit, dtype=self.dtype, device=data.device)
             if self.right is not None:
-                table = table * self.right.to(self.dtype)
-            # one read of the bytes and one write of the numbers, those of a byte in a row
-            found = torch.nn.functional.embedding(data.to(torch.int32), table)
-            return found.view(-1)[: self.count]
+                scale = scale * self.right.to(self.dtype)
+            return (small * scale)[: self.count]
 
     @property
     def bytes(self) -> int:
@@ -112,20 +109,6 @@ def _gathered(small: Tensor, bits: int) -> Tensor:
         small = torch.nn.functional.pad(small, (0, rest))
     # a copy of the highest byte of each word, since the words are as large as the bytes
     return small.view(word).mul(factor).view(torch.uint8)[each - 1 :: each].clone()
-
-
-def _table(device: torch.device, dtype: torch.dtype, bits: int) -> Tensor:
-    cuda = device.type == "cuda"
-    # one for each stream, since another stream does not wait for the work that fills it
-    key = device, torch.cuda.current_stream(device).cuda_stream if cuda else 0, dtype, bits
-    found = _tables.get(key)
-    if found is None:
-        byte, place = (torch.arange(size, device=device, dtype=torch.int32) for size in (256, 8 // bits))
-        found = (byte[:, None] >> bits * place & (1 << bits) - 1).to(dtype)
-        # what is made in a capture is filled by a replay, in memory of the graph
-        if not (cuda and torch.cuda.is_current_stream_capturing()):
-            _tables[key] = found
-    return found
 
 
 def is_dense(shape: Tuple[int, ...], stride: Tuple[int, ...]) -> bool:

@@ -153,3 +153,20 @@ def test_an_odd_number_of_spikes_stays_whole() -> None:
     assert results[1][2] == 0
     for one, other in zip(results[0][0], results[1][0]):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("kind", ["chunks", "learnt"])
+def test_every_op_of_a_neuron(kind: str) -> None:
+    """Whichever registered op a call takes: with checkpoints, or with a learnt parameter."""
+
+    def make() -> nn.Module:
+        lif = sc.LIF(learn=("tau",) if kind == "learnt" else ())
+        return nn.Sequential(nn.Linear(5, 256), bound(lif, Loop(4 if kind == "chunks" else 0)), nn.Linear(256, 3))
+
+    x = torch.rand(9, 2, 5, generator=torch.Generator().manual_seed(1)) * 9
+    (plain, whole, _), (ours, saved, made) = (traced(make, x, packs) for packs in (False, True))
+    for one, other in zip(ours, plain):
+        assert torch.equal(one, other)
+    assert made == 1
+    assert (torch.uint8, (9 * 2 * 256 // 8,)) in saved
+    assert (torch.uint8, (9 * 2 * 256 // 8,)) not in whole
