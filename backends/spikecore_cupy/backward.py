@@ -34,9 +34,7 @@ class BackwardWriter(ChunkWriter):
         self._carried = {name: self.carried(name) for name in plan.carried_cotangents}
         #: Whether a thread has several groups of neighbouring neurons, whose parts of a sum it adds up. It reads its
         #: parameters once, so neurons of all groups have the same: one that all neurons share, or that of a channel.
-        self._grouped = bool(plan.learn) and not any(leaf in self.used for leaf in self.params_of("full"))
-        if self._grouped:
-            self.first = self.unique("first")
+        self._grouped = self.takes_groups(bool(plan.learn))
         #: Learnt parameters of one value for all neurons: their gradient is summed over the threads of a block.
         self._scalars = [name for name in plan.learn if self.kinds[name] == "scalar"]
 
@@ -61,8 +59,7 @@ class BackwardWriter(ChunkWriter):
         each = [*self._first_cotangents(), *chunks, *self._last_cotangents()]
         until = "neurons"
         if self._grouped:
-            until = self.argument("span", "span")
-            each = [f"for (long long i = {self.first}; i < neurons; i += {until}) {{", *indented(each), "}"]
+            until, each = self.argument("span", "span"), self.over_groups(each)
         body = [*self.opening(), *self._zero_sums(), *each, *self._store_sums()]
         functions = [step, adjoint] if self._kept else [adjoint]
         if not self._scalars:

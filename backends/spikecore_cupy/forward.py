@@ -17,6 +17,7 @@ class ForwardWriter(ChunkWriter):
 
     def __init__(self, plan: ForwardPlan, form: Form) -> None:
         super().__init__(plan, "forward", form, plan.roots)
+        self._grouped = self.takes_groups(False)
         #: The tensors of outputs, and the variables that hold a step of each.
         self._tensors = [self.output_name(k) for k in range(len(plan.program.outputs))]
         words = ["out"] if len(self._tensors) == 1 else [f"out{k}" for k in range(len(self._tensors))]
@@ -29,16 +30,19 @@ class ForwardWriter(ChunkWriter):
         # states come before outputs in the function's arguments, as in the call of it
         results = {f"new_{name}": node for name, node in zip(states, program.next)}
         step = self.function("step", {**results, **dict(zip(self._outs, program.outputs))})
-        opening = ["if (i >= neurons) return;", *self.opening()]
+        starts = []
         for name, state in zip(program.states, states):
-            opening += [self.pack(state), *self.starting(name, state)]
+            starts += [self.pack(state), *self.starting(name, state)]
         # an input that no value of the step is computed from is not loaded
         inputs = self.input_streams(step)
         # states stay in registers; only the last value goes to memory, and only where somebody asks for it
         ending = [f"store({self.one(f'{s}_end', 'final', k)}, {s});" for k, s in enumerate(states) if plan.final]
         saving = [f"store({self.saved_at(name)}, {self.state(name)});" for name in plan.saved]
         chunks = self.forward_chunks(inputs, saving, self._step(step))
-        return self.finished([step], [*opening, *chunks, *ending])
+        each, until = [*starts, *chunks, *ending], "neurons"
+        if self._grouped:
+            until, each = self.argument("span", "span"), self.over_groups(each)
+        return self.finished([step], [f"if ({self.first} >= {until}) return;", *self.opening(), *each])
 
     def _step(self, step: Function) -> List[str]:
         """One step of all neurons of a thread: compute, store outputs and what is recorded."""

@@ -63,6 +63,22 @@ class Writer(KernelWriter):
         #: Values that are one for all neurons; the others are one for each.
         self.shared = frozenset((*self._one, *self.uniform))
 
+    def takes_groups(self, sums: bool) -> bool:
+        """Whether a thread has several groups of neighbouring neurons: where it adds something up, and where it reads
+        parameters per channel, which then are read once for all of them.
+        """
+        if any(leaf in self.used for leaf in self.params_of("full")):
+            return False
+        if sums or any(leaf in self.used for leaf in self.params_of("channel")):
+            self.first = self.unique("first")
+            return True
+        return False
+
+    def over_groups(self, lines: Sequence[str]) -> List[str]:
+        """The lines for each group of neurons of a thread."""
+        span = self.argument("span", "span")
+        return [f"for (long long i = {self.first}; i < neurons; i += {span}) {{", *indented(lines), "}"]
+
     # -- names and arguments
 
     def unique(self, name: str) -> str:

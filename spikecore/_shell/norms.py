@@ -10,7 +10,7 @@ Rules of this module:
 
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple, Tuple, Type
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Type
 
 import torch
 import torch.nn.functional as F
@@ -144,6 +144,10 @@ def normalised_step(norm: Any, x: Tensor, steps: int) -> Tensor:
     return y
 
 
+#: Mean and variance of ``[T, B, C, ...]`` per channel, None where torch is to compute them.
+Moments = Callable[[Tensor], Optional[Tuple[Tensor, Tensor]]]
+
+
 class Constants(NamedTuple):
     """What an input is normalised by: ``(x - mean) * rstd * weight + bias``, ``[C]`` each."""
 
@@ -167,15 +171,14 @@ def takes(norm: Any, x: Tensor) -> bool:
     )
 
 
-def constants(norm: Any, x: Tensor) -> Constants:
-    """What ``norm`` normalises ``x`` ``[B, C, ...]`` by; in training its running statistics move, as torch moves them.
-
-    Mean and rstd carry no gradient. ``x`` is one that ``norm`` takes.
+def constants(norm: Any, x: Tensor, moments: Moments) -> Constants:
+    """What ``norm`` normalises ``x`` ``[T, B, C, ...]`` by; in training its running statistics move, as torch moves
+    them. Mean and rstd carry no gradient. ``x`` is one whose steps ``norm`` takes.
     """
     compute: Any = compute_dtype(x.dtype)
     with torch.no_grad():
         if takes_batch(norm):
-            mean, variance = _moved(norm, x, compute)
+            mean, variance = _moved(norm, x, compute, moments)
         else:
             mean, variance = norm.running_mean.to(compute), norm.running_var.to(compute)
         rstd = torch.rsqrt(variance + norm.eps)
@@ -184,7 +187,7 @@ def constants(norm: Any, x: Tensor) -> Constants:
     return Constants(mean, rstd, torch.ones_like(mean), torch.zeros_like(mean))
 
 
-def _moved(norm: Any, x: Tensor, compute: torch.dtype) -> Tuple[Tensor, Tensor]:
+def _moved(norm: Any, x: Tensor, compute: torch.dtype, moments: Moments) -> Tuple[Tensor, Tensor]:
     """Mean and variance of a batch, by which the running ones have been moved."""
     moves = norm.training and norm.track_running_stats and norm.running_mean is not None
     factor = 0.0 if norm.momentum is None else norm.momentum
@@ -192,16 +195,20 @@ def _moved(norm: Any, x: Tensor, compute: torch.dtype) -> Tuple[Tensor, Tensor]:
         norm.num_batches_tracked.add_(1)
         if norm.momentum is None:
             factor = 1.0 / float(norm.num_batches_tracked)
-    if not is_compiling():
-        if moves and norm.running_mean.dtype == compute:
-            return torch.batch_norm_update_stats(x, norm.running_mean, norm.running_var, factor)
+    found = None if is_compiling() else moments(x)
+    x = _folded(x)
+    if found is not None:
+        mean, variance = found
+    elif is_compiling():
+        # the operation below does not tell the compiler that it moves the running statistics
+        dims = [d for d in range(x.ndim) if d != 1]
+        variance, mean = torch.var_mean(x.to(compute), dims, correction=0)
+    elif moves and norm.running_mean.dtype == compute:
+        return torch.batch_norm_update_stats(x, norm.running_mean, norm.running_var, factor)
+    else:
         # of half input without running statistics it gives half results
         like = x.new_zeros(x.shape[1], dtype=compute)
         mean, variance = torch.batch_norm_update_stats(x, like, torch.ones_like(like), 0.0)
-    else:
-        # that operation does not tell the compiler that it moves the running statistics
-        dims = [d for d in range(x.ndim) if d != 1]
-        variance, mean = torch.var_mean(x.to(compute), dims, correction=0)
     if moves:
         n = x.numel() // x.shape[1]
         norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), factor)
@@ -209,7 +216,7 @@ def _moved(norm: Any, x: Tensor, compute: torch.dtype) -> Tuple[Tensor, Tensor]:
     return mean, variance
 
 
-def folded(x: Tensor) -> Tensor:
+def _folded(x: Tensor) -> Tensor:
     """``x`` ``[T, B, C, ...]`` with time and batch as one, in the order in which that takes no copy."""
     # statistics do not depend on the order of the batch
     batch_first = not x.is_contiguous() and x.stride(1) > x.stride(0) > 0

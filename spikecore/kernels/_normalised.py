@@ -8,18 +8,19 @@ size of the input. The second one takes them as parameters and finds the gradien
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Type
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
 
+import torch
 from torch import Tensor
 
 from spikecore.backend import Spec, Tensors
 from spikecore.kernels._arguments import Call
 from spikecore.kernels._execution import Execution
 from spikecore.kernels._launches import Launcher
-from spikecore.kernels._layout import Layout
+from spikecore.kernels._layout import Layout, layout_of
 from spikecore.kernels._returned import ReturningExecution
 from spikecore.lang import Program
-from spikecore.lang._normalised import corrected
+from spikecore.lang._normalised import corrected, moments
 
 
 class Second(NamedTuple):
@@ -95,6 +96,31 @@ class NormalisingReturningExecution(NormalisingExecution, ReturningExecution):
     """The same, by launches that return their results."""
 
     plain = ReturningExecution
+
+
+class Moments:
+    """Mean and variance of tensors ``[T, B, C, ...]`` per channel, in one pass over them."""
+
+    def __init__(self, backend: Launcher, spec: Spec) -> None:
+        kinds = ("channel",) * 3
+        self.compute = spec.compute
+        execution = ReturningExecution if backend.owns_outputs else Execution
+        self.execution = execution(backend, moments(), Spec(spec.dtype, spec.steps, kinds, ("total", "squares"), False))
+
+    def __call__(self, x: Tensor) -> Tuple[Tensor, Tensor]:
+        """Mean and (biased) variance, ``[C]``."""
+        # a number of each channel is as near to its mean as its standard deviation says
+        first = x[0, 0]
+        while first.ndim > 1:
+            first = first[..., 0]
+        shift = first.to(self.compute)
+        view = shift.view(1, -1, *[1] * (x.ndim - 3))
+        call = Call((), False, (None, None, None))
+        wanted = (False, False, True, True)
+        found = self.execution.backward(call, (x, view, view, view), (), (None,), wanted, layout_of(x))
+        share = shift.numel() / x.numel()
+        away, squares = (value.view(-1) * share for value in found[2:])  # type: ignore[union-attr]  # they were wanted
+        return shift + away, torch.addcmul(squares, away, away, value=-1.0).clamp_(min=0.0)
 
 
 def execution_of(backend: Launcher, program: Program, spec: Spec) -> Execution:

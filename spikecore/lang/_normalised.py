@@ -103,6 +103,27 @@ def corrected(program: Program) -> Corrected:
     return Corrected(found, names)
 
 
+@lru_cache(maxsize=None)
+def moments() -> Program:
+    """The program whose parameters ``total`` and ``squares`` have the sums of x and of its square for gradients.
+
+    Both of ``x - shift``: a shift near the mean keeps the digits that the difference of two large sums would lose.
+    """
+    x = Expr(Node("input", (), "x"))
+    total, squares = Node("param", (), "total"), Node("param", (), "squares")
+    centred = x - _param("shift")
+    return Program(
+        "Moments",
+        inputs=("x",),
+        states=(),
+        outputs=[x.node],
+        next=(),
+        initial=(),
+        params=("shift", "total", "squares"),
+        seeds=[(total, centred.node), (squares, (centred * centred).node)],
+    )
+
+
 def _param(name: str) -> Expr:
     return Expr(Node("param", (), name))
 

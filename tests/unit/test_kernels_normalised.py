@@ -14,8 +14,9 @@ from torch import Tensor, nn
 import spikecore as sc
 from kernel_loop import LAYOUTS, SHAPE, Loop, bound, image, same
 from spikecore._shell.prologue import prologue_of
-from spikecore.backend import Unsupported
-from spikecore.kernels import BackwardPlan, Geometry
+from spikecore.backend import Spec, Unsupported
+from spikecore.kernels import BackwardPlan, Geometry, KernelRunner
+from spikecore.kernels._normalised import Moments
 from spikecore.kernels._registered import SUPPORTED
 from spikecore.lang._normalised import corrected, normalised
 from spikecore.layers import NormNeuron, TimeBatched
@@ -153,6 +154,37 @@ class Without(Loop):
 
     name = "without"
     capabilities = replace(Loop.capabilities, normalisation=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("layout", ["contiguous", "channels-last", "batch first"])
+@pytest.mark.parametrize("T", [1, 4, 20])
+def test_mean_and_variance_are_one_pass(T: int, layout: str, dtype: torch.dtype) -> None:
+    """As of float64, also of a channel whose mean is five hundred times its deviation."""
+    x = LAYOUTS[layout]((image(T).double() * 2 + torch.tensor([1000.0, 3, 0, -5]).view(C, 1, 1)).to(dtype))
+    mean, variance = Moments(Loop(4), Spec(dtype, T if T <= 16 else None, ()))(x)
+    same(mean.double(), x.double().mean((0, 1, 3, 4)), rtol=1e-6, atol=1e-6)
+    same(variance.double(), x.double().var((0, 1, 3, 4), unbiased=False), rtol=1e-5, atol=1e-6)
+
+
+def test_statistics_of_the_backend_move_the_running_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a runner finds mean and variance, outputs, gradients and running statistics are the same."""
+    calls = []
+
+    def found(self: KernelRunner, x: Tensor) -> Any:
+        calls.append(x.shape)
+        return Moments(self.execution.backend, self.spec)(x)
+
+    monkeypatch.setattr(KernelRunner, "moments", found)
+    for options in ({}, {"momentum": None}):
+        mine, its = pair()
+        for layer in (mine, its):
+            layer.norm.momentum = options.get("momentum", 0.1)
+        for _ in range(2):
+            for one, other in zip(results(mine, image()), results(its, image())):
+                same(one, other, rtol=1e-4, atol=2e-5)
+            mine.zero_grad(), its.zero_grad()
+    assert calls == [image().shape] * 4
 
 
 def test_why_two_layers_are_computed_is_said() -> None:

@@ -72,6 +72,9 @@ class Writer(KernelWriter):
     def __init__(self, plan: Union[ForwardPlan, BackwardPlan], direction: str, roots: Sequence[Node]) -> None:
         super().__init__(plan, direction, NumbaPrinter(plan.compute), roots)
         self._rows: Dict[str, str] = {}
+        #: The channel parameters that are read in the order of neurons; which channel that is, and its neurons so far.
+        self._walked: List[Tuple[str, str, str]] = []
+        self._at, self._past = self.free("channel"), self.free("past")
         # one value for all neurons is a local variable of the kernel; one for each neuron is a row of scratch
         for node in self.varying:
             self.local[node] = self.label(node, "k")
@@ -166,7 +169,23 @@ class Writer(KernelWriter):
                 if given:
                     loads[leaf] = partial(self.one, f"{self.local[leaf]}_start", "state", index)
                 stores.append((leaf if given else initial, f"{self.row(self.local[leaf])} = {{}}"))
-        return self.loop(stores, loads)
+        lines = self.loop(stores, loads)
+        return [*self._first_channel(), *lines, *indented(self._next_channel())] if self._walked else lines
+
+    def _first_channel(self) -> List[str]:
+        """The channel of a block's first neuron, and how many neurons of that channel lie directly before it."""
+        _, inner, channels = self._walked[0]
+        return [f"{self._at} = first // {inner} % {channels}", f"{self._past} = first % {inner}"]
+
+    def _next_channel(self) -> List[str]:
+        """On to the next neuron. Two divisions for every neuron took longer than all its steps."""
+        _, inner, channels = self._walked[0]
+        return [
+            f"{self._past} += 1",
+            f"if {self._past} == {inner}:",
+            f"    {self._past} = 0",
+            f"    {self._at} = {self._at} + 1 if {self._at} + 1 < {channels} else 0",
+        ]
 
     def _param_loads(self, first: bool) -> Dict[Node, Callable[[], str]]:
         """Where parameters with many values come from: before the first step from their tensors, later from rows."""
@@ -193,9 +212,9 @@ class Writer(KernelWriter):
         return f"{self.row(self.local[node])} = {choice if node.is_bool else '{}'}"
 
     def _channel(self, leaf: Node) -> str:
-        tensor, inner, channels = self.channel(leaf)
-        # channels repeat with every sample of the batch: [batch, channels, inner] in the order of memory
-        return f"{tensor}[(first + i) // {inner} % {channels}]"
+        found = self.channel(leaf)
+        self._walked.append(found)
+        return f"{found[0]}[{self._at}]"
 
     # -- text
 

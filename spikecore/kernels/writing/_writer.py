@@ -119,11 +119,13 @@ class KernelWriter:
 
     def channel(self, leaf: Node) -> Tuple[str, str, str]:
         """The arguments of a channel parameter: its tensor, neurons between neighbouring channels, channels."""
-        name, place = self.local[leaf], self.param_place(leaf)
+        # all channel parameters of a call lie along one dimension: with one pair of arguments for all, the channel of a
+        # neuron is one value, which a compiler computes once
+        _, first = self.param_place(self.params_of("channel")[0])
         return (
-            self.argument(f"{name}s", "pointer", *place),
-            self.argument(f"{name}_inner", "inner", *place),
-            self.argument(f"{name}_channels", "channels", *place),
+            self.argument(f"{self.local[leaf]}s", "pointer", *self.param_place(leaf)),
+            self.argument("channel_inner", "inner", "params", first),
+            self.argument("channel_count", "channels", "params", first),
         )
 
     # -- text

@@ -93,14 +93,14 @@ def test_a_writer_names_what_backward_keeps_and_what_it_does_not_read() -> None:
 
 
 def test_the_arguments_of_a_channel_parameter_lie_together() -> None:
-    """Its tensor, the neurons between neighbouring channels, and the number of channels."""
+    """Its tensor; the neurons between neighbouring channels and the number of channels, which are those of all."""
     forward, _ = plans("channel")
     writer = KernelWriter(forward, "forward", KernelPrinter(), forward.roots)
     (leaf,) = writer.params_of("channel")
     texts = writer.channel(leaf)
     write = writer.printer.named(texts)
     name = forward.program.params[0]
-    assert [write(text) for text in texts] == [f"{name}s", f"{name}_inner", f"{name}_channels"]
+    assert [write(text) for text in texts] == [f"{name}s", "channel_inner", "channel_count"]
 
 
 def test_lines() -> None:
