@@ -60,9 +60,9 @@ def _repeated(layers: Sequence[Layer], setting: Setting) -> List[str]:
     share = sum(layer.products for layer in found) / products if products else 0.0
     part = f", {100 * share:.0f} % of the network's multiplications" if share else ""
     return [
-        f"{_named(found)} computed the same {steps} times{part}: sc.hoist(net) lets nn.Linear and its kin compute it "
-        "once, as sc.training_model does, and sc.layers.per_sample a layer of your own; or repeat behind the layer, as "
-        f"in nn.Sequential(layer, sc.encode.Constant({steps}), neuron)"
+        f"{_named(found)} computed the same {steps} times{part}: with sc.encode.Constant({steps}) in front, layers in "
+        "sc.layers.TimeBatched are computed once, and so are others after sc.hoist(net), which sc.training_model does; "
+        "a layer of your own takes part with @sc.layers.per_sample"
     ]
 
 
@@ -147,9 +147,21 @@ def _whole_steps(layers: Sequence[Layer], setting: Setting) -> List[str]:
     if setting.device_type != "cuda" or not setting.training or len(layers) < 3:
         return []
     return [
-        "torch.compile(net) fuses normalisation, pooling and what lies between the layers, and a captured step "
-        "(sc.training_model with sc.CudaOptions(graph=True)) takes the host out of it; both help most where layers are "
-        "small or many"
+        "sc.training_model with sc.CudaOptions(fast=True) compiles the network, which makes normalisation, pooling and "
+        "what lies between the layers cheap, and captures the step, which takes the host out of it; it is "
+        "channels-last and keeps spikes as bits, too, and its attribute form says what could not be"
+    ]
+
+
+def _packed(layers: Sequence[Layer], setting: Setting) -> List[str]:
+    """Spikes that layers keep for the gradients of their weights."""
+    spikes = sum(layer.saved_spikes for layer in layers)
+    if not spikes or spikes < _SMALL * sum(layer.saved for layer in layers):
+        return []
+    saved = sum(layer.saved for layer in layers)
+    return [
+        f"{size(spikes)} of the {size(saved)} kept for backward are spikes, for which a bit each is enough: "
+        "sc.TrainingOptions(pack_spikes=True), or sc.packed_spikes() around the forward pass"
     ]
 
 
@@ -189,6 +201,7 @@ _RULES: Tuple[Callable[[Sequence[Layer], Setting], List[str]], ...] = (
     _channels_last,
     _autocast,
     _whole_steps,
+    _packed,
     _learnt,
     _silent,
 )

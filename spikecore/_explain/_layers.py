@@ -37,7 +37,8 @@ class Layer:
     ``steps``: time steps that the layer had at once; 0 where that is not known. ``repeated``: true where all of them
     held the same, so that all but one were computed for nothing. ``products``: multiplications of its weights, forward.
     ``saved``: bytes that it keeps for backward; a tensor that several layers keep counts at the first one.
-    ``rate``: the fraction of outputs that are spikes; None for a layer that gives other numbers than 0 and 1.
+    ``saved_spikes``: how many of these are spikes, of a layer that is no neuron. ``rate``: the fraction of outputs that
+    are spikes; None for a layer that gives other numbers than 0 and 1.
     ``notes``: what else there is to say, in words.
     """
 
@@ -57,6 +58,7 @@ class Layer:
     repeated: bool = False
     products: int = 0
     saved: int = 0
+    saved_spikes: int = 0
     rate: Optional[float] = None
     notes: Tuple[str, ...] = ()
 

@@ -20,7 +20,9 @@ from spikecore._explain._watching import Seen, Watching
 from spikecore._shell.automatic import told_of_refusals
 from spikecore._shell.binding import chosen_anew, request
 from spikecore._shell.checks import shown
+from spikecore._shell.norms import Deferred
 from spikecore._shell.processes import unwrapped
+from spikecore._shell.prologue import prologue_of
 from spikecore._shell.state import Stateful
 from spikecore.functional import stateful_modules, to_rest
 from spikecore.kernels import KernelBackend
@@ -180,6 +182,7 @@ def _layer(seen: Seen, moved: Traffic, times: Iterable[int], training: bool) -> 
         repeated=_is_layer(seen) and not stateful and seen.repeated and seen.steps in times and moved.words > 0,
         products=products,
         saved=seen.saved,
+        saved_spikes=seen.saved_spikes,
         rate=seen.spikes / seen.outputs if stateful and seen.only_spikes and seen.outputs else None,
         notes=_notes(seen),
     )
@@ -192,11 +195,31 @@ def _moved_words(seen: Seen, moved: Traffic, training: bool) -> Dict[str, Option
     reads = [1.0 / one.shape[0] if one.layout.startswith("one step repeated") else 1.0 for one in seen.inputs]
     wanted = [one.requires_grad for one in seen.inputs]
     learns = any(parameter.requires_grad for parameter in neuron.parameters())
-    floor = words_of_call(neuron, reads, wanted, training and (learns or any(wanted)))
+    backward = training and (learns or any(wanted))
+    prologue = prologue_of(neuron)
+    if prologue is not None:
+        # the neuron has one input; that of the prologue and a shortcut's are read and written beside
+        floor = words_of_call(neuron, reads[:1], wanted[:1], backward)
+        floor += _words_of_prologue(prologue.norm, reads, wanted, backward)
+    else:
+        floor = words_of_call(neuron, reads, wanted, backward)
     by_torch = moved.words / seen.elements
     if seen.compiles or by_torch < floor:  # its kernels are no operations of torch
         by_torch += floor + 2 * seen.checkpoints / seen.elements
     return {"words": by_torch, "floor": floor}
+
+
+def _words_of_prologue(norm: nn.Module, reads: List[float], wanted: List[bool], backward: bool) -> float:
+    """What batch normalisation and a shortcut move beside the neuron behind them.
+
+    Statistics read the input once more. So does the backward pass, with the cotangent, for the sums that its gradient
+    needs. A shortcut is read, and its gradient written.
+    """
+    takes = norm.training or getattr(norm, "running_mean", None) is None
+    words = (reads[0] + (1 + reads[0] if backward else 0)) if takes else 0.0
+    for read, wants in zip(reads[1:], wanted[1:]):
+        words += read + (read if backward and wants else 0)
+    return words
 
 
 def _products(seen: Seen) -> int:
@@ -216,6 +239,12 @@ def _products(seen: Seen) -> int:
 
 def _notes(seen: Seen) -> Tuple[str, ...]:
     found: List[str] = []
+    prologue = prologue_of(seen.module)
+    if prologue is not None:
+        skip = {"": "", "before": ", adds the shortcut before it fires", "after": ", adds the shortcut to its spikes"}
+        found.append(f"normalises its input itself ({type(prologue.norm).__name__}){skip[prologue.shortcut]}")
+    if isinstance(seen.module, Deferred):
+        found.append("the neuron behind it normalises")
     if seen.once:
         found.append(f"computed once for {seen.steps} time steps that are the same")
     said: Set[str] = set()

@@ -59,7 +59,7 @@ class Form:
             net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # the stub lacks it alone
         if self.fused:
             sc.fuse(net)
-        return _Compiled(net) if self.compiled else net
+        return _Compiled(net) if self.compiled and not self.packed else net
 
     def images(self, images: Tensor) -> Tensor:
         """Images ``[B, C, H, W]`` in its layout; what has no height and width stays."""
@@ -70,7 +70,8 @@ class Form:
         """How the training step runs."""
         keywords: Dict[str, Any] = {"autocast": network.autocast}
         if self.packed:
-            keywords["pack_spikes"] = True
+            # the graph of a compiled network decides what is saved, so one compiler has to do both
+            keywords.update(pack_spikes=True, compile=self.compiled)
         return sc.CudaOptions(graph=True, **keywords) if self.graph else sc.TrainingOptions(**keywords)
 
 
@@ -116,7 +117,7 @@ IMAGES = (
     "channels-last compiled",
     "channels-last compiled CUDA graph",
     "channels-last fused packed",
-    "channels-last fused compiled CUDA graph",
+    "channels-last packed compiled CUDA graph",
 )
 VECTORS = ("eager", "CUDA graph", "compiled", "compiled CUDA graph")
 

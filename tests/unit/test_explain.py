@@ -49,16 +49,21 @@ def test_a_row_for_each_layer(backend: Any) -> None:
     """In the order of the calls, on the backend that is asked for, with what each gives and keeps."""
     with installed(Loopback):
         found = sc.explain(network(), images(), backend=backend)
-    kinds = [layer.kind for layer in found.layers if layer.kind != "TimeBatched"]
-    assert kinds == ["Constant", "Conv2d", "BatchNorm2d", "LIF", "Flatten", "Linear", "PLIF"]
+    kinds = [layer.kind for layer in found.layers]
+    # batch normalisation of what repeats is computed by TimeBatched
+    assert kinds == ["Constant", "TimeBatched", "Conv2d", "LIF", "Flatten", "Linear", "PLIF"]
+    assert row(found, "1.module.0").notes == ("computed once for 4 time steps that are the same",)
     conv, lif, constant = row(found, "1.module.0"), row(found, "2"), row(found, "0")
     assert (conv.dtype, conv.backend, conv.words, conv.rate) == ("float32", "", None, None)
     assert constant.layout_out == "one step repeated, contiguous"
+    assert conv.shape == (2, 8, 6, 6)
     assert (lif.shape, lif.backend) == ((4, 2, 8, 6, 6), backend or "torch")
+    assert lif.layout_in == "one step repeated, contiguous"
     assert lif.reason == ("asked for by explain()" if backend else "asked for by argument")
     assert lif.floor == 1 / 4 + 1 + 1 + 1 / 4 + 1 / 4
     assert lif.words is not None
     assert lif.words > 10.0
+    assert row(found, "4").floor == 5.0
     assert lif.rate is not None
     assert 0 < lif.rate < 1
     assert row(found, "3.module.1").products == 4 * 2 * 10 * 288
@@ -359,6 +364,58 @@ def test_what_is_given_stays() -> None:
     assert torch.equal(copied(x), net(x))
 
 
+# -- fused, hoisted, packed
+
+
+def test_what_is_computed_once_is_seen_as_it_is() -> None:
+    """The hooks of ``explain`` change nothing: a layer that ``sc.hoist`` lets compute once does so under watch."""
+    net = nn.Sequential(sc.encode.Constant(5), nn.Linear(6, 8), sc.LIF(backend="torch"), nn.Linear(8, 3))
+    x = torch.rand(2, 6)
+    found = sc.explain(net, x)
+    assert [layer.repeated for layer in found.layers] == [False, True, False, False]
+    assert has(found, "1 (Linear) computed the same 5 times", "sc.hoist(net)")
+    sc.hoist(net)
+    found = sc.explain(net, x)
+    assert not any(layer.repeated for layer in found.layers)
+    assert row(found, "2").layout_in == "one step repeated, contiguous"
+    heard: List[Any] = []
+    net[1].register_forward_hook(lambda *given: heard.append(given))
+    assert row(sc.explain(net, x), "1").repeated
+    assert len(heard) == 1
+
+
+def test_fused_normalisation_is_named() -> None:
+    """The neuron's row says that it normalises; the floor counts statistics and the sums of their gradient."""
+    net = nn.Sequential(sc.layers.TimeBatched(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)), sc.LIF(backend="torch"))
+    sc.fuse(net)
+    found = sc.explain(net, torch.rand(4, 2, 2, 6, 6))
+    assert row(found, "0.module.1").notes == ("the neuron behind it normalises",)
+    assert row(found, "1").notes == ("normalises its input itself (DeferredBatchNorm2d)",)
+    assert row(found, "1").floor == 8.0
+    assert row(sc.explain(net, torch.rand(4, 2, 2, 6, 6), training=False), "1").floor == 2.0
+    block = sc.layers.NormNeuron(nn.BatchNorm2d(3), sc.LIF(backend="torch"), shortcut="after")
+
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = block
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.block(x, x * 2)
+
+    layer = row(sc.explain(Adds(), torch.rand(4, 2, 3, 5, 5)), "block.neuron")
+    assert layer.notes == ("normalises its input itself (BatchNorm2d), adds the shortcut to its spikes",)
+
+
+def test_spikes_that_are_kept_are_told() -> None:
+    """Those that a layer with weights keeps, and no other tensor."""
+    net = nn.Sequential(nn.Linear(6, 8), sc.LIF(backend="torch"), nn.Linear(8, 3), nn.Linear(3, 3))
+    found = sc.explain(net, 4 * torch.rand(5, 2, 6))
+    assert [layer.saved_spikes for layer in found.layers] == [0, 0, 4 * 5 * 2 * 8, 0]
+    assert has(found, "320 B of the", "sc.TrainingOptions(pack_spikes=True)")
+    assert not has(sc.explain(net, torch.rand(5, 2, 6), training=False), "pack_spikes")
+
+
 # -- shown
 
 
@@ -371,7 +428,8 @@ def test_text_and_html() -> None:
     assert text.count("computed once for 4 time steps") == 2
     assert "Advice, the most valuable first:\n1. " in text
     html = found._repr_html_()
-    assert html.count("<tr>") == 1 + len(found.layers) + text.count("    a copy") + text.count("computed once")
+    remarks = [line for line in text.splitlines() if line.startswith("    ")]
+    assert html.count("<tr>") == 1 + len(found.layers) + len(remarks)
     odd = nn.Sequential(type("A<b>", (nn.ReLU,), {})())
     assert "A&lt;b&gt;" in sc.explain(odd, torch.rand(3, requires_grad=True))._repr_html_()
 
