@@ -197,29 +197,31 @@ def _moved_words(seen: Seen, moved: Traffic, training: bool) -> Dict[str, Option
     learns = any(parameter.requires_grad for parameter in neuron.parameters())
     backward = training and (learns or any(wanted))
     prologue = prologue_of(neuron)
+    # a shortcut is no input of the neuron
+    count = len(neuron.program.inputs)
+    floor = by_kernels = words_of_call(neuron, reads[:count], wanted[:count], backward)
     if prologue is not None:
-        # the neuron has one input; that of the prologue and a shortcut's are read and written beside
-        floor = words_of_call(neuron, reads[:1], wanted[:1], backward)
-        floor += _words_of_prologue(prologue.norm, reads, wanted, backward)
-    else:
-        floor = words_of_call(neuron, reads, wanted, backward)
-    by_torch = moved.words / seen.elements
-    if seen.compiles or by_torch < floor:  # its kernels are no operations of torch
-        by_torch += floor + 2 * seen.checkpoints / seen.elements
-    return {"words": by_torch, "floor": floor}
+        statistics, beside = _words_of_prologue(prologue.norm, reads, wanted, backward)
+        floor += statistics + beside
+        # the statistics are an operation of torch
+        by_kernels += 0.0 if prologue.reason else beside
+    words = moved.words / seen.elements
+    if seen.compiles or words < floor:  # its kernels are no operations of torch
+        words += by_kernels + 2 * seen.checkpoints / seen.elements
+    return {"words": words, "floor": floor}
 
 
-def _words_of_prologue(norm: nn.Module, reads: List[float], wanted: List[bool], backward: bool) -> float:
-    """What batch normalisation and a shortcut move beside the neuron behind them.
+def _words_of_prologue(norm: nn.Module, reads: List[float], wanted: List[bool], backward: bool) -> Tuple[float, float]:
+    """What batch normalisation and a shortcut move beside the neuron behind them: for statistics, and for the rest.
 
-    Statistics read the input once more. So does the backward pass, with the cotangent, for the sums that its gradient
+    Statistics read the input. So does the backward pass once more, with the cotangent, for the sums that its gradient
     needs. A shortcut is read, and its gradient written.
     """
     takes = norm.training or getattr(norm, "running_mean", None) is None
-    words = (reads[0] + (1 + reads[0] if backward else 0)) if takes else 0.0
+    words = 1 + reads[0] if takes and backward else 0.0
     for read, wants in zip(reads[1:], wanted[1:]):
         words += read + (read if backward and wants else 0)
-    return words
+    return reads[0] if takes else 0.0, words
 
 
 def _products(seen: Seen) -> int:
@@ -241,8 +243,9 @@ def _notes(seen: Seen) -> Tuple[str, ...]:
     found: List[str] = []
     prologue = prologue_of(seen.module)
     if prologue is not None:
-        skip = {"": "", "before": ", adds the shortcut before it fires", "after": ", adds the shortcut to its spikes"}
-        found.append(f"normalises its input itself ({type(prologue.norm).__name__}){skip[prologue.shortcut]}")
+        skip = {"": "", "before": ", and adds a shortcut before it", "after": ", and adds a shortcut to its spikes"}
+        apart = f"; not in one kernel: {prologue.reason}" if prologue.reason else ""
+        found.append(f"normalises its input{skip[prologue.shortcut]}{apart}")
     if isinstance(seen.module, Deferred):
         found.append("the neuron behind it normalises")
     if seen.once:

@@ -31,7 +31,12 @@ _STILL = frozenset(
 #: Operations that call ``copy_`` to lay numbers out anew.
 _LAYS_OUT = frozenset(f"aten::{name}" for name in "clone contiguous flatten ravel repeat reshape tile".split())
 _CONVERTS = frozenset(("aten::to", "aten::_to_copy"))
-_SUMS = frozenset(f"aten::{name}" for name in "sum mean amax amin any all norm linalg_vector_norm".split())
+_SUMS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "all amax amin any batch_norm_stats batch_norm_update_stats linalg_vector_norm mean norm sum var var_mean"
+    ).split()
+)
 
 
 class Moved(NamedTuple):

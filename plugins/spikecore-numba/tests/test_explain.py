@@ -33,3 +33,17 @@ def test_it_is_advised_where_the_reference_ran(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(selection, "AUTO", {"cpu": ("numba", "torch")})
     found = sc.explain(nn.Sequential(nn.Linear(5, 5), sc.LIF()), torch.rand(8, 4, 5), backend="torch")
     assert "backend 'numba', which is installed" in found.advice[0]
+
+
+def test_a_fused_normalisation_is_part_of_the_kernel() -> None:
+    """Nothing stands between normalisation and neuron: what is moved is the floor and the sums of each channel."""
+    net = nn.Sequential(sc.layers.TimeBatched(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)), sc.LIF(backend="numba"))
+    x = torch.rand(4, 8, 2, 18, 18)
+    apart = sc.explain(net, x).layers
+    assert [layer.kind for layer in apart] == ["Conv2d", "BatchNorm2d", "LIF"]
+    fused = sc.explain(sc.fuse(net), x).layers
+    assert fused[2].notes == ("normalises its input",)
+    assert fused[2].floor == 8.0
+    assert fused[2].words is not None
+    assert 8.0 <= fused[2].words < 8.5
+    assert sum(layer.saved for layer in fused) < sum(layer.saved for layer in apart)
