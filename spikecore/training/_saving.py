@@ -198,4 +198,5 @@ def _cannot(value: Any) -> str:
         give = "value.item()" if not getattr(value, "shape", ()) else "torch.from_numpy(value) or value.tolist()"
     else:
         give = "str(value)" if isinstance(value, (os.PathLike, str)) else "numbers, texts and tensors that say the same"
-    return f"is a {kind.__module__}.{kind.__qualname__}, which sc.load_checkpoint could not read back; give {give}"
+    home = kind.__module__.partition("._")[0]  # pathlib, where Python 3.13 says pathlib._local
+    return f"is a {home}.{kind.__qualname__}, which sc.load_checkpoint could not read back; give {give}"

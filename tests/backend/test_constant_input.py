@@ -244,7 +244,7 @@ def test_the_kernel_reads_and_writes_one_step(backend, monkeypatch):
 
 def test_second_derivatives_come_from_the_reference_where_the_backend_was_chosen_by_itself():
     """With a kernel backend that nobody asked for; one that was asked for refuses."""
-    pytest.importorskip("numba")
+    pytest.importorskip("spikecore_numba", reason="needs the plugin spikecore-numba")
     steps = values(4, dtype=torch.float64).requires_grad_()
     neuron = sc.LI(tau=2.0)
 

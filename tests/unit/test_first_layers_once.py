@@ -374,7 +374,7 @@ class TestWholeNetworks:
     def test_checkpointed_regions_give_the_same(self, reentrant, backend):
         """A region that begins before, at, or behind the repeated input is computed again as it was first."""
         if backend == "numba":
-            pytest.importorskip("numba")
+            pytest.importorskip("spikecore_numba", reason="needs the plugin spikecore-numba")
         make = [
             sc.encode.Constant(T),
             TimeBatched(nn.Conv2d(1, 4, 3)),

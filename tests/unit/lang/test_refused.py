@@ -38,6 +38,8 @@ def decide(x, s, p):
 
 
 TENSOR = torch.ones(3)
+#: What Python adds to the error of an attribute that an object with slots lacks.
+NO_DICT = " and no __dict__ for setting new attributes" if sys.version_info >= (3, 13) else ""
 DECISION = (
     "a Python decision (`if`, `and`, `or`, `not`, `min`, `max`) on a traced value is not part of the language{here}; "
     "its value is not known here: choose with sc.ops.where(condition, a, b), combine with & | ~, "
@@ -150,7 +152,11 @@ REFUSED = {
         lambda x, s, p: f"{x:.2f}",
         "the format '.2f' is not part of the language{here}; its value is not known here: see run(record=)",
     ),
-    "an attribute": (lambda x, s, p: setattr(x, "y", 1), "Cell.dynamics: 'Expr' object has no attribute 'y'{here}"),
+    "an attribute": (
+        lambda x, s, p: setattr(x, "y", 1),
+        # Python's own words
+        f"Cell.dynamics: 'Expr' object has no attribute 'y'{NO_DICT}{{here}}",
+    ),
     "no such state": (lambda x, s, p: (s.q, {"v": x}), "Cell has no state 'q'{here}; its states are: v"),
     "no such parameter": (
         lambda x, s, p: (p.tauu, {"v": x}),
