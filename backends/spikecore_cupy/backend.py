@@ -132,7 +132,7 @@ class Launcher:
         return sums
 
     def dense(self, geometry: Geometry, counts: Sequence[int]) -> Callable[[Sequence[Tensor], Sequence[Any]], Any]:
-        """See :mod:`spikecore.kernels._direct`: all that does not depend on where the tensors are is found now."""
+        """The launch of contiguous tensors: all that does not depend on where they are is found now."""
         steps, neurons, channels = geometry
         width, numbers, learnt = self._form.width, self._numbers, self.learnt
         # among all tensors in a row; those that are parameters count from the end

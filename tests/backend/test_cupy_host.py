@@ -152,3 +152,35 @@ def test_a_value_and_the_same_value_detached(kind, steps):
         found.append([z, y, end["v"], *grads])
     for ours, reference in zip(*found):
         torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-5)
+
+
+SMALL_LAYERS = {
+    "the sums of one group": (4, 10),
+    "those of several blocks": (16, 10),
+    "an odd number of neurons": (3, 7),
+    "channels in the middle": (2, 6, 5),
+    "one neuron for each channel": (1, 10),
+    "one block": (1, 2),
+}
+
+
+@pytest.mark.parametrize("start", [0, 1])
+@pytest.mark.parametrize("steps", [8, 20])
+@pytest.mark.parametrize("layer", sorted(SMALL_LAYERS))
+def test_learnt_parameters_of_a_small_layer(layer, steps, start):
+    """However their sums are found, and where tensors begin in memory: gradients are those of the reference."""
+    size = SMALL_LAYERS[layer]
+    count = steps * torch.Size(size).numel()
+    x = (torch.arange(start + count) % 17 / 8)[start:].view(steps, *size)
+    found = []
+    for backend in ("cupy_host", "torch"):
+        tau = torch.linspace(2, 3, size[1])
+        neuron = sc.LIF(tau, threshold=0.75, learn=("tau", "threshold"), backend=backend)
+        leaf = x.detach().requires_grad_()
+        for _ in range(2):
+            out = neuron(leaf)
+            grads = torch.autograd.grad(out, [leaf, neuron.tau, neuron.threshold], torch.cos(x))
+        found.append([out.detach(), *grads])
+    for ours, theirs in zip(*found):
+        assert ours.shape == theirs.shape
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

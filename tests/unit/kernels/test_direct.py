@@ -167,6 +167,45 @@ class TestLeftToTheRunner:
             assert torch.equal(found, wanted[1 + index])
 
 
+@pytest.mark.parametrize("takes", [True, False])
+@pytest.mark.parametrize("T", [3, 6])
+def test_a_launch_of_dense_tensors(T: int, takes: bool) -> None:
+    """A backend may give one for tensors of one size; where it does not take them, the launch of all tensors runs."""
+    counted = []
+
+    class Sized:
+        def __init__(self, launch: Any, groups: int) -> None:
+            self.launch, self.groups = launch, groups
+
+        def __call__(self, *args: Any) -> Any:
+            counted.append("all")
+            return self.launch(*args)
+
+        def dense(self, geometry: Any, counts: Any) -> Any:
+            assert len(counts) == self.groups
+
+            def launch(tensors: Any, params: Any) -> Any:
+                counted.append("dense")
+                each = iter(tensors)
+                groups = [[next(each) for _ in range(count)] for count in counts]
+                groups[2] = params
+                return (self.launch(geometry, *groups) or ()) if takes else None
+
+            return launch
+
+    class Dense(Loop):
+        def forward(self, plan: Any) -> Any:
+            return Sized(super().forward(plan), 7)
+
+        def backward(self, plan: Any) -> Any:
+            return Sized(super().backward(plan), 9)
+
+    for kind in ("numbers", "channels"):
+        neuron = bound(NEURONS[kind](), Dense(4))
+        assert all(torch.equal(a, b) for a, b in zip(results(neuron, drive(T)), results(made(kind), drive(T))))
+    assert counted == (["dense"] * 4 if takes else ["dense", "all"] * 4)
+
+
 def test_no_direct_call_where_its_launches_return_results(monkeypatch: Any) -> None:
     """Nor for several inputs, nor where a final state is asked for."""
     made_of = []
