@@ -9,6 +9,9 @@ from torch import nn
 from spikecore._explain._layers import REPEATED, Layer
 from spikecore._explain._shown import size
 from spikecore._plugins.selection import REFERENCE, automatic_order
+from spikecore._shell.binding import backend_on
+from spikecore._shell.norms import can_defer
+from spikecore._shell.prologue import prologue_of
 from spikecore._shell.state import Stateful
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
@@ -165,6 +168,23 @@ def _packed(layers: Sequence[Layer], setting: Setting) -> List[str]:
     ]
 
 
+def _apart(layers: Sequence[Layer], setting: Setting) -> List[str]:
+    """Batch normalisation that a neuron's kernel could compute, too."""
+    found = []
+    for layer, norm, neuron in zip(layers[1:], setting.modules, setting.modules[1:]):
+        if not (isinstance(neuron, Neuron) and can_defer(norm) and layer.backend not in ("", REFERENCE)):
+            continue
+        able = backend_on(neuron, setting.device_type).capabilities_on(setting.device_type).normalisation
+        if able and len(neuron.inputs) == 1 and prologue_of(neuron) is None:
+            found.append(layer)
+    if not found or not setting.training:
+        return []
+    return [
+        f"{_named(found)} follow a batch normalisation, which their kernels can compute as well, so that nothing "
+        "normalised is stored for backward: sc.fuse(net), or sc.layers.NormNeuron in a forward of your own"
+    ]
+
+
 def _learnt(layers: Sequence[Layer], setting: Setting) -> List[str]:
     """Parameters of neurons that are learnt for each channel or neuron."""
     named: List[str] = []
@@ -200,6 +220,7 @@ _RULES: Tuple[Callable[[Sequence[Layer], Setting], List[str]], ...] = (
     _copied,
     _channels_last,
     _autocast,
+    _apart,
     _whole_steps,
     _packed,
     _learnt,

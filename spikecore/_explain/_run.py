@@ -126,6 +126,10 @@ def _note_backend(seen: Seen) -> None:
     if resolved is not None:
         seen.backend, seen.reason = resolved.backend.name, resolved.reason
         seen.compiles = isinstance(resolved.backend, KernelBackend)
+        prologue = prologue_of(neuron)
+        if prologue is not None:
+            apart = f"normalised before it: {prologue.reason}"
+            seen.reason += "; " + (apart if prologue.reason else "normalises its input in the same kernel")
     for refusing, computing, why in seen.refusals:
         seen.backend, seen.reason = computing, f"instead of {refusing}, which was chosen automatically: {why}"
 

@@ -158,15 +158,15 @@ class Constants(NamedTuple):
 
 
 def takes(norm: Any, x: Tensor) -> bool:
-    """Whether ``x`` ``[B, C, ...]`` is plain input of ``norm``; torch's own forward computes or refuses other."""
-    dims: Dict[Any, Tuple[int, ...]] = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)}
+    """Whether ``x`` ``[T, B, C, ...]`` is plain input of ``norm``; torch's own forward computes or refuses other."""
+    dims: Dict[Any, Tuple[int, ...]] = {nn.BatchNorm1d: (3, 4), nn.BatchNorm2d: (5,), nn.BatchNorm3d: (6,)}
     compute = compute_dtype(x.dtype)
     held = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
     return (
         x.ndim in dims[_PLAIN.get(type(norm), type(norm))]
-        and x.shape[1] == norm.num_features
+        and x.shape[2] == norm.num_features
         # of one number per channel torch computes no variance, and says so
-        and x.numel() > x.shape[1]
+        and x.numel() > x.shape[2]
         and all(t is None or (t.device == x.device and t.dtype in (x.dtype, compute)) for t in held)
     )
 

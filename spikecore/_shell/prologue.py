@@ -202,7 +202,7 @@ class Prologued(Ranged):
             return "fused=False was asked for"
         if not is_compiling() and (is_jit_tracing() or is_transforming() or not is_plain(x)):
             return "torch traces or transforms the call, or x is no plain tensor"
-        if x.dtype not in NAMES or x.layout is not torch.strided or not norms.takes(prologue.norm, steps[0]):
+        if x.dtype not in NAMES or x.layout is not torch.strided or not norms.takes(prologue.norm, steps):
             return f"x of shape {list(x.shape)} and {x.dtype} is no plain input of the normalisation"
         # parameters per channel are placed along the dimension that is normalised over
         if self.channel_dim != 1 and any(isinstance(value, Tensor) for _, value in self._values()):

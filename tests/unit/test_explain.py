@@ -469,3 +469,24 @@ def test_a_loss_is_gone_back_from() -> None:
     found = sc.explain(nn.Linear(3, 3), torch.rand(2, 3), loss=loss)
     assert len(seen) == 1
     assert found.layers[0].kind == "Linear"
+
+
+def test_what_normalises_is_said() -> None:
+    """A normalisation that the neuron's kernel could compute is advised of; a fused one is said, and why one is not."""
+
+    def net(backend: str) -> nn.Sequential:
+        return nn.Sequential(
+            sc.layers.TimeBatched(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)),
+            sc.LIF(2.0, backend=backend),
+        )
+
+    x = torch.rand(4, 2, 3, 8, 8)
+    with installed(KernelLoop, devices=("cpu",)) as name:
+        apart, fused = net(name), sc.fuse(net(name))
+        assert has(sc.explain(apart, x), "1 (LIF)", "sc.fuse(net)")
+        found = sc.explain(fused, x)
+        assert not has(found, "sc.fuse")
+        assert row(found, "1").reason == "asked for by argument; normalises its input in the same kernel"
+    found = sc.explain(sc.fuse(net("torch")), x)
+    assert "normalised before it: backend 'torch'" in row(found, "1").reason
+    assert not has(found, "sc.fuse")

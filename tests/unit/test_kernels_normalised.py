@@ -149,6 +149,22 @@ def test_the_input_is_all_that_is_saved() -> None:
         assert any(value.data_ptr() == x.data_ptr() for value in large)
 
 
+def test_one_sample_without_space_is_normalised_over_time() -> None:
+    """A channel has as many numbers as there are steps; without steps there is nothing, as in two layers."""
+    for steps in (5, 0):
+        found = []
+        for backend, fused in ((Loop(), None), (None, False)):
+            neuron = sc.LIF(backend="torch") if backend is None else bound(sc.LIF(), backend)
+            layer = NormNeuron(nn.BatchNorm1d(C), neuron, fused=fused)
+            try:
+                found.append(layer(image(5)[:steps, :1, :, 0, 0]))
+            except Exception as error:
+                found.append(str(error))
+        assert isinstance(found[0], str) or torch.equal(*found)
+        assert type(found[0]) is type(found[1])
+        assert steps == 0 or prologue_of(layer.neuron).reason == "fused=False was asked for"
+
+
 class Without(Loop):
     """A backend without the capability."""
 
