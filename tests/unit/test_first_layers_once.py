@@ -393,6 +393,14 @@ class TestWholeNetworks:
             for grad, other in zip([x.grad, *(p.grad for p in net.parameters())], expected):
                 torch.testing.assert_close(grad, other, rtol=1e-5, atol=1e-6)
 
+    def test_a_checkpointed_region_computes_every_step_both_times(self):
+        """What it is given when it runs again may have lost that it repeats, and it must save the same tensors."""
+        seen = []
+        layer = per_sample(type("Seeing", (nn.Module,), {"forward": lambda self, x: seen.append(len(x)) or x * x})())
+        x = torch.rand(B, 7, requires_grad=True)
+        checkpoint(TimeBatched(layer), sc.encode.Constant(T)(x * 1), use_reentrant=False).sum().backward()
+        assert seen == [T * B, T * B]
+
     def test_sc_checkpoint_gives_the_same(self):
         """Groups of layers, the first of which begins with the encoder."""
         modules = [
