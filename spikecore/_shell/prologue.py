@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from spikecore._plugins.registry import AUTO_NAME
 from spikecore._plugins.selection import REFERENCE
-from spikecore._shell import checks, norms, parameters, processes, ranges
+from spikecore._shell import checks, marked, norms, parameters, processes, ranges
 from spikecore._shell.automatic import Calls, automatic_runner
 from spikecore._shell.binding import SpecKey
 from spikecore._shell.needs import lacking
@@ -189,6 +189,8 @@ class Prologued(Ranged):
         prologue.reason = ""
         if single:
             outputs = tuple([out.squeeze(0) for out in outputs])
+        if not is_compiling() and marked.readers:
+            marked.note(self._cache.program, outputs)  # whose outputs are those of the program that ran
         return outputs, dict(zip(self.states, end)) if end is not None else None, trace
 
     def _timed(self, x: Tensor, skip: Optional[Tensor], single: bool) -> Tensors:

@@ -453,6 +453,26 @@ def test_recurrent_and_single_steps() -> None:
         assert torch.equal(layer.weight.grad, z.sum())
 
 
+@pytest.mark.parametrize("shortcut", ["", "before", "after"])
+def test_a_neuron_that_normalises_its_input(shortcut: str) -> None:
+    """As one program: its output is spikes, and with a shortcut behind it a sum of spikes."""
+    found = []
+    for fused in (False, True):
+        torch.manual_seed(0)
+        neuron = sc.layers.NormNeuron(nn.BatchNorm2d(4), sc.LIF(backend="torch"), shortcut=shortcut, fused=fused)
+        layer, x = Times(), (torch.rand(SHAPE) * 4).requires_grad_()
+        with sc.packed_spikes() as packs:
+            skip = spikes()
+            z = neuron(x, skip) if shortcut else neuron(x)
+            before = packs.after
+            y = layer(z)
+        assert packs.after - before == z.numel() * (2 if shortcut == "after" else 1) // 8
+        y.sum().backward()
+        assert torch.equal(layer.weight.grad, z.sum())
+        found.append(z)
+    assert torch.equal(*found)
+
+
 def test_an_output_that_is_no_spike_is_kept_whole() -> None:
     """A potential, beside spikes."""
     x = (torch.rand(4, 32, 64) * 4).requires_grad_()
