@@ -61,6 +61,9 @@ class Straight:
         self._kinds = execution.arguments.kinds
         self._sizes = Sizes((), Geometry(0, 0, ()), None)
 
+    def __deepcopy__(self, memo: Any) -> Straight:
+        return self  # as runners, which copies of a neuron share
+
     def sizes(self, x: Tensor) -> Optional[Sizes]:
         """What follows from the shape of an input that is whole; None if there is nothing to compute."""
         sizes = self._sizes
