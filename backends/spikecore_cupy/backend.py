@@ -8,7 +8,15 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor
 
-from spikecore.kernels import BackwardLaunch, BackwardPlan, ForwardLaunch, ForwardPlan, Geometry, KernelBackend
+from spikecore.kernels import (
+    BackwardLaunch,
+    BackwardPlan,
+    ForwardLaunch,
+    ForwardPlan,
+    Geometry,
+    KernelBackend,
+    RowGeometry,
+)
 from spikecore.kernels.writing import BACKWARD_GROUPS, FORWARD_GROUPS, Places
 from spikecore_cupy import CAPABILITIES
 from spikecore_cupy.chunks import chunk_length
@@ -38,6 +46,7 @@ class CupyBackend(KernelBackend):
     name = "cupy"
     capabilities = CAPABILITIES
     chunk = CHUNK
+    rows = True
 
     #: What compiles and launches a kernel.
     kernel: Callable[..., Any] = Kernel
@@ -78,15 +87,24 @@ class Launcher:
     ``learnt`` are the kinds of the parameters whose gradients it returns.
     """
 
-    def __init__(self, kernel: Callable[..., Any], plan: Plan, groups: Sequence[str], learnt: Sequence[str]) -> None:
-        self.kernel, self.plan, self.learnt = kernel, plan, learnt
-        self._form, self._align = form_of(plan), torch.finfo(plan.compute).bits // 8
+    def __init__(
+        self,
+        kernel: Callable[..., Any],
+        plan: Plan,
+        groups: Sequence[str],
+        learnt: Sequence[str],
+        rows: bool = False,
+    ) -> None:
+        self.kernel, self.plan, self.groups, self.learnt = kernel, plan, groups, learnt
+        self._form, self._align = form_of(plan)._replace(rows=rows), torch.finfo(plan.compute).bits // 8
+        self._of_rows: Optional[Launcher] = None
         source = print_kernel(plan, self._form)
         self.fixed, self.compute = source.fixed, plan.compute
         #: Which parameters these are.
         self._learnt_at = [plan.program.params.index(name) for name in getattr(plan, "learn", ())]
         places = Places(source.arguments, groups)
-        self._pointers, self._strides, self._channels = places.of("pointer"), places.of("stride"), places.channels()
+        self._pointers, self._strides, self._rows = (places.of(kind) for kind in ("pointer", "stride", "row"))
+        self._channels = places.channels()
         self._grouped = any(argument.kind == "span" for argument in source.arguments)
         self._sums, self._numbers = ([index for _, index in places.of(kind)] for kind in ("sum", "number"))
         self._params = groups.index("params")
@@ -95,8 +113,16 @@ class Launcher:
     def __call__(self, geometry: Geometry, *groups: Any) -> List[Tensor]:
         """Launch on these tensors; gives the parameters' gradients in parts."""
         steps, neurons, channels = geometry
+        columns = apart = 0
+        if isinstance(geometry, RowGeometry):
+            if not self._form.rows:
+                # a text of its own: where steps are dense, the division by a row's length would cost time
+                if self._of_rows is None:
+                    self._of_rows = Launcher(self.kernel, self.plan, self.groups, self.learnt, rows=True)
+                return self._of_rows(geometry, *groups)
+            columns, apart = geometry.rows
         # a power of two divides every one of some numbers where it divides their bits together
-        addresses, stride_bits = 0, neurons
+        addresses, stride_bits = 0, neurons | columns
         pointers, strides = [], []
         for group, index in self._pointers:
             pointer = groups[group][index].data_ptr()
@@ -104,6 +130,11 @@ class Launcher:
             pointers.append(pointer)
         for group, index in self._strides:
             stride = groups[group][index].stride(0)
+            stride_bits |= stride
+            strides.append(stride)
+        # none where steps are dense
+        for group, index in self._rows:
+            stride = groups[group][index].stride(apart)
             stride_bits |= stride
             strides.append(stride)
         width = self._form.width
@@ -126,6 +157,8 @@ class Launcher:
             strides += [channels[index][which] for index, which in self._channels]
         if self._grouped:
             strides.append(span)
+        if columns:
+            strides.append(columns)
         numbers = [params[index] for index in self._numbers]
         sizes = (neurons,) if self.fixed else (neurons, steps)
         kernel(blocks, x.get_device(), (*sizes, *pointers, *strides, *numbers))

@@ -45,18 +45,13 @@ class BackwardWriter(ChunkWriter):
         before = self.input_streams(step) if self._kept else []
         back = [*self.input_streams(adjoint), *self._cotangents()]
         # an input that both read is loaded once
-        early = [stream for stream in before if stream not in back]
-        states = self._states_first() if self._kept else []
-        inner = self._recomputation(step, before) if self._kept else []
-        later: List[str] = []
-        if self.ahead:
-            inner += self._states_next() if self._kept else []
-            # places fall free in the order of the adjoint's steps, and those of `early` all at once: these are read
-            # from the first step on, so they are loaded in that order
-            later = [*(self.next_load(s, "(T - 1 - t)") for s in early), *(self.next_load(s) for s in back)]
-        inner += self.over_steps(self._adjoint_step(adjoint), backwards=True, after=later)
-        chunks = self.backward_chunks([*early, *back], states, inner)
+        chunk = self.loads([*before, *(stream for stream in back if stream not in before)])
+        chunk += self._recomputation(step, before) if self._kept else []
+        chunk += self.over_steps(self._adjoint_step(adjoint), backwards=True)
+        chunks = self.backward_chunks(chunk)
         each = [*self._first_cotangents(), *chunks, *self._last_cotangents()]
+        # behind all lines that read or write a tensor of all steps
+        each = [*self.offsets(), *each]
         until = "neurons"
         if self._grouped:
             until, each = self.argument("span", "span"), self.over_groups(each)
@@ -92,34 +87,18 @@ class BackwardWriter(ChunkWriter):
 
     # -- steps
 
-    def _states_first(self) -> List[str]:
-        """The states before the steps of a chunk that are computed again."""
+    def _recomputation(self, step: Function, inputs: Sequence[Stream]) -> List[str]:
+        """The steps of a chunk again, which keep what the adjoint is computed from."""
         lines: List[str] = []
-        for name in self._states:
-            state = self.state(name)
+        states = [self.state(name) for name in self._states]
+        for name, state in zip(self._states, states):
             # the first chunk starts at rest or from given states, every other one from its checkpoint
             first = self.starting(name, state)
             if not self.fixed:
                 saved = f"{state} = load<V>({self.saved_at(name)});"
                 first = ["if (chunk == 0) {", *indented(first), "} else {", *indented([saved]), "}"]
             lines += [self.pack(state), *first]
-        return lines
-
-    def _states_next(self) -> List[str]:
-        """The same before the next chunk on the way back."""
-        first, saved = [], []
-        for name in self._states:
-            state = self.state(name)
-            first += self.starting(name, state)
-            saved.append(f"{state} = load<V>({self.saved_at(name, '(chunk - 1)')});")
-        if not first:
-            return []
-        return ["if (chunk > 1) {", *indented(saved), "} else if (chunk == 1) {", *indented(first), "}"]
-
-    def _recomputation(self, step: Function, inputs: Sequence[Stream]) -> List[str]:
-        """The steps of a chunk again, which keep what the adjoint is computed from."""
-        states = [self.state(name) for name in self._states]
-        lines = [f"Pack<{self.real}, V> {name}[T];" for name in self._kept.values()]
+        lines += [f"Pack<{self.real}, V> {name}[T];" for name in self._kept.values()]
         targets = [*(f"{state}[j]" for state in states), *(f"{name}[t][j]" for name in self._kept.values())]
         body = over_neurons([self.call(step, targets, {})])
         if self.stored != self.real:

@@ -38,8 +38,9 @@ class ForwardWriter(ChunkWriter):
         # states stay in registers; only the last value goes to memory, and only where somebody asks for it
         ending = [f"store({self.one(f'{s}_end', 'final', k)}, {s});" for k, s in enumerate(states) if plan.final]
         saving = [f"store({self.saved_at(name)}, {self.state(name)});" for name in plan.saved]
-        chunks = self.forward_chunks(inputs, saving, self._step(step))
-        each, until = [*starts, *chunks, *ending], "neurons"
+        chunks = self.forward_chunks(saving, [*self.loads(inputs), *self.over_steps(self._step(step))])
+        # offsets are those of tensors in the lines of the steps
+        each, until = [*self.offsets(), *starts, *chunks, *ending], "neurons"
         if self._grouped:
             until, each = self.argument("span", "span"), self.over_groups(each)
         return self.finished([step], [f"if ({self.first} >= {until}) return;", *self.opening(), *each])

@@ -43,17 +43,14 @@ def over_neurons(lines: Sequence[str]) -> List[str]:
     return [head[0], f"{head[1]} {{", *indented(lines), "}"]
 
 
-def over_steps(lines: Sequence[str], whole: str = "", backwards: bool = False, after: Sequence[str] = ()) -> List[str]:
-    """An unrolled loop over the steps of a chunk; its last step only where ``whole`` holds, if that is given.
-
-    ``after`` comes behind every step, be the last there or not.
-    """
+def over_steps(lines: Sequence[str], whole: str = "", backwards: bool = False) -> List[str]:
+    """An unrolled loop over the steps of a chunk; its last step only where ``whole`` holds, if that is given."""
     head = "for (int t = T - 1; t >= 0; --t)" if backwards else "for (int t = 0; t < T; ++t)"
     guard = f"if (t < T - 1 || {whole}) " if whole and lines else ""
-    if len(lines) == 1 and not after:
+    if len(lines) == 1:
         return ["#pragma unroll", f"{head} {guard}{lines[0]}"]
     inner = [f"{guard}{{", *indented(lines), "}"] if guard else list(lines)
-    return ["#pragma unroll", f"{head} {{", *indented([*inner, *after]), "}"]
+    return ["#pragma unroll", f"{head} {{", *indented(inner), "}"]
 
 
 def wrapped(words: Iterable[str]) -> List[str]:

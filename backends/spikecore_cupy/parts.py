@@ -18,10 +18,8 @@ class Form(NamedTuple):
     width: int
     #: Steps of a chunk, or one more than them, where the number of steps is no constant of the kernel.
     length: int = CHUNK
-    #: Whether a chunk's loads are issued while the chunk before it is computed.
-    ahead: bool = False
-    #: Whether chunks of both lengths have a text of their own.
-    twice: bool = False
+    #: Whether rows of neurons lie apart in the tensors of all steps.
+    rows: bool = False
 
 
 class Source(NamedTuple):

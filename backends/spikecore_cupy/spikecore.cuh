@@ -106,6 +106,12 @@ __device__ __forceinline__ long long channel(long long neuron, long long inner, 
     return neuron / inner % channels;
 }
 
+// The row of a neuron, where rows have so many columns.
+__device__ __forceinline__ long long row_of(long long neuron, long long columns) {
+    if ((neuron | columns) >> 32 == 0) return (unsigned)neuron / (unsigned)columns;
+    return neuron / columns;
+}
+
 // A parameter with one number per channel, at the neurons i to i + V - 1; i is a multiple of V. A division for each of
 // them took longer than the memory of a short call.
 template <int V, typename R>

@@ -6,7 +6,7 @@ device function of one neuron, so that values of one step are gone from the text
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, List, Mapping, Sequence, Union
+from typing import Dict, FrozenSet, List, Mapping, Sequence, Tuple, Union
 
 from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.kernels.writing import (
@@ -25,9 +25,9 @@ from spikecore_cupy.parts import Form, Function, Source, Stream
 from spikecore_cupy.printer import TYPES, CudaPrinter
 
 #: Kinds of arguments, in the order that a kernel has them. A ``"sum"`` is a pointer to a parameter's gradient.
-ORDER = ("pointer", "sum", "stride", "inner", "channels", "span", "number")
+ORDER = ("pointer", "sum", "stride", "row", "inner", "channels", "span", "columns", "number")
 #: Kinds of arguments that are counts of neurons: 64 bits, since a tensor may have more than 2**31 numbers.
-_COUNTS = ("stride", "inner", "channels", "span")
+_COUNTS = ("stride", "row", "inner", "channels", "span", "columns")
 
 
 class Writer(KernelWriter):
@@ -54,6 +54,8 @@ class Writer(KernelWriter):
         self.stored, self.real = TYPES[plan.dtype], TYPES[plan.compute]
         #: Whether the number of steps is a constant of the kernel.
         self.fixed = plan.spec.steps is not None
+        #: Which tensors of all steps have an offset of their own -> what it is called, and the tensor.
+        self._offsets: Dict[Tuple[str, int], Tuple[str, str]] = {}
         # a value and the same value detached are two arguments of a step
         for node in (*self.uniform, *self.varying):
             self.local[node] = self.distinct_label(node, "k", self.local.values())
@@ -90,12 +92,31 @@ class Writer(KernelWriter):
         # block sums, or one number per neuron: how many there are depends on the width that the launch chooses
         return "sum" if group == "grad_params" else "pointer"
 
-    def all(self, name: str, group: str, index: int, step: str = "") -> str:
-        """Where a tensor of all steps has this thread's neurons: at step t of a chunk, or at the one given."""
+    def all(self, name: str, group: str, index: int) -> str:
+        """Where a tensor of all steps has this thread's neurons at step t."""
         # a chunk begins at step `begin`; a fixed number of steps is one chunk, which begins at 0
-        step = step or ("t" if self.fixed else "(begin + t)")
-        stride = "neurons" if group in FILLED else self.argument(f"{name}_step", "stride", group, index)
-        return f"{self.argument(name, 'pointer', group, index)} + {step} * {stride} + i"
+        step = "t" if self.fixed else "(begin + t)"
+        pointer, offset = self.argument(name, "pointer", group, index), self._offset(name, group, index)
+        apart = self.form.rows or group not in FILLED
+        stride = self.argument(f"{name}_step", "stride", group, index) if apart else "neurons"
+        return f"{pointer} + {step} * {stride} + {offset}"
+
+    def _offset(self, name: str, group: str, index: int) -> str:
+        """From the first neuron of a step of a tensor to the first of this thread."""
+        if not self.form.rows:
+            return "i"
+        return self._offsets.setdefault((group, index), (self.unique(f"{name}_at"), name))[0]
+
+    def offsets(self) -> List[str]:
+        """Where neuron i is in the tensors of all steps, once all lines that read or write them are there."""
+        if not self._offsets:
+            return []
+        columns = self.argument("columns", "columns")
+        lines = [f"const long long row = row_of(i, {columns}), column = i - row * {columns};"]
+        for (group, index), (offset, name) in self._offsets.items():
+            stride = self.argument(f"{name}_row", "row", group, index)
+            lines.append(f"const long long {offset} = row * {stride} + column;")
+        return lines
 
     # -- values
 
@@ -172,11 +193,11 @@ class Writer(KernelWriter):
 
     # -- steps
 
-    def saved_at(self, name: str, chunk: str = "chunk") -> str:
+    def saved_at(self, name: str) -> str:
         """Where the checkpoint of a state before a chunk is."""
         state = self.state(name)
         tensor = self.argument(f"{state}_saved", "pointer", "checkpoints", self.plan.saved.index(name))
-        return f"{tensor} + ({chunk} - 1) * neurons + i"
+        return f"{tensor} + (chunk - 1) * neurons + i"
 
     def input_streams(self, function: Function) -> List[Stream]:
         """The inputs that a function takes."""

@@ -25,7 +25,7 @@ from spikecore.kernels._launches import (
     ReturningForwardLaunch,
 )
 from spikecore.kernels._layout import Layout, layout_of
-from spikecore.kernels._plan import BackwardPlan, ForwardPlan, Geometry
+from spikecore.kernels._plan import BackwardPlan, ForwardPlan, Geometry, RowGeometry
 from spikecore.kernels._reciprocals import with_reciprocals
 from spikecore.kernels._runner import KernelRunner
 from spikecore.kernels._steps import Functions
@@ -51,6 +51,7 @@ __all__ = [
     "Recent",
     "ReturningBackwardLaunch",
     "ReturningForwardLaunch",
+    "RowGeometry",
     "layout_of",
     "with_reciprocals",
 ]

@@ -9,7 +9,7 @@ from torch import Tensor
 from spikecore.backend import Spec, Tensors
 from spikecore.kernels._launches import KernelParams
 from spikecore.kernels._layout import Layout
-from spikecore.kernels._plan import Geometry
+from spikecore.kernels._plan import Geometry, RowGeometry
 from spikecore.lang import Program
 
 
@@ -53,7 +53,10 @@ class Arguments:
             params, channels = self.params(call, tensors[moving:], layout)
         inputs = tuple([layout.fit_steps(value) for value in tensors[:n]])
         state = tuple([layout.fit(value) for value in tensors[n:moving]])
-        return Geometry(x.shape[0], x.numel() // x.shape[0], channels), inputs, state, params
+        geometry = Geometry(x.shape[0], x.numel() // x.shape[0], channels)
+        if layout.outer:
+            geometry = RowGeometry(*geometry, layout.rows)
+        return geometry, inputs, state, params
 
     def params(self, call: Call, tensors: Sequence[Tensor], layout: Layout) -> Tuple[KernelParams, Channels]:
         """All parameters, numbers and ``tensors``, and how their channels lie."""

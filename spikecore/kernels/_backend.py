@@ -31,6 +31,10 @@ class KernelBackend(Backend):
     #: For each plan, so many different sizes get a kernel of their own, whose ``plan.geometry`` has them; calls of all
     #: others share the one without. 0 for one kernel that runs with any sizes.
     sizes: int = 0
+    #: Whether launches take tensors of all steps whose rows lie apart: ``[B, T, ...]`` seen as ``[T, B, ...]``. The
+    #: geometry of such a call is a :class:`RowGeometry`. All tensors of all steps then have strides of their own, those
+    #: that are filled, too: ``stride(0)`` from step to step and ``stride(rows[1])`` from row to row.
+    rows: bool = False
 
     def forward(self, plan: ForwardPlan) -> Launch:
         """A function ``launch(geometry, inputs, state, params, outputs, final, trace, checkpoints)`` that fills the

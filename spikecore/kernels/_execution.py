@@ -60,7 +60,7 @@ class Execution:
         # behind resolved(), since a lazily negated view is contiguous, too
         if x.numel() and x.is_contiguous() and self.arguments.n_inputs == 1 and not call.record:
             return self._forward_fast_path(call, x, tensors, x.shape[0], save)
-        layout = layout_of(x)
+        layout = self.layout(tensors)
         results = self.results(call, layout, x, save)
         # there is nothing to compute, and CUDA refuses to launch no block
         if results[0].numel():
@@ -145,7 +145,7 @@ class Execution:
 
     def layout(self, tensors: Sequence[Tensor]) -> Layout:
         """The layout in which a call of these tensors is computed, forward and backward."""
-        return layout_of(not_negated(tensors[0]))
+        return layout_of(not_negated(tensors[0]), self.backend.rows)
 
     def backward(
         self,

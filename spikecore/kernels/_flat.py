@@ -18,7 +18,7 @@ from spikecore._base.recent import RUNNERS, Recent
 from spikecore.kernels._arguments import Call
 from spikecore.kernels._direct import Straight, whole
 from spikecore.kernels._execution import Execution
-from spikecore.kernels._layout import Layout, layout_of
+from spikecore.kernels._layout import Layout
 from spikecore.kernels._memory import resolved
 from spikecore.kernels._registered import SUPPORTED, find, schema_of
 from spikecore.lang._plain import is_followed
@@ -74,7 +74,7 @@ class Flat:
             sizes = straight.sizes(x)
             if sizes is not None:
                 return straight.forward(sizes, x, straight.params(self._placed(numbers), params), ()), x
-        execution, call, layout = self.execution, self.call(numbers), layout_of(x)
+        execution, call, layout = self.execution, self.call(numbers), self.execution.layout((x,))
         out = layout.empty_steps(x, execution.spec.dtype)
         kept = self.kept(call, x, layout) if save else x
         if out.numel():
@@ -104,7 +104,7 @@ class Flat:
                 if found is not None:
                     # of the parameters as they were given, which lie over the neurons of a time step
                     return found
-        layout = Layout(tuple(x.shape)[1:], tuple(order) or None)
+        layout = Layout.decoded(x.shape[1:], order)
         return self.execution.backward(self.call(numbers), [x, *params], saved, [grad], wanted, layout)
 
 
@@ -154,7 +154,8 @@ def _rest(key: str, x: Tensor, params: List[Tensor], numbers: List[float]) -> Te
 
 
 def _rest_fake(key: str, x: Tensor, params: List[Tensor], numbers: List[float]) -> Tensor:
-    return layout_of(x).empty_steps(x, find(key).spec.dtype)
+    execution = find(key)
+    return execution.layout((x,)).empty_steps(x, execution.spec.dtype)
 
 
 def _rest_saving(key: str, x: Tensor, params: List[Tensor], numbers: List[float]) -> Tuple[Tensor, Tensor]:
@@ -162,7 +163,8 @@ def _rest_saving(key: str, x: Tensor, params: List[Tensor], numbers: List[float]
 
 
 def _rest_saving_fake(key: str, x: Tensor, params: List[Tensor], numbers: List[float]) -> Tuple[Tensor, Tensor]:
-    flat, layout = _flat(key), layout_of(x)
+    flat = _flat(key)
+    layout = flat.execution.layout((x,))
     return layout.empty_steps(x, flat.execution.spec.dtype), flat.kept(flat.call(numbers), x, layout)
 
 
@@ -189,7 +191,7 @@ def _rest_backward_fake(
     numbers: List[float],
     order: List[int],
 ) -> Tensor:
-    return Layout(tuple(x.shape)[1:], tuple(order) or None).empty_steps(x, find(key).spec.dtype)
+    return Layout.decoded(x.shape[1:], order).empty_steps(x, find(key).spec.dtype)
 
 
 def _rest_gradients(
@@ -216,7 +218,7 @@ def _rest_gradients_fake(
     order: List[int],
     wanted: List[bool],
 ) -> List[Tensor]:
-    flat, layout = _flat(key), Layout(tuple(x.shape)[1:], tuple(order) or None)
+    flat, layout = _flat(key), Layout.decoded(x.shape[1:], order)
     return flat.execution.gradients_like(flat.call(numbers), [x, *params], wanted, layout)
 
 
@@ -246,7 +248,7 @@ class _Rest(torch.autograd.Function):
                 out, *kept = torch.ops.spikecore.rest_saving(key, x, params, numbers)
             else:
                 out = torch.ops.spikecore.rest(key, x, params, numbers)
-        ctx.context = key, numbers, len(params), list(execution.layout([x]).order or ())
+        ctx.context = key, numbers, len(params), execution.layout([x]).encoded
         ctx.save_for_backward(x, *params, *kept)
         return out
 

@@ -123,6 +123,7 @@ class Launcher(Protocol):
     chunk: int
     owns_outputs: bool
     sizes: int
+    rows: bool
 
     def capabilities_on(self, device_type: str) -> Capabilities:
         """What the backend does on a type of device."""

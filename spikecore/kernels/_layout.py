@@ -1,13 +1,14 @@
 """Where the numbers of a tensor lie.
 
 A kernel sees steps of N neurons each, in the order of memory. Any tensor whose steps are dense is taken as it is:
-contiguous, channels-last, any permutation, part of a batch, one step expanded over time. Anything else is copied.
+contiguous, channels-last, any permutation, part of a batch, one step expanded over time. A backend may also take
+``[B, T, ...]`` seen as ``[T, B, ...]``, whose steps are rows that lie apart. Anything else is copied.
 All tensors of a call share the layout of its first input.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,18 @@ class Layout(NamedTuple):
     shape: Tuple[int, ...]
     #: Dimensions of one time step, outermost in memory first; None for the natural order.
     order: Optional[Tuple[int, ...]]
+    #: How many of these dimensions, the outermost, lie outside of time: 0 where a step is dense, 1 for ``[B, T, ...]``.
+    outer: int = 0
+
+    @classmethod
+    def decoded(cls, shape: Sequence[int], numbers: Sequence[int]) -> Layout:
+        """The layout of this shape that :attr:`encoded` gave the numbers of."""
+        return cls(tuple(shape), tuple(numbers[1:]) or None, numbers[0] if numbers else 0)
+
+    @property
+    def encoded(self) -> List[int]:
+        """All but the shape as numbers; none for the natural order."""
+        return [self.outer, *(self.order or ())] if self.order or self.outer else []
 
     def empty(self, lead: Tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
         """A new dense tensor ``[*lead, *shape]`` that lies in this layout."""
@@ -31,7 +44,13 @@ class Layout(NamedTuple):
         """A new dense tensor of the shape of ``x`` in this layout."""
         if self.order is None and x.dtype == dtype and x.is_contiguous():
             return torch.empty_like(x)  # fast path: one call of torch
-        return self.empty((x.shape[0],), x, dtype)
+        if not self.outer:
+            return self.empty((x.shape[0],), x, dtype)
+        # time lies between the dimensions of a step
+        order = [1 + d for d in self.order or range(len(self.shape))]
+        order.insert(self.outer, 0)
+        sizes = (x.shape[0], *self.shape)
+        return x.new_empty([sizes[d] for d in order], dtype=dtype).permute([order.index(d) for d in range(len(order))])
 
     def holds(self, step: Tensor) -> bool:
         """Whether a tensor ``[*shape]`` is dense in this layout."""
@@ -46,7 +65,10 @@ class Layout(NamedTuple):
 
         Steps may lie at any distance ``stride(0)``, which is 0 where one step stands for all.
         """
-        if (self.order is None and steps.is_contiguous()) or self._dense(steps.stride()[1:]):
+        strides = steps.stride()[1:]
+        if (self.order is None and steps.is_contiguous()) or self._dense(strides):
+            return steps
+        if self.outer and _outer(self.shape, self.order or range(len(self.shape)), strides) in (0, self.outer):
             return steps
         # copy the one step, not T copies of it
         if steps.stride(0) == 0:
@@ -59,8 +81,8 @@ class Layout(NamedTuple):
         size = 1
         for length in self.shape:
             size *= length
-        fitted = self.fit_steps(kept)
-        return fitted if kept.shape[0] < 2 or fitted.stride(0) == size else self._copied(kept, 1)
+        dense = self._dense(kept.stride()[1:]) and (kept.shape[0] < 2 or kept.stride(0) == size)
+        return kept if dense else self._copied(kept, 1)
 
     def dense_in_order(self, step: Tensor) -> Tensor:
         """A dense tensor ``[N]`` in the order of memory as ``[*shape]``."""
@@ -87,6 +109,16 @@ class Layout(NamedTuple):
         dim = max(range(len(view)), key=lambda d: view[d])
         return self.inner_of(dim), view[dim]
 
+    @property
+    def rows(self) -> Tuple[int, int]:
+        """Neurons of a row, and which dimension of ``[T, *shape]`` goes from row to row; for a layout with rows."""
+        order = self.order or tuple(range(len(self.shape)))
+        columns = 1
+        for d in order[self.outer :]:
+            columns *= self.shape[d]
+        # that of a dimension of size 1 could be any stride
+        return columns, 1 + next(d for d in reversed(order[: self.outer]) if self.shape[d] != 1)
+
     def _copied(self, tensor: Tensor, lead: int) -> Tensor:
         if self.order is None:
             return tensor.contiguous()
@@ -102,17 +134,43 @@ class Layout(NamedTuple):
         return _is_dense(self.shape, self.order or range(len(self.shape)), strides)
 
 
-def layout_of(x: Tensor) -> Layout:
-    """The layout to compute ``x`` of shape ``[T, *N]`` in: its own where steps are dense, else the natural one."""
+def layout_of(x: Tensor, rows: bool = False) -> Layout:
+    """The layout to compute ``x`` of shape ``[T, *N]`` in: its own where steps are dense, or with ``rows`` where they
+    are rows between which other steps lie; else the natural one.
+    """
     shape = tuple(x.shape)[1:]
     if x.is_contiguous():
         return Layout(shape, None)
     strides = x.stride()[1:]
     # outermost first; of equal strides the earlier dimension, as in the natural order
     order = tuple(sorted(range(len(shape)), key=lambda d: (-strides[d], d)))
-    if order == tuple(range(len(shape))) or not _is_dense(shape, order, strides):
-        return Layout(shape, None)
-    return Layout(shape, order)
+    natural = order == tuple(range(len(shape)))
+    if _is_dense(shape, order, strides):
+        return Layout(shape, None if natural else order)
+    outer = _outer(shape, order, strides) if rows else 0
+    if outer:
+        found = Layout(shape, None if natural else order, outer)
+        columns, dim = found.rows
+        # memory is read in sectors of 32 bytes; rows that lie apart for another reason than time are copied
+        if columns * x.element_size() >= 32 and x.stride(0) < x.stride(dim):
+            return found
+    return Layout(shape, None)
+
+
+def _outer(shape: Sequence[int], order: Sequence[int], strides: Sequence[int]) -> int:
+    """How many of the dimensions, outermost in memory first, lie apart, at one distance from row to row; the others are
+    dense. 0 where all are dense, -1 where there is no such distance.
+    """
+    wanted, count = 1, 0
+    for k, d in reversed(list(enumerate(order))):
+        if shape[d] == 1:
+            continue
+        if strides[d] != wanted:
+            if count:
+                return -1
+            wanted, count = strides[d], k + 1
+        wanted *= shape[d]
+    return count
 
 
 def _is_dense(shape: Sequence[int], order: Sequence[int], strides: Sequence[int]) -> bool:

@@ -67,6 +67,23 @@ class _ForwardFields(NamedTuple):  # apart from the plan, since a NamedTuple tak
     geometry: Optional[Geometry] = None
 
 
+class RowGeometry(Geometry):
+    """Sizes of one call whose tensors of all steps may lie in rows: for backends with ``rows``.
+
+    ``rows``: neurons of a row, and the dimension of such a tensor whose stride goes from row to row.
+    """
+
+    rows: Tuple[int, int]
+
+    def __new__(
+        cls, steps: int, neurons: int, channels: Tuple[Tuple[int, int], ...], rows: Tuple[int, int]
+    ) -> RowGeometry:
+        """The sizes, and how rows lie."""
+        made = super().__new__(cls, steps, neurons, channels)
+        made.rows = rows
+        return made
+
+
 class ForwardPlan(_ForwardFields, _OfSpec):
     """A forward kernel: all steps of a program.
 

@@ -20,7 +20,7 @@ from spikecore._shell.marked import spiking
 from spikecore.backend import Unsupported
 from spikecore.kernels._arguments import Call
 from spikecore.kernels._execution import Execution
-from spikecore.kernels._layout import Layout, layout_of
+from spikecore.kernels._layout import Layout
 
 
 class ForwardArguments(NamedTuple):
@@ -48,7 +48,7 @@ class BackwardArguments(NamedTuple):
     record: List[str]
     has_initial_state: bool
     wanted: List[bool]
-    #: The order of dimensions of the forward pass's layout; empty for the natural one.
+    #: The layout of the forward pass (``Layout.encoded``).
     order: List[int]
 
 
@@ -153,7 +153,7 @@ def _call(execution: Execution, given: Union[ForwardArguments, BackwardArguments
 
 
 def _layout(given: BackwardArguments) -> Layout:
-    return Layout(tuple(given.tensors[0].shape)[1:], tuple(given.order) or None)
+    return Layout.decoded(given.tensors[0].shape[1:], given.order)
 
 
 def _forward(*arguments: Any) -> List[Tensor]:
@@ -165,7 +165,7 @@ def _forward(*arguments: Any) -> List[Tensor]:
 def _forward_fake(*arguments: Any) -> List[Tensor]:
     given = ForwardArguments(*arguments)
     execution, x = find(given.key), given.tensors[0]
-    return execution.results(_call(execution, given), layout_of(x), x, given.save)
+    return execution.results(_call(execution, given), execution.layout((x,)), x, given.save)
 
 
 def _backward(*arguments: Any) -> List[Tensor]:
@@ -189,7 +189,7 @@ def _setup(ctx: Any, inputs: Tuple[Any, ...], output: List[Tensor]) -> None:
     count = execution.n_outputs + execution.n_final + len(given.record)
     # tensors are saved by torch, which finds one that is changed in place, and the rest is kept as it is
     ctx.given, ctx.n_tensors, ctx.count = given._replace(tensors=[]), len(given.tensors), count
-    ctx.order = list(execution.layout(given.tensors).order or ())
+    ctx.order = execution.layout(given.tensors).encoded
     ctx.wanted = [tensor.requires_grad for tensor in given.tensors]
     ctx.save_for_backward(*given.tensors, *output[count:])
 

@@ -58,7 +58,7 @@ def test_opcheck(chunk: int, layout: str) -> None:
             ["w"],
             False,
             [True, False, True],
-            list(layout_of(xs[0]).order or ()),
+            layout_of(xs[0]).encoded,
         ),
     )
 
