@@ -84,7 +84,8 @@ def form_of(plan: Plan) -> Form:
 class Launcher:
     """The kernels of a plan, one for each width, and how their arguments are found among the tensors of a launch.
 
-    ``learnt`` are the kinds of the parameters whose gradients it returns.
+    ``learnt`` are the kinds of the parameters whose gradients it returns. With ``rows``,
+    those of tensors lie apart.
     """
 
     def __init__(

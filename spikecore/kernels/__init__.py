@@ -3,15 +3,16 @@
 A kernel backend subclasses :class:`KernelBackend` and supplies two launches, forward and backward, on raw tensors.
 Under ``torch.compile`` it needs torch 2.4 or newer.
 
-Modules from low to high: ``cut``, ``_closure``, ``_steps``, ``_plan`` (what a kernel is compiled for), ``_launches``
-(what it is called with), ``writing`` (what generated texts share), ``_layout``, ``_memory``, ``_arguments``,
-``_saved``, ``_sized``, ``_execution``, ``_direct``, ``_returned``, ``_normalised``, ``_again``, ``_registered``,
-``_flat``, ``_runner``, ``_backend``. ``cache`` needs none of them.
+Modules from low to high: ``cut``, ``_closure``, ``_steps``, ``_geometry``, ``_plan`` (what a kernel is compiled for),
+``_launches`` (what it is called with), ``writing`` (what generated texts share), ``_layout``, ``_memory``,
+``_arguments``, ``_saved``, ``_sized``, ``_execution``, ``_direct``, ``_returned``, ``_normalised``, ``_again``,
+``_registered``, ``_flat``, ``_runner``, ``_backend``. ``cache`` needs none of them.
 """
 
 from spikecore._base.locking import Lock
 from spikecore._base.recent import KERNELS, Recent
 from spikecore.kernels._backend import KernelBackend
+from spikecore.kernels._geometry import Geometry, RowGeometry
 from spikecore.kernels._launches import (
     BackwardBuffers,
     BackwardLaunch,
@@ -25,7 +26,7 @@ from spikecore.kernels._launches import (
     ReturningForwardLaunch,
 )
 from spikecore.kernels._layout import Layout, layout_of
-from spikecore.kernels._plan import BackwardPlan, ForwardPlan, Geometry, RowGeometry
+from spikecore.kernels._plan import BackwardPlan, ForwardPlan
 from spikecore.kernels._reciprocals import with_reciprocals
 from spikecore.kernels._runner import KernelRunner
 from spikecore.kernels._steps import Functions

@@ -7,9 +7,9 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 from torch import Tensor
 
 from spikecore.backend import Spec, Tensors
+from spikecore.kernels._geometry import Geometry, RowGeometry
 from spikecore.kernels._launches import KernelParams
 from spikecore.kernels._layout import Layout
-from spikecore.kernels._plan import Geometry, RowGeometry
 from spikecore.lang import Program
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from spikecore.backend import BackendError, ParamValue, Tensors
 from spikecore.kernels._arguments import Call
 from spikecore.kernels._execution import Execution, summed
+from spikecore.kernels._geometry import Geometry
 from spikecore.kernels._launches import ForwardBuffers
 from spikecore.kernels._layout import Layout
-from spikecore.kernels._plan import Geometry
 from spikecore.lang._plain import PLAIN, is_followed
 
 #: Gradients of a call's tensors, of what autograd saved and the cotangents, however these are: see ``_runner``.

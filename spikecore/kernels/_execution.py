@@ -14,10 +14,11 @@ from torch import Tensor
 from spikecore._base.recent import CALLS, Recent
 from spikecore.backend import Spec, Tensors
 from spikecore.kernels._arguments import Arguments, Call, Channels
+from spikecore.kernels._geometry import Geometry
 from spikecore.kernels._launches import BackwardLaunch, ForwardLaunch, KernelParams, Launch, Launcher
 from spikecore.kernels._layout import Layout, layout_of
 from spikecore.kernels._memory import not_negated, resolved
-from spikecore.kernels._plan import BackwardPlan, ForwardPlan, Geometry, saved_states
+from spikecore.kernels._plan import BackwardPlan, ForwardPlan, saved_states
 from spikecore.kernels._saved import check_saved
 from spikecore.kernels._sized import launch_of
 from spikecore.lang import Program

@@ -14,7 +14,8 @@ from typing import Any, Callable, NamedTuple, Optional, Protocol, Sequence, Tupl
 from torch import Tensor
 
 from spikecore.backend import Capabilities
-from spikecore.kernels._plan import BackwardPlan, ForwardPlan, Geometry
+from spikecore.kernels._geometry import Geometry
+from spikecore.kernels._plan import BackwardPlan, ForwardPlan
 
 #: Parameters as a launch gets them, one for each of the program: a float (kind "number"), or a tensor of arithmetic:
 #: one number of any shape ("scalar"), ``[C]`` ("channel"), ``[*N]`` in the order of neurons ("full").

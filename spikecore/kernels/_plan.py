@@ -16,22 +16,11 @@ from torch import Tensor
 
 from spikecore.backend import Spec
 from spikecore.kernels._closure import closure, in_order, leaves_of
+from spikecore.kernels._geometry import Geometry
 from spikecore.kernels._steps import Functions, Step, split
 from spikecore.kernels.cut import smallest_cut
 from spikecore.lang import Adjoint, Node, Program
 from spikecore.lang.node import const
-
-
-class Geometry(NamedTuple):
-    """Sizes of one call."""
-
-    #: Number of time steps.
-    steps: int
-    #: Number of neurons of one time step.
-    neurons: int
-    #: For each parameter of kind "channel": (neurons between neighbouring channels, channels); else (0, 0). Neuron
-    #: ``i`` belongs to channel ``(i // inner) % channels``. Empty where every parameter is a number.
-    channels: Tuple[Tuple[int, int], ...]
 
 
 class _OfSpec:
@@ -65,23 +54,6 @@ class _ForwardFields(NamedTuple):  # apart from the plan, since a NamedTuple tak
     final: bool = False
     checkpoints: bool = False
     geometry: Optional[Geometry] = None
-
-
-class RowGeometry(Geometry):
-    """Sizes of one call whose tensors of all steps may lie in rows: for backends with ``rows``.
-
-    ``rows``: neurons of a row, and the dimension of such a tensor whose stride goes from row to row.
-    """
-
-    rows: Tuple[int, int]
-
-    def __new__(
-        cls, steps: int, neurons: int, channels: Tuple[Tuple[int, int], ...], rows: Tuple[int, int]
-    ) -> RowGeometry:
-        """The sizes, and how rows lie."""
-        made = super().__new__(cls, steps, neurons, channels)
-        made.rows = rows
-        return made
 
 
 class ForwardPlan(_ForwardFields, _OfSpec):

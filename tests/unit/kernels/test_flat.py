@@ -47,7 +47,7 @@ def test_opcheck(chunk: int, layout: str, kind: str) -> None:
     if chunk:
         torch.library.opcheck(ops.rest_saving.default, (runner.key, x, [tau], numbers))
         kept = ops.rest_saving(runner.key, x, [tau], numbers)[1]
-    order = list(layout_of(x).order or ())
+    order = layout_of(x).encoded
     backward = (runner.key, x, torch.cos(out), kept, [tau], numbers, order)
     torch.library.opcheck(ops.rest_backward.default, backward)
     torch.library.opcheck(ops.rest_gradients.default, (*backward, [False, True]))
