@@ -18,6 +18,10 @@ from spikecore.layers import TimeBatched, per_sample
 T, B = 5, 3
 
 
+def _compiles():
+    return tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 6)
+
+
 @pytest.fixture(autouse=True)
 def _weights():
     """The same weights in every run."""
@@ -411,6 +415,33 @@ class TestWholeNetworks:
         once, every = pair(*modules)
         sc.checkpoint(once, every=2)
         check_same(once, every, values(B, 1, 4, 4))
+
+    @pytest.mark.skipif(not _compiles(), reason="torch.compile looks through neurons from torch 2.6 on")
+    @pytest.mark.parametrize("training", [True, False])
+    def test_a_compiled_network_computes_once(self, training):
+        """One graph, whose convolution and linear layer get B samples; values and gradients are the same."""
+        modules = [TimeBatched(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU()), TimeBatched(nn.Flatten())]
+        once, every = pair(*modules, nn.Linear(16, 4), sc.LI(tau=2.0))
+        once, every = sc.hoist(once).train(training), every.train(training)
+        batches = []
+
+        def compiler(graph, inputs):
+            layers = [
+                node for node in graph.graph.nodes if getattr(node.target, "__name__", "") in ("conv2d", "linear")
+            ]
+            batches.extend(node.meta["example_value"].shape[0] for node in layers)
+            return graph.forward
+
+        compiled = torch.compile(once, backend=compiler, fullgraph=True)
+        x, cotangent = values(B, 1, 4, 4), values(T, B, 4, seed=1)
+        found, expected = compiled(x), every(x)
+        torch.testing.assert_close(found, expected)
+        grads = torch.autograd.grad(found, list(once.parameters()), cotangent)
+        for grad, other in zip(grads, torch.autograd.grad(expected, list(every.parameters()), cotangent)):
+            torch.testing.assert_close(grad, other, rtol=1e-9, atol=1e-9)
+        for buffer, other in zip(once.buffers(), every.buffers()):
+            torch.testing.assert_close(buffer, other)
+        assert batches == [B, B]
 
     def test_threads_share_a_network(self):
         """Hooks keep nothing between the two halves of a call."""
