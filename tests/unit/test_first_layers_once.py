@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 import threading
 
@@ -452,62 +451,3 @@ class TestWholeNetworks:
         [thread.start() for thread in work], [thread.join() for thread in work]
         assert all(torch.equal(one, expected) for one in found)
         assert len(found) == 4
-
-
-class TestRepeatedTensor:
-    """The encoder's output is a tensor as any other."""
-
-    def test_a_derivative_of_the_steps_themselves_is_right(self):
-        """A leaf, a hook and retain_grad ask for the gradient of every step, and get it."""
-        net = nn.Sequential(TimeBatched(nn.Linear(7, 5)), sc.LIF())
-        x, cotangent = torch.rand(B, 7) * 4, torch.rand(T, B, 5)
-
-        def expected():
-            steps = x.expand(T, B, 7).clone().requires_grad_()
-            (net(steps) * cotangent).sum().backward()
-            return steps.grad
-
-        leaf = sc.encode.Constant(T)(x).requires_grad_()
-        (net(leaf) * cotangent).sum().backward()
-        torch.testing.assert_close(leaf.grad, expected())
-        kept = sc.encode.Constant(T)(x.clone().requires_grad_())
-        kept.retain_grad()
-        (net(kept) * cotangent).sum().backward()
-        torch.testing.assert_close(kept.grad, expected())
-        hooked, seen = sc.encode.Constant(T)(x.clone().requires_grad_()), []
-        hooked.register_hook(seen.append)
-        (net(hooked) * cotangent).sum().backward()
-        torch.testing.assert_close(seen[0], expected())
-
-    def test_no_gradient_flows_past_no_grad_and_detach(self):
-        """Encoded or computed without a graph: the input gets none."""
-        x = torch.rand(B, 7, requires_grad=True)
-        layer = TimeBatched(nn.Linear(7, 5))
-        with torch.no_grad():
-            encoded = sc.encode.Constant(T)(x)
-        layer(encoded).sum().backward()
-        assert x.grad is None
-        with torch.no_grad():
-            assert not layer(sc.encode.Constant(T)(x)).requires_grad
-
-    def test_changed_data_counts(self):
-        """The tensor's data replaced, its memory written to, and one written to before the layers."""
-        layer = TimeBatched(nn.Linear(7, 5))
-        x = torch.rand(B, 7)
-        steps = sc.encode.Constant(T)(x)
-        steps.data = torch.rand(T, B, 7)
-        torch.testing.assert_close(layer(steps), layer(steps.clone()))
-        steps = sc.encode.Constant(T)(x)
-        x.mul_(2)
-        torch.testing.assert_close(layer(steps), layer(steps.clone()))
-
-    def test_saved_and_copied_tensors_are_right(self):
-        """torch.save, deepcopy and pickle of what the encoder gives."""
-        steps = sc.encode.Constant(T)(torch.rand(B, 7))
-        file = io.BytesIO()
-        torch.save(steps, file)
-        file.seek(0)
-        layer = TimeBatched(nn.Linear(7, 5))
-        for other in (torch.load(file), copy.deepcopy(steps), pickle.loads(pickle.dumps(steps))):
-            assert torch.equal(other, steps)
-            torch.testing.assert_close(layer(other), layer(steps))
