@@ -21,11 +21,14 @@ from spikecore.kernels.writing import BACKWARD_GROUPS, FORWARD_GROUPS, Places
 from spikecore_cupy import CAPABILITIES
 from spikecore_cupy.chunks import chunk_length
 from spikecore_cupy.device import Kernel, shared
+from spikecore_cupy.lines import BLOCK
 from spikecore_cupy.parts import CHUNK, Form
 from spikecore_cupy.source import print_kernel
 
 #: Registers of a thread for values of all steps of a chunk, so that enough threads fit on a multiprocessor.
 REGISTERS = 64
+#: The same where there are several chunks, and the compiler is told how many blocks should fit.
+CHUNK_REGISTERS = 72
 #: Neurons that are computed side by side where threads add up what several of theirs give: enough for many waves of
 #: blocks on any GPU, and so few that their sums are a small part of the memory that a call moves. The same on every
 #: GPU, since the order of a sum decides its bits.
@@ -66,19 +69,29 @@ def widest(plan: Plan) -> int:
     """Neighbouring neurons of a thread, where memory allows: 8 bytes of inputs, and fewer for a backward kernel that
     would need more than :data:`REGISTERS` for what it keeps of every step, but two at least.
     """
-    bits, word = torch.finfo(plan.dtype).bits, torch.finfo(plan.compute).bits
+    bits = torch.finfo(plan.dtype).bits
     width = max(1, 64 // bits)
     if isinstance(plan, BackwardPlan):
-        # 16-bit cotangents lie two to a register
-        kept = (plan.spec.steps or CHUNK) * (len(plan.cut) + sum(plan.outputs) * bits / word)
-        while width > 2 and width * kept > REGISTERS:
+        most = REGISTERS if plan.spec.steps else CHUNK_REGISTERS
+        while width > 2 and width * _kept(plan) > most:
             width //= 2
     return width
 
 
 def form_of(plan: Plan) -> Form:
     """The form of a plan's kernel where the number of steps, sizes and layouts of tensors allow any."""
-    return Form(widest(plan))
+    width, blocks = widest(plan), 0
+    if isinstance(plan, BackwardPlan) and not plan.spec.steps and not plan.learn and plan.compute == torch.float32:
+        # what is kept, and what a step needs beside it; measured with one and with two states, not with fewer blocks
+        blocks = min(6, int(65536 // (BLOCK * (24 + width * _kept(plan)))))
+    return Form(width, blocks=blocks if blocks >= 5 else 0)
+
+
+def _kept(plan: BackwardPlan) -> float:
+    """Registers for what a backward kernel keeps of every step of a chunk, of one neuron."""
+    bits, word = torch.finfo(plan.dtype).bits, torch.finfo(plan.compute).bits
+    # 16-bit cotangents lie two to a register
+    return (plan.spec.steps or CHUNK) * (len(plan.cut) + sum(plan.outputs) * bits / word)
 
 
 class Launcher:
@@ -141,7 +154,7 @@ class Launcher:
         width = self._form.width
         if stride_bits % width or addresses % (width * self._align):
             width = self._fitting(stride_bits, addresses)
-        # every number of steps has chunks of one of eight lengths: no more than eight kernels
+        # every number of steps has chunks of one of four lengths: no more than four kernels
         length = 0 if self.fixed else chunk_length(steps)
         kernel = self._kernels.get((width, length)) or self._compiled(width, length)
         span = self._span(neurons, channels) if self._grouped else neurons

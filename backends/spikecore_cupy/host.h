@@ -7,7 +7,7 @@
 #define __device__
 #define __global__
 #define __forceinline__ inline
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 struct Index { unsigned x; };
 static thread_local Index blockIdx;

@@ -264,12 +264,18 @@ class Writer(KernelWriter):
         body = [first_neuron(self.first), *body]
         inside = [line for f in functions for line in (f.head, *f.arguments, *f.body)]
         # every line is known now, so every symbol can choose a name that no line has
-        write = self.printer.named([*around, *inside, head(self.name), *words, *body])
+        write = self.printer.named([*around, *inside, head(self.name, self.form.blocks), *words, *body])
         lines = [f"// {self.title()}", "//", *commented(str(self.program), "//"), "", *around, ""]
         for function in functions:
             lines += [function.head, *wrapped(map(write, function.arguments)), ") {"]
             lines += [*indented(map(write, function.body)), "}", ""]
-        lines += [write(head(self.name)), *wrapped(map(write, words)), ") {", *indented(map(write, body)), "}"]
+        lines += [
+            write(head(self.name, self.form.blocks)),
+            *wrapped(map(write, words)),
+            ") {",
+            *indented(map(write, body)),
+            "}",
+        ]
         text = "\n".join(part for line in lines for part in folded(line))
         return Source(write(self.name), f"{text}\n", self.fixed, named(arguments, write), tuple(types))
 

@@ -55,20 +55,20 @@ def test_every_number_of_steps(make: Any, dtype: torch.dtype) -> None:
 
 
 def test_chunks_are_as_few_as_can_be_and_nearly_equal() -> None:
-    """No more than sixteen steps each, none shorter by more than one; so eight lengths serve every number of steps."""
+    """No more than twelve steps each, none shorter by more than one; so four lengths serve every number of steps."""
     lengths: Set[int] = set()
     for steps in range(17, 3000):
-        longest, count = chunk_length(steps), -(-steps // 16)
+        longest, count = chunk_length(steps), -(-steps // 12)
         longer = steps - count * (longest - 1)
-        assert longest <= 16
+        assert longest <= 12
         assert 0 < longer <= count
         assert longer * longest + (count - longer) * (longest - 1) == steps
         lengths.add(longest)
-    assert lengths == set(range(9, 17))
+    assert lengths == set(range(9, 13))
 
 
 def test_kernels_are_as_many_as_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two hundred numbers of steps have eight kernels forward."""
+    """Two hundred numbers of steps have four kernels forward."""
     texts: Set[str] = set()
 
     class Seen(HostKernel):
@@ -80,11 +80,11 @@ def test_kernels_are_as_many_as_lengths(monkeypatch: pytest.MonkeyPatch) -> None
     neuron = sc.LIF(backend="cupy_host")
     for steps in range(17, 217):
         neuron(torch.zeros(steps, 4))
-    assert len(texts) == 8
+    assert len(texts) == 4
 
 
 def test_text_of_many_steps_is_that_of_the_longest_chunks() -> None:
-    """What people read has chunks of sixteen steps."""
+    """What people read has chunks of twelve steps."""
     spec = sc.kernel_source(sc.LIF(), "cupy", steps=25)
-    assert all("constexpr int T = 16;  // time steps of a chunk, or one less" in text for text in spec.values())
-    assert CupyBackend.chunk == 16
+    assert all("constexpr int T = 12;  // time steps of a chunk, or one less" in text for text in spec.values())
+    assert CupyBackend.chunk == 12
