@@ -8,13 +8,13 @@ compares versions. Without a reader (:func:`wanting`) nothing is noted.
 
 from __future__ import annotations
 
-import threading
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Dict, Iterator, Optional, Sequence, Tuple
 
 from torch import Tensor
 
+from spikecore._base.locking import Lock
 from spikecore.lang import Program
 
 #: The key of the note in ``node.metadata``, which torch keeps for each node.
@@ -24,7 +24,7 @@ _NOTE = "spikecore.spikes"
 readers = 0
 #: How many outputs were noted.
 notes = 0
-_lock = threading.Lock()
+_lock = Lock()
 
 
 @contextmanager

@@ -11,14 +11,14 @@ from __future__ import annotations
 import math
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
-import torch
 from torch import Tensor
 
 from spikecore._shell import marked
+from spikecore.dtypes import NAMES
 from spikecore.training._packed.bits import BYTE, Whole
 
-#: Those that hold whole numbers up to BYTE exactly.
-DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
+#: Every floating-point dtype of a neuron holds whole numbers up to BYTE exactly.
+DTYPES = frozenset(NAMES)
 #: So many nodes are looked at: residual blocks add what blocks before them added, and so on.
 _MOST = 2000
 
