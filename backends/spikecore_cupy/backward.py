@@ -34,7 +34,7 @@ class BackwardWriter(ChunkWriter):
         self._carried = {name: self.carried(name) for name in plan.carried_cotangents}
         #: Whether a thread has several groups of neighbouring neurons, whose parts of a sum it adds up. It reads its
         #: parameters once, so neurons of all groups have the same: one that all neurons share, or that of a channel.
-        self._grouped = self.takes_groups(bool(plan.learn))
+        self._grouped = self.takes_groups(plan.learn)
         #: Learnt parameters of one value for all neurons: their gradient is summed over the threads of a block.
         self._scalars = [name for name in plan.learn if self.kinds[name] == "scalar"]
 

@@ -17,7 +17,7 @@ class ForwardWriter(ChunkWriter):
 
     def __init__(self, plan: ForwardPlan, form: Form) -> None:
         super().__init__(plan, "forward", form, plan.roots)
-        self._grouped = self.takes_groups(False)
+        self._grouped = self.takes_groups(())
         #: The tensors of outputs, and the variables that hold a step of each.
         self._tensors = [self.output_name(k) for k in range(len(plan.program.outputs))]
         words = ["out"] if len(self._tensors) == 1 else [f"out{k}" for k in range(len(self._tensors))]

@@ -65,13 +65,16 @@ class Writer(KernelWriter):
         #: Values that are one for all neurons; the others are one for each.
         self.shared = frozenset((*self._one, *self.uniform))
 
-    def takes_groups(self, sums: bool) -> bool:
-        """Whether a thread has several groups of neighbouring neurons: where it adds something up, and where it reads
-        parameters per channel, which then are read once for all of them.
+    def takes_groups(self, learnt: Sequence[str]) -> bool:
+        """Whether a thread has several groups of neighbouring neurons: where it adds up gradients of the ``learnt``
+        parameters, and where it reads parameters per channel, which then are read once for all of them.
         """
+        # A gradient for each neuron is no sum over groups, be it that of a parameter that no formula here reads.
+        if any(self.kinds[name] == "full" for name in learnt):
+            return False
         if any(leaf in self.used for leaf in self.params_of("full")):
             return False
-        if sums or any(leaf in self.used for leaf in self.params_of("channel")):
+        if learnt or any(leaf in self.used for leaf in self.params_of("channel")):
             self.first = self.unique("first")
             return True
         return False

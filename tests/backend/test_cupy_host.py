@@ -184,3 +184,35 @@ def test_learnt_parameters_of_a_small_layer(layer, steps, start):
     for ours, theirs in zip(*found):
         assert ours.shape == theirs.shape
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+class Driven(sc.Neuron):
+    """Of two parameters that are added to the output, no derivative reads the value."""
+
+    states = {"v": 0.0}
+    params = {"tau": 2.0, "drive": 0.25, "offset": 0.0}
+
+    def dynamics(self, x, s, p):
+        h = s.v / p.tau + x
+        return h + p.drive + p.offset, {"v": h}
+
+
+@pytest.mark.parametrize("learn", [("tau", "drive"), ("drive",), ("tau", "drive", "offset")], ids="-".join)
+@pytest.mark.parametrize("layer", sorted(SMALL_LAYERS))
+def test_a_gradient_for_each_neuron_whose_value_nobody_reads(layer, learn):
+    """The gradient of each neuron is its own, beside sums over channels and over all. The random program
+    1082690590060 found it in the shape of one group of neurons.
+    """
+    size = SMALL_LAYERS[layer]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(9, *size, generator=generator) * 2
+    channels = torch.linspace(2, 3, size[1])
+    found = []
+    for backend in ("cupy_host", "torch"):
+        drive = torch.linspace(0, 1, torch.Size(size).numel()).view(size)
+        neuron = Driven(tau=channels, drive=drive, offset=0.125, learn=learn, backend=backend)
+        leaf = x.detach().requires_grad_()
+        out = neuron(leaf)
+        found.append([out.detach(), *torch.autograd.grad(out, [leaf, *neuron.parameters()], torch.cos(x))])
+    for ours, theirs in zip(*found):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

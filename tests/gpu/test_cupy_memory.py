@@ -125,12 +125,14 @@ def training_step(neuron: sc.Neuron, x: Tensor, weight: Tensor) -> Tuple[Tensor,
 @pytest.mark.parametrize("steps", [16, 32, 128])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_training_step_needs_two_of_its_input(steps: int, dtype: torch.dtype, noise: Noise) -> None:
-    """Spikes and gradient are as large as the input; what backward needs besides is at most 15 % of it."""
+    """Spikes and gradient are as large as the input; what backward needs besides is at most 17 % of it: a
+    float32 state for every twelfth step of a 16-bit input.
+    """
     x = noise(steps, 2**25 // steps, dtype=dtype).requires_grad_()
     weight, neuron = torch.ones_like(x), sc.LIF(backend="cupy")
     training_step(neuron, x, weight)
     size = x.numel() * x.element_size()
-    assert peak(lambda: training_step(neuron, x, weight)) <= 2.15 * size
+    assert peak(lambda: training_step(neuron, x, weight)) <= 2.17 * size
 
 
 @pytest.mark.parametrize("steps", [16, 128])

@@ -53,13 +53,14 @@ def test_gradients_and_memory(last: bool, monkeypatch: pytest.MonkeyPatch) -> No
     assert bits < 0.85 * whole
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 def test_nothing_waits_for_the_gpu() -> None:
     """Neither packing nor unpacking reads a value on the host."""
     net, x = _network(), torch.rand(8, 3, 32, 32, device="cuda")
     _step(net, x, True, False)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         with sc.packed_spikes():
             loss = net(x).square().mean()
         loss.backward()
