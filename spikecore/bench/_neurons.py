@@ -28,17 +28,21 @@ MANY = 2**22
 QUICK = 8
 #: Memory that a case takes at most, in units of its input: that of the reference in half precision.
 LARGEST = 20
+#: Neurons of a row that has the size of the device are a multiple of this.
+ALIGNED = 64
 
 
 def elements(dtype: torch.dtype, steps: int, clock: HostClock, quick: bool) -> int:
-    """How many elements fill the device without filling its memory."""
+    """How many elements fill the device without filling its memory: a multiple of the steps."""
     fill = FILL_CPU
     if clock.device.type == "cuda":
         fill = max(FILL_GPU, MANY * steps * torch.finfo(dtype).bits // 8)
     fill //= QUICK if quick else 1
     while fill > 2**20 and LARGEST * fill > clock.free_bytes():
         fill //= 2
-    return fill * 8 // torch.finfo(dtype).bits
+    # Layers have even sizes. One of an odd size, which is what is left of a power of two divided by 25 steps, is read
+    # number by number: 0.73 of a copy's speed where LIF reaches 0.94.
+    return steps * max(1, fill * 8 // torch.finfo(dtype).bits // steps // ALIGNED * ALIGNED)
 
 
 def jobs(settings: Settings, bench: Bench) -> List[Job]:

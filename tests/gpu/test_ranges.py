@@ -48,8 +48,8 @@ def test_every_optimiser_without_waiting(options: Dict[str, bool], noise: Noise)
     net(x)
     loss = outwards(net)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         for _ in range(3):
             optimizer.zero_grad()
             loss(net(x), None).backward()
@@ -111,8 +111,8 @@ def test_a_graph_of_ones_own_stays_inside(noise: Noise) -> None:
 def test_what_is_given_is_not_read(noise: Noise) -> None:
     """A CUDA tensor outside its range is not refused, which would wait for the device; learnt, it is projected."""
     x = noise(4, 2, 6)
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         fixed = sc.LIF(torch.full((6,), -1.0, device="cuda"))
         learnt = sc.LIF(torch.full((6,), -1.0, device="cuda"), learn=("tau",))
         fixed(x)
