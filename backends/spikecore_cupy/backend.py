@@ -119,6 +119,9 @@ class Launcher:
         places = Places(source.arguments, groups)
         self._pointers, self._strides, self._rows = (places.of(kind) for kind in ("pointer", "stride", "row"))
         self._channels = places.channels()
+        #: Parameters per channel that a thread reads, or whose gradients it adds up: its groups have the same channels.
+        summed = [index for index, kind in zip(self._learnt_at, learnt) if kind == "channel"]
+        self._per_channel = sorted({*summed, *(index for index, _ in self._channels)})
         self._grouped = any(argument.kind == "span" for argument in source.arguments)
         self._sums, self._numbers = ([index for _, index in places.of(kind)] for kind in ("sum", "number"))
         self._params = groups.index("params")
@@ -229,11 +232,11 @@ class Launcher:
     def _span(self, neurons: int, channels: Channels) -> int:
         """How far apart the groups of a thread are: about :data:`SPAN` neurons, and in the same channels."""
         unit = self._form.width
-        for index, _ in self._channels:
+        for index in self._per_channel:
             inner, count = channels[index]
             unit *= inner * count // gcd(unit, inner * count)
         units = -(-neurons // unit)
-        if neurons <= SMALL and units <= FEW and all(channels[index] == (1, unit) for index, _ in self._channels):
+        if neurons <= SMALL and units <= FEW and all(channels[index] == (1, unit) for index in self._per_channel):
             return unit
         rounds = -(-units // max(1, SPAN // unit))
         # all threads get as many groups, but for the last

@@ -197,20 +197,39 @@ class Driven(sc.Neuron):
         return h + p.drive + p.offset, {"v": h}
 
 
+@pytest.mark.parametrize("kind", ["full", "channel"])
 @pytest.mark.parametrize("learn", [("tau", "drive"), ("drive",), ("tau", "drive", "offset")], ids="-".join)
 @pytest.mark.parametrize("layer", sorted(SMALL_LAYERS))
-def test_a_gradient_for_each_neuron_whose_value_nobody_reads(layer, learn):
-    """The gradient of each neuron is its own, beside sums over channels and over all. The random program
-    1082690590060 found it in the shape of one group of neurons.
+def test_gradients_of_a_parameter_whose_value_nobody_reads(layer, learn, kind):
+    """Those of each neuron are its own, those of a channel are sums over it alone. Random programs (1082690590060 and
+    900042) found them in the shape of one group of neurons, which lay across channels.
     """
     size = SMALL_LAYERS[layer]
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(9, *size, generator=generator) * 2
-    channels = torch.linspace(2, 3, size[1])
+    channels = torch.linspace(2, 3, size[1]) if kind == "full" else 2.5
+    shape = size if kind == "full" else (size[1],)
     found = []
     for backend in ("cupy_host", "torch"):
-        drive = torch.linspace(0, 1, torch.Size(size).numel()).view(size)
+        drive = torch.linspace(0, 1, torch.Size(shape).numel()).view(shape)
         neuron = Driven(tau=channels, drive=drive, offset=0.125, learn=learn, backend=backend)
+        leaf = x.detach().requires_grad_()
+        out = neuron(leaf)
+        found.append([out.detach(), *torch.autograd.grad(out, [leaf, *neuron.parameters()], torch.cos(x))])
+    for ours, theirs in zip(*found):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("learn", [("drive",), ("tau", "drive"), ("drive", "offset")], ids="-".join)
+def test_groups_of_a_thread_lie_in_the_same_channels(monkeypatch, learn):
+    """In a layer of several groups, gradients of a channel are sums over it alone, be the value read or not."""
+    monkeypatch.setattr("spikecore_cupy.backend.SPAN", 8)
+    monkeypatch.setattr("spikecore_cupy.backend.SMALL", 0)
+    x = torch.rand(9, 6, 5, 7, generator=torch.Generator().manual_seed(0)) * 2
+    found = []
+    for backend in ("cupy_host", "torch"):
+        channels = torch.linspace(2, 3, 5)
+        neuron = Driven(tau=2.5, drive=channels - 2, offset=0.5, learn=learn, backend=backend)
         leaf = x.detach().requires_grad_()
         out = neuron(leaf)
         found.append([out.detach(), *torch.autograd.grad(out, [leaf, *neuron.parameters()], torch.cos(x))])
