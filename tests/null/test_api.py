@@ -7,6 +7,7 @@ import importlib
 import pytest
 
 import spikecore as sc
+from places import check
 from public_names import Used, foreign_privates, modules, page, plain, texts_outside, uses
 
 LISTED = page()
@@ -38,12 +39,12 @@ def test_a_listed_module_has_the_names_it_is_listed_with(name: str) -> None:
     assert [each for each, sentence in names.items() if not sentence.endswith(".")] == []
     assert names, "a module without public names is not public"
     if hasattr(module, "__all__") and name.partition(".")[0] == "spikecore":
-        assert sorted(names) == sorted(module.__all__)
+        check(f"docs/api.md: `{name}`", module.__all__, names)
 
 
 def test_what_is_imported_as_sc_is_listed() -> None:
     """Every name of ``sc`` has its row."""
-    assert sorted(LISTED["spikecore"].names) == sorted(sc.__all__)
+    check("docs/api.md: `spikecore`", sc.__all__, LISTED["spikecore"].names)
 
 
 def test_what_is_used_from_outside_is_listed() -> None:

@@ -14,15 +14,32 @@ import math
 import re
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Dict, FrozenSet, List, Set
+from typing import Any, Dict, FrozenSet, List, Set, Type
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import spikecore as sc
-from places import PLUGINS, ROOT, Place, after, at_least, check, every, exactly, hold, page, quoted, sources, supported
+from places import (
+    PLUGINS,
+    ROOT,
+    Place,
+    after,
+    at_least,
+    check,
+    every,
+    exactly,
+    hold,
+    listed,
+    page,
+    quoted,
+    sources,
+    supported,
+)
 from spikecore import dtypes
+from spikecore._shell import ranges
 from spikecore._shell.needs import lacking
 from spikecore.backend import Capabilities, Spec, Unsupported
 from spikecore.lang import Node, Program, ops
@@ -33,6 +50,7 @@ from spikecore.lang._text import TextPrinter
 from spikecore.lang.eager import TORCH, StraightLine
 from spikecore.lang.node import ARITHMETIC, COMPARISONS, LOGIC, OPERATIONS
 from spikecore.lang.render import C_TEMPLATES, OPERATOR_TEMPLATES
+from spikecore.neuron import Neuron
 from spikecore.testing import _edge_table as edge_table
 from spikecore.testing._models import MODELS
 from spikecore.testing._oracle import operations as oracle_operations
@@ -225,14 +243,19 @@ NOVEL_PROGRAM = Program("Novel", inputs=("x",), states=(), outputs=[NOVEL], next
 # -- neurons
 
 
-def neurons() -> Set[str]:
+def kinds() -> Dict[str, Type[Neuron]]:
     """Every neuron that a module of spikecore.neurons defines, exported or not."""
-    found: Set[str] = set()
+    found: Dict[str, Type[Neuron]] = {}
     for path in (ROOT / "spikecore" / "neurons").glob("_[a-z]*.py"):
         module = importlib.import_module(f"spikecore.neurons.{path.stem}")
         own = (value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__)
-        found |= {kind.__name__ for kind in own if isinstance(kind, type) and issubclass(kind, torch.nn.Module)}
-    return {name for name in found if not name.startswith("_")}
+        found.update({kind.__name__: kind for kind in own if isinstance(kind, type) and issubclass(kind, nn.Module)})
+    return {name: kind for name, kind in found.items() if not name.startswith("_")}
+
+
+def neurons() -> Set[str]:
+    """Their names."""
+    return set(kinds())
 
 
 def modelled() -> Set[str]:
@@ -242,8 +265,27 @@ def modelled() -> Set[str]:
 
 def of_spikingjelly() -> Set[str]:
     """The neurons of SpikingJelly that ours say they are."""
-    text = " ".join(str(getattr(sc.neurons, name).__doc__) for name in neurons())
+    text = " ".join(str(kind.__doc__) for kind in kinds().values())
     return set(re.findall(r"SpikingJelly's\s+``(\w+)``", text))
+
+
+def with_a_range(own: bool = False) -> Set[str]:
+    """The parameters that a neuron keeps in a range, as ``tau of LIF``; ``own``: those that its class itself names."""
+    found: Set[str] = set()
+    for name in modelled():
+        kind = kinds()[name]
+        named = {*vars(kind).get("bounds", ()), *vars(kind).get("positive", ())}
+        found |= {f"{param} of {name}" for param in ranges.declared(kind) if param in named or not own}
+    return found
+
+
+def described() -> Set[str]:
+    """Those that the guide's table of ranges has."""
+    section = after(page("docs/guide.md"), "### Ranges").split("\n### ")[1]
+    cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    # `tau` of `LIF`, `KLIF`; `alpha` and `beta` of `Synaptic`: a neuron begins with a capital, a parameter does not
+    pairs = re.findall(r"((?:`[a-z]\w*`[ ,and]+)+)of ((?:`[A-Z]\w*`(?:, | and )?)+)", "\n".join(cells))
+    return {f"{param} of {name}" for params, names in pairs for param in quoted(params) for name in quoted(names)}
 
 
 NEURON_PLACES: Dict[str, Place] = {
@@ -251,7 +293,25 @@ NEURON_PLACES: Dict[str, Place] = {
     "spikecore/__init__.py: __all__": at_least(lambda: neurons() - {"Membrane"}, lambda: sc.__all__),
     "spikecore/testing/_models.py: MODELS": exactly(modelled, lambda: {model.neuron.__name__ for model in MODELS}),
     "docs/support.md: Neurons and surrogates": at_least(modelled, supported),
-    "docs/guide.md": at_least(modelled, lambda: quoted(page("docs/guide.md"))),
+    "tests/unit/neurons/test_neurons.py: CASES": at_least(
+        modelled, lambda: re.findall(r"sc\.(\w+)", listed("tests/unit/neurons/test_neurons.py", "CASES"))
+    ),
+    "tests/unit/_shell/test_ranges.py: OUTSIDE": at_least(
+        lambda: with_a_range(own=True),
+        lambda: [
+            f"{param} of {name}"
+            for name, param in re.findall(
+                r'\(sc\.(\w+), {.*?}, "(\w+)"', listed("tests/unit/_shell/test_ranges.py", "OUTSIDE")
+            )
+        ],
+    ),
+    "tests/ipu/test_dispatch.py: NEURONS": exactly(
+        modelled, lambda: set(re.findall(r"sc\.(\w+)", listed("tests/ipu/test_dispatch.py", "NEURONS")))
+    ),
+    "plugins/spikecore-triton/tests/test_compiled.py: NEURONS": at_least(
+        modelled, lambda: re.findall(r"\w+", listed("plugins/spikecore-triton/tests/test_compiled.py", "NEURONS"))
+    ),
+    "docs/guide.md: ### Ranges": exactly(with_a_range, described),
     "README.md: Ready-made": at_least(lambda: neurons() - {"Membrane"}, lambda: quoted(page("README.md"))),
     "docs/guide.md: ## Coming from snnTorch or SpikingJelly": at_least(
         of_spikingjelly, lambda: quoted(after(page("docs/guide.md"), "## Coming from snnTorch or SpikingJelly"))
@@ -273,7 +333,7 @@ class TestNeurons:
     @pytest.mark.parametrize("name", sorted(modelled()))
     def test_defaults_stand_once(self, name: str) -> None:
         """What a neuron has without arguments is what its ``params`` say (QIF's ``v_reset`` was 0 there)."""
-        kind = getattr(sc.neurons, name)
+        kind: Any = kinds()[name]
         made = kind(kind.params["beta"]) if name == "Leaky" else kind()
         with torch.no_grad():
             assert {param: float(getattr(made, param)) for param in kind.params} == kind.params

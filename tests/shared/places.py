@@ -30,6 +30,13 @@ def quoted(text: str) -> Set[str]:
     return set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", text))))
 
 
+def listed(name: str, table: str) -> str:
+    """The text of a list in a module."""
+    found = re.search(rf"^{table} = \[(.*?)\]$", page(name), re.DOTALL | re.MULTILINE)
+    assert found, f"{name} has no list {table}"
+    return found.group(1)
+
+
 def check(place: str, wanted: Iterable[str], there: Collection[str], others: bool = False) -> None:
     """Fail, naming the place, unless it has these names; ``others``: and it may have more."""
     missing, stale = sorted(set(wanted) - set(there)), sorted(set(there) - set(wanted))

@@ -57,6 +57,7 @@ OUTSIDE = [
     (sc.EIF, {}, "tau", 0.5, 1.0),
     (sc.EIF, {}, "delta_t", 0.0, EPS),
     (sc.Izhikevich, {}, "tau", -1.0, EPS),
+    (sc.Izhikevich, {}, "a0", 0.0, EPS),
     (sc.Izhikevich, {}, "tau_w", 0.5, 1.0),
 ]
 
