@@ -83,6 +83,7 @@ def hoist(net: nn.Module) -> nn.Module:
 
     It is for layers that get ``[T, B, ...]`` as it is, such as an ``nn.Linear`` behind ``sc.encode.Constant(T)``:
     linear layers, normalisation of each sample over its last dimensions, and functions of each number.
+    A layer with ``inplace=True`` behind another one in an ``nn.Sequential`` gets a copy to write into.
     :class:`~spikecore.layers.TimeBatched` needs none of this, and :func:`spikecore.training_model` and
     :func:`spikecore.inference_model` do it by themselves. Names in ``state_dict`` stay as they are; :func:`unhoist`
     ends it.
@@ -94,6 +95,11 @@ def hoist(net: nn.Module) -> nn.Module:
         if _stands_behind_time(module) and not is_hoisted(module):
             module.register_forward_pre_hook(_take_step)
             module.register_forward_hook(_give_steps)
+        if type(module) is nn.Sequential:
+            for part in list(module)[1:]:
+                writes = _stands_behind_time(part) and hasattr(part, "inplace")
+                if writes and _take_copy not in part._forward_pre_hooks.values():
+                    part.register_forward_pre_hook(_take_copy)
     return net
 
 
@@ -160,6 +166,8 @@ def _take_step(module: nn.Module, args: Tuple[Any, ...]) -> Optional[Tuple[Any, 
     # another hook may replace the arguments, and _give_steps would not know that they were those of one step
     if not isinstance(x, Tensor) or is_watched(module) or not _is_pure_behind_time(module, x.ndim - 1):
         return None
+    if not _stands_behind_time(module):
+        return None  # its class was replaced since
     step = step_of(x)
     if step is None:
         return None
@@ -168,12 +176,24 @@ def _take_step(module: nn.Module, args: Tuple[Any, ...]) -> Optional[Tuple[Any, 
     return found
 
 
+def _take_copy(module: nn.Module, args: Tuple[Any, ...]) -> Optional[Tuple[Any, ...]]:
+    """Before ``forward`` of a layer that writes into its input: a copy of every step in place of a repeated one.
+
+    Only for layers behind another one in an ``nn.Sequential``, which takes what they return. Torch refuses to write
+    into a tensor that repeats a step. If the layer in front were not computed once, its output would be no such tensor.
+    """
+    x = args[0] if len(args) == 1 else None
+    if not (isinstance(x, Tensor) and getattr(module, "inplace", False)):
+        return None
+    return (x.clone(),) if x.ndim and x.shape[0] > 1 and x.stride(0) == 0 else None
+
+
 def _give_steps(module: nn.Module, args: Tuple[Any, ...], output: Tensor) -> Optional[Tensor]:
     """After ``forward``: the output of one step as that of all."""
     return repeat(output, args.steps) if isinstance(args, _OneStep) else None
 
 
-_OWN: Tuple[Callable[..., Any], ...] = (_take_step, _give_steps)
+_OWN: Tuple[Callable[..., Any], ...] = (_take_step, _take_copy, _give_steps)
 
 
 def _stands_behind_time(module: nn.Module) -> bool:
@@ -206,11 +226,17 @@ def for_one_step(module: nn.Module, step: Tensor, steps: int) -> Tuple[Any, bool
             value, is_one = for_one_step(part, value, steps) if is_one else (part(value), False)
         return value, is_one
     if _is_pure(module, step):
-        # the caller's own tensor may be what a layer would write into
-        return module(step.clone() if getattr(module, "inplace", False) else step), True
+        # the caller's own tensor may be what a layer, or one within it, would write into
+        writes = any(getattr(part, "inplace", False) for part in module.modules())
+        value = module(step.clone() if writes else step)
+        if isinstance(value, Tensor):
+            return value, True
+        # values and indices, as of MaxPool2d(return_indices=True): what takes them gets those of all steps
     if type_before_parametrizations(module) in _BATCH_NORMS and not is_watched(module) and norms.has_one_step(step):
         return _observed(module, partial(norms.normalised_step, module, steps=steps), step), True
-    return module(repeat(step, steps).flatten(0, 1)), False
+    every = repeat(step, steps).flatten(0, 1)
+    # of a batch of one sample flatten gives a view, into which no layer could write
+    return module(every.clone() if step.shape[:1] == (1,) else every), False
 
 
 def _observed(module: nn.Module, compute: Callable[[Tensor], Tensor], step: Tensor) -> Tensor:

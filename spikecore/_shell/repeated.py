@@ -24,8 +24,12 @@ _STEP = "_spikecore_step"
 
 def repeat(step: Tensor, steps: int) -> Tensor:
     """``[*N] -> [steps, *N]``, a view without a copy."""
-    x = step.unsqueeze(0).expand(steps, *step.shape)
-    if steps > 1 and type(x) is Tensor and not (is_compiling() or is_jit_tracing() or is_transforming()):
+    plain = steps > 1 and not (is_compiling() or is_jit_tracing() or is_transforming())
+    # torch refuses every write into what unbind gave, and into views of that, where it follows derivatives: of a view
+    # by expand alone, y[0] = 0 would write into all steps
+    guarded = plain and step.requires_grad and torch.is_grad_enabled()
+    x = (step.unsqueeze(0).unbind(0)[0] if guarded else step).unsqueeze(0).expand(steps, *step.shape)
+    if plain and type(x) is Tensor:
         setattr(x, _STEP, step)
     return x
 

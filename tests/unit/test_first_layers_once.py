@@ -220,6 +220,35 @@ class TestTimeBatched:
         nn.Sequential(sc.encode.Constant(T), TimeBatched(nn.Identity(), nn.ReLU(inplace=True)))(x)
         assert x.tolist() == [[-1.0, 2.0]]
 
+    def test_a_marked_layer_with_one_inside_that_writes_does_not_write_into_the_users(self):
+        """The block's first layer is one with inplace=True."""
+        net = nn.Sequential(sc.encode.Constant(T), TimeBatched(per_sample(Residual(nn.ReLU(inplace=True)))))
+        x = torch.tensor([[-1.0, 2.0]])
+        assert is_once(net, x)
+        assert x.tolist() == [[-1.0, 2.0]]
+
+    @pytest.mark.parametrize("batch", [1, B])
+    def test_a_layer_that_writes_behind_one_that_is_computed_once(self, batch):
+        """It gets memory of its own for every step, in a batch of one sample, too."""
+        made = []
+        for net in pair(TimeBatched(nn.Linear(7, 5), nn.Dropout(0.5, inplace=True), nn.Linear(5, 5))):
+            torch.manual_seed(3)
+            made.append(net(values(batch, 7)))
+        torch.testing.assert_close(*made)
+
+    def test_a_layer_that_gives_several_tensors_is_computed_at_every_step(self):
+        """What takes them gets those of all steps."""
+        first = type("First", (nn.Module,), {"forward": lambda self, x: x[0]})()
+        once, every = pair(TimeBatched(nn.MaxPool2d(2, return_indices=True), first))
+        check_same(once, every, values(*IMAGE))
+
+    @pytest.mark.parametrize("write", ["y[0] = 0", "y[0] += 1", "y.fill_(0)", "y[1].unbind()[0].mul_(2)"])
+    def test_a_write_into_a_step_that_others_share_is_refused(self, write):
+        """torch refuses most by itself, but not one into a single step, which all steps would get."""
+        y = nn.Sequential(sc.encode.Constant(T), TimeBatched(nn.Linear(7, 5)))(torch.rand(B, 7))
+        with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+            exec(write, {"y": y})
+
     def test_another_leading_dimension_is_refused_in_words(self):
         """The sentence says what it must be."""
         halves = per_sample(type("Halves", (nn.Module,), {"forward": lambda self, x: x[:1]})())
@@ -283,8 +312,24 @@ class TestHoist:
         assert is_once(net.eval(), torch.rand(B, 7))
         x = -torch.ones(B, 7)
         with pytest.raises(RuntimeError, match="single memory location"):
-            sc.hoist(nn.Sequential(sc.encode.Constant(T), nn.ReLU(inplace=True)))(x)
+            sc.hoist(nn.ReLU(inplace=True))(sc.encode.Constant(T)(x))
         assert torch.equal(x, -torch.ones(B, 7))
+
+    @pytest.mark.parametrize("layer", [nn.ReLU, nn.Dropout])
+    def test_a_layer_that_writes_behind_another_one_in_a_sequential_gets_a_copy(self, layer):
+        """It did before the layer in front was computed once; twice is as once, and unhoist takes it away."""
+        once, every = pair(nn.Linear(7, 5), layer(inplace=True))
+        sc.hoist(sc.hoist(once))
+        made = [torch.manual_seed(3) and net(values(B, 7)) for net in (once, every)]
+        torch.testing.assert_close(*made)
+        assert len(once[2]._forward_pre_hooks) == 2
+        assert not sc.unhoist(once)[2]._forward_pre_hooks
+
+    def test_a_layer_whose_class_was_replaced_is_computed_at_every_step(self):
+        """Nothing is known of the new one."""
+        net = sc.hoist(nn.Sequential(sc.encode.Constant(T), nn.Linear(7, 5)))
+        net[1].__class__ = type("Mine", (nn.Linear,), {"forward": lambda self, x: nn.Linear.forward(self, x) * len(x)})
+        assert not is_once(net, torch.rand(B, 7))
 
     def test_names_copies_and_pickles_are_as_before(self):
         """Twice is as once; a copy and a pickle compute once, too; state_dict has the same names."""

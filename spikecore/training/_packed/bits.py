@@ -100,6 +100,18 @@ def packed(numbers: Tensor, whole: Whole) -> Optional[Packed]:
         return Packed(data, right, whole, numbers.numel(), numbers.dtype)
 
 
+def shared(kept: Packed, made: Packed) -> Optional[Packed]:
+    """``made`` with the bits of ``kept``, packed of the same memory before; None where they are seen to differ.
+
+    Something may have written into that memory in between without autograd's knowledge, as with ``tensor.data``.
+    """
+    if kept.data is None or made.data is None or kept.whole != made.whole:
+        return None
+    if made.right is None:
+        return kept if torch.equal(kept.data, made.data) else None
+    return replace(kept, right=torch.where((kept.data == made.data).all(), made.right, float("nan")))
+
+
 def _gathered(small: Tensor, bits: int) -> Tensor:
     """Bytes with numbers of so many bits, side by side in fewer bytes."""
     word, factor = _GATHER[bits]

@@ -4,8 +4,8 @@ Rules of this module:
 
 - What is packed is what :func:`spikecore.training._packed.origin.origin` knows to be small whole numbers. Everything
   else is kept as autograd keeps it, its check for changes in place included, which torch leaves to the hooks.
-- Tensors in the same memory, such as the output of a neuron and a view of it, are packed once. The hook holds no memory
-  of what it packed.
+- Tensors in the same memory, such as the output of a neuron and a view of it, share their bits. The hook holds no
+  memory of what it packed.
 - Hooks that are active around the context get what this one keeps, as they would get the tensor.
 """
 
@@ -23,7 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from spikecore._shell import marked
 from spikecore.backend import Unsupported
 from spikecore.lang._plain import is_compiling
-from spikecore.training._packed.bits import LEAST, Packed, Whole, is_dense, packed
+from spikecore.training._packed.bits import LEAST, Packed, Whole, is_dense, packed, shared
 from spikecore.training._packed.origin import origin
 
 _Unpack = Callable[[Any], Any]
@@ -170,13 +170,17 @@ class packed_spikes:  # noqa: N801  # a context, as torch.no_grad
             self._forget()
         place = tensor.storage_offset(), tensor.numel(), tensor.dtype, tensor._version
         known = memory.found.get(place)
-        found = None if known is None else known()
+        kept = None if known is None else known()
+        # packed again although it is kept: what writes into tensor.data between two saves changes no version
+        found = packed(tensor.as_strided((tensor.numel(),), (1,)), whole)
         if found is None:
-            found = packed(tensor.as_strided((tensor.numel(),), (1,)), whole)
-            if found is not None:
-                memory.found[place] = weakref.ref(found)
-                self.before += tensor.numel() * tensor.element_size()
-                self.after += found.bytes
+            return None
+        one = None if kept is None else shared(kept, found)
+        if one is not None:
+            return one
+        memory.found[place] = weakref.ref(found)
+        self.before += tensor.numel() * tensor.element_size()
+        self.after += found.bytes
         return found
 
     def _forget(self) -> None:
