@@ -182,9 +182,10 @@ def constants(norm: Any, x: Tensor, moments: Moments) -> Constants:
         else:
             mean, variance = norm.running_mean.to(compute), norm.running_var.to(compute)
         rstd = torch.rsqrt(variance + norm.eps)
-    if norm.affine:
-        return Constants(mean, rstd, norm.weight, norm.bias)
-    return Constants(mean, rstd, torch.ones_like(mean), torch.zeros_like(mean))
+    # one of the two may be None: torch's batch normalisation takes bias=False
+    weight = torch.ones_like(mean) if norm.weight is None else norm.weight
+    bias = torch.zeros_like(mean) if norm.bias is None else norm.bias
+    return Constants(mean, rstd, weight, bias)
 
 
 def _moved(norm: Any, x: Tensor, compute: torch.dtype, moments: Moments) -> Tuple[Tensor, Tensor]:

@@ -164,7 +164,7 @@ class Prologued(Ranged):
         values, kinds = parameters.place(owner, own, steps.shape[1:], self.channel_dim)
         start = checks.state(owner, self.states, state, steps, carried=state is not None and state is self._state)
         learnt = [name for name, value in own if isinstance(value, Tensor) and value.requires_grad]
-        affine = tuple(norm.affine and value.requires_grad for value in (norm.weight, norm.bias))
+        affine = tuple([value is not None and value.requires_grad for value in (norm.weight, norm.bias)])
         gradients = grad and any(value.requires_grad for value in inputs)
         learns = grad and bool(learnt or any(affine))
         state_gradients = grad and (

@@ -248,6 +248,26 @@ def test_every_setting_means_the_same(options: Any, dtype: torch.dtype) -> None:
         same(mine, its)
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("missing", ["weight", "bias"])
+def test_weight_or_bias_may_be_missing(missing: str, training: bool) -> None:
+    """As of ``nn.BatchNorm2d(C, bias=False)``, which newer versions of torch take: it once raised AttributeError."""
+    made = pair()
+    for layer in made:
+        layer.norm.register_parameter(missing, None)
+        layer.train(training)
+    x = image()
+    given = [x.clone().requires_grad_(), x.double().requires_grad_()]
+    found = []
+    for layer, value in zip(made, given):
+        y = layer(value)
+        y.backward(torch.linspace(-1.0, 2.0, y.numel()).view(y.shape).to(y.dtype))
+        found.append([y, value.grad, *(p.grad for p in layer.parameters()), *layer.buffers()])
+    assert len(found[0]) == len(found[1])
+    for mine, its in zip(*found):
+        same(mine.double(), its.double(), rtol=1e-4, atol=2e-5)
+
+
 def test_half_modules_normalise_by_float32() -> None:
     """A network that was turned into bfloat16, running statistics too."""
     made = [NormNeuron(norm().bfloat16(), bound(sc.LIF(), Loop()), fused=True)]
