@@ -198,6 +198,8 @@ def _moved(norm: Any, x: Tensor, compute: torch.dtype, moments: Moments) -> Tupl
             factor = 1.0 / float(norm.num_batches_tracked)
     found = None if is_compiling() else moments(x)
     x = _folded(x)
+    if x.dtype == torch.float16 and x.device.type == "cpu":
+        x = x.to(compute)  # torch 2.0 has no statistics of float16 there
     if found is not None:
         mean, variance = found
     elif is_compiling():

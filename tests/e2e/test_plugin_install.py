@@ -16,6 +16,7 @@ import pytest
 
 import spikecore
 import warm
+from spikecore._base.contract import BACKEND_API
 
 PYPROJECT = """
 [build-system]
@@ -295,8 +296,8 @@ def test_built_in_is_not_shadowed(process: Process) -> None:
 def test_too_old_plugin_is_told_to_upgrade(process: Process) -> None:
     """A plugin for API 0 is refused with both versions and the distribution to upgrade."""
     assert process.code('attempt(lambda: resolve(capture("old"), "cpu"))')[1] == (
-        "BackendLoadError: backend 'old' (spikecore-old 0.0.1) speaks backend API 0; this spikecore speaks 1.0 to 1.1; "
-        "upgrade spikecore-old"
+        "BackendLoadError: backend 'old' (spikecore-old 0.0.1) speaks backend API 0; this spikecore speaks 1.0 to "
+        f"{'.'.join(map(str, BACKEND_API))}; upgrade spikecore-old"
     )
 
 
