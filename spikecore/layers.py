@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from spikecore._hoisting import for_one_step, per_sample
 from spikecore._norm_neuron import NormNeuron
-from spikecore._shell.repeated import repeat, step_of
+from spikecore._shell.repeated import folded, repeat, step_of, unfolded
 from spikecore._shell.state import Stateful
 from spikecore.lang._plain import is_compiling
 
@@ -70,7 +70,9 @@ class TimeBatched(nn.Module):
                 f"the module of TimeBatched must keep the leading dimension, {what} = {leading} for x of shape "
                 f"{tuple(x.shape)}, got an output of shape {tuple(y.shape)}"
             )
-        return repeat(y, steps) if is_one else y.view(steps, batch, *y.shape[1:])
+        if is_one:
+            return repeat(y, steps)
+        return unfolded(y, steps, batch)
 
     def _folded(self, x: Tensor) -> Tuple[Any, bool]:
         """The module on time and batch as one, or on the one step that x repeats; and whether it was the one step."""
@@ -90,5 +92,5 @@ class TimeBatched(nn.Module):
     def _computed(self, x: Tensor) -> Tuple[Any, bool]:
         step = step_of(x)
         if step is None:
-            return self.module(x.flatten(0, 1)), False
+            return self.module(folded(x)), False
         return for_one_step(self.module, step, x.shape[0])

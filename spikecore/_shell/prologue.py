@@ -26,7 +26,7 @@ from spikecore._shell.automatic import Calls, automatic_runner
 from spikecore._shell.binding import SpecKey
 from spikecore._shell.needs import lacking
 from spikecore._shell.ranged import Ranged
-from spikecore._shell.repeated import repeat, step_of
+from spikecore._shell.repeated import folded, repeat, step_of, unfolded
 from spikecore._shell.state import State
 from spikecore.backend import MAX_STATIC_STEPS, Spec, Tensors, Unsupported
 from spikecore.dtypes import NAMES
@@ -121,13 +121,19 @@ class Prologued(Ranged):
             y = repeat(norms.normalised_step(prologue.norm, step, x.shape[0]), x.shape[0])
         else:
             found = self._fused(prologue, x, within, state, record, final, single)
-            y = x if found else norms.normalised(prologue.norm, x if single else x.flatten(0, 1)).view(x.shape)
+            y = x if found else self._normalised(prologue.norm, x, single)
         if found is None:
             found = self._execute((y if within is None else y + within,), state, record, final, single)
         outputs, end, trace = found
         if skip is not None and within is None:
             outputs = (outputs[0] + skip, *outputs[1:])
         return outputs, end, trace
+
+    def _normalised(self, norm: Any, x: Tensor, single: bool) -> Tensor:
+        """The input as torch normalises it."""
+        if single:
+            return norms.normalised(norm, x)
+        return unfolded(norms.normalised(norm, folded(x)), x.shape[0], x.shape[1])
 
     def _fused(
         self,

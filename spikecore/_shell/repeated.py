@@ -57,3 +57,15 @@ def step_of(x: Tensor) -> Optional[Tensor]:
     # a leaf, a hook and retain_grad() ask for the derivative of x, which one step has not
     followed = step.requires_grad and not (x.is_leaf or x._backward_hooks or x.retains_grad)
     return step if followed else None
+
+
+def folded(x: Tensor) -> Tensor:
+    """``x`` ``[T, B, ...]`` with time and batch as one, ``[T * B, ...]``."""
+    # Of one sample in channels-last memory, flatten() gives strides from which torch's batch normalisation on a CPU
+    # computes wrong gradients, without an error (seen with torch 2.13).
+    return x.squeeze(0) if x.shape[0] == 1 == x.shape[1] else x.flatten(0, 1)
+
+
+def unfolded(y: Tensor, steps: int, batch: int) -> Tensor:
+    """``y`` ``[T * B, ...]`` as ``[T, B, ...]``."""
+    return y.unsqueeze(0) if steps == 1 == batch else y.view(steps, batch, *y.shape[1:])

@@ -174,3 +174,20 @@ def test_in_a_single_step_network(module, shape, error):
         net(torch.rand(shape))
     assert "A network of step='single' neurons has no time dimension" in str(caught.value)
     assert str(caught.value.__cause__) in str(caught.value)
+
+
+@pytest.mark.parametrize("fused", [False, None])
+def test_one_sample_of_one_step_has_its_gradients_in_channels_last_memory(fused):
+    """``flatten(0, 1)`` gives strides of which torch's batch normalisation computes wrong gradients on a CPU."""
+    generator = torch.Generator().manual_seed(0)
+    x, g = (torch.randn(1, 1, *size, generator=generator) for size in ((3, 6, 6), (4, 4, 4)))
+    conv, found = nn.Conv2d(3, 4, 3, bias=False), []
+    for memory in (torch.contiguous_format, torch.channels_last):
+        conv.to(memory_format=memory)
+        layer = sc.layers.NormNeuron(nn.BatchNorm2d(4), sc.LI(backend="torch"), fused=fused)
+        for behind in (sc.layers.TimeBatched(nn.BatchNorm2d(4)), layer):
+            net = nn.Sequential(sc.layers.TimeBatched(conv), behind)
+            y = net(x[0].to(memory_format=memory).unsqueeze(0))
+            found.append([y, *torch.autograd.grad(y, list(net.parameters())[:3], g)])
+    for mine, its in zip(found[0] + found[1], found[2] + found[3]):
+        torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-4)
