@@ -437,6 +437,7 @@ def test_text_and_html() -> None:
 # -- errors
 
 
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
 def test_errors_name_the_argument() -> None:
     """Each says what to give."""
     net, x = nn.Linear(3, 3), torch.rand(2, 3)

@@ -183,6 +183,17 @@ def test_mean_and_variance_are_one_pass(T: int, layout: str, dtype: torch.dtype)
     same(variance.double(), x.double().var((0, 1, 3, 4), unbiased=False), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("first", [0.0, 1e3, 1e4])
+def test_moments_do_not_hang_on_one_number(first):
+    """An outlier, be it the first number of its channel, costs the variance no digits."""
+    x = torch.randn(2, 8, 3, 40, 40, generator=torch.Generator().manual_seed(0)) + 5
+    x[0, 0, 0, 0, 0] = first
+    mean, variance = Moments(Loop(4), Spec(torch.float32, 2, ()))(x)
+    exact = x.double().transpose(0, 2).flatten(1)
+    torch.testing.assert_close(mean.double(), exact.mean(1), rtol=1e-5, atol=0)
+    torch.testing.assert_close(variance.double(), exact.var(1, unbiased=False), rtol=1e-5, atol=0)
+
+
 def test_statistics_of_the_backend_move_the_running_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a runner finds mean and variance, outputs, gradients and running statistics are the same."""
     calls = []
