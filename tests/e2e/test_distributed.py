@@ -135,7 +135,8 @@ def programs(tmp_path_factory):
     pytest.importorskip("safetensors", reason="the training programs need the extra `train`")
     folder = tmp_path_factory.mktemp("programs")
     listed: Dict[str, Any] = {}
-    ports = several.free_ports(4 * len(PROGRAMS))
+    servers = several.rendezvous(4 * len(PROGRAMS))
+    ports = [one.port for one in servers]
     for number, name in enumerate(PROGRAMS):
         other = PROGRAMS[number - 1]
         more = [["--schedule", kind] for kind in ("gpipe", "1f1b")] if name == "pipelining.py" else [[], []]
@@ -211,7 +212,8 @@ def test_stopped_after_a_batch(tmp_path, batch):
     """
     pytest.importorskip("safetensors", reason="the training programs need the extra `train`")
     jobs: Dict[str, Any] = {}
-    ports = several.free_ports(3 * len(PROGRAMS))
+    servers = several.rendezvous(3 * len(PROGRAMS))
+    ports = [one.port for one in servers]
     for name in PROGRAMS:
         short, out = [*SHORT[:-1], "3", "--out"], str(tmp_path / name)
         signals = {0: (3 + batch, int(signal.SIGTERM))}

@@ -9,7 +9,6 @@ import os
 import runpy
 import shutil
 import signal
-import socket
 import sys
 import traceback
 import warnings
@@ -79,18 +78,21 @@ def copied(rank: int, world: int, source: str, target: str) -> None:
         shutil.copytree(source, target)
 
 
-def free_ports(count: int) -> List[int]:
-    """Ports that the system chose."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+def rendezvous(count: int) -> List[distributed.TCPStore]:
+    """Where the processes of a program meet: servers of this process, whose ports nobody can take meanwhile."""
+    return [distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False) for _ in range(count)]
 
 
 def program(rank: int, world: int, port: int, signals: Dict[int, Tuple[int, int]], name: str, *args: str) -> Any:
     """A training program as torchrun starts it: its output and exit code. ``signals``: rank -> (batch, signal)."""
-    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    names: Dict[str, Any] = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": world,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    names.update(TORCHELASTIC_USE_AGENT_STORE=True, TORCHELASTIC_RESTART_COUNT=0)  # the server is there already
     os.environ.update({key: str(value) for key, value in names.items()})
     if str(EXAMPLES) not in sys.path:
         sys.path.insert(0, str(EXAMPLES))
