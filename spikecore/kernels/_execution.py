@@ -292,9 +292,10 @@ def summed(kind: str, grad: Tensor, value: Tensor, channels: Tuple[int, int]) ->
     if kind == "channel":
         # in the order of memory neurons lie as [outer, channels, inner]
         inner, count = channels
-        if inner == 1 and grad.numel() == count:
-            return grad if grad.shape == value.shape else grad.reshape(value.shape)
-        grad = grad.reshape(-1, count, inner).sum((0, 2)) if inner != 1 else grad.reshape(-1, count).sum(0)
+        if inner != 1:
+            grad = grad.reshape(-1, count, inner).sum((0, 2))
+        elif grad.numel() != count:
+            grad = grad.reshape(-1, count).sum(0)
     elif grad.numel() != 1:
         # partial sums, one for each block or each neuron, as the backend likes
         grad = grad.sum()

@@ -232,7 +232,7 @@ class Writer(KernelWriter):
         before = [
             *_imports("\n".join(body)),
             "",
-            # the offsets of rows are constants of the text, so each row has room for the widest block
+            # the offsets of rows are constants of the text, so each row is as long as the widest block
             *(f"{row} = {k * BLOCK}" for k, row in enumerate(self._rows.values())),
         ]
         # every line is known now, so every symbol can choose a name that no line has
