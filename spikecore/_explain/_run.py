@@ -219,10 +219,11 @@ def _words_of_prologue(norm: nn.Module, reads: List[float], wanted: List[bool], 
     """What batch normalisation and a shortcut move beside the neuron behind them: for statistics, and for the rest.
 
     Statistics read the input. So does the backward pass once more, with the cotangent, for the sums that its gradient
-    needs. A shortcut is read, and its gradient written.
+    needs. Where the input is one step repeated, the cotangent summed over time takes as little as the input: it is
+    written and read instead. A shortcut is read, and its gradient written.
     """
     takes = norm.training or getattr(norm, "running_mean", None) is None
-    words = 1 + reads[0] if takes and backward else 0.0
+    words = min(1 + reads[0], 3 * reads[0]) if takes and backward else 0.0
     for read, wants in zip(reads[1:], wanted[1:]):
         words += read + (read if backward and wants else 0)
     return reads[0] if takes else 0.0, words

@@ -393,6 +393,17 @@ def test_fused_normalisation_is_named() -> None:
     assert note.startswith("normalises its input; not in one kernel: ")
     assert row(found, "1").floor == 8.0
     assert row(sc.explain(net, torch.rand(4, 2, 2, 6, 6), training=False), "1").floor == 2.0
+
+
+@pytest.mark.parametrize("steps", [2, 8])
+def test_floor_of_a_step_that_repeats_before_a_normalisation(steps: int) -> None:
+    """The cotangent summed over time is written and read again; more than is moved the floor never says."""
+    net = nn.Sequential(sc.encode.Constant(steps), sc.layers.TimeBatched(nn.BatchNorm2d(2)), sc.LIF(backend="torch"))
+    sc.fuse(net)
+    x = torch.rand(2, 2, 6, 6).requires_grad_()
+    layer = row(sc.explain(net, x), "2")
+    assert layer.floor == pytest.approx(2 + 3 / steps + 4 / steps)
+    assert layer.words > layer.floor
     block = sc.layers.NormNeuron(nn.BatchNorm2d(3), sc.LIF(backend="torch"), shortcut="after")
 
     class Adds(nn.Module):
