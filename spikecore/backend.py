@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Optional, Se
 
 import torch
 
+from spikecore._base.bits import Bits as Bits
+from spikecore._base.bits import Packing
+from spikecore._base.bits import Whole as Whole
 from spikecore._base.contract import BACKEND_API as BACKEND_API
 from spikecore._base.contract import Api
 from spikecore._base.errors import BackendError as BackendError
@@ -140,8 +143,10 @@ class BackendInfo:
         return device_type in self.devices or (ANY_DEVICE in self.devices and device_type not in self.never)
 
 
-class Backend:
-    """Base class of every backend. A subclass sets ``name`` and ``capabilities`` and writes :meth:`compile`."""
+class Backend(Packing):
+    """Base class of every backend. A subclass sets ``name`` and ``capabilities`` and writes :meth:`compile`; it may
+    write ``pack`` and ``unpack`` (:class:`~spikecore._base.bits.Packing`), which keep spikes as bits.
+    """
 
     name: str = ""
     #: What it does on some device; see :meth:`capabilities_on`.

@@ -197,7 +197,7 @@ class Neuron(Prologued):
                 return alone, None
             outputs, end = (alone, None) if alone else found.runner((x,), start, earlier.placed(found, values), ())[:2]
         if marked.readers:
-            marked.note(self._cache.program, outputs)
+            marked.note(self._cache.program, outputs, self._cache.bound)
         return outputs, dict(zip(self.states, end)) if end is not None else None
 
     @with_traced_sizes
@@ -259,7 +259,7 @@ class Neuron(Prologued):
             outputs, end, trace_ = runner(inputs, start, values, record)
             outputs = tuple([out.squeeze(0) for out in outputs]) if single else outputs
         if not is_compiling() and marked.readers:
-            marked.note(self._cache.program, outputs)
+            marked.note(self._cache.program, outputs, self._cache.bound)
         if found is not None:
             quick[earlier.kind_of(x, x.shape[0], start, final)] = found
         return outputs, dict(zip(self.states, end)) if end is not None else None, trace_

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from math import gcd
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
 
+from spikecore.backend import Bits, Whole
 from spikecore.kernels import (
     BackwardLaunch,
     BackwardPlan,
@@ -22,6 +24,7 @@ from spikecore_cupy import CAPABILITIES
 from spikecore_cupy.chunks import chunk_length
 from spikecore_cupy.device import Kernel, shared
 from spikecore_cupy.lines import BLOCK
+from spikecore_cupy.packing import Packer
 from spikecore_cupy.parts import CHUNK, Form
 from spikecore_cupy.source import print_kernel
 
@@ -63,6 +66,16 @@ class CupyBackend(KernelBackend):
 
     def text(self, plan: Plan) -> str:
         return print_kernel(plan, form_of(plan)).text
+
+    def pack(self, numbers: Tensor, whole: Whole, like: Optional[Tensor] = None) -> Bits:
+        return self._packer.pack(numbers, whole, like)
+
+    def unpack(self, bits: Bits, whole: Whole, count: int, dtype: torch.dtype) -> Tensor:
+        return self._packer.unpack(bits, whole, count, dtype)
+
+    @cached_property
+    def _packer(self) -> Packer:
+        return Packer(self.kernel)
 
 
 def widest(plan: Plan) -> int:

@@ -13,6 +13,8 @@ struct Index { unsigned x; };
 static thread_local Index blockIdx;
 static const Index threadIdx = {0}, blockDim = {1};
 
+inline int __syncthreads_or(int x) { return x; }
+
 inline float __uint_as_float(unsigned bits) { float x; memcpy(&x, &bits, 4); return x; }
 inline unsigned __float_as_uint(float x) { unsigned bits; memcpy(&bits, &x, 4); return bits; }
 

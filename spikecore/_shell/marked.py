@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, Dict, Iterator, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 from torch import Tensor
 
 from spikecore._base.locking import Lock
+from spikecore._plugins.selection import Resolved
+from spikecore.backend import Backend
 from spikecore.lang import Program
 
 #: The key of the note in ``node.metadata``, which torch keeps for each node.
@@ -24,6 +26,9 @@ _NOTE = "spikecore.spikes"
 readers = 0
 #: How many outputs were noted.
 notes = 0
+#: By type of device, the backend of the neuron that gave the last spikes that were noted there, which packs. Every
+#: backend makes the same bits, so it does not matter which of several neurons was the last, in whichever thread.
+givers: Dict[str, Backend] = {}
 _lock = Lock()
 
 
@@ -46,8 +51,8 @@ def spiking(program: Program) -> Tuple[int, ...]:
     return tuple(index for index, node in enumerate(program.outputs) if node.op == "spike")
 
 
-def note(program: Optional[Program], outputs: Sequence[Tensor]) -> None:
-    """Note on the nodes of a call's outputs which of them are spikes."""
+def note(program: Optional[Program], outputs: Sequence[Tensor], bound: Mapping[str, Resolved]) -> None:
+    """Note on the nodes of a call's outputs which of them are spikes. ``bound`` are the backends by type of device."""
     global notes  # noqa: PLW0603  # only ever compared with what it was: what is lost between threads does not matter
     for index in () if program is None else spiking(program):
         out = outputs[index]
@@ -56,6 +61,9 @@ def note(program: Optional[Program], outputs: Sequence[Tensor]) -> None:
             found: Dict[int, int] = node.metadata.setdefault(_NOTE, {})
             found[out.output_nr] = out._version
             notes += 1
+            resolved = bound.get(out.device.type)
+            if resolved is not None:
+                givers[out.device.type] = resolved.backend
 
 
 def version(node: Any, index: int) -> Optional[int]:

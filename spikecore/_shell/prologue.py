@@ -196,7 +196,8 @@ class Prologued(Ranged):
         if single:
             outputs = tuple([out.squeeze(0) for out in outputs])
         if not is_compiling() and marked.readers:
-            marked.note(self._cache.program, outputs)  # whose outputs are those of the program that ran
+            # the outputs of this program are those of the program that ran
+            marked.note(self._cache.program, outputs, self._cache.bound)
         return outputs, dict(zip(self.states, end)) if end is not None else None, trace
 
     def _timed(self, x: Tensor, skip: Optional[Tensor], single: bool) -> Tensors:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, List, Sequence, Tuple, Union
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
 
+from spikecore.backend import Bits, Whole
 from spikecore.kernels import BackwardLaunch, BackwardPlan, ForwardLaunch, ForwardPlan, Geometry, KernelBackend
 from spikecore.kernels.writing import BACKWARD_GROUPS, FORWARD_GROUPS, Places
 from spikecore_numba import CAPABILITIES
 from spikecore_numba.compiler import Function, compiled
+from spikecore_numba.packing import Packer
 from spikecore_numba.pages import prefer_large_pages
 from spikecore_numba.source import print_kernel
 from spikecore_numba.threads import WORTHWHILE, Scratch, over_blocks
@@ -25,6 +27,7 @@ HISTORY = 1 << 18
 NARROW = 128
 
 _scratch = Scratch()
+_packer = Packer()
 
 
 class NumbaBackend(KernelBackend):
@@ -88,6 +91,12 @@ class NumbaBackend(KernelBackend):
 
     def text(self, plan: Union[ForwardPlan, BackwardPlan]) -> str:
         return print_kernel(plan).text
+
+    def pack(self, numbers: Tensor, whole: Whole, like: Optional[Tensor] = None) -> Bits:
+        return _packer.pack(numbers, whole, like)
+
+    def unpack(self, bits: Bits, whole: Whole, count: int, dtype: torch.dtype) -> Tensor:
+        return _packer.unpack(bits, whole, count, dtype)
 
 
 class Kernel:

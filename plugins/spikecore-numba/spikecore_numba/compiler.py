@@ -29,6 +29,9 @@ from spikecore_numba.writer import Source
 #: A compiled kernel: its arguments packed, 8 bytes each, in order; real numbers as float64.
 Function = Callable[[bytes], None]
 
+#: The group of an argument that points to bytes.
+BYTES = "bytes"
+
 #: Type of a value in memory: as Numba's name.
 _IN_MEMORY = {torch.float16: "uint16", torch.bfloat16: "uint16", torch.float32: "float32", torch.float64: "float64"}
 _PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
@@ -61,6 +64,8 @@ def _head_type(name: str, compute: torch.dtype) -> str:
 
 
 def _type(argument: Argument, dtype: torch.dtype, compute: torch.dtype) -> str:
+    if argument.group == BYTES:
+        return "*uint8"
     if argument.kind in ("pointer", "history"):
         return "*" + _IN_MEMORY[dtype if argument.group in STORED else compute]
     return _IN_MEMORY[compute] if argument.kind == "number" else "int64"

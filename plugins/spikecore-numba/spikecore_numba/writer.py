@@ -38,7 +38,7 @@ HEAD = ("begin", "end", "steps", "neurons", "width", "scratch")
 HISTORY_HEAD = ("begin", "end", "steps", "neurons", "width", "scratch", "length", "chunks")
 
 #: The part of a conversion's name that says how 16-bit numbers are stored.
-_STORAGE = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+STORAGE = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
 class Source(NamedTuple):
@@ -108,12 +108,12 @@ class Writer(KernelWriter):
     def read(self, name: str, group: str, index: int) -> str:
         """A number of all steps in the dtype of inputs and outputs, as one of arithmetic."""
         # Numba has no 16-bit floats: they are integers in memory, converted by functions of ours
-        text, storage = self.all(name, group, index), _STORAGE.get(self.plan.dtype)
+        text, storage = self.all(name, group, index), STORAGE.get(self.plan.dtype)
         return f"from_{storage}({text})" if storage else text
 
     def stored(self, target: str) -> str:
         """The line that stores a number in the dtype of inputs and outputs."""
-        storage = _STORAGE.get(self.plan.dtype)
+        storage = STORAGE.get(self.plan.dtype)
         return f"{target} = to_{storage}({{}})" if storage else f"{target} = {{}}"
 
     # -- lines

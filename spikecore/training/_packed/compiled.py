@@ -18,11 +18,13 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 
+from spikecore._base import bits as numbers
+from spikecore._base.bits import Whole
 from spikecore.backend import Unsupported
 from spikecore.kernels._registered import ONE, spiking_outputs
 from spikecore.training._packed import bits as packing
 from spikecore.training._packed import origin
-from spikecore.training._packed.bits import LEAST, Whole, is_dense
+from spikecore.training._packed.bits import LEAST, is_dense
 from spikecore.training._packed.origin import DTYPES, added, averaged, joined, multiplied
 
 _aten, _prims = torch.ops.aten, torch.ops.prims
@@ -58,7 +60,7 @@ def compiling_options() -> Dict[str, Any]:
 
         def uuid(self) -> Any:
             # what torch has compiled and kept on disk is made again where the rules have changed
-            return get_hash_for_files((__file__, packing.__file__, origin.__file__))
+            return get_hash_for_files((__file__, packing.__file__, numbers.__file__, origin.__file__))
 
     return {"joint_custom_post_pass": PackSpikes()}
 

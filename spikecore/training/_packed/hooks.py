@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from spikecore._base.bits import Whole
 from spikecore._shell import marked
 from spikecore.backend import Unsupported
 from spikecore.lang._plain import is_compiling
-from spikecore.training._packed.bits import LEAST, Packed, Whole, is_dense, packed, shared
+from spikecore.training._packed.bits import LEAST, REFERENCE, Packed, is_dense, packed
 from spikecore.training._packed.origin import origin
 
 _Unpack = Callable[[Any], Any]
@@ -171,13 +172,16 @@ class packed_spikes:  # noqa: N801  # a context, as torch.no_grad
         place = tensor.storage_offset(), tensor.numel(), tensor.dtype, tensor._version
         known = memory.found.get(place)
         kept = None if known is None else known()
-        # packed again although it is kept: what writes into tensor.data between two saves changes no version
-        found = packed(tensor.as_strided((tensor.numel(),), (1,)), whole)
+        numbers = tensor.as_strided((tensor.numel(),), (1,))
+        packing = marked.givers.get(tensor.device.type, REFERENCE)
+        if kept is not None:
+            # packed again although it is kept: what writes into tensor.data between two saves changes no version
+            one = packed(numbers, whole, packing, kept)
+            if one is not None:
+                return one
+        found = packed(numbers, whole, packing)
         if found is None:
             return None
-        one = None if kept is None else shared(kept, found)
-        if one is not None:
-            return one
         memory.found[place] = weakref.ref(found)
         self.before += tensor.numel() * tensor.element_size()
         self.after += found.bytes

@@ -13,9 +13,9 @@ from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from torch import Tensor
 
+from spikecore._base.bits import BYTE, Whole
 from spikecore._shell import marked
 from spikecore.dtypes import NAMES
-from spikecore.training._packed.bits import BYTE, Whole
 
 #: Every floating-point dtype of a neuron holds whole numbers up to BYTE exactly.
 DTYPES = frozenset(NAMES)

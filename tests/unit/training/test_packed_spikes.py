@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import spikecore as sc
+from spikecore.backend import Whole
 from spikecore.bench import models
-from spikecore.training._packed.bits import Whole, packed
+from spikecore.training._packed.bits import packed
 from spikecore.training._packed.origin import origin
 
 SHAPE = (3, 2, 4, 8, 8)  # 1536 numbers

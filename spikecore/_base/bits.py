@@ -1,0 +1,123 @@
+"""Small whole numbers in one, two, four or eight bits each, and back: what a backend does, and the reference for it.
+
+Rules of this module:
+
+- A tensor goes in as its numbers in the order of memory, ``[n]``; layouts are the affair of the caller.
+- Nothing waits for a device. What is not as it was said to be comes back with NaN, never as other numbers.
+- Here everything is an operation of PyTorch, on any device. A backend overrides :class:`Packing` to take one pass.
+"""
+
+from __future__ import annotations
+
+from typing import Mapping, NamedTuple, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+#: The largest number that a byte holds.
+BYTE = 255
+#: By the bits of a number: a word of as many bytes as numbers go into one byte, and a factor. Times the factor, the
+#: highest byte of the word has the numbers side by side, the first one lowest. No two of the products meet in a bit, so
+#: nothing is carried.
+_GATHER: Mapping[int, Tuple[torch.dtype, int]] = {
+    1: (torch.int64, 0x0102040810204080),
+    2: (torch.int32, 0x01041040),
+    4: (torch.int16, 0x0110),
+}
+
+
+class Whole(NamedTuple):
+    """What a tensor holds: ``k * unit`` with whole numbers k from 0 to ``largest``, 255 at most.
+
+    The unit is a power of 2, from 1/128 to 128, so that every ``k * unit`` is exact in every dtype of a neuron.
+    """
+
+    largest: int
+    unit: float = 1.0
+
+    @property
+    def bits(self) -> int:
+        """How many bits a number takes: 1, 2, 4 or 8."""
+        return next(bits for bits in (1, 2, 4, 8) if self.largest < 1 << bits)
+
+
+class Bits(NamedTuple):
+    """Numbers side by side in bytes.
+
+    data: uint8, ``[ceil(n * bits / 8)]``: the first number is in the lowest bits of the first byte, and bits behind the
+    last number are 0.
+    right: numbers that are all 1, or some NaN where some number was not ``k * unit``; floating-point, of the shape that
+    the backend needs.
+    """
+
+    data: Tensor
+    right: Tensor
+
+
+class Packing:
+    """Packing and unpacking, the part of a backend that every one has: by operations of PyTorch where it says nothing
+    else, which take about six passes over the numbers.
+    """
+
+    def pack(self, numbers: Tensor, whole: Whole, like: Optional[Tensor] = None) -> Bits:
+        """The numbers in ``whole.bits`` bits each.
+
+        numbers: ``[n]``, dense, n at least 1, of any floating-point dtype of the dtype table (declared or not), on a
+        device of the backend, at any address. They are said to be ``k * unit``; zeros of both signs are 0.
+        like: bits of as many numbers, packed by this backend before. The result has these very bits as its data, and is
+        right where the numbers are still the same.
+
+        Nothing may wait for the device, since the call may be within a CUDA graph. An override may call this method for
+        what it has no kernel for; :meth:`unpack` then gets its result.
+        """
+        return packed(numbers, whole, like)
+
+    def unpack(self, bits: Bits, whole: Whole, count: int, dtype: torch.dtype) -> Tensor:
+        """The numbers ``[count]`` of :meth:`pack`, in their dtype: new memory.
+
+        A number that was not right is NaN, and any other may be, too. ``bits.data`` may have moved to other memory
+        meanwhile; ``bits.right`` is as :meth:`pack` gave it.
+        """
+        return unpacked(bits, whole, count, dtype)
+
+
+def packed(numbers: Tensor, whole: Whole, like: Optional[Tensor] = None) -> Bits:
+    """See :meth:`Packing.pack`."""
+    with torch.no_grad():
+        if whole.largest > 1:
+            small = (numbers if whole.unit == 1.0 else numbers.mul(1 / whole.unit)).to(torch.uint8)
+            same = small.to(numbers.dtype).mul_(whole.unit) == numbers
+            same &= small <= whole.largest
+        else:
+            small = numbers != 0
+            same = numbers == (small if whole.unit == 1.0 else small * whole.unit)
+        data = small if whole.bits == 8 else _gathered(small, whole.bits)
+        is_right = same.all()
+        if like is not None:
+            is_right &= (data == like).all()
+            data = like
+        return Bits(data, torch.where(is_right, 1.0, float("nan")))
+
+
+def unpacked(bits: Bits, whole: Whole, count: int, dtype: torch.dtype) -> Tensor:
+    """See :meth:`Packing.unpack`."""
+    with torch.no_grad():
+        # not by a table of what each byte holds: for 64 Mi bfloat16 numbers, gathering took an H200 5.1 ms from
+        # rows of 16 bytes, where it took 0.2 ms from rows of 8
+        small, each = bits.data, whole.bits
+        if each < 8:
+            places = torch.arange(0, 8, each, dtype=torch.uint8, device=small.device)
+            small = torch.bitwise_right_shift(small[:, None], places).bitwise_and_((1 << each) - 1).view(-1)
+        scale = torch.full((), whole.unit, dtype=dtype, device=small.device) * bits.right.to(dtype)
+        return (small * scale)[:count]
+
+
+def _gathered(small: Tensor, bits: int) -> Tensor:
+    """Bytes with numbers of so many bits, side by side in fewer bytes."""
+    word, factor = _GATHER[bits]
+    each = 8 // bits
+    rest = -small.numel() % each
+    if rest:
+        small = torch.nn.functional.pad(small, (0, rest))
+    # a copy of the highest byte of each word, since the words are as large as the bytes
+    return small.view(word).mul(factor).view(torch.uint8)[each - 1 :: each].clone()
