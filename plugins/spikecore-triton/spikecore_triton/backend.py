@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any, Callable, ContextManager, Dict, List, Sequence, Union
+from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence, Union
 
 import torch
 from torch import Tensor
 
-from spikecore.backend import BackendError
+from spikecore.backend import BackendError, Bits, Whole
 from spikecore.kernels import BackwardLaunch, BackwardPlan, ForwardLaunch, ForwardPlan, Geometry, KernelBackend, Lock
 from spikecore.kernels.writing import BACKWARD_GROUPS, FORWARD_GROUPS, Argument
 from spikecore.testing import ExpectedFailure
-from spikecore_triton import CAPABILITIES, INTERPRETED
+from spikecore_triton import CAPABILITIES, INTERPRETED, packing
 from spikecore_triton.compiler import compiled, options
 from spikecore_triton.source import print_kernel
 from spikecore_triton.writer import CHUNK, Source
@@ -64,6 +64,22 @@ class TritonBackend(KernelBackend):
     def text(self, plan: Plan) -> str:
         """The source text; that of many steps is of a multiple of 16."""
         return print_kernel(plan).text
+
+    def pack(self, numbers: Tensor, whole: Whole, like: Optional[Tensor] = None) -> Bits:
+        if not self._packs(numbers.dtype):
+            return super().pack(numbers, whole, like)
+        with _on(numbers.device):
+            return packing.pack(numbers, whole, like)
+
+    def unpack(self, bits: Bits, whole: Whole, count: int, dtype: torch.dtype) -> Tensor:
+        if not self._packs(dtype):
+            return super().unpack(bits, whole, count, dtype)
+        with _on(bits.data.device):
+            return packing.unpack(bits, whole, count, dtype)
+
+    def _packs(self, dtype: torch.dtype) -> bool:
+        """Whether there is a kernel: numbers are float32 in it, so not of float64."""
+        return bool(getattr(self.capabilities, str(dtype)[6:]))
 
 
 class Kernels:

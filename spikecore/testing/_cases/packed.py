@@ -34,7 +34,7 @@ def add_to(cases: Collection) -> None:
 
     for dtype in DTYPES:
         back = "numbers of 1, 2, 4 and 8 bits become the bytes that the contract says, and come back, of any count"
-        add(f"numbers-{dtype}", back, partial(numbers, dtype=dtype), dtype=dtype)
+        add(f"numbers-{dtype}", back, partial(numbers, dtype=dtype), dtype=dtype, undeclared="nothing")
     add("address", "numbers that begin anywhere in memory, and bits that were moved to other memory", address)
     add("others", "what is not as it was said to be is told, wherever it is, and comes back as NaN", others)
     add("again", "numbers packed again share their bits, and are told apart where one has changed", again)
