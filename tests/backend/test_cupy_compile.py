@@ -21,9 +21,11 @@ import torch
 
 import spikecore as sc
 from spikecore.backend import BackendError, Spec
-from spikecore.dtypes import DTYPES
+from spikecore.dtypes import DTYPES, WIDE
 from spikecore.kernels import BackwardPlan, ForwardPlan
+from spikecore.lang.node import OPERATIONS
 from spikecore.neuron import Neuron
+from spikecore.testing import _edge_table as edge_table
 from spikecore.testing._custom import CUSTOM
 from spikecore.testing._models import BY_NAME, MODELS, Model
 from spikecore.testing._runner import required
@@ -125,6 +127,17 @@ def test_every_neuron(model: Model, reset: str, dtype: torch.dtype, kind: str) -
 def test_every_detached_reset(model: Model) -> None:
     """The adjoint in which spikes carry no gradient where they reset."""
     compile_all(plans(build(model, detach=True), torch.float32)[1:])
+
+
+@pytest.mark.parametrize("dtype", WIDE.values(), ids=WIDE)
+def test_every_operation(dtype: torch.dtype) -> None:
+    """With its adjoint: a function that the C library has and CUDA has not is found here, and not on a GPU first."""
+    groups = [edges for group, edges in edge_table.GROUPS.items() if group != "surrogates"]
+    programs = [edge_table.made(edges, "cupy") for edges in groups]
+    seen = {node.op for neuron in programs for node in neuron.program.nodes if node.args}
+    assert set(OPERATIONS) == seen
+    for neuron in programs:
+        compile_all(plans(neuron, dtype, 1))
 
 
 @dtypes

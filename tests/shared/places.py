@@ -18,10 +18,10 @@ def page(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-def after(text: str, heading: str) -> str:
-    """The section of a heading."""
+def after(text: str, heading: str, until: str = "\n## ") -> str:
+    """The section of a heading, until another one."""
     begin = text.index(f"\n{heading}\n")
-    return text[begin : text.find("\n## ", begin + 1)]
+    return text[begin : text.find(until, begin + 1)]
 
 
 def quoted(text: str) -> Set[str]:
@@ -31,8 +31,8 @@ def quoted(text: str) -> Set[str]:
 
 
 def listed(name: str, table: str) -> str:
-    """The text of a list in a module."""
-    found = re.search(rf"^{table} = \[(.*?)\]$", page(name), re.DOTALL | re.MULTILINE)
+    """The text of a list, or of a dict, in a module or a class."""
+    found = re.search(rf"^ *{table}(?:: [^=\n]+)? = [\[{{](.*?)[\]}}]$", page(name), re.DOTALL | re.MULTILINE)
     assert found, f"{name} has no list {table}"
     return found.group(1)
 

@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Type, Union
 
 import torch
 
+from spikecore.dtypes import NARROW
 from spikecore.lang.render import C_TEMPLATES, C_WORDS
 from spikecore_cupy.printer import TYPES
 
@@ -38,7 +39,8 @@ RESERVED = (
     )
 )
 
-_HALVES = (torch.float16, torch.bfloat16)
+#: Stored with fewer digits than arithmetic has, so converted wherever they are read and written.
+_NARROW = frozenset(NARROW.values())
 
 
 class Declared(NamedTuple):
@@ -148,11 +150,11 @@ class Typed:
 
     def read(self, name: str, text: str) -> str:
         """A number from memory as arithmetic has it."""
-        return f"value({text})" if self.dtypes[name] in _HALVES else text
+        return f"value({text})" if self.dtypes[name] in _NARROW else text
 
     def written(self, name: str, text: str) -> str:
         """A number of arithmetic as memory has it. One of float64 is rounded to float32 on its way to 16 bits."""
-        if self.dtypes[name] not in _HALVES:
+        if self.dtypes[name] not in _NARROW:
             return text
         return f"rounded<{self.stored(name)}>({text if self.compute is torch.float32 else f'(float){text}'})"
 

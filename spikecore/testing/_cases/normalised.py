@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from spikecore.dtypes import NARROW
 from spikecore.layers import NormNeuron
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, as_array, same
@@ -170,7 +171,7 @@ def _layer(s: Subject, affine: bool, skip: Optional[Array]) -> Tuple[NormNeuron,
     """The layer around the subject's neuron that gives it the subject's input, and the input that it takes for that."""
     y = s.inputs[0] - (0.0 if skip is None else skip)
     # 16-bit numbers times a power of two are 16-bit numbers
-    scale, shift = (0.5, 0.0) if s.dtype_name in ("float16", "bfloat16") else (0.5, 3.0)
+    scale, shift = (0.5, 0.0) if s.dtype_name in NARROW else (0.5, 3.0)
     norm, x = normalised.Norm(y, y, 1e-5).inverse(y, scale, shift)
     kinds = {3: nn.BatchNorm1d, 4: nn.BatchNorm1d, 5: nn.BatchNorm2d}
     made: Any = kinds[y.ndim](y.shape[2], affine=affine)

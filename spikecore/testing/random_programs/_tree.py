@@ -12,6 +12,7 @@ from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
 import torch
 
 import spikecore as sc
+from spikecore.lang._foreign_names import FROM_TORCH
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +75,8 @@ def order(roots: Iterable[Node]) -> List[Node]:
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 _INFIX.update({"eq": "==", "ne": "!=", "and": "&", "or": "|"})
-_TORCH = frozenset("exp log sqrt sin cos tanh sigmoid atan abs sign floor round minimum maximum".split())
+#: Operations that torch has under the same name, less those whose arguments torch wants otherwise.
+_TORCH = frozenset(op for name, op in FROM_TORCH.items() if name == op) - {"clamp", "detach", "where"}
 
 
 class _Text:

@@ -213,7 +213,8 @@ class TestArguments:
             cls(**{name: 0})
 
     @pytest.mark.parametrize(
-        "make", [sc.IF, sc.LIF, sc.PLIF, sc.KLIF, sc.QIF, sc.EIF, sc.Izhikevich, sc.Synaptic, sc.ALIF]
+        "make",
+        [kind for kind in vars(sc).values() if isinstance(kind, type) and issubclass(kind, sc.neurons.Membrane)],
     )
     @pytest.mark.parametrize("word", ["subtract", "zero", "Hard", "", None, 0.0])
     def test_reset_word(self, make, word):
