@@ -273,6 +273,20 @@ def direct(runner: Runner, views: Sequence[Optional[Tuple[int, ...]]]) -> Option
     return found
 
 
+def graph_key(runner: Runner) -> str:
+    """What names the op ``spikecore::rest`` of a runner, which computes the output of calls that begin at rest with one
+    input, one output and parameters that are numbers. A runner that has one has the attribute ``graph_key``; "" if not.
+    """
+    found: str = getattr(runner, "graph_key", "")
+    return found
+
+
+def in_graph(key: str, x: Tensor, numbers: Sequence[float]) -> Tensor:
+    """The output of such a call as one op in the graph of ``torch.compile``."""
+    out: Tensor = torch.ops.spikecore.rest(key, x, [], numbers)
+    return out
+
+
 def by_call(
     runner: Runner, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
 ) -> Tuple[Tensors, Optional[Tensors]]:

@@ -207,8 +207,10 @@ class Launcher:
         if self._grouped:
             constants.append(span)
         length = 0 if self.fixed else chunk_length(steps)
-        kernel = None if neurons % width else self._kernels.get((width, length)) or self._compiled(width, length)
-        blocks = 0 if kernel is None else -(-span // (kernel.block * width))
+        while neurons % width:
+            width //= 2
+        kernel = self._kernels.get((width, length)) or self._compiled(width, length)
+        blocks = -(-span // (kernel.block * width))
         sizes, unaligned = (neurons,) if self.fixed else (neurons, steps), width * self._align - 1
 
         def launch(tensors: Sequence[Tensor], params: Sequence[Any]) -> Optional[Sequence[Tensor]]:
@@ -217,7 +219,7 @@ class Launcher:
                 pointer = (tensors[index] if index >= 0 else params[-1 - index]).data_ptr()
                 addresses |= pointer
                 pointers.append(pointer)
-            if kernel is None or addresses & unaligned:
+            if addresses & unaligned:
                 return None
             x = tensors[0]
             sums: Sequence[Tensor] = ()

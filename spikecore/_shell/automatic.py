@@ -35,6 +35,7 @@ from spikecore.backend import (
     Unsupported,
     by_call,
     direct,
+    graph_key,
     one_step,
 )
 from spikecore.lang import Program
@@ -116,6 +117,8 @@ class _Automatic:
         runner = resolved.backend.runner(calls.program, calls.spec)
         with_other = getattr(runner, "with_other", None)
         self._runner: Runner = runner if with_other is None else with_other(self._instead)
+        #: See :func:`spikecore.backend.graph_key`.
+        self.graph_key = graph_key(self._runner)
 
     def __call__(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]

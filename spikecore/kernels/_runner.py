@@ -65,6 +65,8 @@ class KernelRunner:
         self.flat = is_flat(self.execution)
         #: Whether the initial state depends on a learnt parameter, so that autograd must see how.
         self.learnt_initial = any(node.op == "param" and node.attr in spec.learn for node in program.initial)
+        #: See :func:`spikecore.backend.graph_key`.
+        self.graph_key = self.key if self.flat and not self.learnt_initial else ""
         self.initial = StraightLine(program.leaves[len(program.inputs) + len(program.states) :], program.initial)
         self.n_outputs = len(program.outputs)
         self.ends = self.n_outputs + self.execution.n_final

@@ -111,3 +111,47 @@ def test_no_step_compiles_again() -> None:
         call(image(6)).sum().backward()
         optimizer.step()
     assert counter.frame_count == 1
+
+
+@compiled
+@pytest.mark.parametrize("x", [torch.zeros(0, 2, C, 2, 2), torch.zeros(3, 2, C, 2, 2)[..., 0]])
+def test_other_inputs_of_a_compiled_neuron(x: torch.Tensor) -> None:
+    """No steps, and one dimension less than before."""
+    torch._dynamo.reset()
+    neuron = bound(sc.LIF(), Loop())
+    call = torch.compile(neuron, backend="aot_eager", fullgraph=True)
+    call(image(3))
+    assert torch.equal(call(x), neuron(x))
+
+
+@compiled
+def test_a_compiled_neuron_refuses_what_an_eager_one_refuses() -> None:
+    """In the same words, whichever of its calls come first."""
+    torch._dynamo.reset()
+    neuron = bound(sc.LIF(), Loop())
+    call = torch.compile(neuron, backend="aot_eager")
+    call(image(3))
+    with pytest.raises(Exception, match="x has dtype torch.int64; give floating-point input"):
+        call(torch.ones(3, 2, dtype=torch.int64))
+    with pytest.raises(Exception, match="x has no dimensions"):
+        call(torch.tensor(1.0))
+
+
+@compiled
+@pytest.mark.skipif(not hasattr(torch.compiler, "skip_guard_on_inbuilt_nn_modules_unsafe"), reason="a newer torch")
+def test_what_a_compiled_neuron_guards() -> None:
+    """Its parameters and its program; nothing of runners and checks, whose guards took longer than the kernel."""
+    torch._dynamo.reset()
+    guarded: Any = []
+
+    def seen(entries: Any) -> Any:
+        guarded.extend(entry.name for entry in entries)
+        return [True] * len(entries)
+
+    neuron = bound(sc.LIF(), Loop())
+    call = torch.compile(neuron, options={"guard_filter_fn": seen}, backend="inductor")
+    with torch.no_grad():
+        assert torch.equal(call(image(3)), neuron(image(3)))
+    assert any("threshold" in name for name in guarded)
+    assert any("stamp" in name for name in guarded)
+    assert not [name for name in guarded if "runners" in name or "checks" in name or "parameters'" in name]
