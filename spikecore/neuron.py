@@ -172,7 +172,9 @@ class Neuron(Prologued):
                 return None
         steps = operator.index(x.shape[0]) if x.shape[0] <= MAX_STATIC_STEPS else None
         grad = torch.is_grad_enabled()
-        key = self._graph_key(x.dtype, x.device.type, x.layout, x.ndim, steps, grad and x.requires_grad, self._cache.stamp)
+        key = self._graph_key(
+            x.dtype, x.device.type, x.layout, x.ndim, steps, grad and x.requires_grad, self._cache.stamp
+        )
         return in_graph(key, x, values) if key else None
 
     def _continue(self, inputs: Sequence[Tensor]) -> Tensors:
