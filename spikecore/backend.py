@@ -14,7 +14,7 @@ Rules of this module:
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -259,7 +259,19 @@ def one_step(
 DirectCall = Callable[["Tensor", Tuple[ParamValue, ...]], Optional[Tensors]]
 
 
-def direct(runner: Runner, views: Sequence[Optional[Tuple[int, ...]]]) -> Optional[DirectCall]:
+class Range(NamedTuple):
+    """The range that a learnt parameter is put into before a call: a value outside becomes the nearest one inside."""
+
+    #: The ends, infinite where there is none.
+    low: float
+    high: float
+    #: The least value inside: ``low``, or one above it where ``low`` itself is outside.
+    least: float
+
+
+def direct(
+    runner: Runner, views: Sequence[Optional[Tuple[int, ...]]], ranges: Sequence[Optional[Range]] = ()
+) -> Optional[DirectCall]:
     """The quick way of a runner for calls at rest with one input, of which the outputs alone are asked for.
 
     ``views`` has for each parameter the shape that it is viewed as over the neurons of one time step, None for a
@@ -267,9 +279,13 @@ def direct(runner: Runner, views: Sequence[Optional[Tuple[int, ...]]]) -> Option
     ``params`` are as the neuron holds them: a number, or a tensor of any dtype that has the shape of the view or can be
     viewed so. The function returns the outputs with the bits that the runner gives, or None for a call that is left to
     the runner.
+
+    ``ranges`` has, for each parameter that is learnt within one, its range. A function whose attribute ``projects`` is
+    true puts these parameters inside, in their own memory, before it computes with them; for another one, and where it
+    returns None, the caller has to.
     """
     make = getattr(runner, "direct", None)
-    found: Optional[DirectCall] = None if make is None else make(views)
+    found: Optional[DirectCall] = None if make is None else make(views, ranges)
     return found
 
 

@@ -216,7 +216,11 @@ class Neuron(Prologued):
             alone = None if found.direct is None else found.direct(x, values)
             if alone is not None and not marked.readers:
                 return alone, None
-            outputs, end = (alone, None) if alone else found.runner((x,), start, earlier.placed(found, values), ())[:2]
+            if alone is None:
+                values = earlier.kept(found, values, self)
+                outputs, end = found.runner((x,), start, earlier.placed(found, values), ())[:2]
+            else:
+                outputs, end = alone, None
         if marked.readers:
             marked.note(self._cache.program, outputs, self._cache.bound)
         return outputs, dict(zip(self.states, end)) if end is not None else None
@@ -267,7 +271,7 @@ class Neuron(Prologued):
         trace_: Tensors = ()
         ordinary = len(inputs) == 1 and not (record or is_compiling() or is_jit_tracing())
         alone = start is None and not (final or single)
-        found = earlier.noted(runner, named, values, x, alone) if ordinary else None
+        found = earlier.noted(runner, named, values, x, alone, self, self._ranges) if ordinary else None
         # as later calls are run: a checkpointed call must save the same tensors when it is recomputed
         quickly = None
         if found is not None and found.direct is not None:

@@ -53,6 +53,7 @@ class CupyBackend(KernelBackend):
     capabilities = CAPABILITIES
     chunk = CHUNK
     rows = True
+    projects = True
 
     #: What compiles and launches a kernel.
     kernel: Callable[..., Any] = Kernel

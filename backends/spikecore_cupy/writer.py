@@ -6,6 +6,7 @@ device function of one neuron, so that values of one step are gone from the text
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Dict, FrozenSet, List, Mapping, Sequence, Tuple, Union
 
 from spikecore.kernels import BackwardPlan, ForwardPlan
@@ -20,6 +21,7 @@ from spikecore.kernels.writing import (
     named,
 )
 from spikecore.lang import Node, topological
+from spikecore.lang.node import const
 from spikecore_cupy.lines import declared, first_neuron, folded, head, over_neurons, wrapped
 from spikecore_cupy.parts import Form, Function, Source, Stream
 from spikecore_cupy.printer import TYPES, CudaPrinter
@@ -28,6 +30,10 @@ from spikecore_cupy.printer import TYPES, CudaPrinter
 ORDER = ("pointer", "sum", "stride", "row", "inner", "channels", "span", "columns", "number")
 #: Kinds of arguments that are counts of neurons: 64 bits, since a tensor may have more than 2**31 numbers.
 _COUNTS = ("stride", "row", "inner", "channels", "span", "columns")
+
+
+def _yes(value: bool) -> str:
+    return "true" if value else "false"
 
 
 class Writer(KernelWriter):
@@ -121,6 +127,35 @@ class Writer(KernelWriter):
             lines.append(f"const long long {offset} = row * {stride} + column;")
         return lines
 
+    # -- ranges
+
+    def ranged(self, name: str) -> str:
+        """The arguments by which a parameter is put into its range, "" if it has none."""
+        ranges = getattr(self.plan, "ranges", ())
+        found = ranges[self.program.params.index(name)] if ranges else None
+        if found is None:
+            return ""
+        ends = [self.printer.expression(const(end if isfinite(end) else 0.0), {}) for end in found]
+        kind = f"{_yes(isfinite(found.low))}, {_yes(isfinite(found.high))}, {_yes(found.least != found.low)}"
+        return f"Range<{self.real}, {kind}>{{{', '.join(ends)}}}"
+
+    def projecting(self) -> List[str]:
+        """Put parameters into their ranges, in memory. All threads compute with the value inside, whether they read a
+        number before this or after it.
+        """
+        lines = []
+        for leaf in self.params_of("scalar", "channel"):
+            within = self.ranged(str(leaf.attr))
+            if not within:
+                continue
+            count = "1"
+            if self.kinds[str(leaf.attr)] == "scalar":
+                tensor = self.argument(f"{self.local[leaf]}s", "pointer", *self.param_place(leaf))
+            else:
+                tensor, _, count = self.channel(leaf)
+            lines.append(f"if (blockIdx.x == 0) put_inside({tensor}, {count}, {within});")
+        return lines
+
     # -- values
 
     def at(self, node: Node, index: str = "j") -> str:
@@ -153,7 +188,9 @@ class Writer(KernelWriter):
             name, place = self.local[leaf], self.param_place(leaf)
             names[leaf] = name
             if self.kinds[str(leaf.attr)] == "scalar":
-                lines.append(f"const {self.real} {name} = *{self.argument(f'{name}s', 'pointer', *place)};")
+                read = f"*{self.argument(f'{name}s', 'pointer', *place)}"
+                limits = self.ranged(str(leaf.attr))
+                lines.append(f"const {self.real} {name} = {f'inside({read}, {limits})' if limits else read};")
             else:
                 self.argument(name, "number", *place)
         lines += self.printer.block(self.uniform, names, self.local)
@@ -182,6 +219,9 @@ class Writer(KernelWriter):
             return [f"const Pack<{self.real}, V> {name} = load<V>({place});"]
         tensor, inner, channels = self.channel(leaf)
         values = f"channel_values<V>({tensor}, {self.first}, {inner}, {channels})"
+        within = self.ranged(str(leaf.attr))
+        if within:
+            return [f"{self.pack(name)[:-1]} = {values};", *over_neurons([f"{name}[j] = inside({name}[j], {within});"])]
         return [f"const Pack<{self.real}, V> {name} = {values};"]
 
     def starting(self, state: str, target: str) -> List[str]:
@@ -290,4 +330,6 @@ class Writer(KernelWriter):
         # state, parameters and their gradients are in the dtype of arithmetic, whatever inputs have
         kind = self.stored if argument.group in STORED else self.real
         fills = argument.group in FILLED and (argument.group != "checkpoints" or self.direction == "forward")
+        if argument.group == "params" and self.ranged(self.program.params[argument.number]):
+            fills = True
         return f"{'' if fills else 'const '}{kind}*"

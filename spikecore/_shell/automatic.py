@@ -29,6 +29,7 @@ from spikecore.backend import (
     Capabilities,
     DirectCall,
     ParamValue,
+    Range,
     Runner,
     Spec,
     Tensors,
@@ -157,14 +158,12 @@ class _Automatic:
         except BackendError:  # the call itself meets it, too, and does what is to be done then
             return None
 
-    def direct(self, views: Sequence[Optional[Tuple[int, ...]]]) -> Optional[DirectCall]:
+    def direct(
+        self, views: Sequence[Optional[Tuple[int, ...]]], ranges: Sequence[Optional[Range]] = ()
+    ) -> Optional[DirectCall]:
         """See :func:`spikecore.backend.direct`."""
-        runner = self._runner
-        call = direct(runner, views)
-        if call is None:
-            return None
-        # __call__ meets the error of a call that is refused
-        return lambda x, params: call(x, params) if self._runner is runner else None
+        call = direct(self._runner, views, ranges)
+        return None if call is None else _Direct(self, call)
 
     def __deepcopy__(self, memo: Any) -> _Automatic:
         return self  # copies of a neuron share its runners, as they share its backend
@@ -177,6 +176,18 @@ class _Automatic:
         if not isinstance(error, Unsupported):
             self._runner = self._other  # no later call can succeed either
         return self._other
+
+
+class _Direct:
+    """A direct call of a runner for as long as it is the runner of ``automatic``."""
+
+    def __init__(self, automatic: _Automatic, call: DirectCall) -> None:
+        self._automatic, self._call, self._runner = automatic, call, automatic._runner
+        self.projects: bool = getattr(call, "projects", False)
+
+    def __call__(self, x: torch.Tensor, params: Tuple[ParamValue, ...]) -> Optional[Tensors]:
+        # the runner itself meets the error of a call that is refused
+        return self._call(x, params) if self._automatic._runner is self._runner else None
 
 
 def _kind(inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]) -> Any:

@@ -41,6 +41,8 @@ class Earlier(NamedTuple):
     shape: Optional[torch.Size]
     #: The quick way of a call at rest for its outputs alone, if its runner has one.
     direct: Optional[DirectCall]
+    #: The ranges that it puts learnt parameters into itself; None if that is to be done before it.
+    projected: Optional[ranges.Bounds]
 
 
 def kind_of(x: Tensor, steps: int, start: Optional[Tensors], final: bool) -> Tuple[Any, ...]:
@@ -91,6 +93,8 @@ def noted(
     values: Tuple[ParamValue, ...],
     x: Tensor,
     outputs_alone: bool,
+    module: nn.Module,
+    bounds: ranges.Bounds,
 ) -> Earlier:
     """A call that passed every check, with its parameters as they are and as they were placed.
 
@@ -105,8 +109,15 @@ def noted(
     )
     numbers = tuple(None if isinstance(value, Tensor) else value for value in values)
     views = [tuple(value.shape) if isinstance(value, Tensor) else None for value in values]
-    quick = direct(runner, views) if outputs_alone else None
-    return Earlier(runner, numbers, tensors, x.shape[1:] if tensors else None, quick)
+    within = [
+        bounds[name].ends(value.dtype)
+        if isinstance(value, Tensor) and name in bounds and name in module._parameters
+        else None
+        for name, value in named
+    ]
+    quick = direct(runner, views, within) if outputs_alone else None
+    projected = bounds if getattr(quick, "projects", False) else None
+    return Earlier(runner, numbers, tensors, x.shape[1:] if tensors else None, quick, projected)
 
 
 def _version(value: Tensor) -> Optional[int]:
@@ -117,13 +128,17 @@ def _version(value: Tensor) -> Optional[int]:
 def values_as_before(
     found: Earlier, module: nn.Module, x: Tensor, single: bool, bounds: ranges.Bounds
 ) -> Optional[Tuple[ParamValue, ...]]:
-    """The parameters as the neuron holds them, learnt ones kept in their ranges; None if one is not as it was.
+    """The parameters as the neuron holds them, learnt ones kept in their ranges but for those that a direct call keeps;
+    None if one is not as it was.
 
     ``single``: the input is one time step.
     """
     if not found.tensors:
         return found.values
     if (x.shape if single else x.shape[1:]) != found.shape:
+        return None
+    within = found.projected is None
+    if not within and found.projected is not bounds:
         return None
     values = list(found.values)
     for position, name, own, device, learnt, _, version in found.tensors:
@@ -134,10 +149,21 @@ def values_as_before(
             return None
         if version is not None and (value.is_inference() or value._version != version):
             return None
-        if name in bounds and name in module._parameters:
+        if within and name in bounds and name in module._parameters:
             value = ranges.inside(value, bounds[name])
         values[position] = value
     return tuple(values)
+
+
+def kept(found: Earlier, values: Tuple[ParamValue, ...], module: nn.Module) -> Tuple[ParamValue, ...]:
+    """The same, with those in their ranges that a direct call was to keep there and did not take."""
+    if found.projected is None:
+        return values
+    seen: List[Any] = list(values)
+    for one in found.tensors:
+        if one.name in found.projected and one.name in module._parameters:
+            seen[one.position] = ranges.inside(seen[one.position], found.projected[one.name])
+    return tuple(seen)
 
 
 def placed(found: Earlier, values: Tuple[ParamValue, ...]) -> Tuple[ParamValue, ...]:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._shell.checks import shown
+from spikecore.backend import Range
 from spikecore.lang._plain import is_followed, is_plain
 
 Named = Sequence[Tuple[str, Any]]
@@ -65,6 +66,10 @@ class Interval:
             torch.threshold_(value, self.low, self._least(value.dtype))
         else:
             value.clamp_(self.low, self.high)
+
+    def ends(self, dtype: torch.dtype) -> Range:
+        """The range as backends take it, of a parameter of this dtype."""
+        return Range(self.low, self.high, self._least(dtype) if self.open else self.low)
 
     def _least(self, dtype: torch.dtype) -> float:
         return self.low + torch.finfo(dtype).eps * max(1.0, abs(self.low))

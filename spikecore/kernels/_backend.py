@@ -35,6 +35,9 @@ class KernelBackend(Backend):
     #: geometry of such a call is a :class:`RowGeometry`. All tensors of all steps then have strides of their own, those
     #: that are filled, too: ``stride(0)`` from step to step and ``stride(rows[1])`` from row to row.
     rows: bool = False
+    #: Whether forward launches put parameters into the ranges of a plan (``plan.ranges``), so that no operation has to
+    #: be run for that before a call.
+    projects: bool = False
 
     def forward(self, plan: ForwardPlan) -> Launch:
         """A function ``launch(geometry, inputs, state, params, outputs, final, trace, checkpoints)`` that fills the

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from spikecore.backend import BackendError, ParamValue, Tensors
+from spikecore.backend import BackendError, ParamValue, Range, Tensors
 from spikecore.kernels._arguments import Call
 from spikecore.kernels._execution import Execution, summed
 from spikecore.kernels._geometry import Geometry
@@ -50,10 +50,16 @@ class Straight:
     """The launches of calls at rest of one execution, with one plain contiguous input and outputs alone.
 
     views: for each parameter the shape that it has over the neurons of one time step; None for a number.
+    ranges: those that forward launches put parameters into, see :class:`spikecore.kernels.ForwardPlan`.
     """
 
-    def __init__(self, execution: Execution, views: Sequence[Optional[Tuple[int, ...]]]) -> None:
-        self.execution, self.views = execution, tuple(views)
+    def __init__(
+        self,
+        execution: Execution,
+        views: Sequence[Optional[Tuple[int, ...]]],
+        ranges: Tuple[Optional[Range], ...] = (),
+    ) -> None:
+        self.execution, self.views, self.ranges = execution, tuple(views), ranges
         self.dtype, self.compute = execution.spec.dtype, execution.spec.compute
         #: Indices of the parameters that are tensors, and a call at rest without them.
         self.tensors = execution.arguments.tensor_params
@@ -94,10 +100,10 @@ class Straight:
         out = torch.empty_like(x)
         dense = sizes.forward[bool(saved)]
         if dense is None:
-            launch = self.execution.forward_launch(self.rest, bool(saved))
+            launch = self.execution.forward_launch(self.rest, bool(saved), self.ranges)
             dense = sizes.forward[bool(saved)] = _dense(launch, sizes.geometry, (1, 0, 0, 1, 0, 0, len(saved)))
         if dense((x, out, *saved), params) is None:
-            launch = self.execution.forward_launch(self.rest, bool(saved))
+            launch = self.execution.forward_launch(self.rest, bool(saved), self.ranges)
             launch(sizes.geometry, (x,), (), params, (out,), (), (), saved)
         return out
 
@@ -113,17 +119,21 @@ class Straight:
             return None
         if not (whole(x) and whole(grad)):
             return None
-        params, values, checkpoints = numbers, saved[1 : 1 + len(self.tensors)], saved[1 + len(self.tensors) :]
-        if values:
+        params, count = numbers, len(self.tensors)
+        values: Sequence[Tensor] = ()
+        checkpoints: Sequence[Tensor] = ()
+        if len(saved) > 1:
+            values, checkpoints = saved[1 : 1 + count], saved[1 + count :]
+            channels = sizes.geometry.channels
             for index, value in zip(self.tensors, values):
                 if value.dtype is not self.compute or value.device != device or not whole(value):
                     return None
-                if value.numel() != (sizes.geometry.channels[index][1] or 1):
+                if value.numel() != (channels[index][1] or 1):
+                    return None
+            for one in checkpoints:
+                if one.shape != sizes.kept or one.dtype is not self.compute or one.device != device or not whole(one):
                     return None
             params = self.params(numbers, values)
-        for one in checkpoints:
-            if one.shape != sizes.kept or one.dtype is not self.compute or one.device != device or not whole(one):
-                return None
         result = [torch.empty_like(x)] if wanted[0] else []
         dense = sizes.backward.get(wanted)
         if dense is None:
@@ -134,14 +144,20 @@ class Straight:
         if sums is None:
             launch = self.execution.gradients(self.rest, (grad,), wanted).launch
             sums = launch(sizes.geometry, (x,), (), params, checkpoints, (grad,), (), (), result, ())
-        if not values:
+        if not count:
             return result
-        each = iter(sums or ())
-        learnt = [
-            summed(self._kinds[index], next(each), value, sizes.geometry.channels[index]) if wants else None
-            for index, value, wants in zip(self.tensors, values, wanted[1:])
-        ]
-        return (result[0] if wanted[0] else None, *learnt)
+        found: List[Optional[Tensor]] = [result[0] if wanted[0] else None]
+        done = 0
+        for index, value, wants in zip(self.tensors, values, wanted[1:]):
+            part = None
+            if wants:
+                part = sums[done]
+                done += 1
+                # one part for each number of the parameter, in its shape, is the gradient
+                if part.shape != value.shape:
+                    part = summed(self._kinds[index], part, value, sizes.geometry.channels[index])
+            found.append(part)
+        return found
 
     def _sized(self, shape: Tuple[int, ...]) -> Sizes:
         steps, chunk, layout = shape[0], self.execution.backend.chunk, Layout(shape[1:], None)
@@ -193,10 +209,18 @@ class Direct(Straight):
     """
 
     def __init__(
-        self, execution: Execution, instead: Any, views: Sequence[Optional[Tuple[int, ...]]], derive: Derive
+        self,
+        execution: Execution,
+        instead: Any,
+        views: Sequence[Optional[Tuple[int, ...]]],
+        derive: Derive,
+        ranges: Tuple[Optional[Range], ...] = (),
     ) -> None:
-        super().__init__(execution, views)
+        super().__init__(execution, views, ranges)
         self.instead, self.derive = instead, derive
+        #: See :func:`spikecore.backend.direct`.
+        self.projects = bool(ranges)
+        self._ranged = [index for index, found in enumerate(ranges) if found is not None]
         self._learns = bool(execution.spec.learn)
 
     def __call__(self, x: Tensor, params: Tuple[ParamValue, ...]) -> Optional[Tensors]:
@@ -214,9 +238,12 @@ class Direct(Straight):
             tensors = [params[index] for index in self.tensors]
             if not self.takes(tensors):
                 return None
+            for index in self._ranged:
+                # what is no parameter, such as a value that functional_call puts in its place, must not be changed
+                if type(params[index]) is not nn.Parameter or params[index].is_inference():  # type: ignore[union-attr]
+                    return None
             if torch.is_grad_enabled() and (x.requires_grad or self._learns):
-                numbers = [None if isinstance(value, Tensor) else value for value in params]
-                return (_apply(self, sizes, numbers, x, *tensors),)
+                return (_apply(self, sizes, params, x, *tensors),)
             return (self.forward(sizes, x, params, ()),)
         except BackendError:  # the runner meets it, too, and does what is to be done then
             return None
@@ -237,10 +264,11 @@ class _Crossing(torch.autograd.Function):
     """Where autograd ends and kernels begin, for direct calls."""
 
     @staticmethod
-    def forward(ctx: Any, direct: Direct, sizes: Sizes, numbers: Any, x: Tensor, *tensors: Tensor) -> Tensor:
-        checkpoints = direct.checkpoints(sizes, x)
-        out = direct.forward(sizes, x, direct.params(numbers, tensors), checkpoints)
-        ctx.context = direct, sizes, numbers
+    def forward(ctx: Any, direct: Direct, sizes: Sizes, params: Any, x: Tensor, *tensors: Tensor) -> Tensor:
+        checkpoints = direct.checkpoints(sizes, x) if sizes.kept is not None else ()
+        out = direct.forward(sizes, x, params, checkpoints)
+        # of the parameters only numbers are read from there in backward: tensors go through torch
+        ctx.context = direct, sizes, params
         ctx.save_for_backward(x, *tensors, *checkpoints)
         ctx.set_materialize_grads(False)
         return out
@@ -264,7 +292,7 @@ def _by_the_runner(ctx: Any, saved: Tensors, grad: Optional[Tensor]) -> List[Opt
     end = 1 + len(direct.tensors)
     values = saved[1:end]
     tensors = (saved[0], *direct.placed(values), *saved[end:])
-    call = direct.rest._replace(numbers=tuple(numbers))
+    call = direct.rest._replace(numbers=tuple([None if isinstance(value, Tensor) else value for value in numbers]))
     context = direct.execution, direct.instead, call, end, Layout(sizes.shape[1:], None)
     x, *found = direct.derive(context, ctx.needs_input_grad[3:], tensors, (grad,))
     return [x, *[one if one is None else one.view(value.shape) for one, value in zip(found, values)]]

@@ -125,6 +125,7 @@ class Launcher(Protocol):
     owns_outputs: bool
     sizes: int
     rows: bool
+    projects: bool
 
     def capabilities_on(self, device_type: str) -> Capabilities:
         """What the backend does on a type of device."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from spikecore.backend import BackendError, ParamValue, Runner, Spec, Tensors, Unsupported, by_call
+from spikecore.backend import BackendError, ParamValue, Range, Runner, Spec, Tensors, Unsupported, by_call
 from spikecore.kernels._again import Again, Instead
 from spikecore.kernels._arguments import Call
 from spikecore.kernels._constant import instead_of, steps_of, with_constants
@@ -83,7 +83,9 @@ class KernelRunner:
         twin.instead, twin._constant = instead, {}
         return twin
 
-    def direct(self, views: Sequence[Optional[Tuple[int, ...]]]) -> Optional[Direct]:
+    def direct(
+        self, views: Sequence[Optional[Tuple[int, ...]]], ranges: Sequence[Optional[Range]] = ()
+    ) -> Optional[Direct]:
         """See :func:`spikecore.backend.direct`."""
         one = len(self.program.inputs) == 1 == self.n_outputs
         if not one or self.spec.final or self.learnt_initial or self.execution.backend.owns_outputs:
@@ -91,7 +93,8 @@ class KernelRunner:
         # backward of a program with statistics is two launches
         if self.program.statistics or "full" in self.spec.params:
             return None
-        return Direct(self.execution, self.instead, views, _derived)
+        wanted = tuple(ranges) if self.execution.backend.projects and any(ranges) else ()
+        return Direct(self.execution, self.instead, views, _derived, wanted)
 
     def moments(self, x: Tensor) -> Optional[Tuple[Tensor, Tensor]]:
         """Mean and variance of an input ``[T, B, C, ...]`` per channel; None where torch's own way is as quick."""

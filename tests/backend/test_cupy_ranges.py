@@ -1,0 +1,159 @@
+"""Learnt parameters within their ranges: a direct call's kernel puts them inside, in their own memory."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Iterator, List
+
+import pytest
+import torch
+from torch import Tensor
+
+import spikecore as sc
+from spikecore._shell.ranges import Interval
+from spikecore.testing._loopback import installed
+from spikecore_cupy.host import HostBackend, reason
+
+pytestmark = [pytest.mark.kernels, pytest.mark.skipif(reason() is not None, reason=str(reason()))]
+
+C = 6
+EPS = torch.finfo(torch.float32).eps
+#: How a tau and a threshold lie, by the shape of tau, and inputs that they are for.
+KINDS = {
+    "scalar": ((), (5, 3, C)),
+    "channel": ((C,), (5, 3, C)),
+    "channels apart": ((C,), (5, 2, C, 3)),
+    "chunks": ((C,), (40, 2, C)),
+    "odd": ((C,), (5, 1, C, 1)),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _on_host() -> Iterator[None]:
+    with installed(HostBackend, devices=("cpu",)):
+        yield
+
+
+def made(kind: str, backend: str, **options: Any) -> sc.Neuron:
+    shape, _ = KINDS[kind]
+    options = {"bounds": {"threshold": (0.5, 1.5)}, "learn": ("tau", "threshold"), **options}
+    return sc.LIF(torch.full(shape, 2.0), threshold=torch.full(shape, 1.0), backend=backend, **options)
+
+
+def drive(kind: str) -> Tensor:
+    return torch.rand(KINDS[kind][1], generator=torch.Generator().manual_seed(0)) * 3
+
+
+def moved(neuron: sc.Neuron) -> None:
+    """Values outside below and above, inside, and NaN; as a fused optimiser does, which raises no version."""
+    for name, values in (("tau", (0.25, 3.0, 1.0, -2.0, 0.5, 7.0)), ("threshold", (9.0, 1.0, 0.1, -1.0, 0.5, 1.5))):
+        value = getattr(neuron, name)
+        value.data.copy_(torch.tensor(values[: value.numel()]).view(value.shape))
+
+
+def results(neuron: sc.Neuron, x: Tensor) -> List[Tensor]:
+    leaf = x.clone().requires_grad_()
+    out = neuron(leaf)
+    grads = torch.autograd.grad(out, [leaf, *neuron.parameters()], torch.cos(x))
+    return [out.detach(), *grads, *[value.detach().clone() for value in neuron.parameters()]]
+
+
+@pytest.fixture
+def projections(monkeypatch: Any) -> List[Tensor]:
+    """The parameters that operations of torch put inside."""
+    seen: List[Tensor] = []
+    project = Interval.project
+    monkeypatch.setattr(Interval, "project", lambda self, value: (seen.append(value), project(self, value))[1])
+    return seen
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_the_kernel_puts_parameters_inside(kind: str, projections: List[Tensor]) -> None:
+    """With the outputs, gradients and parameters of the reference, whose parameters operations of torch put inside."""
+    x, ours, theirs = drive(kind), made(kind, "cupy_host"), made(kind, "torch")
+    for neuron in (ours, theirs):
+        results(neuron, x)
+    for _ in range(2):
+        for neuron in (ours, theirs):
+            moved(neuron)
+        before = len(projections)
+        found = results(ours, x)
+        assert len(projections) == before, "an operation of torch was run beside the kernel"
+        for one, other in zip(found, results(theirs, x)):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        assert torch.equal(found[0], results(theirs, x)[0])
+        for one, other in zip(ours.parameters(), theirs.parameters()):
+            assert torch.equal(one, other)
+    assert ours.tau.detach().flatten()[0].item() == 1.0
+    with torch.no_grad():
+        moved(ours)
+        ours(x)
+        assert torch.equal(ours.tau, theirs.tau)
+
+
+@pytest.mark.parametrize("kind", ["scalar", "channel"])
+def test_ends_that_are_outside_and_nan(kind: str) -> None:
+    """Beside an open end lies the least value above it; NaN is in no range and stays."""
+
+    class Decaying(sc.Neuron):
+        states = {"v": 0.0}
+        params = {"rate": 0.5}
+        positive = ("rate",)
+
+        def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+            v = s.v * p.rate + x
+            return v, {"v": v}
+
+    x, shape = drive(kind), KINDS[kind][0]
+    neuron = Decaying(rate=torch.full(shape, 0.5), learn=("rate",), backend="cupy_host")
+    neuron(x)
+    for value, inside in ((0.0, EPS), (-3.0, EPS), (EPS, EPS), (1e-30, 1e-30), (4.0, 4.0), (math.nan, math.nan)):
+        neuron.rate.data.fill_(value)
+        neuron(x)
+        assert torch.equal(neuron.rate, torch.full(shape, inside)) or math.isnan(inside)
+        assert bool(neuron.rate.isnan().all()) is math.isnan(inside)
+
+
+def test_other_ranges_hold_from_the_next_call_on() -> None:
+    """Ranges are part of the kernel, and a call with others takes another one."""
+    x, neuron = drive("scalar"), made("scalar", "cupy_host")
+    neuron(x)
+    neuron.bounds = {"tau": (1.5, 4.0)}
+    for value, inside in ((1.0, 1.5), (9.0, 4.0)):
+        neuron.tau.data.fill_(value)
+        neuron(x)
+        assert neuron.tau.item() == inside
+    neuron.bounds = None
+    neuron.tau.data.fill_(0.5)
+    neuron(x)
+    assert neuron.tau.item() == 0.5
+
+
+def test_a_call_that_takes_another_way_puts_parameters_inside_before_it() -> None:
+    """Layouts that the short way does not take, calls for a state, records, and single steps."""
+    x, neuron = drive("channel"), made("channel", "cupy_host")
+    for call in (
+        neuron,
+        lambda x: neuron(x.transpose(1, 2).contiguous().transpose(1, 2)),
+        neuron.run,
+        lambda x: neuron.run(x, record=("v",)),
+        neuron,
+    ):
+        for _ in range(2):
+            moved(neuron)
+            call(x)
+            assert neuron.tau.min() == 1.0
+            assert neuron.threshold.max() == 1.5
+
+
+def test_what_is_in_the_place_of_a_parameter_keeps_its_value() -> None:
+    """``functional_call`` gives tensors of the caller; the neuron computes with the nearest value inside."""
+    x, neuron = drive("scalar"), made("scalar", "cupy_host")
+    at_the_end = neuron(x)
+    neuron.tau.data.fill_(1.0)
+    at_the_end = neuron(x)
+    given = {"tau": torch.tensor(0.25, requires_grad=True), "threshold": torch.tensor(1.0)}
+    for _ in range(2):
+        out = torch.func.functional_call(neuron, given, (x,))
+        assert torch.equal(out, at_the_end)
+        assert given["tau"].item() == 0.25
