@@ -171,7 +171,7 @@ def takes(norm: Any, x: Tensor) -> bool:
     )
 
 
-def constants(norm: Any, x: Tensor, moments: Moments) -> Constants:
+def constants(norm: Any, x: Tensor, moments: Optional[Moments]) -> Constants:
     """What ``norm`` normalises ``x`` ``[T, B, C, ...]`` by; in training its running statistics move, as torch moves
     them. Mean and rstd carry no gradient. ``x`` is one whose steps ``norm`` takes.
     """
@@ -188,7 +188,7 @@ def constants(norm: Any, x: Tensor, moments: Moments) -> Constants:
     return Constants(mean, rstd, weight, bias)
 
 
-def _moved(norm: Any, x: Tensor, compute: torch.dtype, moments: Moments) -> Tuple[Tensor, Tensor]:
+def _moved(norm: Any, x: Tensor, compute: torch.dtype, moments: Optional[Moments]) -> Tuple[Tensor, Tensor]:
     """Mean and variance of a batch, by which the running ones have been moved."""
     moves = norm.training and norm.track_running_stats and norm.running_mean is not None
     factor = 0.0 if norm.momentum is None else norm.momentum
@@ -196,7 +196,8 @@ def _moved(norm: Any, x: Tensor, compute: torch.dtype, moments: Moments) -> Tupl
         norm.num_batches_tracked.add_(1)
         if norm.momentum is None:
             factor = 1.0 / float(norm.num_batches_tracked)
-    found = None if is_compiling() else moments(x)
+    # whether there is such a method is asked by `is None`: whether a method is true, torch.compile of 2.11 cannot ask
+    found = None if is_compiling() or moments is None else moments(x)
     x = _folded(x)
     if x.dtype == torch.float16 and x.device.type == "cpu":
         x = x.to(compute)  # torch 2.0 has no statistics of float16 there
