@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
+from spikecore._base import bits
+from spikecore.backend import Whole
 
 pytestmark = pytest.mark.gpu
 
@@ -66,6 +68,42 @@ def test_nothing_waits_for_the_gpu() -> None:
         loss.backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_kernels_pack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the backend that gave the spikes; the operations of PyTorch are not asked."""
+
+    def refused(*args: Any) -> Any:
+        raise RuntimeError("packed by operations of PyTorch")
+
+    monkeypatch.setattr(bits, "packed", refused)
+    monkeypatch.setattr(bits, "unpacked", refused)
+    net, x = _network(), torch.rand(8, 3, 32, 32, device="cuda")
+    _step(net, x, True, True)
+    for module in net.modules():
+        if isinstance(module, sc.LIF):
+            sc.set_backend(module, "torch")
+    with pytest.raises(RuntimeError, match="packed by operations of PyTorch"):
+        _step(net, x, True, True)
+
+
+def test_places_go_beyond_32_bits() -> None:
+    """More than 2**31 numbers are packed and unpacked to their end."""
+    count = (1 << 31) + 13
+    if torch.cuda.mem_get_info()[0] < 3 * 2 * count:
+        pytest.skip("needs 13 GB of memory")
+    neuron = sc.LIF(backend="cupy")
+    neuron(torch.zeros(1, 1, device="cuda"))
+    packing = neuron.bound["cuda"].backend
+    numbers = torch.zeros(count, device="cuda", dtype=torch.float16)
+    ones = [0, 5, 1 << 30, (1 << 31) - 1, 1 << 31, count - 1]
+    numbers[ones] = 1
+    found = packing.pack(numbers, Whole(1))
+    del numbers
+    assert bool((found.right == 1).all())
+    back = packing.unpack(found, Whole(1), count, torch.float16)
+    assert bool((back[ones] == 1).all())
+    assert back.sum(dtype=torch.float32).item() == len(ones)
 
 
 @pytest.mark.parametrize("make", [lambda z: z, lambda z: z + z], ids=["bits", "bytes"])
