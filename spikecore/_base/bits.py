@@ -38,7 +38,8 @@ class Whole(NamedTuple):
     @property
     def bits(self) -> int:
         """How many bits a number takes: 1, 2, 4 or 8."""
-        return next(bits for bits in (1, 2, 4, 8) if self.largest < 1 << bits)
+        # asked for at every save: no loop
+        return 1 if self.largest < 2 else 2 if self.largest < 4 else 4 if self.largest < 16 else 8
 
 
 class Bits(NamedTuple):

@@ -152,7 +152,7 @@ def _whole_steps(layers: Sequence[Layer], setting: Setting) -> List[str]:
     return [
         "sc.training_model with sc.CudaOptions(fast=True) compiles the network, which makes normalisation, pooling and "
         "what lies between the layers cheap, and captures the step, which takes the host out of it; it is "
-        "channels-last and keeps spikes as bits, too, and its attribute form says what could not be"
+        "channels-last, too, and its attribute form says what could not be"
     ]
 
 

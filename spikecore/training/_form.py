@@ -3,7 +3,7 @@
 Rules of this module:
 
 - An option that is True is done, or an exception says why not. With ``fast``, an option that is None is done where it
-  can be, and where not, a warning says why, once.
+  can be, and where not, a warning says why, once. Packing is for memory and takes time, so ``fast`` leaves it alone.
 - ``form`` says of each option what became of it.
 """
 
@@ -56,7 +56,9 @@ class Form:
     def use(self, name: str, use: Callable[[], None]) -> None:
         """Do what an option asks for; ``use`` raises :class:`Left` where that cannot be."""
         asked = getattr(self.options, name)
-        if asked is False or not (asked or self.options.fast) or (name == "pack_spikes" and not self._trains):
+        packs = name == "pack_spikes"
+        wanted = asked or (asked is None and self.options.fast and not packs)
+        if not wanted or (packs and not self._trains):
             self.form[name] = NOT_ASKED
             return
         try:
@@ -139,7 +141,7 @@ class Form:
         if not hasattr(getattr(torch, "compiler", None), "is_compiling"):
             raise Left(f"torch {torch.__version__} is too old to compile neurons")
         options = {}
-        if self._trains and (self.options.pack_spikes or (self.options.fast and self.options.pack_spikes is None)):
+        if self._trains and self.options.pack_spikes:
             try:
                 options = compiling_options()
             except Unsupported as error:

@@ -15,9 +15,9 @@ class CudaOptions(TrainingOptions):
     graph: if true, forward, loss, backward and update are captured once for each kind of batch and replayed.
     warmup: number of eager steps before a kind of batch is captured, 2 or more.
     max_graphs: number of kinds of batches that get a graph; others run eagerly, with one warning.
-    fast: if true, each of ``channels_last``, ``compile``, ``pack_spikes`` and ``graph`` that is not given is done where
-        it can be, and left out with a warning that says why where it cannot; ``step.form`` says what became of each.
-        The weights are those of the plain step, to rounding.
+    fast: if true, each of ``channels_last``, ``compile`` and ``graph`` that is not given is done where it can be, and
+        left out with a warning that says why where it cannot; ``step.form`` says what became of each. The weights are
+        those of the plain step, to rounding. ``pack_spikes`` is for memory, and done where it is given.
 
     Without ``graph`` and ``fast`` it is :class:`TrainingOptions`, on any device.
     """

@@ -212,7 +212,7 @@ class TestCompile:
 
 
 class TestFast:
-    """CudaOptions(fast=True): everything that can be."""
+    """CudaOptions(fast=True): everything that is fast and can be."""
 
     def test_without_a_gpu_it_is_refused(self) -> None:
         """As graph=True is."""
@@ -225,7 +225,7 @@ class TestFast:
     def test_all_at_once(self, compiler: Compiler, gpu: Any) -> None:
         """The weights of the plain step, and each option used."""
         net, plain = network(), network()
-        made, _ = trained(net, sc.CudaOptions(fast=True), steps=8)
+        made, _ = trained(net, sc.CudaOptions(fast=True, pack_spikes=True), steps=8)
         trained(plain, None, steps=8)
         close(net, plain)
         assert made.form == dict.fromkeys(OPTIONS, "used")
@@ -234,10 +234,11 @@ class TestFast:
 
     @pytest.mark.parametrize("name", OPTIONS)
     def test_each_can_be_left_out(self, compiler: Compiler, gpu: Any, name: str) -> None:
-        """By its name, without a warning."""
+        """By its name, without a warning; packing, which is for memory, is left out by no word."""
         made, _ = trained(network(), sc.CudaOptions(fast=True, **{name: False}))
         used = {option for option, what in made.form.items() if what == "used"}
-        assert used == set(OPTIONS) - {name}
+        assert used == set(OPTIONS) - {name, "pack_spikes"}
+        assert compiler.given == [] if name == "compile" else compiler.given[0]["options"] == {}
 
     def test_what_cannot_be_is_left_out_with_a_reason(self, compiler: Compiler, gpu: Any) -> None:
         """A compiler that fails, and no convolutions: the rest goes on, and packs by the hook."""
@@ -246,7 +247,7 @@ class TestFast:
         compiler.error = TorchDynamoException("no compiler here")
         net, plain = network(conv=False), network(conv=False)
         with pytest.warns(RuntimeWarning) as told:
-            made, _ = trained(net, sc.CudaOptions(fast=True), conv=False)
+            made, _ = trained(net, sc.CudaOptions(fast=True, pack_spikes=True), conv=False)
         trained(plain, None, conv=False)
         close(net, plain)
         texts = [str(one.message) for one in told]
