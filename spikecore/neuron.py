@@ -132,7 +132,7 @@ class Neuron(Prologued):
                 alone = self._in_graph(inputs[0])
                 if alone is not None:
                     return alone
-            outputs, _ = self._call(inputs, None, final=False)
+            outputs = self._call(inputs, None, False)[0]
         elif is_compiling() and (compiled.breaks() or self._cut):
             return self._eagerly(*inputs)
         else:

@@ -115,6 +115,9 @@ class Kernel:
         self._pack_into = struct.Struct(layout).pack_into
         self._size = struct.calcsize(layout)
         self._launch: Callable[..., None] = driver.launchKernel
+        # private functions of torch: the public ones ask at every launch first whether CUDA is initialised
+        self._current: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+        self._stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", int)
         self._lock = Lock()
         # CuPy's modules unload themselves, so they are kept beside the functions
         self._functions: Dict[int, Tuple[int, Any]] = {}
@@ -122,8 +125,7 @@ class Kernel:
 
     def __call__(self, blocks: int, device: int, arguments: List[Any]) -> None:
         """Launch on torch's current stream of a device, which becomes the current one for the time of the launch."""
-        # private functions of torch: the public ones ask at every launch first whether CUDA is initialised
-        if torch._C._cuda_getDevice() != device:
+        if self._current() != device:
             with torch.cuda.device(device):
                 self(blocks, device, arguments)
             return
@@ -136,8 +138,7 @@ class Kernel:
         except OverflowError:
             self._pack_into(buffer, 0, *single(arguments))
         function = self._functions.get(device) or self._load(device)
-        stream = torch._C._cuda_getCurrentRawStream(device)
-        self._launch(function[0], blocks, 1, 1, self.block, 1, 1, 0, stream, 0, extra)
+        self._launch(function[0], blocks, 1, 1, self.block, 1, 1, 0, self._stream(device), 0, extra)
 
     def _buffer(self, device: int) -> Tuple[Any, int]:
         """Memory of this thread for arguments, and the address of what says where it is."""

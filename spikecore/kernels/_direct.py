@@ -19,7 +19,7 @@ from spikecore.kernels._execution import Execution, summed
 from spikecore.kernels._geometry import Geometry
 from spikecore.kernels._launches import ForwardBuffers
 from spikecore.kernels._layout import Layout
-from spikecore.lang._plain import PLAIN, is_followed
+from spikecore.lang._plain import PLAIN, is_transformed
 
 #: Gradients of a call's tensors, of what autograd saved and the cotangents, however these are: see ``_runner``.
 Derive = Callable[[Any, Any, Tensors, Sequence[Optional[Tensor]]], Sequence[Optional[Tensor]]]
@@ -225,7 +225,7 @@ class Direct(Straight):
 
     def __call__(self, x: Tensor, params: Tuple[ParamValue, ...]) -> Optional[Tensors]:
         """Outputs of a call with these parameters as the neuron holds them; None if it is for the runner."""
-        if is_followed() or not whole(x):
+        if is_transformed() or not whole(x):
             return None
         sizes = self.sizes(x)
         if sizes is None:
@@ -233,7 +233,7 @@ class Direct(Straight):
         try:
             if not self.tensors:
                 if x.requires_grad and torch.is_grad_enabled():
-                    return (_apply(self, sizes, params, x),)
+                    return (_apply((self, sizes, params), x),)
                 return (self.forward(sizes, x, params, ()),)
             tensors = [params[index] for index in self.tensors]
             if not self.takes(tensors):
@@ -243,7 +243,7 @@ class Direct(Straight):
                 if type(params[index]) is not nn.Parameter or params[index].is_inference():  # type: ignore[union-attr]
                     return None
             if torch.is_grad_enabled() and (x.requires_grad or self._learns):
-                return (_apply(self, sizes, params, x, *tensors),)
+                return (_apply((self, sizes, params), x, *tensors),)
             return (self.forward(sizes, x, params, ()),)
         except BackendError:  # the runner meets it, too, and does what is to be done then
             return None
@@ -264,11 +264,12 @@ class _Crossing(torch.autograd.Function):
     """Where autograd ends and kernels begin, for direct calls."""
 
     @staticmethod
-    def forward(ctx: Any, direct: Direct, sizes: Sizes, params: Any, x: Tensor, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, context: Any, x: Tensor, *tensors: Tensor) -> Tensor:
+        # one argument beside the tensors: torch looks at each one, and wants a gradient back for it
+        direct, sizes, params = ctx.context = context
         checkpoints = direct.checkpoints(sizes, x) if sizes.kept is not None else ()
         out = direct.forward(sizes, x, params, checkpoints)
-        # of the parameters only numbers are read from there in backward: tensors go through torch
-        ctx.context = direct, sizes, params
+        # of the parameters backward reads only numbers from the context
         ctx.save_for_backward(x, *tensors, *checkpoints)
         ctx.set_materialize_grads(False)
         return out
@@ -279,12 +280,12 @@ class _Crossing(torch.autograd.Function):
         saved = ctx.saved_tensors
         if grad is not None and not torch.is_grad_enabled():
             try:
-                found = direct.gradients(ctx.needs_input_grad[3:], sizes, numbers, saved, grad)
+                found = direct.gradients(ctx.needs_input_grad[1:], sizes, numbers, saved, grad)
             except BackendError:  # the other way meets it, too, and knows what to do then
                 found = None
             if found is not None:
-                return (None, None, None, *found)
-        return (None, None, None, *_by_the_runner(ctx, saved, grad))
+                return (None, *found)
+        return (None, *_by_the_runner(ctx, saved, grad))
 
 
 def _by_the_runner(ctx: Any, saved: Tensors, grad: Optional[Tensor]) -> List[Optional[Tensor]]:
@@ -294,7 +295,7 @@ def _by_the_runner(ctx: Any, saved: Tensors, grad: Optional[Tensor]) -> List[Opt
     tensors = (saved[0], *direct.placed(values), *saved[end:])
     call = direct.rest._replace(numbers=tuple([None if isinstance(value, Tensor) else value for value in numbers]))
     context = direct.execution, direct.instead, call, end, Layout(sizes.shape[1:], None)
-    x, *found = direct.derive(context, ctx.needs_input_grad[3:], tensors, (grad,))
+    x, *found = direct.derive(context, ctx.needs_input_grad[1:], tensors, (grad,))
     return [x, *[one if one is None else one.view(value.shape) for one, value in zip(found, values)]]
 
 

@@ -8,13 +8,14 @@ it traces; when the compiled graph runs, it goes straight to the launch.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from spikecore._base.locking import Lock
-from spikecore._base.recent import RUNNERS, Recent
+from spikecore._base.recent import RUNNERS
 from spikecore.kernels._arguments import Call
 from spikecore.kernels._direct import Straight, whole
 from spikecore.kernels._execution import Execution
@@ -25,8 +26,10 @@ from spikecore.lang._plain import is_followed
 
 _library: List[Any] = []
 _lock = Lock()
-#: Those last used, by the names of their executions.
-_flats: Recent[str, Any] = Recent(RUNNERS)
+
+
+#: Which gradients are wanted where that of the input is the only one.
+_INPUT = (True,)
 
 
 class Flat:
@@ -36,6 +39,8 @@ class Flat:
         self.execution, self.kinds = execution, execution.spec.params
         #: The launches of plain contiguous tensors, by the shapes of the parameters that are tensors.
         self._straight: Dict[Tuple[Any, ...], Straight] = {}
+        #: The same where all parameters are numbers.
+        self._alone = Straight(execution, (None,) * len(self.kinds)) if {*self.kinds} <= {"number"} else None
 
     def call(self, numbers: Sequence[float]) -> Call:
         """A call with these parameters that are numbers."""
@@ -57,8 +62,8 @@ class Flat:
 
     def straight(self, params: Sequence[Tensor]) -> Optional[Straight]:
         """The launches for parameters of these shapes."""
-        if "full" in self.kinds:
-            return None
+        if self._alone is not None or "full" in self.kinds:
+            return self._alone
         shapes = tuple([value.shape for value in params])
         found = self._straight.get(shapes)
         if found is None:
@@ -70,7 +75,7 @@ class Flat:
     def forward(self, x: Tensor, params: List[Tensor], numbers: List[float], save: bool) -> Tuple[Tensor, Tensor]:
         """The output, and checkpoints if they are to be saved; else anything."""
         straight = self.straight(params)
-        if straight is not None and not save and whole(x) and straight.takes(params):
+        if straight is not None and not save and whole(x) and (not params or straight.takes(params)):
             sizes = straight.sizes(x)
             if sizes is not None:
                 return straight.forward(sizes, x, straight.params(self._placed(numbers), params), ()), x
@@ -141,12 +146,9 @@ def register_flat() -> None:
         _library.append(library)
 
 
+@functools.lru_cache(maxsize=RUNNERS)  # quicker than Recent, and looked up in every call
 def _flat(key: str) -> Flat:
-    found: Optional[Flat] = _flats.get(key)
-    if found is None:
-        found = Flat(find(key))
-        _flats.put(key, found)
-    return found
+    return Flat(find(key))
 
 
 def _rest(key: str, x: Tensor, params: List[Tensor], numbers: List[float]) -> Tensor:
@@ -177,7 +179,7 @@ def _rest_backward(
     numbers: List[float],
     order: List[int],
 ) -> Tensor:
-    wanted = (True, *[False] * len(params))
+    wanted = (True, *[False] * len(params)) if params else _INPUT
     found = _flat(key).backward(x, grad, kept, params, numbers, wanted, order)[0]
     return x.new_zeros(x.shape) if found is None else found
 

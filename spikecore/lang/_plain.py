@@ -108,6 +108,11 @@ def is_followed() -> bool:
     )
 
 
+def is_transformed() -> bool:
+    """As :func:`is_followed`, where nothing is compiled or traced by torch.jit."""
+    return is_transforming() or bool(dispatch_modes()) or forward_ad._current_level >= 0
+
+
 def is_plain(x: Tensor) -> bool:
     """Whether only reverse-mode autograd may be tracking what is computed from ``x``."""
     return type(x) in PLAIN and not is_followed()
