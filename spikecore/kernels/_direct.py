@@ -268,7 +268,7 @@ class _Crossing(torch.autograd.Function):
         # one argument beside the tensors: torch looks at each one, and wants a gradient back for it
         direct, sizes, params = ctx.context = context
         checkpoints = direct.checkpoints(sizes, x) if sizes.kept is not None else ()
-        out = direct.forward(sizes, x, params, checkpoints)
+        out: Tensor = direct.forward(sizes, x, params, checkpoints)
         # of the parameters backward reads only numbers from the context
         ctx.save_for_backward(x, *tensors, *checkpoints)
         ctx.set_materialize_grads(False)
