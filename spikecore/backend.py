@@ -87,6 +87,8 @@ class Capabilities:
     #: Batch normalisation in front of a program: the gradient of the input through its own statistics
     #: (``program.statistics``). It takes ``channel_parameters`` and, for gradients, ``parameter_gradients``, too.
     normalisation: bool = False
+    #: Outputs that come back through a matrix, within one call over all steps (:attr:`Spec.feedback`).
+    recurrent: bool = False
     #: ``torch.compile(fullgraph=True)``.
     torch_compile: bool = False
 
@@ -96,12 +98,28 @@ class Capabilities:
 
 
 @dataclass(frozen=True)
+class Feedback:
+    """The output of a step comes back through a matrix, and is added to the input of the next step.
+
+    ``(y, s)[t] = program(x[t] + r[t], s[t-1])`` with ``r[t] = y[t-1] @ weight.T + bias``, for a program with one input
+    and one output, and neurons ``[..., H]``. See :meth:`Backend.compile` for what a runner then gets and returns.
+    """
+
+    #: Whether there is a bias ``[H]``.
+    bias: bool = True
+
+
+#: What :attr:`Spec.learn` calls the weight and the bias of a feedback. No parameter of a program can have such a name.
+FEEDBACK_WEIGHT, FEEDBACK_BIAS = "linear.weight", "linear.bias"
+
+
+@dataclass(frozen=True)
 class Spec:
     """What a runner is compiled for, beside the program. Sizes other than the step count are never part of it."""
 
     #: dtype of the inputs and outputs.
     dtype: torch.dtype
-    #: Number of time steps up to :data:`MAX_STATIC_STEPS`, ``None`` for any larger number.
+    #: Number of time steps up to :data:`MAX_STATIC_STEPS`, ``None`` for any larger number, and with feedback for any.
     steps: Optional[int]
     #: One per program parameter: ``"number"`` (a Python float), ``"scalar"`` (0-d tensor), ``"channel"``, ``"full"``.
     params: Tuple[str, ...]
@@ -109,6 +127,8 @@ class Spec:
     learn: Tuple[str, ...] = ()
     #: False when nobody reads the final state; the runner may then return ``None`` for it.
     final: bool = True
+    #: What of the last output is added to the input of a step, if anything is.
+    feedback: Optional[Feedback] = None
 
     @property
     def compute(self) -> torch.dtype:
@@ -184,6 +204,12 @@ class Backend(Packing):
         through the first two of them as well: mean and 1 / sqrt(variance + eps) of that input, per channel over all
         steps and neurons. No result shares memory with an argument or with another result. Called once per program and
         spec; the host keeps the runner.
+
+        With ``spec.feedback`` (:class:`Feedback`) the inputs have steps and numbers. There is one more state, behind
+        the program's: the last output, ``[*N]`` of ``spec.dtype``, 0 at rest. Behind the parameters come the weight
+        ``[H, H]`` and, if there is one, the bias ``[H]``; ``spec.params`` is about the others. The product is computed
+        in the weight's dtype: ``spec.dtype``, or a 16-bit one that autocast chose. The result is differentiable in
+        both, too; ``spec.learn`` has :data:`FEEDBACK_WEIGHT` and :data:`FEEDBACK_BIAS` where that is wanted.
 
         Raises :class:`Unsupported` for a program that cannot be lowered, naming what stands in the way.
         """

@@ -9,12 +9,15 @@ Rules of this module:
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
+from spikecore._base.autocast import is_autocast as is_autocast
 from spikecore._cotangents import needed, tied
+from spikecore._feedback import FeedbackLoop as FeedbackLoop
+from spikecore._feedback import step_spec as step_spec
 from spikecore.backend import ParamValue, Spec, Tensors
 from spikecore.lang import Node, Program, loop_invariant, topological
 from spikecore.lang._plain import Held, is_plain
@@ -22,29 +25,6 @@ from spikecore.lang.eager import TORCH, Functions, StraightLine, operands
 
 #: Operations whose result is new memory, and whose derivative does not read it.
 _FRESH = ("add", "sub", "mul", "div", "neg", "where", "select")
-
-
-try:
-    torch.is_autocast_enabled("cpu")
-except TypeError:
-    # Before torch 2.4 each type of device has a function of its own. Found out here and not in a call, because the
-    # torch.compile of torch 2.0 cannot trace a call that raises TypeError.
-    _OF_DEVICE: Dict[str, Callable[[], bool]] = {
-        "cpu": torch.is_autocast_cpu_enabled,
-        "cuda": torch.is_autocast_enabled,
-    }
-else:
-    _OF_DEVICE = {}
-
-
-def is_autocast(device: str) -> bool:
-    """Whether autocast is on for a type of device."""
-    if _OF_DEVICE:
-        return device in _OF_DEVICE and _OF_DEVICE[device]()
-    try:
-        return torch.is_autocast_enabled(device)
-    except RuntimeError:  # autocast does not support this type of device
-        return False
 
 
 class Interpreter:

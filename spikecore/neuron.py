@@ -18,7 +18,7 @@ from torch import Tensor
 
 from spikecore._plugins.selection import asked_in_words, capture
 from spikecore._shell import checks, compiled, definition, earlier, marked, parameters, processes, ranges
-from spikecore._shell.prologue import Prologued
+from spikecore._shell.feedback import FedBack
 from spikecore._shell.state import State, Stateful
 from spikecore.backend import MAX_STATIC_STEPS, Tensors, in_graph, one_step
 from spikecore.lang import Program, ops
@@ -28,7 +28,7 @@ from spikecore.surrogate import ATan, Surrogate
 __all__ = ["Neuron", "Stateful"]
 
 
-class Neuron(Prologued):
+class Neuron(FedBack):
     """Base class of every neuron. A subclass declares states and parameters and writes one step as arithmetic::
 
         class AdaptiveLIF(sc.Neuron):
@@ -64,7 +64,7 @@ class Neuron(Prologued):
         "surrogate": checks.surrogate_put_to_use,
         "detach_reset": checks.flag,
         "channel_dim": checks.whole,
-        **Prologued.configuration,
+        **FedBack.configuration,
     }
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -26,6 +26,7 @@ CAPABILITIES = Capabilities(
     several_inputs=True,
     several_outputs=True,
     normalisation=True,
+    recurrent=True,
     torch_compile=True,
 )
 

@@ -24,6 +24,7 @@ CAPABILITIES = Capabilities(
     several_inputs=True,
     several_outputs=True,
     normalisation=True,
+    recurrent=True,
     # before, Dynamo could not look through a neuron without a graph break
     torch_compile=tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 6),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Optional, Tuple
 
 from spikecore.backend import Backend, ParamValue, Runner, Spec, Tensors, by_call
-from spikecore.interpreter import Interpreter, is_autocast
+from spikecore.interpreter import FeedbackLoop, Interpreter, is_autocast, step_spec
 from spikecore.lang import Program
 from spikecore.lang.eager import is_plain
 from spikecore_torch import CAPABILITIES
@@ -22,6 +22,8 @@ class TorchBackend(Backend):
 
     def compile(self, program: Program, spec: Spec) -> Runner:
         """An interpreter of the program; any step count, parameter kind and gradient is the same to it."""
+        if spec.feedback is not None:
+            return FeedbackLoop(program, TorchRunner(program, step_spec(program, spec)))
         return TorchRunner(program, spec)
 
 

@@ -19,7 +19,7 @@ Version = Tuple[int, int]
 Api = Union[int, Version]
 
 #: Version of the contract of this spikecore, and the oldest one whose plugins it takes.
-BACKEND_API: Version = (1, 3)
+BACKEND_API: Version = (1, 4)
 OLDEST_API: Version = (1, 0)
 
 

@@ -130,6 +130,9 @@ def _note_backend(seen: Seen) -> None:
         if prologue is not None:
             apart = f"normalised before it: {prologue.reason}"
             seen.reason += "; " + (apart if prologue.reason else "normalises its input in the same kernel")
+        if isinstance(seen.module, Recurrent) and seen.module.looped is not None:
+            looped = seen.module.looped
+            seen.reason += f"; a loop over the steps: {looped}" if looped else "; all steps in one call"
     for refusing, computing, why in seen.refusals:
         seen.backend, seen.reason = computing, f"instead of {refusing}, which was chosen automatically: {why}"
 

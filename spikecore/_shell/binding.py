@@ -14,7 +14,7 @@ import functools
 import itertools
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Container, Dict, Iterable, Iterator, Mapping, Optional, Tuple
+from typing import Any, Container, Dict, Iterable, Iterator, Mapping, Optional, Tuple, Union
 
 import torch
 from torch import nn
@@ -27,7 +27,7 @@ from spikecore._shell.earlier import Earlier
 from spikecore._shell.needs import lacking
 from spikecore._shell.state import Stateful
 from spikecore._shell.watch import Watch
-from spikecore.backend import Backend, Runner, Spec, Unsupported, graph_key
+from spikecore.backend import Backend, Feedback, Runner, Spec, Unsupported, graph_key
 from spikecore.dtypes import NAMES
 from spikecore.lang import Program
 from spikecore.lang._plain import is_compiling
@@ -38,8 +38,11 @@ _definitions = itertools.count()
 _UNTRACED = "definition "
 
 
-#: The fields of a Spec, in order.
-SpecKey = Tuple[torch.dtype, Optional[int], Tuple[str, ...], Tuple[str, ...], bool]
+#: The fields of a Spec, in order; the last one where there is feedback.
+SpecKey = Union[
+    Tuple[torch.dtype, Optional[int], Tuple[str, ...], Tuple[str, ...], bool],
+    Tuple[torch.dtype, Optional[int], Tuple[str, ...], Tuple[str, ...], bool, Feedback],
+]
 #: Type of device, fields of the Spec, and whether gradients, gradients of the state, and a record are asked for.
 CallKind = Tuple[str, SpecKey, bool, bool, bool]
 

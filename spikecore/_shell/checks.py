@@ -105,6 +105,11 @@ def flag(owner: str, name: str, value: Any) -> bool:
     return value
 
 
+def flag_or_none(owner: str, name: str, value: Any) -> Optional[bool]:
+    """A truth value, or None for as it can be."""
+    return None if value is None else flag(owner, name, value)
+
+
 def whole(owner: str, name: str, value: Any) -> int:
     """A whole number."""
     if isinstance(value, bool) or not isinstance(value, int):

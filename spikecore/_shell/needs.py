@@ -28,6 +28,7 @@ def lacking(
         ("full_parameters", "full" in spec.params),
         ("record", record),
         ("normalisation", bool(program.statistics)),
+        ("recurrent", spec.feedback is not None),
         ("several_inputs", len(program.inputs) > 1),
         ("several_outputs", len(program.outputs) > 1),
     )

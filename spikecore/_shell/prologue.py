@@ -231,7 +231,7 @@ class Prologued(Ranged):
         if key in cache.fused:
             return ""
         skip, batch, affine, asked = how
-        dtype, steps, kinds, learnt, final = spec
+        dtype, steps, kinds, learnt, final = spec[:5]
         program, names = normalised(self._traced(), skip, batch)
         count = len(kinds) - len(self._cache.numbers)
         kinds = (*kinds[:count], *["channel"] * len(names), *kinds[count:])

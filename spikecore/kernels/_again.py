@@ -9,23 +9,31 @@ The other runner is there where the backend was chosen automatically; one that w
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional, Protocol, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from spikecore.backend import BackendError, ParamValue, Runner, Unsupported
-from spikecore.kernels._arguments import Call
-from spikecore.kernels._execution import Execution
+from spikecore.kernels._arguments import Arguments, Call
+from spikecore.kernels._launches import Launcher
 
 #: Gives the runner of another backend for the error of this one; None where this one was asked for by name.
 Instead = Optional[Callable[[BackendError], Runner]]
 
 
+class Executed(Protocol):
+    """What must be known of what executed a call."""
+
+    backend: Launcher
+    arguments: Arguments
+    n_final: int
+
+
 class Again(NamedTuple):
     """One backward pass, as it is needed to compute its call anew."""
 
-    execution: Execution
+    execution: Executed
     instead: Instead
     call: Call
     #: For each result of the call, whether a cotangent arrived.

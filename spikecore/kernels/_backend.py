@@ -7,6 +7,7 @@ from typing import Dict, Union
 from spikecore.backend import Backend, Runner, Spec
 from spikecore.kernels._launches import Launch
 from spikecore.kernels._plan import BackwardPlan, ForwardPlan
+from spikecore.kernels._recurrent import FedRunner
 from spikecore.kernels._runner import KernelRunner
 from spikecore.lang import Program
 
@@ -63,6 +64,24 @@ class KernelBackend(Backend):
         """
         raise NotImplementedError(f"{type(self).__name__} must define backward(plan)")
 
+    def feeds_back(self, spec: Spec, width: int) -> bool:
+        """Whether launches take all steps of a call with ``spec.feedback``, of neurons ``[..., width]``.
+
+        For any other such call there is one launch for each step, of a plan without feedback, and the products between
+        them are torch's. Where this is true, plans with ``spec.feedback`` come for calls in which the weight has
+        ``spec.dtype``, and their launches differ in this:
+
+        - the weight ``[width, width]`` stands behind the parameters, and in a forward launch the bias if there is one.
+          A forward launch gets the weight transposed: row ``j`` is what neuron ``j`` gives to each neuron.
+        - forward: with ``plan.has_initial_state`` the last output before the call stands behind the states. The final
+          states are the program's. With ``plan.checkpoints`` the group of that name is one tensor ``[T, *N]``, to be
+          filled with the inputs of the program, ``x[t] + r[t]``.
+        - backward: ``inputs`` are these; there are no checkpoints. ``grad_outputs`` is there always, with a stride of 0
+          where none arrives, and to it comes what goes back through the weight. ``grad_state`` is of the program's.
+        - a tensor of one step is contiguous, neurons of one row of the batch side by side.
+        """
+        return False
+
     def text(self, plan: Union[ForwardPlan, BackwardPlan]) -> str:
         """The source text of a kernel, for people."""
         raise NotImplementedError(f"{type(self).__name__} has no text to show")
@@ -86,4 +105,4 @@ class KernelBackend(Backend):
 
     def compile(self, program: Program, spec: Spec) -> Runner:
         """A runner that launches kernels, compiled when they are first needed."""
-        return KernelRunner(self, program, spec)
+        return KernelRunner(self, program, spec) if spec.feedback is None else FedRunner(self, program, spec)

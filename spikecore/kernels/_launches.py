@@ -13,7 +13,7 @@ from typing import Any, Callable, NamedTuple, Optional, Protocol, Sequence, Tupl
 
 from torch import Tensor
 
-from spikecore.backend import Capabilities
+from spikecore.backend import Capabilities, Spec
 from spikecore.kernels._geometry import Geometry
 from spikecore.kernels._plan import BackwardPlan, ForwardPlan
 
@@ -126,6 +126,10 @@ class Launcher(Protocol):
     sizes: int
     rows: bool
     projects: bool
+
+    def feeds_back(self, spec: Spec, width: int) -> bool:
+        """Whether launches take all steps of a call with feedback."""
+        ...
 
     def capabilities_on(self, device_type: str) -> Capabilities:
         """What the backend does on a type of device."""

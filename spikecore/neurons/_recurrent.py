@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
 from spikecore._shell import checks, compiled
+from spikecore._shell.feedback import Matrix, fed_back, under_autocast, why_not
 from spikecore._shell.state import State, Stateful
+from spikecore.backend import Tensors, Unsupported
 from spikecore.lang._plain import is_compiling
 from spikecore.neuron import Neuron
 
@@ -20,11 +22,20 @@ class Recurrent(Stateful):
     """A neuron whose last output comes back: ``y[t] = neuron(x[t] + linear(y[t-1]))``, with ``y[-1] = 0``.
 
     ``linear`` is any module that keeps the shape of one time step: ``nn.Linear(C, C)``, a convolution, an elementwise
-    gain. Steps run one by one, since each needs the one before. The state is that of the neuron and ``"feedback"``, the
-    last output. ``step``, ``run``, ``record``, ``carry_state`` and ``reset`` work as for any neuron.
+    gain. The state is that of the neuron and ``"feedback"``, the last output. ``step``, ``run``, ``record``,
+    ``carry_state`` and ``reset`` work as for any neuron.
+
+    With ``nn.Linear`` all steps are one call of a backend that declares ``recurrent``, and one node of autograd's graph
+    on a backend with kernels. Its weight may be computed by a parametrisation, such as a mask, which then is computed
+    once a call. Any other module, one with hooks, a call that torch traces or transforms, and other backends take a
+    loop over the steps; :attr:`looped` says why. fused: True raises :class:`~spikecore.backend.Unsupported` instead,
+    False always takes the loop.
     """
 
-    def __init__(self, neuron: Neuron, linear: nn.Module, *, step: str = "multi") -> None:
+    configuration = {**Stateful.configuration, "fused": checks.flag_or_none}
+    fused: Optional[bool]
+
+    def __init__(self, neuron: Neuron, linear: nn.Module, *, step: str = "multi", fused: Optional[bool] = None) -> None:
         super().__init__(step)
         if not isinstance(neuron, Neuron):
             raise TypeError(f"Recurrent: neuron={neuron!r} must be a spikecore neuron")
@@ -41,17 +52,24 @@ class Recurrent(Stateful):
             raise ValueError("Recurrent: neuron has step='single'; give the step mode to Recurrent(step=...) instead")
         self.neuron = neuron
         self.linear = linear
+        self.fused = fused
+        self._looped: Optional[str] = None
+
+    @property
+    def looped(self) -> Optional[str]:
+        """Why the last call computed one step after the other: "" if it did not, None before the first call."""
+        return self._looped
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs for ``[T, *N]``, or ``[*N]`` in single-step mode."""
         single = self.step == "single"
         if not (single or self._carrying or self._has_carried):
-            return self._steps(x, None, ())[0]
+            return self._steps(x, None, (), final=False)[0]
         if is_compiling() and (compiled.breaks() or self._cut):
             return self._eagerly(x)  # type: ignore[no-any-return]  # it is this method
         slot = self._begin()
         if not (single or slot["_carrying"]):
-            return self._steps(x, None, ())[0]
+            return self._steps(x, None, (), final=False)[0]
         at_once = x.unsqueeze(0) if single and isinstance(x, Tensor) else x
         out, state, _ = self._steps(at_once, slot["_state"], ())
         self._end(slot, (out,), state)
@@ -64,16 +82,48 @@ class Recurrent(Stateful):
         return (out, final, trace) if names else (out, final)
 
     def _steps(
-        self, x: Tensor, state: Optional[Mapping[str, Tensor]], record: Tuple[str, ...]
+        self, x: Tensor, state: Optional[Mapping[str, Tensor]], record: Tuple[str, ...], final: bool = True
     ) -> Tuple[Tensor, State, Dict[str, Tensor]]:
         (x,) = checks.inputs("Recurrent", ("x",), (x,))
         names = (*self.neuron.states, FEEDBACK)
         given = checks.state("Recurrent", names, state, x, carried=state is not None and state is self._state)
+        if given is not None:
+            given = (*given[:-1], given[-1].to(x.dtype))  # an output, not a state of the neuron
+        matrix: Union[Matrix, str] = "torch.compile traces the call"
+        if not is_compiling():
+            matrix = self._matrix(x)
+        reason = matrix if isinstance(matrix, str) else why_not(self.neuron, x, given, matrix)
+        if not is_compiling():
+            self.__dict__["_looped"] = reason
+        if isinstance(matrix, Matrix) and not reason:
+            out, end, trace = fed_back(self.neuron, x, given, matrix, record, final)
+            return out, dict(zip(names, end or ())), dict(zip(record, trace))
+        if self.fused and x.numel():
+            raise Unsupported(f"Recurrent was to run all steps in one call (fused=True): {reason}")
+        return self._loop(x, given, record)
+
+    def _matrix(self, x: Tensor) -> Union[Matrix, str]:
+        """What the last output comes back through, or why it is no matrix."""
+        linear: Any = self.linear
+        if self.fused is False:
+            return "fused=False was asked for"
+        if type(linear).forward is not nn.Linear.forward:
+            return f"linear is {type(linear).__name__}"
+        if linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks or linear._backward_pre_hooks:
+            return "linear has hooks, which are called at every step"
+        if type(self.neuron).run is not Neuron.run:
+            return f"{type(self.neuron).__name__} has a run() of its own"
+        return under_autocast(x, Matrix(linear.weight, linear.bias))
+
+    def _loop(
+        self, x: Tensor, given: Optional[Tensors], record: Tuple[str, ...]
+    ) -> Tuple[Tensor, State, Dict[str, Tensor]]:
+        """One step after the other."""
         if given is None:
             inner: Optional[Dict[str, Tensor]] = None
             fed = torch.zeros_like(x[0]) if len(x) else x.new_zeros(x.shape[1:])
         else:
-            inner, fed = dict(zip(self.neuron.states, given)), given[-1].to(x.dtype)
+            inner, fed = dict(zip(self.neuron.states, given)), given[-1]
         outputs: List[Tensor] = []
         traces: Dict[str, List[Tensor]] = {name: [] for name in record}
         for now in x.unbind(0):
@@ -97,3 +147,11 @@ class Recurrent(Stateful):
             {**inner, FEEDBACK: fed},
             {name: torch.stack(seen) for name, seen in traces.items()},
         )
+
+    def extra_repr(self) -> str:
+        """How the steps of the last call were computed."""
+        told = "" if self.fused is None else f"fused={self.fused}"
+        if self._looped is None:
+            return told
+        steps = f"steps=a loop ({self._looped})" if self._looped else "steps=one call"
+        return f"{told}, {steps}" if told else steps

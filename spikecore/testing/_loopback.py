@@ -17,7 +17,7 @@ from torch import Tensor
 import spikecore
 from spikecore._plugins import registry
 from spikecore.backend import ANY_DEVICE, Backend, BackendInfo, Capabilities, ParamValue, Runner, Spec, Tensors
-from spikecore.interpreter import through_statistics
+from spikecore.interpreter import FeedbackLoop, step_spec, through_statistics
 from spikecore.lang import Node, Program
 from spikecore.lang.eager import function_of, operands
 
@@ -130,9 +130,12 @@ class Loopback(Backend):
     name = "loopback"
     capabilities = EVERYTHING
     loop: Type[Loop] = Loop
+    feedback: Type[FeedbackLoop] = FeedbackLoop
 
     def compile(self, program: Program, spec: Spec) -> Runner:
         """A loop over the program."""
+        if spec.feedback is not None:
+            return self.feedback(program, self.loop(program, step_spec(program, spec)))
         return self.loop(program, spec)
 
 

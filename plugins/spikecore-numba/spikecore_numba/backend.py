@@ -8,7 +8,7 @@ from typing import Any, List, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor
 
-from spikecore.backend import Bits, Whole
+from spikecore.backend import Bits, Spec, Whole
 from spikecore.kernels import BackwardLaunch, BackwardPlan, ForwardLaunch, ForwardPlan, Geometry, KernelBackend
 from spikecore.kernels.writing import BACKWARD_GROUPS, FORWARD_GROUPS, Places
 from spikecore_numba import CAPABILITIES
@@ -20,9 +20,13 @@ from spikecore_numba.threads import WORTHWHILE, Scratch, over_blocks
 from spikecore_numba.writer import BLOCK, Source
 
 OUTPUTS, TRACE = FORWARD_GROUPS.index("outputs"), FORWARD_GROUPS.index("trace")
+# which one it is of the groups of either direction
+PARAMS = FORWARD_GROUPS.index("params")
 INPUTS, GRAD_INPUTS = BACKWARD_GROUPS.index("inputs"), BACKWARD_GROUPS.index("grad_inputs")
 #: Bytes of states that a backward kernel keeps at a time, to stay in a core's own cache.
 HISTORY = 1 << 18
+#: Neurons that are fed back within a kernel, at most.
+WIDEST_FEEDBACK = BLOCK
 #: Neurons of a block at least, where steps are many.
 NARROW = 128
 
@@ -45,7 +49,7 @@ class NumbaBackend(KernelBackend):
 
         def launch(geometry: Geometry, *groups: Any) -> None:
             steps, neurons, _ = geometry
-            width = widest(steps, neurons)
+            width, work_size = blocks_of(plan, geometry, groups)
             before, after = kernel.values(geometry, groups)
             # only what the kernel is the first to write: memory that was written has its pages already
             if steps * neurons >= WORTHWHILE:
@@ -56,7 +60,7 @@ class NumbaBackend(KernelBackend):
                 scratch = _scratch.memory(scratch_bytes)
                 kernel.run(begin, end, steps, neurons, width, scratch.data_ptr(), *before, *after)
 
-            over_blocks(work, -(-neurons // width), steps * neurons, groups)
+            over_blocks(work, -(-neurons // width), work_size, groups)
 
         return launch
 
@@ -69,7 +73,9 @@ class NumbaBackend(KernelBackend):
             steps, neurons, _ = geometry
             sums = [groups[INPUTS][0].new_empty(neurons, dtype=plan.compute) for _ in plan.learn]
             before, after = kernel.values(geometry, (*groups, sums))
-            width, length, chunks = shape_of_history(widest(steps, neurons), steps, kept * itemsize)
+            width, work_size = blocks_of(plan, geometry, groups)
+            fixed = plan.spec.feedback is not None
+            width, length, chunks = shape_of_history(width, steps, kept * itemsize, fixed)
             each = (length + chunks) * width * itemsize
             if steps * neurons >= WORTHWHILE:
                 prefer_large_pages(groups[GRAD_INPUTS])
@@ -84,10 +90,14 @@ class NumbaBackend(KernelBackend):
                 histories = [address + scratch_bytes + k * each for k in range(kept)]
                 kernel.run(begin, end, steps, neurons, width, address, *chunking, *before, *histories, *after)
 
-            over_blocks(work, -(-neurons // width), steps * neurons, (groups, sums))
+            over_blocks(work, -(-neurons // width), work_size, (groups, sums))
             return sums
 
         return launch
+
+    def feeds_back(self, spec: Spec, width: int) -> bool:
+        """In the dtypes of arithmetic, where a row of the batch fits a block."""
+        return spec.dtype == spec.compute and width <= WIDEST_FEEDBACK
 
     def text(self, plan: Union[ForwardPlan, BackwardPlan]) -> str:
         return print_kernel(plan).text
@@ -138,11 +148,24 @@ def widest(steps: int, neurons: int) -> int:
     return min(-(-share // 16) * 16, BLOCK)
 
 
-def shape_of_history(width: int, steps: int, state_bytes: int) -> Tuple[int, int, int]:
-    """Neurons of a block, steps of a chunk and number of chunks, for states of so many bytes per neuron and step."""
+def blocks_of(plan: Union[ForwardPlan, BackwardPlan], geometry: Geometry, groups: Sequence[Any]) -> Tuple[int, int]:
+    """Neurons of a block at most, and how much work a launch is."""
+    steps, neurons, _ = geometry
+    if plan.spec.feedback is None:
+        return widest(steps, neurons), steps * neurons
+    # a block is a row of the batch, whose neurons need one another; what comes back is a sum over all of them
+    weight = groups[PARAMS][len(plan.program.params)]
+    return weight.shape[0], steps * neurons * (1 + weight.shape[0] // 16)
+
+
+def shape_of_history(width: int, steps: int, state_bytes: int, fixed: bool = False) -> Tuple[int, int, int]:
+    """Neurons of a block, steps of a chunk and number of chunks, for states of so many bytes per neuron and step.
+
+    ``fixed``: so many neurons, not fewer.
+    """
     if not state_bytes:
         return width, steps, 1
-    while width > NARROW and width * steps * state_bytes > HISTORY:
+    while not fixed and width > NARROW and width * steps * state_bytes > HISTORY:
         width //= 2
     length = steps
     if width * steps * state_bytes > 4 * HISTORY:

@@ -23,6 +23,8 @@ class BackwardWriter(Writer):
     def __init__(self, plan: BackwardPlan) -> None:
         super().__init__(plan, "backward", [*plan.roots, *plan.following.values()])
         self._states = plan.recomputed_states
+        #: The rows of an input's cotangent and of what comes back of it, where there is feedback.
+        self._input, self._back = self.free("to_input"), self.free("back")
 
     def source(self) -> Source:
         """The kernel."""
@@ -78,7 +80,7 @@ class BackwardWriter(Writer):
         # cotangents that do not arrive are no tensors: their leaves are not in the adjoint
         for k, index in enumerate(plan.arriving):
             name = f"grad_{self.output_name(index)}"
-            loads[output_cotangent(index)] = partial(self.read, name, "grad_outputs", k)
+            loads[output_cotangent(index)] = partial(self._to_output, name, k)
         for name in plan.carried_cotangents:
             loads[state_cotangent(name)] = partial(self._cotangent, name)
         stores: List[Store] = []
@@ -86,13 +88,23 @@ class BackwardWriter(Writer):
         for k, index in enumerate(plan.wanted):
             name = f"grad_{self.input(program.inputs[index])}s"
             stores.append((adjoint.inputs[index], self.stored(self.all(name, "grad_inputs", k))))
+            if plan.spec.feedback is not None:
+                stores.append((adjoint.inputs[index], f"{self.row(self._input)} = {{}}"))
         for name, node in zip(program.states, adjoint.states):
             if name in plan.carried_cotangents:
                 stores.append((node, f"{self.row(self.carried(name))} = {{}}"))
         # sums are one number per neuron: blocks run on several threads, and the order of additions is fixed
         for k, (param, node) in enumerate(zip(plan.learn, adjoint.params)):
             stores.append((node, f"{self._param_sum(param, k)} += {{}}"))
-        return self.loop(stores, loads)
+        lines = self.loop(stores, loads)
+        if plan.spec.feedback is not None:
+            lines += self.product(self._back, self._input, self.printer.number(0.0))
+        return lines
+
+    def _to_output(self, name: str, index: int) -> str:
+        """The cotangent of an output: what arrives, and what comes back from the next step."""
+        arriving = self.read(name, "grad_outputs", index)
+        return arriving if self.plan.spec.feedback is None else f"{arriving} + {self.row(self._back)}"
 
     def _cotangent(self, name: str) -> str:
         """The cotangent of a state at the end of a step: from the next step, and from the trace."""
@@ -115,6 +127,8 @@ class BackwardWriter(Writer):
                 first = self.one(end, "grad_final", index) if plan.final else zero
                 lines.append(f"{self.row(self.carried(name))} = {first}")
         lines += [f"{self._param_sum(param, k)} = {zero}" for k, param in enumerate(plan.learn)]
+        if plan.spec.feedback is not None:
+            lines.append(f"{self.row(self._back)} = {zero}")
         return ["for i in range(count):", *indented(lines)] if lines else []
 
     def _last_cotangents(self) -> List[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import List
+from functools import partial
+from typing import Callable, Dict, List
 
 from spikecore.kernels import ForwardPlan
-from spikecore.kernels.writing import indented, state_leaf
+from spikecore.kernels.writing import indented, input_leaf, state_leaf
+from spikecore.lang import Node
 from spikecore_numba.writer import HEAD, Source, Store, Writer
 
 
@@ -16,18 +18,51 @@ class ForwardWriter(Writer):
 
     def __init__(self, plan: ForwardPlan) -> None:
         super().__init__(plan, "forward", plan.roots)
+        #: The rows of the last output and of what comes back of it, where there is feedback.
+        self._last, self._back = self.free("last"), self.free("back")
 
     def source(self) -> Source:
         """The kernel."""
+        fed = self.plan.spec.feedback is not None
         # one loop computes outputs and states, so that what both need is computed once
-        stores = [*self._outputs(), *self._states()]
+        stores, loads = [*self._outputs(), *self._states()], self.step_loads()
+        if fed:
+            self._feed(stores, loads)
         body = [
             *self.starting(self.program.states),
+            *(self._first_output() if fed else ()),
             "for t in range(steps):",
-            *indented(self.loop(stores, self.step_loads())),
+            *indented(self._coming_back() if fed else ()),
+            *indented(self.loop(stores, loads)),
             *(self._ending() if self.plan.final else ()),
         ]
         return self.finished(HEAD, body)
+
+    # -- feedback
+
+    def _feed(self, stores: List[Store], loads: Dict[Node, Callable[[], str]]) -> None:
+        """Have a step read what comes back, too, and keep its output for the next one."""
+        leaf = input_leaf(self.program.inputs[0])
+        loads[leaf] = partial("{} + {}".format, loads[leaf](), self.row(self._back))
+        stores.append((self.program.outputs[0], f"{self.row(self._last)} = {{}}"))
+        if self.plan.checkpoints:
+            # backward begins with what the program was given
+            stores.append((leaf, f"{self.all(f'{self.local[leaf]}_fed', 'checkpoints', 0)} = {{}}"))
+
+    def _first_output(self) -> List[str]:
+        """The loop that gives the row of the last output its first values."""
+        zero, given = self.printer.number(0.0), self.plan.has_initial_state
+        first = self.one("last_start", "state", len(self.program.states)) if given else zero
+        return ["for i in range(count):", f"    {self.row(self._last)} = {first}"]
+
+    def _coming_back(self) -> List[str]:
+        """The loops of what comes back of the last output."""
+        feedback, bias = self.plan.spec.feedback, self.printer.number(0.0)
+        if feedback is not None and feedback.bias:
+            bias = f"{self.argument('biases', 'pointer', 'params', len(self.program.params) + 1)}[i]"
+        return self.product(self._back, self._last, bias)
+
+    # -- results
 
     def _outputs(self) -> List[Store]:
         tensors = [self.all(self.output_name(k), "outputs", k) for k in range(len(self.program.outputs))]

@@ -116,6 +116,26 @@ class Writer(KernelWriter):
         storage = STORAGE.get(self.plan.dtype)
         return f"{target} = to_{storage}({{}})" if storage else f"{target} = {{}}"
 
+    # -- what comes back
+
+    def product(self, into: str, of: str, first: str) -> List[str]:
+        """Lines that set a row to ``first`` and add, for each neuron of a row of the batch, its number in the row
+        ``of`` times its row of the weight. Neurons whose number is 0 are skipped.
+        """
+        index = len(self.program.params)
+        weights = self.argument("weights", "pointer", "params", index)
+        # the neurons of a block are those of a row of the batch, so the weight has as many rows and columns
+        return [
+            "for i in range(count):",
+            f"    {self.row(into)} = {first}",
+            "for j in range(count):",
+            f"    factor = {self.row(of).replace('+ i]', '+ j]')}",
+            f"    if factor != {self.printer.number(0.0)}:",
+            "        beside = j * count",
+            "        for i in range(count):",
+            f"            {self.row(into)} += factor * {weights}[beside + i]",
+        ]
+
     # -- lines
 
     def _opening(self) -> List[str]:

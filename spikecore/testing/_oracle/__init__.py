@@ -4,7 +4,7 @@ Nothing here uses spikecore.lang, a backend, torch, or automatic differentiation
 by being made twice.
 """
 
-from spikecore.testing._oracle import normalised
+from spikecore.testing._oracle import normalised, recurrent
 from spikecore.testing._oracle.neurons import ALIF, EIF, IF, KLIF, LI, LIF, PLIF, QIF, Izhikevich, Leaky, Synaptic
 from spikecore.testing._oracle.surrogates import SURROGATES, Derivative
 from spikecore.testing._oracle.through_time import Array, Gradients, Oracle, Step, Trajectory, adjoint, run
@@ -30,5 +30,6 @@ __all__ = [
     "Trajectory",
     "adjoint",
     "normalised",
+    "recurrent",
     "run",
 ]

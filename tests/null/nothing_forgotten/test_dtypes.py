@@ -23,7 +23,7 @@ from places import (
 )
 from spikecore import dtypes
 from spikecore._shell.needs import lacking
-from spikecore.backend import Capabilities, Spec
+from spikecore.backend import Capabilities, Feedback, Spec
 from spikecore.lang import Node, Program
 from spikecore.testing._tolerances import EXACT_STEPS, TOLERANCES
 
@@ -143,7 +143,7 @@ def asked() -> Set[str]:
     program = Program("All", outputs=[x, v], next=[p], initial=[v], **names)
     found: Set[str] = set()
     for row, kind in itertools.product(dtypes.TABLE, ("channel", "full")):
-        spec = Spec(row.dtype, 1, (kind,), learn=("p",))
+        spec = Spec(row.dtype, 1, (kind,), learn=("p",), feedback=Feedback())
         found |= {*lacking(Capabilities(), program, spec, gradients=True, state_gradients=True, record=True)}
     return found
 

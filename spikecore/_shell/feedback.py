@@ -1,0 +1,112 @@
+"""A neuron whose last output comes back through a matrix, as one call of a backend over all steps.
+
+Whether a call can be that is found out by its tensors and by what the backend declares (:func:`why_not`); whoever has
+the neuron and the matrix, :class:`~spikecore.neurons.Recurrent`, else computes one step after the other.
+"""
+
+from __future__ import annotations
+
+from typing import List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from spikecore._base.autocast import autocast_dtype
+from spikecore._shell import checks, marked, parameters, processes, ranges
+from spikecore._shell.prologue import Prologued
+from spikecore.backend import FEEDBACK_BIAS, FEEDBACK_WEIGHT, Feedback, Tensors
+from spikecore.lang._plain import PLAIN, is_plain
+
+
+class Matrix(NamedTuple):
+    """What outputs come back through: ``y @ weight.T + bias``."""
+
+    weight: Tensor
+    bias: Optional[Tensor]
+
+    @property
+    def tensors(self) -> Tensors:
+        """The tensors that there are."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+
+class FedBack(Prologued):
+    """A neuron that may be fed back."""
+
+    def _why_not(self, x: Tensor, state: Optional[Tensors], matrix: Matrix) -> str:
+        if not is_plain(x):
+            return "torch traces or transforms the call, or x is no plain tensor"
+        if self._prologue is not None:
+            return f"{type(self).__name__} normalises its input"
+        others = (*(state or ()), *matrix.tensors)
+        if any(type(value) not in PLAIN or value.device != x.device for value in others):
+            return "weight, bias or state is no plain tensor beside x"
+        width = x.shape[-1] if x.ndim > 1 else 0
+        if matrix.weight.shape != (width, width) or (matrix.bias is not None and matrix.bias.shape != (width,)):
+            return "linear does not keep the shape of a step"
+        if not x.numel():
+            return "x is empty"
+        dtype = matrix.weight.dtype
+        if any(value.dtype != dtype for value in matrix.tensors) or torch.promote_types(x.dtype, dtype) != x.dtype:
+            return f"the weight is {dtype} and x is {x.dtype}"
+        if autocast_dtype(x.device.type) is None and dtype != x.dtype:
+            return f"the weight is {dtype} and x is {x.dtype}"
+        device = x.device.type
+        resolved = self._bind(device)
+        if not resolved.backend.capabilities_on(device).recurrent:
+            return f"backend {resolved.backend.name!r} does not declare recurrent"
+        return ""
+
+    def _fed_back(
+        self, x: Tensor, state: Optional[Tensors], matrix: Matrix, record: Tuple[str, ...], final: bool
+    ) -> Tuple[Tensor, Optional[Tensors], Tensors]:
+        owner = type(self).__name__
+        self._follow()
+        named = self._values()
+        if self._parameters and self._ranges:
+            named = ranges.kept(named, self._parameters, self._ranges)
+        if self._buffers and self._ranges:
+            self._check_tensors()
+        checks.same_device(owner, x.device, named)
+        processes.check_gathered(owner, x, named)
+        processes.check_split(self)
+        values, kinds = parameters.place(owner, named, x.shape[1:], self.channel_dim)
+        grad = torch.is_grad_enabled()
+        learn: List[str] = []
+        if grad:
+            learnable = [*named, (FEEDBACK_WEIGHT, matrix.weight), (FEEDBACK_BIAS, matrix.bias)]
+            learn = [name for name, value in learnable if isinstance(value, Tensor) and value.requires_grad]
+        gradients = grad and x.requires_grad
+        given = grad and state is not None and any(value.requires_grad for value in state)
+        state_gradients = given or (final and (gradients or bool(learn)))
+        spec = (x.dtype, None, kinds, tuple(learn), final, Feedback(matrix.bias is not None))
+        kind = self._find(x.device.type, spec, gradients, state_gradients, bool(record), self._cache.stamp)
+        self._settle()
+        outputs, end, trace = self._cache.runners[kind]((x,), state, (*values, *matrix.tensors), record)
+        if marked.readers:
+            marked.note(self._cache.program, outputs, self._cache.bound)
+        return outputs[0], end, trace
+
+
+def under_autocast(x: Tensor, matrix: Matrix) -> Matrix:
+    """The matrix as autocast would have its product with an output of the dtype of ``x``."""
+    dtype = autocast_dtype(x.device.type)
+    # autocast leaves float64 as it is
+    if dtype is None or torch.float64 in (x.dtype, *[value.dtype for value in matrix.tensors]):
+        return matrix
+    return Matrix(*[None if value is None else value.to(dtype) for value in matrix])  # type: ignore[arg-type]  # the weight is there
+
+
+def why_not(neuron: FedBack, x: Tensor, state: Optional[Tensors], matrix: Matrix) -> str:
+    """Why a call cannot be one call of the backend, "" if it can.
+
+    ``state``: the states of the neuron in its order, then the last output; None at rest.
+    """
+    return neuron._why_not(x, state, matrix)
+
+
+def fed_back(
+    neuron: FedBack, x: Tensor, state: Optional[Tensors], matrix: Matrix, record: Sequence[str], final: bool
+) -> Tuple[Tensor, Optional[Tensors], Tensors]:
+    """All steps of ``x`` ``[T, ..., H]``: output, states as they were given if ``final``, recorded states."""
+    return neuron._fed_back(x, state, matrix, tuple(record), final)

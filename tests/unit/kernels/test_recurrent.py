@@ -1,0 +1,152 @@
+"""Feedback through a matrix on kernel backends that know nothing of it: a launch for each step, a node for a call."""
+
+from __future__ import annotations
+
+import pkgutil
+import types
+from dataclasses import replace
+from typing import Any, Dict, List, Optional, Tuple
+
+import pytest
+import torch
+from torch import nn
+
+import spikecore as sc
+from kernel_loop import Loop, bound
+from spikecore.testing._loopback import installed
+from spikecore_torch.backend import TorchBackend
+
+_module: Any = types.ModuleType("flat")
+_text = (pkgutil.get_data("spikecore._scaffold", "templates/kernel.template") or b"").decode()
+exec(_text.replace("@Class@", "Flat").replace("@name@", "flat").replace("@package@", "flat"), _module.__dict__)
+
+
+class Flat(_module.Flat):  # type: ignore[misc, name-defined]  # its base is made of text
+    """Launches that return their results."""
+
+    name = "flat_fed"
+    capabilities = replace(_module.Flat.capabilities, recurrent=True)
+
+
+def net_of(neuron: Any, width: int, dtype: torch.dtype, bias: bool = True) -> Any:
+    """A recurrent layer whose weights are multiples of 1/8."""
+    torch.manual_seed(width)
+    linear = nn.Linear(width, width, bias=bias).to(dtype)
+    with torch.no_grad():
+        for value in linear.parameters():
+            value.copy_((value * 24).round() / 8)
+    return sc.Recurrent(neuron, linear, fused=True).to(dtype)
+
+
+def called(
+    net: Any,
+    x: torch.Tensor,
+    state: Optional[Dict[str, torch.Tensor]],
+    record: Tuple[str, ...],
+    absent: Tuple[int, ...],
+) -> List[Optional[torch.Tensor]]:
+    """Everything that a call gives, and every gradient; no cotangent for the results of these numbers."""
+    x = x.detach().requires_grad_()
+    start = None if state is None else {k: v.detach().requires_grad_() for k, v in state.items()}
+    out, final, *trace = net.run(x, state=start, record=record)
+    results = [out, *final.values(), *(trace[0].values() if trace else ())]
+    torch.manual_seed(5)
+    grads = [torch.rand(one.shape, dtype=one.dtype) for one in results]
+    wanted = [x, *(start.values() if start else ()), *net.parameters()]
+    there = [k for k in range(len(results)) if k not in absent]
+    found = torch.autograd.grad([results[k] for k in there], wanted, [grads[k] for k in there], allow_unused=True)
+    return [*(one.detach() for one in results), *found]
+
+
+@pytest.mark.parametrize("absent", [(), (0,), (1, 2, 3), (0, 1, 2, 4)])
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("shape", [(1, 2, 3), (18, 3, 4), (41, 5), (6, 2, 2, 3)])
+@pytest.mark.parametrize("backend", ["loop", "chunked", "flat"])
+def test_values_and_gradients_are_those_of_the_reference(
+    backend: str, shape: Tuple[int, ...], given: bool, absent: Tuple[int, ...]
+) -> None:
+    """With parameters of every kind, a record, a given state or none, and cotangents of some results alone."""
+    width, step = shape[-1], shape[1:]
+
+    def neuron() -> Any:
+        torch.manual_seed(1)
+        full = torch.rand(step) + 1.5  # of a step's shape: one for each neuron of each row
+        values = {"tau": full if len(step) > 1 else 2.0, "rho": torch.rand(width) * 0.5, "beta": torch.tensor(0.25)}
+        return sc.ALIF(**values, learn=("tau", "rho", "beta", "threshold"), channel_dim=-1)
+
+    torch.manual_seed(2)
+    x = torch.randn(shape, dtype=torch.float64) * 2
+    state = {name: torch.rand(step, dtype=torch.float64) for name in ("v", "a", "feedback")} if given else None
+    right = net_of(neuron(), width, torch.float64)
+    bound(right.neuron, TorchBackend())
+    expected = called(right, x, state, ("v", "a"), absent)
+    mine = net_of(neuron(), width, torch.float64)
+    if backend == "flat":
+        with installed(Flat, ("cpu",)) as name:
+            sc.set_backend(mine, name)
+            found = called(mine, x, state, ("v", "a"), absent)
+    else:
+        bound(mine.neuron, Loop(4 if backend == "chunked" else 0))
+        found = called(mine, x, state, ("v", "a"), absent)
+    assert mine.looped == ""
+    for ours, one in zip(found, expected):
+        assert (ours is None) == (one is None) or not bool((one if ours is None else ours).any())
+        if ours is not None and one is not None:
+            torch.testing.assert_close(ours, one, rtol=1e-10, atol=1e-12)
+
+
+def test_a_start_that_is_learnt_gets_its_gradient() -> None:
+    """The initial state is a parameter, through all steps."""
+
+    class Started(sc.Neuron):
+        states = {"v": "start"}
+        params = {"start": 0.25, "threshold": 1.0}
+
+        def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+            h = 0.5 * s.v + x
+            z = self.spike(h - p.threshold)
+            return z, {"v": h - z}
+
+    grads = []
+    for backend in (Loop(), TorchBackend()):
+        net = net_of(Started(learn=("start",)), 3, torch.float64)
+        bound(net.neuron, backend)
+        out = net(torch.linspace(-1, 2, 30, dtype=torch.float64).view(5, 2, 3))
+        (out * torch.linspace(0, 1, 30).view(5, 2, 3)).sum().backward()
+        grads.append(net.neuron.start.grad)
+        assert net.looped == ""
+    assert grads[0].item() != 0.0
+    torch.testing.assert_close(grads[0], grads[1])
+
+
+def test_what_is_kept_for_backward() -> None:
+    """What the neuron was given at each step, and states after every root of the steps; the input itself is not."""
+    kept: List[Tuple[int, ...]] = []
+    net = net_of(sc.ALIF(), 4, torch.float32)
+    bound(net.neuron, Loop())
+    x = torch.randn(400, 2, 4, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(tuple(t.shape)) or t, lambda t: t):
+        out = net(x)
+    # u and the output; v and a after 20, 40, ..., 380 steps; v, a and the last output before the first; weight, bias
+    assert sorted(kept) == sorted([(400, 2, 4)] * 2 + [(19, 2, 4)] * 2 + [(2, 4)] * 3 + [(4, 4), (4,)])
+    out.sum().backward()
+    kept.clear()
+    net.linear.requires_grad_(False)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(tuple(t.shape)) or t, lambda t: t):
+        net(x)
+    assert kept.count((400, 2, 4)) == 1
+
+
+def test_backward_runs_twice_and_reads_no_argument_that_changed() -> None:
+    """Twice with retain_graph; a weight that was changed in place before backward is an error of torch's."""
+    net = net_of(sc.LIF(), 3, torch.float32)
+    bound(net.neuron, Loop())
+    x = torch.randn(5, 2, 3, requires_grad=True)
+    out = net(x)
+    first = torch.autograd.grad(out.sum(), [x, net.linear.weight], retain_graph=True)
+    again = torch.autograd.grad(out.sum(), [x, net.linear.weight], retain_graph=True)
+    assert all(torch.equal(a, b) for a, b in zip(first, again))
+    with torch.no_grad():
+        net.linear.weight.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()

@@ -1,0 +1,214 @@
+"""Recurrent: which calls are one call of the backend, and which are a loop over the steps, with the same results."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+import spikecore as sc
+from spikecore.testing._loopback import EVERYTHING, Loopback, installed
+
+T, B, C = 8, 3, 4
+
+
+def layer(linear: Any = None, neuron: Any = None, **options: Any) -> Any:
+    """A recurrent layer in float64 that is always the same."""
+    torch.manual_seed(0)
+    return sc.Recurrent(neuron or sc.LIF(1.7), linear or nn.Linear(C, C), **options).double()
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    """Normal numbers around 0.5."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.5
+
+
+class Masked(nn.Module):
+    """The lower triangle."""
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.tril()
+
+
+class Scaled(nn.Linear):
+    """A layer with a forward of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 0.5 * super().forward(x)
+
+
+class Own(sc.LIF):
+    """A neuron whose run does something else."""
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        return super().run(*args, **kwargs)
+
+
+def hooked() -> nn.Module:
+    linear = nn.Linear(C, C)
+    linear.register_forward_hook(lambda module, args, out: out * 2)
+    return linear
+
+
+@pytest.mark.parametrize(
+    ("net", "says"),
+    [
+        (lambda: layer(nn.Identity()), "linear is Identity"),
+        (lambda: layer(nn.Conv1d(C, C, 1)), "linear is Conv1d"),
+        (lambda: layer(Scaled(C, C)), "linear is Scaled"),
+        (lambda: layer(hooked()), "linear has hooks, which are called at every step"),
+        (lambda: layer(nn.utils.spectral_norm(nn.Linear(C, C))), "linear has hooks, which are called at every step"),
+        (lambda: layer(neuron=Own(1.7)), "Own has a run() of its own"),
+        (lambda: layer(fused=False), "fused=False was asked for"),
+    ],
+)
+def test_what_no_matrix_can_be_is_a_loop(net: Any, says: str) -> None:
+    """It says so, and where one call was asked for it is refused."""
+    made = net()
+    x = drawn(T, C, B) if isinstance(made.linear, nn.Conv1d) else drawn(T, B, C)
+    out = made(x)
+    assert (made.looped, out.shape) == (says, x.shape)
+    assert f"steps=a loop ({says})" in repr(made)
+    if made.fused is None:
+        made.fused = True
+        with pytest.raises(sc.Unsupported) as told:
+            made(x)
+        assert str(told.value) == f"Recurrent was to run all steps in one call (fused=True): {says}"
+
+
+def test_one_call_says_so() -> None:
+    """Before a call nothing is known; after it, in repr and in an explanation."""
+    net = layer()
+    assert net.looped is None
+    assert "steps" not in repr(net)
+    net(drawn(T, B, C))
+    assert net.looped == ""
+    assert "steps=one call" in repr(net)
+    assert "fused=True, steps=one call" in repr(copy.deepcopy(layer_called(fused=True)))
+    (seen,) = sc.explain(layer(neuron=sc.LIF(backend="torch")), drawn(T, B, C)).layers
+    assert seen.reason.endswith("; all steps in one call")
+    (seen,) = sc.explain(layer(nn.Identity(), neuron=sc.LIF(backend="torch")), drawn(T, B, C)).layers
+    assert seen.reason.endswith("; a loop over the steps: linear is Identity")
+
+
+def layer_called(**options: Any) -> Any:
+    net = layer(**options)
+    net(drawn(T, B, C))
+    return net
+
+
+def test_a_backend_without_it_is_given_single_steps() -> None:
+    """The loop computes, and one call is refused by name."""
+
+    class Plain(Loopback):
+        name = "plain"
+        capabilities = replace(EVERYTHING, recurrent=False)
+
+    x = drawn(T, B, C)
+    with installed(Plain) as name:
+        net = layer(neuron=sc.LIF(1.7, backend=name))
+        assert torch.equal(net(x), layer()(x))
+        assert net.looped == "backend 'plain' does not declare recurrent"
+        net.fused = True
+        with pytest.raises(sc.Unsupported, match="backend 'plain' does not declare recurrent$"):
+            net(x)
+
+
+def test_both_ways_have_the_same_numbers() -> None:
+    """Outputs, state, trace and gradients, from rest and from a state."""
+    x = drawn(T, B, C)
+    for state in (None, {"v": drawn(B, C), "a": drawn(B, C), "feedback": (drawn(B, C) > 0.5).double()}):
+        found = []
+        for fused in (True, False):
+            net = layer(neuron=sc.ALIF(learn=("rho",)), fused=fused)
+            out, end, trace = net.run(x, state=state, record=("a",))
+            (out.sum() + end["feedback"].sum() * 2 + end["v"].sum() + trace["a"].square().sum()).backward()
+            found.append([out, *end.values(), trace["a"], *(p.grad for p in net.parameters())])
+        torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-13)
+        assert torch.equal(found[0][0], found[1][0])
+
+
+def test_a_parametrisation_is_computed_once_a_call() -> None:
+    """And its gradient flows to what it is computed from."""
+    calls = []
+
+    class Counted(Masked):
+        def forward(self, weight: torch.Tensor) -> torch.Tensor:
+            calls.append(1)
+            return super().forward(weight)
+
+    linear = nn.Linear(C, C)
+    net = layer(linear)
+    parametrize.register_parametrization(linear, "weight", Counted())
+    calls.clear()
+    net(drawn(T, B, C)).sum().backward()
+    assert (net.looped, len(calls)) == ("", 1)
+    grad = linear.parametrizations.weight.original.grad
+    assert grad.tril().any()
+    assert not grad.triu(1).any()
+
+
+def test_second_derivatives_of_the_reference() -> None:
+    """By the reference they are right, against finite differences."""
+    net, x = layer(neuron=sc.LI(2.0)), drawn(3, 2, C).requires_grad_()
+    weight = net.linear.weight
+
+    def called(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return net(x).square()
+
+    assert torch.autograd.gradcheck(called, (x, weight))
+    assert torch.autograd.gradgradcheck(called, (x, weight))
+    assert net.looped == ""
+
+
+def test_dtypes_that_do_not_fit_are_left_to_the_loop() -> None:
+    """Where torch multiplies, it is its product; where it does not, it is its error."""
+    net = layer()
+    with pytest.raises(RuntimeError, match="dtype"):
+        net(drawn(T, B, C).float())
+    assert net.looped == "the weight is torch.float64 and x is torch.float32"
+    single = layer().float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = single(drawn(T, B, C).float())
+        single.fused = False
+        assert torch.equal(single(drawn(T, B, C).float()), out)
+    assert out.dtype == torch.float32
+    single.fused = None
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        single(drawn(T, B, C).float())
+    assert single.looped == ""
+
+
+def test_transforms_and_traces_take_the_loop() -> None:
+    """torch.func and torch.jit.trace follow operations of torch."""
+    net, x = layer(neuron=sc.LI(2.0)), drawn(T, B, C)
+    grad = torch.func.grad(lambda x: net(x).square().sum())(x)
+    assert net.looped is not None
+    assert net.looped.startswith("torch traces or transforms the call")
+    leaf = x.clone().requires_grad_()
+    net(leaf).square().sum().backward()
+    assert leaf.grad is not None
+    torch.testing.assert_close(grad, leaf.grad)
+
+
+def test_fused_is_checked() -> None:
+    """Where it is given and where it is set."""
+    with pytest.raises(TypeError, match="^Recurrent: fused='yes' must be True or False$"):
+        layer(fused="yes")
+    net = layer()
+    with pytest.raises(TypeError, match="^Recurrent: fused=1 must be True or False$"):
+        net.fused = 1
+
+
+def test_a_neuron_that_normalises_takes_the_loop() -> None:
+    """Its statistics are over all steps, of which a step with feedback knows none."""
+    neuron = sc.LIF(1.7)
+    sc.layers.NormNeuron(nn.BatchNorm1d(C).double(), neuron)
+    net = layer(neuron=neuron)
+    assert net(drawn(T, B, C)).shape == (T, B, C)
+    assert net.looped == "LIF normalises its input"
