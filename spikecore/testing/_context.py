@@ -113,7 +113,7 @@ class _Counted:
         if name not in ("one_step", "direct"):
             raise AttributeError(name)
         found = getattr(self.runner, name)
-        return self._counting(found) if name == "one_step" else lambda views: self._counting(found(views))
+        return self._counting(found) if name == "one_step" else lambda *given: self._counting(found(*given))
 
     def _counting(self, call: Any) -> Any:
         def counting(*args: Any) -> Any:
