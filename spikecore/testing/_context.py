@@ -120,6 +120,7 @@ class _Counted:
             self.calls.append(self.name)
             return call(*args)
 
+        counting.projects = getattr(call, "projects", False)  # type: ignore[attr-defined]  # functions take attributes
         return counting if call is not None else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Dict, Sequence
 
+import numpy as np
 import torch
 
 from spikecore.testing._case import Collection
@@ -114,6 +115,14 @@ def add_to(cases: Collection) -> None:
         clamped,
         (*_LEARN, *channel),
     )
+    for word, shape, more in (("", (), ()), ("-channel", _CHANNELS, channel)):
+        cases.add(
+            f"parameters/ranges{word}",
+            one,
+            "learnt parameters that left their ranges between two calls are put back before they are computed with",
+            partial(ranged, shape=shape),
+            (*_LEARN, *more),
+        )
     cases.add(
         "parameters/many", one, "a shared parameter's gradient is summed over many neurons and steps", many, _LEARN
     )
@@ -226,6 +235,28 @@ def clamped(context: Context) -> None:
     beta[:] = (-0.25, 0.0, 0.25, 0.5, 0.75, 1.0, 1.25)
     for reset in ("hard", "soft"):
         learn(Subject(context, "leaky", reset, values={"beta": beta}, learn=("beta", "threshold"), bounds=None))
+
+
+def ranged(context: Context, shape: Sequence[int]) -> None:
+    """tau and the threshold of LIF below and above their ranges, after a call that was checked; calls put them back."""
+    bounds = {"tau": (1.5, 4.0), "threshold": (0.75, 1.25)}
+    given = {name: np.asarray(spread(value, shape)) for name, value in (("tau", 2.7), ("threshold", 0.9))}
+    given["threshold"] = np.asarray(given["threshold"].clip(*bounds["threshold"]))
+    s = Subject(context, "lif", "hard", values=given, learn=tuple(bounds), bounds=bounds)
+    learn(s)
+    for again in range(2):
+        outside = {name: value.copy() for name, value in given.items()}
+        for name, sign in (("tau", -1), ("threshold", 1)):
+            outside[name].reshape(-1)[again :: 1 + again] += sign * 5.0
+            s.neuron.get_parameter(name).data.copy_(torch.from_numpy(outside[name]))
+        inside = {name: np.asarray(value.clip(*bounds[name])) for name, value in outside.items()}
+        s.neuron.zero_grad(set_to_none=True)
+        draw = 1 + again
+        learn(Subject(context, "lif", "hard", values=inside, learn=tuple(bounds), neuron=s.neuron, draw=draw))
+        # PopTorch keeps what it trains, and computes with the nearest value
+        if context.device.type != "ipu":
+            for name, value in inside.items():
+                same(name, f"{s.of} after a call", as_array(s.neuron.get_parameter(name)), value)
 
 
 def many(context: Context) -> None:
