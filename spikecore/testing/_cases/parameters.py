@@ -115,14 +115,9 @@ def add_to(cases: Collection) -> None:
         clamped,
         (*_LEARN, *channel),
     )
-    for word, shape, more in (("", (), ()), ("-channel", _CHANNELS, channel)):
-        cases.add(
-            f"parameters/ranges{word}",
-            one,
-            "learnt parameters that left their ranges between two calls are put back before they are computed with",
-            partial(ranged, shape=shape),
-            (*_LEARN, *more),
-        )
+    text = "learnt parameters that left their ranges between two calls are put back before they are computed with"
+    cases.add("parameters/ranges", one, text, partial(ranged, shape=()), _LEARN)
+    cases.add("parameters/ranges-channel", one, text, partial(ranged, shape=_CHANNELS), (*_LEARN, *channel))
     cases.add(
         "parameters/many", one, "a shared parameter's gradient is summed over many neurons and steps", many, _LEARN
     )
