@@ -16,6 +16,9 @@ FLOOR_TORCH ?= torch==2.0.1
 # Tests run on every core; each worker takes neighbouring tests, which share what is made once for a module, and compile
 # the same kernels. PARALLEL= for one process.
 PARALLEL ?= -n auto --dist worksteal
+# Bytecode is kept, even where the environment says otherwise, as that of container images does: tests begin hundreds of
+# processes, each of which would compile spikecore anew (0.3 s), and pytest every test file.
+unexport PYTHONDONTWRITEBYTECODE
 # Threads that wait do not keep a core busy that another worker needs.
 export OMP_WAIT_POLICY ?= PASSIVE
 
