@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import cached_property
 from math import gcd
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
 
-from spikecore.backend import Bits, Whole
+from spikecore.backend import Bits, Spec, Whole
 from spikecore.kernels import (
     BackwardLaunch,
     BackwardPlan,
@@ -22,16 +22,16 @@ from spikecore.kernels import (
 from spikecore.kernels.writing import BACKWARD_GROUPS, FORWARD_GROUPS, Places
 from spikecore_cupy import CAPABILITIES
 from spikecore_cupy.chunks import chunk_length
+from spikecore_cupy.derivative import normalises
 from spikecore_cupy.device import Kernel, shared
-from spikecore_cupy.lines import BLOCK
+from spikecore_cupy.divisors import divisors, is_power_of_two
+from spikecore_cupy.forms import form_of
 from spikecore_cupy.packing import Packer
-from spikecore_cupy.parts import CHUNK, Form
+from spikecore_cupy.parts import CHUNK
 from spikecore_cupy.source import print_kernel
+from spikecore_cupy.statistics import Statistics
+from spikecore_cupy.sums import Totals, arrangement
 
-#: Registers of a thread for values of all steps of a chunk, so that enough threads fit on a multiprocessor.
-REGISTERS = 64
-#: The same where there are several chunks, and the compiler is told how many blocks should fit.
-CHUNK_REGISTERS = 72
 #: Neurons that are computed side by side where threads add up what several of theirs give: enough for many waves of
 #: blocks on any GPU, and so few that their sums are a small part of the memory that a call moves. The same on every
 #: GPU, since the order of a sum decides its bits.
@@ -65,6 +65,9 @@ class CupyBackend(KernelBackend):
         learnt = [plan.kinds[name] for name in plan.learn]
         return Launcher(self.kernel, plan, BACKWARD_GROUPS, learnt)
 
+    def statistics(self, spec: Spec) -> Statistics:
+        return Statistics(self.kernel, spec)
+
     def text(self, plan: Plan) -> str:
         return print_kernel(plan, form_of(plan)).text
 
@@ -77,35 +80,6 @@ class CupyBackend(KernelBackend):
     @cached_property
     def _packer(self) -> Packer:
         return Packer(self.kernel)
-
-
-def widest(plan: Plan) -> int:
-    """Neighbouring neurons of a thread, where memory allows: 8 bytes of inputs, and fewer for a backward kernel that
-    would need more than :data:`REGISTERS` for what it keeps of every step, but two at least.
-    """
-    bits = torch.finfo(plan.dtype).bits
-    width = max(1, 64 // bits)
-    if isinstance(plan, BackwardPlan):
-        most = REGISTERS if plan.spec.steps else CHUNK_REGISTERS
-        while width > 2 and width * _kept(plan) > most:
-            width //= 2
-    return width
-
-
-def form_of(plan: Plan) -> Form:
-    """The form of a plan's kernel where the number of steps, sizes and layouts of tensors allow any."""
-    width, blocks = widest(plan), 0
-    if isinstance(plan, BackwardPlan) and not plan.spec.steps and not plan.learn and plan.compute == torch.float32:
-        # what is kept, and what a step needs beside it; measured with one and with two states, not with fewer blocks
-        blocks = min(6, int(65536 // (BLOCK * (24 + width * _kept(plan)))))
-    return Form(width, blocks=blocks if blocks >= 5 else 0)
-
-
-def _kept(plan: BackwardPlan) -> float:
-    """Registers for what a backward kernel keeps of every step of a chunk, of one neuron."""
-    bits, word = torch.finfo(plan.dtype).bits, torch.finfo(plan.compute).bits
-    # 16-bit cotangents lie two to a register
-    return (plan.spec.steps or CHUNK) * (len(plan.cut) + sum(plan.outputs) * bits / word)
 
 
 class Launcher:
@@ -139,9 +113,15 @@ class Launcher:
         self._grouped = any(argument.kind == "span" for argument in source.arguments)
         self._sums, self._numbers = ([index for _, index in places.of(kind)] for kind in ("sum", "number"))
         self._params = groups.index("params")
-        self._kernels: Dict[Tuple[int, int], Any] = {}
+        self._kernels: Dict[Tuple[int, int, bool, bool], Any] = {}
+        #: Parameters that are products with reciprocals, where they are powers of two.
+        self._divisors = [plan.program.params.index(str(node.attr)) for node in divisors(plan)]
+        #: Threads of a block at most; a kernel on a CPU has one.
+        self._threads = min(self._form.threads, kernel.block)  # type: ignore[attr-defined]  # a class of kernels
+        #: What adds up the sums of blocks, where blocks add up channels.
+        self._totals = Totals(kernel, plan.compute) if normalises(plan) and {*learnt} == {"channel"} else None
 
-    def __call__(self, geometry: Geometry, *groups: Any) -> List[Tensor]:
+    def __call__(self, geometry: Geometry, *groups: Any) -> Sequence[Tensor]:
         """Launch on these tensors; gives the parameters' gradients in parts."""
         steps, neurons, channels = geometry
         columns = apart = 0
@@ -173,27 +153,39 @@ class Launcher:
             width = self._fitting(stride_bits, addresses)
         # every number of steps has chunks of one of four lengths: no more than four kernels
         length = 0 if self.fixed else chunk_length(steps)
-        kernel = self._kernels.get((width, length)) or self._compiled(width, length)
-        span = self._span(neurons, channels) if self._grouped else neurons
-        # rounded up: the last block has threads without neurons
-        blocks = -(-span // (kernel.block * width))
         x, params = groups[0][0], groups[self._params]
-        sums = []
-        if self.learnt:
+        powers = bool(self._divisors) and all(is_power_of_two(params[index]) for index in self._divisors)
+        arranged = None
+        if self._totals is not None:
+            arranged = arrangement(width, *channels[self._learnt_at[0]], self._threads)
+        key = (width, length, powers, arranged is not None)
+        kernel = self._kernels.get(key) or self._compiled(*key)
+        threads = self._threads if arranged is None else arranged.block
+        span = self._span(neurons, channels, width * threads) if self._grouped else neurons
+        # rounded up: the last block has threads without neurons
+        blocks = -(-span // (threads * width))
+        sums: Sequence[Tensor] = ()
+        if arranged is not None:
+            sums = x.new_empty((len(self.learnt), blocks * arranged.numbers), dtype=self.compute)
+        elif self.learnt:
             # sums of blocks or of threads, added up afterwards in a fixed order: the same bits at every run
             counts = [blocks if kind == "scalar" else span for kind in self.learnt]
             sums = [x.new_empty(count, dtype=self.compute) for count in counts]
-            pointers += [sums[index].data_ptr() for index in self._sums]
+        pointers += [sums[index].data_ptr() for index in self._sums]
         if self._channels:
             strides += [channels[index][which] for index, which in self._channels]
         if self._grouped:
             strides.append(span)
         if columns:
             strides.append(columns)
+        if arranged is not None:
+            strides += [arranged.lanes, arranged.period]
         numbers = [params[index] for index in self._numbers]
         sizes = (neurons,) if self.fixed else (neurons, steps)
-        kernel(blocks, x.get_device(), (*sizes, *pointers, *strides, *numbers))
-        return sums
+        kernel(blocks, x.get_device(), (*sizes, *pointers, *strides, *numbers), threads)
+        if arranged is None:
+            return sums
+        return self._totals(sums, channels[self._learnt_at[0]][1], arranged.inner)  # type: ignore[misc, arg-type]  # one
 
     def dense(self, geometry: Geometry, counts: Sequence[int]) -> Callable[[Sequence[Tensor], Sequence[Any]], Any]:
         """The launch of contiguous tensors: all that does not depend on where they are is found now."""
@@ -204,13 +196,13 @@ class Launcher:
         order = [-1 - index if group == self._params else starts[group] + index for group, index in self._pointers]
         # of dense tensors every stride is the neurons of a step
         constants = [neurons] * len(self._strides) + [channels[index][which] for index, which in self._channels]
-        span = self._span(neurons, channels) if self._grouped else neurons
+        span = self._span(neurons, channels, 0) if self._grouped else neurons
         if self._grouped:
             constants.append(span)
         length = 0 if self.fixed else chunk_length(steps)
         while neurons % width:
             width //= 2
-        kernel = self._kernels.get((width, length)) or self._compiled(width, length)
+        kernel = self._compiled(width, length)
         blocks = -(-span // (kernel.block * width))
         sizes, unaligned = (neurons,) if self.fixed else (neurons, steps), width * self._align - 1
 
@@ -245,12 +237,16 @@ class Launcher:
             width //= 2
         return width
 
-    def _span(self, neurons: int, channels: Channels) -> int:
-        """How far apart the groups of a thread are: about :data:`SPAN` neurons, and in the same channels."""
+    def _span(self, neurons: int, channels: Channels, whole: int) -> int:
+        """How far apart the groups of a thread are: in the same channels, and about :data:`SPAN` neurons, or as many as
+        the form's blocks of ``whole`` neurons have.
+        """
         unit = self._form.width
         for index in self._per_channel:
             inner, count = channels[index]
             unit *= inner * count // gcd(unit, inner * count)
+        if self._form.grid:
+            return min(neurons, max(1, self._form.grid * whole // unit) * unit)
         units = -(-neurons // unit)
         if neurons <= SMALL and units <= FEW and all(channels[index] == (1, unit) for index in self._per_channel):
             return unit
@@ -258,9 +254,10 @@ class Launcher:
         # all threads get as many groups, but for the last
         return min(neurons, -(-units // rounds) * unit)
 
-    def _compiled(self, width: int, length: int) -> Any:
+    def _compiled(self, width: int, length: int, powers: bool = False, sums: bool = False) -> Any:
         # printed when they first come: an odd size has a narrower kernel, and few lengths of chunks ever come
-        form = self._form._replace(width=width, length=length)
+        form = self._form._replace(width=width, length=length, powers=powers, sums=sums)
         source = print_kernel(self.plan, form)
-        kernel = self._kernels[width, length] = shared(self.kernel, source.name, source.text, source.types)
+        kernel = shared(self.kernel, source.name, source.text, source.types)
+        self._kernels[width, length, powers, sums] = kernel
         return kernel

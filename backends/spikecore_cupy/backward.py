@@ -26,7 +26,7 @@ class BackwardWriter(ChunkWriter):
         self._derivative = found = derivative(plan)
         # the kernel computes the adjoint, and again the states that it is computed from
         roots = [*found.roots, *plan.following.values()]
-        super().__init__(plan, "backward", form, roots, found.approximate)
+        super().__init__(plan, "backward", form, [*roots, *found.factors.values()], found.approximate)
         #: What is kept of every recomputed step of a chunk, by its name.
         self._kept = self.kept_values(found.cut)
         #: The states that are recomputed, those whose cotangents are carried, and the latter's variables.
@@ -37,6 +37,8 @@ class BackwardWriter(ChunkWriter):
         self._grouped = self.takes_groups(plan.learn)
         #: Learnt parameters of one value for all neurons: their gradient is summed over the threads of a block.
         self._scalars = [name for name in plan.learn if self.kinds[name] == "scalar"]
+        #: Learnt parameters per channel whose gradient is summed over the threads of a block.
+        self._summed = [name for name in plan.learn if form.sums and self.kinds[name] == "channel"]
 
     def source(self) -> Source:
         """The kernel."""
@@ -55,9 +57,11 @@ class BackwardWriter(ChunkWriter):
         until = "neurons"
         if self._grouped:
             until, each = self.argument("span", "span"), self.over_groups(each)
-        body = [*self.opening(), *self._zero_sums(), *each, *self._store_sums()]
+        scaled = [line for name, node in self._derivative.factors.items() for line in self._scaled(name, node)]
+        zero = self._zero_sums()
+        body = [*self.opening(), *([] if self._summed else zero), *each, *scaled, *self._store_sums()]
         functions = [step, adjoint] if self._kept else [adjoint]
-        if not self._scalars:
+        if not (self._scalars or self._summed):
             return self.finished(functions, [f"if ({self.first} >= {until}) return;", *body])
         # every thread of a block takes part in the sums, those without neurons, too
         sums, after = [], []
@@ -66,6 +70,11 @@ class BackwardWriter(ChunkWriter):
             tensor = self.argument(f"{total}s", "sum", "grad_params", self.plan.learn.index(name))
             sums.append(f"{self.real} {total} = {self.printer.number(0.0)};")
             after += [f"{total} = block_sum({total});", f"if (threadIdx.x == 0) {tensor}[blockIdx.x] = {total};"]
+        for name in self._summed:
+            after += self.block_sum(self._sum(name), self.plan.learn.index(name))
+        if self._summed:
+            sums += zero
+            after.insert(0, f"BLOCK_SHARED {self.real} {self.unique('parts')}[{self.form.threads} * V];")
         inside = [f"if ({self.first} < {until}) {{", *indented(body), "}"]
         return self.finished(functions, [*sums, *inside, *after])
 
@@ -183,11 +192,15 @@ class BackwardWriter(ChunkWriter):
         """Stores of the gradients of parameters, of which each neuron of a thread has a sum."""
         lines = []
         for k, name in enumerate(self.plan.learn):
-            if name not in self._scalars:
+            if name not in self._scalars and name not in self._summed:
                 total = self._sum(name)
                 tensor = self.argument(f"{total}s", "sum", "grad_params", k)
                 lines.append(f"store({tensor} + {self.first}, {total});")
         return lines
+
+    def _scaled(self, name: str, factor: Node) -> List[str]:
+        """The product of a sum with what is a factor of all its parts."""
+        return over_neurons([f"{self._sum(name)}[j] *= {self.at(factor)};"])
 
     # -- names
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import List, Sequence
 
 from spikecore.kernels.writing import indented
+from spikecore_cupy.groups import GroupWriter
 from spikecore_cupy.lines import over_steps
 from spikecore_cupy.parts import CHUNK, Stream
-from spikecore_cupy.writer import Writer
 
 #: The condition under which a chunk has all T steps.
 WHOLE = "whole"
@@ -27,7 +27,7 @@ def chunk_length(steps: int) -> int:
     return -(-steps // count)
 
 
-class ChunkWriter(Writer):
+class ChunkWriter(GroupWriter):
     """Writes loads and loops over steps: of one chunk whose length is a constant, or of any number of chunks."""
 
     def over_steps(self, lines: Sequence[str], backwards: bool = False) -> List[str]:

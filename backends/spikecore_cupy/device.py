@@ -123,11 +123,11 @@ class Kernel:
         self._functions: Dict[int, Tuple[int, Any]] = {}
         self._local = threading.local()
 
-    def __call__(self, blocks: int, device: int, arguments: List[Any]) -> None:
+    def __call__(self, blocks: int, device: int, arguments: Sequence[Any], threads: int = BLOCK) -> None:
         """Launch on torch's current stream of a device, which becomes the current one for the time of the launch."""
         if self._current() != device:
             with torch.cuda.device(device):
-                self(blocks, device, arguments)
+                self(blocks, device, arguments, threads)
             return
         try:
             buffer, extra, _, _ = self._local.buffers[device]
@@ -138,7 +138,7 @@ class Kernel:
         except OverflowError:
             self._pack_into(buffer, 0, *single(arguments))
         function = self._functions.get(device) or self._load(device)
-        self._launch(function[0], blocks, 1, 1, self.block, 1, 1, 0, self._stream(device), 0, extra)
+        self._launch(function[0], blocks, 1, 1, threads, 1, 1, 0, self._stream(device), 0, extra)
 
     def _buffer(self, device: int) -> Tuple[Any, int]:
         """Memory of this thread for arguments, and the address of what says where it is."""

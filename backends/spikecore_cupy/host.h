@@ -1,4 +1,5 @@
-// The names of CUDA on the CPU, so that the text of a kernel can be built by g++: a block has one thread.
+// The names of CUDA on the CPU, so that the text of a kernel can be built by g++: a block has one thread, or with THREADS
+// as many as a launch says, which wait for one another.
 #pragma once
 
 #include <math.h>
@@ -11,7 +12,18 @@
 
 struct Index { unsigned x; };
 static thread_local Index blockIdx;
+#ifdef THREADS
+#include <pthread.h>
+static thread_local Index threadIdx;
+static Index blockDim;
+static pthread_barrier_t barrier;
+#define BLOCK_SHARED static
+#define BLOCK_WAIT() pthread_barrier_wait(&barrier)
+#else
 static const Index threadIdx = {0}, blockDim = {1};
+#define BLOCK_SHARED static thread_local
+#define BLOCK_WAIT()
+#endif
 
 inline int __syncthreads_or(int x) { return x; }
 

@@ -13,18 +13,19 @@ import subprocess
 import tempfile
 import weakref
 from pathlib import Path
-from typing import Any, List, Optional, Sequence
+from typing import Any, Optional, Sequence
 
 from spikecore.backend import BackendError
 from spikecore.kernels import cache
 from spikecore_cupy.backend import CupyBackend
 from spikecore_cupy.custom import ElementwiseKernel, ScanKernel
 from spikecore_cupy.device import HEADER, header, layout_of, single
+from spikecore_cupy.lines import BLOCK
 
 _KIND = "cupy-host"
 #: Nothing that reorders or contracts arithmetic. The headers are those of C alone: NVRTC has no others either, and
 #: C++'s math.h is 20000 lines, which take two thirds of the time of a build.
-OPTIONS = ("-std=c++17", "-nostdinc++", "-O0", "-ffp-contract=off", "-fPIC", "-shared", "-w")
+OPTIONS = ("-std=c++17", "-nostdinc++", "-O0", "-ffp-contract=off", "-fPIC", "-shared", "-w", "-pthread")
 
 
 def reason() -> Optional[str]:
@@ -35,24 +36,31 @@ def reason() -> Optional[str]:
 class HostKernel:
     """A kernel of one text. ``types`` are the C types of its arguments."""
 
-    #: Threads of a block. With one, a sum over a block needs no other thread, and blocks can run one after the other.
+    #: Threads of a block at most. With one, a sum over a block needs no other thread.
     block = 1
 
     def __init__(self, name: str, text: str, types: Sequence[str]) -> None:
         self._pack = struct.Struct(layout_of(types)).pack
-        library = _loaded(name, f"{text}{_entry(name, types)}")
+        threads = "#define THREADS\n" if self.block > 1 else ""
+        library = _loaded(name, f'{threads}#include "host.h"\n{text}{_entry(name, types, self.block > 1)}')
         # ctypes never unloads a library: a session of tests would keep every kernel that it built
         weakref.finalize(self, _ctypes.dlclose, library._handle)
         self._launch = library.launch
-        self._launch.argtypes, self._launch.restype = (ctypes.c_uint, ctypes.c_char_p), None
+        self._launch.argtypes, self._launch.restype = (ctypes.c_uint, ctypes.c_char_p, ctypes.c_uint), None
 
-    def __call__(self, blocks: int, device: int, arguments: List[Any]) -> None:
+    def __call__(self, blocks: int, device: int, arguments: Sequence[Any], threads: int = 0) -> None:
         """Run all blocks."""
         try:
             packed = self._pack(*arguments)
         except OverflowError:
             packed = self._pack(*single(arguments))
-        self._launch(blocks, packed)
+        self._launch(blocks, packed, threads or self.block)
+
+
+class HostBlocks(HostKernel):
+    """The same with as many threads for each block as on a GPU: for sums over the threads of a block."""
+
+    block = BLOCK
 
 
 class HostBackend(CupyBackend):
@@ -74,14 +82,42 @@ class HostScanKernel(ScanKernel):
     kernel = HostKernel
 
 
-def _entry(name: str, types: Sequence[str]) -> str:
-    """A function that runs a kernel for every block."""
+class HostBlocksBackend(HostBackend):
+    """The same, with all threads of a block: slow."""
+
+    name = "cupy_host_blocks"
+    kernel = HostBlocks
+
+
+def _entry(name: str, types: Sequence[str], threaded: bool) -> str:
+    """A function that runs a kernel for every block, one after the other."""
     fields = " ".join(f"{kind} a{k};" for k, kind in enumerate(types))
     values = ", ".join(f"a->a{k}" for k in range(len(types)))
+    run = f"for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {name}({values});"
+    if not threaded:
+        return f"""
+struct Arguments {{ {fields} }};
+extern "C" void launch(const unsigned blocks, const Arguments* a, unsigned) {{
+    {run}
+}}
+"""
+    # every thread runs all blocks, and waits for the others at the end of each
     return f"""
 struct Arguments {{ {fields} }};
-extern "C" void launch(const unsigned blocks, const Arguments* a) {{
-    for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {name}({values});
+static const Arguments* a;
+static unsigned blocks;
+static void* all_blocks(void* which) {{
+    threadIdx.x = (unsigned)(size_t)which;
+    {run.replace(f"{name}(", "{ " + f"{name}(").replace(");", "); BLOCK_WAIT(); }", 1)}
+    return 0;
+}}
+extern "C" void launch(const unsigned count, const Arguments* arguments, const unsigned threads) {{
+    pthread_t started[1024];
+    a = arguments, blocks = count, blockDim.x = threads;
+    pthread_barrier_init(&barrier, 0, threads);
+    for (unsigned k = 0; k < threads; ++k) pthread_create(started + k, 0, all_blocks, (void*)(size_t)k);
+    for (unsigned k = 0; k < threads; ++k) pthread_join(started[k], 0);
+    pthread_barrier_destroy(&barrier);
 }}
 """
 
@@ -89,7 +125,6 @@ extern "C" void launch(const unsigned blocks, const Arguments* a) {{
 def _loaded(name: str, text: str) -> ctypes.CDLL:
     """The library of a text, from disk or built now."""
     here = Path(__file__).parent
-    text = f'#include "host.h"\n{text}'
     host = (here / "host.h").read_text(encoding="utf-8")
     key = f"{cache.key_of(cache.meaning(text, '//'), host, header(), OPTIONS)}.so"
     # a library that is cut short would end the process where it is loaded, so it is verified before

@@ -20,11 +20,11 @@ def first_neuron(name: str = "i") -> str:
     return f"const long long {name} = V * (blockIdx.x * (long long)blockDim.x + threadIdx.x);"
 
 
-def head(name: str, blocks: int = 0) -> str:
+def head(name: str, blocks: int = 0, threads: int = BLOCK) -> str:
     """The first line of a kernel, before its arguments. The compiler may use all registers that a block leaves it, or
     those that so many blocks of a multiprocessor leave each.
     """
-    bounds = f"{BLOCK}, {blocks}" if blocks else f"{BLOCK}"
+    bounds = f"{threads}, {blocks}" if blocks else f"{threads}"
     return f'extern "C" __global__ void __launch_bounds__({bounds}) {name}('
 
 

@@ -6,6 +6,7 @@ from typing import List, NamedTuple, Tuple
 
 from spikecore.kernels.writing import Argument
 from spikecore.lang import Node
+from spikecore_cupy.lines import BLOCK
 
 #: Steps of a chunk at most, where there are several: more registers are left for threads than with 16, and backward was
 #: up to a fifth faster on an H200 (two states in bfloat16, T = 32: 0.76 of a copy's speed, and 0.68; LIF, T = 1000:
@@ -24,6 +25,16 @@ class Form(NamedTuple):
     blocks: int = 0
     #: Whether rows of neurons lie apart in the tensors of all steps.
     rows: bool = False
+    #: Threads of a block at most.
+    threads: int = BLOCK
+    #: Whether the gradients of parameters per channel are summed over the threads of a block.
+    sums: bool = False
+    #: Whether a thread takes its last group of neurons first.
+    down: bool = False
+    #: Whether the numbers that steps divide by are powers of two (:mod:`spikecore_cupy.divisors`).
+    powers: bool = False
+    #: Blocks of a launch at most, whose threads have several groups of neurons then; 0 for any number.
+    grid: int = 0
 
 
 class Source(NamedTuple):

@@ -8,7 +8,8 @@ import torch
 
 from spikecore.kernels.writing import KernelPrinter, negated_choice
 from spikecore.lang import Node
-from spikecore.lang.render import ATOM
+from spikecore.lang.render import ATOM, PRODUCT
+from spikecore_cupy.derivative import FUSED
 
 #: dtype -> its name in kernels.
 TYPES: Dict[torch.dtype, str] = {
@@ -23,16 +24,25 @@ class CudaPrinter(KernelPrinter):
     """CUDA C++ that NVRTC compiles without contraction (``--fmad=false``) and with IEEE division and square root.
 
     ``approximate`` are divisions that may be off by two units in the last place, ``numbers`` the parameters that are
-    numbers of surrogates, of which an approximate division is as quick as of a constant.
+    numbers of surrogates, of which an approximate division is as quick as of a constant, ``powers`` parameters that are
+    powers of two.
     """
 
     def __init__(
-        self, compute: torch.dtype, approximate: FrozenSet[Node] = frozenset(), numbers: Collection[str] = ()
+        self,
+        compute: torch.dtype,
+        approximate: FrozenSet[Node] = frozenset(),
+        numbers: Collection[str] = (),
+        powers: Collection[Node] = (),
     ) -> None:
         super().__init__(TYPES[compute])
-        self.approximate, self.numbers = approximate, numbers
+        self.approximate, self.numbers, self.powers = approximate, numbers, powers
 
     def template(self, node: Node) -> Tuple[int, str]:
+        if node.op == FUSED:
+            return ATOM, "multiply_add({0}, {1}, {2})"
+        if node.op == "div" and node.args[1] in self.powers:
+            return PRODUCT, "{0} * ({one} / {1})"
         if node not in self.approximate:
             binding, text = super().template(node)
             index = negated_choice(node)

@@ -87,6 +87,8 @@ template <> struct Pack<float16, 2> : Halves<float16, 2> {};
 template <> struct Pack<float16, 4> : Halves<float16, 4> {};
 template <> struct Pack<bfloat16, 2> : Halves<bfloat16, 2> {};
 template <> struct Pack<bfloat16, 4> : Halves<bfloat16, 4> {};
+template <> struct Pack<float16, 8> : Halves<float16, 8> {};
+template <> struct Pack<bfloat16, 8> : Halves<bfloat16, 8> {};
 
 template <int V, typename S> __device__ __forceinline__ Pack<S, V> load(const S* from) {
     return *reinterpret_cast<const Pack<S, V>*>(from);
@@ -112,16 +114,35 @@ __device__ __forceinline__ long long row_of(long long neuron, long long columns)
     return neuron / columns;
 }
 
-// A parameter with one number per channel, at the neurons i to i + V - 1; i is a multiple of V. A division for each of
-// them took longer than the memory of a short call.
+// Where the neurons i to i + V - 1 have their channels; i is a multiple of V. It is found once for all parameters: the
+// divisions for each of them took longer than the memory of a short call.
+template <int V> struct Channels {
+    long long first;
+    bool neighbours, same;
+};
+template <int V>
+__device__ __forceinline__ Channels<V> channels_of(long long i, long long inner, long long channels) {
+    return {channel(i, inner, channels), inner == 1 && channels % V == 0, inner % V == 0};
+}
+
+// A parameter with one number per channel, at the neurons i to i + V - 1.
 template <int V, typename R>
-__device__ __forceinline__ Pack<R, V> channel_values(const R* from, long long i, long long inner, long long channels) {
-    const long long first = channel(i, inner, channels);
-    if (inner == 1 && channels % V == 0) return load<V>(from + first);
+__device__ __forceinline__ Pack<R, V> channel_values(
+    const R* from, const Channels<V>& of, long long i, long long inner, long long channels
+) {
+    if (of.neighbours) return load<V>(from + of.first);
     Pack<R, V> found;
-    found[0] = from[first];
+    found[0] = from[of.first];
     #pragma unroll
-    for (int j = 1; j < V; ++j) found[j] = inner % V == 0 ? found[0] : from[channel(i + j, inner, channels)];
+    for (int j = 1; j < V; ++j) found[j] = found[0];
+    if (of.same) return found;
+    #pragma unroll 1
+    for (int j = 1; j < V; ++j) {
+        const R value = from[channel(i + j, inner, channels)];
+        // an index that the compiler does not know would put the pack into memory
+        #pragma unroll
+        for (int k = 1; k < V; ++k) found[k] = k == j ? value : found[k];
+    }
     return found;
 }
 
@@ -217,3 +238,100 @@ template <typename R> __device__ R block_sum(R x) {
 #else
 template <typename R> R block_sum(R x) { return x; }
 #endif
+
+// -- sums per channel over the threads of a block, in a fixed order
+
+#ifdef __CUDA_ARCH__
+#define BLOCK_SHARED __shared__
+#define BLOCK_WAIT() __syncthreads()
+#endif
+
+// Each thread has V neighbouring neurons, and a number of each. Where `lanes` neighbouring threads lie in one channel, all
+// of them get the sum over these threads' numbers; else (lanes 0) neurons `period` apart have the same channel, and get
+// the sum over them. `parts` has room for V numbers of each thread.
+template <int V, typename R>
+__device__ __forceinline__ void block_totals(R* parts, Pack<R, V>& x, int lanes, int period) {
+    const int here = threadIdx.x, threads = blockDim.x;
+    BLOCK_WAIT();  // until the parts of an earlier sum have been read
+    if (lanes) {
+        R sum = x[0];
+        #pragma unroll
+        for (int j = 1; j < V; ++j) sum += x[j];
+        parts[here] = sum;
+        const int lane = here % lanes;
+        for (int width = lanes; width > 1; width = (width + 1) / 2) {
+            BLOCK_WAIT();
+            if (lane < width / 2) parts[here] += parts[here + (width + 1) / 2];
+        }
+        BLOCK_WAIT();
+        #pragma unroll
+        for (int j = 0; j < V; ++j) x[j] = parts[here - lane];
+    } else if (period < V * threads) {
+        #pragma unroll
+        for (int j = 0; j < V; ++j) parts[V * here + j] = x[j];
+        BLOCK_WAIT();
+        for (int k = here; k < period; k += threads) {
+            R sum = parts[k];
+            #pragma unroll 8
+            for (int other = k + period; other < V * threads; other += period) sum += parts[other];
+            parts[k] = sum;
+        }
+        BLOCK_WAIT();
+        const int begin = V * here % period;  // a multiple of V, as the period is
+        #pragma unroll
+        for (int j = 0; j < V; ++j) x[j] = parts[begin + j];
+    }
+}
+
+// Store the sums of a block, block after block: one for each group of `lanes` threads, or `period`.
+template <int V, typename R>
+__device__ __forceinline__ void block_store(R* to, const Pack<R, V>& x, int lanes, int period) {
+    const int here = threadIdx.x;
+    if (lanes) {
+        if (here % lanes == 0) to[blockIdx.x * (long long)(blockDim.x / lanes) + here / lanes] = x[0];
+    } else if (V * here < period) {
+        store(to + blockIdx.x * (long long)period + V * here, x);
+    }
+}
+
+// The numbers that blocks left for channel c: number k of all is of channel k / inner % channels. A block adds them up,
+// with `side` channels side by side, so that its threads lie in lines.
+struct ChannelNumbers {
+    unsigned numbers, channels, inner, lines, line, c;
+    __device__ __forceinline__ ChannelNumbers(
+        unsigned numbers, unsigned channels, unsigned inner, unsigned side, unsigned c
+    ) : numbers(numbers), channels(channels), inner(inner), lines(blockDim.x / side), line(threadIdx.x / side), c(c) {}
+    // The sum over the numbers of this thread's line; several are loaded before the first is added.
+    template <typename R, typename F> __device__ __forceinline__ R sum(F value) const {
+        const unsigned whole = channels * inner, count = c < channels ? (numbers + whole - 1) / whole * inner : 0;
+        R found = 0;
+        for (unsigned begin = line; begin < count; begin += 8 * lines) {
+            R values[8];
+            #pragma unroll
+            for (int u = 0; u < 8; ++u) {
+                const unsigned k = begin + u * lines;
+                const unsigned at = inner == 1 ? k * channels + c : (k / inner * channels + c) * inner + k % inner;
+                values[u] = k < count && at < numbers ? value(at) : R(0);
+            }
+            #pragma unroll
+            for (int u = 0; u < 8; ++u) found += values[u];
+        }
+        return found;
+    }
+};
+
+// The sum over the lines of a block.
+template <typename R> __device__ __forceinline__ R lines_total(R* found, R sum, int side) {
+    const int here = threadIdx.x, line = here / side;
+    BLOCK_WAIT();  // until the numbers of an earlier sum have been read
+    found[here] = sum;
+    for (int width = blockDim.x / side; width > 1; width = (width + 1) / 2) {
+        BLOCK_WAIT();
+        if (line < width / 2) found[here] += found[here + (width + 1) / 2 * side];
+    }
+    BLOCK_WAIT();
+    return found[here % side];
+}
+
+__device__ __forceinline__ float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
+__device__ __forceinline__ double multiply_add(double a, double b, double c) { return fma(a, b, c); }

@@ -22,14 +22,18 @@ from spikecore.kernels.writing import (
 )
 from spikecore.lang import Node, topological
 from spikecore.lang.node import const
+from spikecore_cupy.derivative import normalises
+from spikecore_cupy.divisors import divisors
 from spikecore_cupy.lines import declared, first_neuron, folded, head, over_neurons, wrapped
 from spikecore_cupy.parts import Form, Function, Source, Stream
 from spikecore_cupy.printer import TYPES, CudaPrinter
 
 #: Kinds of arguments, in the order that a kernel has them. A ``"sum"`` is a pointer to a parameter's gradient.
-ORDER = ("pointer", "sum", "stride", "row", "inner", "channels", "span", "columns", "number")
+ORDER = ("pointer", "sum", "stride", "row", "inner", "channels", "span", "columns", "lanes", "period", "number")
 #: Kinds of arguments that are counts of neurons: 64 bits, since a tensor may have more than 2**31 numbers.
 _COUNTS = ("stride", "row", "inner", "channels", "span", "columns")
+#: Kinds of arguments that say which threads of a block have the same channels.
+_OF_BLOCK = ("lanes", "period")
 
 
 def _yes(value: bool) -> str:
@@ -54,7 +58,10 @@ class Writer(KernelWriter):
         roots: Sequence[Node],
         approximate: FrozenSet[Node] = frozenset(),
     ) -> None:
-        printer = CudaPrinter(plan.compute, approximate, plan.program.numbers)
+        powers = divisors(plan) if form.powers else ()
+        printer = CudaPrinter(plan.compute, approximate, plan.program.numbers, powers)
+        #: Whether a product is added to a sum in one operation.
+        self._contracts = isinstance(plan, BackwardPlan) and normalises(plan)
         super().__init__(plan, direction, printer, roots)
         self.form = form
         self.stored, self.real = TYPES[plan.dtype], TYPES[plan.compute]
@@ -70,25 +77,6 @@ class Writer(KernelWriter):
         self._many = [leaf for leaf in self.params_of("channel", "full") if leaf in self.used]
         #: Values that are one for all neurons; the others are one for each.
         self.shared = frozenset((*self._one, *self.uniform))
-
-    def takes_groups(self, learnt: Sequence[str]) -> bool:
-        """Whether a thread has several groups of neighbouring neurons: where it adds up gradients of the ``learnt``
-        parameters, and where it reads parameters per channel, which then are read once for all of them.
-        """
-        # A gradient for each neuron is no sum over groups, be it that of a parameter that no formula here reads.
-        if any(self.kinds[name] == "full" for name in learnt):
-            return False
-        if any(leaf in self.used for leaf in self.params_of("full")):
-            return False
-        if learnt or any(leaf in self.used for leaf in self.params_of("channel")):
-            self.first = self.unique("first")
-            return True
-        return False
-
-    def over_groups(self, lines: Sequence[str]) -> List[str]:
-        """The lines for each group of neurons of a thread."""
-        span = self.argument("span", "span")
-        return [f"for (long long i = {self.first}; i < neurons; i += {span}) {{", *indented(lines), "}"]
 
     # -- names and arguments
 
@@ -201,6 +189,12 @@ class Writer(KernelWriter):
                 lines.append(f"const {self.real} {self.local[node]} = {value};")
                 names[node] = self.local[node]
         for leaf in self._many:
+            if self.kinds[str(leaf.attr)] == "channel":
+                _, inner, channels = self.channel(leaf)
+                where = f"channels_of<V>({self.first}, {inner}, {channels})"
+                lines.append(f"const Channels<V> {self.unique('place')} = {where};")
+                break
+        for leaf in self._many:
             lines += self._per_neuron(leaf)
         for node in self.varying:
             # a value with one number per neuron is computed in a loop over them, where its operands have an index
@@ -218,7 +212,7 @@ class Writer(KernelWriter):
             place = self.one(f"{name}s", *self.param_place(leaf))
             return [f"const Pack<{self.real}, V> {name} = load<V>({place});"]
         tensor, inner, channels = self.channel(leaf)
-        values = f"channel_values<V>({tensor}, {self.first}, {inner}, {channels})"
+        values = f"channel_values<V>({tensor}, {self.unique('place')}, {self.first}, {inner}, {channels})"
         within = self.ranged(str(leaf.attr))
         if within:
             return [f"{self.pack(name)[:-1]} = {values};", *over_neurons([f"{name}[j] = inside({name}[j], {within});"])]
@@ -286,6 +280,10 @@ class Writer(KernelWriter):
         arguments += [f"{self.real}& {target}" for target in targets]
         body = self.printer.block(roots, names, self.program.labels, name_roots=False)
         for k, (target, root) in enumerate(zip(targets, roots)):
+            if k >= len(results) and root.op == "mul" and root not in names and self._contracts:
+                a, b = (names.get(arg) or self.printer.expression(arg, names) for arg in root.args)
+                body.append(f"{target} = multiply_add({a}, {b}, {target});")
+                continue
             sign = "=" if k < len(results) else "+="
             body.append(f"{target} {sign} {names.get(root) or self.printer.expression(root, names)};")
         return Function(name, arguments, body, takes)
@@ -306,14 +304,15 @@ class Writer(KernelWriter):
         ]
         body = [first_neuron(self.first), *body]
         inside = [line for f in functions for line in (f.head, *f.arguments, *f.body)]
+        top = head(self.name, self.form.blocks, self.form.threads)
         # every line is known now, so every symbol can choose a name that no line has
-        write = self.printer.named([*around, *inside, head(self.name, self.form.blocks), *words, *body])
+        write = self.printer.named([*around, *inside, top, *words, *body])
         lines = [f"// {self.title()}", "//", *commented(str(self.program), "//"), "", *around, ""]
         for function in functions:
             lines += [function.head, *wrapped(map(write, function.arguments)), ") {"]
             lines += [*indented(map(write, function.body)), "}", ""]
         lines += [
-            write(head(self.name, self.form.blocks)),
+            write(top),
             *wrapped(map(write, words)),
             ") {",
             *indented(map(write, body)),
@@ -327,6 +326,8 @@ class Writer(KernelWriter):
             return self.real
         if argument.kind in _COUNTS:
             return "long long"
+        if argument.kind in _OF_BLOCK:
+            return "int"
         # state, parameters and their gradients are in the dtype of arithmetic, whatever inputs have
         kind = self.stored if argument.group in STORED else self.real
         fills = argument.group in FILLED and (argument.group != "checkpoints" or self.direction == "forward")

@@ -171,21 +171,67 @@ def takes(norm: Any, x: Tensor) -> bool:
     )
 
 
-def constants(norm: Any, x: Tensor, moments: Optional[Moments]) -> Constants:
+class Running(NamedTuple):
+    """The running statistics of a batch normalisation, and how far a batch moves them."""
+
+    mean: Tensor
+    variance: Tensor
+    #: Calls so far, to which one is added; None where they are not counted, or counted already.
+    calls: Optional[Tensor]
+    factor: float
+
+
+#: Mean and 1 / sqrt(variance + eps) of ``[T, B, C, ...]`` per channel, by which the running statistics have been moved:
+#: ``statistics(x, eps, running)``. None where others are to compute them.
+Statistics = Callable[[Tensor, float, Optional[Running]], Optional[Tuple[Tensor, Tensor]]]
+
+#: Tells autograd that a tensor was written by other means than torch's; torch 2.0 has no such function.
+_written: Any = getattr(torch.autograd.graph, "increment_version", None)
+
+
+def _by_backend(norm: Any, x: Tensor, statistics: Statistics) -> Optional[Tuple[Tensor, Tensor]]:
+    """Mean and 1 / sqrt(variance + eps) by the backend's own kernels, which also move the running statistics."""
+    if _written is None or is_compiling():
+        return None
+    running = None
+    if norm.training and norm.track_running_stats and norm.running_mean is not None:
+        mean, variance, count = norm.running_mean, norm.running_var, norm.num_batches_tracked
+        plain = all(value.is_contiguous() and not value.is_inference() for value in (mean, variance))
+        counted = count is None or (count.device == x.device and count.dtype == torch.int64)
+        # without a momentum it follows from the count, which a kernel would have to wait for
+        if norm.momentum is None or mean.dtype != variance.dtype or not (plain and counted):
+            return None
+        running = Running(mean, variance, count, norm.momentum)
+    found = statistics(x, norm.eps, running)
+    if found is not None and running is not None:
+        for value in running[:3]:
+            if value is not None:
+                _written(value)
+    return found
+
+
+def constants(norm: Any, x: Tensor, moments: Optional[Moments], statistics: Optional[Statistics] = None) -> Constants:
     """What ``norm`` normalises ``x`` ``[T, B, C, ...]`` by; in training its running statistics move, as torch moves
     them. Mean and rstd carry no gradient. ``x`` is one whose steps ``norm`` takes.
     """
     compute: Any = compute_dtype(x.dtype)
     with torch.no_grad():
         if takes_batch(norm):
-            mean, variance = _moved(norm, x, compute, moments)
+            found = None if statistics is None else _by_backend(norm, x, statistics)
+            mean, rstd = found or _by_torch(norm, x, compute, moments)
         else:
-            mean, variance = norm.running_mean.to(compute), norm.running_var.to(compute)
-        rstd = torch.rsqrt(variance + norm.eps)
+            mean = norm.running_mean.to(compute)
+            rstd = torch.rsqrt(norm.running_var.to(compute) + norm.eps)
     # one of the two may be None: torch's batch normalisation takes bias=False
     weight = torch.ones_like(mean) if norm.weight is None else norm.weight
     bias = torch.zeros_like(mean) if norm.bias is None else norm.bias
     return Constants(mean, rstd, weight, bias)
+
+
+def _by_torch(norm: Any, x: Tensor, compute: torch.dtype, moments: Optional[Moments]) -> Tuple[Tensor, Tensor]:
+    """Mean and 1 / sqrt(variance + eps) of a batch, by which the running ones have been moved."""
+    mean, variance = _moved(norm, x, compute, moments)
+    return mean, torch.rsqrt(variance + norm.eps)
 
 
 def _moved(norm: Any, x: Tensor, compute: torch.dtype, moments: Optional[Moments]) -> Tuple[Tensor, Tensor]:

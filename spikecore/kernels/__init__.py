@@ -23,8 +23,10 @@ from spikecore.kernels._launches import (
     ForwardResults,
     KernelParams,
     Launch,
+    Moved,
     ReturningBackwardLaunch,
     ReturningForwardLaunch,
+    StatisticsLaunch,
 )
 from spikecore.kernels._layout import Layout, layout_of
 from spikecore.kernels._plan import BackwardPlan, ForwardPlan
@@ -50,10 +52,12 @@ __all__ = [
     "Launch",
     "Layout",
     "Lock",
+    "Moved",
     "Recent",
     "ReturningBackwardLaunch",
     "ReturningForwardLaunch",
     "RowGeometry",
+    "StatisticsLaunch",
     "layout_of",
     "with_reciprocals",
 ]

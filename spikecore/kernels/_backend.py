@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Dict, Union
+from typing import Dict, Optional, Union
 
 from spikecore.backend import Backend, Runner, Spec
-from spikecore.kernels._launches import Launch
+from spikecore.kernels._launches import Launch, StatisticsLaunch
 from spikecore.kernels._plan import BackwardPlan, ForwardPlan
 from spikecore.kernels._recurrent import FedRunner
 from spikecore.kernels._runner import KernelRunner
@@ -55,9 +55,9 @@ class KernelBackend(Backend):
         ``plan.saved``.
 
         The tensors are those that the plan names. A parameter's gradient is in the dtype of arithmetic: for a scalar
-        any number of partial sums; for a channel parameter a multiple of ``inner * channels`` numbers, of which number
-        ``k`` is a part of the sum for channel ``k // inner % channels``; for a full one one number per neuron. They are
-        added in a fixed order afterwards.
+        any number of partial sums; for a channel parameter its ``channels`` sums, or a multiple of
+        ``inner * channels`` numbers, of which number ``k`` is a part of the sum for channel ``k // inner % channels``;
+        for a full one one number per neuron. Parts are added in a fixed order afterwards.
 
         With ``owns_outputs``, ``launch(geometry, inputs, state, params, checkpoints, grad_outputs, grad_final,
         grad_trace) -> (grad_inputs, grad_state, grad_params)``.
@@ -81,6 +81,17 @@ class KernelBackend(Backend):
         - a tensor of one step is contiguous, neurons of one row of the batch side by side.
         """
         return False
+
+    def statistics(self, spec: Spec) -> Optional[StatisticsLaunch]:
+        """A function ``launch(geometry, x, eps, running) -> (mean, 1 / sqrt(variance + eps))``, ``[C]`` each, for batch
+        normalisation in training; None, as here, where PyTorch's own operations or :meth:`backward` are to find them.
+
+        ``x`` is stored, ``[T, *N]`` with dense steps; ``geometry.channels`` has one pair. ``running``, where it is not
+        None, are running mean and variance ``[C]`` in any dtype, a count ``[]`` of int64 or None, and a factor: the
+        launch moves the first two by the factor, the variance towards the unbiased one, and adds 1 to the count. It may
+        return None for sizes that it does not take, with nothing moved.
+        """
+        return None
 
     def text(self, plan: Union[ForwardPlan, BackwardPlan]) -> str:
         """The source text of a kernel, for people."""

@@ -296,7 +296,9 @@ def summed(kind: str, grad: Tensor, value: Tensor, channels: Tuple[int, int]) ->
     if kind == "channel":
         # in the order of memory neurons lie as [outer, channels, inner]
         inner, count = channels
-        if inner != 1:
+        if grad.numel() == count:
+            pass  # whole sums
+        elif inner != 1:
             grad = grad.reshape(-1, count, inner).sum((0, 2))
         elif grad.numel() != count:
             grad = grad.reshape(-1, count).sum(0)

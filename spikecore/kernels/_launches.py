@@ -110,6 +110,11 @@ BackwardLaunch = Callable[
 #: flat: ``[T, N]``, ``[N]``, ``[C]``.
 ReturningForwardLaunch = Callable[[Geometry, Group, Group, KernelParams], ForwardResults]
 ReturningBackwardLaunch = Callable[[Geometry, Group, Group, KernelParams, Group, Group, Group, Group], BackwardResults]
+#: Running mean and variance ``[C]`` that a call moves, how many calls there were (``[]`` of int64) if that is counted,
+#: and the share of the new ones.
+Moved = Tuple[Tensor, Tensor, Optional[Tensor], float]
+#: Statistics of an input ``[T, B, C, ...]``: ``launch(geometry, x, eps, running)``.
+StatisticsLaunch = Callable[[Geometry, Tensor, float, Optional[Moved]], Optional[Tuple[Tensor, Tensor]]]
 #: Any of the four. A backend annotates its own with the kind that it is.
 Launch = Callable[..., Any]
 
@@ -141,4 +146,8 @@ class Launcher(Protocol):
 
     def backward(self, plan: BackwardPlan) -> Launch:
         """The launch of a backward plan."""
+        ...
+
+    def statistics(self, spec: Spec) -> Optional[StatisticsLaunch]:
+        """The launch of the statistics of an input."""
         ...

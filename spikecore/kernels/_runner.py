@@ -22,8 +22,10 @@ from spikecore.kernels._direct import Direct
 from spikecore.kernels._direct_constant import DirectConstant
 from spikecore.kernels._execution import Execution
 from spikecore.kernels._flat import is_flat, register_flat, run_flat
-from spikecore.kernels._launches import Launcher
+from spikecore.kernels._geometry import Geometry
+from spikecore.kernels._launches import Launcher, Moved, StatisticsLaunch
 from spikecore.kernels._layout import Layout
+from spikecore.kernels._memory import resolved
 from spikecore.kernels._normalised import Moments, execution_of
 from spikecore.kernels._registered import key_of, register, run_registered
 from spikecore.lang import Program
@@ -72,6 +74,7 @@ class KernelRunner:
         self.ends = self.n_outputs + self.execution.n_final
         self.instead: Instead = None
         self._moments: Optional[Moments] = None
+        self._statistics: Optional[StatisticsLaunch] = None
         #: Runners of calls whose inputs of these numbers are the same at every step.
         self._constant: Dict[Tuple[bool, ...], KernelRunner] = {}
         #: Of such a runner, its direct calls.
@@ -104,6 +107,19 @@ class KernelRunner:
         if self._moments is None:
             self._moments = Moments(self.execution.backend, self.spec)
         return self._moments(x)
+
+    def statistics(self, x: Tensor, eps: float, running: Optional[Moved]) -> Optional[Tuple[Tensor, Tensor]]:
+        """Mean and 1 / sqrt(variance + eps) of an input ``[T, B, C, ...]`` per channel, by which the running ones were
+        moved; None where the backend has no kernel for that.
+        """
+        if self._statistics is None:
+            self._statistics = self.execution.backend.statistics(self.spec)
+        (x,) = resolved((x,))
+        layout = self.execution.layout((x,))
+        if self._statistics is None or layout.outer or not x.numel() or not layout.holds(x[0]):
+            return None
+        lies = (layout.inner_of(1), x.shape[2])
+        return self._statistics(Geometry(x.shape[0], x.numel() // x.shape[0], (lies,)), x, eps, running)
 
     def __deepcopy__(self, memo: Any) -> KernelRunner:
         return self  # torch.nn.utils.parametrize copies a neuron with its runners, which copies can share

@@ -29,8 +29,8 @@ from spikecore.testing import _edge_table as edge_table
 from spikecore.testing._custom import CUSTOM
 from spikecore.testing._models import BY_NAME, MODELS, Model
 from spikecore.testing._runner import required
-from spikecore_cupy.backend import form_of
 from spikecore_cupy.device import HEADER, OPTIONS, compiled, header
+from spikecore_cupy.forms import form_of
 from spikecore_cupy.parts import Form
 from spikecore_cupy.source import print_kernel
 

@@ -92,7 +92,8 @@ def test_parameters_are_as_in_the_neuron() -> None:
     neuron = sc.LIF(torch.rand(7) + 1.0, threshold=torch.rand(3, 7), v_reset=0.5, learn=("tau",))
     forward, backward = sc.kernel_source(neuron).values()
     assert all(
-        word in forward for word in ("channel_values<V>(taus, i, ", "load<V>(thresholds + i)", "const float v_reset")
+        word in forward
+        for word in ("channel_values<V>(taus, place, i, ", "load<V>(thresholds + i)", "const float v_reset")
     )
     assert "grad_tau" in backward
     assert "grad_threshold" not in backward

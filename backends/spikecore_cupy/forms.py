@@ -1,0 +1,65 @@
+"""The form of a plan's kernel: how wide its accesses are, and how many blocks a multiprocessor should hold."""
+
+from __future__ import annotations
+
+import torch
+
+from spikecore.kernels import BackwardPlan, ForwardPlan
+from spikecore_cupy.derivative import Plan, normalises
+from spikecore_cupy.lines import BLOCK
+from spikecore_cupy.parts import CHUNK, Form
+
+#: Registers of a thread for values of all steps of a chunk, so that enough threads fit on a multiprocessor.
+REGISTERS = 64
+#: The same where there are several chunks, and the compiler is told how many blocks should fit.
+CHUNK_REGISTERS = 72
+#: Of an H100 and an H200. The blocks of programs that normalise are counted by it on every GPU, for the same reason.
+MULTIPROCESSORS = 132
+
+
+def widest(plan: Plan) -> int:
+    """Neighbouring neurons of a thread, where memory allows: 8 bytes of inputs, and fewer for a backward kernel that
+    would need more than :data:`REGISTERS` for what it keeps of every step, but two at least.
+    """
+    bits = torch.finfo(plan.dtype).bits
+    width = max(1, 64 // bits)
+    if isinstance(plan, BackwardPlan):
+        most = REGISTERS if plan.spec.steps else CHUNK_REGISTERS
+        while width > 2 and width * _kept(plan) > most:
+            width //= 2
+    return width
+
+
+def form_of(plan: Plan) -> Form:
+    """The form of a plan's kernel where the number of steps, sizes and layouts of tensors allow any."""
+    if normalises(plan):
+        return _normalising(plan)
+    width, blocks = widest(plan), 0
+    if isinstance(plan, BackwardPlan) and not plan.spec.steps and not plan.learn and plan.compute == torch.float32:
+        # what is kept, and what a step needs beside it; measured with one and with two states, not with fewer blocks
+        blocks = min(6, int(65536 // (BLOCK * (24 + width * _kept(plan)))))
+    return Form(width, blocks=blocks if blocks >= 5 else 0)
+
+
+def _normalising(plan: Plan) -> Form:
+    """The form of a kernel of a program that normalises: as many blocks as a GPU holds at once, with many groups of
+    neurons for each thread. With a few blocks more the last ones run alone: 132 * 6 took 42 us, and 132 * 8 took 54.
+    """
+    width = max(1, 64 // torch.finfo(plan.dtype).bits)
+    if isinstance(plan, ForwardPlan):
+        # it begins where statistics ended, as the second pass backwards where the first one did: that is in the cache
+        return Form(width, grid=12 * MULTIPROCESSORS, down=True)
+    # of a kernel whose neurons are so many and so wide, as compiled
+    fixed, each = 38.0, _kept(plan) * torch.finfo(plan.compute).bits / 32
+    most = 200 if plan.spec.steps else 120
+    while width > 2 and fixed + width * each > most:
+        width //= 2
+    blocks = max(1, min(6, round(65536 / (BLOCK * (fixed + width * each)))))
+    return Form(width, blocks=blocks, grid=blocks * MULTIPROCESSORS, down=any(plan.inputs))
+
+
+def _kept(plan: BackwardPlan) -> float:
+    """Registers for what a backward kernel keeps of every step of a chunk, of one neuron."""
+    bits, word = torch.finfo(plan.dtype).bits, torch.finfo(plan.compute).bits
+    # 16-bit cotangents lie two to a register
+    return (plan.spec.steps or CHUNK) * (len(plan.cut) + sum(plan.outputs) * bits / word)

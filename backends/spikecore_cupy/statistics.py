@@ -1,0 +1,191 @@
+"""Mean and standard deviation of each channel in one pass over an input, and the running statistics that they move.
+
+Each thread adds up its numbers less its own first one, and the squares of that: no digits are lost where the mean is
+far from 0, and one number far from all others costs the digits of one thread. Means and squares of threads, and then
+of blocks, are put together in a fixed order (Chan, Golub and LeVeque, 1983).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from spikecore.backend import Spec
+from spikecore.kernels import Geometry, Moved
+from spikecore_cupy.device import shared
+from spikecore_cupy.printer import TYPES
+from spikecore_cupy.sums import THREADS, arrangement, side_by_side
+
+#: Threads of a block, and blocks of a launch: as many as an H200 holds at once, and the same on every GPU, since the
+#: order of a sum decides its bits.
+BLOCK, BLOCKS = 256, 396
+
+
+class Statistics:
+    """The two kernels, for inputs of one dtype."""
+
+    def __init__(self, kernel: Callable[..., Any], spec: Spec) -> None:
+        self.kernel, self.compute = kernel, spec.compute
+        self._stored, self._real = TYPES[spec.dtype], TYPES[spec.compute]
+        self._bits = torch.finfo(spec.dtype).bits
+        #: By neighbouring numbers of a thread, and by the dtype of running statistics.
+        self._first: Dict[int, Any] = {}
+        self._last: Dict[torch.dtype, Any] = {}
+
+    def __call__(
+        self,
+        geometry: Geometry,
+        x: Tensor,
+        eps: float,
+        running: Optional[Moved],
+    ) -> Optional[Tuple[Tensor, Tensor]]:
+        """See :meth:`spikecore.kernels.KernelBackend.statistics`."""
+        steps, neurons, ((inner, channels),) = geometry
+        step, pointer = x.stride(0), x.data_ptr()
+        # 16 bytes, or what sizes and alignment allow, of which all lie in one channel or each in another
+        width = 128 // self._bits
+        bits = neurons | step | pointer * 8 // self._bits | (channels if inner == 1 else inner)
+        while bits % width:
+            width //= 2
+        first = self._first.get(width) or self._made(width)
+        found = arrangement(width, inner, channels, BLOCK if first.block > 1 else 1)
+        if found is None:
+            return None
+        # all groups of a thread lie in the same channels
+        period, whole = inner * channels, found.block * width
+        span = min(-(-neurons // period), max(1, BLOCKS * whole // period)) * period
+        blocks = -(-span // whole)
+        numbers, device = blocks * found.numbers, x.get_device()
+        parts = torch.empty((3, numbers), dtype=self.compute, device=x.device)
+        sizes = (neurons, step, span, numbers, steps, found.lanes, found.period)
+        first(blocks, device, (*sizes, pointer, parts.data_ptr()), found.block)
+        results = torch.empty((2, channels), dtype=self.compute, device=x.device)
+        mean, variance, count, factor = running or (None, None, None, 0.0)
+        held = x.dtype if mean is None else mean.dtype
+        last = self._last.get(held) or self._finishing(held)
+        threads = THREADS if last.block > 1 else 1
+        side = side_by_side(threads, found.inner)
+        pointers = [0 if value is None else value.data_ptr() for value in (mean, variance, count)]
+        arguments = (numbers, channels, found.inner, side, parts.data_ptr(), results.data_ptr(), *pointers)
+        last(-(-channels // side), device, (*arguments, steps * neurons / channels, eps, factor), threads)
+        mean, rstd = results.unbind(0)
+        return mean, rstd
+
+    def _made(self, width: int) -> Any:
+        text = _FIRST.replace("STORED", self._stored).replace("REAL", self._real).replace("WIDTH", str(width))
+        types = (*["long long"] * 4, *["int"] * 3, f"const {self._stored}*", f"{self._real}*")
+        kernel = self._first[width] = shared(self.kernel, "channel_moments", text, types)
+        return kernel
+
+    def _finishing(self, held: torch.dtype) -> Any:
+        text = _LAST.replace("HELD", TYPES[held]).replace("REAL", self._real)
+        pointers = (f"const {self._real}*", f"{self._real}*", f"{TYPES[held]}*", f"{TYPES[held]}*", "long long*")
+        types = (*["int"] * 4, *pointers, *[self._real] * 3)
+        kernel = self._last[held] = shared(self.kernel, "channel_statistics", text, types)
+        return kernel
+
+
+_FIRST = f"""\
+#include "spikecore.cuh"
+
+constexpr int V = WIDTH;  // neighbouring numbers of a thread
+constexpr int G = 2, U = 4;  // groups and steps that are loaded together
+
+// Mean, squares about it and count of the numbers that a block has of each channel.
+extern "C" __global__ void __launch_bounds__({BLOCK}, 3) channel_moments(
+    const long long neurons, const long long step, const long long span, const long long numbers, const int steps,
+    const int lanes, const int period, const STORED* __restrict__ xs, REAL* __restrict__ parts
+) {{
+    BLOCK_SHARED REAL scratch[{BLOCK} * V];
+    const long long first = V * (blockIdx.x * (long long)blockDim.x + threadIdx.x);
+    Pack<REAL, V> shift, total, squares;
+    #pragma unroll
+    for (int j = 0; j < V; ++j) shift[j] = total[j] = squares[j] = 0;
+    long long count = 0;
+    if (first < span && first < neurons) {{
+        const Pack<STORED, V> start = load<V>(xs + first);
+        #pragma unroll
+        for (int j = 0; j < V; ++j) shift[j] = value(start[j]);
+        for (long long i = first; i < neurons; i += G * span) {{
+            const bool both = i + span < neurons;
+            count += both ? G * steps : steps;
+            for (int t = 0; t < steps; t += U) {{
+                Pack<STORED, V> x[G][U];
+                #pragma unroll
+                for (int k = 0; k < G * U; ++k)
+                    if (t + k % U < steps && (k < U || both))
+                        x[k / U][k % U] = load<V>(xs + (t + k % U) * step + i + k / U * span);
+                #pragma unroll
+                for (int k = 0; k < G * U; ++k) {{
+                    if (t + k % U >= steps || (k >= U && !both)) continue;
+                    #pragma unroll
+                    for (int j = 0; j < V; ++j) {{
+                        const REAL away = value(x[k / U][k % U][j]) - shift[j];
+                        total[j] += away;
+                        squares[j] = multiply_add(away, away, squares[j]);
+                    }}
+                }}
+            }}
+        }}
+    }}
+    const REAL n = count, share = count ? 1 / n : 0;
+    Pack<REAL, V> counts, means, common;
+    #pragma unroll
+    for (int j = 0; j < V; ++j) {{
+        squares[j] -= total[j] * (total[j] * share);
+        counts[j] = n;
+        means[j] = shift[j] + total[j] * share;
+        common[j] = n * means[j];
+    }}
+    block_totals(scratch, counts, lanes, period);
+    block_totals(scratch, common, lanes, period);
+    #pragma unroll
+    for (int j = 0; j < V; ++j) {{
+        common[j] = counts[j] > 0 ? common[j] / counts[j] : 0;
+        const REAL away = means[j] - common[j];
+        squares[j] += n * away * away;
+    }}
+    block_totals(scratch, squares, lanes, period);
+    block_store(parts, common, lanes, period);
+    block_store(parts + numbers, squares, lanes, period);
+    block_store(parts + 2 * numbers, counts, lanes, period);
+}}
+"""
+
+_LAST = f"""\
+#include "spikecore.cuh"
+
+// Mean and 1 / standard deviation of each channel from what blocks left, and the running statistics that they move.
+extern "C" __global__ void __launch_bounds__({THREADS}) channel_statistics(
+    const int numbers, const int channels, const int inner, const int side, const REAL* __restrict__ parts,
+    REAL* __restrict__ results, HELD* __restrict__ running_mean, HELD* __restrict__ running_variance,
+    long long* __restrict__ calls, const REAL n, const REAL eps, const REAL factor
+) {{
+    BLOCK_SHARED REAL found[{THREADS}];
+    const int c = blockIdx.x * side + threadIdx.x % side;
+    const REAL *means = parts, *squares = parts + numbers, *counts = parts + 2ll * numbers;
+    const ChannelNumbers of(numbers, channels, inner, side, c);
+    // the means of blocks lie near one another, so that one pass is enough
+    const REAL near = c < channels ? means[c * inner] : 0;
+    REAL away = 0;
+    const REAL about = of.sum<REAL>([&](unsigned at) {{
+        const REAL n = counts[at], d = means[at] - near;
+        away += n * d;
+        return squares[at] + n * d * d;
+    }});
+    const REAL share = lines_total(found, away, side) / n;
+    const REAL mean = near + share, variance = fmax(lines_total(found, about, side) / n - share * share, (REAL)0);
+    if (threadIdx.x < side && c < channels) {{
+        results[c] = mean;
+        results[channels + c] = 1 / sqrt(variance + eps);
+        if (running_mean) {{
+            const REAL m = value(running_mean[c]), v = value(running_variance[c]);
+            running_mean[c] = rounded<HELD>(m + factor * (mean - m));
+            running_variance[c] = rounded<HELD>(v + factor * (variance * (n / (n - 1)) - v));
+        }}
+    }}
+    if (calls && blockIdx.x == 0 && threadIdx.x == 0) ++*calls;
+}}
+"""
