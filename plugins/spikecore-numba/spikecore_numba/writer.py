@@ -72,9 +72,10 @@ class Writer(KernelWriter):
     def __init__(self, plan: Union[ForwardPlan, BackwardPlan], direction: str, roots: Sequence[Node]) -> None:
         super().__init__(plan, direction, NumbaPrinter(plan.compute), roots)
         self._rows: Dict[str, str] = {}
-        #: The channel parameters that are read in the order of neurons; which channel that is, and its neurons so far.
-        self._walked: List[Tuple[str, str, str]] = []
+        #: The channel of the next neuron, and how many neurons of that channel lie directly before it.
         self._at, self._past = self.free("channel"), self.free("past")
+        #: The first neuron of a run whose channels follow from that, and the neurons of the run.
+        self._begun, self._run = self.free("begun"), self.free("run")
         # one value for all neurons is a local variable of the kernel; one for each neuron is a row of scratch
         for node in self.varying:
             self.local[node] = self.label(node, "k")
@@ -150,9 +151,17 @@ class Writer(KernelWriter):
             self._uniform_names[leaf] = name
         return [*lines, *self.printer.block(self.uniform, self._uniform_names, self.program.labels)]
 
-    def loop(self, stores: Sequence[Store], loads: Loads) -> List[str]:
-        """A loop over the neurons of a block: load what the stored values are computed from, compute, store."""
-        names = dict(self._uniform_names)
+    def loop(
+        self,
+        stores: Sequence[Store],
+        loads: Loads,
+        known: Mapping[Node, str] = {},  # never written to
+        over: str = "for i in range(count):",
+    ) -> List[str]:
+        """A loop over neurons of a block: load what the stored values are computed from, compute, store. ``known`` has
+        names of values that are loaded before it.
+        """
+        names = {**self._uniform_names, **known}
         roots = [node for node, _ in stores]
         # a load is a line only if a stored value is computed from it
         order = topological(roots, known=[*names, *loads])
@@ -165,11 +174,14 @@ class Writer(KernelWriter):
         lines += self.printer.block(roots, names, self.program.labels, name_roots=False)
         # all loads and arithmetic come before the first store, which may overwrite a state that another value needs
         lines += [line.format(names.get(node) or self.printer.expression(node, names)) for node, line in stores]
-        return ["for i in range(count):", *indented(lines)] if stores else []
+        return [over, *indented(lines)] if stores else []
 
     def step_loads(self) -> Dict[Node, Callable[[], str]]:
         """Where the leaves of a step come from."""
-        loads = self._param_loads(first=False)
+        loads = self._param_loads()
+        # what is prepared before the first step comes from its row
+        for node in self.prepared:
+            loads[node] = partial(self._prepared, node)
         for index, name in enumerate(self.program.inputs):
             leaf = input_leaf(name)
             loads[leaf] = partial(self.read, f"{self.local[leaf]}s", "inputs", index)
@@ -179,7 +191,7 @@ class Writer(KernelWriter):
 
     def starting(self, states: Sequence[str]) -> List[str]:
         """The loop that gives these states their first values and prepares parameters."""
-        loads = self._param_loads(first=True)
+        loads = self._param_loads()
         stores: List[Store] = [(node, self._preparing(node)) for node in self.prepared]
         given = self.plan.has_initial_state
         for index, (name, initial) in enumerate(zip(self.program.states, self.program.initial)):
@@ -189,36 +201,44 @@ class Writer(KernelWriter):
                 if given:
                     loads[leaf] = partial(self.one, f"{self.local[leaf]}_start", "state", index)
                 stores.append((leaf if given else initial, f"{self.row(self.local[leaf])} = {{}}"))
-        lines = self.loop(stores, loads)
-        return [*self._first_channel(), *lines, *indented(self._next_channel())] if self._walked else lines
+        needed = topological([node for node, _ in stores])
+        walked = [leaf for leaf in self.params_of("channel") if leaf in needed]
+        return self._by_runs(stores, loads, walked) if walked else self.loop(stores, loads)
 
-    def _first_channel(self) -> List[str]:
-        """The channel of a block's first neuron, and how many neurons of that channel lie directly before it."""
-        _, inner, channels = self._walked[0]
-        return [f"{self._at} = first // {inner} % {channels}", f"{self._past} = first % {inner}"]
-
-    def _next_channel(self) -> List[str]:
-        """On to the next neuron. Two divisions for every neuron took longer than all its steps."""
-        _, inner, channels = self._walked[0]
+    def _by_runs(self, stores: Sequence[Store], loads: Loads, walked: Sequence[Node]) -> List[str]:
+        """The loop that prepares parameters where some have one number per channel: over runs of neurons of a channel,
+        or of neighbouring channels, so that it becomes vector instructions. Two divisions for every neuron took longer
+        than all its steps, and to count from neuron to neuron as long as one of four steps.
+        """
+        tensors = {leaf: self.channel(leaf) for leaf in walked}
+        _, inner, channels = tensors[walked[0]]
+        at, past, begun, run = self._at, self._past, self._begun, self._run
+        over_run = f"for i in range({begun}, {begun} + {run}):"
+        side_by_side = {leaf: f"{tensor}[{at} + i - {begun}]".format for leaf, (tensor, _, _) in tensors.items()}
+        names = {leaf: self.local[leaf] for leaf in walked}
         return [
-            f"{self._past} += 1",
-            f"if {self._past} == {inner}:",
-            f"    {self._past} = 0",
-            f"    {self._at} = {self._at} + 1 if {self._at} + 1 < {channels} else 0",
+            f"{at} = first // {inner} % {channels}",
+            f"{past} = first % {inner}",
+            f"{begun} = 0",
+            f"while {begun} < count:",
+            f"    if {inner} == 1:",
+            f"        {run} = min({channels} - {at}, count - {begun})",
+            *indented(indented(self.loop(stores, {**loads, **side_by_side}, over=over_run))),
+            f"        {at} = 0",
+            "    else:",
+            f"        {run} = min({inner} - {past}, count - {begun})",
+            *(f"        {names[leaf]} = {tensors[leaf][0]}[{at}]" for leaf in walked),
+            *indented(indented(self.loop(stores, loads, names, over_run))),
+            f"        {past} = 0",
+            f"        {at} = {at} + 1 if {at} + 1 < {channels} else 0",
+            f"    {begun} += {run}",
         ]
 
-    def _param_loads(self, first: bool) -> Dict[Node, Callable[[], str]]:
-        """Where parameters with many values come from: before the first step from their tensors, later from rows."""
+    def _param_loads(self) -> Dict[Node, Callable[[], str]]:
+        """Where parameters with one value for each neuron come from."""
         loads: Dict[Node, Callable[[], str]] = {}
         for leaf in self.params_of("full"):
             loads[leaf] = partial(self.one, f"{self.local[leaf]}s", *self.param_place(leaf))
-        # to find a neuron's channel takes a division, so it is done before the first step and kept in a row
-        if first:
-            for leaf in self.params_of("channel"):
-                loads[leaf] = partial(self._channel, leaf)
-        else:
-            for node in self.prepared:
-                loads[node] = partial(self._prepared, node)
         return loads
 
     def _prepared(self, node: Node) -> str:
@@ -230,11 +250,6 @@ class Writer(KernelWriter):
         """The line that puts a value into its row."""
         choice = f"{self.printer.number(1.0)} if {{}} else {self.printer.number(0.0)}"
         return f"{self.row(self.local[node])} = {choice if node.is_bool else '{}'}"
-
-    def _channel(self, leaf: Node) -> str:
-        found = self.channel(leaf)
-        self._walked.append(found)
-        return f"{found[0]}[{self._at}]"
 
     # -- text
 
