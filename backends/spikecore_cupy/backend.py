@@ -21,7 +21,7 @@ from spikecore.kernels import (
 )
 from spikecore.kernels.writing import BACKWARD_GROUPS, FORWARD_GROUPS, Places
 from spikecore_cupy import CAPABILITIES
-from spikecore_cupy.chunks import chunk_length
+from spikecore_cupy.chunks import chunk_length, longest
 from spikecore_cupy.derivative import normalises
 from spikecore_cupy.device import Kernel, shared
 from spikecore_cupy.divisors import divisors, is_power_of_two
@@ -101,7 +101,7 @@ class Launcher:
         self._form, self._align = form_of(plan)._replace(rows=rows), torch.finfo(plan.compute).bits // 8
         self._of_rows: Optional[Launcher] = None
         source = print_kernel(plan, self._form)
-        self.fixed, self.compute = source.fixed, plan.compute
+        self.fixed, self.compute, self._longest = source.fixed, plan.compute, longest(plan)
         #: Which parameters these are.
         self._learnt_at = [plan.program.params.index(name) for name in getattr(plan, "learn", ())]
         places = Places(source.arguments, groups)
@@ -151,8 +151,8 @@ class Launcher:
         width = self._form.width
         if stride_bits % width or addresses % (width * self._align):
             width = self._fitting(stride_bits, addresses)
-        # every number of steps has chunks of one of four lengths: no more than four kernels
-        length = 0 if self.fixed else chunk_length(steps)
+        # every number of steps has chunks of one of four lengths, in some plans of eight: no more kernels than that
+        length = 0 if self.fixed else chunk_length(steps, self._longest)
         x, params = groups[0][0], groups[self._params]
         powers = bool(self._divisors) and all(is_power_of_two(params[index]) for index in self._divisors)
         arranged = None
@@ -199,7 +199,7 @@ class Launcher:
         span = self._span(neurons, channels, 0) if self._grouped else neurons
         if self._grouped:
             constants.append(span)
-        length = 0 if self.fixed else chunk_length(steps)
+        length = 0 if self.fixed else chunk_length(steps, self._longest)
         while neurons % width:
             width //= 2
         kernel = self._compiled(width, length)

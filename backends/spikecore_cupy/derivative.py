@@ -3,7 +3,8 @@
 Where its results are rounded to 16 bits and the step that is computed again has exact divisions, the kernel would wait
 for arithmetic and not for memory. There the adjoint's own divisions may be off by two units in the last place of
 float32, far below the rounding: one by parameters alone becomes a product with their reciprocal, any other one is
-approximate. Spikes and states never depend on it.
+approximate. A product and the sum it is added to are rounded once: two states in bfloat16 wait for instructions.
+Spikes and states never depend on it.
 
 The adjoint of a program that normalises has twice the arithmetic, on two reads of the same numbers: there a product
 and the sum it is added to are rounded once, and what is a factor of all parts of a sum is multiplied once, at the end.
@@ -13,7 +14,8 @@ and the sum it is added to are rounded once, and what is a factor of all parts o
 from __future__ import annotations
 
 from collections import Counter
-from typing import Dict, FrozenSet, Mapping, NamedTuple, Tuple, Union
+from math import frexp
+from typing import Dict, FrozenSet, Mapping, NamedTuple, Sequence, Tuple, Union
 
 from spikecore.kernels import BackwardPlan, ForwardPlan, with_reciprocals
 from spikecore.kernels.cut import smallest_cut
@@ -52,7 +54,7 @@ class Derivative(NamedTuple):
 def derivative(plan: BackwardPlan) -> Derivative:
     """The adjoint of a plan, with approximate divisions where they pay."""
     found = _divided(plan)
-    return _contracted(plan, found) if normalises(plan) else found
+    return _contracted(plan, found) if normalises(plan) or (found.approximate and not plan.learn) else found
 
 
 def normalises(plan: Plan) -> bool:
@@ -101,6 +103,9 @@ def _contracted(plan: BackwardPlan, found: Derivative) -> Derivative:
     for node in order:
         args = tuple(new[arg] for arg in node.args)
         new[node] = node if node in exact or not args else Node(node.op, args, node.attr)
+        if node.op == "sub" and node.args[0].attr == 0.0 and node not in exact:
+            new[node] = Node("neg", args[1:])  # an argument's sign costs no operation
+            continue
         if node.op not in ("add", "sub") or node in exact or node in fixed:
             continue
         # what another value is computed from, too, stays a product of its own
@@ -123,3 +128,18 @@ def _fused(node: Node, product: Node, new: Mapping[Node, Node]) -> Node:
     if product == node.args[1]:
         return Node(FUSED, (Node("neg", (first,)) if node.op == "sub" else first, second, a))
     return Node(FUSED, (first, second, Node("neg", (b,)) if node.op == "sub" else b))
+
+
+def repeated_divisions(roots: Sequence[Node]) -> FrozenSet[Node]:
+    """Divisions of every step by what is the same at each: by parameters and constants, but for powers of two, by which
+    a compiler multiplies.
+    """
+    order = topological(roots)
+    before = {*loop_invariant(order)}
+    fixed = {*before, *(node for node in order if node.op in ("param", "const"))}
+    divisions = (node for node in order if node.op == "div" and node.args[1] in fixed and node not in before)
+    return frozenset(node for node in divisions if not _power_of_two(node.args[1]))
+
+
+def _power_of_two(node: Node) -> bool:
+    return isinstance(node.attr, float) and frexp(node.attr)[0] in (0.5, -0.5)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import torch
 
 from spikecore.kernels import BackwardPlan, ForwardPlan
+from spikecore_cupy.chunks import longest
 from spikecore_cupy.derivative import Plan, normalises
 from spikecore_cupy.lines import BLOCK
-from spikecore_cupy.parts import CHUNK, Form
+from spikecore_cupy.parts import Form
 
 #: Registers of a thread for values of all steps of a chunk, so that enough threads fit on a multiprocessor.
 REGISTERS = 64
 #: The same where there are several chunks, and the compiler is told how many blocks should fit.
-CHUNK_REGISTERS = 72
+CHUNK_REGISTERS = 100
 #: Of an H100 and an H200. The blocks of programs that normalise are counted by it on every GPU, for the same reason.
 MULTIPROCESSORS = 132
 
@@ -36,9 +37,9 @@ def form_of(plan: Plan) -> Form:
         return _normalising(plan)
     width, blocks = widest(plan), 0
     if isinstance(plan, BackwardPlan) and not plan.spec.steps and not plan.learn and plan.compute == torch.float32:
-        # what is kept, and what a step needs beside it; measured with one and with two states, not with fewer blocks
+        # what is kept, and what a step needs beside it; with five blocks two states in float32 spilled registers
         blocks = min(6, int(65536 // (BLOCK * (24 + width * _kept(plan)))))
-    return Form(width, blocks=blocks if blocks >= 5 else 0)
+    return Form(width, longest(plan), blocks if blocks == 6 else 0)
 
 
 def _normalising(plan: Plan) -> Form:
@@ -62,4 +63,4 @@ def _kept(plan: BackwardPlan) -> float:
     """Registers for what a backward kernel keeps of every step of a chunk, of one neuron."""
     bits, word = torch.finfo(plan.dtype).bits, torch.finfo(plan.compute).bits
     # 16-bit cotangents lie two to a register
-    return (plan.spec.steps or CHUNK) * (len(plan.cut) + sum(plan.outputs) * bits / word)
+    return (plan.spec.steps or longest(plan)) * (len(plan.cut) + sum(plan.outputs) * bits / word)

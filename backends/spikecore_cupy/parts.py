@@ -8,10 +8,9 @@ from spikecore.kernels.writing import Argument
 from spikecore.lang import Node
 from spikecore_cupy.lines import BLOCK
 
-#: Steps of a chunk at most, where there are several: more registers are left for threads than with 16, and backward was
-#: up to a fifth faster on an H200 (two states in bfloat16, T = 32: 0.76 of a copy's speed, and 0.68; LIF, T = 1000:
-#: 0.84, and 0.70).
-CHUNK = 12
+#: Steps of a chunk at least that can be the longest of a call: forward writes no more checkpoints than for chunks of so
+#: many.
+CHUNK = 10
 
 
 class Form(NamedTuple):
@@ -20,7 +19,7 @@ class Form(NamedTuple):
     #: Neighbouring neurons that a thread computes.
     width: int
     #: Steps of a chunk, or one more than them, where the number of steps is no constant of the kernel.
-    length: int = CHUNK
+    length: int = 12
     #: Blocks that a multiprocessor should hold at least, for which the compiler leaves out registers; 0 for any number.
     blocks: int = 0
     #: Whether rows of neurons lie apart in the tensors of all steps.

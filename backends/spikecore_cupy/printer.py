@@ -25,7 +25,7 @@ class CudaPrinter(KernelPrinter):
 
     ``approximate`` are divisions that may be off by two units in the last place, ``numbers`` the parameters that are
     numbers of surrogates, of which an approximate division is as quick as of a constant, ``powers`` parameters that are
-    powers of two.
+    powers of two, ``repeated`` exact divisions of every step by what is the same at each of them.
     """
 
     def __init__(
@@ -34,15 +34,18 @@ class CudaPrinter(KernelPrinter):
         approximate: FrozenSet[Node] = frozenset(),
         numbers: Collection[str] = (),
         powers: Collection[Node] = (),
+        repeated: Collection[Node] = (),
     ) -> None:
         super().__init__(TYPES[compute])
-        self.approximate, self.numbers, self.powers = approximate, numbers, powers
+        self.approximate, self.numbers, self.powers, self.repeated = approximate, numbers, powers, repeated
 
     def template(self, node: Node) -> Tuple[int, str]:
         if node.op == FUSED:
             return ATOM, "multiply_add({0}, {1}, {2})"
         if node.op == "div" and node.args[1] in self.powers:
             return PRODUCT, "{0} * ({one} / {1})"
+        if node in self.repeated:
+            return ATOM, "divided({0}, {1})"
         if node not in self.approximate:
             binding, text = super().template(node)
             index = negated_choice(node)

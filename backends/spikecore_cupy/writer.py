@@ -9,6 +9,8 @@ from __future__ import annotations
 from math import isfinite
 from typing import Dict, FrozenSet, List, Mapping, Sequence, Tuple, Union
 
+import torch
+
 from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.kernels.writing import (
     FILLED,
@@ -22,7 +24,7 @@ from spikecore.kernels.writing import (
 )
 from spikecore.lang import Node, topological
 from spikecore.lang.node import const
-from spikecore_cupy.derivative import normalises
+from spikecore_cupy.derivative import normalises, repeated_divisions
 from spikecore_cupy.divisors import divisors
 from spikecore_cupy.lines import declared, first_neuron, folded, head, over_neurons, wrapped
 from spikecore_cupy.parts import Form, Function, Source, Stream
@@ -59,7 +61,10 @@ class Writer(KernelWriter):
         approximate: FrozenSet[Node] = frozenset(),
     ) -> None:
         powers = divisors(plan) if form.powers else ()
-        printer = CudaPrinter(plan.compute, approximate, plan.program.numbers, powers)
+        # programs that normalise have kernels of their own for powers of two
+        apart = plan.compute != torch.float32 or normalises(plan)
+        repeated = frozenset() if apart else repeated_divisions(roots) - approximate
+        printer = CudaPrinter(plan.compute, approximate, plan.program.numbers, powers, repeated)
         #: Whether a product is added to a sum in one operation.
         self._contracts = isinstance(plan, BackwardPlan) and normalises(plan)
         super().__init__(plan, direction, printer, roots)

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 import spikecore as sc
+from spikecore.backend import Spec
+from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.testing._loopback import installed
 from spikecore_cupy.backend import CupyBackend
-from spikecore_cupy.chunks import chunk_length
+from spikecore_cupy.chunks import chunk_length, longest
 from spikecore_cupy.host import HostBackend, HostKernel, reason
 
 pytestmark = [pytest.mark.kernels, pytest.mark.skipif(reason() is not None, reason=str(reason()))]
@@ -54,17 +56,33 @@ def test_every_number_of_steps(make: Any, dtype: torch.dtype) -> None:
             torch.testing.assert_close(one, other, **near, msg=lambda text, steps=steps: f"{steps} steps: {text}")
 
 
-def test_chunks_are_as_few_as_can_be_and_nearly_equal() -> None:
-    """No more than twelve steps each, none shorter by more than one; so four lengths serve every number of steps."""
+@pytest.mark.parametrize(("most", "least"), [(10, 7), (12, 9), (16, 9)])
+def test_chunks_are_as_few_as_can_be_and_nearly_equal(most: int, least: int) -> None:
+    """No longer than they may be, none shorter by more than one; so a few lengths serve every number of steps."""
     lengths: Set[int] = set()
     for steps in range(17, 3000):
-        longest, count = chunk_length(steps), -(-steps // 12)
-        longer = steps - count * (longest - 1)
-        assert longest <= 12
+        length, count = chunk_length(steps, most), -(-steps // most)
+        longer = steps - count * (length - 1)
+        assert length <= most
         assert 0 < longer <= count
-        assert longer * longest + (count - longer) * (longest - 1) == steps
-        lengths.add(longest)
-    assert lengths == set(range(9, 13))
+        assert longer * length + (count - longer) * (length - 1) == steps
+        lengths.add(length)
+    assert lengths == set(range(least, most + 1))
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["float32", "bfloat16", "float16"]
+)
+@pytest.mark.parametrize(("make", "learn"), [(sc.LIF, ()), (sc.LIF, ("tau",)), (sc.ALIF, ()), (sc.Izhikevich, ())])
+def test_forward_and_backward_have_the_same_chunks(make: Any, learn: Any, dtype: torch.dtype) -> None:
+    """They share checkpoints, of which there is memory for chunks of ten steps."""
+    program = make().program
+    kinds = tuple("scalar" if name in learn else "number" for name in program.params)
+    spec = Spec(dtype, None, kinds, learn, False)
+    backward = BackwardPlan(program, spec, False, (True,), (), False, (True,), False, learn)
+    found = longest(ForwardPlan(program, spec, checkpoints=True))
+    assert found == longest(backward) >= CupyBackend.chunk
+    assert found == (12 if dtype == torch.float32 or learn else 16 if make is sc.LIF else 10)
 
 
 def test_kernels_are_as_many_as_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +102,7 @@ def test_kernels_are_as_many_as_lengths(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_text_of_many_steps_is_that_of_the_longest_chunks() -> None:
-    """What people read has chunks of twelve steps."""
+    """What people read has chunks of twelve steps in float32."""
     spec = sc.kernel_source(sc.LIF(), "cupy", steps=25)
     assert all("constexpr int T = 12;  // time steps of a chunk, or one less" in text for text in spec.values())
-    assert CupyBackend.chunk == 12
+    assert CupyBackend.chunk == 10
