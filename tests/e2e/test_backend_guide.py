@@ -6,10 +6,13 @@ way.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import shutil
 import subprocess
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any, Dict, Optional
@@ -40,15 +43,33 @@ def installed(
     kernel: bool = False,
     more: Optional[Dict[str, str]] = None,
 ) -> Path:
-    """A project as new-backend writes it, with a change and more files or lines, in a folder where pip put it."""
-    source, site = folder / "source", folder / "site"
-    site.mkdir()
+    """A project as new-backend writes it, with a change and more files or lines, in a folder where pip put it.
+
+    pip takes two seconds, so it installs each project once, with the metadata that it has, and a change is made there.
+    """
+    changed = dict(more or {})
+    site = folder / "site"
+    shutil.copytree(
+        by_pip(name, kernel, changed.pop("pyproject.toml", "")), site, ignore=shutil.ignore_patterns("__pycache__")
+    )
     files = project(name, kernel)
     module = f"spikecore_{name}/__init__.py"
     assert old in files[module]
-    files[module] = files[module].replace(old, new, 1)
-    for path, text in (more or {}).items():
-        files[path] = files.get(path, "") + text
+    changed[module] = files[module].replace(old, new, 1)
+    for path, text in changed.items():
+        (site / path).write_text(text, encoding="utf-8")
+    return site
+
+
+@functools.lru_cache(maxsize=None)
+def by_pip(name: str, kernel: bool, entries: str) -> Path:
+    """Where pip put a project with more entry points, and its test file."""
+    folder = Path(tempfile.mkdtemp(prefix=f"spikecore-{name}-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    source, site = folder / "source", folder / "site"
+    site.mkdir()
+    files = project(name, kernel)
+    files["pyproject.toml"] += entries
     for path, text in files.items():
         (source / path).parent.mkdir(parents=True, exist_ok=True)
         (source / path).write_text(text, encoding="utf-8")
