@@ -34,6 +34,12 @@ BYTES = "bytes"
 
 #: Type of a value in memory: as Numba's name.
 _IN_MEMORY = {torch.float16: "uint16", torch.bfloat16: "uint16", torch.float32: "float32", torch.float64: "float64"}
+#: Passes of Numba for what no printed kernel has: functions and ``with`` inside of it, literals that choose code, loops
+#: over tuples. Numba looks through the whole kernel in each, and finds anew where every value lives.
+_UNUSED = frozenset(
+    "DeadBranchPrune FindLiterallyCalls InlineClosureLikes InlineInlinables InlineOverloads LiteralUnroll "
+    "LiteralPropagationSubPipelinePass MakeFunctionToJitFunction RewriteDynamicRaises WithLifting".split()
+)
 _PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
 _lock = Lock()
@@ -113,24 +119,43 @@ def _made(source: Source, types: Tuple[str, ...]) -> cache.Entry:
 def _compile(source: Source, types: Tuple[str, ...]) -> cache.Entry:
     try:
         import numba
+        from numba.core.codegen import JITCodeLibrary
         from numba.core.compiler import Compiler
     except Exception as error:  # it refuses a NumPy that is too new, for one
         raise BackendUnavailable(
             f"backend 'numba' cannot compile here: importing Numba raised {type(error).__name__}: {error}"
         ) from error
 
-    class NoOverlap(Compiler):  # type: ignore[misc]  # Numba has no types
-        """Numba's pipeline, with pointers that do not overlap."""
+    class Text(JITCodeLibrary):  # type: ignore[misc]  # Numba has no types
+        """A module that LLVM optimised. Numba would make machine code of it, which nothing here calls."""
+
+        def _finalize_final_module(self) -> None:
+            self._finalized = True
+
+    class Lean(Compiler):  # type: ignore[misc]  # the same
+        """Numba's pipeline, with pointers that do not overlap, less what printed kernels have no use for."""
 
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
-            self.state.flags.noalias = True
+            self.state.library = Text(self.state.targetctx.codegen(), source.name)
+            flags = self.state.flags
+            flags.noalias = True
+            flags.no_rewrites = True
+            # the function that C would call: ours is another, see _with_entry
+            flags.no_cfunc_wrapper = True
+
+        def define_pipelines(self) -> Any:
+            pipelines = super().define_pipelines()
+            for pipeline in pipelines:
+                pipeline.passes = [made for made in pipeline.passes if made[0].__name__ not in _UNUSED]
+                pipeline.finalize()
+            return pipelines
 
     names: Dict[str, Any] = {}
     exec(compile(source.text, f"<{source.name}>", "exec"), names)
     signature = numba.types.void(*map(_numba_type, types))
-    callback = numba.cfunc(signature, error_model="numpy", pipeline_class=NoOverlap)(names[source.name])
-    text = _with_entry(callback.inspect_llvm(), callback.native_name, types)
+    made = numba.cfunc(signature, error_model="numpy", pipeline_class=Lean)(names[source.name])
+    text = _with_entry(made.inspect_llvm(), made.native_name, types)
     module = llvm.parse_assembly(text)
     symbols = sorted(
         set(re.findall(r"\bcall [^@\n]*@(\w+)\(", text)) - {f.name for f in module.functions if not f.is_declaration}
@@ -145,12 +170,11 @@ def _numba_type(text: str) -> Any:
 
 
 def _with_entry(text: str, callback: str, types: Tuple[str, ...]) -> str:
-    """LLVM text with the function ``entry``, which unpacks arguments, instead of the callback that Numba made.
+    """LLVM text with the function ``entry``, which unpacks arguments, in place of the callback that Numba names.
 
     Numba's functions take where to put a result and an exception, of which a kernel has none, and then their arguments.
     """
     inner = callback.partition(".")[2]
-    text = re.sub(rf'^define [^\n]*@"?{re.escape(callback)}"?\(.*?^}}\n', "", text, flags=re.MULTILINE | re.DOTALL)
     lines, passed = [], ["ptr %result", "ptr %error"]
     for k, kind in enumerate(types):
         llvm_type = "ptr" if kind.startswith("*") else {"int64": "i64"}.get(kind, "double")
