@@ -128,22 +128,25 @@ def run(
         for at in zip(*xs):
             step = oracle.step(Values(**now), p, *at)
             step.before = Values(**now)
-            now = {name: np.broadcast_to(np.asarray(step.next[name], dtype), shape) for name in oracle.rest}
+            now = {name: _over(np.asarray(step.next[name], dtype), shape) for name in oracle.rest}
             steps.append(step)
     count = len(steps[0].outputs) if steps else 1
     empty = np.zeros((0, *shape), dtype)
     return Trajectory(
         oracle,
         p,
-        tuple(
-            np.stack([np.broadcast_to(k.outputs[i], shape) for k in steps]) if steps else empty for i in range(count)
-        ),
-        {name: np.stack([np.broadcast_to(k.next[name], shape) for k in steps]) if steps else empty for name in now},
+        tuple(np.stack([_over(k.outputs[i], shape) for k in steps]) if steps else empty for i in range(count)),
+        {name: np.stack([_over(k.next[name], shape) for k in steps]) if steps else empty for name in now},
         start,
         now,
         steps,
         state is None,
     )
+
+
+def _over(value: Array, shape: Tuple[int, ...]) -> Array:
+    """The value over one time step. Most values have its shape, which NumPy takes longer to find than to add two."""
+    return value if np.shape(value) == shape else np.broadcast_to(value, shape)
 
 
 def _start(name: str, value: Union[float, str], state: Optional[Mapping[str, Array]], p: Any) -> Any:
@@ -183,7 +186,7 @@ def adjoint(
         if seen.at_rest and isinstance(rest, str):
             g_params[rest] = g_params[rest] + summed(g[name], shape, g_params[rest].shape)
     stacked = tuple(
-        np.stack([np.broadcast_to(at[i], shape) for at in reversed(g_inputs)]) if g_inputs else np.zeros((0, *shape))
+        np.stack([_over(at[i], shape) for at in reversed(g_inputs)]) if g_inputs else np.zeros((0, *shape))
         for i in range(len(seen.oracle.inputs))
     )
     return Gradients(stacked, g, g_params)
@@ -191,7 +194,7 @@ def adjoint(
 
 def summed(value: Array, full: Sequence[int], shape: Sequence[int]) -> Array:
     """The sum of ``value``, spread to ``full``, over the dimensions along which a parameter of ``shape`` was spread."""
-    value = np.broadcast_to(value, tuple(full))
+    value = _over(value, tuple(full))
     lead = value.ndim - len(shape)
     value = value.sum(axis=tuple(range(lead)))
     axes = tuple(i for i, size in enumerate(shape) if size == 1 and value.shape[i] != 1)
