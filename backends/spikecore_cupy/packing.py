@@ -35,7 +35,6 @@ using S = {stored};
 using real = {real};
 using Word = {word};  // the bits of a group
 using Wide = {wide};  // arithmetic with them
-{more}
 """
 
 _PACK = """
@@ -233,8 +232,6 @@ def groups_of(dtype: torch.dtype) -> int:
 def printed(direction: str, bits: int, dtype: torch.dtype, width: int) -> Tuple[str, str, Tuple[str, ...]]:
     """A kernel's name, its text, and the C types of its arguments."""
     stored, real = TYPES[dtype], TYPES[compute_dtype(dtype)]
-    # eight 16-bit numbers in four registers, as two and four lie in spikecore.cuh
-    more = "template <> struct Pack<S, 8> : Halves<S, 8> {};\n" if width == 8 else ""
     name = f"{direction}_{bits}_bits"
     opening = _TEXT.format(
         count=bits,
@@ -245,7 +242,6 @@ def printed(direction: str, bits: int, dtype: torch.dtype, width: int) -> Tuple[
         real=real,
         word=_WORDS[bits],
         wide=_WORDS[max(bits, 4)],
-        more=more,
     )
     body = _PACK if direction == "pack" else _UNPACK
     words = {
