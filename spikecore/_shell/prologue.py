@@ -186,7 +186,7 @@ class Prologued(Ranged):
             return None
         runner = self._cache.fused[steps.device.type, spec, how, flags]
         # from here on nothing is refused: the running statistics move once
-        moments, statistics = getattr(runner, "moments", None), getattr(runner, "statistics", None)
+        moments, statistics = getattr(runner, "moments", None), getattr(runner, "input_statistics", None)
         found = norms.constants(norm, steps, moments, statistics)
         view = (1, -1, *[1] * (steps.ndim - 3))
         count = len(values) - len(self._cache.numbers)

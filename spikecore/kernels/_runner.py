@@ -108,7 +108,7 @@ class KernelRunner:
             self._moments = Moments(self.execution.backend, self.spec)
         return self._moments(x)
 
-    def statistics(self, x: Tensor, eps: float, running: Optional[Moved]) -> Optional[Tuple[Tensor, Tensor]]:
+    def input_statistics(self, x: Tensor, eps: float, running: Optional[Moved]) -> Optional[Tuple[Tensor, Tensor]]:
         """Mean and 1 / sqrt(variance + eps) of an input ``[T, B, C, ...]`` per channel, by which the running ones were
         moved; None where the backend has no kernel for that.
         """
