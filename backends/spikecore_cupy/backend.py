@@ -20,6 +20,7 @@ from spikecore.kernels import (
     RowGeometry,
 )
 from spikecore.kernels.writing import BACKWARD_GROUPS, FORWARD_GROUPS, Places
+from spikecore.lang import Program
 from spikecore_cupy import CAPABILITIES
 from spikecore_cupy.chunks import chunk_length, longest
 from spikecore_cupy.derivative import normalises
@@ -27,7 +28,6 @@ from spikecore_cupy.device import Kernel, shared
 from spikecore_cupy.divisors import divisors, is_power_of_two
 from spikecore_cupy.forms import form_of
 from spikecore_cupy.packing import Packer
-from spikecore_cupy.parts import CHUNK
 from spikecore_cupy.source import print_kernel
 from spikecore_cupy.statistics import Statistics
 from spikecore_cupy.sums import Totals, arrangement
@@ -51,12 +51,14 @@ class CupyBackend(KernelBackend):
 
     name = "cupy"
     capabilities = CAPABILITIES
-    chunk = CHUNK
     rows = True
     projects = True
 
     #: What compiles and launches a kernel.
     kernel: Callable[..., Any] = Kernel
+
+    def chunk_of(self, program: Program, spec: Spec) -> int:
+        return longest(program, spec)
 
     def forward(self, plan: ForwardPlan) -> ForwardLaunch:
         return Launcher(self.kernel, plan, FORWARD_GROUPS, ())
@@ -101,7 +103,7 @@ class Launcher:
         self._form, self._align = form_of(plan)._replace(rows=rows), torch.finfo(plan.compute).bits // 8
         self._of_rows: Optional[Launcher] = None
         source = print_kernel(plan, self._form)
-        self.fixed, self.compute, self._longest = source.fixed, plan.compute, longest(plan)
+        self.fixed, self.compute, self._longest = source.fixed, plan.compute, longest(plan.program, plan.spec)
         #: Which parameters these are.
         self._learnt_at = [plan.program.params.index(name) for name in getattr(plan, "learn", ())]
         places = Places(source.arguments, groups)

@@ -10,20 +10,20 @@ each of the two lengths (the same where all chunks are equal, up to 9 % slower w
 
 from __future__ import annotations
 
-from typing import List, Sequence, Union
+from typing import List, Sequence
 
-from spikecore.kernels import BackwardPlan, ForwardPlan
+from spikecore.backend import Spec
 from spikecore.kernels.writing import indented
-from spikecore_cupy.derivative import normalises
+from spikecore.lang import Program
 from spikecore_cupy.groups import GroupWriter
 from spikecore_cupy.lines import over_steps
-from spikecore_cupy.parts import CHUNK, Stream
+from spikecore_cupy.parts import Stream
 
 #: The condition under which a chunk has all T steps.
 WHOLE = "whole"
 
 
-def longest(plan: Union[ForwardPlan, BackwardPlan]) -> int:
+def longest(program: Program, spec: Spec) -> int:
     """Steps of a chunk at most, where there are several: the same for forward and backward, which share checkpoints.
 
     Backward keeps some values of every step of a chunk in registers, and a checkpoint is memory to write and to read.
@@ -31,9 +31,9 @@ def longest(plan: Union[ForwardPlan, BackwardPlan]) -> int:
     registers a neuron and step leave room for 10 steps of four neurons. On an H200, backward: two states in bfloat16
     0.83 of a copy's speed (chunks of 12 and two neurons 0.66 to 0.81), LIF in bfloat16 0.89 at T = 250 (12: 0.82).
     """
-    if plan.dtype == plan.compute or plan.spec.learn or normalises(plan):
+    if spec.dtype == spec.compute or spec.learn or program.statistics or program.seeds:
         return 12
-    return 16 if len(plan.program.states) == 1 else CHUNK
+    return 16 if len(program.states) == 1 else 10
 
 
 def chunk_length(steps: int, most: int) -> int:

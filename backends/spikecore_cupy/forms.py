@@ -39,7 +39,7 @@ def form_of(plan: Plan) -> Form:
     if isinstance(plan, BackwardPlan) and not plan.spec.steps and not plan.learn and plan.compute == torch.float32:
         # what is kept, and what a step needs beside it; with five blocks two states in float32 spilled registers
         blocks = min(6, int(65536 // (BLOCK * (24 + width * _kept(plan)))))
-    return Form(width, longest(plan), blocks if blocks == 6 else 0)
+    return Form(width, longest(plan.program, plan.spec), blocks if blocks == 6 else 0)
 
 
 def _normalising(plan: Plan) -> Form:
@@ -63,4 +63,4 @@ def _kept(plan: BackwardPlan) -> float:
     """Registers for what a backward kernel keeps of every step of a chunk, of one neuron."""
     bits, word = torch.finfo(plan.dtype).bits, torch.finfo(plan.compute).bits
     # 16-bit cotangents lie two to a register
-    return (plan.spec.steps or longest(plan)) * (len(plan.cut) + sum(plan.outputs) * bits / word)
+    return (plan.spec.steps or longest(plan.program, plan.spec)) * (len(plan.cut) + sum(plan.outputs) * bits / word)

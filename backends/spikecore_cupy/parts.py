@@ -8,10 +8,6 @@ from spikecore.kernels.writing import Argument
 from spikecore.lang import Node
 from spikecore_cupy.lines import BLOCK
 
-#: Steps of a chunk at least that can be the longest of a call: forward writes no more checkpoints than for chunks of so
-#: many.
-CHUNK = 10
-
 
 class Form(NamedTuple):
     """How a kernel is written: what changes its speed and none of its results."""

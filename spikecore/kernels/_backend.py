@@ -25,7 +25,8 @@ class KernelBackend(Backend):
     :mod:`spikecore.kernels._returned`). All tensors then come and go flat: ``[T, N]`` of all steps, ``[N]`` of one.
     """
 
-    #: Backward recomputes states in chunks of this many steps from checkpoints that forward writes; 0 for none.
+    #: Backward recomputes states in chunks of this many steps from checkpoints that forward writes; 0 for none. See
+    #: :meth:`chunk_of`, too.
     chunk: int = 0
     #: Whether launches return their results, as those of array compilers do.
     owns_outputs: bool = False
@@ -39,6 +40,10 @@ class KernelBackend(Backend):
     #: Whether forward launches put parameters into the ranges of a plan (``plan.ranges``), so that no operation has to
     #: be run for that before a call.
     projects: bool = False
+
+    def chunk_of(self, program: Program, spec: Spec) -> int:
+        """``chunk`` for calls of this program under this spec, where it is not the same for all."""
+        return self.chunk
 
     def forward(self, plan: ForwardPlan) -> Launch:
         """A function ``launch(geometry, inputs, state, params, outputs, final, trace, checkpoints)`` that fills the

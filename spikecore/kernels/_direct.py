@@ -160,7 +160,7 @@ class Straight:
         return found
 
     def _sized(self, shape: Tuple[int, ...]) -> Sizes:
-        steps, chunk, layout = shape[0], self.execution.backend.chunk, Layout(shape[1:], None)
+        steps, chunk, layout = shape[0], self.execution.chunk, Layout(shape[1:], None)
         neurons = 1
         for size in shape[1:]:
             neurons *= size

@@ -52,7 +52,7 @@ class DirectConstant:
 
     def forward(self, step: Tensor, steps: int, numbers: Sequence[Any], save: bool) -> Tuple[Tensor, List[Tensor]]:
         """The output, and checkpoints for backward."""
-        chunk = self.execution.backend.chunk
+        chunk = self.execution.chunk
         out = step.new_empty((steps, *step.shape), dtype=self.execution.spec.dtype)
         saved: List[Tensor] = []
         if save and 0 < chunk < steps:
@@ -71,7 +71,7 @@ class DirectConstant:
         for one in saved:
             if one.dtype is not self.compute or one.device != device or not whole(one):
                 return None
-        chunk = self.execution.backend.chunk
+        chunk = self.execution.chunk
         kept = ((steps - 1) // chunk, *step.shape) if chunk else ()
         if grad.shape != (steps, *step.shape) or not whole(grad) or any(one.shape != kept for one in saved[1:]):
             return None

@@ -44,6 +44,7 @@ class Execution:
     def __init__(self, backend: Launcher, program: Program, spec: Spec) -> None:
         self.backend, self.program, self.spec = backend, program, spec
         self.arguments = Arguments(program, spec)
+        self.chunk = backend.chunk_of(program, spec)
         self.n_outputs = len(program.outputs)
         self.n_final = len(program.states) if spec.final else 0
         # bounded: a network that asks for ever other records or gradients would keep its kernels for ever
@@ -96,8 +97,8 @@ class Execution:
             final = [x.new_empty(shape, dtype=self.spec.compute) for _ in range(self.n_final)]
             results = [*results, *final]
         # one chunk starts from what the call starts from: it needs no checkpoint
-        if save and 0 < self.backend.chunk < steps:
-            size = ((steps - 1) // self.backend.chunk, *x.shape[1:])
+        if save and 0 < self.chunk < steps:
+            size = ((steps - 1) // self.chunk, *x.shape[1:])
             saved = [
                 torch.empty(size, dtype=self.spec.compute, device=x.device) for _ in range(self.n_checkpoints(call))
             ]
@@ -113,7 +114,7 @@ class Execution:
 
     def results(self, call: Call, layout: Layout, x: Tensor, save: bool) -> List[Tensor]:
         """The tensors that :meth:`forward` fills, as allocated."""
-        compute, chunk = self.spec.compute, self.backend.chunk
+        compute, chunk = self.spec.compute, self.chunk
         results = [layout.empty_steps(x, self.spec.dtype) for _ in range(self.n_outputs)]
         if self.n_final:
             results += [layout.empty((), x, compute) for _ in range(self.n_final)]

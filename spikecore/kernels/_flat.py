@@ -55,7 +55,7 @@ class Flat:
     def kept(self, call: Call, x: Tensor, layout: Layout) -> Tensor:
         """Checkpoints ``[states, K, *N]``, as allocated; ``[0]`` where there are none."""
         execution = self.execution
-        chunk, count = execution.backend.chunk, execution.n_checkpoints(call)
+        chunk, count = execution.chunk, execution.n_checkpoints(call)
         if not (0 < chunk < x.shape[0] and count):
             return x.new_empty(0, dtype=execution.spec.compute)
         return layout.empty((count, (x.shape[0] - 1) // chunk), x, execution.spec.compute)
@@ -246,7 +246,7 @@ class _Rest(torch.autograd.Function):
         out: Tensor
         kept: Sequence[Tensor] = ()
         with torch._C._AutoDispatchBelowAutograd():
-            if 0 < execution.backend.chunk < x.shape[0]:
+            if 0 < execution.chunk < x.shape[0]:
                 out, *kept = torch.ops.spikecore.rest_saving(key, x, params, numbers)
             else:
                 out = torch.ops.spikecore.rest(key, x, params, numbers)

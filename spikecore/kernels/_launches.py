@@ -16,6 +16,7 @@ from torch import Tensor
 from spikecore.backend import Capabilities, Spec
 from spikecore.kernels._geometry import Geometry
 from spikecore.kernels._plan import BackwardPlan, ForwardPlan
+from spikecore.lang import Program
 
 #: Parameters as a launch gets them, one for each of the program: a float (kind "number"), or a tensor of arithmetic:
 #: one number of any shape ("scalar"), ``[C]`` ("channel"), ``[*N]`` in the order of neurons ("full").
@@ -126,11 +127,14 @@ class Launcher(Protocol):
     """
 
     name: str
-    chunk: int
     owns_outputs: bool
     sizes: int
     rows: bool
     projects: bool
+
+    def chunk_of(self, program: Program, spec: Spec) -> int:
+        """Steps of a chunk, before each of which but the first there is a checkpoint; 0 for none."""
+        ...
 
     def feeds_back(self, spec: Spec, width: int) -> bool:
         """Whether launches take all steps of a call with feedback."""

@@ -39,7 +39,7 @@ class ReturningExecution(Execution):
             return self.results(call, layout, x, save)
         flat = self._flat(self.arguments.prepared(call, tensors, layout))
         steps, neurons, _ = flat[0]
-        chunk, compute = self.backend.chunk, self.spec.compute
+        chunk, compute = self.chunk, self.spec.compute
         kept = (steps - 1) // chunk if save and chunk else 0
         count = self.n_checkpoints(call) if kept else 0
         groups = self.forward_launch(call, bool(count))(*flat)

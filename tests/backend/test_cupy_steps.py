@@ -10,10 +10,13 @@ from torch import Tensor
 
 import spikecore as sc
 from spikecore.backend import Spec
-from spikecore.kernels import BackwardPlan, ForwardPlan
+from spikecore.kernels import BackwardPlan, ForwardPlan, layout_of
+from spikecore.kernels._arguments import Call
+from spikecore.kernels._normalised import execution_of
 from spikecore.testing._loopback import installed
 from spikecore_cupy.backend import CupyBackend
-from spikecore_cupy.chunks import chunk_length, longest
+from spikecore_cupy.chunks import chunk_length
+from spikecore_cupy.forms import form_of
 from spikecore_cupy.host import HostBackend, HostKernel, reason
 
 pytestmark = [pytest.mark.kernels, pytest.mark.skipif(reason() is not None, reason=str(reason()))]
@@ -75,14 +78,24 @@ def test_chunks_are_as_few_as_can_be_and_nearly_equal(most: int, least: int) -> 
 )
 @pytest.mark.parametrize(("make", "learn"), [(sc.LIF, ()), (sc.LIF, ("tau",)), (sc.ALIF, ()), (sc.Izhikevich, ())])
 def test_forward_and_backward_have_the_same_chunks(make: Any, learn: Any, dtype: torch.dtype) -> None:
-    """They share checkpoints, of which there is memory for chunks of ten steps."""
+    """They share checkpoints, and a call has memory for one between any two chunks and for no more."""
     program = make().program
     kinds = tuple("scalar" if name in learn else "number" for name in program.params)
     spec = Spec(dtype, None, kinds, learn, False)
-    backward = BackwardPlan(program, spec, False, (True,), (), False, (True,), False, learn)
-    found = longest(ForwardPlan(program, spec, checkpoints=True))
-    assert found == longest(backward) >= CupyBackend.chunk
+    found = CupyBackend().chunk_of(program, spec)
     assert found == (12 if dtype == torch.float32 or learn else 16 if make is sc.LIF else 10)
+    forward = ForwardPlan(program, spec, checkpoints=True)
+    backward = BackwardPlan(program, spec, False, (True,), (), False, (True,), False, learn)
+    assert {form_of(plan).length for plan in (forward, backward)} == {found}
+    execution = execution_of(CupyBackend(), program, spec)
+    for steps in (17, 25, 32, 33, 100, 129):
+        call, x = (
+            Call((), False, tuple(None if name in learn else 1.0 for name in program.params)),
+            torch.empty(steps, 4),
+        )
+        results = execution.results(call, layout_of(x), x, save=True)
+        between = -(-steps // chunk_length(steps, found)) - 1
+        assert [len(one) for one in results[1:]] == [between] * execution.n_checkpoints(call)
 
 
 def test_kernels_are_as_many_as_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,4 +118,3 @@ def test_text_of_many_steps_is_that_of_the_longest_chunks() -> None:
     """What people read has chunks of twelve steps in float32."""
     spec = sc.kernel_source(sc.LIF(), "cupy", steps=25)
     assert all("constexpr int T = 12;  // time steps of a chunk, or one less" in text for text in spec.values())
-    assert CupyBackend.chunk == 10
