@@ -17,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 import spikecore as sc
 from spikecore.backend import Whole
 from spikecore.bench import models
-from spikecore.training._packed.bits import packed
 from spikecore.training._packed.origin import origin
 
 SHAPE = (3, 2, 4, 8, 8)  # 1536 numbers
@@ -38,47 +37,6 @@ def _noted():
 
     with wanting():
         yield
-
-
-class TestBits:
-    """Numbers in, numbers out."""
-
-    @pytest.mark.parametrize("dtype", [torch.float16, HALF, torch.float32, torch.float64], ids=str)
-    @pytest.mark.parametrize("count", [1, 7, 8, 9, 1025])
-    def test_the_same_numbers_come_back(self, dtype: torch.dtype, count: int) -> None:
-        """Of 1, 2, 4 and 8 bits, whole and quarters, of any count."""
-        generator = torch.Generator().manual_seed(count)
-        for bits in (1, 2, 4, 8):
-            for unit in (1.0, 0.25):
-                numbers = torch.randint(0, 1 << bits, (count,), generator=generator).to(dtype) * unit
-                whole, size = Whole((1 << bits) - 1, unit), -(-count * bits // 8)
-                found = packed(numbers, whole)
-                assert found is not None
-                assert found.bytes == size
-                assert torch.equal(found.numbers(), numbers)
-                assert found.numbers().dtype == dtype
-
-    def test_every_byte_comes_back(self) -> None:
-        """All neighbours of all numbers."""
-        every = torch.arange(256)
-        for bits in (1, 2, 4):
-            each = 8 // bits
-            numbers = (
-                torch.stack([every >> bits * place & (1 << bits) - 1 for place in range(each)], 1).flatten().float()
-            )
-            found = packed(numbers, Whole((1 << bits) - 1))
-            assert found is not None
-            assert torch.equal(found.data, every.to(torch.uint8))
-            assert torch.equal(found.numbers(), numbers)
-
-    @pytest.mark.parametrize("wrong", [2.0, 0.5, -1.0, 256.0, float("nan"), float("inf")])
-    def test_other_numbers_are_seen(self, wrong: float) -> None:
-        """One number that is none of those it is said to be."""
-        for whole in (Whole(1), Whole(1, 0.25), Whole(3, 0.5), Whole(5, 4.0), Whole(255, 2.0)):
-            numbers = torch.zeros(100)
-            numbers[77] = wrong
-            fits = wrong / whole.unit in range(whole.largest + 1)
-            assert (packed(numbers, whole) is not None) == fits
 
 
 def _scaled_without_autograd(z: Tensor) -> Tensor:
