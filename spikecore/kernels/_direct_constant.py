@@ -14,11 +14,12 @@ from torch import Tensor
 
 from spikecore.backend import BackendError, Tensors
 from spikecore.kernels._arguments import Call
-from spikecore.kernels._direct import Derive, whole
+from spikecore.kernels._direct import Derive
 from spikecore.kernels._execution import Execution
 from spikecore.kernels._geometry import Geometry
 from spikecore.kernels._launches import BackwardLaunch, ForwardLaunch
 from spikecore.kernels._layout import Layout
+from spikecore.kernels._straight import whole
 from spikecore.lang._plain import is_followed
 
 

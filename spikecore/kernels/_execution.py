@@ -18,6 +18,7 @@ from spikecore.kernels._geometry import Geometry
 from spikecore.kernels._launches import BackwardLaunch, ForwardLaunch, KernelParams, Launch, Launcher
 from spikecore.kernels._layout import Layout, layout_of
 from spikecore.kernels._memory import not_negated, resolved
+from spikecore.kernels._parts import parameter_gradient
 from spikecore.kernels._plan import BackwardPlan, ForwardPlan, saved_states
 from spikecore.kernels._saved import check_saved
 from spikecore.kernels._sized import launch_of
@@ -273,37 +274,7 @@ class Execution:
             learnt = dict(zip(found.learn, sums))
             for index, value in zip(self.arguments.tensor_params, tensors[self.arguments.n_moving(call) :]):
                 grad = learnt.get(index)
-                result.append(None if grad is None else self._summed(index, grad, value, layout))
+                result.append(
+                    None if grad is None else parameter_gradient(self.spec.params[index], grad, value, layout)
+                )
         return result
-
-    def _summed(self, index: int, grad: Tensor, value: Tensor, layout: Layout) -> Tensor:
-        """The gradient of a parameter from its parts."""
-        kind = self.spec.params[index]
-        if kind == "full" and grad.numel():
-            if tuple(value.shape) == layout.shape and layout.holds(value):
-                return layout.dense_in_order(grad)
-            # a parameter of shape [1, C, H, W] is the same for a whole batch: its gradient is the sum over it
-            return layout.dense_in_order(grad).sum_to_size(value.shape).contiguous()
-        return summed(kind, grad, value, layout.channels_of(value) if kind == "channel" else (0, 0))
-
-
-def summed(kind: str, grad: Tensor, value: Tensor, channels: Tuple[int, int]) -> Tensor:
-    """The gradient of a parameter of kind "scalar" or "channel" from its parts.
-
-    ``channels``: how those of the parameter lie, see :attr:`spikecore.kernels.Geometry.channels`.
-    """
-    if not grad.numel() and kind != "scalar":
-        return torch.zeros_like(value)
-    if kind == "channel":
-        # in the order of memory neurons lie as [outer, channels, inner]
-        inner, count = channels
-        if grad.numel() == count:
-            pass  # whole sums
-        elif inner != 1:
-            grad = grad.reshape(-1, count, inner).sum((0, 2))
-        elif grad.numel() != count:
-            grad = grad.reshape(-1, count).sum(0)
-    elif grad.numel() != 1:
-        # partial sums, one for each block or each neuron, as the backend likes
-        grad = grad.sum()
-    return grad if grad.shape == value.shape else grad.reshape(value.shape)

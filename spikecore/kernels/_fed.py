@@ -68,8 +68,8 @@ def filling_forward(launch: Launch) -> Launch:
 def filling_backward(launch: Launch, learnt: int) -> Launch:
     """A backward launch of a backend with ``owns_outputs``, as one that fills contiguous tensors."""
 
-    def fills(geometry: Geometry, inputs: Any, state: Any, params: Any, kept: Any, *rest: Any) -> Any:
-        outputs, final, trace, to_inputs, to_state = rest
+    def fills(geometry: Geometry, inputs: Any, state: Any, params: Any, kept: Any, *given: Any) -> Any:
+        outputs, final, trace, to_inputs, to_state = given
         late = [*_flat(geometry, outputs, final), *_flat(geometry, trace, ())[:1]]
         groups = launch(geometry, *_flat(geometry, inputs, state), params, kept, *late)
         for targets, values in zip((to_inputs, to_state), groups):

@@ -17,11 +17,11 @@ from torch import Tensor
 from spikecore._base.locking import Lock
 from spikecore._base.recent import RUNNERS
 from spikecore.kernels._arguments import Call
-from spikecore.kernels._direct import Straight, whole
 from spikecore.kernels._execution import Execution
 from spikecore.kernels._layout import Layout
 from spikecore.kernels._memory import resolved
 from spikecore.kernels._registered import SUPPORTED, find, schema_of
+from spikecore.kernels._straight import Straight, whole
 from spikecore.lang._plain import is_followed
 
 _library: List[Any] = []

@@ -20,13 +20,13 @@ from torch import Tensor
 from spikecore.backend import BackendError, ParamValue, Range, Spec, Tensors
 from spikecore.kernels._again import Again, Instead
 from spikecore.kernels._arguments import Arguments, Call
-from spikecore.kernels._execution import summed
 from spikecore.kernels._fed import Asked, Fed
 from spikecore.kernels._fed_launches import FedLaunches
 from spikecore.kernels._fed_steps import FedSteps
 from spikecore.kernels._launches import Launcher
 from spikecore.kernels._layout import Layout
 from spikecore.kernels._memory import resolved
+from spikecore.kernels._parts import summed
 from spikecore.kernels._runner import KernelRunner
 from spikecore.lang import Program
 
@@ -220,15 +220,15 @@ def _derived(
     """Gradients of a call's tensors, with a graph of their own under ``create_graph=True``."""
     execution, instead, call, count, whole, output = context
     held = count if whole else count - 1
-    tensors, (*rest,) = saved[:held], saved[held:]
-    out = rest.pop(0) if output else None
+    tensors, (*kept,) = saved[:held], saved[held:]
+    out = kept.pop(0) if output else None
     # where the input is not kept, what stands in its place has its shape, and nobody reads its values
-    given = tensors if whole else (rest[0], *tensors)
+    given = tensors if whole else (kept[0], *tensors)
     arrived = tuple([grad is not None for grad in grads])
     again = Again(execution, instead, call, arrived, wanted)
     try:
         with torch.no_grad():
-            found: Sequence[Optional[Tensor]] = execution.backward(call, given, out, rest, grads, wanted)
+            found: Sequence[Optional[Tensor]] = execution.backward(call, given, out, kept, grads, wanted)
     except BackendError as error:
         return again.gradients(error, grads, given)
     return again.differentiable(found, grads, given) if torch.is_grad_enabled() else found

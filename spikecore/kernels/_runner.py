@@ -1,8 +1,8 @@
 """A runner: from a call's arguments to the autograd boundary and back.
 
 The boundary has two entry points that share one implementation (:mod:`spikecore.kernels._execution`): an
-``autograd.Function``, which is quicker for small layers, and ops registered with torch, which ``torch.compile`` can
-look through.
+``autograd.Function`` (:mod:`spikecore.kernels._boundary`), which is quicker for small layers, and ops registered with
+torch (:mod:`spikecore.kernels._registered`), which ``torch.compile`` can look through.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from spikecore.backend import BackendError, ParamValue, Range, Runner, Spec, Tensors, Unsupported, by_call
-from spikecore.kernels._again import Again, Instead
+from spikecore.kernels._again import Instead
 from spikecore.kernels._arguments import Call
+from spikecore.kernels._boundary import Boundary, OneStep, derived
 from spikecore.kernels._constant import instead_of, steps_of, with_constants
 from spikecore.kernels._direct import Direct
 from spikecore.kernels._direct_constant import DirectConstant
-from spikecore.kernels._execution import Execution
 from spikecore.kernels._flat import is_flat, register_flat, run_flat
 from spikecore.kernels._geometry import Geometry
 from spikecore.kernels._launches import Launcher, Moved, StatisticsLaunch
-from spikecore.kernels._layout import Layout
 from spikecore.kernels._memory import resolved
 from spikecore.kernels._normalised import Moments, execution_of
 from spikecore.kernels._registered import key_of, register, run_registered
@@ -39,9 +38,6 @@ from spikecore.lang._plain import (
     is_transforming,
 )
 from spikecore.lang.eager import StraightLine
-
-#: A call: its execution, what computes it instead, the call, how many tensors it has, and their layout.
-Context = Tuple[Execution, Instead, Call, int, Layout]
 
 #: Numbers of an input whose mean and variance are worth some further small operations.
 WORTHWHILE = 1 << 20
@@ -97,7 +93,7 @@ class KernelRunner:
         if self.program.statistics or "full" in self.spec.params:
             return None
         wanted = tuple(ranges) if self.execution.backend.projects and any(ranges) else ()
-        return Direct(self.execution, self.instead, views, _derived, wanted)
+        return Direct(self.execution, self.instead, views, derived, wanted)
 
     def moments(self, x: Tensor) -> Optional[Tuple[Tensor, Tensor]]:
         """Mean and variance of an input ``[T, B, C, ...]`` per channel; None where torch's own way is as quick."""
@@ -164,7 +160,7 @@ class KernelRunner:
             runner.instead = instead_of(self.instead, which, self.spec)
             one = len(which) == 1 == self.n_outputs and set(self.spec.params) <= {"number"}
             if one and not (self.spec.final or self.execution.backend.owns_outputs):
-                runner._direct = DirectConstant(runner.execution, runner.instead, _derived)
+                runner._direct = DirectConstant(runner.execution, runner.instead, derived)
             runner = self._constant.setdefault(which, runner)
         values = [step for step in steps if step is not None]
         if runner._direct is not None and state is None and not record:
@@ -186,7 +182,7 @@ class KernelRunner:
         if not _plain(tensors):
             return by_call(self, inputs, state, params)
         if torch.is_grad_enabled() and True in [tensor.requires_grad for tensor in tensors]:
-            results: Sequence[Tensor] = _OneStep.apply(self.execution, self.instead, call, *tensors)
+            results: Sequence[Tensor] = OneStep.apply(self.execution, self.instead, call, *tensors)
         else:
             results = self.execution.one_step(call, tensors)
         n = self.n_outputs
@@ -224,7 +220,7 @@ class KernelRunner:
         if is_compiling() or dispatch_modes() or type(tensors[0]) not in PLAIN or not _plain(tensors):
             return run_registered(self.key, call, tensors, save)
         if save:
-            crossed: Sequence[Tensor] = _Boundary.apply(self.execution, self.instead, call, *tensors)
+            crossed: Sequence[Tensor] = Boundary.apply(self.execution, self.instead, call, *tensors)
             return crossed
         return self.execution.forward(call, tensors, save=False)
 
@@ -255,79 +251,3 @@ class KernelRunner:
             tuple([value.clone(memory_format=torch.contiguous_format) for value in state]),
             tuple([x.to(self.spec.compute, copy=True) for _ in record]),
         )
-
-
-class _Boundary(torch.autograd.Function):
-    """Where autograd ends and kernels begin."""
-
-    #: See :data:`spikecore._shell.freed.PASSED`.
-    _spikecore_passed = False
-
-    @staticmethod
-    def forward(ctx: Any, execution: Execution, instead: Instead, call: Call, *tensors: Tensor) -> Tuple[Tensor, ...]:
-        results = execution.forward(call, tensors, save=True)
-        count = execution.n_outputs + execution.n_final + len(call.record)
-        ctx.context = execution, instead, call, len(tensors), execution.layout(tensors)
-        # tensors go through torch, which frees them after backward and finds those that were changed in place
-        ctx.save_for_backward(*tensors, *results[count:])
-        # a cotangent that does not arrive is None, and the backward kernel has no argument for it
-        ctx.set_materialize_grads(False)
-        return tuple(results[:count])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
-        ctx._spikecore_passed = True
-        return (None, None, None, *_derived(ctx.context, ctx.needs_input_grad[3:], ctx.saved_tensors, grads))
-
-
-class _OneStep(_Boundary):
-    """The boundary for one time step, whose inputs and outputs ``[*N]`` have no dimension of time."""
-
-    @staticmethod
-    def forward(ctx: Any, execution: Execution, instead: Instead, call: Call, *tensors: Tensor) -> Tuple[Tensor, ...]:
-        results = execution.one_step(call, tensors)
-        ctx.context = execution, instead, call, len(tensors), Layout(tuple(tensors[0].shape), None)
-        ctx.save_for_backward(*tensors)
-        ctx.set_materialize_grads(False)
-        return tuple(results)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
-        ctx._spikecore_passed = True
-        n, m = ctx.context[0].arguments.n_inputs, ctx.context[0].n_outputs
-        saved = _timed(ctx.saved_tensors, n)
-        found = _derived(ctx.context, ctx.needs_input_grad[3:], saved, _timed(grads, m))
-        inputs = [None if grad is None else grad.squeeze(0) for grad in found[:n]]
-        return (None, None, None, *inputs, *found[n:])
-
-
-def _timed(tensors: Sequence[Any], count: int) -> Tuple[Any, ...]:
-    """The tensors, the first ``count`` of them with a dimension of time."""
-    return (*[None if one is None else one.unsqueeze(0) for one in tensors[:count]], *tensors[count:])
-
-
-def _derived(
-    context: Context, wanted: Sequence[bool], saved: Tensors, grads: Sequence[Optional[Tensor]]
-) -> Sequence[Optional[Tensor]]:
-    """Gradients of a call's tensors, with a graph of their own under ``create_graph=True``."""
-    if not torch.is_grad_enabled():
-        return _gradients(context, wanted, saved, grads)
-    with torch.no_grad():
-        found = _gradients(context, wanted, saved, grads)
-    return _again(context, wanted, grads).differentiable(found, grads, saved[: context[3]])
-
-
-def _gradients(
-    context: Context, wanted: Sequence[bool], saved: Tensors, grads: Sequence[Optional[Tensor]]
-) -> Sequence[Optional[Tensor]]:
-    """Gradients of a call's tensors, by the kernel, or by another runner where the kernel cannot be had."""
-    execution, _, call, count, layout = context
-    try:
-        return execution.backward(call, saved[:count], saved[count:], grads, wanted, layout)
-    except BackendError as error:
-        return _again(context, wanted, grads).gradients(error, grads, saved[:count])
-
-
-def _again(context: Context, wanted: Sequence[bool], grads: Sequence[Optional[Tensor]]) -> Again:
-    execution, instead, call, _, _ = context
-    return Again(execution, instead, call, tuple(grad is not None for grad in grads), wanted)
