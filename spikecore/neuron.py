@@ -20,7 +20,7 @@ from spikecore._plugins.selection import asked_in_words, capture
 from spikecore._shell import checks, compiled, definition, earlier, marked, parameters, processes, ranges
 from spikecore._shell.feedback import FedBack
 from spikecore._shell.state import State, Stateful
-from spikecore.backend import MAX_STATIC_STEPS, Tensors, in_graph, one_step
+from spikecore.backend import MAX_STATIC_STEPS, Tensors, one_step
 from spikecore.lang import Program, ops
 from spikecore.lang._plain import is_compiling, is_jit_tracing, with_traced_sizes
 from spikecore.surrogate import ATan, Surrogate
@@ -129,9 +129,9 @@ class Neuron(FedBack):
         """Spikes (or whatever ``dynamics`` outputs) for ``[T, *N]``, or ``[*N]`` in single-step mode."""
         if not (self.step == "single" or self._carrying or self._has_carried):
             if is_compiling() and self._prologue is None and len(inputs) == 1 and isinstance(inputs[0], Tensor):
-                alone = self._in_graph(inputs[0])
-                if alone is not None:
-                    return alone
+                output = self._in_graph(inputs[0])
+                if output is not None:
+                    return output
             outputs = self._call(inputs, None, False)[0]
         elif is_compiling() and (compiled.breaks() or self._cut):
             return self._eagerly(*inputs)
@@ -155,27 +155,6 @@ class Neuron(FedBack):
         execute = self._execute if self._prologue is None else self._behind_prologue
         outputs, final, trace_ = execute(inputs, state, names, final=True)
         return outputs[0] if len(outputs) == 1 else outputs, final, dict(zip(names, trace_))
-
-    def _values(self) -> List[Tuple[str, Any]]:
-        """The parameters of the program, by name: the neuron's own, and the numbers of its surrogate."""
-        return [*[(name, getattr(self, name)) for name in self._used(self._cache.stamp)], *self._cache.numbers.items()]
-
-    def _in_graph(self, x: Tensor) -> Optional[Tensor]:
-        """The output of a call at rest as one op of the graph that torch.compile makes; None for another call.
-
-        Whatever is looked at here or in ``_execute``, torch guards in every call of the graph: a neuron with 260 guards
-        took 12 us for them. What depends on the stamp alone is left to ``_graph_key``, which torch does not look into.
-        """
-        values = [value for _, value in self._values()]
-        for value in values:
-            if not isinstance(value, float):
-                return None
-        steps = operator.index(x.shape[0]) if x.shape[0] <= MAX_STATIC_STEPS else None
-        grad = torch.is_grad_enabled()
-        key = self._graph_key(
-            x.dtype, x.device.type, x.layout, x.ndim, steps, grad and x.requires_grad, self._cache.stamp
-        )
-        return in_graph(key, x, values) if key else None
 
     def _continue(self, inputs: Sequence[Tensor]) -> Tensors:
         """Outputs of a call that goes on from the state of the last one, or may be the recomputation of one."""
@@ -213,14 +192,14 @@ class Neuron(FedBack):
             outputs, end = one_step(found.runner, (x,), start, earlier.placed(found, values))
         else:
             processes.check_split(self)  # the earlier call may have been one outside of the pipeline
-            alone = None if found.direct is None else found.direct(x, values)
-            if alone is not None and not marked.readers:
-                return alone, None
-            if alone is None:
+            quickly = None if found.direct is None else found.direct(x, values)
+            if quickly is not None and not marked.readers:
+                return quickly, None
+            if quickly is None:
                 values = earlier.kept(found, values, self)
                 outputs, end = found.runner((x,), start, earlier.placed(found, values), ())[:2]
             else:
-                outputs, end = alone, None
+                outputs, end = quickly, None
         if marked.readers:
             marked.note(self._cache.program, outputs, self._cache.bound)
         return outputs, dict(zip(self.states, end)) if end is not None else None
@@ -270,8 +249,8 @@ class Neuron(FedBack):
         runner = self._cache.runners[kind]
         trace_: Tensors = ()
         ordinary = len(inputs) == 1 and not (record or is_compiling() or is_jit_tracing())
-        alone = start is None and not (final or single)
-        found = earlier.noted(runner, named, values, x, alone, self, self._ranges) if ordinary else None
+        outputs_alone = start is None and not (final or single)
+        found = earlier.noted(runner, named, values, x, outputs_alone, self, self._ranges) if ordinary else None
         # as later calls are run: a checkpointed call must save the same tensors when it is recomputed
         quickly = None
         if found is not None and found.direct is not None:
@@ -317,8 +296,3 @@ class Neuron(FedBack):
         bound = ", ".join(f"{resolved.backend.name} on {device}" for device, resolved in self._cache.bound.items())
         asked = asked_in_words(self._request, self._cache.bound.values())
         return ", ".join(parts) + f", backend={asked}" + (f" ({bound})" if bound else "")
-
-
-def values_of(neuron: Neuron) -> List[Tuple[str, Any]]:
-    """The parameters of a neuron's program, by name: its own, and the numbers of its surrogate."""
-    return neuron._values()

@@ -21,14 +21,13 @@ from torch import nn
 
 from spikecore._plugins.registry import AUTO_NAME
 from spikecore._plugins.selection import Request, Resolved, capture, resolve
-from spikecore._shell import checks, compiled, definition
+from spikecore._shell import checks, definition
 from spikecore._shell.automatic import Calls, automatic_runner
 from spikecore._shell.earlier import Earlier
 from spikecore._shell.needs import lacking
 from spikecore._shell.state import Stateful
 from spikecore._shell.watch import Watch
-from spikecore.backend import Backend, Feedback, Runner, Spec, Unsupported, graph_key
-from spikecore.dtypes import NAMES
+from spikecore.backend import Backend, Feedback, Runner, Spec, Unsupported
 from spikecore.lang import Program
 from spikecore.lang._plain import is_compiling
 from spikecore.lang._renewal import Renewal, renewed
@@ -206,7 +205,7 @@ class Bound(Stateful):
         super().__setstate__(state)
         self._forget(binding=True)
 
-    # torch.compile runs these three when it meets them and takes what they return as a constant: hashing and loading
+    # torch.compile runs these two when it meets them and takes what they return as a constant: hashing and loading
     # cannot be traced. What it compiled is used again while ``stamp``, which it guards, is the same.
 
     def _used(self, stamp: str) -> Tuple[str, ...]:
@@ -241,44 +240,9 @@ class Bound(Stateful):
             cache.runners[key] = runner
         return key
 
-    def _graph_key(
-        self,
-        dtype: torch.dtype,
-        device_type: str,
-        layout: torch.layout,
-        dims: int,
-        steps: Optional[int],
-        gradients: bool,
-        stamp: str,
-    ) -> str:
-        """What names the op of calls at rest with one such input, whose parameters are numbers; "" if there is none."""
-        program = self._traced()
-        # an input that is refused is refused where every call is checked
-        if dtype not in NAMES or layout is not torch.strided or not dims or steps == 0 or len(program.inputs) != 1:
-            return ""
-        if self._left_out(device_type, stamp):
-            return ""
-        spec = (dtype, steps, ("number",) * len(program.params), (), False)
-        kind = self._find(device_type, spec, gradients, False, False, stamp)
-        return graph_key(self._cache.runners[kind])
-
-    def _left_out(self, device_type: str, stamp: str) -> bool:
-        """Whether a call breaks the graph that torch.compile makes: the backend does not declare ``torch_compile``.
-
-        Raises :class:`Unsupported` where the graph must be whole.
-        """
-        resolved = self._bind(device_type)
-        if resolved.backend.capabilities_on(device_type).torch_compile:
-            return False
-        if compiled.must_be_whole():
-            raise Unsupported(checks.unsupported(resolved, type(self).__name__, ("torch_compile",), device_type))
-        return True
-
     # what torch.compiler.assume_constant_result sets, without importing the compiler with spikecore
     _used._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
     _find._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as above
-    _graph_key._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as above
-    _left_out._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as above
 
 
 def request(backend: Optional[str], source: str) -> Request:

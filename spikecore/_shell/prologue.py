@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import Any, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -96,10 +96,6 @@ class Prologued(Ranged):
     ) -> Results:
         """A call without the prologue."""
         raise NotImplementedError(f"{type(self).__name__} must define _execute")
-
-    def _values(self) -> List[Tuple[str, Any]]:
-        """The parameters of the program, by name; the numbers of surrogates come last."""
-        raise NotImplementedError(f"{type(self).__name__} must define _values")
 
     def _behind_prologue(
         self,

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from spikecore._shell import checkpoints, checks, parameters, processes, ranges
 from spikecore._shell.binding import Bound
+from spikecore._shell.graphed import Graphed
 
 
-class Ranged(Bound):
+class Ranged(Graphed):
     """A bound module with parameters and their ranges (see :mod:`spikecore._shell.ranges`)."""
 
     #: name -> default value.

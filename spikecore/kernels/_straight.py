@@ -1,4 +1,4 @@
-"""Launches of calls at rest with one plain contiguous input, which what these calls have in common is found for once.
+"""Launches of calls at rest with one plain contiguous input; what these calls have in common is found once.
 
 Who crosses the autograd boundary with them: direct calls (:mod:`spikecore.kernels._direct`) and the registered ops of
 calls at rest (:mod:`spikecore.kernels._flat`).

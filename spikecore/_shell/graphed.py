@@ -1,0 +1,83 @@
+"""A neuron in the graph that ``torch.compile`` makes: its call as one op, or a break in the graph."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, List, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from spikecore._shell import checks, compiled
+from spikecore._shell.binding import Bound
+from spikecore.backend import MAX_STATIC_STEPS, Unsupported, graph_key, in_graph
+from spikecore.dtypes import NAMES
+
+
+class Graphed(Bound):
+    """A bound module that ``torch.compile`` can meet."""
+
+    def _values(self) -> List[Tuple[str, Any]]:
+        """The parameters of the program, by name: the neuron's own, and the numbers of its surrogate."""
+        return [*[(name, getattr(self, name)) for name in self._used(self._cache.stamp)], *self._cache.numbers.items()]
+
+    def _in_graph(self, x: Tensor) -> Optional[Tensor]:
+        """The output of a call at rest as one op of the graph that torch.compile makes; None for another call.
+
+        Whatever is looked at here or in ``_execute``, torch guards in every call of the graph: a neuron with 260 guards
+        took 12 us for them. What depends on the stamp alone is left to ``_graph_key``, which torch does not look into.
+        """
+        values = [value for _, value in self._values()]
+        for value in values:
+            if not isinstance(value, float):
+                return None
+        steps = operator.index(x.shape[0]) if x.shape[0] <= MAX_STATIC_STEPS else None
+        grad = torch.is_grad_enabled()
+        key = self._graph_key(
+            x.dtype, x.device.type, x.layout, x.ndim, steps, grad and x.requires_grad, self._cache.stamp
+        )
+        return in_graph(key, x, values) if key else None
+
+    # torch.compile runs these two when it meets them and takes what they return as a constant, as in Bound.
+
+    def _graph_key(
+        self,
+        dtype: torch.dtype,
+        device_type: str,
+        layout: torch.layout,
+        dims: int,
+        steps: Optional[int],
+        gradients: bool,
+        stamp: str,
+    ) -> str:
+        """What names the op of calls at rest with one such input, whose parameters are numbers; "" if there is none."""
+        program = self._traced()
+        # an input that is refused is refused where every call is checked
+        if dtype not in NAMES or layout is not torch.strided or not dims or steps == 0 or len(program.inputs) != 1:
+            return ""
+        if self._left_out(device_type, stamp):
+            return ""
+        spec = (dtype, steps, ("number",) * len(program.params), (), False)
+        kind = self._find(device_type, spec, gradients, False, False, stamp)
+        return graph_key(self._cache.runners[kind])
+
+    def _left_out(self, device_type: str, stamp: str) -> bool:
+        """Whether a call breaks the graph that torch.compile makes: the backend does not declare ``torch_compile``.
+
+        Raises :class:`Unsupported` where the graph must be whole.
+        """
+        resolved = self._bind(device_type)
+        if resolved.backend.capabilities_on(device_type).torch_compile:
+            return False
+        if compiled.must_be_whole():
+            raise Unsupported(checks.unsupported(resolved, type(self).__name__, ("torch_compile",), device_type))
+        return True
+
+    # what torch.compiler.assume_constant_result sets, without importing the compiler with spikecore
+    _graph_key._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+    _left_out._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as above
+
+
+def values_of(neuron: Graphed) -> List[Tuple[str, Any]]:
+    """The parameters of a neuron's program, by name: its own, and the numbers of its surrogate."""
+    return neuron._values()
