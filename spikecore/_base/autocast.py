@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Optional
+from contextlib import nullcontext
+from typing import Any, Callable, Dict, Optional
 
 import torch
 
@@ -38,3 +39,8 @@ def autocast_dtype(device: str) -> Optional[torch.dtype]:
     if not is_autocast(device):
         return None
     return _DTYPES[device]() if _DTYPES else torch.get_autocast_dtype(device)
+
+
+def no_autocast(device: str) -> Any:
+    """A context in which products have the dtypes of their factors."""
+    return torch.autocast(device, enabled=False) if is_autocast(device) else nullcontext()

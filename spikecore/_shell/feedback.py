@@ -49,7 +49,7 @@ class FedBack(Prologued):
         dtype = matrix.weight.dtype
         if any(value.dtype != dtype for value in matrix.tensors) or torch.promote_types(x.dtype, dtype) != x.dtype:
             return f"the weight is {dtype} and x is {x.dtype}"
-        if autocast_dtype(x.device.type) is None and dtype != x.dtype:
+        if dtype not in (x.dtype, autocast_dtype(x.device.type)):
             return f"the weight is {dtype} and x is {x.dtype}"
         device = x.device.type
         resolved = self._bind(device)

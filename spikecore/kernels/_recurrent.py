@@ -17,6 +17,7 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
+from spikecore._base.autocast import no_autocast
 from spikecore.backend import BackendError, ParamValue, Range, Spec, Tensors
 from spikecore.kernels._again import Again, Instead
 from spikecore.kernels._arguments import Arguments, Call
@@ -227,7 +228,8 @@ def _derived(
     arrived = tuple([grad is not None for grad in grads])
     again = Again(execution, instead, call, arrived, wanted)
     try:
-        with torch.no_grad():
+        # within autocast a product of float32 would be one of half types, to which the sums behind it do not fit
+        with torch.no_grad(), no_autocast(given[0].device.type):
             found: Sequence[Optional[Tensor]] = execution.backward(call, given, out, kept, grads, wanted)
     except BackendError as error:
         return again.gradients(error, grads, given)

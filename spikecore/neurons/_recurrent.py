@@ -27,9 +27,9 @@ class Recurrent(Stateful):
 
     With ``nn.Linear`` all steps are one call of a backend that declares ``recurrent``, and one node of autograd's graph
     on a backend with kernels. Its weight may be computed by a parametrisation, such as a mask, which then is computed
-    once a call. Any other module, one with hooks, a call that torch traces or transforms, and other backends take a
-    loop over the steps; :attr:`looped` says why. fused: True raises :class:`~spikecore.backend.Unsupported` instead,
-    False always takes the loop.
+    once a call. Any other module, one with hooks or whose ``forward`` was replaced, a call that torch traces or
+    transforms, and other backends take a loop over the steps; :attr:`looped` says why. fused: True raises
+    :class:`~spikecore.backend.Unsupported` instead, False always takes the loop.
     """
 
     configuration = {**Stateful.configuration, "fused": checks.flag_or_none}
@@ -109,6 +109,8 @@ class Recurrent(Stateful):
             return "fused=False was asked for"
         if type(linear).forward is not nn.Linear.forward:
             return f"linear is {type(linear).__name__}"
+        if "forward" in linear.__dict__:
+            return "linear has a forward of its own"
         if linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks or linear._backward_pre_hooks:
             return "linear has hooks, which are called at every step"
         if type(self.neuron).run is not Neuron.run:

@@ -150,3 +150,18 @@ def test_backward_runs_twice_and_reads_no_argument_that_changed() -> None:
         net.linear.weight.add_(1.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
+
+
+def test_backward_within_autocast() -> None:
+    """Of a call that was computed without: its products have the dtypes of that call."""
+    x, found = torch.randn(6, 3, 4), []
+    for inside in (False, True):
+        with installed(Loop) as name:
+            net = net_of(sc.LIF(1.7, backend=name), 4, torch.float32)
+            torch.manual_seed(3)
+            state = {key: torch.rand(3, 4).requires_grad_() for key in ("v", "feedback")}
+            out = net.run(x, state=state)[0]
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside):
+                found.append(torch.autograd.grad(out.sum(), [*net.parameters(), *state.values()]))
+    for plain, within in zip(*found):
+        assert torch.equal(plain, within)

@@ -55,12 +55,20 @@ def hooked() -> nn.Module:
     return linear
 
 
+def patched() -> nn.Module:
+    linear = nn.Linear(C, C)
+    forward = linear.forward
+    linear.forward = lambda x: forward(x) * 2  # type: ignore[method-assign]
+    return linear
+
+
 @pytest.mark.parametrize(
     ("net", "says"),
     [
         (lambda: layer(nn.Identity()), "linear is Identity"),
         (lambda: layer(nn.Conv1d(C, C, 1)), "linear is Conv1d"),
         (lambda: layer(Scaled(C, C)), "linear is Scaled"),
+        (lambda: layer(patched()), "linear has a forward of its own"),
         (lambda: layer(hooked()), "linear has hooks, which are called at every step"),
         (lambda: layer(nn.utils.spectral_norm(nn.Linear(C, C))), "linear has hooks, which are called at every step"),
         (lambda: layer(neuron=Own(1.7)), "Own has a run() of its own"),
@@ -173,6 +181,9 @@ def test_dtypes_that_do_not_fit_are_left_to_the_loop() -> None:
         net(drawn(T, B, C).float())
     assert net.looped == "the weight is torch.float64 and x is torch.float32"
     single = layer().float()
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(RuntimeError, match="dtype"):
+        single(drawn(T, B, C))
+    assert single.looped == "the weight is torch.float32 and x is torch.float64"
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = single(drawn(T, B, C).float())
         single.fused = False
