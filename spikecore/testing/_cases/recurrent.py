@@ -7,20 +7,20 @@ states are those of the neuron's oracle on ``u``.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, List, Optional, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore.dtypes import DTYPES, NARROW
 from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch, as_array, same
 from spikecore.testing._context import Context
-from spikecore.testing._inputs import generator, rounded
+from spikecore.testing._fed import Fed, multiplies, near, steps_of
+from spikecore.testing._inputs import generator
 from spikecore.testing._models import BY_NAME
-from spikecore.testing._oracle import Array, recurrent
+from spikecore.testing._oracle import recurrent
 from spikecore.testing._subject import Subject
 from spikecore.testing._tolerances import OTHER_DTYPES
 
@@ -75,59 +75,6 @@ def add_to(cases: Collection) -> None:
     add("autocast", "under autocast the product has its dtype", autocast, (*_FORWARD, "gradients", "bfloat16"))
 
 
-class Fed:
-    """A subject with feedback: the net, its input, and what the oracle has for both."""
-
-    def __init__(self, s: Subject, bias: bool = True, first: Optional[Array] = None) -> None:
-        self.s = s
-        width = s.shape[-1]
-        rng = generator("recurrent", s.model.name, s.shape)
-        # multiples of 1/8, of which sums with spikes are exact in every order and in every dtype
-        weight = np.rint(rng.normal(size=(width, width)) * 8.0 / np.sqrt(min(width, 8))) / 8.0
-        added = np.rint(rng.normal(size=width) * 4.0) / 8.0 if bias else None
-        start = np.zeros(s.shape[1:]) if first is None else first
-        self.matrix = recurrent.Matrix(weight, added, start)
-        self._input()
-        linear: Any = nn.Linear(width, width, bias=bias).to(s.dtype)
-        with torch.no_grad():
-            linear.weight.copy_(torch.tensor(weight))
-            if added is not None:
-                linear.bias.copy_(torch.tensor(added))
-        self.net: Any = s.context.place(sc.Recurrent(s.neuron, linear, fused=True))
-
-    def _input(self) -> None:
-        """The input that makes what the subject drew, to within rounding; the subject then takes what it does make."""
-        drawn, dtype = self.s.inputs[0], self.s.dtype
-        narrow = self.s.dtype_name in NARROW
-        self.x = rounded(drawn - self.matrix.back(self.s.seen.outputs[0]), dtype)
-        for _ in range(2):
-            back = self.matrix.back(self.s.seen.outputs[0])
-            back = rounded(back, dtype) if narrow else back
-            self.s.takes([rounded(self.x + back, dtype) if narrow else self.x + back])
-
-    def check(self, x: Tensor, cotangent: Tensor, of: str = "") -> recurrent.Gradients:
-        """The gradients of input and matrix for a cotangent of the output."""
-        found = recurrent.adjoint(self.s.seen, self.matrix, as_array(cotangent))
-        if self.s.dtype_name in NARROW:
-            # in their dtype the products of all steps are rounded, one after the other
-            weight = self.net.linear.weight
-            for name, actual, expected in (("input", x.grad, found.inputs), ("weight", weight.grad, found.weight)):
-                _near(name, as_array(actual), expected, self.s.of)  # type: ignore[arg-type]  # backward gave one
-            return found
-        if x.requires_grad:
-            self.s.check("input gradient", x.grad, found.inputs, suspects={})
-        self.check_matrix(found, of)
-        return found
-
-    def check_matrix(self, found: recurrent.Gradients, of: str = "") -> None:
-        """The gradients of the matrix."""
-        linear = self.net.linear
-        if linear.weight.requires_grad:
-            self.s.check("parameter gradient", linear.weight.grad, found.weight, name=f"weight{of}")
-            if linear.bias is not None:
-                self.s.check("parameter gradient", linear.bias.grad, found.bias, name=f"bias{of}")
-
-
 def feeds_back(
     context: Context,
     model: str = "lif",
@@ -141,7 +88,7 @@ def feeds_back(
     wanted: bool = True,
 ) -> None:
     """One call, forward and backward, against the oracle."""
-    dtype = dtype if _multiplies(context, dtype) else "float32"
+    dtype = dtype if multiplies(context, dtype) else "float32"
     own = tuple(BY_NAME[model].params) if learn else ()
     s = Subject(
         context,
@@ -245,22 +192,13 @@ def carried(context: Context) -> None:
         parts = [
             recurrent.adjoint(part, fed.matrix._replace(first=before), g[at])
             for part, before, at in (
-                (_part(s, slice(0, 5)), fed.matrix.first, slice(0, 5)),
-                (_part(s, slice(5, 11)), whole[4], slice(5, 11)),
+                (steps_of(s, slice(0, 5)), fed.matrix.first, slice(0, 5)),
+                (steps_of(s, slice(5, 11)), whole[4], slice(5, 11)),
             )
         ]
         s.check("input gradient", x.grad, np.concatenate([part.inputs for part in parts]), suspects={})
         weight = sum(part.weight for part in parts)
         s.check("parameter gradient", fed.net.linear.weight.grad, np.asarray(weight), name="weight of two parts")
-
-
-def _part(s: Subject, at: slice) -> Any:
-    """Some steps of the oracle's run."""
-    steps = s.seen.steps[at]
-    start: Dict[str, Array] = vars(steps[0].before)
-    return s.seen._replace(
-        outputs=tuple(out[at] for out in s.seen.outputs), steps=steps, start=start, final=steps[-1].next
-    )
 
 
 def single(context: Context) -> None:
@@ -349,21 +287,5 @@ def autocast(context: Context) -> None:
     s.backward(output, cotangent)
     found = recurrent.adjoint(s.seen, fed.matrix, as_array(cotangent))
     weight: Any = fed.net.linear.weight
-    _near("input", as_array(x.grad), found.inputs, s.of)  # type: ignore[arg-type]  # backward gave one
-    _near("weight", as_array(weight.grad), found.weight, s.of)
-
-
-def _multiplies(context: Context, dtype: str) -> bool:
-    """Whether torch multiplies matrices of this dtype on the device; torch 2.0 does not in float16 on a CPU."""
-    one = context.tensor([[1.0]], DTYPES[dtype])
-    try:
-        return bool((one @ one).item() == 1.0)
-    except RuntimeError:
-        return False
-
-
-def _near(name: str, actual: Array, expected: Array, of: str) -> None:
-    """Within what products in 16 bits may make of it, in the norm."""
-    away = np.linalg.norm(actual - expected) / np.linalg.norm(expected)
-    if not away < 0.03:
-        raise Mismatch(f"gradient of {name} of {of}, with products in 16 bits, is {away:.2g} off in the norm")
+    near("input", as_array(x.grad), found.inputs, s.of)  # type: ignore[arg-type]  # backward gave one
+    near("weight", as_array(weight.grad), found.weight, s.of)
