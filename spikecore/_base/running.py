@@ -1,0 +1,92 @@
+"""What a runner of a backend is, and the ways to call one: for all steps, for one step, directly, and as an op."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Callable, NamedTuple, Optional, Sequence, Tuple, Union
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ParamValue = Union[float, "Tensor"]
+Tensors = Tuple["Tensor", ...]
+#: ``runner(inputs, state, params, record) -> (outputs, state, trace)``, see :meth:`spikecore.backend.Backend.compile`.
+Runner = Callable[
+    [Tensors, Optional[Tensors], Tuple[ParamValue, ...], Tuple[str, ...]],
+    Tuple[Tensors, Optional[Tensors], Tensors],
+]
+
+
+def one_step(
+    runner: Runner, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
+) -> Tuple[Tensors, Optional[Tensors]]:
+    """One time step of a runner: ``(outputs, state)`` for inputs ``[*N]``, without a dimension of time.
+
+    A runner may have a method ``one_step(inputs, state, params)`` that is quicker than a call with one time step and
+    gives the same bits.
+    """
+    quick = getattr(runner, "one_step", None)
+    if quick is None:
+        return by_call(runner, inputs, state, params)
+    found: Tuple[Tensors, Optional[Tensors]] = quick(inputs, state, params)
+    return found
+
+
+#: A direct call, ``call(x, params)``: see :func:`direct`.
+DirectCall = Callable[["Tensor", Tuple[ParamValue, ...]], Optional[Tensors]]
+
+
+class Range(NamedTuple):
+    """The range that a learnt parameter is put into before a call: a value outside becomes the nearest one inside."""
+
+    #: The ends, infinite where there is none.
+    low: float
+    high: float
+    #: The least value inside: ``low``, or one above it where ``low`` itself is outside.
+    least: float
+
+
+Range.__module__ = "spikecore.backend"  # where it is public, as for pickles
+
+
+def direct(
+    runner: Runner, views: Sequence[Optional[Tuple[int, ...]]], ranges: Sequence[Optional[Range]] = ()
+) -> Optional[DirectCall]:
+    """The quick way of a runner for calls at rest with one input, of which the outputs alone are asked for.
+
+    ``views`` has for each parameter the shape that it is viewed as over the neurons of one time step, None for a
+    number. A runner may have a method ``direct(views)``, which gives a function ``call(x, params)``, or None. Its
+    ``params`` are as the neuron holds them: a number, or a tensor of any dtype that has the shape of the view or can be
+    viewed so. The function returns the outputs with the bits that the runner gives, or None for a call that is left to
+    the runner.
+
+    ``ranges`` has, for each parameter that is learnt within one, its range. A function whose attribute ``projects`` is
+    true puts these parameters inside, in their own memory, before it computes with them; for another one, and where it
+    returns None, the caller has to.
+    """
+    make = getattr(runner, "direct", None)
+    found: Optional[DirectCall] = None if make is None else make(views, ranges)
+    return found
+
+
+def graph_key(runner: Runner) -> str:
+    """What names the op ``spikecore::rest`` of a runner, which computes the output of calls that begin at rest with one
+    input, one output and parameters that are numbers. A runner that has one has the attribute ``graph_key``; "" if not.
+    """
+    found: str = getattr(runner, "graph_key", "")
+    return found
+
+
+def in_graph(key: str, x: Tensor, numbers: Sequence[float]) -> Tensor:
+    """The output of such a call as one op in the graph of ``torch.compile``."""
+    out: Tensor = torch.ops.spikecore.rest(key, x, [], numbers)
+    return out
+
+
+def by_call(
+    runner: Runner, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
+) -> Tuple[Tensors, Optional[Tensors]]:
+    """One time step by a call of the runner."""
+    outputs, final, _ = runner(tuple([x.unsqueeze(0) for x in inputs]), state, params, ())
+    return tuple([out.squeeze(0) for out in outputs]), final
