@@ -1,4 +1,4 @@
-"""Shared code generation for forward and backward kernels: arguments, values per neuron, device functions.
+"""Shared code generation for forward and backward kernels: places of tensors, values per neuron, device functions.
 
 A thread owns V neighbouring neurons and runs all their time steps; states stay in registers. What a step computes is a
 device function of one neuron, so that values of one step are gone from the text of the next.
@@ -6,51 +6,28 @@ device function of one neuron, so that values of one step are gone from the text
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import Dict, FrozenSet, List, Mapping, Sequence, Tuple, Union
 
 import torch
 
 from spikecore.kernels import BackwardPlan, ForwardPlan
-from spikecore.kernels.writing import (
-    FILLED,
-    STORED,
-    Argument,
-    KernelWriter,
-    commented,
-    indented,
-    input_leaf,
-    named,
-)
+from spikecore.kernels.writing import FILLED, input_leaf
 from spikecore.lang import Node, topological
-from spikecore.lang.node import const
 from spikecore_cupy.derivative import normalises, repeated_divisions
 from spikecore_cupy.divisors import divisors
-from spikecore_cupy.lines import declared, first_neuron, folded, head, over_neurons, wrapped
-from spikecore_cupy.parts import Form, Function, Source, Stream
-from spikecore_cupy.printer import TYPES, CudaPrinter
-
-#: Kinds of arguments, in the order that a kernel has them. A ``"sum"`` is a pointer to a parameter's gradient.
-ORDER = ("pointer", "sum", "stride", "row", "inner", "channels", "span", "columns", "lanes", "period", "number")
-#: Kinds of arguments that are counts of neurons: 64 bits, since a tensor may have more than 2**31 numbers.
-_COUNTS = ("stride", "row", "inner", "channels", "span", "columns")
-#: Kinds of arguments that say which threads of a block have the same channels.
-_OF_BLOCK = ("lanes", "period")
+from spikecore_cupy.lines import over_neurons
+from spikecore_cupy.parts import Form, Function, Stream
+from spikecore_cupy.printer import CudaPrinter
+from spikecore_cupy.text import TextWriter
 
 
-def _yes(value: bool) -> str:
-    return "true" if value else "false"
-
-
-class Writer(KernelWriter):
+class Writer(TextWriter):
     """Writes the lines of one kernel.
 
     ``approximate`` are divisions that may be off by two units in the last place.
     """
 
     neurons_of = "{} + i"
-    #: The first neuron of a thread.
-    first = "i"
 
     def __init__(
         self,
@@ -67,11 +44,7 @@ class Writer(KernelWriter):
         printer = CudaPrinter(plan.compute, approximate, plan.program.numbers, powers, repeated)
         #: Whether a product is added to a sum in one operation.
         self._contracts = isinstance(plan, BackwardPlan) and normalises(plan)
-        super().__init__(plan, direction, printer, roots)
-        self.form = form
-        self.stored, self.real = TYPES[plan.dtype], TYPES[plan.compute]
-        #: Whether the number of steps is a constant of the kernel.
-        self.fixed = plan.spec.steps is not None
+        super().__init__(plan, direction, form, printer, roots)
         #: Which tensors of all steps have an offset of their own -> what it is called, and the tensor.
         self._offsets: Dict[Tuple[str, int], Tuple[str, str]] = {}
         # a value and the same value detached are two arguments of a step
@@ -84,15 +57,6 @@ class Writer(KernelWriter):
         self.shared = frozenset((*self._one, *self.uniform))
 
     # -- names and arguments
-
-    def unique(self, name: str) -> str:
-        """The symbol that would like this name, the same wherever it is asked for."""
-        return self.printer.symbols.of(("unique", name), name)
-
-    def pointer_kind(self, group: str) -> str:
-        """Gradients of parameters are allocated by the launch, which finds them apart from the other tensors."""
-        # block sums, or one number per neuron: how many there are depends on the width that the launch chooses
-        return "sum" if group == "grad_params" else "pointer"
 
     def all(self, name: str, group: str, index: int) -> str:
         """Where a tensor of all steps has this thread's neurons at step t."""
@@ -121,16 +85,6 @@ class Writer(KernelWriter):
         return lines
 
     # -- ranges
-
-    def ranged(self, name: str) -> str:
-        """The arguments by which a parameter is put into its range, "" if it has none."""
-        ranges = getattr(self.plan, "ranges", ())
-        found = ranges[self.program.params.index(name)] if ranges else None
-        if found is None:
-            return ""
-        ends = [self.printer.expression(const(end if isfinite(end) else 0.0), {}) for end in found]
-        kind = f"{_yes(isfinite(found.low))}, {_yes(isfinite(found.high))}, {_yes(found.least != found.low)}"
-        return f"Range<{self.real}, {kind}>{{{', '.join(ends)}}}"
 
     def projecting(self) -> List[str]:
         """Put parameters into their ranges, in memory. All threads compute with the value inside, whether they read a
@@ -292,50 +246,3 @@ class Writer(KernelWriter):
             sign = "=" if k < len(results) else "+="
             body.append(f"{target} {sign} {names.get(root) or self.printer.expression(root, names)};")
         return Function(name, arguments, body, takes)
-
-    def finished(self, functions: Sequence[Function], body: Sequence[str]) -> Source:
-        """The kernel: its text, and what a launch needs beside it."""
-        arguments = self.arguments.ordered(ORDER)
-        steps = self.plan.spec.steps if self.fixed else self.form.length
-        types = ["long long", *([] if self.fixed else ["int"]), *map(self._type, arguments)]
-        # a fixed number of steps is a constant of the text, T, so that loops are unrolled
-        names = ["neurons", *([] if self.fixed else ["steps"]), *(argument.name for argument in arguments)]
-        words = [declared(kind, name) for kind, name in zip(types, names)]
-        around = [
-            '#include "spikecore.cuh"',
-            "",
-            f"constexpr int V = {self.form.width};  // neighbouring neurons of a thread",
-            f"constexpr int T = {steps};  // time steps" + ("" if self.fixed else " of a chunk, or one less"),
-        ]
-        body = [first_neuron(self.first), *body]
-        inside = [line for f in functions for line in (f.head, *f.arguments, *f.body)]
-        top = head(self.name, self.form.blocks, self.form.threads)
-        # every line is known now, so every symbol can choose a name that no line has
-        write = self.printer.named([*around, *inside, top, *words, *body])
-        lines = [f"// {self.title()}", "//", *commented(str(self.program), "//"), "", *around, ""]
-        for function in functions:
-            lines += [function.head, *wrapped(map(write, function.arguments)), ") {"]
-            lines += [*indented(map(write, function.body)), "}", ""]
-        lines += [
-            write(top),
-            *wrapped(map(write, words)),
-            ") {",
-            *indented(map(write, body)),
-            "}",
-        ]
-        text = "\n".join(part for line in lines for part in folded(line))
-        return Source(write(self.name), f"{text}\n", self.fixed, named(arguments, write), tuple(types))
-
-    def _type(self, argument: Argument) -> str:
-        if argument.kind == "number":
-            return self.real
-        if argument.kind in _COUNTS:
-            return "long long"
-        if argument.kind in _OF_BLOCK:
-            return "int"
-        # state, parameters and their gradients are in the dtype of arithmetic, whatever inputs have
-        kind = self.stored if argument.group in STORED else self.real
-        fills = argument.group in FILLED and (argument.group != "checkpoints" or self.direction == "forward")
-        if argument.group == "params" and self.ranged(self.program.params[argument.number]):
-            fills = True
-        return f"{'' if fills else 'const '}{kind}*"
