@@ -43,8 +43,8 @@ class Net(sc.Pipeline):
         """As the options say."""
         if self.given.constant:
             return self.constant_forward(images, self.given.T)[None] / self.given.T
-        parts, rest = divmod(len(images), self.given.split_size)  # the last batch of a test is a short one
-        self.set_split(split_sizes=[self.given.split_size] * parts + [rest] * (rest > 0))
+        parts, remainder = divmod(len(images), self.given.split_size)  # the last batch of a test is a short one
+        self.set_split(split_sizes=[self.given.split_size] * parts + [remainder] * (remainder > 0))
         return super().forward(images)
 
 

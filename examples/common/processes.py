@@ -149,9 +149,9 @@ def group(made: argparse.ArgumentParser, options: argparse.Namespace) -> Iterato
             made.error(f"process {rank} needs a GPU of its own, and there are {torch.cuda.device_count()} here")
         device = torch.device("cuda", local)
         torch.cuda.set_device(device)
-    alone: Dict[str, Any] = {"store": distributed.HashStore(), "rank": 0, "world_size": 1}
+    single: Dict[str, Any] = {"store": distributed.HashStore(), "rank": 0, "world_size": 1}
     distributed.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo", **({} if "RANK" in os.environ else alone)
+        "nccl" if device.type == "cuda" else "gloo", **({} if "RANK" in os.environ else single)
     )
     try:
         yield Here(rank, world, device)

@@ -117,8 +117,8 @@ def _gathered(small: Tensor, bits: int) -> Tensor:
     """Bytes with numbers of so many bits, side by side in fewer bytes."""
     word, factor = _GATHER[bits]
     each = 8 // bits
-    rest = -small.numel() % each
-    if rest:
-        small = torch.nn.functional.pad(small, (0, rest))
+    missing = -small.numel() % each
+    if missing:
+        small = torch.nn.functional.pad(small, (0, missing))
     # a copy of the highest byte of each word, since the words are as large as the bytes
     return small.view(word).mul(factor).view(torch.uint8)[each - 1 :: each].clone()

@@ -29,10 +29,10 @@ class JellyFunctional(nn.Module):
         """Spikes."""
         x = x.contiguous()  # kernels of another library may not know a step that is repeated
         key = (x.shape[1:], x.device)
-        rest = self.rest.get(key)
-        if rest is None:
-            rest = self.rest[key] = torch.zeros(x.shape[1:], device=x.device)
-        spikes: Tensor = self.function(x, rest, *self.parameters(), **self.keywords)[0]
+        start = self.rest.get(key)
+        if start is None:
+            start = self.rest[key] = torch.zeros(x.shape[1:], device=x.device)
+        spikes: Tensor = self.function(x, start, *self.parameters(), **self.keywords)[0]
         return spikes
 
 

@@ -225,7 +225,7 @@ def _error_of_sqrt(x: Tensor, y: Tensor) -> Tensor:
     high = turned - (turned - root)
     low = root - high
     product = root * root
-    rest = (square - product) - (((high * high - product) + 2.0 * high * low) + low * low)
-    error = rest / (2.0 * root)
+    remainder = (square - product) - (((high * high - product) + 2.0 * high * low) + low * low)
+    error = remainder / (2.0 * root)
     # 0, infinity and NaN have none; no error is -0, so that the root of -0 is -0
     return torch.where(torch.isfinite(error), torch.where(small, error / _ROOT_UP, error), -torch.zeros_like(y))

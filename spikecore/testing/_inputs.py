@@ -47,10 +47,10 @@ def margin(
     state: Optional[Mapping[str, Array]] = None,
 ) -> Tuple[Array, ...]:
     """One ``[T, *N]`` per input, uniform in ``drive``, that keeps every tested potential a margin from every jump."""
-    steps, rest = shape[0], tuple(shape[1:])
-    pool = (steps, POOL, *rest)
+    steps, neurons = shape[0], tuple(shape[1:])
+    pool = (steps, POOL, *neurons)
     draws = tuple(rounded(rng.uniform(*drive, size=pool), dtype) for _ in oracle.inputs)
-    good = _clear(run(oracle, draws, params, state), (POOL, *rest))
+    good = _clear(run(oracle, draws, params, state), (POOL, *neurons))
     if not good.any(axis=0).all():
         raise AssertionError(f"no inputs with a margin for {type(oracle).__name__} {vars(oracle)} in {POOL} draws")
     chosen = good.argmax(axis=0)

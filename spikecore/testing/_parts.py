@@ -71,8 +71,8 @@ def _some(cotangents: Named, states: Sequence[str]) -> Iterator[Tuple[str, Named
                     yield f"for the cotangent of {kind} {one}, taken for that of {other}", moved
     for words, names in sets:
         if len(names) < len(cotangents):
-            rest = {name: g for name, g in cotangents.items() if name not in names}
-            yield f"without the cotangent of {words}: is it dropped where others come?", rest
+            others = {name: g for name, g in cotangents.items() if name not in names}
+            yield f"without the cotangent of {words}: is it dropped where others come?", others
             yield f"of the cotangent of {words} alone: are the others dropped?", {n: cotangents[n] for n in names}
 
 

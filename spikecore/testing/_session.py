@@ -100,9 +100,9 @@ class Session:
         while size:
             start = 0
             while start < len(found):
-                rest = found[:start] + found[start + size :]
-                if rest and in_time(rest) and not self._passes(rest, case):
-                    found = rest
+                shorter = found[:start] + found[start + size :]
+                if shorter and in_time(shorter) and not self._passes(shorter, case):
+                    found = shorter
                 else:
                     start += size
             size //= 2

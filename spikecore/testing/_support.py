@@ -68,8 +68,8 @@ def _of_neuron(neuron: str) -> Set[str]:
     names = sorted((model.name for model in MODELS), key=len, reverse=True)
     mine = {model.name for model in MODELS if model.neuron.__name__ == neuron}
     for case in CASES:
-        family, _, rest = case.id.partition("/")
-        model = next((name for name in names if rest == name or rest.startswith(f"{name}-")), None)
+        family, _, variant = case.id.partition("/")
+        model = next((name for name in names if variant == name or variant.startswith(f"{name}-")), None)
         if case.tier == "core" and family in _PER_NEURON and model in mine:
             found.add(case.id)
     return found

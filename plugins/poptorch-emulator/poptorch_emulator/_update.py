@@ -141,9 +141,9 @@ class Updater:
 
     def _values_now(self) -> Dict[str, Dict[str, Any]]:
         """For each weight, the values of its group."""
-        rest = {"bias_correction": self._read.bias_correction}
+        common = {"bias_correction": self._read.bias_correction}
         return {
-            name: {**{key: value.value for key, value in self._described(name).items()}, **rest}
+            name: {**{key: value.value for key, value in self._described(name).items()}, **common}
             for name in self._weights
         }
 

@@ -139,12 +139,12 @@ def _box(view: Layout, owner: Layout) -> Box:
     """The part of ``owner`` that a view is, if that is a box."""
     strides = owner.strides
     dims = [dim for dim in range(len(owner.shape)) if owner.shape[dim] > 1]
-    rest = view.offset - owner.offset
+    offset = view.offset - owner.offset
     first: Dict[int, int] = {}
     for dim in sorted(dims, key=lambda dim: -strides[dim]):
         if strides[dim] == 0:
             return None
-        first[dim], rest = divmod(rest, strides[dim])
+        first[dim], offset = divmod(offset, strides[dim])
     sizes = dict.fromkeys(dims, 1)
     by_stride = {strides[dim]: dim for dim in dims}
     for size, stride in zip(view.shape, view.strides):
@@ -152,7 +152,7 @@ def _box(view: Layout, owner: Layout) -> Box:
             if stride not in by_stride:
                 return None
             sizes[by_stride[stride]] = size
-    if rest or any(first[dim] + sizes[dim] > owner.shape[dim] for dim in dims):
+    if offset or any(first[dim] + sizes[dim] > owner.shape[dim] for dim in dims):
         return None
     return tuple((first.get(dim, 0), first.get(dim, 0) + sizes.get(dim, 1)) for dim in range(len(owner.shape)))
 

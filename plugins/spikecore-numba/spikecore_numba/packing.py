@@ -127,7 +127,7 @@ def _packing(bits: int, storage: Optional[str]) -> List[str]:
     stored = ["wrong |= (compare != 0) & (data[b] != byte)", "if compare == 0:", "    data[b] = byte"]
     # written out: LLVM makes vector instructions of eight comparisons side by side, and not of an inner loop
     whole = [line for j in range(each) for line in one(f"{each} * b + {j}" if j else f"{each} * b", j)]
-    rest = [
+    tail = [
         line for j in range(each) for line in (f"if {each} * b + {j} < count:", *indented(one(f"{each} * b + {j}", j)))
     ]
     return [
@@ -137,7 +137,7 @@ def _packing(bits: int, storage: Optional[str]) -> List[str]:
         f"for b in range(first // {each}, last // {each}):",
         *indented(["byte = 0", *whole, *stored]),
         f"if last % {each}:",
-        *indented([f"b = last // {each}", "byte = 0", *rest, *stored]),
+        *indented([f"b = last // {each}", "byte = 0", *tail, *stored]),
         "right[block] = real(np.nan) if wrong else real(1.0)",
     ]
 
@@ -152,7 +152,7 @@ def _unpacking(bits: int, storage: Optional[str]) -> List[str]:
         return f"numbers[{place}] = {value}"
 
     whole = [one(f"{each} * b + {j}" if j else f"{each} * b", j) for j in range(each)]
-    rest = [
+    tail = [
         line for j in range(each) for line in (f"if {each} * b + {j} < count:", f"    {one(f'{each} * b + {j}', j)}")
     ]
     return [
@@ -164,5 +164,5 @@ def _unpacking(bits: int, storage: Optional[str]) -> List[str]:
         f"for b in range(first // {each}, last // {each}):",
         *indented(["byte = data[b]", *whole]),
         f"if last % {each}:",
-        *indented([f"b = last // {each}", "byte = data[b]", *rest]),
+        *indented([f"b = last // {each}", "byte = data[b]", *tail]),
     ]

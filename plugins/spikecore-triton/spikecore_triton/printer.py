@@ -70,12 +70,12 @@ class TritonPrinter(PythonSyntax, KernelPrinter):
 
     def expression(self, node: Node, names: Mapping[Node, str] = {}) -> str:  # never written to
         """The base's; numbers that meet no other value are written as Triton's."""
-        alone = {
+        constants = {
             inner.args[0]: self.value(_number(inner.args[0]))
             for inner in topological([node], known=[known for known in names if known != node])
             if inner.op in _OPERATORS and all(arg.op == "const" for arg in inner.args)
         }
-        return super().expression(node, {**names, **alone})
+        return super().expression(node, {**names, **constants})
 
     def template(self, node: Node) -> Tuple[int, str]:
         binding, text = super().template(node)

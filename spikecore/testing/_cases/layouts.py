@@ -222,8 +222,8 @@ def state(context: Context) -> None:
         s.check_outputs(output, f" from a {name} state")
         s.check_states(final, s.bits().final, f"final state, from a {name} state,", exact=True)
     zero = torch.zeros((), device=context.device).expand(4, 5)
-    rest = Subject(context, "lif", "hard", shape=(6, 4, 5), values={"v_reset": 0.0})
-    rest.check_outputs(rest.neuron.run(rest.x(), state={"v": zero})[0], " from an expanded state")
+    from_zero = Subject(context, "lif", "hard", shape=(6, 4, 5), values={"v_reset": 0.0})
+    from_zero.check_outputs(from_zero.neuron.run(from_zero.x(), state={"v": zero})[0], " from an expanded state")
 
 
 def state_incoming(context: Context) -> None:

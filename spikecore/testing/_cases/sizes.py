@@ -87,9 +87,9 @@ def sized(context: Context, shape: Tuple[int, ...], dim: Any = None) -> None:
     wide: Any = 0.5
     options: Dict[str, Any] = {}
     if dim is not None:
-        rest = shape[1:]
-        a = 0.5 + np.arange(rest[dim]) % 3
-        wide = a.reshape([rest[dim] if i == dim % len(rest) else 1 for i in range(len(rest))])
+        neurons = shape[1:]
+        a = 0.5 + np.arange(neurons[dim]) % 3
+        wide = a.reshape([neurons[dim] if i == dim % len(neurons) else 1 for i in range(len(neurons))])
         options["channel_dim"] = dim
     neuron = context.place(Leak(a=torch.tensor(a, dtype=torch.float32), learn=("a",), backend=context.name, **options))
     leaf = context.tensor(x, grad=True)

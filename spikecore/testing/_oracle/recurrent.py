@@ -73,9 +73,9 @@ def adjoint(
         back = to_u[-1] @ matrix.weight
         for name, value in found.params.items():
             g_params[name] = g_params[name] + summed(value, shape, g_params[name].shape)
-    for name, rest in seen.oracle.rest.items():
-        if seen.at_rest and isinstance(rest, str):
-            g_params[rest] = g_params[rest] + summed(g[name], shape, g_params[rest].shape)
+    for name, initial in seen.oracle.rest.items():
+        if seen.at_rest and isinstance(initial, str):
+            g_params[initial] = g_params[initial] + summed(g[name], shape, g_params[initial].shape)
     inputs = np.stack(to_u[::-1])
     width = shape[-1]
     rows, before = inputs.reshape(-1, width), matrix.before(seen.outputs[0]).reshape(-1, width)

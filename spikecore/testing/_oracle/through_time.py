@@ -182,9 +182,9 @@ def adjoint(
             g_inputs.append(found.inputs)
             for name, value in found.params.items() if counted is None or t in counted else ():
                 g_params[name] = g_params[name] + summed(value, shape, g_params[name].shape)
-    for name, rest in seen.oracle.rest.items():
-        if seen.at_rest and isinstance(rest, str):
-            g_params[rest] = g_params[rest] + summed(g[name], shape, g_params[rest].shape)
+    for name, initial in seen.oracle.rest.items():
+        if seen.at_rest and isinstance(initial, str):
+            g_params[initial] = g_params[initial] + summed(g[name], shape, g_params[initial].shape)
     stacked = tuple(
         np.stack([_over(at[i], shape) for at in reversed(g_inputs)]) if g_inputs else np.zeros((0, *shape))
         for i in range(len(seen.oracle.inputs))

@@ -65,8 +65,8 @@ def results_of(
     if case.short:
         out = neuron(*inputs)
     else:
-        out, final, *rest = neuron.run(*inputs, state=state, record=case.record)
-        trace = rest[0] if rest else {}
+        out, final, *recorded = neuron.run(*inputs, state=state, record=case.record)
+        trace = recorded[0] if recorded else {}
     outputs = list(out) if isinstance(out, tuple) else [out]
     results = {f"output {k}": value for k, value in enumerate(outputs)}
     results.update({f"trace of {n}": value for n, value in trace.items()})

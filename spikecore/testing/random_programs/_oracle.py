@@ -80,8 +80,8 @@ class Oracle:
             for node in (*self.order, *self.derivative)
             if node.op in ("const", "field")
         }
-        rest = {n: self.params[v] if isinstance(v, str) else v for n, v in self.tree.states.items()}
-        now = {n: self._full((state or rest)[n]) for n in self.tree.states}
+        initial = {n: self.params[v] if isinstance(v, str) else v for n, v in self.tree.states.items()}
+        now = {n: self._full((state or initial)[n]) for n in self.tree.states}
         steps, outputs, trace = [], [], []
         with np.errstate(all="ignore"):
             for at in zip(*(np.broadcast_to(x[:, None], (len(x), *self.shape)) for x in xs)):
@@ -195,10 +195,10 @@ class Oracle:
                 part = found.get(("param", name), zero).astype(np.float64)
                 params[name] = params[name] + part
                 sizes[name] = sizes[name] + np.abs(part)
-        for name, rest in tree.states.items():
-            if at_rest and isinstance(rest, str):
-                params[rest] = params[rest] + g[name]
-                sizes[rest] = sizes[rest] + np.abs(g[name])
+        for name, initial in tree.states.items():
+            if at_rest and isinstance(initial, str):
+                params[initial] = params[initial] + g[name]
+                sizes[initial] = sizes[initial] + np.abs(g[name])
         empty = np.zeros((0, *self.shape), self.dtype)
         stacked = [np.stack([row[k] for row in inputs[::-1]]) if inputs else empty for k in range(len(tree.inputs))]
         return stacked, g, params, sizes
