@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor, nn
 
+from spikecore._hoisting import is_watched
 from spikecore._shell import checks, compiled
 from spikecore._shell.feedback import Matrix, fed_back, under_autocast, why_not
 from spikecore._shell.state import State, Stateful
@@ -107,11 +108,11 @@ class Recurrent(Stateful):
         linear: Any = self.linear
         if self.fused is False:
             return "fused=False was asked for"
-        if type(linear).forward is not nn.Linear.forward:
+        if type(linear).forward is not nn.Linear.forward or type(linear).__call__ is not nn.Module.__call__:
             return f"linear is {type(linear).__name__}"
         if "forward" in linear.__dict__:
             return "linear has a forward of its own"
-        if linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks or linear._backward_pre_hooks:
+        if is_watched(linear):
             return "linear has hooks, which are called at every step"
         if type(self.neuron).run is not Neuron.run:
             return f"{type(self.neuron).__name__} has a run() of its own"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.utils import parametrize
 
 import spikecore as sc
@@ -42,6 +43,13 @@ class Scaled(nn.Linear):
         return 0.5 * super().forward(x)
 
 
+class Called(nn.Linear):
+    """A layer whose call does more than its forward."""
+
+    def __call__(self, x: torch.Tensor) -> Any:
+        return super().__call__(x) * 2
+
+
 class Own(sc.LIF):
     """A neuron whose run does something else."""
 
@@ -68,6 +76,7 @@ def patched() -> nn.Module:
         (lambda: layer(nn.Identity()), "linear is Identity"),
         (lambda: layer(nn.Conv1d(C, C, 1)), "linear is Conv1d"),
         (lambda: layer(Scaled(C, C)), "linear is Scaled"),
+        (lambda: layer(Called(C, C)), "linear is Called"),
         (lambda: layer(patched()), "linear has a forward of its own"),
         (lambda: layer(hooked()), "linear has hooks, which are called at every step"),
         (lambda: layer(nn.utils.spectral_norm(nn.Linear(C, C))), "linear has hooks, which are called at every step"),
@@ -87,6 +96,40 @@ def test_what_no_matrix_can_be_is_a_loop(net: Any, says: str) -> None:
         with pytest.raises(sc.Unsupported) as told:
             made(x)
         assert str(told.value) == f"Recurrent was to run all steps in one call (fused=True): {says}"
+
+
+def test_hooks_of_all_modules_are_called_at_every_step() -> None:
+    """Those that torch calls for every module, of whatever kind."""
+    seen = []
+
+    def hook(module: nn.Module, *_: Any) -> None:
+        seen.append(type(module))
+
+    net = layer()
+    for register in (register_module_forward_hook, register_module_forward_pre_hook):
+        seen.clear()
+        handle = register(hook)
+        try:
+            net(drawn(T, B, C))
+        finally:
+            handle.remove()
+        assert seen.count(nn.Linear) == T
+        assert net.looped == "linear has hooks, which are called at every step"
+    net(drawn(T, B, C))
+    assert net.looped == ""
+
+
+def test_one_call_in_a_hoisted_network_and_in_the_models_of_training_and_inference() -> None:
+    """The hooks by which first layers are computed once do nothing at a single step."""
+    net, x = layer(fused=True), drawn(T, B, C)
+    out = layer(fused=False)(x)
+    assert torch.equal(sc.hoist(nn.Sequential(net))(x), out)
+    assert net.looped == ""
+    assert torch.equal(sc.inference_model(layer(fused=True))(x), out)
+    trained = layer(fused=True)
+    step = sc.training_model(trained, nn.MSELoss(), torch.optim.SGD(trained.parameters(), 0.1))
+    step(x, torch.zeros_like(out))
+    assert trained.looped == ""
 
 
 def test_one_call_says_so() -> None:
