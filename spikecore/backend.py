@@ -38,8 +38,6 @@ from spikecore._base.running import Runner as Runner
 from spikecore._base.running import Tensors as Tensors
 from spikecore._base.running import by_call as by_call
 from spikecore._base.running import direct as direct
-from spikecore._base.running import graph_key as graph_key
-from spikecore._base.running import in_graph as in_graph
 from spikecore._base.running import one_step as one_step
 from spikecore.dtypes import compute_dtype as compute_dtype
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Callable, NamedTuple, Optional, Sequence, Tuple, Union
 
-import torch
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -70,18 +68,15 @@ def direct(
     return found
 
 
-def graph_key(runner: Runner) -> str:
-    """What names the op ``spikecore::rest`` of a runner, which computes the output of calls that begin at rest with one
-    input, one output and parameters that are numbers. A runner that has one has the attribute ``graph_key``; "" if not.
+def in_graph(runner: Runner, x: Tensor, numbers: Sequence[float]) -> Optional[Tensor]:
+    """The output of a call that begins at rest, with one input and parameters that are numbers, as one op in the graph
+    of ``torch.compile``; None where the runner has no such op.
+
+    Only runners of :mod:`spikecore.kernels` have the method ``in_graph(x, numbers)``, which is no part of the contract.
     """
-    found: str = getattr(runner, "graph_key", "")
+    make = getattr(runner, "in_graph", None)
+    found: Optional[Tensor] = None if make is None else make(x, numbers)
     return found
-
-
-def in_graph(key: str, x: Tensor, numbers: Sequence[float]) -> Tensor:
-    """The output of such a call as one op in the graph of ``torch.compile``."""
-    out: Tensor = torch.ops.spikecore.rest(key, x, [], numbers)
-    return out
 
 
 def by_call(

@@ -21,6 +21,7 @@ from typing import Any, Callable, Hashable, Iterator, List, NamedTuple, Optional
 import torch
 
 from spikecore._base.recent import CALLS, Recent
+from spikecore._base.running import in_graph
 from spikecore._plugins.registry import default_registry
 from spikecore._plugins.selection import Resolved, alternatives
 from spikecore._shell import checks
@@ -36,7 +37,6 @@ from spikecore.backend import (
     Unsupported,
     by_call,
     direct,
-    graph_key,
     one_step,
 )
 from spikecore.lang import Program
@@ -118,8 +118,6 @@ class _Automatic:
         runner = resolved.backend.runner(calls.program, calls.spec)
         with_other = getattr(runner, "with_other", None)
         self._runner: Runner = runner if with_other is None else with_other(self._instead)
-        #: See :func:`spikecore.backend.graph_key`.
-        self.graph_key = graph_key(self._runner)
 
     def __call__(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
@@ -149,6 +147,10 @@ class _Automatic:
             return one_step(self._runner, inputs, state, params)
         except BackendError:
             return by_call(self, inputs, state, params)
+
+    def in_graph(self, x: torch.Tensor, numbers: Sequence[float]) -> Optional[torch.Tensor]:
+        """See :func:`spikecore._base.running.in_graph`. Of the runner that computes now, which torch.compile guards."""
+        return in_graph(self._runner, x, numbers)
 
     def moments(self, x: torch.Tensor) -> Optional[Tuple[torch.Tensor, torch.Tensor]]:
         """Mean and variance of an input per channel, by the backend; None where torch is to compute them."""

@@ -8,9 +8,10 @@ from typing import Any, List, Optional, Tuple
 import torch
 from torch import Tensor
 
+from spikecore._base.running import in_graph
 from spikecore._shell import checks, compiled
-from spikecore._shell.binding import Bound
-from spikecore.backend import MAX_STATIC_STEPS, Unsupported, graph_key, in_graph
+from spikecore._shell.binding import Bound, CallKind
+from spikecore.backend import MAX_STATIC_STEPS, Unsupported
 from spikecore.dtypes import NAMES
 
 
@@ -25,7 +26,8 @@ class Graphed(Bound):
         """The output of a call at rest as one op of the graph that torch.compile makes; None for another call.
 
         Whatever is looked at here or in ``_execute``, torch guards in every call of the graph: a neuron with 260 guards
-        took 12 us for them. What depends on the stamp alone is left to ``_graph_key``, which torch does not look into.
+        took 12 us for them. What depends on the stamp alone is left to ``_graph_kind``, which torch does not look into.
+        The runner is looked at: neurons of one stamp, and one neuron at two times, may have different backends.
         """
         values = [value for _, value in self._values()]
         for value in values:
@@ -33,14 +35,14 @@ class Graphed(Bound):
                 return None
         steps = operator.index(x.shape[0]) if x.shape[0] <= MAX_STATIC_STEPS else None
         grad = torch.is_grad_enabled()
-        key = self._graph_key(
+        kind = self._graph_kind(
             x.dtype, x.device.type, x.layout, x.ndim, steps, grad and x.requires_grad, self._cache.stamp
         )
-        return in_graph(key, x, values) if key else None
+        return None if kind is None else in_graph(self._cache.runners[kind], x, values)
 
     # torch.compile runs these two when it meets them and takes what they return as a constant, as in Bound.
 
-    def _graph_key(
+    def _graph_kind(
         self,
         dtype: torch.dtype,
         device_type: str,
@@ -49,17 +51,18 @@ class Graphed(Bound):
         steps: Optional[int],
         gradients: bool,
         stamp: str,
-    ) -> str:
-        """What names the op of calls at rest with one such input, whose parameters are numbers; "" if there is none."""
+    ) -> Optional[CallKind]:
+        """The key of ``runners`` for calls at rest with one such input, whose parameters are numbers; None for a call
+        that is checked as every other.
+        """
         program = self._traced()
         # an input that is refused is refused where every call is checked
         if dtype not in NAMES or layout is not torch.strided or not dims or steps == 0 or len(program.inputs) != 1:
-            return ""
+            return None
         if self._left_out(device_type, stamp):
-            return ""
+            return None
         spec = (dtype, steps, ("number",) * len(program.params), (), False)
-        kind = self._find(device_type, spec, gradients, False, False, stamp)
-        return graph_key(self._cache.runners[kind])
+        return self._find(device_type, spec, gradients, False, False, stamp)
 
     def _left_out(self, device_type: str, stamp: str) -> bool:
         """Whether a call breaks the graph that torch.compile makes: the backend does not declare ``torch_compile``.
@@ -74,7 +77,7 @@ class Graphed(Bound):
         return True
 
     # what torch.compiler.assume_constant_result sets, without importing the compiler with spikecore
-    _graph_key._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+    _graph_kind._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
     _left_out._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as above
 
 

@@ -63,7 +63,7 @@ class KernelRunner:
         self.flat = is_flat(self.execution)
         #: Whether the initial state depends on a learnt parameter, so that autograd must see how.
         self.learnt_initial = any(node.op == "param" and node.attr in spec.learn for node in program.initial)
-        #: See :func:`spikecore.backend.graph_key`.
+        #: The key where calls at rest whose parameters are numbers are one op in a graph, else "".
         self.graph_key = self.key if self.flat and not self.learnt_initial else ""
         self.initial = StraightLine(program.leaves[len(program.inputs) + len(program.states) :], program.initial)
         self.n_outputs = len(program.outputs)
@@ -94,6 +94,13 @@ class KernelRunner:
             return None
         wanted = tuple(ranges) if self.execution.backend.projects and any(ranges) else ()
         return Direct(self.execution, self.instead, views, derived, wanted)
+
+    def in_graph(self, x: Tensor, numbers: Sequence[float]) -> Optional[Tensor]:
+        """See :func:`spikecore._base.running.in_graph`."""
+        if not self.graph_key:
+            return None
+        out: Tensor = torch.ops.spikecore.rest(self.graph_key, x, [], numbers)
+        return out
 
     def moments(self, x: Tensor) -> Optional[Tuple[Tensor, Tensor]]:
         """Mean and variance of an input ``[T, B, C, ...]`` per channel; None where torch's own way is as quick."""

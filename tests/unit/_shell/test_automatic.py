@@ -17,7 +17,7 @@ from spikecore._plugins import registry, selection
 from spikecore._plugins.hookspecs import hookimpl
 from spikecore._plugins.registry import BUILTINS, Registry
 from spikecore.backend import Backend, BackendError, BackendInfo, BackendUnavailable, Capabilities, Unsupported
-from spikecore.kernels import KernelBackend
+from spikecore.kernels import KernelBackend, _registered
 from spikecore.testing._loopback import EVERYTHING, Loop
 
 X = torch.full((4, 3), 1.7)
@@ -357,3 +357,41 @@ class TestRepr:
         assert repr(outside).endswith("backend=quick from SPIKECORE_BACKEND (quick on cpu))")
         monkeypatch.delenv("SPIKECORE_BACKEND")
         assert repr(outside).endswith("backend=quick from SPIKECORE_BACKEND (quick on cpu))")
+
+
+@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")  # by torch's compiler itself
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="this torch does not compile")
+@pytest.mark.skipif(not _registered.SUPPORTED, reason="registered ops need torch 2.4")
+def test_a_compiled_call_follows_to_the_backend_that_took_over(world: World) -> None:
+    """Where a kernel fails in an eager call, a compiled one no longer runs the op of the backend that failed."""
+    torch._dynamo.reset()
+
+    class Failing(Kernels):
+        """Its kernels fail from some time on."""
+
+        capabilities = replace(Kernels.capabilities, torch_compile=True)
+        asked: List[str] = []
+        broken = False
+
+        def forward(self, plan: Any) -> Any:
+            launch = super().forward(plan)
+
+            def failing(*arguments: Any) -> None:
+                if Failing.broken:
+                    raise BackendError("the kernel is gone")
+                launch(*arguments)
+
+            return failing
+
+    world.install(Failing)
+    lif, expected = sc.LIF(), sc.LIF(backend="torch")(X)
+    call = torch.compile(lif, backend="aot_eager")
+    for _ in range(2):
+        assert torch.equal(lif(X), expected)
+        assert torch.equal(call(X), expected)
+    assert Failing.asked == ["forward"] * 4
+    Failing.broken = True
+    with pytest.warns(RuntimeWarning, match="instead of 'quick', which was chosen automatically: the kernel is gone$"):
+        lif(X)
+    assert torch.equal(call(X), expected)
+    assert Failing.asked == ["forward"] * 4

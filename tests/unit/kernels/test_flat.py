@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, List, Sequence
 
 import pytest
 import torch
@@ -140,18 +140,70 @@ def test_a_compiled_neuron_refuses_what_an_eager_one_refuses() -> None:
 @compiled
 @pytest.mark.skipif(not hasattr(torch.compiler, "skip_guard_on_inbuilt_nn_modules_unsafe"), reason="a newer torch")
 def test_what_a_compiled_neuron_guards() -> None:
-    """Its parameters and its program; nothing of runners and checks, whose guards took longer than the kernel."""
+    """Its parameters, its program, and the key of its op; nothing else of runners, and nothing of checks, whose guards
+    took longer than the kernel.
+    """
     torch._dynamo.reset()
     guarded: Any = []
 
     def seen(entries: Any) -> Any:
-        guarded.extend(entry.name for entry in entries)
+        guarded.extend((entry.guard_type, entry.name) for entry in entries)
         return [True] * len(entries)
 
     neuron = bound(sc.LIF(), Loop())
     call = torch.compile(neuron, options={"guard_filter_fn": seen}, backend="inductor")
     with torch.no_grad():
         assert torch.equal(call(image(3)), neuron(image(3)))
-    assert any("threshold" in name for name in guarded)
-    assert any("stamp" in name for name in guarded)
-    assert not [name for name in guarded if "runners" in name or "checks" in name or "parameters'" in name]
+    names = {name for _, name in guarded}
+    assert any("threshold" in name for name in names)
+    assert any("stamp" in name for name in names)
+    assert not [name for name in names if "checks" in name or "parameters'" in name]
+    # type and key of one runner, and that no object of that type has the methods which are called as attributes
+    assert {name.rpartition(")]")[2] for name in names if "runners[" in name} == {"", ".graph_key"}
+    assert len([name for _, name in guarded if "runners" in name]) <= 8
+
+
+def named(name: str) -> Loop:
+    """A backend of this name: in a process a name stands for one backend."""
+    kind: Any = type(name, (Loop,), {"name": name})
+    return kind()
+
+
+def counted(call: Any, loops: Sequence[Loop]) -> List[int]:
+    """How many kernels of each backend a call launches."""
+    before = [len(loop.calls) for loop in loops]
+    call(image(3))
+    return [len(loop.calls) - count for loop, count in zip(loops, before)]
+
+
+@compiled
+def test_neurons_of_one_program_with_different_backends_are_compiled_apart() -> None:
+    """Both were called before, so they have one stamp; the second ran the op of the first one's backend."""
+    torch._dynamo.reset()
+    loops = named("one"), named("other")
+    neurons = [bound(sc.LIF(), loop) for loop in loops]
+    for neuron in neurons:
+        neuron(image(3))
+    assert neurons[0]._cache.stamp == neurons[1]._cache.stamp
+    calls = [torch.compile(neuron, backend="aot_eager", fullgraph=True) for neuron in neurons]
+    assert [counted(call, loops) for call in calls] == [[1, 0], [0, 1]]
+    assert [counted(call, loops) for call in calls] == [[1, 0], [0, 1]]
+
+
+@compiled
+@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")  # by torch's compiler itself
+def test_a_compiled_neuron_follows_to_another_backend() -> None:
+    """An eager call on the new backend gives the neuron its old stamp; the compiled one then ran the old backend."""
+    torch._dynamo.reset()
+    loops = named("before"), named("after")
+    neuron = bound(sc.LIF(), loops[0])
+    neuron(image(3))
+    call = torch.compile(neuron, backend="aot_eager")
+    assert counted(call, loops) == [1, 0]
+    sc.set_backend(neuron, None)
+    bound(neuron, loops[1])
+    neuron(image(3))
+    assert counted(call, loops) == [0, 1]
+    sc.set_backend(neuron, "torch")
+    neuron(image(3))
+    assert counted(call, loops) == [0, 0]
