@@ -190,7 +190,12 @@ class Launcher:
         return self._totals(sums, channels[self._learnt_at[0]][1], arranged.inner)  # type: ignore[misc, arg-type]  # one
 
     def dense(self, geometry: Geometry, counts: Sequence[int]) -> Callable[[Sequence[Tensor], Sequence[Any]], Any]:
-        """The launch of contiguous tensors: all that does not depend on where they are is found now."""
+        """The launch of contiguous tensors: all that does not depend on where they are is found now.
+
+        Raises: ``NotImplementedError`` for a program that normalises, whose launches have a grid of their own.
+        """
+        if self._form.grid:
+            raise NotImplementedError(f"{self.plan.program.name}: a program that normalises has no launch of this kind")
         steps, neurons, channels = geometry
         width, numbers, learnt = self._form.width, self._numbers, self.learnt
         # among all tensors in a row; those that are parameters count from the end
@@ -204,7 +209,9 @@ class Launcher:
         length = 0 if self.fixed else chunk_length(steps, self._longest)
         while neurons % width:
             width //= 2
-        kernel = self._compiled(width, length)
+        key = (width, length, False, False)
+        # a network has layers of many sizes, which have few widths and lengths: the text is printed once for each
+        kernel = self._kernels.get(key) or self._compiled(*key)
         blocks = -(-span // (kernel.block * width))
         sizes, unaligned = (neurons,) if self.fixed else (neurons, steps), width * self._align - 1
 
@@ -256,7 +263,7 @@ class Launcher:
         # all threads get as many groups, but for the last
         return min(neurons, -(-units // rounds) * unit)
 
-    def _compiled(self, width: int, length: int, powers: bool = False, sums: bool = False) -> Any:
+    def _compiled(self, width: int, length: int, powers: bool, sums: bool) -> Any:
         # printed when they first come: an odd size has a narrower kernel, and few lengths of chunks ever come
         form = self._form._replace(width=width, length=length, powers=powers, sums=sums)
         source = print_kernel(self.plan, form)

@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
+from spikecore._base.recent import CALLS, Recent
 from spikecore.backend import Range, Tensors
 from spikecore.kernels._arguments import Call
 from spikecore.kernels._execution import Execution
@@ -60,7 +61,8 @@ class Straight:
         self.tensors = execution.arguments.tensor_params
         self.at_rest = Call((), False, (None,) * len(self.views))
         self._kinds = execution.arguments.kinds
-        self._sizes = Sizes((), Geometry(0, 0, ()), None)
+        #: Of the last input, and by shape: the layers of a network that share a program take turns with their sizes.
+        self._sizes, self._by_shape = Sizes((), Geometry(0, 0, ()), None), Recent[Tuple[int, ...], Sizes](CALLS)
 
     def __deepcopy__(self, memo: Any) -> Straight:
         return self  # as runners, which copies of a neuron share
@@ -71,7 +73,8 @@ class Straight:
         if sizes.shape != x.shape:
             if not x.numel():
                 return None
-            sizes = self._sizes = self._sized(tuple(x.shape))
+            shape = tuple(x.shape)
+            sizes = self._sizes = self._by_shape.get_or(shape, lambda: self._sized(shape))
         return sizes
 
     def params(self, numbers: Sequence[Any], tensors: Sequence[Tensor]) -> Sequence[Any]:

@@ -10,14 +10,17 @@ from torch import Tensor
 
 import spikecore as sc
 from spikecore.backend import Spec
-from spikecore.kernels import BackwardPlan, ForwardPlan, layout_of
+from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry, layout_of
 from spikecore.kernels._arguments import Call
 from spikecore.kernels._normalised import execution_of
+from spikecore.lang._normalised import normalised
 from spikecore.testing._loopback import installed
+from spikecore_cupy import backend as cupy_backend
 from spikecore_cupy.backend import CupyBackend
 from spikecore_cupy.chunks import chunk_length
 from spikecore_cupy.forms import form_of
 from spikecore_cupy.host import HostBackend, HostKernel, reason
+from spikecore_cupy.source import print_kernel
 
 pytestmark = [pytest.mark.kernels, pytest.mark.skipif(reason() is not None, reason=str(reason()))]
 
@@ -112,6 +115,38 @@ def test_kernels_are_as_many_as_lengths(monkeypatch: pytest.MonkeyPatch) -> None
     for steps in range(17, 217):
         neuron(torch.zeros(steps, 4))
     assert len(texts) == 4
+
+
+def test_sizes_in_turn_print_no_text_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of different sizes share a launch; at every call of a compiled network their texts were printed."""
+    printed: List[str] = []
+
+    def counted(plan: Any, form: Any) -> Any:
+        printed.append(type(plan).__name__)
+        return print_kernel(plan, form)
+
+    monkeypatch.setattr(cupy_backend, "print_kernel", counted)
+    program, values = sc.LIF().program, (2.0, 1.0, 0.0, 1.0, 1.0)
+    count = len(program.params)
+    assert len(values) == count
+    execution = execution_of(HostBackend(), program, Spec(torch.float32, None, ("number",) * count, (), False))
+    geometries = [Geometry(6, neurons, ((0, 0),) * count) for neurons in (16, 32, 64)]
+    launch = execution.forward_launch(Call((), False, values), False)
+    del printed[:]
+    for geometry in geometries * 3:
+        out, x = torch.empty(6, geometry.neurons), torch.ones(6, geometry.neurons)
+        assert launch.dense(geometry, (1, 0, 0, 1, 0, 0, 0))((x, out), values) is not None
+        assert torch.equal(out, sc.LIF(backend="torch")(x))
+    assert printed == ["ForwardPlan"]
+
+
+def test_no_launch_of_dense_tensors_of_a_program_that_normalises() -> None:
+    """Its blocks are as many as a GPU holds at once, of which that launch knows nothing."""
+    program = normalised(sc.LIF().program, False, True).program
+    kinds = tuple("channel" if name in program.statistics else "number" for name in program.params)
+    plan = ForwardPlan(program, Spec(torch.float32, None, kinds, (), False), checkpoints=False)
+    with pytest.raises(NotImplementedError, match=r"normalises has no launch of this kind"):
+        HostBackend().forward(plan).dense(Geometry(6, 16, ((1, 4),) * len(kinds)), (1, 0, 0, 1, 0, 0, 0))
 
 
 def test_text_of_many_steps_is_that_of_the_longest_chunks() -> None:

@@ -13,6 +13,7 @@ import spikecore as sc
 from kernel_loop import LAYOUTS, SHAPE, Loop, bound, image
 from spikecore.backend import Spec
 from spikecore.kernels import KernelRunner, _registered, layout_of
+from spikecore.kernels._straight import Straight
 
 pytestmark = pytest.mark.skipif(not _registered.SUPPORTED, reason="registered ops need torch 2.4")
 compiled = pytest.mark.skipif(sys.version_info >= (3, 14), reason="this torch does not compile")
@@ -51,6 +52,24 @@ def test_opcheck(chunk: int, layout: str, kind: str) -> None:
     backward = (runner.key, x, torch.cos(out), kept, [tau], numbers, order)
     torch.library.opcheck(ops.rest_backward.default, backward)
     torch.library.opcheck(ops.rest_gradients.default, (*backward, [False, True]))
+
+
+def test_layers_of_sizes_in_turn(monkeypatch: Any) -> None:
+    """What follows from a size is found once, though layers of other sizes, with the same program, come between."""
+    sized, first = [], {}
+    real = Straight._sized
+    monkeypatch.setattr(Straight, "_sized", lambda self, shape: sized.append(shape) or real(self, shape))
+    program = sc.LIF().program
+    values = (2.0, 1.0, 0.0, 1.0, 1.0)
+    runner = KernelRunner(Loop(4), program, Spec(torch.float32, None, ("number",) * len(values), (), final=False))
+    shapes = [(T, 3, width) for T in (3, 6) for width in (17, 19)]  # as in no other test
+    for shape in shapes * 2:
+        x = torch.rand(shape, generator=torch.Generator().manual_seed(0)).mul_(3).requires_grad_()
+        out = torch.ops.spikecore.rest(runner.key, x, [], values)
+        assert torch.equal(out, sc.LIF(backend="torch")(x.detach()))
+        (gradient,) = torch.autograd.grad(out, x, torch.cos(x.detach()))
+        assert torch.equal(first.setdefault(shape, gradient), gradient)
+    assert sized == shapes
 
 
 def results(call: Any, neuron: nn.Module, x: torch.Tensor) -> Any:
