@@ -87,6 +87,12 @@ def _explained(name: str, text: str, arch: int, version: Tuple[int, int], log: s
     return f"NVRTC refuses kernel {name}:\n{log}\nof\n{text}"
 
 
+def _stream_of(device: int) -> int:
+    """The address of torch's current stream of a device."""
+    address: int = torch.cuda.current_stream(device).cuda_stream
+    return address
+
+
 def shared(kernel: Callable[..., Any], name: str, text: str, types: Sequence[str]) -> Any:
     """The kernel of a text: the one that there is of a text that means the same, or one made now."""
     key = (kernel, name, cache.meaning(text, "//"), tuple(types))
@@ -117,7 +123,7 @@ class Kernel:
         self._launch: Callable[..., None] = driver.launchKernel
         # private functions of torch: the public ones ask at every launch first whether CUDA is initialised
         self._current: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
-        self._stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", int)
+        self._stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_of)
         self._lock = Lock()
         # CuPy's modules unload themselves, so they are kept beside the functions
         self._functions: Dict[int, Tuple[int, Any]] = {}

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import pytest
@@ -29,7 +30,7 @@ from spikecore.testing import _edge_table as edge_table
 from spikecore.testing._custom import CUSTOM
 from spikecore.testing._models import BY_NAME, MODELS, Model
 from spikecore.testing._runner import required
-from spikecore_cupy.device import HEADER, OPTIONS, compiled, header
+from spikecore_cupy.device import HEADER, OPTIONS, Kernel, compiled, header
 from spikecore_cupy.forms import form_of
 from spikecore_cupy.parts import Form
 from spikecore_cupy.source import print_kernel
@@ -201,6 +202,19 @@ def test_an_unknown_gpu_is_refused_in_words() -> None:
     """The error says which compute capability NVRTC does not know, and what to do."""
     with pytest.raises(BackendError, match=r"cannot compile for this GPU \(compute capability 1.0\): install a CuPy"):
         compiled("empty", 'extern "C" __global__ void empty() {}\n', 10)
+
+
+def test_a_launch_is_on_the_current_stream_of_any_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without torch's private function the public one is asked: the number of the device is not a stream's address."""
+    monkeypatch.delattr(torch._C, "_cuda_getCurrentRawStream", raising=False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0x5500 + device))
+    kernel, launches = Kernel("any", "", ("int",)), []
+    monkeypatch.setattr(kernel, "_current", lambda: 1)
+    monkeypatch.setattr(kernel, "_launch", lambda *arguments: launches.append(arguments))
+    monkeypatch.setattr(kernel, "_buffer", lambda device: (bytearray(4), 0))
+    monkeypatch.setattr(kernel, "_load", lambda device: (0xF0, None))
+    kernel(3, 1, (7,))
+    assert launches == [(0xF0, 3, 1, 1, kernel.block, 1, 1, 0, 0x5501, 0, 0)]
 
 
 def test_code_is_kept_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
