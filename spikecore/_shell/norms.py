@@ -197,7 +197,9 @@ def _by_backend(norm: Any, x: Tensor, statistics: Statistics) -> Optional[Tuple[
     if norm.training and norm.track_running_stats and norm.running_mean is not None:
         mean, variance, count = norm.running_mean, norm.running_var, norm.num_batches_tracked
         plain = all(value.is_contiguous() and not value.is_inference() for value in (mean, variance))
-        counted = count is None or (count.device == x.device and count.dtype == torch.int64)
+        counted = count is None or (
+            not count.is_inference() and count.device == x.device and count.dtype == torch.int64
+        )
         # without a momentum it follows from the count, which a kernel would have to wait for
         if norm.momentum is None or mean.dtype != variance.dtype or not (plain and counted):
             return None

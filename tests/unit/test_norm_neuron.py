@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
+from spikecore._shell.norms import constants
 from spikecore.layers import NormNeuron, TimeBatched
 
 T, B, C = 5, 6, 4
@@ -259,3 +260,23 @@ class TestFuse:
         for mine, its in zip(*both(net, plain, drive(T, B, 2, 4, 4))):
             torch.testing.assert_close(mine, its)
         torch.testing.assert_close(dict(net.state_dict()), dict(plain.state_dict()))
+
+
+@pytest.mark.parametrize("name", ["running_mean", "running_var", "num_batches_tracked"])
+def test_inference_tensors_are_left_to_torch(name):
+    """Autograd takes no new version of one after a kernel has moved it; torch refuses the count before all else."""
+    module = norm()
+    with torch.inference_mode():
+        module._buffers[name] = module._buffers[name].clone()
+    before = copy.deepcopy(module.state_dict())
+
+    def kernels(x, eps, running):
+        pytest.fail("the kernels of a backend were asked")
+
+    x = drive(T, B, *SHAPES[2])
+    if name != "num_batches_tracked":
+        torch.testing.assert_close(constants(module, x, None, kernels).mean, x.mean((0, 1, 3, 4)))
+        return
+    with pytest.raises(RuntimeError, match="Inplace update to inference tensor outside InferenceMode"):
+        constants(module, x, None, kernels)
+    assert all(torch.equal(module.state_dict()[key], before[key]) for key in ("running_mean", "running_var"))
