@@ -96,3 +96,27 @@ class TestDataParallel:
         """Other networks are as they were."""
         net, x = nn.Sequential(nn.Linear(C, C)), torch.rand(4, C)
         torch.testing.assert_close(OnTwo(net)(x), net(x))
+
+
+def test_replicas_with_learnt_parameters() -> None:
+    """They compute within the parameters' ranges, and the gradients reach the parameters."""
+
+    class Derived(OnTwo):
+        def replicate(self, module, device_ids):
+            copies = [module._replicate_for_data_parallel() for _ in device_ids]
+            for replica in copies:
+                for name, value in module._parameters.items():
+                    setattr(replica, name, value * 1)
+            return copies
+
+    x, found = torch.rand(5, 4, C) * 3, []
+    for tau in (2.0, 0.5):
+        for wrap in (lambda net: net, lambda net: Derived(net, dim=1)):
+            lif = sc.LIF(2.0, learn=("tau", "threshold"))
+            with torch.no_grad():
+                lif.tau.fill_(tau)
+            out = wrap(lif)(x)
+            out.sum().backward()
+            found.append([out.detach(), lif.tau.grad, lif.threshold.grad])
+    for one, two in (found[:2], found[2:]):
+        torch.testing.assert_close(one, two)
