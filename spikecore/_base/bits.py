@@ -26,14 +26,26 @@ _GATHER: Mapping[int, Tuple[torch.dtype, int]] = {
 }
 
 
-class Whole(NamedTuple):
-    """What a tensor holds: ``k * unit`` with whole numbers k from 0 to ``largest``, 255 at most.
+class _Whole(NamedTuple):
+    largest: int
+    unit: float
+
+
+class Whole(_Whole):
+    """What a tensor holds: ``k * unit`` with whole numbers k from 0 to ``largest``, which is from 1 to 255.
 
     The unit is a power of 2, from 1/128 to 128, so that every ``k * unit`` is exact in every dtype of a neuron.
+
+    Raises: ``ValueError`` for another ``largest``.
     """
 
-    largest: int
-    unit: float = 1.0
+    __slots__ = ()
+
+    def __new__(cls, largest: int, unit: float = 1.0) -> Whole:
+        # of larger numbers a byte would hold the last 8 bits
+        if not 1 <= largest <= BYTE:
+            raise ValueError(f"Whole: largest={largest!r} must be from 1 to {BYTE}")
+        return super().__new__(cls, largest, unit)
 
     @property
     def bits(self) -> int:

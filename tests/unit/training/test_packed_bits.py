@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 
@@ -48,3 +50,20 @@ class TestBits:
             numbers[77] = wrong
             fits = wrong / whole.unit in range(whole.largest + 1)
             assert (packed(numbers, whole) is not None) == fits
+
+
+@pytest.mark.parametrize("largest", [0, -1, 256, 65535])
+def test_numbers_that_no_byte_holds_are_refused(largest: int) -> None:
+    """Also 0 alone, which some backends took for right and others not."""
+    with pytest.raises(ValueError, match=rf"^Whole: largest={largest} must be from 1 to 255$"):
+        Whole(largest)
+
+
+def test_what_holds_numbers_is_a_tuple_of_two() -> None:
+    """It is pickled, compared and unpacked as one."""
+    whole = Whole(3, 0.5)
+    assert tuple(whole) == (3, 0.5)
+    assert Whole(largest=3, unit=0.5) == whole
+    assert repr(whole) == "Whole(largest=3, unit=0.5)"
+    copied = pickle.loads(pickle.dumps(whole))
+    assert (type(copied), copied.bits, copied) == (Whole, 2, whole)
