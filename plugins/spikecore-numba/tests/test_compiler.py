@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List
+from typing import Any, Dict, List
 
 import pytest
+
+from spikecore_numba import compiler
 
 CALL = """
 import sys, time, torch, spikecore as sc
@@ -222,3 +224,20 @@ def test_a_kernel_under_another_name_is_not_run(tmp_path: Path) -> None:
     again = run(tmp_path)
     assert again[1] == first[1]
     assert (forward.read_bytes(), backward.read_bytes()) == (one, two)
+
+
+def test_passes_that_are_left_out_are_passes_of_numba() -> None:
+    """A name that Numba gives up would be left out of nothing, in silence: compiling would only take longer."""
+    numba = pytest.importorskip("numba")
+    from numba.core.compiler import Compiler
+
+    found = set()
+
+    class Seen(Compiler):
+        def define_pipelines(self) -> Any:
+            pipelines = super().define_pipelines()
+            found.update(made[0].__name__ for pipeline in pipelines for made in pipeline.passes)
+            return pipelines
+
+    numba.cfunc(numba.types.void(numba.types.int64), pipeline_class=Seen)(lambda x: None)
+    assert found >= compiler._UNUSED
