@@ -1,4 +1,4 @@
-"""Feedback for runners that compute under autograd: a loop over the steps of one that has none."""
+"""Feedback through a matrix by a loop over steps, for runners that compute under autograd."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ Spikes and states never depend on it.
 
 The adjoint of a program that normalises has twice the arithmetic, on two reads of the same numbers: there a product
 and the sum it is added to are rounded once, and what is a factor of all parts of a sum is multiplied once, at the end.
-(One neuron in bfloat16 took 42 instructions of each backward pass, more than the time of its memory; now 24.)
+(One neuron in bfloat16 took 42 instructions of each backward pass, more than the time of its memory; with both, 24.)
 """
 
 from __future__ import annotations

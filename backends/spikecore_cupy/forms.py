@@ -44,7 +44,8 @@ def form_of(plan: Plan) -> Form:
 
 def _normalising(plan: Plan) -> Form:
     """The form of a kernel of a program that normalises: as many blocks as a GPU holds at once, with many groups of
-    neurons for each thread. With a few blocks more the last ones run alone: 132 * 6 took 42 us, and 132 * 8 took 54.
+    neurons for each thread. With a few blocks more the last ones run alone: the first pass backwards of 64 x 32 x 32
+    in bfloat16 took 42 us with 132 * 6 of them, and 54 with 132 * 8.
     """
     width = max(1, 64 // torch.finfo(plan.dtype).bits)
     if isinstance(plan, ForwardPlan):

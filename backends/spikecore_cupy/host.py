@@ -93,12 +93,11 @@ def _entry(name: str, types: Sequence[str], threaded: bool) -> str:
     """A function that runs a kernel for every block, one after the other."""
     fields = " ".join(f"{kind} a{k};" for k, kind in enumerate(types))
     values = ", ".join(f"a->a{k}" for k in range(len(types)))
-    run = f"for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {name}({values});"
     if not threaded:
         return f"""
 struct Arguments {{ {fields} }};
 extern "C" void launch(const unsigned blocks, const Arguments* a, unsigned) {{
-    {run}
+    for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {name}({values});
 }}
 """
     # every thread runs all blocks, and waits for the others at the end of each
@@ -108,7 +107,7 @@ static const Arguments* a;
 static unsigned blocks;
 static void* all_blocks(void* which) {{
     threadIdx.x = (unsigned)(size_t)which;
-    {run.replace(f"{name}(", "{ " + f"{name}(").replace(");", "); BLOCK_WAIT(); }", 1)}
+    for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {{ {name}({values}); BLOCK_WAIT(); }}
     return 0;
 }}
 extern "C" void launch(const unsigned count, const Arguments* arguments, const unsigned threads) {{

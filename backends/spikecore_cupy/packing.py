@@ -17,6 +17,7 @@ from torch import Tensor
 
 from spikecore.backend import Bits, Whole, compute_dtype
 from spikecore_cupy.device import shared
+from spikecore_cupy.lines import head
 from spikecore_cupy.printer import TYPES
 
 #: Bytes that a thread reads before it computes, so that enough is in flight.
@@ -90,7 +91,7 @@ __device__ __forceinline__ Word packed(
     return (Word)word;
 }
 
-HEAD NAME(
+HEAD(
     const long long N, const S* __restrict__ numbers, unsigned char* __restrict__ data, const int compare,
     float* __restrict__ right, const real unit, const real inverse, const int largest
 ) {
@@ -125,7 +126,7 @@ constexpr int PARTS = GROUPS * 8 / V;  // of V numbers, of a thread
 constexpr int SIZE = V * BITS;  // bits of a part
 using Part = PART;  // the bytes of a part, or the byte that it lies in
 
-HEAD NAME(
+HEAD(
     const long long N, const unsigned char* __restrict__ data, const float* __restrict__ right,
     S* __restrict__ numbers, const real unit
 ) {
@@ -245,8 +246,7 @@ def printed(direction: str, bits: int, dtype: torch.dtype, width: int) -> Tuple[
     )
     body = _PACK if direction == "pack" else _UNPACK
     words = {
-        "HEAD": 'extern "C" __global__ void __launch_bounds__(128)',
-        "NAME": name,
+        "HEAD(": head(name),
         "PART;": f"{_WORDS[max(1, width * bits // 8)]};",
     }
     for word, meant in words.items():

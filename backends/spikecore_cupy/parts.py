@@ -24,7 +24,7 @@ class Form(NamedTuple):
     threads: int = BLOCK
     #: Whether the gradients of parameters per channel are summed over the threads of a block.
     sums: bool = False
-    #: Whether a thread takes its last group of neurons first.
+    #: Whether a thread computes its groups of neurons from the last to the first.
     down: bool = False
     #: Whether the numbers that steps divide by are powers of two (:mod:`spikecore_cupy.divisors`).
     powers: bool = False

@@ -1,4 +1,4 @@
-"""Autocast, as every version of torch tells of it."""
+"""Whether autocast is on, and its dtype, in every supported version of torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call with feedback, as what runs its steps takes it, and launches of either kind in one form."""
+"""Tensors of a call with feedback, and launches that return results as launches that fill tensors."""
 
 from __future__ import annotations
 

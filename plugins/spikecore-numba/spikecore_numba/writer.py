@@ -89,12 +89,12 @@ class Writer(KernelWriter):
 
     # -- places
 
-    def row(self, name: str) -> str:
-        """The element for neuron ``i`` in the row of this value; a value without a row gets one."""
+    def row(self, name: str, index: str = "i") -> str:
+        """The element for neuron ``index`` in the row of this value; a value without a row gets one."""
         if name not in self._rows:
             # constants have capitals in Python; the name must not be that of a local variable, which is another symbol
             self._rows[name] = self.free(self.printer.symbols.wanted(name).upper())
-        return f"scratch[{self._rows[name]} + i]"
+        return f"scratch[{self._rows[name]} + {index}]"
 
     def all(self, name: str, group: str, index: int) -> str:
         """A tensor of all steps, at step and neuron."""
@@ -130,7 +130,7 @@ class Writer(KernelWriter):
             "for i in range(count):",
             f"    {self.row(into)} = {first}",
             "for j in range(count):",
-            f"    factor = {self.row(of).replace('+ i]', '+ j]')}",
+            f"    factor = {self.row(of, 'j')}",
             f"    if factor != {self.printer.number(0.0)}:",
             "        beside = j * count",
             "        for i in range(count):",
