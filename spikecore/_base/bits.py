@@ -77,7 +77,7 @@ class Packing:
 
         numbers: ``[n]``, dense, n at least 1, of any floating-point dtype of the dtype table (declared or not), on a
         device of the backend, at any address. They are said to be ``k * unit``; zeros of both signs are 0.
-        like: bits of as many numbers, packed by this backend before. The result has these very bits as its data, and is
+        like: bits of as many numbers, packed before, by any backend. The result has these very bits as its data, and is
         right where the numbers are still the same.
 
         Nothing may wait for the device, since the call may be within a CUDA graph. An override may call this method for

@@ -54,7 +54,8 @@ def direct(
     """The quick way of a runner for calls at rest with one input, of which the outputs alone are asked for.
 
     ``views`` has for each parameter the shape that it is viewed as over the neurons of one time step, None for a
-    number. A runner may have a method ``direct(views)``, which gives a function ``call(x, params)``, or None. Its
+    number. A runner may have a method ``direct(views)``, or ``direct(views, ranges)`` where its attribute
+    ``takes_ranges`` is true, which gives a function ``call(x, params)``, or None. Its
     ``params`` are as the neuron holds them: a number, or a tensor of any dtype that has the shape of the view or can be
     viewed so. The function returns the outputs with the bits that the runner gives, or None for a call that is left to
     the runner.
@@ -64,7 +65,10 @@ def direct(
     returns None, the caller has to.
     """
     make = getattr(runner, "direct", None)
-    found: Optional[DirectCall] = None if make is None else make(views, ranges)
+    if make is None:
+        return None
+    # before version 1.3 of the contract the method had one argument
+    found: Optional[DirectCall] = make(views, ranges) if getattr(runner, "takes_ranges", False) else make(views)
     return found
 
 

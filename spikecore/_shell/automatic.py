@@ -110,6 +110,9 @@ def _warn(name: str, other: str, error: BackendError) -> None:
 class _Automatic:
     """A runner that gives calls which its backend refuses to the runner of another backend."""
 
+    #: See :func:`spikecore.backend.direct`.
+    takes_ranges = True
+
     def __init__(self, resolved: Resolved, calls: Calls) -> None:
         self._resolved, self._calls = resolved, calls
         self._other: Optional[Runner] = None
@@ -158,6 +161,18 @@ class _Automatic:
         try:
             return None if find is None else find(x)
         except BackendError:  # the call itself meets it, too, and does what is to be done then
+            return None
+
+    def input_statistics(
+        self, x: torch.Tensor, eps: float, running: Any
+    ) -> Optional[Tuple[torch.Tensor, torch.Tensor]]:
+        """Mean and 1 / sqrt(variance + eps) of an input per channel, by the backend, which moves the running ones; None
+        where torch is to compute them.
+        """
+        find = getattr(self._runner, "input_statistics", None)
+        try:
+            return None if find is None else find(x, eps, running)
+        except BackendError:  # as above; before a kernel runs, so nothing was moved
             return None
 
     def direct(

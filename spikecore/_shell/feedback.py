@@ -33,7 +33,7 @@ class Matrix(NamedTuple):
 class FedBack(Prologued):
     """A neuron that may be fed back."""
 
-    def _why_not(self, x: Tensor, state: Optional[Tensors], matrix: Matrix) -> str:
+    def _why_not(self, x: Tensor, state: Optional[Tensors], matrix: Matrix, record: Sequence[str]) -> str:
         if not is_plain(x):
             return "torch traces or transforms the call, or x is no plain tensor"
         if self._prologue is not None:
@@ -53,9 +53,12 @@ class FedBack(Prologued):
             return f"the weight is {dtype} and x is {x.dtype}"
         device = x.device.type
         resolved = self._bind(device)
-        if not resolved.backend.capabilities_on(device).recurrent:
-            return f"backend {resolved.backend.name!r} does not declare recurrent"
-        return ""
+        has = resolved.backend.capabilities_on(device)
+        # what the loop does without: it collects a record itself, and the matrix is no parameter of its calls
+        learns = torch.is_grad_enabled() and any(value.requires_grad for value in matrix.tensors)
+        wanted = {"recurrent": True, "record": bool(record), "parameter_gradients": learns}
+        missing = [name for name, wants in wanted.items() if wants and not getattr(has, name)]
+        return f"backend {resolved.backend.name!r} does not declare {', '.join(missing)}" if missing else ""
 
     def _fed_back(
         self, x: Tensor, state: Optional[Tensors], matrix: Matrix, record: Tuple[str, ...], final: bool
@@ -97,12 +100,12 @@ def under_autocast(x: Tensor, matrix: Matrix) -> Matrix:
     return Matrix(*[None if value is None else value.to(dtype) for value in matrix])  # type: ignore[arg-type]  # the weight is there
 
 
-def why_not(neuron: FedBack, x: Tensor, state: Optional[Tensors], matrix: Matrix) -> str:
+def why_not(neuron: FedBack, x: Tensor, state: Optional[Tensors], matrix: Matrix, record: Sequence[str]) -> str:
     """Why a call cannot be one call of the backend, "" if it can.
 
     ``state``: the states of the neuron in its order, then the last output; None at rest.
     """
-    return neuron._why_not(x, state, matrix)
+    return neuron._why_not(x, state, matrix, record)
 
 
 def fed_back(

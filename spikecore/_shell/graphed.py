@@ -29,6 +29,8 @@ class Graphed(Bound):
         took 12 us for them. What depends on the stamp alone is left to ``_graph_kind``, which torch does not look into.
         The runner is looked at: neurons of one stamp, and one neuron at two times, may have different backends.
         """
+        if not x.ndim:  # refused where every call is checked
+            return None
         values = [value for _, value in self._values()]
         for value in values:
             if not isinstance(value, float):

@@ -26,9 +26,10 @@ _NOTE = "spikecore.spikes"
 readers = 0
 #: How many outputs were noted.
 notes = 0
-#: By type of device, the backend of the neuron that gave the last spikes that were noted there, which packs. Every
-#: backend makes the same bits, so it does not matter which of several neurons was the last, in whichever thread.
-givers: Dict[str, Backend] = {}
+#: By type of device, the backend of the neuron that gave the last spikes that were noted there, which packs; empty
+#: while there is no reader. Every backend makes the same bits, so it does not matter which of several neurons was the
+#: last, in whichever thread.
+packing_backends: Dict[str, Backend] = {}
 _lock = Lock()
 
 
@@ -43,6 +44,8 @@ def wanting() -> Iterator[None]:
     finally:
         with _lock:
             readers -= 1
+            if not readers:
+                packing_backends.clear()
 
 
 @lru_cache(maxsize=512)
@@ -63,7 +66,7 @@ def note(program: Optional[Program], outputs: Sequence[Tensor], bound: Mapping[s
             notes += 1
             resolved = bound.get(out.device.type)
             if resolved is not None:
-                givers[out.device.type] = resolved.backend
+                packing_backends[out.device.type] = resolved.backend
 
 
 def version(node: Any, index: int) -> Optional[int]:

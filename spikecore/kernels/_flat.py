@@ -26,8 +26,6 @@ from spikecore.lang._plain import is_followed
 
 _library: List[Any] = []
 _lock = Lock()
-
-
 #: Which gradients are wanted where that of the input is the only one.
 _INPUT = (True,)
 

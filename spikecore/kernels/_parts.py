@@ -30,12 +30,8 @@ def summed(kind: str, grad: Tensor, value: Tensor, channels: Tuple[int, int]) ->
     if kind == "channel":
         # in the order of memory neurons lie as [outer, channels, inner]
         inner, count = channels
-        if grad.numel() == count:
-            pass  # whole sums
-        elif inner != 1:
-            grad = grad.reshape(-1, count, inner).sum((0, 2))
-        elif grad.numel() != count:
-            grad = grad.reshape(-1, count).sum(0)
+        if grad.numel() != count:  # else whole sums
+            grad = grad.reshape(-1, count, inner).sum((0, 2)) if inner != 1 else grad.reshape(-1, count).sum(0)
     elif grad.numel() != 1:
         # partial sums, one for each block or each neuron, as the backend likes
         grad = grad.sum()

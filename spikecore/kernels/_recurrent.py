@@ -24,7 +24,7 @@ from spikecore.kernels._arguments import Arguments, Call
 from spikecore.kernels._fed import Asked, Fed
 from spikecore.kernels._fed_launches import FedLaunches
 from spikecore.kernels._fed_steps import FedSteps
-from spikecore.kernels._launches import Launcher
+from spikecore.kernels._launches import Launcher, Moved
 from spikecore.kernels._layout import Layout
 from spikecore.kernels._memory import resolved
 from spikecore.kernels._parts import summed
@@ -158,9 +158,19 @@ class FedRunner(KernelRunner):
     def __init__(self, backend: Launcher, program: Program, spec: Spec) -> None:
         self.fed = FedExecution(backend, program, spec)
         super().__init__(backend, program, self.fed.steps.spec)
+        #: What it inherits is of one step without feedback: there is no op of a whole call.
+        self.graph_key = ""
 
     def direct(self, views: Sequence[Optional[Tuple[int, ...]]], ranges: Sequence[Optional[Range]] = ()) -> None:
         """There is no quick way."""
+        return
+
+    def moments(self, x: Tensor) -> None:
+        """No input of a call with feedback is normalised."""
+        return
+
+    def input_statistics(self, x: Tensor, eps: float, running: Optional[Moved]) -> None:
+        """As ``moments``."""
         return
 
     def __call__(

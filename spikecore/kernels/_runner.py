@@ -53,6 +53,9 @@ def _plain(tensors: Tensors) -> bool:
 class KernelRunner:
     """Runs one program under one spec, for any sizes and layouts."""
 
+    #: See :func:`spikecore.backend.direct`.
+    takes_ranges = True
+
     def __init__(self, backend: Launcher, program: Program, spec: Spec) -> None:
         self.program, self.spec = program, spec
         self.execution = execution_of(backend, program, spec)

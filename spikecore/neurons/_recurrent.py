@@ -34,7 +34,9 @@ class Recurrent(Stateful):
     """
 
     configuration = {**Stateful.configuration, "fused": checks.flag_or_none}
-    fused: Optional[bool]
+    # as class attributes, for a module that was pickled whole before there were these
+    fused: Optional[bool] = None
+    _looped: Optional[str] = None
 
     def __init__(self, neuron: Neuron, linear: nn.Module, *, step: str = "multi", fused: Optional[bool] = None) -> None:
         super().__init__(step)
@@ -54,11 +56,12 @@ class Recurrent(Stateful):
         self.neuron = neuron
         self.linear = linear
         self.fused = fused
-        self._looped: Optional[str] = None
 
     @property
     def looped(self) -> Optional[str]:
-        """Why the last call computed one step after the other: "" if it did not, None before the first call."""
+        """Why the last call outside torch.compile computed one step after the other: "" if it did not, None before the
+        first one.
+        """
         return self._looped
 
     def forward(self, x: Tensor) -> Tensor:
@@ -93,7 +96,7 @@ class Recurrent(Stateful):
         matrix: Union[Matrix, str] = "torch.compile traces the call"
         if not is_compiling():
             matrix = self._matrix(x)
-        reason = matrix if isinstance(matrix, str) else why_not(self.neuron, x, given, matrix)
+        reason = matrix if isinstance(matrix, str) else why_not(self.neuron, x, given, matrix, record)
         if not is_compiling():
             self.__dict__["_looped"] = reason
         if isinstance(matrix, Matrix) and not reason:
@@ -152,7 +155,7 @@ class Recurrent(Stateful):
         )
 
     def extra_repr(self) -> str:
-        """How the steps of the last call were computed."""
+        """How the steps of the last call outside torch.compile were computed."""
         told = "" if self.fused is None else f"fused={self.fused}"
         if self._looped is None:
             return told

@@ -109,10 +109,12 @@ class _Counted:
         return self.runner(*args)
 
     def __getattr__(self, name: str) -> Any:
-        """The runner's quick ways, ``once`` and ``direct``, if it has them, so that cases run what users run."""
-        if name not in ("one_step", "direct"):
+        """The runner's quick ways, ``one_step`` and ``direct``, if it has them, so that cases run what users run."""
+        if name not in ("one_step", "direct", "takes_ranges"):
             raise AttributeError(name)
         found = getattr(self.runner, name)
+        if name == "takes_ranges":
+            return found
         return self._counting(found) if name == "one_step" else lambda *given: self._counting(found(*given))
 
     def _counting(self, call: Any) -> Any:

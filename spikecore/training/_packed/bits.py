@@ -6,6 +6,7 @@ None for others. Elsewhere what differs comes back with NaN (:mod:`spikecore._ba
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import Optional, Tuple
 
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor
 
 from spikecore._base.bits import Bits, Packing, Whole
+from spikecore._plugins.registry import default_registry
+from spikecore.backend import BackendError
 
 #: Fewer numbers than this stay as they are: their bits are not worth two launches.
 LEAST = 1024
@@ -42,7 +45,14 @@ class Packed:
         """The numbers, ``[count]``, as they were."""
         if self.data is None:
             raise RuntimeError("these bits are kept elsewhere")
-        return self.packing.unpack(Bits(self.data, self.right), self.whole, self.count, self.dtype)
+        bits = Bits(self.data, self.right)
+        try:
+            return self.packing.unpack(bits, self.whole, self.count, self.dtype)
+        except BackendError as error:
+            _warn(self.packing, error)
+            # a backend may give several numbers that tell whether all is right
+            right = torch.where(self.right.isnan().any(), float("nan"), 1.0)
+            return REFERENCE.unpack(bits._replace(right=right), self.whole, self.count, self.dtype)
 
     @property
     def bytes(self) -> int:
@@ -61,13 +71,31 @@ def packed(
     """
     like = None
     if kept is not None:
-        if kept.data is None or kept.whole != whole or kept.packing is not packing:
+        if kept.data is None or kept.whole != whole:
             return None
         like = kept.data
-    found = packing.pack(numbers, whole, like)
+    try:
+        found = packing.pack(numbers, whole, like)
+    except BackendError as error:
+        _warn(packing, error)
+        packing = REFERENCE
+        found = packing.pack(numbers, whole, like)
     if numbers.device.type == "cpu" and bool(found.right.isnan().any()):
         return None
     return Packed(found.data, found.right, whole, numbers.numel(), numbers.dtype, packing)
+
+
+def _warn(packing: Packing, error: BackendError) -> None:
+    """Say, once, that a backend cannot pack. A neuron stays bound to a backend that was chosen automatically and whose
+    kernels cannot be compiled, while another one computes.
+    """
+    name = getattr(packing, "name", type(packing).__name__)
+    if default_registry().first(("packing", name, str(error))):
+        warnings.warn(
+            f"sc.packed_spikes(): operations of PyTorch pack instead of backend {name!r}: {error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def is_dense(shape: Tuple[int, ...], stride: Tuple[int, ...]) -> bool:

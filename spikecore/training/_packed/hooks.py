@@ -173,7 +173,7 @@ class packed_spikes:  # noqa: N801  # a context, as torch.no_grad
         known = memory.found.get(place)
         kept = None if known is None else known()
         numbers = tensor.as_strided((tensor.numel(),), (1,))
-        packing = marked.givers.get(tensor.device.type, REFERENCE)
+        packing = marked.packing_backends.get(tensor.device.type, REFERENCE)
         if kept is not None:
             # packed again although it is kept: what writes into tensor.data between two saves changes no version
             one = packed(numbers, whole, packing, kept)

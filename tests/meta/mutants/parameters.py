@@ -305,6 +305,8 @@ def put_outside(backend: str) -> object:
 class LeftOutside(Loop):
     """A direct call says that it puts parameters into their ranges, and does not."""
 
+    takes_ranges = True
+
     def direct(self, views, ranges):
         def call(x, params):
             placed = [p.view(view) if isinstance(p, torch.Tensor) else p for p, view in zip(params, views)]

@@ -395,3 +395,26 @@ def test_a_compiled_call_follows_to_the_backend_that_took_over(world: World) -> 
         lif(X)
     assert torch.equal(call(X), expected)
     assert Failing.asked == ["forward"] * 4
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_statistics_of_an_input_are_those_of_the_chosen_runner(world: World, fails: bool) -> None:
+    """None where the backend fails: torch computes them, and the call itself meets the error."""
+    found = torch.zeros(3), torch.ones(3)
+
+    class Finding(Loop):
+        def input_statistics(self, x: Any, eps: float, running: Any) -> Any:
+            if fails:
+                raise BackendError("no such kernel")
+            assert (eps, running) == (1e-5, None)
+            return found
+
+    class Statistical(Quick):
+        def compile(self, program: Any, spec: Any) -> Any:
+            return Finding(program, spec)
+
+    world.install(Statistical)
+    lif = sc.LIF()
+    lif(X)
+    (runner,) = lif._cache.runners.values()
+    assert runner.input_statistics(X, 1e-5, None) is (None if fails else found)  # type: ignore[attr-defined]

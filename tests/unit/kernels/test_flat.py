@@ -157,6 +157,16 @@ def test_a_compiled_neuron_refuses_what_an_eager_one_refuses() -> None:
 
 
 @compiled
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_compiled_neuron_refuses_a_number_at_its_first_call(whole: bool) -> None:
+    """In the words of an eager one, also where the graph must be whole; the compiler once asked for the steps first."""
+    torch._dynamo.reset()
+    call = torch.compile(bound(sc.LIF(), Loop()), backend="aot_eager", fullgraph=whole)
+    with pytest.raises(Exception, match="x has no dimensions"):
+        call(torch.tensor(1.0))
+
+
+@compiled
 @pytest.mark.skipif(not hasattr(torch.compiler, "skip_guard_on_inbuilt_nn_modules_unsafe"), reason="a newer torch")
 def test_what_a_compiled_neuron_guards() -> None:
     """Its parameters, its program, and the key of its op; nothing else of runners, and nothing of checks, whose guards

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -168,6 +169,42 @@ def test_a_backend_without_it_is_given_single_steps() -> None:
         net.fused = True
         with pytest.raises(sc.Unsupported, match="backend 'plain' does not declare recurrent$"):
             net(x)
+
+
+@pytest.mark.parametrize("name", ["record", "parameter_gradients"])
+def test_a_backend_that_does_less_in_one_call_is_given_single_steps(name: str) -> None:
+    """What the loop does without, a record or the gradient of the matrix, is asked of no backend."""
+
+    class Less(Loopback):
+        capabilities = replace(EVERYTHING, **{name: False})
+
+    Less.name = f"less_{name}"
+    x = drawn(T, B, C)
+    with installed(Less) as less:
+        net = layer(neuron=sc.LIF(1.7, backend=less))
+        with torch.no_grad():
+            net(x)
+            assert net.looped == ""
+            found = net.run(x, record=("v",))[2]["v"]
+        if name == "parameter_gradients":
+            assert net.looped == ""
+            net(x).sum().backward()
+        assert net.looped == f"backend {less!r} does not declare {name}"
+    other = layer()
+    assert torch.equal(found, other.run(x, record=("v",))[2]["v"])
+    other(x).sum().backward()
+    if name == "parameter_gradients":
+        torch.testing.assert_close(net.linear.weight.grad, other.linear.weight.grad)
+
+
+def test_a_module_pickled_before_there_was_a_choice() -> None:
+    """It has neither ``fused`` nor a reason."""
+    net = layer()
+    del net.__dict__["fused"]
+    net = pickle.loads(pickle.dumps(net))
+    assert (net.fused, net.looped) == (None, None)
+    assert torch.equal(net(drawn(T, B, C)), layer()(drawn(T, B, C)))
+    assert net.looped == ""
 
 
 def test_both_ways_have_the_same_numbers() -> None:
