@@ -28,7 +28,7 @@ def longest(program: Program, spec: Spec) -> int:
 
     Backward keeps some values of every step of a chunk in registers, and a checkpoint is memory to write and to read.
     With 16 bits of memory a checkpoint of one state, 32 bits, weighs twice as much, and with two states 8 bytes of
-    registers a neuron and step leave room for 10 steps of four neurons. On an H200, backward: two states in bfloat16
+    registers a neuron and step allow 10 steps of four neurons. On an H200, backward: two states in bfloat16
     0.83 of a copy's speed (chunks of 12 and two neurons 0.69 to 0.81), LIF in bfloat16 0.89 at T = 250 (12: 0.82).
     """
     if spec.dtype == spec.compute or spec.learn or program.statistics or program.seeds:

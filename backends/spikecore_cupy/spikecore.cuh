@@ -275,7 +275,7 @@ template <typename R> R block_sum(R x) { return x; }
 
 // Each thread has V neighbouring neurons, and a number of each. Where `lanes` neighbouring threads lie in one channel, all
 // of them get the sum over these threads' numbers; else (lanes 0) neurons `period` apart have the same channel, and get
-// the sum over them. `parts` has room for V numbers of each thread.
+// the sum over them. `parts` holds V numbers of each thread.
 template <int V, typename R>
 __device__ __forceinline__ void block_totals(R* parts, Pack<R, V>& x, int lanes, int period) {
     const int here = threadIdx.x, threads = blockDim.x;

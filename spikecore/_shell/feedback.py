@@ -1,7 +1,7 @@
 """A neuron whose last output comes back through a matrix, as one call of a backend over all steps.
 
-Whether a call can be that is found out by its tensors and by what the backend declares (:func:`why_not`); whoever has
-the neuron and the matrix, :class:`~spikecore.neurons.Recurrent`, else computes one step after the other.
+A call is one call of the backend where its tensors and the backend's capabilities allow that (:func:`why_not`).
+Otherwise :class:`~spikecore.neurons.Recurrent` computes one step after the other.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class FedBack(Prologued):
             learnable = [*named, (FEEDBACK_WEIGHT, matrix.weight), (FEEDBACK_BIAS, matrix.bias)]
             learn = [name for name, value in learnable if isinstance(value, Tensor) and value.requires_grad]
         gradients = grad and x.requires_grad
-        given = grad and state is not None and any(value.requires_grad for value in state)
-        state_gradients = given or (final and (gradients or bool(learn)))
+        state_learns = grad and state is not None and any(value.requires_grad for value in state)
+        state_gradients = state_learns or (final and (gradients or bool(learn)))
         spec = (x.dtype, None, kinds, tuple(learn), final, Feedback(matrix.bias is not None))
         kind = self._find(x.device.type, spec, gradients, state_gradients, bool(record), self._cache.stamp)
         self._settle()

@@ -1,7 +1,7 @@
 """Launches of calls at rest with one plain contiguous input; what these calls have in common is found once.
 
-Who crosses the autograd boundary with them: direct calls (:mod:`spikecore.kernels._direct`) and the registered ops of
-calls at rest (:mod:`spikecore.kernels._flat`).
+Direct calls (:mod:`spikecore.kernels._direct`) and the registered ops of calls at rest (:mod:`spikecore.kernels._flat`)
+use them, and cross the autograd boundary each in its own way.
 """
 
 from __future__ import annotations
