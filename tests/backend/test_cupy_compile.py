@@ -29,13 +29,12 @@ from spikecore.neuron import Neuron
 from spikecore.testing import _edge_table as edge_table
 from spikecore.testing._custom import CUSTOM
 from spikecore.testing._models import BY_NAME, MODELS, Model
-from spikecore.testing._runner import required
 from spikecore_cupy.device import HEADER, OPTIONS, Kernel, compiled, header
 from spikecore_cupy.forms import form_of
 from spikecore_cupy.parts import Form
 from spikecore_cupy.source import print_kernel
 
-pytestmark = pytest.mark.kernels
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("nvrtc")]
 
 Plan = Union[ForwardPlan, BackwardPlan]
 
@@ -45,19 +44,6 @@ TENSORS = ("scalar", "channel", "full")
 SURROGATES = [cls for cls in sc.Surrogate.__subclasses__() if cls.__name__ in sc.surrogate.__all__]
 CHOICES = [(model, reset) for model in (*MODELS, *CUSTOM) for reset in model.resets]
 dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _nvrtc() -> None:
-    try:
-        from cupy_backends.cuda.libs import nvrtc
-
-        nvrtc.getVersion()
-    except Exception as error:  # a missing package, a missing library
-        said = f"compiling kernels needs CuPy and NVRTC, which make test-kernels installs: {error}"
-        if required("cupy_host"):
-            pytest.fail(said, pytrace=False)
-        pytest.skip(said)
 
 
 def plans(

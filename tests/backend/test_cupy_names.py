@@ -17,7 +17,6 @@ import torch
 import spikecore_cupy
 from spikecore.lang._words import C_WORDS
 from spikecore.testing._loopback import installed
-from spikecore.testing._runner import required
 from spikecore.testing.naming import assert_like_torch, awkward, identifiers, namings, plans, usable
 from spikecore_cupy.device import HEADER, header
 from spikecore_cupy.host import HostBackend, reason
@@ -73,16 +72,11 @@ def test_every_name_of_the_headers() -> None:
         assert_like_torch(naming, "cupy_host", steps=3 if k % 2 else 17)
 
 
+@pytest.mark.usefixtures("nvrtc")
 def test_nvrtc_compiles_every_name() -> None:
     """Forward and backward, for the type of arithmetic and for 16 bits."""
-    try:
-        from cupy_backends.cuda.libs import nvrtc
+    from cupy_backends.cuda.libs import nvrtc
 
-        nvrtc.getVersion()
-    except Exception as error:  # a missing package, a missing library
-        if required("cupy_host"):
-            raise
-        pytest.skip(f"compiling kernels needs CuPy and NVRTC: {error}")
     # the text is what matters: without optimising, and to PTX alone, it takes a tenth of a second
     options = ("-std=c++17", "-default-device", "-arch=compute_90", "-G")
     for k, naming in enumerate(namings(everything(), 120)):

@@ -9,24 +9,10 @@ import pytest
 import torch
 
 from spikecore.dtypes import DTYPES
-from spikecore.testing._runner import required
 from spikecore_cupy.device import HEADER, OPTIONS, header
 from spikecore_cupy.packing import printed
 
-pytestmark = pytest.mark.kernels
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _nvrtc() -> None:
-    try:
-        from cupy_backends.cuda.libs import nvrtc
-
-        nvrtc.getVersion()
-    except Exception as error:  # a missing package, a missing library
-        said = f"compiling kernels needs CuPy and NVRTC, which make test-kernels installs: {error}"
-        if required("cupy_host"):
-            pytest.fail(said, pytrace=False)
-        pytest.skip(said)
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("nvrtc")]
 
 
 def built(text: str, *options: str) -> Tuple[str, str]:

@@ -1,0 +1,21 @@
+"""What several tests of the cupy backend's kernels need."""
+
+from __future__ import annotations
+
+import pytest
+
+from spikecore.testing._runner import required
+
+
+@pytest.fixture(scope="module")
+def nvrtc() -> None:
+    """Kernels compile here. Else the tests are skipped, or fail where ``SPIKECORE_REQUIRE`` names cupy_host."""
+    try:
+        from cupy_backends.cuda.libs import nvrtc
+
+        nvrtc.getVersion()
+    except Exception as error:  # a missing package, a missing library
+        said = f"compiling kernels needs CuPy and NVRTC, which make test-kernels installs: {error}"
+        if required("cupy_host"):
+            pytest.fail(said, pytrace=False)
+        pytest.skip(said)
