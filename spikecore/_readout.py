@@ -7,6 +7,8 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from spikecore.dtypes import compute_dtype
+
 _INDEX_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -20,6 +22,11 @@ def pool(outputs: Tensor, num_classes: Optional[int]) -> Tensor:
     if num_classes < 1 or neurons % num_classes:
         raise ValueError(f"num_classes must divide the number of output neurons, {neurons}, got {num_classes}")
     return outputs.reshape(*outputs.shape[:-1], num_classes, neurons // num_classes).sum(-1)
+
+
+def computed(outputs: Tensor) -> Tensor:
+    """In the dtype that losses compute in: float32, and float64 for float64."""
+    return outputs.to(compute_dtype(outputs.dtype))
 
 
 def check_readout(name: str, outputs: Tensor, targets: Tensor, *, floating: bool = True) -> None:

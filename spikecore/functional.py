@@ -1,7 +1,8 @@
 """What one does to the neurons of a network: reset, detach, keep in ranges, carry state, choose a backend.
 
 Each function takes any module and reaches the neurons inside it, nested ones included, and no others. A module without
-neurons is warned of: it is the wrong one, or its neurons are another library's.
+neurons is warned of: it is the wrong one, or its neurons are another library's. ``mask_of`` stands beside them: it says
+which steps of padded sequences are real, for losses and metrics.
 """
 
 from __future__ import annotations
@@ -9,15 +10,17 @@ from __future__ import annotations
 import warnings
 import weakref
 from contextlib import contextmanager
-from typing import Dict, Iterator, List, MutableMapping, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, MutableMapping, Optional, Sequence, Tuple, Union
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from spikecore._shell import reuse
 from spikecore._shell.binding import ask, request
 from spikecore._shell.checks import shown
 from spikecore._shell.ranged import Ranged, put_inside
 from spikecore._shell.state import Stateful, carry, carry_no_more, cut_graph, keep
+from spikecore.lang._plain import is_plain
 
 #: Networks that were searched for neurons at two places: how many neurons they had, and what was found.
 _searched: MutableMapping[nn.Module, Tuple[int, Dict[nn.Module, Tuple[str, str]]]] = weakref.WeakKeyDictionary()
@@ -151,3 +154,32 @@ def set_backend(net: nn.Module, backend: Optional[str]) -> None:
     """
     asked = request(backend, "set_backend()")
     ask(_neurons(net, "set_backend"), asked)
+
+
+def mask_of(lengths: Union[Tensor, Sequence[int]], T: int) -> Tensor:
+    """Which steps of padded sequences are real: ``mask[t, b] = t < lengths[b]``, bool ``[T, B]``.
+
+    The ``mask`` of losses and metrics, for sequences that were padded behind their end to T steps, as
+    ``torch.nn.utils.rnn.pad_sequence`` does. ``lengths`` are B whole numbers from 1 to T, and the mask is on their
+    device. Raises TypeError for what are no whole numbers, ValueError for other shapes and for lengths outside 1 to T;
+    those on a GPU are not read, and a mask of such is True nowhere or everywhere.
+    """
+    if isinstance(T, bool) or not isinstance(T, int):
+        raise TypeError(f"T must be an int, the number of steps of the padded batch, got {T!r}")
+    if not isinstance(lengths, Tensor):
+        if any(isinstance(each, bool) or not isinstance(each, int) for each in lengths):
+            raise TypeError(f"lengths must be whole numbers of steps, got {lengths!r}")
+        lengths = torch.tensor(lengths, dtype=torch.int64)
+    if lengths.dtype == torch.bool or lengths.is_floating_point() or lengths.is_complex():
+        raise TypeError(f"lengths must be of an integer dtype such as torch.int64, got {lengths.dtype}")
+    if lengths.ndim != 1:
+        raise ValueError(f"lengths must be [B], one for each sequence, got shape {tuple(lengths.shape)}")
+    if lengths.is_cpu and is_plain(lengths):
+        outside = ((lengths < 1) | (lengths > T)).nonzero().flatten()
+        if len(outside):
+            first = int(outside[0])
+            raise ValueError(
+                f"lengths must be from 1 to T={T}, got {int(lengths[first])} at {first} ({len(outside)} are outside); "
+                "leave out sequences without a step, and give the T of the padded batch"
+            )
+    return torch.arange(T, device=lengths.device).unsqueeze(-1) < lengths

@@ -1,4 +1,4 @@
-"""Metrics of a spiking classifier. A metric stays on the device of the spikes; nothing reads a value on the host."""
+"""Metrics of a spiking classifier. A metric stays on the device of the spikes; nothing waits for it to read a value."""
 
 from __future__ import annotations
 
@@ -7,12 +7,20 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from spikecore._padding import Steps
 from spikecore._readout import check_readout, pool
 
 __all__ = ["accuracy"]
 
 
-def accuracy(spikes: Tensor, targets: Tensor, *, by: str = "count", num_classes: Optional[int] = None) -> Tensor:
+def accuracy(
+    spikes: Tensor,
+    targets: Tensor,
+    *,
+    by: str = "count",
+    num_classes: Optional[int] = None,
+    mask: Optional[Tensor] = None,
+) -> Tensor:
     """The fraction of samples whose predicted class is the target, a 0-d float32 tensor on the device of ``spikes``.
 
     ``by="count"`` predicts the class with most spikes; ``by="first_spike"`` the class that spikes first, where a class
@@ -21,11 +29,18 @@ def accuracy(spikes: Tensor, targets: Tensor, *, by: str = "count", num_classes:
 
     ``spikes`` is ``[T, B, C]`` of any real dtype or bool, a spike being whatever is not 0; ``targets`` are class
     indices ``[B]``. With ``num_classes=K`` the C neurons are K groups of neighbours: counts add up, and the first spike
-    of a group is that of its first neuron to spike. Raises TypeError for a wrong dtype, ValueError for a wrong shape,
-    ``num_classes`` or ``by``. Source: snnTorch's ``accuracy_rate`` and ``accuracy_temporal``, which read the result on
-    the host.
+    of a group is that of its first neuron to spike.
+
+    For sequences of different lengths ``mask``, bool ``[T, B]``, is True at real steps. At padded ones nothing spikes,
+    whatever ``spikes`` holds there, NaN included. A sequence without a real step is a ValueError; where the mask cannot
+    be read (on a GPU or IPU, in a compiled graph) the accuracy is NaN.
+
+    Raises TypeError for a wrong dtype, ValueError for a wrong shape, ``num_classes`` or ``by``. Source: snnTorch's
+    ``accuracy_rate`` and ``accuracy_temporal``, which read the result on the host.
     """
     check_readout("spikes", spikes, targets, floating=False)
+    steps = Steps("spikes", spikes, mask)
+    spikes = steps.filled(spikes)
     if by == "count":
         # float32 counts are exact up to 2**24; those in the spikes' own half precision would tie where they differ.
         dtype = torch.float64 if spikes.dtype == torch.float64 else torch.float32
@@ -36,7 +51,7 @@ def accuracy(spikes: Tensor, targets: Tensor, *, by: str = "count", num_classes:
         predicted = _first_step(fired).argmin(-1)
     else:
         raise ValueError(f"by must be 'count' or 'first_spike', got {by!r}")
-    return (predicted == targets.to(predicted.device)).float().mean()
+    return steps.valid((predicted == targets.to(predicted.device)).float()).mean()
 
 
 def _first_step(fired: Tensor) -> Tensor:

@@ -62,6 +62,40 @@ class TestTheSameScript:
             nets.append(net)
         same_weights(*nets)
 
+    @pytest.mark.parametrize(
+        "loss",
+        [
+            sc.losses.ce_count,
+            sc.losses.ce_rate,
+            sc.losses.ce_max_membrane,
+            functools.partial(sc.losses.mse_count, correct_rate=0.8, incorrect_rate=0.1),
+            sc.losses.mse_membrane,
+            lambda out, y, mask: sc.losses.rate_sparsity(out, strength=0.1, mask=mask),
+            *(
+                functools.partial(
+                    lambda out, y, mask, per: sc.losses.rate_regularizer(out, target=0.6, per=per, mask=mask), per=per
+                )
+                for per in ("neuron", "sample", "population")
+            ),
+        ],
+    )
+    def test_masks_of_padded_sequences(self, loss):
+        """The mask comes with the targets, batch first, so that several micro batches can be cut from it."""
+        inputs, labels = data(12)
+        lengths = torch.randint(1, 7, (12,), generator=torch.Generator().manual_seed(4))
+        targets = labels, sc.functional.mask_of(lengths, 6).T.contiguous()
+        nets = []
+        for backend in ("torch", "ipu"):
+            net = Net(backend)
+            options = poptorch.Options().deviceIterations(3) if backend == "ipu" else None
+            step = trained(net, loss=lambda out, y: loss(out, y[0], mask=y[1].T), options=options)
+            parts = [slice(0, 12)] if backend == "ipu" else [slice(start, start + 4) for start in (0, 4, 8)]
+            for part in parts:
+                step(inputs[part], tuple(value[part] for value in targets))
+            nets.append(net)
+        same_weights(*nets)
+        assert not torch.equal(nets[0].fc2.weight, Net().fc2.weight)
+
     def test_a_loss_of_several_numbers(self):
         with pytest.raises(ValueError, match=r"loss must give a tensor with one number, got shape \[5\]; reduce it"):
             trained(Net(), loss=lambda out, y: out.sum((0, 2)))(*data())
