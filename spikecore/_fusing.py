@@ -1,4 +1,6 @@
-"""``sc.fuse`` and ``sc.unfuse``: batch normalisation handed to the neuron behind it, in a network as it is."""
+"""``sc.fuse`` and ``sc.unfuse``: batch normalisation handed to the neuron behind it, in a network as it is, and pooling
+that keeps little for backward.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from typing import Iterator, List, NamedTuple, Tuple
 
 from torch import nn
 
+from spikecore import _pooling
 from spikecore._shell.checks import shown
 from spikecore._shell.norms import can_defer, defer, is_watched, restore
 from spikecore._shell.prologue import Prologue, prologue_of, set_prologue
@@ -30,6 +33,9 @@ def fuse(net: nn.Module) -> nn.Module:
         TimeBatched(..., nn.BatchNorm2d(C)), neuron  # multi-step
         nn.BatchNorm2d(C), neuron  # neuron of step="single"
 
+    Pooling of windows that do not overlap, wherever it stands, keeps less for backward: ``nn.MaxPool2d`` a byte for
+    each maximum, instead of its input and an index of 8 bytes, and ``nn.AvgPool2d`` nothing, instead of its input.
+
     The network computes what it computed before, to rounding; a backend that can compute normalisation and neuron in
     one kernel then does, in which nothing normalised is stored. Modules, parameters and buffers stay where they are, so
     ``state_dict()`` has the same keys, and an optimiser made before goes on. Left as they are: ``nn.SyncBatchNorm`` and
@@ -43,6 +49,8 @@ def fuse(net: nn.Module) -> nn.Module:
     for norm, neuron in _pairs(_checked("fuse", net)):
         defer(norm)
         set_prologue(neuron, Prologue(norm))
+    for module in net.modules():
+        _pooling.make_compact(module)
     return net
 
 
@@ -54,6 +62,7 @@ def unfuse(net: nn.Module) -> nn.Module:
         if prologue is not None and isinstance(module, Neuron) and module not in made:
             restore(prologue.norm)
             set_prologue(module, None)
+        _pooling.restore(module)
     return net
 
 

@@ -39,11 +39,10 @@ class DirectConstant:
         if is_followed() or not whole(step) or not step.numel():
             return None
         try:
-            value = step if step.dtype is self.compute else step.to(self.compute)
             if torch.is_grad_enabled() and step.requires_grad:
-                out: Tensor = _Crossing.apply(self, steps, numbers, value)
+                out: Tensor = _Crossing.apply(self, steps, numbers, step)
                 return out
-            return self.forward(value, steps, numbers, False)[0]
+            return self.forward(step.to(self.compute), steps, numbers, False)[0]
         except BackendError:  # the runner meets it, too, and does what is to be done then
             return None
 
@@ -52,7 +51,7 @@ class DirectConstant:
         return Geometry(steps, step.numel(), self._channels)
 
     def forward(self, step: Tensor, steps: int, numbers: Sequence[Any], save: bool) -> Tuple[Tensor, List[Tensor]]:
-        """The output, and checkpoints for backward."""
+        """The output, and checkpoints for backward; the step in the arithmetic's dtype."""
         chunk = self.execution.chunk
         out = step.new_empty((steps, *step.shape), dtype=self.execution.spec.dtype)
         saved: List[Tensor] = []
@@ -99,8 +98,9 @@ class _Crossing(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, direct: DirectConstant, steps: int, numbers: Any, step: Tensor) -> Tensor:
-        out, checkpoints = direct.forward(step, steps, numbers, True)
+        out, checkpoints = direct.forward(step.to(direct.compute), steps, numbers, True)
         ctx.context = direct, steps, numbers
+        # as it is: in the arithmetic's dtype one of 16 bits would take twice the memory
         ctx.save_for_backward(step, *checkpoints)
         ctx.set_materialize_grads(False)
         return out
@@ -108,7 +108,9 @@ class _Crossing(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
         direct, steps, numbers = ctx.context
-        saved = ctx.saved_tensors
+        given, *checkpoints = ctx.saved_tensors
+        # autograd puts the gradient into the dtype of the step
+        saved = (given.to(direct.compute) if given.dtype is direct.execution.spec.dtype else given, *checkpoints)
         if grad is not None and not torch.is_grad_enabled():
             try:
                 found = direct.backward(steps, numbers, saved, grad)

@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional
 from torch import Tensor
 
 from spikecore._base.bits import BYTE, Whole
+from spikecore._pooling import Averaged, Pooled
 from spikecore._shell import marked
 from spikecore.dtypes import NAMES
 
@@ -93,6 +94,14 @@ def _average(node: Any, held: List[Optional[Whole]]) -> Optional[Whole]:
     return averaged(held[0], math.prod(kernel) if len(kernel) > 1 else kernel[0] ** 2)
 
 
+def _compact(node: Any, held: List[Optional[Whole]]) -> Optional[Whole]:
+    # a user's function may have the name of one of these
+    function = getattr(type(node), "_forward_cls", None)
+    if function is Averaged:
+        return averaged(held[0], math.prod(node.window))
+    return held[0] if function is Pooled else None
+
+
 _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(
         ("CloneBackward0", "ToCopyBackward0", "UnsafeViewBackward0", "IndexSelectBackward0", "FlipBackward0"), _first
@@ -104,6 +113,7 @@ _RULES: Mapping[str, _Rule] = {
     "AddBackward0": _sum,
     "MulBackward0": lambda node, held: multiplied(held) if len(held) == 2 else None,
     "AvgPool2DBackward0": _average,
+    **dict.fromkeys((f"{Pooled.__name__}Backward", f"{Averaged.__name__}Backward"), _compact),
 }
 
 

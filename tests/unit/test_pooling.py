@@ -1,0 +1,211 @@
+"""Pooling that keeps little for backward: the same numbers as torch's, and what is saved."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any, List, Tuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import spikecore as sc
+from spikecore import _pooling
+from spikecore.layers import TimeBatched
+
+KINDS = {"max": nn.MaxPool2d, "avg": nn.AvgPool2d}
+#: Shape, window, whether channels are innermost: windows that cover all, and some that leave rows and columns over.
+CASES = [((3, 5, 8, 8), 2, True), ((2, 3, 9, 7), (3, 2), False), ((2, 4, 5, 9), (1, 4), True), ((1, 2, 4, 4), 4, False)]
+
+
+def numbers(shape: Tuple[int, ...], last: bool, nan: bool = False) -> Tensor:
+    """Few different numbers, so that maxima are equal; with NaN and infinity if wanted."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randint(-2, 3, shape, generator=generator).double()
+    if nan:
+        x[torch.rand(shape, generator=generator) < 0.2] = float("nan")
+        x[0, 0, 0] = float("-inf")
+    return x.contiguous(memory_format=torch.channels_last) if last else x
+
+
+def compact(module: nn.Module) -> nn.Module:
+    made = copy.deepcopy(module)
+    _pooling.make_compact(made)
+    assert type(made) is not type(module)
+    return made
+
+
+def saved(module: nn.Module, x: Tensor) -> List[Tensor]:
+    found: List[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: found.append(t) or t, lambda t: t):
+        module(x)
+    return found
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+class TestSame:
+    """The numbers of torch."""
+
+    @pytest.mark.parametrize("nan", [False, True])
+    @pytest.mark.parametrize(("shape", "window", "last"), CASES)
+    def test_outputs_gradients_and_second_derivatives(
+        self, kind: str, shape: Any, window: Any, last: bool, nan: bool, monkeypatch: Any
+    ) -> None:
+        """Bit for bit, with the same strides, by both ways to find the places."""
+        plain = KINDS[kind](window)
+        x = numbers(shape, last, nan).requires_grad_()
+        y = plain(x)
+        cotangent = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        (grad,) = torch.autograd.grad(y, x, cotangent, create_graph=True)
+        (second,) = torch.autograd.grad(grad, cotangent, torch.cos(torch.arange(grad.numel()).double()).view(shape))
+        for way in (_pooling.by_indices, _pooling.by_comparing):
+            monkeypatch.setattr(_pooling, "by_indices", way)
+            found = compact(plain)(x)
+            torch.testing.assert_close(found, y, rtol=0, atol=0, equal_nan=True, check_stride=y.numel() > shape[1])
+            (its,) = torch.autograd.grad(found, x, cotangent, create_graph=True)
+            torch.testing.assert_close(its, grad, rtol=0, atol=0 if kind == "max" else 1e-15, check_stride=True)
+            again = torch.cos(torch.arange(grad.numel()).double()).view(shape)
+            torch.testing.assert_close(torch.autograd.grad(its, cotangent, again)[0], second)
+
+    def test_gradients_of_any_order(self, kind: str) -> None:
+        """Against finite differences."""
+        x = torch.randperm(70).double().view(1, 2, 5, 7).mul_(0.1).requires_grad_()
+        module = compact(KINDS[kind](2))
+        assert torch.autograd.gradcheck(module, x)
+        assert torch.autograd.gradgradcheck(module, x)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_half_types(self, kind: str, dtype: torch.dtype) -> None:
+        """Averages are divided as torch divides them."""
+        x = torch.randn(2, 3, 6, 6).to(dtype)
+        try:
+            y = KINDS[kind](3)(x)
+        except RuntimeError as error:
+            pytest.skip(str(error))  # older versions of torch
+        cotangent = torch.randn_like(y)
+        grads = []
+        for module in (KINDS[kind](3), compact(KINDS[kind](3))):
+            leaf = x.clone().requires_grad_()
+            module(leaf).backward(cotangent)
+            grads.append(leaf.grad)
+        torch.testing.assert_close(*grads)
+
+    def test_other_calls_are_torchs(self, kind: str) -> None:
+        """Without a derivative, of one sample, of no number, under vmap, in forward mode, compiled."""
+        plain = KINDS[kind](2)
+        module = compact(plain)
+        x = torch.randn(2, 3, 4, 4)
+        assert torch.equal(module(x), plain(x))
+        assert module(x).grad_fn is None
+        for other in (x[0], x[:0], x.requires_grad_()):
+            assert torch.equal(module(other.detach().requires_grad_()), plain(other))
+        assert torch.equal(torch.func.vmap(module)(x[None].detach()), plain(x)[None])
+        tangent = torch.ones_like(x)
+        _, found = torch.func.jvp(module, (x.detach(),), (tangent,))
+        assert torch.equal(found, torch.func.jvp(plain, (x.detach(),), (tangent,))[1])
+        with pytest.raises(RuntimeError, match="too small|small"):
+            module(torch.randn(2, 3, 1, 1, requires_grad=True))
+
+
+def test_what_is_kept() -> None:
+    """A byte for each maximum, nothing for averages; torch's keep the input, and indices."""
+    x = torch.randn(2, 3, 8, 8, requires_grad=True)
+    assert [t.numel() * t.element_size() for t in saved(compact(nn.MaxPool2d(2)), x)] == [2 * 3 * 4 * 4]
+    assert not saved(compact(nn.AvgPool2d(2)), x)
+    assert any(t.dtype == torch.int64 for t in saved(nn.MaxPool2d(2), x))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.MaxPool2d(3, 2, 1),
+        nn.MaxPool2d(2, 1),
+        nn.MaxPool2d(2, dilation=2),
+        nn.MaxPool2d(2, ceil_mode=True),
+        nn.MaxPool2d(2, return_indices=True),
+        nn.MaxPool2d(5),
+        nn.MaxPool2d(1),
+        nn.AvgPool2d(3, 2),
+        nn.AvgPool2d(2, padding=1),
+        nn.AvgPool2d(2, ceil_mode=True),
+        nn.AvgPool2d(2, divisor_override=3),
+        nn.AvgPool1d(2),
+    ],
+    ids=repr,
+)
+def test_other_poolings_stay(module: nn.Module) -> None:
+    """Windows that overlap or are padded, and what gives more than the pooled numbers."""
+    kind = type(module)
+    sc.fuse(nn.Sequential(module))
+    assert type(module) is kind
+
+
+class TestFuse:
+    """As part of ``sc.fuse``."""
+
+    def network(self) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(
+            sc.encode.Constant(4),
+            TimeBatched(nn.Conv2d(2, 8, 3, padding=1), nn.MaxPool2d(2), nn.BatchNorm2d(8)),
+            sc.LIF(backend="torch"),
+            TimeBatched(nn.AvgPool2d(2)),
+            TimeBatched(nn.Conv2d(8, 8, 3, padding=1), nn.MaxPool2d(2), nn.BatchNorm2d(8)),
+            sc.LIF(backend="torch"),
+            TimeBatched(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32, 3)),
+        )
+
+    def test_the_network_computes_the_same(self) -> None:
+        """Also where the first layer is computed once, and with spikes kept as bits."""
+        plain = self.network()
+        net = sc.fuse(copy.deepcopy(plain))
+        assert repr(net).count("keeps places") == 3
+        assert repr(net).count("keeps nothing") == 1
+        x = torch.rand(16, 2, 32, 32)
+        grads = []
+        for one in (plain, net):
+            out = one(x)
+            grads.append(torch.autograd.grad(out.square().sum(), [*one.parameters()]))
+        with sc.packed_spikes() as packed:
+            out = net(x)
+        # pooled spikes, and averages of four in four bits
+        assert packed.before
+        grads.append(torch.autograd.grad(out.square().sum(), [*net.parameters()]))
+        for mine in grads[1:]:
+            torch.testing.assert_close(mine, grads[0])
+        once = net[1](net[0](x))
+        assert once.stride(0) == 0
+
+    def test_it_is_undone_and_copied(self) -> None:
+        """unfuse, deepcopy, pickle."""
+        net = self.network()
+        kinds = [type(module) for module in net.modules()]
+        for copied in (copy.deepcopy(sc.fuse(net)), pickle.loads(pickle.dumps(net))):
+            assert repr(copied).count("keeps") == 4
+        assert [type(module) for module in sc.unfuse(net).modules()] == kinds
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_pooled_spikes_are_packed(kind: str) -> None:
+    """What is made of spikes by compact pooling is known to hold as few values as by torch's."""
+    from spikecore._shell.marked import wanting
+    from spikecore.training._packed.origin import origin
+
+    class Pooled(torch.autograd.Function):
+        """A user's own, of the same name."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 0.3
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return grad
+
+    with wanting():
+        z = sc.LIF(backend="torch")(torch.rand(3, 2, 4, 8, 8, requires_grad=True) * 4).flatten(0, 1)
+        assert origin(compact(KINDS[kind](2))(z)) == origin(KINDS[kind](2)(z)) is not None
+        other = Pooled.apply(z)
+        assert other.grad_fn.name() == "PooledBackward"
+        assert origin(other) is None
