@@ -6,16 +6,17 @@ import math
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
 from spikecore.backend import Unsupported
 from spikecore.bench._check import Observed, differences, observe
-from spikecore.bench._implementations import REFERENCE, Implementation, NotHere
+from spikecore.bench._implementations import REFERENCE, Implementation, NotHere, find
 from spikecore.bench._report import Fact, Row
-from spikecore.bench._timing import Call, Failure, HostClock, Plan, Timing, failure
+from spikecore.bench._settings import Settings, device_named
+from spikecore.bench._timing import Call, Failure, HostClock, Plan, Timing, clock_for, failure
 from spikecore.bench._workloads import WORKLOADS, Workload
 from spikecore.dtypes import DTYPES
 
@@ -29,6 +30,11 @@ class Job:
 
     label: str
     run: Callable[[], List[Row]]
+    #: Compiles what it needs into the caches on disk, in a process of its own (:mod:`spikecore.bench._workers`); None:
+    #: there is nothing to compile, or no cache that would keep it.
+    rehearse: Optional[Callable[[], None]] = None
+    #: Called if its rehearsal was not over in time.
+    late: Optional[Callable[[], None]] = None
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,15 @@ class Bench:
     clock: HostClock
     implementations: Sequence[Implementation]
     plan: Plan
+
+
+def bench_of(settings: Settings) -> Bench:
+    """The same in another process, for settings in which every choice was made."""
+    device = device_named(settings.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # events are recorded in the stream of the current device
+    found, _ = find(device, settings.backends, settings.peers, settings.compile_steps, settings.peer_names)
+    return Bench(device, clock_for(device), found, settings.plan(device.type == "cuda"))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import sys
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Mapping, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,8 @@ class Form:
     compiled: bool = False
     #: A captured step: ``CudaOptions(graph=True)``.
     graph: bool = False
+    #: The optimiser's step by ``torch.compile``.
+    compiled_adam: bool = False
 
     @property
     def name(self) -> str:
@@ -41,6 +43,7 @@ class Form:
             "packed": self.packed,
             "compiled": self.compiled,
             "CUDA graph": self.graph,
+            "compiled Adam": self.compiled_adam,
         }
         return " ".join(word for word, there in words.items() if there) or "eager"
 
@@ -60,6 +63,15 @@ class Form:
         if self.fused:
             sc.fuse(net)
         return _Compiled(net) if self.compiled and not self.packed else net
+
+    def optimizer(self, parameters: Iterable[Tensor], device: torch.device) -> torch.optim.Optimizer:
+        """Adam: fused on a GPU, or its step compiled."""
+        gpu = device.type == "cuda"
+        if not self.compiled_adam:
+            return torch.optim.Adam(parameters, 1e-3, fused=gpu)
+        made = torch.optim.Adam(parameters, 1e-3, foreach=True, capturable=gpu)
+        made.step = torch.compile(made.step)  # type: ignore[method-assign]
+        return made
 
     def images(self, images: Tensor) -> Tensor:
         """Images ``[B, C, H, W]`` in its layout; what has no height and width stays."""
@@ -108,18 +120,33 @@ _numbers = itertools.count()
 EAGER = Form()
 #: Forms by name: every mixture.
 FORMS: Mapping[str, Form] = {
-    form.name: form for form in (Form(*choice) for choice in itertools.product((False, True), repeat=5))
+    form.name: form for form in (Form(*choice) for choice in itertools.product((False, True), repeat=6))
 }
 #: What is measured on a GPU where nobody asks: of convolutional networks, and of others.
 IMAGES = (
     "eager",
     "channels-last",
+    "channels-last CUDA graph",
     "channels-last compiled",
     "channels-last compiled CUDA graph",
-    "channels-last fused packed",
+    "channels-last packed",
     "channels-last packed compiled CUDA graph",
+    "channels-last fused",
+    "channels-last fused CUDA graph",
+    "channels-last fused compiled",
+    "channels-last fused compiled CUDA graph",
+    "channels-last fused packed",
+    "channels-last fused packed compiled",
+    "channels-last fused packed compiled CUDA graph",
 )
-VECTORS = ("eager", "CUDA graph", "compiled", "compiled CUDA graph")
+VECTORS = (
+    "eager",
+    "CUDA graph",
+    "CUDA graph compiled Adam",
+    "compiled",
+    "compiled CUDA graph",
+    "compiled CUDA graph compiled Adam",
+)
 
 
 def forms(network: Network, wanted: Sequence[str], device_type: str) -> Tuple[Form, ...]:

@@ -53,8 +53,16 @@ class Implementation:
 Found = Tuple[List[Implementation], List[Availability]]
 
 
-def find(device: torch.device, backends: Sequence[str] = (), peers: bool = True, compile_steps: int = 4) -> Found:
-    """Those who can take part, and the list of all. ``backends`` names the ones wanted; none means every one."""
+def find(
+    device: torch.device,
+    backends: Sequence[str] = (),
+    peers: bool = True,
+    compile_steps: int = 4,
+    peer_names: Sequence[str] = (),
+) -> Found:
+    """Those who can take part, and the list of all. ``backends`` and ``peer_names`` name the ones wanted; none means
+    every one.
+    """
     taking_part, listed = _backends(device, backends)
     availability = Availability(
         COMPILED,
@@ -69,7 +77,10 @@ def find(device: torch.device, backends: Sequence[str] = (), peers: bool = True,
     else:
         listed.append(Availability(COMPILED, "yardstick", "left out", availability.version, "--compile-steps 0"))
     for peer in PEERS:
-        state, detail = _state(peer, device) if peers else ("left out", "--no-peers")
+        state, detail = "left out", "--no-peers"
+        if peers:
+            named = not peer_names or peer.name in peer_names
+            state, detail = _state(peer, device) if named else ("left out", "--peer names others")
         listed.append(Availability(peer.name, "peer", state, version_of(peer.distribution) or "", detail))
         if state == "ready":
             taking_part.append(_peer(peer))

@@ -7,68 +7,53 @@ neuron is checked as in the other suites, on a small input of the network's numb
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
-from torch import Tensor, nn
 
-import spikecore as sc
-from spikecore.backend import Unsupported
-from spikecore.bench._cases import Bench, Checked, Job, judge, timed
-from spikecore.bench._check import observe
-from spikecore.bench._forms import Form, forget_compiled, forms
-from spikecore.bench._implementations import REFERENCE, Implementation
-from spikecore.bench._report import Fact, Row
+from spikecore.bench._cases import Bench, Job, bench_of, timed
+from spikecore.bench._forms import forget_compiled, forms
+from spikecore.bench._implementations import REFERENCE
+from spikecore.bench._report import MEASURED, Fact, Row
+from spikecore.bench._set_up import Rectifier, Training, attempt, enter, train
 from spikecore.bench._settings import Settings
-from spikecore.bench._timing import Call, Timing, failure, interleave
+from spikecore.bench._timing import HostClock, Timing, failure, interleave
+from spikecore.bench._workers import Worker, turn
 from spikecore.bench.models import NETWORKS, Network
 
 RELU = "ReLU"
-#: Neurons of the check, an odd number in two dimensions.
-CHECKED = (3, 333)
-#: Steps before anything is measured; a graph is captured in the last of them, or in the one after.
-WARM_UP = 4
-
-
-class Rectifier(nn.ReLU):
-    """``nn.ReLU`` in the place of a neuron, at every step.
-
-    The input is the same at every step and the first layer is computed once (:mod:`spikecore._hoisting`), for ReLU and
-    for neurons alike. Plain ReLU would be computed once, too, and so the whole network: T times less work.
-    """
-
-
-@dataclass(frozen=True)
-class Training:
-    """A network under way: one training step, and the bytes it takes at its peak with everything it owns."""
-
-    call: Call
-    memory: Optional[int]
-    #: The bytes of these that are not parameters, buffers or what the optimiser keeps.
-    activations: Optional[int]
-    status: str = "ok"
-    detail: str = ""
+#: Networks whose forms are set up at the same time: each is a process with a few GiB of a GPU.
+TOGETHER = 3
 
 
 def jobs(settings: Settings, bench: Bench) -> List[Job]:
-    """One job per network, and one row for each that was not asked for."""
-    found = []
+    """One job per network, or per :data:`TOGETHER` of them with workers, and a row for each that was not asked for."""
+    wanted, rows = [], []
     for name, network in NETWORKS.items():
-        case = _case(network, bench)
         if name in settings.networks:
-            found.append(_contained(network, settings.forms, case, bench))
+            wanted.append(network)
         elif not settings.quick:
-            row = Row("networks", case, "all", "skipped", f"not asked for; --network {name} does")
-            found.append(Job(f"networks: {name}", partial(list, [row])))
-    return found
+            detail = f"not asked for; --network {name} does"
+            rows.append(Row("networks", _case(network, bench), "all", "skipped", detail))
+    if settings.workers:
+        groups = [Together(wanted[i : i + TOGETHER], settings, bench) for i in range(0, len(wanted), TOGETHER)]
+        found = [job for group in groups for job in group.jobs()]
+    else:
+        found = [_contained(network, settings, bench) for network in wanted]
+    return [*found, *(Job(f"networks: {row.case['network']}", partial(list, [row])) for row in rows)]
 
 
-def _contained(network: Network, wanted: Sequence[str], case: Mapping[str, Fact], bench: Bench) -> Job:
+def _contained(network: Network, settings: Settings, bench: Bench) -> Job:
+    case = _case(network, bench)
+    return _guarded(network, case, partial(measure, network, settings.forms, case, bench), bench)
+
+
+def _guarded(network: Network, case: Mapping[str, Fact], work: Callable[[], List[Row]], bench: Bench) -> Job:
     def run() -> List[Row]:
         try:
-            return measure(network, wanted, case, bench)
+            return work()
         except Exception as error:
             reason = f"nothing was measured here: {failure(error).reason}"
             return [Row("networks", case, RELU, "failed", reason)]
@@ -85,120 +70,123 @@ def _case(network: Network, bench: Bench) -> Dict[str, Fact]:
     return {
         "network": network.name,
         "about": network.about,
-        "dtype": f"{dtype} autocast" if network.autocast else dtype,
+        "dtype": f"{dtype} autocast" if network.autocast else "TF32" if network.tf32 else dtype,
         "steps": network.steps,
         "batch": batch,
     }
 
 
 def measure(network: Network, wanted: Sequence[str], case: Mapping[str, Fact], bench: Bench) -> List[Row]:
-    """The rows of one network."""
+    """The rows of one network, all forms in this process."""
+    known, plain = entries(network, wanted, case, bench)
+    found = {name: attempt(enter, bench) for name, enter in known.items()}
+    calls = {name: one.call for name, one in found.items() if one.call is not None}
+    return _rows(case, found, plain, interleave(calls, bench.clock.batch, bench.plan))
+
+
+class Together:
+    """Networks whose forms are all set up, each in a process of its own, before the first is timed, alone."""
+
+    def __init__(self, group: Sequence[Network], settings: Settings, bench: Bench) -> None:
+        self._group, self._settings, self._bench = group, settings, bench
+        self._workers: Dict[Tuple[str, str], Worker] = {}
+
+    def jobs(self) -> List[Job]:
+        """What measures them, one after the other."""
+        cases = [(network, _case(network, self._bench)) for network in self._group]
+        return [_guarded(one, case, partial(self.measure, one, case), self._bench) for one, case in cases]
+
+    def measure(self, network: Network, case: Mapping[str, Fact]) -> List[Row]:
+        """The rows of one network; its processes have ended then."""
+        if not self._workers:
+            self._start()
+        known, plain = entries(network, self._settings.forms, case, self._bench)
+        workers = {row: self._workers[network.name, row] for row in known}
+        try:
+            found: Dict[str, Training] = {}
+            for row, worker in workers.items():
+                state, told = worker.ready()
+                found[row] = told if state == "ready" else Training(None, None, None, "failed", told.reason)
+            calls = {row: worker for row, worker in workers.items() if found[row].status in MEASURED}
+            return _rows(case, found, plain, interleave(calls, turn, self._bench.plan))
+        finally:
+            for worker in workers.values():
+                worker.end()
+
+    def _start(self) -> None:
+        """Set up as many at the same time as there may be; returns when all are ready."""
+        for network in self._group:
+            for row in entries(network, self._settings.forms, _case(network, self._bench), self._bench)[0]:
+                under_way = list(self._workers.values())
+                if len(under_way) >= self._settings.workers:
+                    under_way[-self._settings.workers].ready()
+                self._workers[network.name, row] = Worker(self._settings, enter_apart, network.name, row)
+        for worker in self._workers.values():
+            worker.ready()
+
+
+class Apart:
+    """A network under way in a process of its own."""
+
+    def __init__(self, training: Training, clock: HostClock) -> None:
+        self._training, self._clock = training, clock
+
+    def told(self) -> Training:
+        """What the process that compares is told."""
+        return replace(self._training, call=None)
+
+    def turn(self, begin: int, calls: int) -> float:
+        """Seconds of some steps."""
+        if self._training.call is None:
+            raise RuntimeError(self._training.detail)
+        return self._clock.batch(self._training.call, begin, calls)
+
+
+def enter_apart(settings: Settings, name: str, row: str) -> Apart:
+    """One form of one network, in the process that calls this."""
+    bench = bench_of(settings)
+    network = NETWORKS[name]
+    training = attempt(entries(network, settings.forms, _case(network, bench), bench)[0][row], bench)
+    bench.clock.forget()  # others need the memory until it is this one's turn
+    return Apart(training, bench.clock)
+
+
+def entries(
+    network: Network, wanted: Sequence[str], case: Mapping[str, Fact], bench: Bench
+) -> Tuple[Dict[str, Callable[[], Training]], List[str]]:
+    """What sets each row up, by its name, and the names of those with ReLU."""
     batch = int(case["batch"] or 1)
-    entries: Dict[str, Callable[[], Training]] = {}
+    found: Dict[str, Callable[[], Training]] = {}
     plain: List[str] = []
     for form in forms(network, wanted, bench.device.type):
         if not form.ours:
             plain.append(form.row(RELU))
-            entries[plain[-1]] = partial(_train, network, batch, bench, Rectifier, REFERENCE, form)
+            found[plain[-1]] = partial(train, network, batch, bench, Rectifier, REFERENCE, form)
         for other in bench.implementations:
             # a loop over time steps is written out by the compiler, for minutes
             if other.in_network is not None and (other.ours or not (form.ours or (form.compiled and other.loops))):
-                entries[form.row(other.name)] = partial(_enter, other, network, batch, bench, form)
-    running: Dict[str, Training] = {}
-    rows: Dict[str, Row] = {}
-    for name, enter in entries.items():
-        try:
-            running[name] = enter()
-        except _Out as out:
-            rows[name] = Row("networks", case, name, out.status, out.detail)
-        except Exception as error:
-            status = "unsupported" if isinstance(error, Unsupported) else "failed"
-            rows[name] = Row("networks", case, name, status, failure(error).reason)
-            bench.clock.forget()
-    found = interleave({name: one.call for name, one in running.items()}, bench.clock.batch, bench.plan)
-    timings = {name: one for name, one in found.items() if isinstance(one, Timing)}
-    best = min((timings[name].seconds for name in plain if name in timings), default=None)
-    for name, one in running.items():
-        timing = found[name]
-        if isinstance(timing, Timing):
-            figures = _figures(timing, batch, timings.get(plain[0]) if plain else None, best)
-            figures.update(_memory(one, running.get(plain[0]) if plain else None))
-            rows[name] = Row("networks", case, name, one.status, one.detail, figures)
+                found[form.row(other.name)] = partial(enter, other, network, batch, bench, form)
+    return found, plain
+
+
+def _rows(
+    case: Mapping[str, Fact], found: Mapping[str, Training], plain: Sequence[str], timings: Mapping[str, Any]
+) -> List[Row]:
+    batch = int(case["batch"] or 1)
+    good = {name: one for name, one in timings.items() if isinstance(one, Timing)}
+    best = min((good[name].seconds for name in plain if name in good), default=None)
+    first = plain[0] if plain else ""
+    rows = []
+    for name, one in found.items():
+        if name in good:
+            figures = _figures(good[name], batch, good.get(first), best)
+            figures.update(_memory(one, found.get(first)))
+            rows.append(Row("networks", case, name, one.status, one.detail, figures))
+        elif name in timings:
+            rows.append(Row("networks", case, name, "failed", timings[name].reason))
         else:
-            rows[name] = Row("networks", case, name, "failed", timing.reason)
-    return [rows[name] for name in entries]
-
-
-class _Out(Exception):
-    """An implementation that must not be timed."""
-
-    def __init__(self, status: str, detail: str) -> None:
-        super().__init__(detail)
-        self.status, self.detail = status, detail
-
-
-def _enter(implementation: Implementation, network: Network, batch: int, bench: Bench, form: Form) -> Training:
-    """An implementation that trains a network, once its neuron was checked."""
-    neuron = implementation.in_network
-    if neuron is None:
-        raise _Out("skipped", "has no such neuron")
-    status, detail = _admit(implementation, neuron, network, bench)
-    trained = _train(network, batch, bench, neuron, implementation.backend or REFERENCE, form)
-    return replace(trained, status=status, detail=detail)
-
-
-def _admit(
-    implementation: Implementation, neuron: Callable[[], nn.Module], network: Network, bench: Bench
-) -> Tuple[str, str]:
-    """Status and detail of an implementation whose neuron was checked; raises _Out for one that must not be timed."""
-    if implementation.unlike:
-        return "differs", implementation.unlike
-    generator = torch.Generator(bench.device).manual_seed(0)
-    shape, dtype = (network.steps, *CHECKED), network.autocast or torch.float32
-    x, cotangent = (torch.randn(shape, device=bench.device, dtype=dtype, generator=generator) for _ in range(2))
-    x.add_(0.5).requires_grad_()
-    expected = observe(sc.LIF(2.0, backend=REFERENCE), x, cotangent)
-    verdict = judge(implementation, neuron, x, cotangent, expected, bench.clock)
-    if isinstance(verdict, Checked):
-        return verdict.status, verdict.detail
-    raise _Out(*verdict)
-
-
-def _train(
-    network: Network, batch: int, bench: Bench, neuron: Callable[[], nn.Module], backend: str, form: Form
-) -> Training:
-    """Set a network up, and measure the memory of a step once a few have been made."""
-    clock, device = bench.clock, bench.device
-    before = clock.allocated()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        net = form.network(network.make(network.steps, neuron).to(device))
-    generator = torch.Generator(device).manual_seed(0)
-    images = form.images(torch.rand(batch, *network.image, device=device, generator=generator))
-    labels = torch.randint(network.classes, (batch,), device=device, generator=generator)
-    optimizer = torch.optim.Adam(net.parameters(), 1e-3, fused=clock.device.type == "cuda")
-    step = sc.training_model(net, sc.losses.ce_count, optimizer, backend=backend, options=form.options(network))
-
-    def call(i: int) -> Any:
-        return step(images, labels)
-
-    for i in range(WARM_UP):
-        call(i)
-    if not torch.isfinite(call(0)[1]):
-        raise _Out("failed", "the loss is not finite after a few steps")
-    # a graph that is replayed allocates nothing, so what it takes is not seen
-    peak = None if form.graph else clock.peak(lambda: call(0))
-    held = clock.allocated()
-    if peak is None or before is None or held is None:
-        return Training(call, None, None)
-    owned = held - before + peak
-    return Training(call, owned, owned - _kept(net, optimizer))
-
-
-def _kept(net: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of parameters, buffers and of what the optimiser keeps."""
-    kept = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
-    return sum(value.element_size() * value.numel() for value in (*net.parameters(), *net.buffers(), *kept))
+            rows.append(Row("networks", case, name, one.status, one.detail))
+    return rows
 
 
 def _figures(timing: Timing, batch: int, relu: Optional[Timing], best: Optional[float]) -> Dict[str, float]:

@@ -7,7 +7,7 @@ do without (:func:`spikecore._explain._floor.words`).
 from __future__ import annotations
 
 from functools import partial
-from typing import Dict, List, Union
+from typing import Dict, List, Optional, Union
 
 import torch
 
@@ -32,11 +32,11 @@ LARGEST = 20
 ALIGNED = 64
 
 
-def elements(dtype: torch.dtype, steps: int, clock: HostClock, quick: bool) -> int:
+def elements(dtype: torch.dtype, steps: int, clock: HostClock, quick: bool, many: int = MANY) -> int:
     """How many elements fill the device without filling its memory: a multiple of the steps."""
     fill = FILL_CPU
     if clock.device.type == "cuda":
-        fill = max(FILL_GPU, MANY * steps * torch.finfo(dtype).bits // 8)
+        fill = max(FILL_GPU, many * steps * torch.finfo(dtype).bits // 8)
     fill //= QUICK if quick else 1
     while fill > 2**20 and LARGEST * fill > clock.free_bytes():
         fill //= 2
@@ -50,17 +50,17 @@ def jobs(settings: Settings, bench: Bench) -> List[Job]:
     found = []
     for neuron in settings.neurons:
         for dtype in settings.dtypes:
-            for steps in settings.steps_of(neuron):
+            for steps in settings.steps:
                 total = settings.elements or elements(DTYPES[dtype], steps, bench.clock, settings.quick)
                 case = Case("neurons", neuron, dtype, steps, max(1, total // steps))
                 found.append(contained(case, bench, measure))
     return found
 
 
-def measure(case: Case, bench: Bench) -> List[Row]:
-    """The rows of one case: the copy, and every implementation."""
+def measure(case: Case, bench: Bench, checked: Optional[Case] = None) -> List[Row]:
+    """The rows of one case: the copy, and every implementation, once it was checked on the case or on a smaller one."""
     inputs, clock = Inputs(case, bench), bench.clock
-    admitted, rows = admit(case, inputs, bench)
+    admitted, rows = admit(case, inputs if checked is None else Inputs(checked, bench), bench)
     calls = {name: inputs.inference(one.layer) for name, one in admitted.items()}
     forward = interleave({COPY: inputs.copy(), **calls}, quietly(clock.on_device), bench.plan)
     calls = {name: inputs.training(one.layer) for name, one in admitted.items()}

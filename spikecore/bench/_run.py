@@ -7,18 +7,23 @@ from typing import Callable, List, Optional, Tuple
 import torch
 
 from spikecore.bench import _beside as beside
+from spikecore.bench import _calls as calls
 from spikecore.bench import _documents as documents
 from spikecore.bench import _layouts as layouts
 from spikecore.bench import _networks as networks
 from spikecore.bench import _neurons as neurons
+from spikecore.bench import _norms as norms
 from spikecore.bench import _pipeline as pipeline
+from spikecore.bench import _recurrent as recurrent
 from spikecore.bench import _small as small
+from spikecore.bench import _steps as steps
 from spikecore.bench._cases import Bench, Job
 from spikecore.bench._implementations import find
 from spikecore.bench._machine import machine
 from spikecore.bench._report import Report
 from spikecore.bench._settings import Settings, device_named
 from spikecore.bench._timing import clock_for
+from spikecore.bench._workers import rehearse
 
 #: ``progress(label, done, of)``, before each part.
 Progress = Callable[[str, int, int], None]
@@ -27,10 +32,14 @@ Save = Callable[[Report], None]
 _JOBS = {
     "neurons": neurons.jobs,
     "layouts": layouts.jobs,
+    "steps": steps.jobs,
     "small": small.jobs,
+    "calls": calls.jobs,
     "beside": beside.jobs,
     "documents": documents.jobs,
     "networks": networks.jobs,
+    "norms": norms.jobs,
+    "recurrent": recurrent.jobs,
     "pipeline": pipeline.jobs,
 }
 
@@ -44,7 +53,7 @@ def prepare(settings: Settings) -> Tuple[Report, List[Job]]:
     if device.type == "cuda":
         torch.cuda.set_device(device)  # events are recorded in the stream of the current device
     settings = settings.on(device)
-    taking_part, listed = find(device, settings.backends, settings.peers, settings.compile_steps)
+    taking_part, listed = find(device, settings.backends, settings.peers, settings.compile_steps, settings.peer_names)
     clock = clock_for(device)
     report = Report(machine(device), {**settings.as_dict(), "clock": clock.name}, listed)
     bench = Bench(device, clock, taking_part, settings.plan(device.type == "cuda"))
@@ -52,7 +61,14 @@ def prepare(settings: Settings) -> Tuple[Report, List[Job]]:
 
 
 def measure(report: Report, jobs: List[Job], progress: Optional[Progress] = None, save: Optional[Save] = None) -> None:
-    """Measure part by part, adding to the report."""
+    """Measure part by part, adding to the report; with workers what can be compiled before is compiled first."""
+    settings = Settings(**{name: value for name, value in report.settings.items() if name != "clock"})
+    if settings.workers:
+        if progress is not None:
+            progress(f"compiling in {settings.workers} processes", 0, len(jobs))
+        said = rehearse(settings, jobs, prepare)
+        if progress is not None and said:
+            progress(said, 0, len(jobs))
     for done, job in enumerate(jobs):
         if progress is not None:
             progress(job.label, done, len(jobs))

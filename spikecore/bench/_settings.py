@@ -8,15 +8,27 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 import torch
 
 from spikecore.bench._forms import FORMS
+from spikecore.bench._peers import PEERS
 from spikecore.bench._timing import Plan
 from spikecore.bench._workloads import WORKLOADS
 from spikecore.bench.models import NETWORKS
 from spikecore.dtypes import DTYPES, NARROW
 
-SUITES = ("neurons", "layouts", "small", "beside", "documents", "networks", "pipeline")
-#: Time steps that people use, of which few are powers of two, and the neurons that are measured with them.
+SUITES = (
+    "neurons",
+    "layouts",
+    "steps",
+    "small",
+    "calls",
+    "beside",
+    "documents",
+    "networks",
+    "norms",
+    "recurrent",
+    "pipeline",
+)
+#: Time steps that people use, of which few are powers of two: the suite ``steps`` has them.
 BETWEEN = (10, 20, 25, 50, 100, 250, 500, 1000)
-BETWEEN_FOR = ("LIF", "own-neuron")
 
 
 @dataclass(frozen=True)
@@ -30,7 +42,7 @@ class Settings:
     neurons: Tuple[str, ...] = ()
     dtypes: Tuple[str, ...] = ()
     steps: Tuple[int, ...] = ()
-    #: Further time steps, of the neurons :data:`BETWEEN_FOR`.
+    #: Further time steps, of the suite ``steps``.
     between: Tuple[int, ...] = ()
     #: Time steps times neurons of a neuron row.
     elements: Optional[int] = None
@@ -41,8 +53,16 @@ class Settings:
     networks: Tuple[str, ...] = ()
     #: Forms that networks are trained in; none means those that suit network and device.
     forms: Tuple[str, ...] = ()
+    #: Those of the other libraries that take part; none means all.
+    peer_names: Tuple[str, ...] = ()
     compile_steps: int = 4
     repetitions: Optional[int] = None
+    #: Seconds of a turn at least; chosen for the device where None.
+    turn: Optional[float] = None
+    #: Processes that compile before anything is timed; 0: all is compiled in this one, when it is needed.
+    workers: int = 0
+    #: Seconds that they may take; what another library has not compiled then is not measured.
+    patience: float = 150.0
     quick: bool = False
 
     def __post_init__(self) -> None:
@@ -51,6 +71,9 @@ class Settings:
         _known("neuron", self.neurons, tuple(WORKLOADS))
         _known("network", self.networks, tuple(NETWORKS))
         _known("form", self.forms, tuple(FORMS))
+        _known("peer", self.peer_names, tuple(peer.name for peer in PEERS))
+        if self.workers < 0:
+            raise ValueError(f"workers={self.workers} must be 0 or more")
         numbers = {"steps": self.steps, "size": (self.size,)}
         numbers.update(elements=_given(self.elements), repetitions=_given(self.repetitions))
         for name, values in numbers.items():
@@ -75,14 +98,15 @@ class Settings:
             repetitions=self.repetitions or (3 if quick else 9),
         )
 
-    def steps_of(self, neuron: str) -> Tuple[int, ...]:
-        """The time steps of a neuron row: beside powers of two those that people use, for two of the neurons."""
-        between = self.between if neuron in BETWEEN_FOR else ()
-        return tuple(sorted({*self.steps, *between}))
+    @property
+    def all_steps(self) -> Tuple[int, ...]:
+        """The time steps of the suite ``steps``: beside powers of two those that people use."""
+        return tuple(sorted({*self.steps, *self.between}))
 
     def plan(self, gpu: bool) -> Plan:
         """How often each call is made. A CPU that is shared needs longer turns."""
-        return Plan(self.repetitions or 9, 0.02 if gpu else 0.05, 0.3 if self.quick else 1.0 if gpu else 2.0)
+        turn = self.turn or (0.02 if gpu else 0.05)
+        return Plan(self.repetitions or 9, turn, 0.3 if self.quick else 1.0 if gpu else 2.0)
 
     def as_dict(self) -> Dict[str, Any]:
         """For the report."""

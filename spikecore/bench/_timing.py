@@ -32,6 +32,8 @@ class Plan:
     repetitions: int = 9
     at_least: float = 0.02
     patience: float = 1.0
+    #: Calls of a turn where they need no search: a profile counts kernels, and no time of the host.
+    fixed: int = 0
 
     def calls(self, seconds: float) -> int:
         """Calls in one turn, for a call that takes so long."""
@@ -101,6 +103,10 @@ class HostClock:
         """Seconds that the device takes for some calls made one after the other."""
         return self.batch(call, begin, calls)
 
+    def kernels(self, call: Call, begin: int, calls: int) -> float:
+        """Seconds that the device computes in some calls, without what lies between its kernels."""
+        return self.batch(call, begin, calls)
+
     def peak(self, call: Callable[[], Any]) -> Optional[int]:
         """Bytes that a call allocates beyond what is there before it, at its peak; None where nobody counts."""
         return None
@@ -141,6 +147,21 @@ class CudaClock(HostClock):
         end.record()
         self.synchronize()
         return float(start.elapsed_time(end)) / 1e3
+
+    def kernels(self, call: Call, begin: int, calls: int) -> float:
+        """The sum over kernels and copies, as torch's profiler has it: what a small layer takes once nobody waits for
+        the host.
+        """
+        self.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
+            for i in range(begin, begin + calls):
+                call(i)
+            self.synchronize()
+        events = profiled.events() or ()
+        # it was called self_cuda_time_total before torch 2.4
+        event = torch.autograd.profiler_util.FunctionEvent
+        called = f"self_{'device' if hasattr(event, 'self_device_time_total') else 'cuda'}_time_total"
+        return sum(float(getattr(one, called)) for one in events) / 1e6
 
     def peak(self, call: Callable[[], Any]) -> Optional[int]:
         """Bytes, as torch's allocator counts them."""
@@ -190,6 +211,10 @@ class _Runner:
         return turn(self.call, begin, calls) / calls
 
     def warm_up(self, turn: Turn, plan: Plan) -> None:
+        if plan.fixed:
+            self.call(0)
+            self.calls, self.turns = plan.fixed, plan.repetitions
+            return
         self.measure(turn, 1)  # compiles, tunes, allocates
         once = min(self.measure(turn, 1), self.measure(turn, 1))
         # a quarter of a turn says how long a call takes once everything is warm

@@ -107,5 +107,12 @@ IN_LAYOUTS: Mapping[str, Workload] = {
             "LIF with a soft reset, threshold learnt for each channel",
             lambda name: sc.LIF(2.0, threshold=_per_channel(1.0), reset="soft", learn=("threshold",), backend=name),
         ),
+        Workload(
+            "LIF, tau and threshold of each channel",
+            "LIF, tau and threshold learnt for each channel",
+            lambda name: sc.LIF(
+                _per_channel(2.0), threshold=_per_channel(1.0), learn=("tau", "threshold"), backend=name
+            ),
+        ),
     )
 }

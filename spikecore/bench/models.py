@@ -189,6 +189,8 @@ class Network:
     image: Tuple[int, ...]
     classes: int
     autocast: Optional[torch.dtype] = None
+    #: Whether products of float32 matrices are those of TF32.
+    tf32: bool = False
 
 
 _CIFAR10 = ("six 256-channel convolutions, 32x32", cifar10, 8, 32, 1, (3, 32, 32), 10)
@@ -201,6 +203,7 @@ NETWORKS: Mapping[str, Network] = {
     one.name: one
     for one in (
         Network("fc", "784-1000-10", fully_connected, 25, 128, 128, (784,), 10),
+        Network("fc-tf32", "784-1000-10", fully_connected, 25, 128, 128, (784,), 10, tf32=True),
         Network("cifar10", *_CIFAR10),
         Network("cifar10-bf16", *_CIFAR10, torch.bfloat16),
         Network("vgg-t4", *_VGG, 4, 128, 1, (3, 32, 32), 10, torch.bfloat16),

@@ -6,6 +6,9 @@ imported when the command runs, so that the other commands start as fast as befo
 
 from __future__ import annotations
 
+import gc
+import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, List, Optional
 
@@ -21,7 +24,9 @@ if TYPE_CHECKING:
 
 def bench(
     suite: List[str] = typer.Option(
-        ["all"], help="neurons, layouts, small, beside, documents, networks, pipeline or all; may be repeated."
+        ["all"],
+        help="neurons, layouts, steps, small, calls, beside, documents, networks, norms, recurrent, pipeline or all; "
+        "may be repeated.",
     ),
     device: str = typer.Option("auto", help="cpu, cuda or cuda:1; auto is the GPU if there is one."),
     backend: List[str] = typer.Option([], help="Measure this backend only; may be repeated."),
@@ -38,6 +43,14 @@ def bench(
         None, help="Turns of every implementation; a figure is their median.  [9]"
     ),
     peers: bool = typer.Option(True, help="Measure SpikingJelly and snnTorch, too, where they are installed."),
+    peer: List[str] = typer.Option([], help="Of other libraries measure this one only; may be repeated."),
+    turn: Optional[float] = typer.Option(None, help="Seconds of a turn, at least.  [0.02; 0.05 on a CPU]"),
+    workers: int = typer.Option(
+        0, help="Processes that compile before anything is timed; a form of a network is set up in one of its own."
+    ),
+    patience: float = typer.Option(
+        150.0, help="Seconds of that; kernels of other libraries that are not compiled then are not measured."
+    ),
     compile_steps: int = typer.Option(
         4, help="Measure torch.compile up to this many time steps, at about a second of compilation each; 0: never."
     ),
@@ -84,6 +97,10 @@ def bench(
             size=size,
             networks=tuple(network),
             forms=tuple(form),
+            peer_names=tuple(peer),
+            turn=turn,
+            workers=workers,
+            patience=patience,
             compile_steps=compile_steps,
             repetitions=repetitions,
             quick=quick,
@@ -105,18 +122,30 @@ def bench(
 
 
 def _measure(report: Report, jobs: List[Job], json: Optional[Path]) -> None:
-    """Measure under a progress bar; Ctrl-C ends it and keeps what there is."""
+    """Measure under a progress bar, or line by line into a file; Ctrl-C ends it and keeps what there is."""
+    from spikecore.bench._report import Report
     from spikecore.bench._run import measure
 
+    gc.freeze()  # what is there now stays: a collection between two cases then takes milliseconds
+    console = Console(stderr=True)
+    save = None if json is None else partial(Report.write, path=json)
+    if not console.is_terminal:
+        began = time.perf_counter()
+
+        def say(label: str, done: int, of: int) -> None:
+            console.print(Text(f"{time.perf_counter() - began:7.1f} s  {done + 1} of {of}  {label}"), soft_wrap=True)
+
+        measure(report, jobs, say, save)
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=len(jobs))
         try:
             measure(
                 report,
                 jobs,
                 lambda label, done, of: progress.update(task, completed=done, description=label),
-                None if json is None else lambda found: found.write(json),
+                save,
             )
         except KeyboardInterrupt:
             progress.stop()

@@ -55,6 +55,31 @@ COLUMNS: Mapping[str, Tuple[Column, ...]] = {
         Column("fwd+bwd\nof copy", "training_fraction", _two),
         Column("memory\n/ input", "memory_inputs", _two),
     ),
+    "steps": (
+        Column("fwd\nof copy", "forward_fraction", _two),
+        Column("fwd+bwd\nms", "training_ms", _three),
+        Column("fwd+bwd\nof copy", "training_fraction", _two),
+    ),
+    "calls": (
+        Column("fwd\nms", "forward_ms", _three),
+        Column("fwd+bwd\nms", "training_ms", _three),
+        Column("/ allo-\ncating", "training_over_allocating", _two),
+        Column("/ eager", "training_over_eager", _two),
+    ),
+    "norms": (
+        Column("device\nms", "device_ms", _three),
+        Column("of copy", "fraction", _two),
+        Column("/ ReLU", "time_over_relu", _two),
+    ),
+    "recurrent": (
+        Column("device\nms", "device_ms", _three),
+        Column("/ LSTM", "device_over_lstm", _two),
+        Column("wall\nms", "wall_ms", _three),
+        Column("graph\nms", "graph_ms", _three),
+        Column("step\nms", "step_ms", _three),
+        Column("/ LSTM", "step_over_lstm", _two),
+        Column("kept\nwords", "held_words", _two),
+    ),
     "small": (
         Column("fwd\nms", "forward_ms", _three),
         Column("fwd+bwd\nms", "training_ms", _three),
@@ -90,6 +115,10 @@ COLUMNS: Mapping[str, Tuple[Column, ...]] = {
 TITLES = {
     "neurons": "Neurons: device time, fraction of a copy's speed, peak extra memory",
     "layouts": "Neurons in several layouts, with learnt parameters: as above",
+    "steps": "Neurons at many numbers of steps: device time, fraction of a copy's speed",
+    "calls": "Calls of small layers: wall time, beside a function that only allocates",
+    "norms": "Batch normalisation and a neuron in one layer: device time, forward and backward",
+    "recurrent": "Layers with feedback beside nn.LSTM: forward and backward; whole training steps",
     "small": "Small layers: wall time per call",
     "beside": "Beside other libraries: wall time per call",
     "documents": "The tables of published tutorials: wall time per call",
@@ -99,6 +128,10 @@ TITLES = {
 CAPTIONS = {
     "layouts": "of copy: as above; the floor counts inputs and outputs, and no parameter",
     "neurons": "of copy: what must be moved at least, over the time, over the copy's bandwidth; 1.00 is the roofline",
+    "steps": "of copy: as above; tau and threshold of each channel are learnt, and do not count as words",
+    "calls": "a batch of calls with one synchronisation at the end; eager: the same layer, not compiled",
+    "norms": "of copy: 8 words over the time, over the copy's bandwidth; ReLU: compiled, behind batch normalisation",
+    "recurrent": "device: its kernels; wall: eager; graph: captured; kept: float32 for each number of the output",
     "small": "a batch of calls with one synchronisation at the end; waiting: one after every call",
     "beside": "/ SpikingJelly: its module is 1.00; of a network, inference and a training step with Adam",
     "documents": "a loop over time steps in plain torch is 1.00, forward and backward; printed: by the document",

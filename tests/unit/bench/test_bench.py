@@ -281,9 +281,9 @@ def test_compile_stops_at_its_steps() -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"suites": ("neuron",)}, "suite 'neuron' is not known; there are: neurons, layouts, small, beside, documents"),
+        ({"suites": ("neuron",)}, "suite 'neuron' is not known; there are: neurons, layouts, steps, small, calls"),
         ({"neurons": ("Lif",)}, "there are: LIF, Leaky"),
-        ({"networks": ("vgg",)}, "there are: fc, cifar10"),
+        ({"networks": ("vgg",)}, "there are: fc, fc-tf32, cifar10"),
         ({"dtypes": ("int8",)}, "there are: float16, bfloat16, float32, float64"),
         ({"steps": (0,)}, "steps=0 must be 1 or more"),
         ({"elements": 0}, "elements=0 must be 1 or more"),
@@ -410,12 +410,3 @@ def test_layouts_are_those_that_they_are_called() -> None:
         assert x.shape == (2, 3, CHANNELS, SIDE, SIDE)
         assert sorted(range(5), key=lambda d: -x.stride(d)) == list(order)
     assert table(ran(replace(settings, neurons=("LIF",), backends=("torch",))), "layouts").row_count > 0
-
-
-def test_steps_between_the_powers_of_two() -> None:
-    """On a GPU two neurons are measured at those that people use; ``--steps`` says otherwise."""
-    chosen = Settings().on(torch.device("cuda:0"))
-    assert chosen.steps_of("LIF") == (4, 10, 16, 20, 25, 32, 50, 100, 128, 250, 500, 1000)
-    assert chosen.steps_of("IF") == (4, 16, 32, 128)
-    assert Settings(steps=(7,)).on(torch.device("cuda:0")).steps_of("LIF") == (7,)
-    assert Settings().on(torch.device("cpu")).steps_of("LIF") == (4, 16)

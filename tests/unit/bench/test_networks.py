@@ -14,7 +14,7 @@ import spikecore as sc
 from bench_runs import TINY, Mutant, only, ran
 from spikecore.bench import _networks as networks
 from spikecore.bench import models
-from spikecore.bench._forms import FORMS, IMAGES, Form, forms
+from spikecore.bench._forms import FORMS, IMAGES, VECTORS, Form, forms
 from spikecore.bench._run import prepare
 from spikecore.bench._timing import HostClock, Plan
 from spikecore.testing._loopback import Loopback, installed
@@ -48,11 +48,11 @@ def test_networks_are_beside_relu(small_network: None) -> None:
 
 def test_every_form_has_a_name_of_its_own() -> None:
     """By which ``--form`` finds it; what is not asked for is chosen for the device."""
-    assert len(FORMS) == 32
+    assert len(FORMS) == 64
     assert FORMS["channels-last fused packed compiled CUDA graph"] == Form(True, True, True, True, True)
     fc, images = models.NETWORKS["fc"], models.NETWORKS["vgg-t4"]
     assert [form.name for form in forms(fc, (), "cpu")] == ["eager"]
-    assert [form.name for form in forms(fc, (), "cuda")] == ["eager", "CUDA graph", "compiled", "compiled CUDA graph"]
+    assert {form.name for form in forms(fc, (), "cuda")} == set(VECTORS)
     assert {form.name for form in forms(images, (), "cuda")} == set(IMAGES)
     assert [form.name for form in forms(images, ("fused", "eager"), "cuda")] == ["eager", "fused"]
     with pytest.raises(ValueError, match="form 'fast' is not known; there are: eager, "):
@@ -106,6 +106,41 @@ def test_forms_change_the_network() -> None:
     assert (options.graph, options.autocast) == (True, torch.bfloat16)
 
 
+@pytest.mark.parametrize("name", ["fc", "fc-tf32"])
+def test_products_are_those_that_the_network_asks_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TF32 is on in its steps alone, and afterwards all is as it was."""
+    seen: List[str] = []
+    network = replace(models.NETWORKS[name], steps=2, batch_on_cpu=2)
+    stepped = sc.training_model
+
+    def training_model(*given: Any, **keywords: Any) -> Any:
+        step = stepped(*given, **keywords)
+        return lambda *batch: (seen.append(torch.get_float32_matmul_precision()), step(*batch))[1]
+
+    monkeypatch.setattr(sc, "training_model", training_model)
+    monkeypatch.setattr(networks, "NETWORKS", {name: network})
+    rows = ran(replace(TINY, suites=("networks",), networks=(name,), backends=("torch",))).rows
+    assert {row.status for row in rows} == {"ok"}
+    assert set(seen) == {"high" if name == "fc-tf32" else "highest"}
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert rows[0].case["dtype"] == ("TF32" if name == "fc-tf32" else "float32")
+
+
+def test_adam_is_compiled_where_the_form_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its step alone, and it moves the parameters as the plain one does."""
+    given: List[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda function: given.append(function) or function)
+    moved = []
+    for name in ("eager", "compiled Adam"):
+        weight = nn.Parameter(torch.ones(3))
+        optimizer = FORMS[name].optimizer([weight], torch.device("cpu"))
+        weight.grad = torch.tensor([1.0, -1.0, 0.0])
+        optimizer.step()
+        moved.append(weight.detach())
+    assert [function.__name__ for function in given] == ["step"]
+    torch.testing.assert_close(*moved)
+
+
 def test_network_of_a_wrong_backend_is_not_trained(small_network: None) -> None:
     """Its neuron is checked first."""
     with installed(Mutant):
@@ -118,7 +153,7 @@ def test_networks_that_were_not_asked_for_are_rows() -> None:
     _, jobs = prepare(replace(TINY, suites=("networks",), quick=False, networks=("fc",)))
     rows = [row for job in jobs[1:] for row in job.run()]
     assert [row.case["network"] for row in rows] == [name for name in models.NETWORKS if name != "fc"]
-    assert rows[0].detail == "not asked for; --network cifar10 does"
+    assert rows[0].detail == "not asked for; --network fc-tf32 does"
 
 
 @pytest.mark.parametrize(

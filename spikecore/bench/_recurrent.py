@@ -1,0 +1,288 @@
+"""Layers with feedback, ``sc.Recurrent(neuron, nn.Linear(H, H))``, beside ``nn.LSTM(H, H)``: all steps, both ways.
+
+Three times of each: the sum of the device's kernels, the wall time of an eager call, and that of a captured one. One
+call of the backend and the loop over time steps are rows of their own. Whole training steps, with a projection before
+and behind, are the cases whose neuron is called ``network``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+
+import spikecore as sc
+from spikecore.bench._cases import Bench, Case, Job, contained, timed
+from spikecore.bench._implementations import REFERENCE
+from spikecore.bench._report import Fact, Row
+from spikecore.bench._settings import Settings
+from spikecore.bench._timing import Call, HostClock, Timing, failure, interleave
+from spikecore.dtypes import DTYPES
+
+LSTM, LOOP = "nn.LSTM", ", loop"
+#: Calls of a profile.
+PROFILED = 3
+#: Time steps, batch and width.
+SIZES = ((100, 256, 128), (250, 128, 256), (250, 128, 512), (1000, 32, 128), (100, 256, 1024), (250, 256, 360))
+SMALL = ((5, 2, 8),)
+#: Neuron, dtype and firing rate; the first is also measured as a loop over time steps.
+VARIANTS = (("LIF", "float32", 0.04), ("ALIF", "float32", 0.04), ("LIF", "float32", 0.3), ("LIF", "bfloat16", 0.04))
+NEURONS: Mapping[str, Callable[[], sc.Neuron]] = {"LIF": lambda: sc.LIF(2.0), "ALIF": lambda: sc.ALIF(2.0)}
+#: Inputs and classes of the training steps.
+INPUTS, CLASSES = 140, 20
+
+
+@dataclass(frozen=True)
+class Fed(Case):
+    """A layer with feedback, or a network of ``layers`` of them."""
+
+    batch: int = 1
+    width: int = 1
+    rate: float = 0.0
+    layers: int = 1
+    looped: bool = False
+
+    @property
+    def facts(self) -> Mapping[str, Fact]:
+        """For the report."""
+        more = {"batch": self.batch, "width": self.width, "rate": self.rate, "layers": self.layers}
+        return {**super().facts, **more}
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return (
+            f"{self.neuron} {self.dtype} T={self.steps} B={self.batch} H={self.width} x{self.layers}, rate {self.rate}"
+        )
+
+    def made(self, device: torch.device, generator: torch.Generator) -> Tensor:
+        """Random numbers, as an input or a cotangent."""
+        shape = (self.steps, self.batch, self.width)
+        return torch.randn(shape, device=device, generator=generator).to(DTYPES[self.dtype])
+
+
+class Under(NamedTuple):
+    """A layer under way."""
+
+    call: Call
+    figures: Dict[str, float]
+    detail: str = ""
+
+
+class Outputs(nn.Module):
+    """``nn.LSTM`` as a layer: its outputs alone."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[T, B, H] -> [T, B, H]``."""
+        y: Tensor = self.lstm(x)[0]
+        return y
+
+
+def jobs(settings: Settings, bench: Bench) -> List[Job]:
+    """One job per size and variant, and one per network."""
+    found = []
+    sizes = SIZES if bench.device.type == "cuda" and not settings.quick else SMALL
+    for i, (neuron, dtype, rate) in enumerate(VARIANTS):
+        for steps, batch, width in sizes:
+            case = Fed("recurrent", neuron, dtype, steps, batch * width, batch, width, rate, looped=i == 0)
+            job = contained(case, bench, measure)
+            found.append(replace(job, rehearse=partial(_rehearse, case, bench)))
+    for steps, batch, width in sizes:
+        layers = 2 if width == 360 else 1
+        case = Fed("recurrent", "network", "float32", steps, batch * width, batch, width, 0.0, layers, looped=True)
+        found.append(contained(case, bench, trained))
+    return found
+
+
+def layers(case: Fed, bench: Bench, neuron: str) -> Dict[str, Callable[[], nn.Module]]:
+    """The layers of a case: each backend in one call and as a loop, and the LSTM."""
+    found: Dict[str, Callable[[], nn.Module]] = {}
+    for one in bench.implementations:
+        if one.backend is not None:
+            for how, fused in (("one call", True), ("loop", False))[: 1 + case.looped]:
+                found[f"{one.name}, {how}"] = partial(_recurrent, NEURONS[neuron], case.width, one.backend, fused)
+    found[LSTM] = partial(Outputs, case.width)
+    return found
+
+
+def _recurrent(neuron: Callable[[], sc.Neuron], width: int, backend: str, fused: bool) -> nn.Module:
+    layer = sc.Recurrent(neuron(), nn.Linear(width, width), fused=fused)
+    sc.set_backend(layer, backend)
+    return layer
+
+
+def _made(make: Callable[[], nn.Module], case: Fed, bench: Bench) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return make().to(bench.device, DTYPES[case.dtype])
+
+
+def _scaled(case: Fed, bench: Bench) -> Tuple[Tensor, Tensor, float]:
+    """Input and cotangent, the input so large that the neuron fires at the rate of the case, and the rate."""
+    generator = torch.Generator(bench.device).manual_seed(0)
+    x, cotangent = (case.made(bench.device, generator) for _ in range(2))
+    backend = next((one.backend for one in bench.implementations if one.backend is not None), REFERENCE)
+    layer = _made(partial(_recurrent, NEURONS[case.neuron], case.width, backend, True), case, bench)
+    low, high, scale, found = 0.05, 20.0, 1.0, 0.0
+    with torch.no_grad():
+        for _ in range(9):
+            scale = (low * high) ** 0.5
+            found = float(layer(scale * x).float().mean())
+            low, high = (scale, high) if found < case.rate else (low, scale)
+    return (scale * x).requires_grad_(), cotangent, found
+
+
+def _entered(case: Fed, bench: Bench) -> Tuple[Dict[str, Under], Dict[str, Row], Tuple[str, ...]]:
+    x, cotangent, rate = _scaled(case, bench)
+    under: Dict[str, Under] = {}
+    rows: Dict[str, Row] = {}
+    known = layers(case, bench, case.neuron)
+    for name, make in known.items():
+        try:
+            layer = _made(make, case, bench)
+            call = _training(layer, x, cotangent)
+            call(0)
+            held = _held(layer, x, bench.clock)
+            figures = {} if held is None else {"held_words": held / (4 * x.numel())}
+            under[name] = Under(call, figures if name == LSTM else {**figures, "rate": rate})
+        except Exception as error:
+            rows[name] = case.row(name, "failed", failure(error).reason)
+    return under, rows, tuple(known)
+
+
+def _training(layer: nn.Module, x: Tensor, cotangent: Tensor) -> Call:
+    parameters = list(layer.parameters())
+
+    def call(i: int) -> None:
+        layer(x).backward(cotangent)
+        x.grad = None
+        for parameter in parameters:
+            parameter.grad = None
+
+    return call
+
+
+def _held(layer: nn.Module, x: Tensor, clock: HostClock) -> Optional[int]:
+    """Bytes that are kept for backward, the output included, which all of them keep; None where nobody counts."""
+    clock.synchronize()
+    before = clock.allocated()
+    y = layer(x)
+    after = clock.allocated()
+    del y
+    return None if before is None or after is None else after - before
+
+
+def _rehearse(case: Fed, bench: Bench) -> None:
+    _entered(replace(case, looped=False), bench)
+    bench.clock.forget()
+
+
+def measure(case: Any, bench: Bench) -> List[Row]:
+    """The rows of one layer."""
+    under, rows, order = _entered(case, bench)
+    calls = {name: one.call for name, one in under.items()}
+    # a profile of a loop is that of thousands of kernels; its device time is that of its graph
+    once = {name: call for name, call in calls.items() if not name.endswith(LOOP)}
+    kinds = {"device": interleave(once, bench.clock.kernels, replace(bench.plan, fixed=PROFILED))}
+    kinds["wall"] = interleave(calls, bench.clock.batch, bench.plan)
+    if bench.device.type == "cuda":
+        captured = {name: _captured(call) for name, call in calls.items()}
+        kinds["graph"] = interleave(captured, bench.clock.batch, bench.plan)
+    for name, one in under.items():
+        rows[name] = _row(case, name, one, kinds)
+    return [rows[name] for name in order]
+
+
+def _captured(call: Call) -> Call:
+    """The same call as a CUDA graph, captured when it is first made."""
+    graphs: List[torch.cuda.CUDAGraph] = []
+
+    def replayed(i: int) -> None:
+        if not graphs:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                call(0)
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                call(0)
+            graphs.append(graph)
+        graphs[0].replay()
+
+    return replayed
+
+
+def _row(case: Fed, name: str, one: Under, kinds: Mapping[str, Mapping[str, Any]]) -> Row:
+    figures, problems = dict(one.figures), []
+    for kind, found in kinds.items():
+        timing, lstm = found.get(name), found.get(LSTM)
+        if timing is None:
+            continue
+        if not isinstance(timing, Timing):
+            problems.append(f"{kind}: {timing.reason}")
+            continue
+        figures.update(timed(kind, timing))
+        if isinstance(lstm, Timing):
+            figures[f"{kind}_over_lstm"] = timing.seconds / lstm.seconds
+    status = "ok" if any(f"{kind}_ms" in figures for kind in kinds) else "failed"
+    return case.row(name, status, "; ".join(problems) or one.detail, **(figures if status == "ok" else {}))
+
+
+class Classifier(nn.Module):
+    """A projection, recurrent layers and a read-out of every step."""
+
+    def __init__(self, make: Callable[[], nn.Module], width: int, layers: int) -> None:
+        super().__init__()
+        self.before, self.behind = nn.Linear(INPUTS, width), nn.Linear(width, CLASSES)
+        self.layers = nn.Sequential(*(make() for _ in range(layers)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[T, B, 140] -> [T, B, 20]``."""
+        scores: Tensor = self.behind(self.layers(self.before(x)))
+        return scores
+
+
+def trained(case: Any, bench: Bench) -> List[Row]:
+    """The rows of one network: a training step with Adam, eagerly and as a graph."""
+    device, gpu = bench.device, bench.device.type == "cuda"
+    generator = torch.Generator(device).manual_seed(0)
+    x = torch.randn(case.steps, case.batch, INPUTS, device=device, generator=generator)
+    labels = torch.randint(CLASSES, (case.batch,), device=device, generator=generator)
+    calls: Dict[str, Call] = {}
+    rows: Dict[str, Row] = {}
+    forms: Sequence[str] = ("eager", "CUDA graph") if gpu else ("eager",)
+    for name, make in layers(case, bench, "LIF").items():
+        for form in forms:
+            row = name if form == "eager" else f"{name}, {form}"
+            try:
+                calls[row] = _step(
+                    _made(partial(Classifier, make, case.width, case.layers), case, bench), x, labels, form
+                )
+            except Exception as error:
+                rows[row] = case.row(row, "failed", failure(error).reason)
+    found = interleave(calls, bench.clock.batch, bench.plan)
+    for row in calls:
+        rows[row] = _row(case, row, Under(calls[row], {}), {"step": found})
+    return list(rows.values())
+
+
+def _step(net: nn.Module, x: Tensor, labels: Tensor, form: str) -> Call:
+    optimizer = torch.optim.Adam(net.parameters(), 1e-3, fused=x.device.type == "cuda")
+    options = sc.CudaOptions(graph=True) if form == "CUDA graph" else sc.TrainingOptions()
+    # the batch is the second dimension, and the first is time
+    step = sc.training_model(net, _loss, optimizer, options=options)
+    for _ in range(4):
+        step(x, labels)
+    return lambda i: step(x, labels)
+
+
+def _loss(scores: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(scores.mean(0), labels)

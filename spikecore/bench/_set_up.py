@@ -1,0 +1,141 @@
+"""One network set up to be trained in one form: its neuron checked, its step made, its memory measured."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Iterator, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+import spikecore as sc
+from spikecore.backend import Unsupported
+from spikecore.bench._cases import Bench, Checked, judge
+from spikecore.bench._check import observe
+from spikecore.bench._forms import Form
+from spikecore.bench._implementations import REFERENCE, Implementation
+from spikecore.bench._timing import Call, failure
+from spikecore.bench.models import Network
+
+#: Neurons of the check, an odd number in two dimensions.
+CHECKED = (3, 333)
+#: Steps before anything is measured; a graph is captured in the last of them, or in the one after.
+WARM_UP = 4
+
+
+class Rectifier(nn.ReLU):
+    """``nn.ReLU`` in the place of a neuron, at every step.
+
+    The input is the same at every step and the first layer is computed once (:mod:`spikecore._hoisting`), for ReLU and
+    for neurons alike. Plain ReLU would be computed once, too, and so the whole network: T times less work.
+    """
+
+
+@dataclass(frozen=True)
+class Training:
+    """A network under way: one training step, and the bytes it takes at its peak with everything it owns."""
+
+    #: None: must not be timed, for the reason in ``detail``.
+    call: Optional[Call]
+    memory: Optional[int]
+    #: The bytes of these that are not parameters, buffers or what the optimiser keeps.
+    activations: Optional[int]
+    status: str = "ok"
+    detail: str = ""
+
+
+def attempt(enter: Callable[[], Training], bench: Bench) -> Training:
+    """What was set up, or why not: then without a call."""
+    try:
+        return enter()
+    except _Out as out:
+        return Training(None, None, None, out.status, out.detail)
+    except Exception as error:
+        bench.clock.forget()
+        status = "unsupported" if isinstance(error, Unsupported) else "failed"
+        return Training(None, None, None, status, failure(error).reason)
+
+
+class _Out(Exception):
+    """An implementation that must not be timed."""
+
+    def __init__(self, status: str, detail: str) -> None:
+        super().__init__(detail)
+        self.status, self.detail = status, detail
+
+
+def enter(implementation: Implementation, network: Network, batch: int, bench: Bench, form: Form) -> Training:
+    """An implementation that trains a network, once its neuron was checked."""
+    neuron = implementation.in_network
+    if neuron is None:
+        raise _Out("skipped", "has no such neuron")
+    status, detail = _admit(implementation, neuron, network, bench)
+    trained = train(network, batch, bench, neuron, implementation.backend or REFERENCE, form)
+    return replace(trained, status=status, detail=detail)
+
+
+def _admit(
+    implementation: Implementation, neuron: Callable[[], nn.Module], network: Network, bench: Bench
+) -> Tuple[str, str]:
+    """Status and detail of an implementation whose neuron was checked; raises _Out for one that must not be timed."""
+    if implementation.unlike:
+        return "differs", implementation.unlike
+    generator = torch.Generator(bench.device).manual_seed(0)
+    shape, dtype = (network.steps, *CHECKED), network.autocast or torch.float32
+    x, cotangent = (torch.randn(shape, device=bench.device, dtype=dtype, generator=generator) for _ in range(2))
+    x.add_(0.5).requires_grad_()
+    expected = observe(sc.LIF(2.0, backend=REFERENCE), x, cotangent)
+    verdict = judge(implementation, neuron, x, cotangent, expected, bench.clock)
+    if isinstance(verdict, Checked):
+        return verdict.status, verdict.detail
+    raise _Out(*verdict)
+
+
+def train(
+    network: Network, batch: int, bench: Bench, neuron: Callable[[], nn.Module], backend: str, form: Form
+) -> Training:
+    """Set a network up, and measure the memory of a step once a few have been made."""
+    clock, device = bench.clock, bench.device
+    before = clock.allocated()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = form.network(network.make(network.steps, neuron).to(device))
+    generator = torch.Generator(device).manual_seed(0)
+    images = form.images(torch.rand(batch, *network.image, device=device, generator=generator))
+    labels = torch.randint(network.classes, (batch,), device=device, generator=generator)
+    optimizer = form.optimizer(net.parameters(), device)
+    step = sc.training_model(net, sc.losses.ce_count, optimizer, backend=backend, options=form.options(network))
+
+    def call(i: int) -> Any:
+        with _precision(network):
+            return step(images, labels)
+
+    for i in range(WARM_UP):
+        call(i)
+    if not torch.isfinite(call(0)[1]):
+        raise _Out("failed", "the loss is not finite after a few steps")
+    # a graph that is replayed allocates nothing, so what it takes is not seen
+    peak = None if form.graph else clock.peak(lambda: call(0))
+    held = clock.allocated()
+    if peak is None or before is None or held is None:
+        return Training(call, None, None)
+    owned = held - before + peak
+    return Training(call, owned, owned - _kept(net, optimizer))
+
+
+@contextlib.contextmanager
+def _precision(network: Network) -> Iterator[None]:
+    """Products of float32 matrices as the network asks for them."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if network.tf32 else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _kept(net: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of parameters, buffers and of what the optimiser keeps."""
+    kept = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    return sum(value.element_size() * value.numel() for value in (*net.parameters(), *net.buffers(), *kept))
