@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from math import gcd
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -190,12 +190,7 @@ class Launcher:
         return self._totals(sums, channels[self._learnt_at[0]][1], arranged.inner)  # type: ignore[misc, arg-type]  # one
 
     def dense(self, geometry: Geometry, counts: Sequence[int]) -> Callable[[Sequence[Tensor], Sequence[Any]], Any]:
-        """The launch of contiguous tensors: all that does not depend on where they are is found now.
-
-        Raises: ``NotImplementedError`` for a program that normalises, whose launches have a grid of their own.
-        """
-        if self._form.grid:
-            raise NotImplementedError(f"{self.plan.program.name}: a program that normalises has no launch of this kind")
+        """The launch of dense tensors: all that does not depend on where they are is found now."""
         steps, neurons, channels = geometry
         width, numbers, learnt = self._form.width, self._numbers, self.learnt
         # among all tensors in a row; those that are parameters count from the end
@@ -203,17 +198,24 @@ class Launcher:
         order = [-1 - index if group == self._params else starts[group] + index for group, index in self._pointers]
         # of dense tensors every stride is the neurons of a step
         constants = [neurons] * len(self._strides) + [channels[index][which] for index, which in self._channels]
-        span = self._span(neurons, channels, 0) if self._grouped else neurons
-        if self._grouped:
-            constants.append(span)
-        length = 0 if self.fixed else chunk_length(steps, self._longest)
         while neurons % width:
             width //= 2
-        key = (width, length, False, False)
+        arranged = None
+        if self._totals is not None:
+            arranged = arrangement(width, *channels[self._learnt_at[0]], self._threads)
+        threads = self._threads if arranged is None else arranged.block
+        span = self._span(neurons, channels, width * threads) if self._grouped else neurons
+        if self._grouped:
+            constants.append(span)
+        blocks = -(-span // (threads * width))
+        kept = 0 if arranged is None else blocks * arranged.numbers
+        if arranged is not None:
+            constants += [arranged.lanes, arranged.period]
+        length = 0 if self.fixed else chunk_length(steps, self._longest)
         # a network has layers of many sizes, which have few widths and lengths: the text is printed once for each
-        kernel = self._kernels.get(key) or self._compiled(*key)
-        blocks = -(-span // (kernel.block * width))
+        by_powers: List[Any] = [None, None]
         sizes, unaligned = (neurons,) if self.fixed else (neurons, steps), width * self._align - 1
+        word = torch.finfo(self.compute).bits // 8
 
         def launch(tensors: Sequence[Tensor], params: Sequence[Any]) -> Optional[Sequence[Tensor]]:
             addresses, pointers = 0, []
@@ -224,8 +226,17 @@ class Launcher:
             if addresses & unaligned:
                 return None
             x = tensors[0]
+            powers = bool(self._divisors) and all(is_power_of_two(params[index]) for index in self._divisors)
+            kernel = by_powers[powers]
+            if kernel is None:
+                key = (width, length, powers, arranged is not None)
+                kernel = by_powers[powers] = self._kernels.get(key) or self._compiled(*key)
             sums: Sequence[Tensor] = ()
-            if learnt:
+            parts = None
+            if arranged is not None:
+                parts = x.new_empty((len(learnt), kept), dtype=self.compute)
+                pointers += [parts.data_ptr() + index * kept * word for index in self._sums]
+            elif learnt:
                 # the sum of one block is the gradient: in the shape of its parameter
                 sums = [
                     torch.empty_like(params[index])
@@ -234,8 +245,11 @@ class Launcher:
                     for kind, index in zip(learnt, self._learnt_at)
                 ]
                 pointers += [sums[index].data_ptr() for index in self._sums]
-            kernel(blocks, x.get_device(), (*sizes, *pointers, *constants, *[params[index] for index in numbers]))
-            return sums
+            arguments = (*sizes, *pointers, *constants, *[params[index] for index in numbers])
+            kernel(blocks, x.get_device(), arguments, threads)
+            if parts is None or self._totals is None:
+                return sums
+            return self._totals(parts, channels[self._learnt_at[0]][1], arranged.inner)  # type: ignore[union-attr]  # there are parts
 
         return launch
 

@@ -76,9 +76,10 @@ class Totals:
         groups = -(-channels // side)
         # tensors of their own: views of one would be gradients that share memory
         found = [parts.new_empty(channels) for _ in range(rows)]
+        start, apart = parts.data_ptr(), numbers * parts.element_size()
         for row in range(0, rows, 2):
             pair = [found[row].data_ptr(), found[min(row + 1, rows - 1)].data_ptr()]
-            arguments = (numbers, channels, inner, side, groups, parts[row].data_ptr(), *pair)
+            arguments = (numbers, channels, inner, side, groups, start + row * apart, *pair)
             self._run(min(2, rows - row) * groups, parts.get_device(), arguments, self._threads)
         return found
 

@@ -21,7 +21,7 @@ from typing import Any, Callable, Hashable, Iterator, List, NamedTuple, Optional
 import torch
 
 from spikecore._base.recent import CALLS, Recent
-from spikecore._base.running import in_graph
+from spikecore._base.running import NormalisedCall, direct_normalised, in_graph
 from spikecore._plugins.registry import default_registry
 from spikecore._plugins.selection import Resolved, alternatives
 from spikecore._shell import checks
@@ -182,6 +182,11 @@ class _Automatic:
         call = direct(self._runner, views, ranges)
         return None if call is None else _Direct(self, call)
 
+    def direct_normalised(self, views: Sequence[Optional[Tuple[int, ...]]]) -> Optional[NormalisedCall]:
+        """See :func:`spikecore._base.running.direct_normalised`."""
+        call = direct_normalised(self._runner, views)
+        return None if call is None else _DirectNormalised(self, call)
+
     def __deepcopy__(self, memo: Any) -> _Automatic:
         return self  # copies of a neuron share its runners, as they share its backend
 
@@ -205,6 +210,27 @@ class _Direct:
     def __call__(self, x: torch.Tensor, params: Tuple[ParamValue, ...]) -> Optional[Tensors]:
         # the runner itself meets the error of a call that is refused
         return self._call(x, params) if self._automatic._runner is self._runner else None
+
+
+class _DirectNormalised:
+    """The same of a program with batch normalisation in front."""
+
+    def __init__(self, automatic: _Automatic, call: NormalisedCall) -> None:
+        self._automatic, self._call, self._runner = automatic, call, automatic._runner
+
+    def laid(self, x: torch.Tensor, skip: Optional[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Any:
+        return self._call.laid(x, skip, tensors) if self._automatic._runner is self._runner else None
+
+    def statistics(
+        self, laid: Any, x: torch.Tensor, eps: float, running: Any
+    ) -> Optional[Tuple[torch.Tensor, torch.Tensor]]:
+        try:
+            return self._call.statistics(laid, x, eps, running)
+        except BackendError:  # as in input_statistics
+            return None
+
+    def __call__(self, laid: Any, inputs: Tensors, params: Tuple[ParamValue, ...]) -> Optional[Tensors]:
+        return self._call(laid, inputs, params)
 
 
 def _kind(inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]) -> Any:

@@ -23,7 +23,6 @@ from spikecore._plugins.registry import AUTO_NAME
 from spikecore._plugins.selection import Request, Resolved, capture, resolve
 from spikecore._shell import checks, definition
 from spikecore._shell.automatic import Calls, automatic_runner
-from spikecore._shell.earlier import Earlier
 from spikecore._shell.needs import lacking
 from spikecore._shell.state import Stateful
 from spikecore._shell.watch import Watch
@@ -70,8 +69,9 @@ class DefinitionCache:
     runners: Dict[CallKind, Runner] = field(default_factory=dict)
     #: The same of calls in which the neuron normalises its input (see :mod:`spikecore._shell.prologue`).
     fused: Dict[Any, Runner] = field(default_factory=dict)
-    #: Calls that passed every check, by their kind (see :mod:`spikecore._shell.earlier`).
-    quick: Dict[Tuple[Any, ...], Earlier] = field(default_factory=dict)
+    #: Calls that passed every check, by their kind: an :class:`~spikecore._shell.earlier.Earlier`, or where the neuron
+    #: normalises its input a :class:`~spikecore._shell.fused.FusedCall`.
+    quick: Dict[Tuple[Any, ...], Any] = field(default_factory=dict)
 
     def with_runners_of(self, before: DefinitionCache) -> DefinitionCache:
         """This cache with the runners of another one whose program is the same."""

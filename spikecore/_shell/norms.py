@@ -10,13 +10,14 @@ Rules of this module:
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Type
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple, Type
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from spikecore._shell.moved import Statistics, by_backend
 from spikecore.dtypes import compute_dtype
 from spikecore.lang._plain import is_compiling
 
@@ -171,47 +172,6 @@ def takes(norm: Any, x: Tensor) -> bool:
     )
 
 
-class Running(NamedTuple):
-    """The running statistics of a batch normalisation, and how far a batch moves them."""
-
-    mean: Tensor
-    variance: Tensor
-    #: Calls so far, to which one is added; None where they are not counted, or counted already.
-    calls: Optional[Tensor]
-    factor: float
-
-
-#: Mean and 1 / sqrt(variance + eps) of ``[T, B, C, ...]`` per channel, by which the running statistics have been moved:
-#: ``statistics(x, eps, running)``. None where others are to compute them.
-Statistics = Callable[[Tensor, float, Optional[Running]], Optional[Tuple[Tensor, Tensor]]]
-
-#: Tells autograd that a tensor was written by other means than torch's; torch 2.0 has no such function.
-_written: Any = getattr(torch.autograd.graph, "increment_version", None)
-
-
-def _by_backend(norm: Any, x: Tensor, statistics: Statistics) -> Optional[Tuple[Tensor, Tensor]]:
-    """Mean and 1 / sqrt(variance + eps) by the backend's own kernels, which also move the running statistics."""
-    if _written is None or is_compiling():
-        return None
-    running = None
-    if norm.training and norm.track_running_stats and norm.running_mean is not None:
-        mean, variance, count = norm.running_mean, norm.running_var, norm.num_batches_tracked
-        plain = all(value.is_contiguous() and not value.is_inference() for value in (mean, variance))
-        counted = count is None or (
-            not count.is_inference() and count.device == x.device and count.dtype == torch.int64
-        )
-        # without a momentum it follows from the count, which a kernel would have to wait for
-        if norm.momentum is None or mean.dtype != variance.dtype or not (plain and counted):
-            return None
-        running = Running(mean, variance, count, norm.momentum)
-    found = statistics(x, norm.eps, running)
-    if found is not None and running is not None:
-        for value in running[:3]:
-            if value is not None:
-                _written(value)
-    return found
-
-
 def constants(norm: Any, x: Tensor, moments: Optional[Moments], statistics: Optional[Statistics] = None) -> Constants:
     """What ``norm`` normalises ``x`` ``[T, B, C, ...]`` by; in training its running statistics move, as torch moves
     them. Mean and rstd carry no gradient. ``x`` is one whose steps ``norm`` takes.
@@ -219,7 +179,7 @@ def constants(norm: Any, x: Tensor, moments: Optional[Moments], statistics: Opti
     compute: Any = compute_dtype(x.dtype)
     with torch.no_grad():
         if takes_batch(norm):
-            found = None if statistics is None else _by_backend(norm, x, statistics)
+            found = None if statistics is None else by_backend(norm, x, statistics)
             mean, rstd = found or _by_torch(norm, x, compute, moments)
         else:
             mean = norm.running_mean.to(compute)
@@ -228,6 +188,14 @@ def constants(norm: Any, x: Tensor, moments: Optional[Moments], statistics: Opti
     weight = torch.ones_like(mean) if norm.weight is None else norm.weight
     bias = torch.zeros_like(mean) if norm.bias is None else norm.bias
     return Constants(mean, rstd, weight, bias)
+
+
+def among(values: Sequence[Any], count: int, found: Sequence[Tensor], ndim: int) -> Tuple[Any, ...]:
+    """A neuron's parameters, placed over one time step, with those of the normalisation of ``x`` of so many dimensions
+    behind the first ``count``.
+    """
+    view = (1, -1, *[1] * (ndim - 3))
+    return (*values[:count], *[value.view(view) for value in found], *values[count:])
 
 
 def _by_torch(norm: Any, x: Tensor, compute: torch.dtype, moments: Optional[Moments]) -> Tuple[Tensor, Tensor]:

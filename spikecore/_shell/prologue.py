@@ -21,21 +21,18 @@ from torch import Tensor, nn
 
 from spikecore._plugins.registry import AUTO_NAME
 from spikecore._plugins.selection import REFERENCE
-from spikecore._shell import checks, marked, norms, parameters, processes, ranges
+from spikecore._shell import checks, earlier, marked, norms, parameters, processes, ranges
 from spikecore._shell.automatic import Calls, automatic_runner
 from spikecore._shell.binding import SpecKey
+from spikecore._shell.fused_calls import FusedCalls, Results
 from spikecore._shell.needs import lacking
-from spikecore._shell.ranged import Ranged
 from spikecore._shell.repeated import folded, repeat, step_of, unfolded
-from spikecore._shell.state import State
 from spikecore.backend import MAX_STATIC_STEPS, Spec, Tensors, Unsupported
 from spikecore.dtypes import NAMES
 from spikecore.lang._normalised import normalised
 from spikecore.lang._plain import is_compiling, is_jit_tracing, is_plain, is_transforming
 
 SHORTCUTS = ("", "before", "after")
-#: Outputs of a call, state after it, recorded states.
-Results = Tuple[Tensors, Optional[State], Tensors]
 
 
 class Prologue:
@@ -78,7 +75,7 @@ class Prologue:
             raise Unsupported(f"{owner} was to normalise within its kernel (fused=True): {reason}")
 
 
-class Prologued(Ranged):
+class Prologued(FusedCalls):
     """A neuron that may have a prologue."""
 
     #: What is computed in front of the dynamics; a class attribute until there is one.
@@ -111,7 +108,12 @@ class Prologued(Ranged):
         within = skip if prologue.shortcut == "before" else None
         step = None if single or prologue.fused else step_of(x)
         found = None
-        if step is not None and norms.has_one_step(step):
+        ordinary = step is None and state is None and not (record or final or single or is_compiling())
+        if ordinary and prologue.fused is not False:
+            found = self._as_before(prologue, x, within)
+        if found is not None:
+            y = x
+        elif step is not None and norms.has_one_step(step):
             # one step stands for all: it is normalised once, which reads and writes less than one program would
             prologue.reason = "x is one step repeated, and normalised once"
             y = repeat(norms.normalised_step(prologue.norm, step, x.shape[0]), x.shape[0])
@@ -145,6 +147,7 @@ class Prologued(Ranged):
         owner, norm = type(self).__name__, prologue.norm
         if not is_compiling():
             self._follow()
+        quick = self._cache.quick  # kept: a concurrent change replaces it, and the new one must not get this call
         steps = x.unsqueeze(0) if single else x
         reason = self._reason(prologue, x, steps)
         if reason:
@@ -181,12 +184,16 @@ class Prologued(Ranged):
             prologue.refuse(owner, lacks)
             return None
         runner = self._cache.fused[steps.device.type, spec, how, flags]
+        count = len(values) - len(self._cache.numbers)
+        ordinary = start is None and not (record or final or single or is_compiling())
+        if ordinary and earlier.only_input((x,)) is not None:
+            results = self._noted(prologue, runner, x, skip, own, values, count, quick)
+            if results is not None:
+                return results
         # from here on nothing is refused: the running statistics move once
         moments, statistics = getattr(runner, "moments", None), getattr(runner, "input_statistics", None)
         found = norms.constants(norm, steps, moments, statistics)
-        view = (1, -1, *[1] * (steps.ndim - 3))
-        count = len(values) - len(self._cache.numbers)
-        placed = (*values[:count], *[value.view(view) for value in found], *values[count:])
+        placed = norms.among(values, count, found, steps.ndim)
         outputs, end, trace = runner(inputs, start, placed, record)
         prologue.reason = ""
         if single:

@@ -62,7 +62,7 @@ class NormalisingExecution(Execution):
         sums = super().backward(call, tensors, checkpoints, grads, (*[False] * moving, *first), layout)[moving:]
         values: Dict[str, Any] = dict(zip(self.program.params, call.numbers))
         values.update(zip(named, tensors[moving:]))
-        second = self._second or self._with_sums()
+        second = self.with_sums()
         found = dict(zip(named, sums))
         share = found[summed[0]].numel() / tensors[0].numel()  # type: ignore[union-attr]  # it was wanted
         values.update(zip(second.names, (*[found[name] for name in summed], share)))
@@ -81,8 +81,10 @@ class NormalisingExecution(Execution):
         )
         return [*again[:moving], *[grad if wants else None for grad, wants in zip(sums, wanted[moving:])]]
 
-    def _with_sums(self) -> Second:
-        """The second pass, made when backward first needs it."""
+    def with_sums(self) -> Second:
+        """The second pass, made when it is first needed."""
+        if self._second is not None:
+            return self._second
         program, names = corrected(self.program)
         kinds = dict(zip(self.program.params, self.spec.params))
         kinds.update(zip(names, ("channel", "channel", "number")))

@@ -21,6 +21,7 @@ from spikecore.kernels._boundary import Boundary, OneStep, derived
 from spikecore.kernels._constant import instead_of, steps_of, with_constants
 from spikecore.kernels._direct import Direct
 from spikecore.kernels._direct_constant import DirectConstant
+from spikecore.kernels._direct_normalised import DirectNormalised
 from spikecore.kernels._flat import is_flat, register_flat, run_flat
 from spikecore.kernels._geometry import Geometry
 from spikecore.kernels._launches import Launcher, Moved, StatisticsLaunch
@@ -97,6 +98,17 @@ class KernelRunner:
             return None
         wanted = tuple(ranges) if self.execution.backend.projects and any(ranges) else ()
         return Direct(self.execution, self.instead, views, derived, wanted)
+
+    def direct_normalised(self, views: Sequence[Optional[Tuple[int, ...]]]) -> Optional[DirectNormalised]:
+        """See :func:`spikecore._base.running.direct_normalised`."""
+        backend = self.execution.backend
+        if self.n_outputs > 1 or self.spec.final or self.learnt_initial or backend.owns_outputs:
+            return None
+        if "full" in self.spec.params:
+            return None
+        if self._statistics is None:
+            self._statistics = backend.statistics(self.spec)
+        return DirectNormalised(self.execution, self.spec, self.instead, derived, self._statistics, views)
 
     def in_graph(self, x: Tensor, numbers: Sequence[float]) -> Optional[Tensor]:
         """See :func:`spikecore._base.running.in_graph`."""

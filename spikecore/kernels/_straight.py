@@ -99,7 +99,7 @@ class Straight:
         dense = sizes.forward[bool(saved)]
         if dense is None:
             launch = self.execution.forward_launch(self.at_rest, bool(saved), self.ranges)
-            dense = sizes.forward[bool(saved)] = _dense(launch, sizes.geometry, (1, 0, 0, 1, 0, 0, len(saved)))
+            dense = sizes.forward[bool(saved)] = dense_of(launch, sizes.geometry, (1, 0, 0, 1, 0, 0, len(saved)))
         if dense((x, out, *saved), params) is None:
             launch = self.execution.forward_launch(self.at_rest, bool(saved), self.ranges)
             launch(sizes.geometry, (x,), (), params, (out,), (), (), saved)
@@ -137,7 +137,7 @@ class Straight:
         if dense is None:
             launch = self.execution.gradients(self.at_rest, (grad,), wanted).launch
             counts = (1, 0, 0, len(checkpoints), 1, 0, 0, len(result), 0)
-            dense = sizes.backward[wanted] = _dense(launch, sizes.geometry, counts)
+            dense = sizes.backward[wanted] = dense_of(launch, sizes.geometry, counts)
         sums = dense((x, *checkpoints, grad, *result), params)
         if sums is None:
             launch = self.execution.gradients(self.at_rest, (grad,), wanted).launch
@@ -172,7 +172,7 @@ class Straight:
         return Sizes(shape, Geometry(steps, neurons, channels), kept)
 
 
-def _dense(launch: Any, geometry: Geometry, counts: Sequence[int]) -> Dense:
+def dense_of(launch: Any, geometry: Geometry, counts: Sequence[int]) -> Dense:
     """A launch of contiguous tensors of these sizes, so many in each of the groups of :mod:`._launches`.
 
     The launch of a backend may have a method ``dense(geometry, counts)`` that gives it; any other launch does as well.

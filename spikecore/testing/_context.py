@@ -98,6 +98,10 @@ class Witness:
             )
 
 
+#: What a runner may have beside being called; ``direct`` and what stands behind it are calls.
+_QUICK = ("moments", "input_statistics", "takes_ranges", "one_step", "direct", "direct_normalised")
+
+
 class _Counted:
     """A runner that leaves a mark each time it is called."""
 
@@ -109,13 +113,18 @@ class _Counted:
         return self.runner(*args)
 
     def __getattr__(self, name: str) -> Any:
-        """The runner's quick ways, ``one_step`` and ``direct``, if it has them, so that cases run what users run."""
-        if name not in ("one_step", "direct", "takes_ranges"):
+        """The runner's quick ways and its statistics, if it has them, so that cases run what users run."""
+        if name not in _QUICK:
             raise AttributeError(name)
         found = getattr(self.runner, name)
-        if name == "takes_ranges":
-            return found
-        return self._counting(found) if name == "one_step" else lambda *given: self._counting(found(*given))
+        if name == "direct":
+            return lambda *given: self._counting(found(*given))
+        if name == "direct_normalised":
+            return lambda views: self._counting_normalised(found(views))
+        return self._counting(found) if name == "one_step" else found
+
+    def _counting_normalised(self, call: Any) -> Any:
+        return None if call is None else _CountedNormalised(call, self.name, self.calls)
 
     def _counting(self, call: Any) -> Any:
         def counting(*args: Any) -> Any:
@@ -124,6 +133,18 @@ class _Counted:
 
         counting.projects = getattr(call, "projects", False)  # type: ignore[attr-defined]  # functions take attributes
         return counting if call is not None else None
+
+
+class _CountedNormalised:
+    """The same of a runner's direct calls that normalise."""
+
+    def __init__(self, call: Any, name: str, calls: List[str]) -> None:
+        self.call, self.name, self.calls = call, name, calls
+        self.laid, self.statistics = call.laid, call.statistics
+
+    def __call__(self, *args: Any) -> Any:
+        self.calls.append(self.name)
+        return self.call(*args)
 
 
 class Context:

@@ -1,0 +1,513 @@
+"""Calls of a neuron that normalises: later ones skip checks and runner, and give the same bits whatever changes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Callable, Dict, List
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+import spikecore as sc
+from kernel_loop import LAYOUTS, SHAPE, Loop, bound, image
+from spikecore._shell.moved import _written
+from spikecore.backend import BackendError
+from spikecore.kernels import KernelRunner
+from spikecore.kernels._execution import Execution
+from spikecore.layers import NormNeuron
+
+C = SHAPE[1]
+
+
+class Moving(Loop):
+    """With a launch of its own that finds statistics and moves the running ones."""
+
+    def __init__(self, chunk: int = 4) -> None:
+        super().__init__(chunk)
+        self.moves = 0
+
+    def statistics(self, spec: Any) -> Any:
+        def launch(geometry: Any, x: Tensor, eps: float, running: Any) -> Any:
+            self.moves += 1
+            x = x.detach().to(spec.compute)
+            dims = [0, 1, *range(3, x.ndim)]
+            mean, variance = x.mean(dims), x.var(dims, unbiased=False)
+            if running is not None:
+                n = x.numel() // x.shape[2]
+                held, moved, count, factor = running
+                with torch.no_grad():
+                    held.data.lerp_(mean.to(held.dtype), factor)
+                    moved.data.lerp_((variance * (n / (n - 1))).to(moved.dtype), factor)
+                    if count is not None:
+                        count.data.add_(1)
+            return mean, torch.rsqrt(variance + eps)
+
+        return launch
+
+
+class Slow(Moving):
+    """The same through all checks and the runner, at each call."""
+
+    def compile(self, program: Any, spec: Any) -> Any:
+        made = super().compile(program, spec)
+        made.direct_normalised = lambda views: None
+        return made
+
+
+BACKENDS: Dict[str, Callable[[], Loop]] = {"torch's statistics": lambda: Loop(4), "its own": Moving}
+NEURONS: Dict[str, Callable[[], sc.Neuron]] = {
+    "numbers": sc.LIF,
+    "scalar": lambda: sc.LIF(learn=("tau", "threshold")),
+    "channels": lambda: sc.LIF(torch.linspace(2, 3, C), learn=("tau",)),
+    "not learnt": lambda: sc.LIF(torch.linspace(2, 3, C)),
+    "ranged": sc.PLIF,
+    "two states": lambda: sc.Synaptic(learn=("alpha",)),
+}
+
+
+def norm(**options: Any) -> nn.BatchNorm2d:
+    made = nn.BatchNorm2d(C, **options)
+    if made.affine:
+        with torch.no_grad():
+            made.weight.copy_(torch.linspace(0.6, 1.8, C))
+            made.bias.copy_(torch.linspace(-0.2, 0.5, C))
+    return made
+
+
+def layers(neuron: str = "numbers", shortcut: Any = None, backend: Any = Moving, **options: Any) -> List[NormNeuron]:
+    """A layer, and a twin all of whose calls go through every check."""
+    fast = NormNeuron(norm(**options), bound(NEURONS[neuron](), backend()), shortcut=shortcut)
+    slow = copy.deepcopy(fast)
+    bound(slow.neuron, Slow())
+    return [fast, slow]
+
+
+def results(layer: NormNeuron, x: Tensor, *skip: Tensor, grad: bool = True, cotangent: Any = None) -> List[Any]:
+    """Output, gradients, running statistics."""
+    given = [value.detach().clone(memory_format=torch.preserve_format).requires_grad_(grad) for value in (x, *skip)]
+    layer.zero_grad()
+    out = layer(*given)
+    if out.requires_grad:
+        out.backward(torch.cos(x) if cotangent is None else cotangent)
+    found = [out.detach(), *(value.grad for value in given), *(p.grad for p in layer.parameters())]
+    return [*found, *(value.clone() for value in layer.buffers())]
+
+
+def equal(mine: List[Any], its: List[Any]) -> None:
+    assert len(mine) == len(its)
+    for one, other in zip(mine, its):
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert torch.equal(one, other)
+            assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
+
+
+def agree(pair: List[NormNeuron], x: Tensor, *skip: Tensor, **options: Any) -> None:
+    equal(*(results(layer, x, *skip, **options) for layer in pair))
+
+
+def only_direct(monkeypatch: Any) -> None:
+    """Have the runner's own way fail."""
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise AssertionError("the runner was called")
+
+    for owner, name in ((KernelRunner, "__call__"), (Execution, "forward"), (Execution, "backward")):
+        monkeypatch.setattr(owner, name, refused)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("neuron", NEURONS)
+class TestSame:
+    """As through all checks, bit for bit."""
+
+    @pytest.mark.parametrize("training", [True, False])
+    def test_outputs_gradients_and_running_statistics(self, neuron: str, backend: str, training: bool) -> None:
+        """Of three calls, with checkpoints and without."""
+        pair = layers(neuron, backend=BACKENDS[backend])
+        if not _same_statistics(backend):
+            pair[1] = copy.deepcopy(pair[0])
+            bound(pair[1].neuron, _slow_without())
+        for layer in pair:
+            layer.train(training)
+        for seed, steps in enumerate((3, 6, 6)):
+            agree(pair, image(steps, seed=seed))
+
+    def test_neither_the_first_call_nor_a_later_one_takes_the_runner(
+        self, neuron: str, backend: str, monkeypatch: Any
+    ) -> None:
+        """Forward and backward, in training and behind it; a checkpointed call so saves the same tensors each time."""
+        only_direct(monkeypatch)
+        layer = layers(neuron, backend=BACKENDS[backend])[0]
+        for mode in (True, False):
+            layer.train(mode)
+            results(layer, image(6)), results(layer, image(6))
+            with torch.no_grad():
+                layer(image(6))
+
+
+def _same_statistics(backend: str) -> bool:
+    return backend == "its own"
+
+
+def _slow_without() -> Slow:
+    made = Slow()
+    made.statistics = lambda spec: None  # type: ignore[method-assign]  # as Loop has it
+    return made
+
+
+@pytest.mark.parametrize("shortcut", [None, "before", "after"])
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if not name.startswith("one number")])
+def test_every_layout_of_input_shortcut_and_cotangent(layout: str, shortcut: Any) -> None:
+    """In turn with a contiguous one, whose launches they must not take."""
+    pair = layers(shortcut=shortcut)
+    for kind in ("contiguous", layout, "contiguous", layout):
+        x = LAYOUTS[kind](image(6))
+        skip = [] if shortcut is None else [LAYOUTS["contiguous" if kind == layout else layout](image(6, seed=1))]
+        agree(pair, x, *skip)
+        agree(pair, x, *skip, cotangent=LAYOUTS[layout](torch.cos(image(6))))
+
+
+def _double(layer: NormNeuron) -> None:
+    layer.double()
+
+
+def _parametrized(layer: NormNeuron) -> None:
+    class Twice(nn.Module):
+        def forward(self, value: Tensor) -> Tensor:
+            return 2.0 * value
+
+    layer.neuron.tau = torch.full((C,), 1.25)
+    parametrize.register_parametrization(layer.neuron, "tau", Twice(), unsafe=True)
+
+
+def _in_place(tensor: Callable[[NormNeuron], Tensor]) -> Callable[[NormNeuron], None]:
+    def change(layer: NormNeuron) -> None:
+        with torch.no_grad():
+            tensor(layer).mul_(1.5).add_(0.25)
+
+    return change
+
+
+def _set(path: str, value: Callable[[], Any]) -> Callable[[NormNeuron], None]:
+    def change(layer: NormNeuron) -> None:
+        owner, _, name = path.rpartition(".")
+        setattr(layer.get_submodule(owner) if owner else layer, name, value())
+
+    return change
+
+
+def _register(name: str, value: Any) -> Callable[[NormNeuron], None]:
+    return lambda layer: layer.norm.register_parameter(name, value)
+
+
+def _weight_of(layer: NormNeuron) -> Any:
+    return layer.norm.weight
+
+
+#: What may change between two calls; each is made to both layers after two calls.
+CHANGES: Dict[str, Callable[[NormNeuron], Any]] = {
+    "weight in place": _in_place(_weight_of),
+    "bias in place": _in_place(lambda layer: layer.norm.bias),
+    "mean in place": _in_place(lambda layer: layer.norm.running_mean),
+    "variance in place": _in_place(lambda layer: layer.norm.running_var),
+    "weight another": _set("norm.weight", lambda: nn.Parameter(torch.linspace(2.0, 1.0, C))),
+    "weight by data": lambda layer: setattr(_weight_of(layer), "data", torch.linspace(2.0, 1.0, C)),
+    "weight with gaps": lambda layer: setattr(_weight_of(layer), "data", torch.linspace(2.0, 1.0, 2 * C)[::2]),
+    "weight frozen": lambda layer: _weight_of(layer).requires_grad_(False),
+    "bias frozen": lambda layer: layer.norm.bias.requires_grad_(False),
+    "all frozen": lambda layer: layer.requires_grad_(False),
+    "weight away": _register("weight", None),
+    "bias away": _register("bias", None),
+    "weight and bias away": lambda layer: (_register("weight", None)(layer), _register("bias", None)(layer)),
+    "mean another": _set("norm.running_mean", lambda: torch.ones(C)),
+    "variance another": _set("norm.running_var", lambda: torch.full((C,), 3.0)),
+    "variance with gaps": _set("norm.running_var", lambda: torch.linspace(1.0, 2.0, 2 * C)[::2]),
+    "count away": _set("norm.num_batches_tracked", lambda: None),
+    "statistics away": lambda layer: (
+        setattr(layer.norm, "running_mean", None),
+        setattr(layer.norm, "running_var", None),
+    ),
+    "statistics reset": lambda layer: layer.norm.reset_running_stats(),
+    "not tracked": _set("norm.track_running_stats", lambda: False),
+    "momentum": _set("norm.momentum", lambda: 0.6),
+    "momentum none": _set("norm.momentum", lambda: None),
+    "eps": _set("norm.eps", lambda: 0.3),
+    "eval": lambda layer: layer.eval(),
+    "norm in eval": lambda layer: layer.norm.eval(),
+    "neuron in eval": lambda layer: layer.neuron.eval(),
+    "another norm": _set("norm", lambda: norm(eps=0.2)),
+    "loaded": lambda layer: layer.norm.load_state_dict(norm().state_dict()),
+    "double": _double,
+    "bfloat16": lambda layer: layer.bfloat16(),
+    "half norm": lambda layer: layer.norm.half(),
+    "fused False": _set("fused", lambda: False),
+    "threshold": _set("neuron.threshold", lambda: 0.4),
+    "tau a tensor": _set("neuron.tau", lambda: torch.linspace(1.5, 2.5, C)),
+    "tau parametrized": _parametrized,
+    "surrogate": _set("neuron.surrogate", sc.surrogate.Sigmoid),
+    "surrogate's number": _set("neuron.surrogate", lambda: sc.surrogate.ATan(alpha=5.0)),
+    "detach_reset": _set("neuron.detach_reset", lambda: True),
+    "step": _set("neuron.step", lambda: "single"),
+}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_between_calls_counts_at_the_next_one(change: str, training: bool) -> None:
+    """Numbers, gradients and running statistics are those of a layer whose calls go through every check."""
+    pair = layers()
+    for layer in pair:
+        layer.train(training)
+    for _ in range(2):
+        agree(pair, image(6))
+    for layer in pair:
+        CHANGES[change](layer)
+    if change == "half norm":
+        return _refused_alike(pair)
+    x = image(6) if change != "step" else image(6)[0]
+    x = x.double() if change == "double" else x.bfloat16() if change == "bfloat16" else x
+    for seed in range(2):
+        agree(pair, x + seed)
+        for layer in pair:
+            sc.reset(layer)
+    return None
+
+
+def _refused_alike(pair: List[NormNeuron]) -> None:
+    """Of float32 input torch takes no batch normalisation in float16."""
+    said = []
+    for layer in pair:
+        with pytest.raises((RuntimeError, ValueError)) as error:
+            layer(image(6))
+        said.append(str(error.value))
+    assert said[0] == said[1]
+
+
+#: Other inputs than those of the calls before.
+INPUTS: Dict[str, Callable[[Tensor], Tensor]] = {
+    "steps": lambda x: x[:2],
+    "many steps": lambda x: torch.cat([x] * 4),
+    "one step": lambda x: x[:1],
+    "batch": lambda x: x[:, :2],
+    "size": lambda x: x[..., :3],
+    "unaligned": LAYOUTS["unaligned"],
+    "negated": lambda x: torch.complex(-x, -x).conj().imag,
+    "bfloat16": lambda x: x.bfloat16(),
+    "no gradient": lambda x: x,
+}
+
+
+@pytest.mark.parametrize("neuron", ["numbers", "channels"])
+@pytest.mark.parametrize("change", INPUTS)
+def test_another_input_is_computed_as_it_is(change: str, neuron: str) -> None:
+    """Then the first kind again."""
+    pair = layers(neuron)
+    agree(pair, image(6))
+    for _ in range(2):
+        agree(pair, INPUTS[change](image(6)), grad=change != "no gradient")
+        agree(pair, image(6))
+
+
+def test_a_wrong_input_is_refused_as_before() -> None:
+    """Other channels, other dimensions, an empty one, one number per channel."""
+    pair = layers()
+    agree(pair, image(6))
+    for x in (
+        image(6).double(),
+        image(6)[:, :, :2],
+        image(6)[..., 0],
+        image(6)[:0],
+        image(6)[:, :0],
+        image(6)[:1, :1, :, :1, :1],
+    ):
+        said = []
+        for layer in pair:
+            try:
+                said.append(str(layer(x).shape))
+            except Exception as error:
+                said.append(str(error))
+        assert said[0] == said[1]
+
+
+def test_a_norm_of_another_number_of_dimensions_is_refused() -> None:
+    """In the place of one that took such inputs before; torch says so."""
+    pair = layers()
+    agree(pair, image(6))
+    for layer in pair:
+        layer.norm = nn.BatchNorm1d(C)
+        with pytest.raises(ValueError, match="expected 2D or 3D input"):
+            layer(image(6))
+
+
+class TestAround:
+    """What is around a call."""
+
+    def test_autocast(self) -> None:
+        """It leaves normalisation and neuron as they are."""
+        pair = layers()
+        agree(pair, image(6).bfloat16())
+        with torch.autocast("cpu", torch.bfloat16):
+            agree(pair, image(6).bfloat16())
+            agree(pair, image(6))
+
+    def test_carried_and_given_states_and_records(self) -> None:
+        """Calls that ask for more than outputs, in turn with others."""
+        pair = layers()
+        for _ in range(2):
+            agree(pair, image(6))
+            found = []
+            for layer in pair:
+                out, state, trace = layer.neuron.run(image(6), record=("v",))
+                again, _ = layer.neuron.run(image(6), state=state)
+                with sc.carry_state(layer):
+                    carried = [layer(image(6)), layer(image(6))]
+                found.append([out, state["v"], trace["v"], again, *carried])
+            equal(*found)
+
+    def test_a_repeated_step_is_normalised_once(self) -> None:
+        """``sc.encode.Direct`` gives one step for all, which is no call of this kind."""
+        pair = layers()
+        agree(pair, image(6))
+        found = [[layer(sc.encode.Constant(6)(image(6)[0])), *layer.buffers()] for layer in pair]
+        equal(*found)
+
+    def test_parameters_of_a_functional_call(self) -> None:
+        """They are those of its call alone."""
+        pair = layers()
+        agree(pair, image(6))
+        other = {"norm.weight": torch.full((C,), 2.0), "norm.bias": torch.zeros(C)}
+        equal(*([torch.func.functional_call(layer, other, (image(6),))] for layer in pair))
+        agree(pair, image(6))
+
+    def test_transforms_are_refused_or_followed_as_before(self) -> None:
+        """vmap and grad of torch.func go the way of every call."""
+        pair = layers()
+        agree(pair, image(6))
+        said = []
+        for layer in pair:
+            try:
+                said.append(torch.func.grad(lambda x, layer=layer: layer.eval()(x).sum())(image(6)))
+            except Exception as error:
+                said.append(str(error))
+        assert type(said[0]) is type(said[1])
+        assert torch.equal(*said) if isinstance(said[0], Tensor) else said[0] == said[1]
+
+    def test_hooks_of_the_layer_and_of_the_neuron_are_called(self) -> None:
+        """Those of modules, and those of tensors."""
+        layer = layers()[0]
+        results(layer, image(6))
+        seen: List[str] = []
+        layer.register_forward_hook(lambda *_: seen.append("layer"))
+        layer.neuron.register_forward_hook(lambda *_: seen.append("neuron"))
+        x = image(6).requires_grad_()
+        x.register_hook(lambda _: seen.append("x"))
+        layer(x).sum().backward()
+        assert seen == ["neuron", "layer", "x"]
+
+    def test_copies_and_other_backends(self) -> None:
+        """A copy goes on by its own parameters; a neuron bound anew asks the new backend."""
+        layer = layers()[0]
+        results(layer, image(6))
+        copied = copy.deepcopy(layer)
+        bound(copied.neuron, Moving())
+        with torch.no_grad():
+            copied.norm.bias.fill_(-100.0)
+        assert copied(image(6)).sum() == 0
+        assert layer(image(6)).sum() > 0
+        before = layer.neuron.bound["cpu"].backend.moves
+        layer.neuron.backend = "torch"
+        layer(image(6))
+        assert before == 2
+
+    def test_a_checkpointed_call_is_computed_again_by_the_same_launches(self) -> None:
+        """torch.utils.checkpoint compares what is saved."""
+        from torch.utils.checkpoint import checkpoint
+
+        layer = layers()[0]
+        x = image(6).requires_grad_()
+        checkpoint(layer, x, use_reentrant=False).sum().backward()
+        found, x.grad = x.grad, None
+        layer(x).sum().backward()
+        assert torch.equal(x.grad, found)
+
+
+class TestBackward:
+    """What comes back is not what forward had."""
+
+    @pytest.mark.parametrize("training", [True, False])
+    @pytest.mark.parametrize("shortcut", [None, "before"])
+    def test_second_derivatives_are_refused_and_the_first_is_there(self, shortcut: Any, training: bool) -> None:
+        """Under create_graph=True."""
+        pair = layers("channels", shortcut)
+        given = [image(6), image(6, seed=1)][: 2 if shortcut else 1]
+        found = []
+        for layer in pair:
+            layer.train(training)
+            leaves = [value.clone().requires_grad_() for value in given]
+            out = layer(*leaves)
+            found.append([*torch.autograd.grad(out, [*leaves, *layer.parameters()], torch.cos(out), create_graph=True)])
+        equal(*([value.detach() for value in row] for row in found))
+        with pytest.raises(BackendError, match="derives first derivatives only"):
+            found[0][0].sum().backward()
+
+    @pytest.mark.parametrize("training", [True, False])
+    def test_saved_tensors_that_lie_elsewhere_by_now(self, training: bool) -> None:
+        """A hook may give back other strides; another dtype is an error."""
+        pair = layers("channels")
+        for layer in pair:
+            layer.train(training)
+        swapped = lambda t: t.transpose(0, -1).contiguous().transpose(0, -1)  # noqa: E731 - a hook
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, swapped):
+            agree(pair, image(6))
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t.half()), pytest.raises(
+            RuntimeError, match="a saved-tensor hook gave back torch.float16"
+        ):
+            results(pair[0], image(6))
+
+    @pytest.mark.parametrize("what", ["input", "weight", "mean"])
+    def test_what_changed_since_forward_is_found(self, what: str) -> None:
+        """Torch counts the versions of what is saved; running statistics normalise in eval mode."""
+        layer = layers()[0].train(what != "mean")
+        x = image(6).requires_grad_() * 1
+        layer(x)
+        out = layer(x)
+        with torch.no_grad():
+            {"input": x, "weight": layer.norm.weight, "mean": layer.norm.running_mean}[what].add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+    def test_gradients_of_some(self) -> None:
+        """What was not asked for is not computed."""
+        layer = layers("scalar", "before")[0]
+        given = [image(6).requires_grad_(), image(6, seed=1).requires_grad_()]
+        of = [*given, *layer.parameters()]
+        wanted = torch.autograd.grad(layer(*given), of, torch.cos(image(6)))
+        for source, right in zip(of, wanted):
+            (found,) = torch.autograd.grad(layer(*given), source, torch.cos(image(6)))
+            assert torch.equal(found, right)
+
+    def test_a_kernel_that_cannot_be_had(self) -> None:
+        """The error is the one of every call, and the running statistics have moved once."""
+
+        class Lame(Moving):
+            def forward(self, plan: Any) -> Any:
+                raise BackendError("no such kernel")
+
+        layer = layers(backend=Lame)[0]
+        with pytest.raises(BackendError, match="no such kernel"):
+            layer(image(6))
+        assert int(layer.norm.num_batches_tracked) == 1
+
+
+@pytest.mark.skipif(_written is None, reason="torch has no increment_version")
+def test_autograd_knows_that_running_statistics_moved() -> None:
+    """A graph that saved them before is refused."""
+    layer = layers()[0]
+    results(layer, image(6))
+    saved = (layer.norm.running_mean * torch.ones(C, requires_grad=True)).sum()
+    layer(image(6))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        saved.backward()
