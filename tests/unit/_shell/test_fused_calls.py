@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any, Callable, Dict, List
 
 import pytest
@@ -11,101 +12,15 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import spikecore as sc
-from kernel_loop import LAYOUTS, SHAPE, Loop, bound, image
-from spikecore._shell.moved import _written
-from spikecore.backend import BackendError
+from fused_layers import NEURONS, C, Moving, Slow, agree, equal, layers, norm, results
+from kernel_loop import LAYOUTS, Loop, bound, image
+from spikecore._shell.prologue import prologue_of
+from spikecore.backend import Unsupported
 from spikecore.kernels import KernelRunner
 from spikecore.kernels._execution import Execution
 from spikecore.layers import NormNeuron
 
-C = SHAPE[1]
-
-
-class Moving(Loop):
-    """With a launch of its own that finds statistics and moves the running ones."""
-
-    def __init__(self, chunk: int = 4) -> None:
-        super().__init__(chunk)
-        self.moves = 0
-
-    def statistics(self, spec: Any) -> Any:
-        def launch(geometry: Any, x: Tensor, eps: float, running: Any) -> Any:
-            self.moves += 1
-            x = x.detach().to(spec.compute)
-            dims = [0, 1, *range(3, x.ndim)]
-            mean, variance = x.mean(dims), x.var(dims, unbiased=False)
-            if running is not None:
-                n = x.numel() // x.shape[2]
-                held, moved, count, factor = running
-                with torch.no_grad():
-                    held.data.lerp_(mean.to(held.dtype), factor)
-                    moved.data.lerp_((variance * (n / (n - 1))).to(moved.dtype), factor)
-                    if count is not None:
-                        count.data.add_(1)
-            return mean, torch.rsqrt(variance + eps)
-
-        return launch
-
-
-class Slow(Moving):
-    """The same through all checks and the runner, at each call."""
-
-    def compile(self, program: Any, spec: Any) -> Any:
-        made = super().compile(program, spec)
-        made.direct_normalised = lambda views: None
-        return made
-
-
 BACKENDS: Dict[str, Callable[[], Loop]] = {"torch's statistics": lambda: Loop(4), "its own": Moving}
-NEURONS: Dict[str, Callable[[], sc.Neuron]] = {
-    "numbers": sc.LIF,
-    "scalar": lambda: sc.LIF(learn=("tau", "threshold")),
-    "channels": lambda: sc.LIF(torch.linspace(2, 3, C), learn=("tau",)),
-    "not learnt": lambda: sc.LIF(torch.linspace(2, 3, C)),
-    "ranged": sc.PLIF,
-    "two states": lambda: sc.Synaptic(learn=("alpha",)),
-}
-
-
-def norm(**options: Any) -> nn.BatchNorm2d:
-    made = nn.BatchNorm2d(C, **options)
-    if made.affine:
-        with torch.no_grad():
-            made.weight.copy_(torch.linspace(0.6, 1.8, C))
-            made.bias.copy_(torch.linspace(-0.2, 0.5, C))
-    return made
-
-
-def layers(neuron: str = "numbers", shortcut: Any = None, backend: Any = Moving, **options: Any) -> List[NormNeuron]:
-    """A layer, and a twin all of whose calls go through every check."""
-    fast = NormNeuron(norm(**options), bound(NEURONS[neuron](), backend()), shortcut=shortcut)
-    slow = copy.deepcopy(fast)
-    bound(slow.neuron, Slow())
-    return [fast, slow]
-
-
-def results(layer: NormNeuron, x: Tensor, *skip: Tensor, grad: bool = True, cotangent: Any = None) -> List[Any]:
-    """Output, gradients, running statistics."""
-    given = [value.detach().clone(memory_format=torch.preserve_format).requires_grad_(grad) for value in (x, *skip)]
-    layer.zero_grad()
-    out = layer(*given)
-    if out.requires_grad:
-        out.backward(torch.cos(x) if cotangent is None else cotangent)
-    found = [out.detach(), *(value.grad for value in given), *(p.grad for p in layer.parameters())]
-    return [*found, *(value.clone() for value in layer.buffers())]
-
-
-def equal(mine: List[Any], its: List[Any]) -> None:
-    assert len(mine) == len(its)
-    for one, other in zip(mine, its):
-        assert (one is None) == (other is None)
-        if one is not None:
-            assert torch.equal(one, other)
-            assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
-
-
-def agree(pair: List[NormNeuron], x: Tensor, *skip: Tensor, **options: Any) -> None:
-    equal(*(results(layer, x, *skip, **options) for layer in pair))
 
 
 def only_direct(monkeypatch: Any) -> None:
@@ -311,6 +226,56 @@ def test_another_input_is_computed_as_it_is(change: str, neuron: str) -> None:
         agree(pair, image(6))
 
 
+@pytest.mark.parametrize("neuron", ["numbers", "channels"])
+def test_gradients_after_calls_without(neuron: str) -> None:
+    """A call without a graph says nothing about who learns; nor does one whose input, or weight, needs no gradient."""
+    pair = layers(neuron, "before")
+    x, skip = image(6), image(6, seed=1)
+    for layer in pair:
+        with torch.no_grad():
+            layer(x, skip)
+    agree(pair, x, skip, grad=False)
+    agree(pair, x, skip)
+    for wanted in (0, 1):
+        found = []
+        for layer in pair:
+            given = [value.clone().requires_grad_(k == wanted) for k, value in enumerate((x, skip))]
+            layer(*given).square().sum().backward()
+            found.append([value.grad for value in given])
+        equal(*found)
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+@pytest.mark.parametrize("training", [True, False])
+def test_one_that_learns_after_calls_in_which_nothing_did(name: str, training: bool) -> None:
+    """Weight or bias alone gets its gradient, of an input that needs none."""
+    pair = layers()
+    for layer in pair:
+        layer.requires_grad_(False).train(training)
+    agree(pair, image(6), grad=False)
+    for layer in pair:
+        getattr(layer.norm, name).requires_grad_()
+        assert layer(image(6)).requires_grad
+    agree(pair, image(6), grad=False)
+    agree(pair, image(6))
+
+
+def test_a_backend_without_gradients_is_asked_for_none() -> None:
+    """Of the input and of the shortcut, after calls that wanted none."""
+
+    class Forward(Moving):
+        capabilities = replace(Loop.capabilities, gradients=False, parameter_gradients=False)
+
+    layer = layers(shortcut="before", backend=Forward)[0].requires_grad_(False)
+    x, skip = image(6), image(6, seed=1)
+    layer(x, skip)
+    for given in ((x.clone().requires_grad_(), skip), (x, skip.clone().requires_grad_())):
+        with pytest.raises(Unsupported, match="does not support gradients"):
+            layer(*given)
+        layer(x, skip)
+        assert prologue_of(layer.neuron).reason == ""
+
+
 def test_a_wrong_input_is_refused_as_before() -> None:
     """Other channels, other dimensions, an empty one, one number per channel."""
     pair = layers()
@@ -432,82 +397,3 @@ class TestAround:
         found, x.grad = x.grad, None
         layer(x).sum().backward()
         assert torch.equal(x.grad, found)
-
-
-class TestBackward:
-    """What comes back is not what forward had."""
-
-    @pytest.mark.parametrize("training", [True, False])
-    @pytest.mark.parametrize("shortcut", [None, "before"])
-    def test_second_derivatives_are_refused_and_the_first_is_there(self, shortcut: Any, training: bool) -> None:
-        """Under create_graph=True."""
-        pair = layers("channels", shortcut)
-        given = [image(6), image(6, seed=1)][: 2 if shortcut else 1]
-        found = []
-        for layer in pair:
-            layer.train(training)
-            leaves = [value.clone().requires_grad_() for value in given]
-            out = layer(*leaves)
-            found.append([*torch.autograd.grad(out, [*leaves, *layer.parameters()], torch.cos(out), create_graph=True)])
-        equal(*([value.detach() for value in row] for row in found))
-        with pytest.raises(BackendError, match="derives first derivatives only"):
-            found[0][0].sum().backward()
-
-    @pytest.mark.parametrize("training", [True, False])
-    def test_saved_tensors_that_lie_elsewhere_by_now(self, training: bool) -> None:
-        """A hook may give back other strides; another dtype is an error."""
-        pair = layers("channels")
-        for layer in pair:
-            layer.train(training)
-        swapped = lambda t: t.transpose(0, -1).contiguous().transpose(0, -1)  # noqa: E731 - a hook
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, swapped):
-            agree(pair, image(6))
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t.half()), pytest.raises(
-            RuntimeError, match="a saved-tensor hook gave back torch.float16"
-        ):
-            results(pair[0], image(6))
-
-    @pytest.mark.parametrize("what", ["input", "weight", "mean"])
-    def test_what_changed_since_forward_is_found(self, what: str) -> None:
-        """Torch counts the versions of what is saved; running statistics normalise in eval mode."""
-        layer = layers()[0].train(what != "mean")
-        x = image(6).requires_grad_() * 1
-        layer(x)
-        out = layer(x)
-        with torch.no_grad():
-            {"input": x, "weight": layer.norm.weight, "mean": layer.norm.running_mean}[what].add_(1)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            out.sum().backward()
-
-    def test_gradients_of_some(self) -> None:
-        """What was not asked for is not computed."""
-        layer = layers("scalar", "before")[0]
-        given = [image(6).requires_grad_(), image(6, seed=1).requires_grad_()]
-        of = [*given, *layer.parameters()]
-        wanted = torch.autograd.grad(layer(*given), of, torch.cos(image(6)))
-        for source, right in zip(of, wanted):
-            (found,) = torch.autograd.grad(layer(*given), source, torch.cos(image(6)))
-            assert torch.equal(found, right)
-
-    def test_a_kernel_that_cannot_be_had(self) -> None:
-        """The error is the one of every call, and the running statistics have moved once."""
-
-        class Lame(Moving):
-            def forward(self, plan: Any) -> Any:
-                raise BackendError("no such kernel")
-
-        layer = layers(backend=Lame)[0]
-        with pytest.raises(BackendError, match="no such kernel"):
-            layer(image(6))
-        assert int(layer.norm.num_batches_tracked) == 1
-
-
-@pytest.mark.skipif(_written is None, reason="torch has no increment_version")
-def test_autograd_knows_that_running_statistics_moved() -> None:
-    """A graph that saved them before is refused."""
-    layer = layers()[0]
-    results(layer, image(6))
-    saved = (layer.norm.running_mean * torch.ones(C, requires_grad=True)).sum()
-    layer(image(6))
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        saved.backward()
