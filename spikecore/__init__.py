@@ -1,6 +1,7 @@
 """One definition of a spiking neuron, written as equations; every accelerator runs it, trains it, and agrees on it."""
 
 from spikecore import encode, functional, layers, losses, metrics, surrogate
+from spikecore._delay import Delay
 from spikecore._explain import Explanation, explain
 from spikecore._fusing import fuse, unfuse
 from spikecore._hoisting import hoist, unhoist
@@ -56,6 +57,7 @@ __all__ = [
     "Capabilities",
     "CudaOptions",
     "DataLoader",
+    "Delay",
     "Explanation",
     "InferenceStep",
     "Izhikevich",

@@ -15,6 +15,7 @@ from typing import Dict, Iterator, List, MutableMapping, Optional, Sequence, Tup
 import torch
 from torch import Tensor, nn
 
+from spikecore._delay import Delay
 from spikecore._shell import reuse
 from spikecore._shell.binding import ask, request
 from spikecore._shell.checks import shown
@@ -79,7 +80,8 @@ def detach(net: nn.Module) -> None:
 
 
 def project(net: nn.Module) -> None:
-    """Put every learnt parameter of ``net`` that left its range back to the nearest value inside, in place.
+    """Put every learnt parameter of ``net``, and learnt delay, that left its range back to the nearest value inside, in
+    place.
 
     A call of a neuron does so first, as ``state_dict()`` and a step of ``training_model`` do. What remains is a loop of
     one's own around ``torch.compile``, whose graphs compute with the value inside and leave the parameter outside: call
@@ -88,6 +90,8 @@ def project(net: nn.Module) -> None:
     for module in _neurons(net, "project"):
         if isinstance(module, Ranged):
             put_inside(module)
+        elif isinstance(module, Delay):
+            module.project()
 
 
 @contextmanager

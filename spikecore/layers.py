@@ -1,4 +1,4 @@
-"""Layers around neurons: ordinary, stateless modules applied to all time steps at once."""
+"""Layers around neurons: stateless modules applied to all time steps at once, normalisation, and delays."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from typing import Any, Tuple
 
 from torch import Tensor, nn
 
+from spikecore._delay import Delay
 from spikecore._hoisting import for_one_step, per_sample
 from spikecore._norm_neuron import NormNeuron
 from spikecore._shell.repeated import folded, repeat, step_of, unfolded
 from spikecore._shell.state import Stateful
 from spikecore.lang._plain import is_compiling
 
-__all__ = ["NormNeuron", "TimeBatched", "per_sample"]
+__all__ = ["Delay", "NormNeuron", "TimeBatched", "per_sample"]
 
 
 class TimeBatched(nn.Module):

@@ -6,11 +6,13 @@ from typing import Dict, List, Tuple
 
 import torch
 
+from spikecore._delay import Delay
 from spikecore._explain._layers import REPEATED, Copy
 from spikecore._explain._traffic import Moved, Traffic
 from spikecore._explain._watching import Given, Seen
 from spikecore._shell.state import Stateful
 from spikecore.layers import TimeBatched
+from spikecore.neurons import Recurrent
 
 
 def copies(seen: Seen, moved: Traffic) -> Tuple[Copy, ...]:
@@ -20,6 +22,8 @@ def copies(seen: Seen, moved: Traffic) -> Tuple[Copy, ...]:
     """
     if isinstance(seen.module, Stateful) and not seen.compiles:
         return ()
+    if isinstance(seen.module, Recurrent) and isinstance(seen.module.linear, Delay):
+        return ()  # of weights by lag and of sums that wait, which no layout of the data would take away
     found: Dict[Tuple[str, bool, str], List[int]] = {}
     for one in moved.copies:
         key = ("backward" if one.backward else "forward", one.converts, _reason(seen, one))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd import profiler
 
 from spikecore._base.batches import device_of, flattened, run_network, to_device, tree_map
+from spikecore._delay import Delay
 from spikecore._explain._advice import Setting, advice
 from spikecore._explain._floor import words_of_call
 from spikecore._explain._layers import Explanation, Layer
@@ -235,12 +236,14 @@ def _words_of_prologue(norm: nn.Module, reads: List[float], wanted: List[bool], 
 def _products(seen: Seen) -> int:
     """Multiplications of one call of a layer with weights."""
     module, last = seen.module, seen.output
-    weight = getattr(module, "weight", None)
+    weight = getattr(module.linear if isinstance(module, Delay) else module, "weight", None)
     if last is None or not isinstance(weight, Tensor):
         return 0
     count = 1
     for size in last.shape:
         count *= size
+    if isinstance(module, Delay):
+        return count * module.linear.in_features * (module.max_delay + 1 if module.delay.ndim == 2 else 1)
     if isinstance(module, nn.Linear):
         return count * module.in_features
     kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -256,6 +259,10 @@ def _notes(seen: Seen) -> Tuple[str, ...]:
         found.append(f"normalises its input{skip[prologue.shortcut]}{apart}")
     if isinstance(seen.module, Deferred):
         found.append("the neuron behind it normalises")
+    if isinstance(seen.module, Delay):
+        found.append(seen.module.in_words())
+    if isinstance(seen.module, Recurrent) and isinstance(seen.module.linear, Delay):
+        found.append(f"feeds back through {seen.module.linear.in_words()}")
     if seen.once:
         found.append(f"computed once for {seen.steps} time steps that are the same")
     said: Set[str] = set()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
 from spikecore._base.batches import flattened
+from spikecore._delay import Delay
 from spikecore._explain._described import is_channels_last, is_repeated, memory_layout
 from spikecore._explain._traffic import ASIDE, RANGE
 from spikecore._hoisting import hoisted_steps, observing
@@ -97,7 +98,7 @@ class Watching:
             for module, seen in self.seen.items():
                 handles.append(module.register_forward_pre_hook(self._begins(seen), with_kwargs=True))
                 handles.append(module.register_forward_hook(self._ends(seen), with_kwargs=True))
-                if isinstance(module, (Neuron, Recurrent)):
+                if isinstance(module, (Neuron, Recurrent, Delay)):
                     vars(module)["run"] = self._run(seen, module.run)  # which no hook sees
                     wrapped.append(module)
             with cast(ContextManager[Any], torch.autograd.graph.saved_tensors_hooks(self._keep, lambda kept: kept)):
@@ -172,7 +173,7 @@ class Watching:
             for value in results[:1]:
                 if seen.output is None:
                     seen.output = _described(value)
-                if isinstance(seen.module, Stateful):
+                if _may_fire(seen.module):
                     self._note_spikes(seen, value)
 
     def _note_spikes(self, seen: Seen, value: Tensor) -> None:
@@ -196,9 +197,14 @@ class Watching:
                 self._kept.add(storage)
                 size = value.untyped_storage().nbytes()
                 seen.saved += size
-                if self._spikes.get(storage) == size and not isinstance(seen.module, Stateful):
+                if self._spikes.get(storage) == size and not _may_fire(seen.module):
                     seen.saved_spikes += size
         return value
+
+
+def _may_fire(module: nn.Module) -> bool:
+    """Whether outputs of 0 and 1 are spikes of this module."""
+    return isinstance(module, Stateful) and not isinstance(module, Delay)
 
 
 def _storage(tensor: Tensor) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
-from spikecore._hoisting import is_watched
+from spikecore._delay import PAST, Delay
+from spikecore._delayed import Sending, all_steps, following
+from spikecore._hoisting import is_watched, other_hooks
 from spikecore._shell import checks, compiled
 from spikecore._shell.feedback import Matrix, fed_back, under_autocast, why_not
 from spikecore._shell.state import State, Stateful
@@ -25,6 +27,9 @@ class Recurrent(Stateful):
     ``linear`` is any module that keeps the shape of one time step: ``nn.Linear(C, C)``, a convolution, an elementwise
     gain. The state is that of the neuron and ``"feedback"``, the last output. ``step``, ``run``, ``record``,
     ``carry_state`` and ``reset`` work as for any neuron.
+
+    With ``sc.Delay(nn.Linear(C, C), max_delay)`` an output comes back ``delay + 1`` steps later. The state then has
+    ``"past"``, too, ``[*N, max_delay]``: the outputs before the last one, the newest last. The steps are a loop.
 
     With ``nn.Linear`` all steps are one call of a backend that declares ``recurrent``, and one node of autograd's graph
     on a backend with kernels. Its weight may be computed by a parametrisation, such as a mask, which then is computed
@@ -53,9 +58,30 @@ class Recurrent(Stateful):
             )
         if neuron.step != "multi":
             raise ValueError("Recurrent: neuron has step='single'; give the step mode to Recurrent(step=...) instead")
+        self._check_delays(neuron, linear)
         self.neuron = neuron
         self.linear = linear
         self.fused = fused
+
+    @staticmethod
+    def _check_delays(neuron: Neuron, linear: nn.Module) -> None:
+        """Refuse delays that a loop over the steps would not see."""
+        if not isinstance(linear, Delay):
+            if any(isinstance(part, Delay) for part in linear.modules()):
+                raise ValueError(
+                    f"Recurrent: linear is {type(linear).__name__} with a Delay in it, which would take the steps one "
+                    "by one for whole sequences; give the Delay itself, Recurrent(neuron, Delay(nn.Linear(C, C), 20))"
+                )
+            return
+        if linear.step != "multi":
+            raise ValueError("Recurrent: linear has step='single'; give the step mode to Recurrent(step=...) instead")
+        if type(linear).forward is not Delay.forward:
+            raise TypeError(f"Recurrent: {type(linear).__name__} has a forward of its own, which would not be called")
+        if PAST in neuron.states:
+            raise ValueError(
+                f"Recurrent: {type(neuron).__name__} has a state {PAST!r}, as earlier outputs are called in the state "
+                "of Recurrent with a Delay; rename it"
+            )
 
     @property
     def looped(self) -> Optional[str]:
@@ -90,7 +116,13 @@ class Recurrent(Stateful):
     ) -> Tuple[Tensor, State, Dict[str, Tensor]]:
         (x,) = checks.inputs("Recurrent", ("x",), (x,))
         names = (*self.neuron.states, FEEDBACK)
-        given = checks.state("Recurrent", names, state, x, carried=state is not None and state is self._state)
+        carried, past = state is not None and state is self._state, None
+        if isinstance(self.linear, Delay) and isinstance(state, Mapping):
+            if PAST not in state:
+                raise ValueError(f"Recurrent: state has {sorted(state)}; give {PAST} of the Delay as well")
+            past = self.linear.past_before("Recurrent", {PAST: state[PAST]}, x, carried)
+            state = {name: value for name, value in state.items() if name != PAST}
+        given = checks.state("Recurrent", names, state, x, carried)
         if given is not None:
             given = (*given[:-1], given[-1].to(x.dtype))  # an output, not a state of the neuron
         matrix: Union[Matrix, str] = "torch.compile traces the call"
@@ -104,13 +136,15 @@ class Recurrent(Stateful):
             return out, dict(zip(names, end or ())), dict(zip(record, trace))
         if self.fused and x.numel():
             raise Unsupported(f"Recurrent was to run all steps in one call (fused=True): {reason}")
-        return self._loop(x, given, record)
+        return self._loop(x, given, record, past)
 
     def _matrix(self, x: Tensor) -> Union[Matrix, str]:
         """What the last output comes back through, or why it is no matrix."""
         linear: Any = self.linear
         if self.fused is False:
             return "fused=False was asked for"
+        if isinstance(linear, Delay):
+            return "linear is Delay, and a loop keeps what outputs send to later steps"
         if type(linear).forward is not nn.Linear.forward or type(linear).__call__ is not nn.Module.__call__:
             return f"linear is {type(linear).__name__}"
         if "forward" in linear.__dict__:
@@ -121,8 +155,27 @@ class Recurrent(Stateful):
             return f"{type(self.neuron).__name__} has a run() of its own"
         return under_autocast(x, Matrix(linear.weight, linear.bias))
 
+    def _through(self, x: Tensor, past: Optional[Tensor]) -> Callable[[Tensor], Tensor]:
+        """What an output comes back through, one step after the other."""
+        if not isinstance(self.linear, Delay):
+            return self.linear
+        if not is_compiling() and other_hooks(self.linear):
+            raise RuntimeError("Recurrent: its Delay has hooks, which nothing would call; put them on the Recurrent")
+        of = self.linear.delayed(x)
+        if len(x) == 1:
+            return lambda fed: all_steps(of, fed.unsqueeze(0), past).squeeze(0)
+        return Sending(of, past)
+
+    def _behind(self, x: Tensor, past: Optional[Tensor], fed: Sequence[Tensor]) -> State:
+        """The part of the state that a Delay has after these outputs came back."""
+        if not isinstance(self.linear, Delay):
+            return {}
+        longest = self.linear.max_delay
+        last = torch.stack([*fed[-longest:]]) if fed else x.new_zeros(0, *x.shape[1:])
+        return {PAST: following(longest, last, past)}
+
     def _loop(
-        self, x: Tensor, given: Optional[Tensors], record: Tuple[str, ...]
+        self, x: Tensor, given: Optional[Tensors], record: Tuple[str, ...], past: Optional[Tensor]
     ) -> Tuple[Tensor, State, Dict[str, Tensor]]:
         """One step after the other."""
         if given is None:
@@ -130,10 +183,11 @@ class Recurrent(Stateful):
             fed = torch.zeros_like(x[0]) if len(x) else x.new_zeros(x.shape[1:])
         else:
             inner, fed = dict(zip(self.neuron.states, given)), given[-1]
+        first, through = fed, self._through(x, past)
         outputs: List[Tensor] = []
         traces: Dict[str, List[Tensor]] = {name: [] for name in record}
         for now in x.unbind(0):
-            back = self.linear(fed)
+            back = through(fed)
             if back.shape != now.shape:
                 raise ValueError(
                     f"Recurrent: linear gives shape {list(back.shape)}, one time step of the input has "
@@ -147,10 +201,10 @@ class Recurrent(Stateful):
         if inner is None or not outputs:
             # no steps: what the neuron itself makes of them has the right shapes, dtypes and state
             none, final, *trace = self.neuron.run(x, state=inner, record=record)
-            return none, {**final, FEEDBACK: fed}, trace[0] if trace else {}
+            return none, {**final, FEEDBACK: fed, **self._behind(x, past, ())}, trace[0] if trace else {}
         return (
             torch.stack(outputs),
-            {**inner, FEEDBACK: fed},
+            {**inner, FEEDBACK: fed, **self._behind(x, past, [first, *outputs[:-1]])},
             {name: torch.stack(seen) for name, seen in traces.items()},
         )
 

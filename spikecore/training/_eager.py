@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base.batches import beside, device_of, to_device, tree_map
+from spikecore._delay import Delay
 from spikecore._hoisting import hoist
 from spikecore._shell.processes import named_as, unwrapped
 from spikecore._shell.ranged import put_inside
@@ -131,6 +132,8 @@ class EagerTraining:
             if isinstance(module, Neuron):
                 # at once, not at the next call: a user may read the parameter, and a compiled network does not project
                 put_inside(module)
+            elif isinstance(module, Delay):
+                module.project()
 
 
 class EagerInference:

@@ -1,0 +1,300 @@
+"""Delays between a layer and the neurons behind it."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from spikecore._delayed import Delayed, all_steps, following, whole
+from spikecore._hoisting import other_hooks
+from spikecore._shell import checks, compiled, parameters, processes, ranges
+from spikecore._shell.state import State, Stateful
+from spikecore.lang._plain import is_compiling, with_traced_sizes
+
+#: Name of the inputs before a call in the state.
+PAST = "past"
+_PARAMS = ("delay", "sigma")
+_FIXED = ("max_delay", "learn")
+#: How one delay is shared: by nobody, or by all connections of an input.
+_PER = ("connection", "input")
+#: The least width. There all but one lag have a part below the smallest number, unless a delay ends in one half.
+_LEAST_SIGMA = 0.01
+
+
+class Delay(Stateful):
+    """``nn.Linear`` whose connections take time: delays of 0 to ``max_delay`` steps, learnt or fixed.
+
+    ::
+
+        y[t, o] = bias[o] + sum over j, k of weight[o, j] * share(k, delay[o, j]) * x[t - k, j],    k = 0 .. max_delay
+
+        share(k, d) = exp(-(k - d)^2 / (2 sigma^2)) / (sum of the same over all k)     in training, of learnt delays
+        share(k, d) = 1 where k = round(d), else 0                                     in eval(), and of fixed delays
+
+    ``[T, ..., in_features] -> [T, ..., out_features]``, or ``[..., in_features] -> [..., out_features]`` of one step
+    with ``step="single"``; x is 0 before the first step. It stands before a neuron,
+    ``nn.Sequential(sc.Delay(nn.Linear(700, 256), 25), sc.LIF())``, or feeds one back,
+    ``sc.Recurrent(sc.LIF(), sc.Delay(nn.Linear(256, 256), 25))``, where a spike comes back ``delay + 1`` steps after it
+    was fired, the step being that of the feedback itself.
+
+    linear: an ``nn.Linear``; ``state_dict`` has its weight and bias as ``linear.weight`` and ``linear.bias``.
+    max_delay: the longest delay, in time steps; 1 or more.
+    delay: one value for all, a tensor ``[out, in]`` with one for each connection, or ``[in]`` with one for each input,
+        in time steps from 0 to ``max_delay``; None draws uniformly from that range.
+    per: ``"connection"`` or ``"input"``: the shape of ``delay`` where it is one value or drawn; None for connections.
+        One delay for each input costs one product; one for each connection a product for each of ``max_delay + 1``
+        lags, by a convolution over time, whose settings in torch hold (``torch.backends.cudnn.allow_tf32``).
+    learn: ``("delay",)``, ``("delay", "sigma")``, or ``()`` for fixed delays, which are rounded to whole steps.
+    sigma: width of the Gaussian in time steps, 0.01 or more; ``max_delay / 2`` if None. Begin wide, so that every lag
+        has a gradient, and narrow it while training, ``layer.sigma = 0.5`` at the end; it is a tensor that is filled,
+        so that compiled and captured steps see the new value. It is saved in ``state_dict``; fixed delays have none.
+    step: ``"multi"`` or ``"single"``, as of a neuron.
+    generator: what draws the delays.
+
+    ``round`` takes a half to the even number; ``layer.whole`` has the rounded delays. A learnt delay that left its range is put back to the nearest value
+    inside at the next call, as parameters of neurons are; :func:`spikecore.project` does so, too. The weight's gradient
+    flows in ``eval()``, that of the delay does not.
+
+    The state is ``{"past": [..., in_features, max_delay]}``, the last inputs, the newest last. It is carried, reset and
+    detached as that of a neuron: a call starts from zeros but in single steps and within :func:`spikecore.carry_state`.
+
+    Raises TypeError for a ``linear`` that is no ``nn.Linear``, and for arguments of a wrong type; ValueError for a
+    delay outside its range or of another shape, for a ``sigma`` of fixed delays, and for an input of another width;
+    RuntimeError for a ``linear`` with hooks, which nothing would call.
+
+    Hammouamri, Khalfaoui-Hassani, Masquelier: Learning Delays in Spiking Neural Networks using Dilated Convolutions
+    with Learnable Spacings. ICLR 2024.
+    """
+
+    max_delay: int
+    learn: Tuple[str, ...]
+
+    def __init__(
+        self,
+        linear: nn.Module,
+        max_delay: int,
+        *,
+        delay: Union[float, Tensor, None] = None,
+        per: Optional[str] = None,
+        learn: Tuple[str, ...] = ("delay",),
+        sigma: Union[float, Tensor, None] = None,
+        step: str = "multi",
+        generator: Optional[torch.Generator] = None,
+    ) -> None:
+        super().__init__(step)
+        self.linear = _checked_linear(linear)
+        if checks.whole("Delay", "max_delay", max_delay) < 1:
+            raise ValueError(f"Delay: max_delay={max_delay} must be 1 or more; without delays use the layer itself")
+        self.max_delay = max_delay
+        self.learn = parameters.names_to_learn("Delay", learn, _PARAMS)
+        if "sigma" in self.learn and "delay" not in self.learn:
+            raise ValueError("Delay: learn names 'sigma' alone, and fixed delays have none; learn 'delay', too")
+        start = self._first_delay(delay, per, generator)
+        parameters.declare(self, "delay", start, "delay" in self.learn)
+        if "delay" not in self.learn:
+            if sigma is not None:
+                raise ValueError(
+                    f"Delay: sigma={checks.shown(sigma)} has no effect on fixed delays, which are rounded to whole "
+                    "steps; leave it out, or learn=('delay',)"
+                )
+            self.register_buffer("sigma", None)
+            return
+        width = torch.as_tensor(self._inside("sigma", max_delay / 2 if sigma is None else sigma)).to(start)
+        if width.ndim:
+            self._check_shape("sigma", width, start.shape)
+        parameters.declare(self, "sigma", width.clone(), "sigma" in self.learn)
+
+    def _first_delay(self, delay: Any, per: Optional[str], generator: Optional[torch.Generator]) -> Tensor:
+        weight: Any = self.linear.weight
+        if per is not None and per not in _PER:
+            raise ValueError(f"Delay: per={per!r} must be 'connection' or 'input'")
+        shape = weight.shape[1:] if per == "input" else weight.shape
+        like = {"dtype": torch.promote_types(weight.dtype, torch.float32), "device": weight.device}
+        if delay is None:
+            return torch.rand(shape, generator=generator, **like) * self.max_delay
+        value = self._inside("delay", delay)
+        if not isinstance(value, Tensor):
+            return torch.full(shape, value, **like)
+        if value.shape not in (weight.shape, weight.shape[1:]) or (per is not None and value.shape != shape):
+            either = f"{list(weight.shape)} or {list(weight.shape[1:])}"
+            wanted = either if per is None else f"{list(shape)} for per={per!r}"
+            raise ValueError(f"Delay: delay has shape {list(value.shape)}; give one number, or shape {wanted}")
+        # a Parameter may be learnt in several places; any other tensor is the caller's
+        shared = isinstance(value, nn.Parameter) and "delay" in self.learn
+        return value if shared else value.detach().clone()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Sums for ``[T, ..., in_features]``, or ``[..., in_features]`` in single-step mode."""
+        single = self.step == "single"
+        if not (single or self._carrying or self._has_carried):
+            return self._steps(x, None, final=False)[0]
+        if is_compiling() and (compiled.breaks() or self._cut):
+            return self._eagerly(x)  # type: ignore[no-any-return]  # it is this method
+        slot = self._begin()
+        if not (single or slot["_carrying"]):
+            return self._steps(x, None, final=False)[0]
+        at_once = x.unsqueeze(0) if single and isinstance(x, Tensor) else x
+        out, state = self._steps(at_once, slot["_state"])
+        self._end(slot, (out,), state)
+        return out.squeeze(0) if single else out
+
+    def run(self, x: Tensor, *, state: Optional[Mapping[str, Tensor]] = None) -> Tuple[Tensor, State]:
+        """As :meth:`Neuron.run <spikecore.Neuron.run>`: ``(output, state)`` for ``[T, ..., in_features]``."""
+        return self._steps(x, state)
+
+    @property
+    def whole(self) -> Tensor:
+        """The delays in whole steps, as in ``eval()``: int64, of the shape of ``delay``."""
+        return whole(self.delay, self.max_delay)  # type: ignore[arg-type]  # a tensor
+
+    def project(self) -> None:
+        """Put learnt delays and widths that left their ranges back to the nearest value inside, in place."""
+        ranges.project(self._parameters, self._ranges())
+
+    def delayed(self, x: Tensor) -> Delayed:
+        """What inputs such as ``x`` ``[T, ..., in_features]`` are multiplied by now."""
+        linear: Any = self.linear
+        if x.ndim < 2 or x.shape[-1] != linear.in_features:
+            single = self.step == "single"
+            form = "[..., in_features] of one step" if single else "[T, ..., in_features]"
+            shape = list(x.shape[1:] if single else x.shape)
+            raise ValueError(f"Delay: x must be {form} with in_features={linear.in_features}, got shape {shape}")
+        if not is_compiling() and (other_hooks(linear) or linear._backward_hooks or "forward" in vars(linear)):
+            raise RuntimeError(
+                "Delay: linear has hooks or a forward of its own, which nothing would call, since Delay takes its "
+                "weight and bias; put hooks on the Delay, and compute the weight by torch.nn.utils.parametrize"
+            )
+        learnt, within = "delay" in self.learn, self._ranges()
+        named = [(name, getattr(self, name)) for name in _PARAMS if getattr(self, name) is not None]
+        checks.same_device("Delay", x.device, [*named, ("linear.weight", linear.weight)])
+        processes.check_gathered("Delay", x, named)
+        values = {name: ranges.inside(value, within[name]) if name in self.learn else value for name, value in named}
+        sigma = values["sigma"] if learnt and self.training else None
+        return Delayed(linear.weight, linear.bias, values["delay"], sigma, self.max_delay)
+
+    def past_before(self, owner: str, state: Mapping[str, Any], x: Tensor, carried: bool) -> Tensor:
+        """The past in a state for a call with ``x``, which is checked; ``owner`` is whose state it is."""
+        past, wanted = state.get(PAST), [*x.shape[1:], self.max_delay]
+        if list(state) != [PAST]:
+            raise ValueError(f"{owner}: state has {sorted(state)}; give a value for {PAST} and no other")
+        what, way_out = (
+            ("the state carried from the last call", "call sc.reset(net) between sequences of different batches")
+            if carried
+            else ("state", "give the inputs of the last max_delay steps, the newest last")
+        )
+        if not isinstance(past, Tensor) or not past.is_floating_point():
+            raise TypeError(f"{owner}: {what} has {PAST}={checks.shown(past)}; give a floating-point tensor")
+        if list(past.shape) != wanted:
+            raise ValueError(f"{owner}: {what} has {PAST} of shape {list(past.shape)}, wanted is {wanted}; {way_out}")
+        if past.device != x.device:
+            raise ValueError(f"{owner}: {what} has {PAST} on {past.device}, the input is on {x.device}; {way_out}")
+        return past.to(x.dtype)
+
+    @with_traced_sizes
+    def _steps(self, x: Tensor, state: Optional[Mapping[str, Tensor]], final: bool = True) -> Tuple[Tensor, State]:
+        (x,) = checks.inputs("Delay", ("x",), (x,))
+        if not (is_compiling() or self.step == "single"):
+            processes.check_split(self)
+        of, past = self.delayed(x), None
+        if state is not None:
+            if not isinstance(state, Mapping):
+                raise TypeError(f"Delay: state is a {type(state).__name__}; give a dict with {PAST}, or None for rest")
+            past = self.past_before("Delay", state, x, carried=state is self._state)
+        y = all_steps(of, x, past)
+        return y, {PAST: following(self.max_delay, x, past)} if final else {}
+
+    # -- the parameters
+
+    def _ranges(self) -> Dict[str, ranges.Interval]:
+        return {"delay": ranges.Interval(0.0, float(self.max_delay)), "sigma": ranges.Interval(_LEAST_SIGMA)}
+
+    def _inside(self, name: str, value: Any) -> Union[float, Tensor]:
+        """A number or tensor in the range of the parameter of this name."""
+        found = parameters.checked("Delay", name, value)
+        within = self._ranges()[name]
+        plain = not isinstance(found, Tensor) or (type(found) in (Tensor, nn.Parameter) and found.is_cpu)
+        if plain and not bool(torch.as_tensor(within.holds(found)).all()):
+            raise ValueError(f"Delay: {name}={checks.shown(value)} must be {within}, in time steps")
+        return found
+
+    def _check_shape(self, name: str, value: Tensor, shape: Any) -> None:
+        if value.shape != shape:
+            raise ValueError(f"Delay: {name} has shape {list(value.shape)}, wanted is {list(shape)} or one number")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIXED and name in self.__dict__:
+            raise AttributeError(f"Delay: {name} is fixed when a Delay is made; make a new one")
+        held = None
+        if name in _PARAMS and not self.__dict__.get("_is_replica"):
+            if name in self._buffers and self._buffers[name] is None:
+                raise AttributeError("Delay: fixed delays have no sigma; make a new one with learn=('delay',)")
+            held = self._parameters.get(name, self._buffers.get(name))
+        if held is None:
+            super().__setattr__(name, value)
+            return
+        value = self._inside(name, value)
+        if isinstance(value, Tensor) and value.numel() != 1:
+            self._check_shape(name, value, held.shape)
+        if isinstance(value, nn.Parameter) and isinstance(held, nn.Parameter):
+            super().__setattr__(name, value)
+            return
+        # in place: what torch compiled or captured reads this memory
+        with torch.no_grad():
+            held.copy_(value) if isinstance(value, Tensor) else held.fill_(value)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        self.project()  # an optimiser may have stepped since the last call, and what is saved must load again
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: List[str],
+        unexpected_keys: List[str],
+        error_msgs: List[str],
+    ) -> None:
+        refused = []
+        for name in _PARAMS:
+            value = state_dict.get(prefix + name)
+            if isinstance(value, Tensor) and value.device.type != "meta":
+                try:
+                    self._inside(name, value.detach().cpu())
+                except (TypeError, ValueError) as error:
+                    refused.append(f"{prefix}{name}: {error}")
+        if refused:
+            error_msgs.extend(refused)
+            return
+        args = (state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        super()._load_from_state_dict(*args)
+
+    def in_words(self) -> str:
+        """Delays in a few words."""
+        delay: Any = self.delay
+        which = "input" if delay.ndim == 1 else "connection"
+        how = "learnt" if "delay" in self.learn else "fixed"
+        return f"delays of 0 to {self.max_delay} steps per {which}, {how}"
+
+    def extra_repr(self) -> str:
+        """The longest delay, and how delays are shared, learnt and blurred."""
+        delay: Any = self.delay
+        parts = [f"max_delay={self.max_delay}", f"per={_PER[2 - delay.ndim]!r}", f"learn={self.learn!r}"]
+        if self.sigma is not None:
+            parts.append(f"sigma={parameters.shown(self.sigma)}")  # type: ignore[arg-type]  # a tensor
+        return ", ".join([*parts, f"step={self.step!r}"] if self.step == "single" else parts)
+
+
+def _checked_linear(linear: Any) -> nn.Linear:
+    if not isinstance(linear, nn.Linear) or type(linear).forward is not nn.Linear.forward:
+        raise TypeError(
+            f"Delay: linear={checks.shown(linear)} must be an nn.Linear whose forward is torch's, such as "
+            "nn.Linear(C, C): delays stand between its inputs and outputs"
+        )
+    if is_lazy(linear.weight):
+        raise TypeError("Delay: linear has no weight before its first call; give nn.Linear with its number of inputs")
+    return linear
