@@ -76,6 +76,8 @@ class TestParameters:
         assert torch.equal(other(x), layer(x))
         layer.delay = 2
         assert layer.delay.eq(2).all()
+        layer.delay = drawn(OUT, J).abs()
+        assert torch.equal(layer.delay, drawn(OUT, J).abs())
         assert isinstance(layer.delay, nn.Parameter)
 
     def test_positions_are_kept_in_their_range(self):
@@ -218,6 +220,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")  # of older versions of torch
 @pytest.mark.parametrize(("refused", "error", "text"), REFUSED)
 def test_refused(refused, error, text):
     """Errors name argument, value and a way out."""
@@ -246,6 +249,18 @@ class TestBesideTorch:
         out, state = layer.run(x)
         assert (out.dtype, state["past"].dtype) == (dtype, dtype)
         torch.testing.assert_close(out.float(), layer.float()(x.float()), rtol=0.05, atol=0.05)
+
+    def test_long_delays_in_half_types(self):
+        """Lags that bfloat16 has no numbers for are told apart."""
+        layer, x = made(400, delay=300.0, sigma=0.4).bfloat16(), drawn(303, B, J, dtype=torch.bfloat16)
+        torch.testing.assert_close(layer(x).float(), layer.float()(x.float()), rtol=0.05, atol=0.05)
+
+    def test_a_state_of_another_dtype(self):
+        """Is taken in the input's."""
+        layer, x = made().bfloat16(), drawn(T, B, J, dtype=torch.bfloat16)
+        state = {"past": drawn(B, J, 5).bfloat16()}
+        out, _ = layer.run(x, state={"past": state["past"].float()})
+        assert torch.equal(out, layer.run(x, state=state)[0])
 
     @pytest.mark.parametrize("per", ["connection", "input"])
     def test_autocast(self, per):
