@@ -54,9 +54,9 @@ class Delay(Stateful):
     step: ``"multi"`` or ``"single"``, as of a neuron.
     generator: what draws the delays.
 
-    ``round`` takes a half to the even number; ``layer.whole`` has the rounded delays. A learnt delay that left its range is put back to the nearest value
-    inside at the next call, as parameters of neurons are; :func:`spikecore.project` does so, too. The weight's gradient
-    flows in ``eval()``, that of the delay does not.
+    ``round`` takes a half to the even number; ``layer.whole`` has the rounded delays. A learnt delay that left its
+    range is put back to the nearest value inside at the next call, as parameters of neurons are;
+    :func:`spikecore.project` does so, too. The weight's gradient flows in ``eval()``, that of the delay does not.
 
     The state is ``{"past": [..., in_features, max_delay]}``, the last inputs, the newest last. It is carried, reset and
     detached as that of a neuron: a call starts from zeros but in single steps and within :func:`spikecore.carry_state`.
