@@ -1,0 +1,344 @@
+"""The network for electrocardiograms: the published accuracy, the bits of a loop by hand, and what the program does.
+
+The QT database and the authors' weights are looked for in ``../shared/data/qtdb`` beside the repository, or in
+``$QTDB``; what needs them is skipped where they are not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any, Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+
+import spikecore as sc
+from programs import EXAMPLES, runner
+
+pytest.importorskip("scipy.io", reason="scipy comes with the extra `train`")
+
+QTDB = Path(os.environ.get("QTDB") or Path(__file__).parents[3] / "shared" / "data" / "qtdb")
+FILES = ("QTDB_train.mat", "QTDB_test.mat", "brf_ecg.npz")
+absent = ", ".join(name for name in FILES if not (QTDB / name).is_file())
+with_files = pytest.mark.skipif(bool(absent), reason=f"not there: {absent} in {QTDB} (another folder: QTDB=...)")
+BACKENDS = ["torch", "numba"]
+
+
+@pytest.fixture(autouse=True)
+def common(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The folder of the programs is where Python looks first, as when one runs; handlers of signals are put back."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    running = runner(monkeypatch, capsys)
+    monkeypatch.setenv("SPIKECORE_BLOCK", "triton")  # numba may be asked for by name
+    return running
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made-up heartbeats are 40 sequences of 50 steps, and as many to test with."""
+    from common import heartbeats
+
+    whole = heartbeats.made_up
+    monkeypatch.setattr(heartbeats, "made_up", lambda number, seed: whole(40, seed, steps=50))
+
+
+def usable(backend: str) -> str:
+    if backend not in [one.name for one in sc.backends()]:
+        pytest.skip("the plugin spikecore-numba is not installed")
+    return backend
+
+
+def network(backend: str) -> Any:
+    """The network of the program, with weights so large that its neurons fire."""
+    import ecg
+
+    torch.manual_seed(0)
+    net = ecg.network()
+    with torch.no_grad():
+        net.front.weight.mul_(200)
+        net.hidden.linear.weight.mul_(40)
+    sc.set_backend(net, backend)
+    return net
+
+
+class TestNumbers:
+    @with_files
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_the_published_accuracy(self, tmp_path, backend, run):
+        """With the authors' weights as many steps are right as with their code, 86.199 %, to 0.05 points."""
+        text = run(
+            "ecg.py", "--data", str(QTDB), "--weights", str(QTDB / FILES[2]), "--backend", usable(backend),
+            "--out", str(tmp_path),
+        )  # fmt: skip
+        found = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+        assert abs(found["test accuracy"] - 0.86199) < 0.0005
+        assert (found["data"], found["steps"]) == ("the QT database", "steps=one call")
+        assert f"{backend} on cpu" in found["backend"]
+        assert re.search(r"(?m)^test accuracy  +0\.862", text)
+
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_the_bits_of_a_loop_by_hand(self, backend):
+        """In float64 outputs are equal to the bit: sums of so few float32 weights are exact. Gradients to rounding."""
+        from common import resonators
+
+        net = network(usable(backend)).double()
+        x = (torch.rand(200, 5, 4, generator=torch.Generator().manual_seed(1)) < 0.2).double()
+        found, wanted = net(x), resonators.loop(net, x)
+        assert 0.02 < net[:2](x).mean() < 0.5
+        assert torch.equal(found, wanted)
+        cotangent = torch.randn(found.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+        parameters = dict(net.named_parameters())
+        both = [torch.autograd.grad((y * cotangent).sum(), parameters.values()) for y in (found, wanted)]
+        for name, one, other in zip(parameters, *both):
+            assert other.abs().max() > 0, name
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12 * other.abs().max().item(), msg=name)
+
+    @with_files
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_the_bits_with_the_published_weights(self, backend):
+        """16 whole sequences in float64."""
+        from common import heartbeats, resonators
+
+        net = network(usable(backend))
+        resonators.load(net, QTDB / FILES[2])
+        x = heartbeats.read(QTDB / FILES[1]).of(slice(0, 16)).spikes.double()
+        with torch.no_grad():
+            assert torch.equal(net.double()(x), resonators.loop(net, x))
+
+    @with_files
+    def test_an_epoch_learns(self, tmp_path, run):
+        """From scratch, after one epoch, far more steps are right than the third that belongs to the largest class."""
+        args = ["--data", str(QTDB), "--epochs", "1", "--backend", usable("numba"), "--out", str(tmp_path)]
+        run("ecg.py", *args)
+        found = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+        assert found["validation accuracy"] > 0.45
+        assert found["test accuracy"] > 0.45
+
+
+class TestProgram:
+    ARGS = ("ecg.py", "--data", "made-up", "--epochs", "2", "--backend", "torch")
+
+    def test_it_trains_and_keeps(self, small, tmp_path, run):
+        """Progress line by line, results, pictures, and weights that --weights takes."""
+        text = run(*self.ARGS, "--out", str(tmp_path))
+        lines = re.findall(r"(?m)^epoch (\d)/2: training loss ([\d.]+), .*validation accuracy ([\d.]+), \d+ s$", text)
+        assert [line[0] for line in lines] == ["1", "2"]
+        found = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+        assert (found["epochs"], found["seed"], found["data"]) == (2, 0, "made-up heartbeats")
+        assert found["epoch"] in (1, 2)
+        assert 0 <= found["test accuracy"] <= 1
+        for name in ("learning-curve.png", "sequence.png"):
+            assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+        again = tmp_path / "again"
+        run("ecg.py", *self.ARGS[1:3], *self.ARGS[5:], "--weights", str(tmp_path / "best.npz"), "--out", str(again))
+        other = json.loads((again / "results.json").read_text(encoding="utf-8"))
+        assert other["test accuracy"] == found["test accuracy"]
+        assert not (again / "checkpoint.pt").exists()
+
+    def test_a_stopped_run_goes_on_to_the_same_weights(self, small, tmp_path, run, monkeypatch):
+        """Ctrl-C after the first epoch, then --resume: weights, moments and curves of the run in one go."""
+        run(*self.ARGS, "--out", str(tmp_path / "whole"))
+        save = sc.save_checkpoint
+
+        def stopped(*args: Any, **kwargs: Any) -> None:
+            save(*args, **kwargs)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(sc, "save_checkpoint", stopped)
+        cut = tmp_path / "cut"
+        with pytest.raises(SystemExit, match="the last finished epoch is in .*checkpoint.pt; go on with --resume"):
+            run(*self.ARGS, "--out", str(cut))
+        monkeypatch.setattr(sc, "save_checkpoint", save)
+        run(*self.ARGS, "--out", str(cut), "--resume")
+        one, other = (
+            torch.load(str(folder / "checkpoint.pt"), weights_only=True) for folder in (tmp_path / "whole", cut)
+        )
+        assert one["done"]["curves"] == other["done"]["curves"]
+        for name, value in one["step"]["net"].items():
+            assert torch.equal(value, other["step"]["net"][name]), name
+        with np.load(tmp_path / "whole" / "best.npz") as best, np.load(cut / "best.npz") as same:
+            assert all(np.array_equal(best[name], same[name]) for name in best.files)
+
+    def test_the_epoch_is_chosen_without_the_test_part(self, small, tmp_path, run, monkeypatch):
+        """Weights are those of the least validation loss, whatever the test part is."""
+        from common import heartbeats
+
+        run(*self.ARGS, "--out", str(tmp_path / "one"))
+        smaller = heartbeats.made_up
+        other = lambda number, seed: smaller(number, 7 if seed else 0)  # noqa: E731
+        monkeypatch.setattr(heartbeats, "made_up", other)
+        run(*self.ARGS, "--out", str(tmp_path / "other"))
+        with np.load(tmp_path / "one" / "best.npz") as best, np.load(tmp_path / "other" / "best.npz") as same:
+            assert all(np.array_equal(best[name], same[name]) for name in best.files)
+
+    def test_times(self, small, tmp_path, run):
+        """A step beside the loop, on the first batch."""
+        run(*self.ARGS[:3], *self.ARGS[5:], "--time", "--out", str(tmp_path))
+        found = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+        both = [found[f"{name}, forward and backward, ms"] for name in ("loop", "network")]
+        assert found["T, B"] == "50, 16"
+        assert found["loop / network"] == pytest.approx(both[0] / both[1])
+
+    @pytest.mark.parametrize(
+        ("args", "says"),
+        [
+            (
+                ["--data", "nowhere"],
+                "looked for QTDB_train.mat, QTDB_test.mat in nowhere. Get both from experiments/ecg",
+            ),
+            (["--data", "made-up", "--weights", "w.npz"], "--weights w.npz is not there"),
+            (["--weights", "w.npz", "--resume"], "--resume goes on with a training, and --weights trains nothing"),
+            (["--time", "--resume"], "--resume goes on with a training, and --time trains nothing"),
+            (["--data", "made-up", "--device", "nowhere"], "--device nowhere: "),
+            (["--data", "made-up", "--backend", "nothing"], "unknown backend 'nothing'"),
+        ],
+    )
+    def test_what_cannot_be_had(self, small, tmp_path, run, capsys, args, says):
+        """One sentence, and the exit status of wrong usage."""
+        with pytest.raises(SystemExit) as ended:
+            run("ecg.py", *args, "--out", str(tmp_path / "out"))
+        assert ended.value.code == 2
+        assert says in capsys.readouterr().err
+
+    def test_a_training_that_diverges(self, small, tmp_path, run, monkeypatch):
+        """It ends after the epoch, with a sentence, and keeps no such weights."""
+        from common import heartbeats
+
+        drawn = heartbeats.made_up
+
+        def infinite(number: int, seed: int) -> Any:
+            part = drawn(number, seed)
+            return part._replace(spikes=torch.full_like(part.spikes, float("inf")))
+
+        monkeypatch.setattr(heartbeats, "made_up", infinite)
+        with pytest.raises(SystemExit, match="the loss is nan after epoch 1: training diverged; give another --seed"):
+            run(*self.ARGS, "--out", str(tmp_path))
+        assert list(tmp_path.iterdir()) == []
+
+    def test_other_options_are_refused(self, small, tmp_path, run):
+        """--resume with options that change the numbers names them."""
+        run(*self.ARGS, "--out", str(tmp_path))
+        with pytest.raises(SystemExit, match="--resume: .*seed=0 \\(now 1\\); give the same"):
+            run(*self.ARGS, "--out", str(tmp_path), "--resume", "--seed", "1")
+
+    def test_a_resume_of_nothing(self, small, tmp_path, run):
+        """It names the file that is not there."""
+        with pytest.raises(SystemExit, match="--resume: .*checkpoint.pt"):
+            run(*self.ARGS, "--out", str(tmp_path), "--resume")
+
+
+class TestFiles:
+    def write(self, folder: Path, number: int = 3, steps: int = 6) -> Any:
+        """Both files as they are published, small; returns what they hold."""
+        from scipy.io import savemat
+
+        rng = np.random.default_rng(0)
+        content = {}
+        for name in FILES[:2]:
+            x = rng.integers(0, 2, (number, steps + 1, 4)).astype(np.int16)
+            y = np.eye(6, dtype=np.uint8)[rng.integers(0, 6, (number, steps + 1))]
+            x[:, -1], y[0, 2] = -1, 0  # the mark at the end, and a step without a class
+            savemat(
+                str(folder / name), {"x": x, "y": y, "t": np.zeros((number, steps + 1)), "max_i": np.zeros((number, 1))}
+            )
+            content[name] = (x, y)
+        return content
+
+    def test_both_are_read(self, tmp_path):
+        """Time comes first, the mark at the end is left out, and a step without a class counts as the first one."""
+        from common import heartbeats
+
+        content = self.write(tmp_path)
+        sets = heartbeats.load(str(tmp_path))
+        for part, name in ((sets.training, FILES[0]), (sets.test, FILES[1])):
+            x, y = content[name]
+            assert (part.spikes.shape, part.labels.shape, part.number) == ((6, 3, 4), (6, 3), 3)
+            for place in range(3):
+                for step in range(6):
+                    assert part.spikes[step, place].tolist() == x[place, step].tolist()
+                    marked = np.flatnonzero(y[place, step]).tolist()
+                    assert part.labelled[step, place].item() == bool(marked)
+                    assert part.labels[step, place].item() == (marked or [0])[0]
+        assert not sets.test.labelled[2, 0]
+
+    @pytest.mark.parametrize("how", ["cut", "shape", "name"])
+    def test_a_file_that_is_something_else(self, tmp_path, how):
+        """The sentence names it."""
+        from scipy.io import savemat
+
+        from common import heartbeats
+        from common.files import DataError
+
+        self.write(tmp_path)
+        path = tmp_path / FILES[1]
+        if how == "cut":
+            path.write_bytes(path.read_bytes()[:300])
+        else:
+            held = np.zeros((2, 5, 4))
+            savemat(str(path), {"x": held, "y": held} if how == "shape" else {"z": held})
+        says = "it has x \\[2, 5, 4\\] and y \\[2, 5, 4\\]" if how == "shape" else "cannot be read"
+        with pytest.raises(DataError, match=f"QTDB_test.mat .*{says}"):
+            heartbeats.load(str(tmp_path))
+
+    def test_weights_of_the_authors_kind(self, tmp_path):
+        """Their ``.pt``: one matrix of inputs and feedback with a mask, among other parts of a training."""
+        from common import resonators
+
+        one, other = network("torch"), network("torch")
+        weights = resonators.named(one)
+        mask = torch.ones_like(weights["hidden.linear.weight"])
+        mask[3, 5] = 0
+        path = tmp_path / "theirs.pt"
+        torch.save({"epoch": 3, "model_state_dict": {**weights, "hidden.linear.mask": mask}}, str(path))
+        with torch.no_grad():
+            other.front.weight.zero_()
+        resonators.load(other, path)
+        with torch.no_grad():
+            one.hidden.linear.weight[3, 1] = 0  # column 5 of inputs and feedback
+        for name, value in one.state_dict().items():
+            assert torch.equal(value, other.state_dict()[name]), name
+
+    @pytest.mark.parametrize("how", ["another network", "a name", "no file of weights"])
+    def test_weights_of_something_else(self, tmp_path, how):
+        """The sentence names the file and says what to give."""
+        from common import resonators
+        from common.files import DataError
+
+        net, path = network("torch"), tmp_path / ("w.pt" if how == "a name" else "w.npz")
+        weights = resonators.named(net)
+        if how == "another network":
+            weights["out.tau_mem"] = torch.ones(7)
+            resonators.save(path, weights)
+        elif how == "a name":
+            torch.save({"state": weights}, str(path))
+        else:
+            path.write_bytes(b"nothing")
+        with pytest.raises(
+            DataError, match=r"--weights .*w\.(pt|npz) has not the weights of this .*give best.npz of a run"
+        ):
+            resonators.load(net, path)
+
+    def test_made_up_heartbeats(self):
+        """Parts of a heartbeat follow one another, spikes come where the voltage moves, and a seed makes them all."""
+        from common import heartbeats
+
+        part = heartbeats.made_up(8, seed=3)
+        assert all(torch.equal(a, b) for a, b in zip(part, heartbeats.made_up(8, seed=3)))
+        assert not torch.equal(part.spikes, heartbeats.made_up(8, seed=4).spikes)
+        change = part.labels.diff(dim=0) % 6
+        assert set(change.unique().tolist()) == {0, 1}
+        assert set(part.spikes.unique().tolist()) == {0.0, 1.0}
+        rates = [part.spikes[part.labels == number].mean().item() for number in range(6)]
+        assert min(rates[2], rates[3]) > 2 * max(rates[1], rates[5])  # the QRS complex, and where the line is flat
