@@ -7,6 +7,7 @@ neuron is checked as in the other suites, on a small input of the network's numb
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -19,13 +20,17 @@ from spikecore.bench._implementations import REFERENCE
 from spikecore.bench._report import MEASURED, Fact, Row
 from spikecore.bench._set_up import Rectifier, Training, attempt, enter, train
 from spikecore.bench._settings import Settings
-from spikecore.bench._timing import HostClock, Timing, failure, interleave
+from spikecore.bench._timing import Call, HostClock, Timing, failure, interleave
 from spikecore.bench._workers import Worker, turn
 from spikecore.bench.models import NETWORKS, Network
 
 RELU = "ReLU"
 #: Networks whose forms are set up at the same time: each is a process with a few GiB of a GPU.
 TOGETHER = 3
+#: Steps of a profile, and kernels of one that are named.
+PROFILED, LISTED = 5, 24
+#: Kernels of convolutions and of products of matrices, with what they call before and after themselves.
+PRODUCT = re.compile("fprop|dgrad|wgrad|cudnn|cutlass|gemm|nchwToNhwc|nhwcToNchw|cask|gemv|splitK|nvjet", re.IGNORECASE)
 
 
 def jobs(settings: Settings, bench: Bench) -> List[Job]:
@@ -108,7 +113,12 @@ class Together:
                 state, told = worker.ready()
                 found[row] = told if state == "ready" else Training(None, None, None, "failed", told.reason)
             calls = {row: worker for row, worker in workers.items() if found[row].status in MEASURED}
-            return _rows(case, found, plain, interleave(calls, turn, self._bench.plan))
+            timings = interleave(calls, turn, self._bench.plan)
+            for form in forms(network, self._settings.forms, self._bench.device.type):
+                if form.compiled and not form.graph:
+                    for row in [row for row in calls if row.endswith(f", {form.name}")]:
+                        found[row] = _told(found[row], calls[row].ask("kernels"))
+            return _rows(case, found, plain, timings)
         finally:
             for worker in workers.values():
                 worker.end()
@@ -125,6 +135,18 @@ class Together:
             worker.ready()
 
 
+def _told(training: Training, kernels: Mapping[str, Tuple[float, int]]) -> Training:
+    """The same with the kernels of a step that are no products and no convolutions, by their time."""
+    others = {name: one for name, one in kernels.items() if not PRODUCT.search(name)}
+    if not others:
+        return training
+    whole, rest = (sum(seconds for seconds, _ in some.values()) / PROFILED for some in (kernels, others))
+    longest = sorted(others.items(), key=lambda item: -item[1][0])[:LISTED]
+    listed = [f"{name[:70]} {s / PROFILED * 1e3:.4f} ms in {times / PROFILED:.0f}" for name, (s, times) in longest]
+    said = f"device {whole * 1e3:.3f} ms, of which no convolutions or products {rest * 1e3:.3f}: {'; '.join(listed)}"
+    return replace(training, detail=f"{training.detail} {said}".strip())
+
+
 class Apart:
     """A network under way in a process of its own."""
 
@@ -137,9 +159,16 @@ class Apart:
 
     def turn(self, begin: int, calls: int) -> float:
         """Seconds of some steps."""
+        return self._clock.batch(self._called(), begin, calls)
+
+    def kernels(self) -> Dict[str, Tuple[float, int]]:
+        """The kernels of some steps."""
+        return self._clock.profile(self._called(), 0, PROFILED)
+
+    def _called(self) -> Call:
         if self._training.call is None:
             raise RuntimeError(self._training.detail)
-        return self._clock.batch(self._training.call, begin, calls)
+        return self._training.call
 
 
 def enter_apart(settings: Settings, name: str, row: str) -> Apart:

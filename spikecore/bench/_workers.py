@@ -110,11 +110,15 @@ class Worker:
 
     def turn(self, begin: int, calls: int) -> float:
         """Seconds for some calls, made there while everybody else waits. Raises RuntimeError for what it raised."""
-        self._pipe.send((begin, calls))
-        seconds = self._pipe.recv()
-        if isinstance(seconds, str):
-            raise RuntimeError(seconds)
-        return float(seconds)
+        return float(self.ask("turn", begin, calls))
+
+    def ask(self, what: str, *arguments: Any) -> Any:
+        """What a method of the implementation gives there. Raises RuntimeError for what it raised."""
+        self._pipe.send((what, arguments))
+        good, answer = self._pipe.recv()
+        if not good:
+            raise RuntimeError(answer)
+        return answer
 
     def __call__(self, i: int) -> float:
         """One call."""
@@ -143,10 +147,10 @@ def _serve(pipe: Any, settings: Settings, enter: Callable[..., Any], arguments: 
     pipe.send(("ready", under.told()))
     while True:
         try:
-            begin, calls = pipe.recv()
+            what, given = pipe.recv()
         except EOFError:
             return
         try:
-            pipe.send(under.turn(begin, calls))
+            pipe.send((True, getattr(under, what)(*given)))
         except Exception as error:
-            pipe.send(failure(error).reason)
+            pipe.send((False, failure(error).reason))

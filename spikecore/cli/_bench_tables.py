@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Callable, Dict, List, Mapping, NamedTuple, Tuple
 
 from rich import box
@@ -11,6 +12,8 @@ from rich.text import Text
 
 from spikecore.bench._report import MEASURED, Availability, Fact, Report, Row
 
+#: Letters of what a measured row says beside its name; more is said below the table, up to the second number.
+SHORT, LONGEST = 40, 400
 _STYLES = {
     "ok": "",
     "differs": "yellow",
@@ -184,7 +187,7 @@ def table(report: Report, suite: str) -> Table:
             made.add_row(Text("\n".join(_parts(case)), style="bold"))
         for i, row in enumerate(measured):
             cells = [one.write(row.figures[one.figure]) if one.figure in row.figures else "" for one in columns]
-            mark = " *" if row.status == "differs" else f" {row.detail}"
+            mark = " *" if row.status == "differs" else f" {row.detail}" if len(row.detail) <= SHORT else ""
             name = f"  {row.implementation}{mark}".rstrip()
             made.add_row(Text(name, style=_STYLES[row.status]), *cells, end_section=i == len(measured) - 1)
     return made
@@ -210,7 +213,7 @@ def notes(rows: List[Row]) -> List[Text]:
     """
     said: Dict[Tuple[str, ...], List[Row]] = {}
     for row in rows:
-        if row.status not in ("ok", "printed"):
+        if row.status not in ("ok", "printed") or len(row.detail) > SHORT:
             said.setdefault((row.status, row.implementation, row.detail if row.status != "differs" else ""), []).append(
                 row
             )
@@ -221,6 +224,7 @@ def notes(rows: List[Row]) -> List[Text]:
     for (status, implementation, _), where in said.items():
         more = f" and {len(where) - 1} more" if len(where) > 1 else ""
         mark = "* " if status == "differs" else ""
-        text = f"{mark}{implementation} {status}: {where[0].detail} ({case_text(where[0].case)}{more})"
+        detail = textwrap.shorten(where[0].detail, LONGEST, placeholder=" ...")
+        text = f"{mark}{implementation} {status}: {detail} ({case_text(where[0].case)}{more})"
         lines.append(Text(text, style=_STYLES[status]))
     return lines

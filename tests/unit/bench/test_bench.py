@@ -384,6 +384,29 @@ def test_cuda_clock_asks_events_and_the_allocator(monkeypatch: pytest.MonkeyPatc
     assert clock.peak(lambda: held.update(peak=170)) == 70
     assert (clock.allocated(), clock.cache_bytes(), clock.free_bytes()) == (100, 50, 1050)
     said.clear()
+
+    class Profile:
+        def __init__(self, activities: object) -> None:
+            said.append("profile")
+
+        def __enter__(self) -> Profile:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            said.append("end")
+
+        def events(self) -> List[SimpleNamespace]:
+            times = (("a", 1e6), ("b", 2e6), ("a", 3e6), ("launch", 0.0))
+            return [
+                SimpleNamespace(name=name, self_device_time_total=time, self_cuda_time_total=time)
+                for name, time in times
+            ]
+
+    monkeypatch.setattr(torch.profiler, "profile", Profile)
+    assert clock.profile(lambda i: said.append(f"call {i}"), 3, 2) == {"a": (4.0, 2), "b": (2.0, 1)}
+    assert said == ["wait", "profile", "call 3", "call 4", "wait", "end"]
+    assert clock.kernels(lambda i: None, 0, 1) == 6.0
+    said.clear()
     clock.batch(lambda i: said.append(f"call {i}"), 0, 2)
     assert said == ["wait", "call 0", "call 1", "wait"]
     said.clear()

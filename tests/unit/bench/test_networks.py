@@ -141,6 +141,17 @@ def test_adam_is_compiled_where_the_form_says_so(monkeypatch: pytest.MonkeyPatch
     torch.testing.assert_close(*moved)
 
 
+def test_kernels_that_are_no_convolutions_are_listed() -> None:
+    """Those that take longest first, with the time and the number of each in a step; none, no words."""
+    plain = networks.Training(None, None, None)
+    kernels = {"triton_poi_a": (5e-3, 10), "sm90_fprop": (20e-3, 5), "lif_forward": (10e-3, 5), "nvjet_h": (5e-3, 5)}
+    assert networks._told(plain, kernels).detail == (
+        "device 8.000 ms, of which no convolutions or products 3.000: "
+        "lif_forward 2.0000 ms in 1; triton_poi_a 1.0000 ms in 2"
+    )
+    assert networks._told(plain, {}) == plain
+
+
 def test_network_of_a_wrong_backend_is_not_trained(small_network: None) -> None:
     """Its neuron is checked first."""
     with installed(Mutant):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any, List
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 import warm
@@ -244,3 +246,17 @@ def test_importing_spikecore_imports_no_bench() -> None:
     )
     done = warm.run("-c", code, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_is_long_is_said_below_the_table() -> None:
+    """Beside the name of a measured row stand a few words; kernels that are listed are below, not all of them."""
+    case = {"network": "vgg-t4", "dtype": "bfloat16", "steps": 4, "batch": 2}
+    long = "device 4 ms: " + "; ".join(f"kernel_{i}" for i in range(100))
+    rows = [Row("networks", case, "few", "ok", "two words"), Row("networks", case, "many", "ok", long)]
+    console = Console(file=io.StringIO(), width=500)
+    tables.show(Report({"device_name": "x", "device": "cpu", "threads": 1}, {}, [], rows, True), console)
+    text = console.file.getvalue()
+    assert "few two words" in text
+    assert "many ok: device 4 ms: kernel_0; kernel_1;" in text
+    assert "kernel_30" in text
+    assert "kernel_99" not in text
