@@ -31,6 +31,9 @@ class OnTwo(nn.DataParallel):
                     replica._modules[name] = found[child]
                 for name, value in one._parameters.items():
                     setattr(replica, name, value.detach())
+                for name, value in one._buffers.items():
+                    if value is not None:
+                        setattr(replica, name, value.clone())
             copies.append(found[module])
         return copies
 
@@ -53,6 +56,21 @@ class TestDataParallel:
         says = r"^LIF is in an nn\.DataParallel.*nn\.DataParallel\(net, dim=1\).*Distributed.*sc\.Pipeline"
         with pytest.raises(RuntimeError, match=says):
             OnTwo(self.net())(torch.rand(T, 4, C))
+
+    @pytest.mark.parametrize("learn", [("delay",), ()])
+    def test_delays(self, learn):
+        """Replicas have positions and widths of their own devices, and leave the first ones alone."""
+        net = nn.Sequential(sc.Delay(nn.Linear(C, C), 3, learn=learn), sc.LIF(threshold=0.2))
+        x, held = torch.rand(T, 4, C), net[0].delay
+        before = held.detach().clone()
+        assert torch.equal(OnTwo(net, dim=1)(x), net(x))
+        replica = OnTwo(net).replicate(net, [0, 1])[0]
+        assert replica[0].delay is not held
+        assert replica[0].sigma is None or replica[0].sigma is not net[0].sigma
+        assert net[0].delay is held
+        assert torch.equal(held, before)
+        with pytest.raises(RuntimeError, match=r"^Delay is in an nn\.DataParallel"):
+            OnTwo(net[0])(x)
 
     def test_a_step_is_refused_at_once(self):
         """``training_model`` and ``inference_model`` say so before the first batch."""
