@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Dict, Optional, Union
 
 from spikecore.backend import Backend, Runner, Spec
-from spikecore.kernels._launches import Launch, StatisticsLaunch
+from spikecore.kernels._launches import CorrectionLaunch, Launch, StatisticsLaunch
 from spikecore.kernels._plan import BackwardPlan, ForwardPlan
 from spikecore.kernels._recurrent import FedRunner
 from spikecore.kernels._runner import KernelRunner
@@ -95,6 +95,17 @@ class KernelBackend(Backend):
         None, are running mean and variance ``[C]`` in any dtype, a count ``[]`` of int64 or None, and a factor: the
         launch moves the first two by the factor, the variance towards the unbiased one, and adds 1 to the count. It may
         return None for sizes that it does not take, with nothing moved.
+        """
+        return None
+
+    def correction(self, spec: Spec) -> Optional[CorrectionLaunch]:
+        """A function ``launch(geometry, x, grad, channels)`` that finishes the gradient of an input that batch
+        normalisation in training takes, or None, as here, for a second backward launch that computes all steps again.
+
+        ``grad`` is stored, ``[T, *N]``, dense: the gradient by a backward launch for which mean and standard deviation
+        are given. The function adds in place, per channel, ``-(x - mean) * (s * rstd * grad_weight / n) - s *
+        grad_bias / n`` with ``s = rstd * weight`` and n numbers of a channel. ``channels`` are mean, rstd, weight,
+        grad_weight and grad_bias, ``[C]`` of arithmetic; ``x`` and ``geometry`` are as for :meth:`statistics`.
         """
         return None
 

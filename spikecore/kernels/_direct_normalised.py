@@ -19,7 +19,7 @@ from spikecore.kernels._direct import Derive
 from spikecore.kernels._execution import Execution
 from spikecore.kernels._geometry import Geometry
 from spikecore.kernels._laid import Laid, in_memory, laid_as
-from spikecore.kernels._launches import Launch, Moved, StatisticsLaunch
+from spikecore.kernels._launches import CorrectionLaunch, Launch, Moved, StatisticsLaunch
 from spikecore.kernels._normalised import NormalisingExecution
 from spikecore.kernels._parts import summed
 from spikecore.kernels._straight import dense_of, whole
@@ -59,17 +59,20 @@ class DirectNormalised:
         self.at_rest = Call((), False, (None,) * len(self.views))
         self._kinds, self._learns, self._find = spec.params, bool(spec.learn), statistics
         program = execution.program
-        #: Of a program with statistics: which parameters the first pass finds gradients of in any case, the second
-        #: pass, and where its parameters stand among those of the first and the three that it has beside them.
-        self._summed: Tuple[int, ...] = ()
+        #: Of a program with statistics: its parameters of normalisation, of which the first pass finds the gradients of
+        #: the last two in any case; what finishes the gradient of the input, or a second pass, and where its parameters
+        #: stand among those of the first and the three that it has beside them.
+        self._statistics: Tuple[int, ...] = ()
+        self._correct: Optional[CorrectionLaunch] = None
         self._second: Optional[Execution] = None
         self._order: Tuple[int, ...] = ()
         if isinstance(execution, NormalisingExecution):
-            second = execution.with_sums()
-            self._summed = tuple(program.params.index(name) for name in program.statistics[2:])
-            every = (*program.params, *second.names)
-            self._second = second.execution
-            self._order = tuple(every.index(name) for name in second.execution.program.params)
+            self._statistics, self._correct = execution.statistics, execution.correct
+            if self._correct is None:
+                second = execution.with_sums()
+                every = (*program.params, *second.names)
+                self._second = second.execution
+                self._order = tuple(every.index(name) for name in second.execution.program.params)
         self._last, self._by_lie = Laid((), (), None), Recent[Any, Laid](CALLS)
 
     def __deepcopy__(self, memo: Any) -> DirectNormalised:
@@ -143,9 +146,10 @@ class DirectNormalised:
         for index, value in zip(self.tensors, values):
             params[index] = value
         first = tuple(wanted)
-        if self._second is not None and wanted[0]:
+        if self._statistics and wanted[0]:
             # the gradient of the input needs those of weight and bias, whether or not they are learnt
-            first = (*[False] * n, *[w or i in self._summed for i, w in zip(self.tensors, wanted[n:])])
+            learns = [w or i in self._statistics[2:] for i, w in zip(self.tensors, wanted[n:])]
+            first = (*([False] * n if self._correct is None else wanted[:n]), *learns)
         one = Pass("first", self.execution, laid.geometry, params)
         found, sums = self._launched(laid, one, inputs, checkpoints, grad, first)
         each = iter(sums)
@@ -157,9 +161,13 @@ class DirectNormalised:
                 whole_sum = part.shape == value.shape
                 channels = laid.geometry.channels[index]
                 learnt[index] = part if whole_sum else summed(self._kinds[index], part, value, channels)
+        if self._correct is not None and wanted[0]:
+            mean, rstd, weight, bias = self._statistics
+            channels_of = [params[mean], params[rstd], params[weight], learnt[weight], learnt[bias]]
+            self._correct(laid.lies, inputs[0], found[0], channels_of)
         if self._second is not None and wanted[0]:
             share = laid.lies.channels[0][1] / inputs[0].numel()
-            every = [*params, *[learnt[index] for index in self._summed], share]
+            every = [*params, *[learnt[index] for index in self._statistics[2:]], share]
             again = Pass("second", self._second, laid.second, [every[index] for index in self._order])
             only_inputs = (*wanted[:n], *[False] * sum(kind != "number" for kind in self._second.spec.params))
             found, _ = self._launched(laid, again, inputs, checkpoints, grad, only_inputs)

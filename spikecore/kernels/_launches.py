@@ -116,6 +116,8 @@ ReturningBackwardLaunch = Callable[[Geometry, Group, Group, KernelParams, Group,
 Moved = Tuple[Tensor, Tensor, Optional[Tensor], float]
 #: Statistics of an input ``[T, B, C, ...]``: ``launch(geometry, x, eps, running)``.
 StatisticsLaunch = Callable[[Geometry, Tensor, float, Optional[Moved]], Optional[Tuple[Tensor, Tensor]]]
+#: What statistics add to the gradient of an input: ``launch(geometry, x, grad, channels)``.
+CorrectionLaunch = Callable[[Geometry, Tensor, Tensor, Sequence[Tensor]], None]
 #: Any of the four. A backend annotates its own with the kind that it is.
 Launch = Callable[..., Any]
 
@@ -154,4 +156,8 @@ class Launcher(Protocol):
 
     def statistics(self, spec: Spec) -> Optional[StatisticsLaunch]:
         """The launch of the statistics of an input."""
+        ...
+
+    def correction(self, spec: Spec) -> Optional[CorrectionLaunch]:
+        """The launch of what statistics add to the gradient of an input."""
         ...

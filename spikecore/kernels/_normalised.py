@@ -16,8 +16,10 @@ from torch import Tensor
 from spikecore.backend import Spec, Tensors
 from spikecore.kernels._arguments import Call
 from spikecore.kernels._execution import Execution
-from spikecore.kernels._launches import Launcher
+from spikecore.kernels._geometry import Geometry
+from spikecore.kernels._launches import CorrectionLaunch, Launcher
 from spikecore.kernels._layout import Layout, layout_of
+from spikecore.kernels._memory import resolved
 from spikecore.kernels._returned import ReturningExecution
 from spikecore.lang import Program
 from spikecore.lang._normalised import corrected, moments
@@ -42,6 +44,9 @@ class NormalisingExecution(Execution):
         learn = tuple(name for name in program.params if name in (*spec.learn, *program.statistics[2:]))
         super().__init__(backend, program, replace(spec, learn=learn))
         self._second: Optional[Second] = None
+        #: What takes the place of the second pass, and where it finds its parameters per channel.
+        self.correct: Optional[CorrectionLaunch] = backend.correction(spec)
+        self.statistics = tuple(program.params.index(name) for name in program.statistics)
 
     def backward(
         self,
@@ -55,6 +60,8 @@ class NormalisingExecution(Execution):
         """Gradients of the tensors of a call, as :meth:`Execution.backward` has them."""
         if not (wanted[0] and tensors[0].numel()):
             return super().backward(call, tensors, checkpoints, grads, wanted, layout)
+        if self.correct is not None:
+            return self._corrected(self.correct, call, tensors, checkpoints, grads, wanted, layout)
         moving = self.arguments.n_moving(call)
         named = [self.program.params[index] for index in self.arguments.tensor_params]
         summed = self.program.statistics[2:]
@@ -80,6 +87,30 @@ class NormalisingExecution(Execution):
             layout,
         )
         return [*again[:moving], *[grad if wants else None for grad, wants in zip(sums, wanted[moving:])]]
+
+    def _corrected(
+        self,
+        correct: CorrectionLaunch,
+        call: Call,
+        tensors: Sequence[Tensor],
+        checkpoints: Tensors,
+        grads: Sequence[Optional[Tensor]],
+        wanted: Sequence[bool],
+        layout: Layout,
+    ) -> List[Optional[Tensor]]:
+        """Gradients by one pass over all steps, and one over input and gradient."""
+        moving = self.arguments.n_moving(call)
+        learns = [w or i in self.statistics[2:] for i, w in zip(self.arguments.tensor_params, wanted[moving:])]
+        found = super().backward(call, tensors, checkpoints, grads, (*wanted[:moving], *learns), layout)
+        where = {index: moving + k for k, index in enumerate(self.arguments.tensor_params)}
+        mean, rstd, weight, bias = (where[index] for index in self.statistics)
+        x, grad = layout.fit_steps(resolved(tensors)[0]), found[0]
+        channels = [tensors[mean], tensors[rstd], tensors[weight], found[weight], found[bias]]
+        count = tensors[mean].numel()
+        geometry = Geometry(x.shape[0], x.numel() // x.shape[0], ((layout.inner_of(1), count),))
+        correct(geometry, x, grad, [value.reshape(-1).contiguous() for value in channels])  # type: ignore[arg-type, union-attr]  # wanted
+        kept = [one if wants else None for one, wants in zip(found[moving:], wanted[moving:])]
+        return [*found[:moving], *kept]
 
     def with_sums(self) -> Second:
         """The second pass, made when it is first needed."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from kernel_loop import LAYOUTS, SHAPE, Loop, bound, image, same
+from kernel_loop import LAYOUTS, SHAPE, Loop, bound, image, rows, same
 from spikecore._shell.prologue import prologue_of
 from spikecore.backend import Spec, Unsupported
 from spikecore.kernels import BackwardPlan, Geometry, KernelRunner
@@ -128,6 +128,52 @@ def test_backward_is_a_pass_for_the_sums_and_one_for_the_input() -> None:
     del backend.plans[:]
     results(layer.eval(), image())
     assert [(plan.inputs, len(plan.learn)) for plan in backend.plans] == [((True,), 2)]
+
+
+class Correcting(Counting):
+    """What statistics add to the gradient of the input is added by a launch of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chunk = 4
+
+    def correction(self, spec: Spec) -> Any:
+        def launch(geometry: Geometry, x: Tensor, grad: Tensor, channels: Any) -> None:
+            ((inner, count),) = geometry.channels
+            each = [value[(torch.arange(geometry.neurons) // inner) % count] for value in channels]
+            mean, rstd, weight, to_weight, to_bias = each
+            n, scale = geometry.steps * geometry.neurons / count, rstd * weight
+            away = rows(x, geometry).to(spec.compute) - mean
+            rest = scale * to_bias / n + away * scale * rstd * to_weight / n
+            rows(grad, geometry).sub_(rest.to(grad.dtype))
+
+        return launch
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("layout", ["contiguous", "channels-last", "batch first"])
+@pytest.mark.parametrize("shortcut", [None, "before"])
+def test_a_backend_may_finish_the_gradient_of_the_input(
+    shortcut: Optional[str], layout: str, direct: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then there is one backward pass over the steps; results are those of two layers, of final states, too."""
+    if not direct:
+        monkeypatch.setattr(KernelRunner, "direct_normalised", lambda *_: None)
+    backend = Correcting()
+    mine, its = pair(backend, shortcut=shortcut)
+    given = [LAYOUTS[layout](image(6, seed=seed)) for seed in range(2 if shortcut else 1)]
+    for found, wanted in zip(results(mine, *given), results(its, *given)):
+        same(found, wanted, rtol=1e-4, atol=2e-5)
+    assert [(plan.inputs[0], len(plan.learn)) for plan in backend.plans] == [(True, 2)]
+    mine.norm.requires_grad_(False), its.norm.requires_grad_(False)
+    found = []
+    for layer, dtype in ((mine, torch.float32), (its, torch.float64)):
+        leaves = [value.detach().clone().to(dtype).requires_grad_() for value in given]
+        out, state = layer.neuron.run(*leaves)
+        (out.sum() + state["v"].square().sum()).backward()
+        found.append([value.grad for value in leaves])
+    for one, other in zip(*found):
+        same(one.double(), other.double(), rtol=1e-4, atol=2e-5)
 
 
 def test_the_input_is_all_that_is_saved() -> None:

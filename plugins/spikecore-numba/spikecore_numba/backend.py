@@ -13,6 +13,7 @@ from spikecore.kernels import BackwardLaunch, BackwardPlan, ForwardLaunch, Forwa
 from spikecore.kernels.writing import BACKWARD_GROUPS, FORWARD_GROUPS, Places
 from spikecore_numba import CAPABILITIES
 from spikecore_numba.compiler import Function, compiled
+from spikecore_numba.normalising import Correction, Statistics
 from spikecore_numba.packing import Packer
 from spikecore_numba.pages import prefer_large_pages
 from spikecore_numba.source import print_kernel
@@ -94,6 +95,12 @@ class NumbaBackend(KernelBackend):
             return sums
 
         return launch
+
+    def statistics(self, spec: Spec) -> Statistics:
+        return Statistics(spec)
+
+    def correction(self, spec: Spec) -> Optional[Correction]:
+        return Correction(spec) if spec.dtype == spec.compute else None
 
     def feeds_back(self, spec: Spec, width: int) -> bool:
         """In the dtypes of arithmetic, where a row of the batch fits a block."""

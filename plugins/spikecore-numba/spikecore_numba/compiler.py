@@ -31,6 +31,8 @@ Function = Callable[[bytes], None]
 
 #: The group of an argument that points to bytes.
 BYTES = "bytes"
+#: The group of an argument that points to float64, whatever the arithmetic.
+DOUBLES = "doubles"
 
 #: Type of a value in memory: as Numba's name.
 _IN_MEMORY = {torch.float16: "uint16", torch.bfloat16: "uint16", torch.float32: "float32", torch.float64: "float64"}
@@ -72,6 +74,8 @@ def _head_type(name: str, compute: torch.dtype) -> str:
 def _type(argument: Argument, dtype: torch.dtype, compute: torch.dtype) -> str:
     if argument.group == BYTES:
         return "*uint8"
+    if argument.group == DOUBLES:
+        return "*float64"
     if argument.kind in ("pointer", "history"):
         return "*" + _IN_MEMORY[dtype if argument.group in STORED else compute]
     return _IN_MEMORY[compute] if argument.kind == "number" else "int64"
