@@ -1,0 +1,197 @@
+"""The speech example: utterances of different lengths from their files, trained and shown; padding changes nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import runpy
+from argparse import Namespace
+from pathlib import Path
+from typing import Any, Callable, List
+
+import pytest
+import torch
+
+from programs import EXAMPLES, runner
+
+pytest.importorskip("matplotlib", reason="the training programs need the extra `train`")
+
+#: One training of each network, small.
+SHORT = ("--data", "made-up", "--epochs", "6", "--hidden", "32", "--dropout", "0.1", "--seeds", "0")
+#: Utterances of the files below: steps and speaker of each.
+SPOKEN = {"JapaneseVowels_TRAIN.ts": ((3, 9), (5, 1)), "JapaneseVowels_TEST.ts": ((7, 2),)}
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    return runner(monkeypatch, capsys)
+
+
+@pytest.fixture
+def vowels(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module that reads the utterances, with the sizes of the files below."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from common import vowels
+
+    monkeypatch.setattr(vowels, "FILES", {name: len(spoken) for name, spoken in SPOKEN.items()})
+    return vowels
+
+
+def value(name: str, utterance: int, coefficient: int, step: int) -> float:
+    """What stands in the files below, all different and exact in float32."""
+    return (name == "JapaneseVowels_TEST.ts") * 64 + utterance * 16 + coefficient + step / 32 * (coefficient + 1)
+
+
+def write(folder: Path) -> Path:
+    """The two files in the format of theirs, with a comment and a head."""
+    for name, spoken in SPOKEN.items():
+        lines = ["#Japanese vowels: a comment, with a colon", "@problemName JapaneseVowels", "@data"]
+        for place, (steps, speaker) in enumerate(spoken):
+            rows = [",".join(str(value(name, place, c, t)) for t in range(steps)) for c in range(12)]
+            lines.append(":".join([*rows, str(speaker)]))
+        (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+def refused(run: Callable[..., str], capsys: pytest.CaptureFixture[str], *args: Any) -> str:
+    """The sentence with which the program ends."""
+    with pytest.raises(SystemExit) as ended:
+        run("speech.py", *map(str, args))
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_both_networks_learn_and_are_shown(run, tmp_path):
+    """Six epochs tell made-up speakers apart; results.json has what is printed, and pictures are there."""
+    text = run("speech.py", *SHORT, "--out", str(tmp_path))
+    results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert "data           made-up utterances: 180 to train on, 180 to test with, 7 to 29 steps" in text
+    for name, printed in (("alif", "recurrent ALIF"), ("lstm", "nn.LSTM")):
+        found = results["networks"][name]
+        (one,) = found["runs"]
+        assert found["test accuracy"] == one["curves"]["test accuracy"][-1] > 0.5  # guessing gives a ninth
+        assert one["curves"]["loss"][-1] < one["curves"]["loss"][0]
+        assert [len(curve) for curve in one["curves"].values()] == [6, 6, 6]
+        assert re.search(rf"{printed} +{found['test accuracy']:.2%} of .* {found['parameters']} parameters", text)
+    assert results["networks"]["alif"]["parameters"] == 12 * 32 + 32 + 32 * 32 + 3 * 32 + 32 * 9 + 9 + 1
+    assert 0.0 < results["networks"]["alif"]["spikes a neuron and step"] < 1.0
+    assert results["options"]["epochs"] == 6
+    assert "backend        torch on cpu (auto: the built-in for cpu tensors)" in text
+    for picture in ("learning-curve.png", "utterance.png", "confusion.png"):
+        assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_seed_and_a_backend_by_name(run, tmp_path):
+    """The same seed gives the same curves to the bit; the backend that was asked for is the one that ran."""
+    curves = []
+    for _ in range(2):
+        text = run("speech.py", *SHORT, "--network", "alif", "--backend", "torch", "--out", str(tmp_path))
+        assert "torch on cpu (asked for by " in text
+        curves.append(json.loads((tmp_path / "results.json").read_text())["networks"]["alif"]["runs"][0]["curves"])
+    assert curves[0] == curves[1]
+
+
+def test_padding_changes_nothing(monkeypatch):
+    """Loss, accuracy and gradients of both networks are those with other values behind the ends of the utterances."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    program = runpy.run_path(str(EXAMPLES / "speech.py"))
+    test = program["vowels"].made_up(2).test
+    noisy = test._replace(x=test.x.masked_fill(~test.mask.unsqueeze(-1), 50.0))
+    for _, make in program["NETWORKS"].values():
+        found: List[List[torch.Tensor]] = []
+        for part in (test, noisy):
+            torch.manual_seed(0)
+            net = make(Namespace(hidden=16, dropout=0.0))
+            outputs = net(part.x)
+            loss = program["masked"](outputs, (part.speakers, part.mask))
+            loss.backward()
+            gradients = [p.grad for p in net.parameters()]
+            found.append([loss.detach(), program["accuracy"](outputs, part), *gradients])
+        assert not torch.equal(net(test.x), net(noisy.x))  # the padding is seen, and left out
+        for one, other in zip(*found):
+            torch.testing.assert_close(one, other)
+        assert all(gradient.ne(0).any() for gradient in found[0][2:])
+
+
+def test_utterances_are_read_from_their_files(vowels, tmp_path):
+    """Every number at its place, standardised by the real steps to train on, 0 behind the end, which the mask says."""
+    sets = vowels.load(write(tmp_path))
+    assert sets.training.speakers.tolist() == [8, 0]
+    assert sets.test.speakers.tolist() == [1]
+    for part, lengths in ((sets.training, [3, 5]), (sets.test, [7])):
+        assert part.x.shape == (len(lengths), 7, 12)
+        assert part.mask.sum(1).tolist() == lengths
+        assert torch.equal(part.mask, torch.arange(7) < torch.tensor(lengths).unsqueeze(-1))
+        assert torch.equal(part.x[~part.mask], torch.zeros_like(part.x[~part.mask]))
+    seen = [
+        [value("JapaneseVowels_TRAIN.ts", u, c, t) for c in range(12)]
+        for u, steps in ((0, 3), (1, 5))
+        for t in range(steps)
+    ]
+    seen = torch.tensor(seen, dtype=torch.float64)
+    for name, part in (("JapaneseVowels_TRAIN.ts", sets.training), ("JapaneseVowels_TEST.ts", sets.test)):
+        for utterance, (steps, _) in enumerate(SPOKEN[name]):
+            for step in range(steps):
+                raw = torch.tensor([value(name, utterance, c, step) for c in range(12)], dtype=torch.float64)
+                wanted = (raw - seen.mean(0)) / seen.std(0)
+                torch.testing.assert_close(part.x[utterance, step].double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda lines: lines[:-1], "JapaneseVowels_TRAIN.ts has 1 utterances, not 2; get the file again"),
+        (lambda lines: [*lines[:3], "1,2:3"], "line 4 is no utterance: "),
+        (lambda lines: [*lines[:3], lines[3][:-1] + "10"], "line 4 is no utterance: 12 coefficients, speaker 10"),
+        (lambda lines: [*lines[:4], lines[4].replace(",", ",x", 1)], "line 5 is no utterance: "),
+        (lambda lines: [*lines[:4], lines[4].partition(":")[2]], "line 5 is no utterance: 11 coefficients"),
+        (lambda lines: lines[:2], "has 0 utterances, not 2"),
+    ],
+)
+def test_a_damaged_file(vowels, run, capsys, tmp_path, change, text):
+    """A file that was cut short or edited ends the program with a sentence that names file and line."""
+    path = write(tmp_path) / "JapaneseVowels_TRAIN.ts"
+    path.write_text("\n".join(change(path.read_text(encoding="utf-8").splitlines())), encoding="utf-8")
+    assert text in refused(run, capsys, "--folder", tmp_path)
+
+
+def test_files_that_are_not_there(run, capsys, tmp_path, monkeypatch):
+    """Without aeon, or with another folder, the sentence says how to get the files and what needs none."""
+    told = refused(run, capsys, "--folder", tmp_path)
+    assert "JapaneseVowels_TRAIN.ts cannot be read" in told
+    assert "--data made-up" in told
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    told = refused(run, capsys)
+    assert "comes with the package aeon, which is not installed: pip install --no-deps aeon" in told
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (("--folder", "there"), "--folder changes nothing with --data made-up"),
+        (("--backend", "nonesuch"), "nonesuch"),
+        (("--device", "cuda:99"), "speech.py: error: "),
+        (("--dropout", "1.5"), "dropout"),
+    ],
+)
+def test_wrong_options(run, capsys, tmp_path, args, text):
+    """A wrong option is a sentence and the exit status of wrong usage."""
+    assert text in refused(run, capsys, *SHORT, "--out", tmp_path, *args)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("aeon") is None, reason="aeon, which ships Japanese Vowels, is not installed here"
+)
+def test_real_speech(run, tmp_path, monkeypatch):
+    """The files of aeon have the utterances that the set is known to have, and a few epochs tell its speakers apart."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from common import vowels
+
+    sets = vowels.load()
+    assert torch.bincount(sets.training.speakers).tolist() == [30] * 9
+    assert torch.bincount(sets.test.speakers).tolist() == [31, 35, 88, 44, 29, 24, 40, 50, 29]
+    assert vowels.lengths(sets.training) == "7 to 26"
+    assert vowels.lengths(sets.test) == "7 to 29"
+    text = run("speech.py", "--epochs", "8", "--seeds", "0", "--network", "alif", "--out", str(tmp_path))
+    assert float(re.search(r"recurrent ALIF +([\d.]+)%", text).group(1)) > 75
