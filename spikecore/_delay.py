@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
+from typing import Any, Mapping, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -10,21 +10,16 @@ from torch.nn.parameter import is_lazy
 
 from spikecore._delayed import Delayed, all_steps, following, whole
 from spikecore._hoisting import other_hooks
+from spikecore._positions import PARAMS, PER, Positions
 from spikecore._shell import checks, compiled, parameters, processes, ranges
-from spikecore._shell.state import State, Stateful
+from spikecore._shell.state import State
 from spikecore.lang._plain import is_compiling, with_traced_sizes
 
 #: Name of the inputs before a call in the state.
 PAST = "past"
-_PARAMS = ("delay", "sigma")
-_FIXED = ("max_delay", "learn")
-#: How one delay is shared: by nobody, or by all connections of an input.
-_PER = ("connection", "input")
-#: The least width. There all but one lag have a part below the smallest number, unless a delay ends in one half.
-_LEAST_SIGMA = 0.01
 
 
-class Delay(Stateful):
+class Delay(Positions):
     """``nn.Linear`` whose connections take time: delays of 0 to ``max_delay`` steps, learnt or fixed.
 
     ::
@@ -69,9 +64,6 @@ class Delay(Stateful):
     with Learnable Spacings. ICLR 2024.
     """
 
-    max_delay: int
-    learn: Tuple[str, ...]
-
     def __init__(
         self,
         linear: nn.Module,
@@ -86,45 +78,7 @@ class Delay(Stateful):
     ) -> None:
         super().__init__(step)
         self.linear = _checked_linear(linear)
-        if checks.whole("Delay", "max_delay", max_delay) < 1:
-            raise ValueError(f"Delay: max_delay={max_delay} must be 1 or more; without delays use the layer itself")
-        self.max_delay = max_delay
-        self.learn = parameters.names_to_learn("Delay", learn, _PARAMS)
-        if "sigma" in self.learn and "delay" not in self.learn:
-            raise ValueError("Delay: learn names 'sigma' alone, and fixed delays have none; learn 'delay', too")
-        start = self._first_delay(delay, per, generator)
-        parameters.declare(self, "delay", start, "delay" in self.learn)
-        if "delay" not in self.learn:
-            if sigma is not None:
-                raise ValueError(
-                    f"Delay: sigma={checks.shown(sigma)} has no effect on fixed delays, which are rounded to whole "
-                    "steps; leave it out, or learn=('delay',)"
-                )
-            self.register_buffer("sigma", None)
-            return
-        width = torch.as_tensor(self._inside("sigma", max_delay / 2 if sigma is None else sigma)).to(start)
-        if width.ndim:
-            self._check_shape("sigma", width, start.shape)
-        parameters.declare(self, "sigma", width.clone(), "sigma" in self.learn)
-
-    def _first_delay(self, delay: Any, per: Optional[str], generator: Optional[torch.Generator]) -> Tensor:
-        weight: Any = self.linear.weight
-        if per is not None and per not in _PER:
-            raise ValueError(f"Delay: per={per!r} must be 'connection' or 'input'")
-        shape = weight.shape[1:] if per == "input" else weight.shape
-        like = {"dtype": torch.promote_types(weight.dtype, torch.float32), "device": weight.device}
-        if delay is None:
-            return torch.rand(shape, generator=generator, **like) * self.max_delay
-        value = self._inside("delay", delay)
-        if not isinstance(value, Tensor):
-            return torch.full(shape, value, **like)
-        if value.shape not in (weight.shape, weight.shape[1:]) or (per is not None and value.shape != shape):
-            either = f"{list(weight.shape)} or {list(weight.shape[1:])}"
-            wanted = either if per is None else f"{list(shape)} for per={per!r}"
-            raise ValueError(f"Delay: delay has shape {list(value.shape)}; give one number, or shape {wanted}")
-        # a Parameter may be learnt in several places; any other tensor is the caller's
-        shared = isinstance(value, nn.Parameter) and "delay" in self.learn
-        return value if shared else value.detach().clone()
+        self._take(max_delay, delay, per, learn, sigma, generator)
 
     def forward(self, x: Tensor) -> Tensor:
         """Sums for ``[T, ..., in_features]``, or ``[..., in_features]`` in single-step mode."""
@@ -150,10 +104,6 @@ class Delay(Stateful):
         """The delays in whole steps, as in ``eval()``: int64, of the shape of ``delay``."""
         return whole(self.delay, self.max_delay)  # type: ignore[arg-type]  # a tensor
 
-    def project(self) -> None:
-        """Put learnt delays and widths that left their ranges back to the nearest value inside, in place."""
-        ranges.project(self._parameters, self._ranges())
-
     def delayed(self, x: Tensor) -> Delayed:
         """What inputs such as ``x`` ``[T, ..., in_features]`` are multiplied by now."""
         linear: Any = self.linear
@@ -168,12 +118,16 @@ class Delay(Stateful):
                 "weight and bias; put hooks on the Delay, and compute the weight by torch.nn.utils.parametrize"
             )
         learnt, within = "delay" in self.learn, self._ranges()
-        named = [(name, getattr(self, name)) for name in _PARAMS if getattr(self, name) is not None]
+        named = [(name, getattr(self, name)) for name in PARAMS if getattr(self, name) is not None]
         checks.same_device("Delay", x.device, [*named, ("linear.weight", linear.weight)])
         processes.check_gathered("Delay", x, named)
         values = {name: ranges.inside(value, within[name]) if name in self.learn else value for name, value in named}
         sigma = values["sigma"] if learnt and self.training else None
-        return Delayed(linear.weight, linear.bias, values["delay"], sigma, self.max_delay)
+        weight = linear.weight
+        if sigma is None:
+            # a delay that is NaN has no whole number: it makes its weights NaN, so that it is seen here, too
+            weight = weight + (0 * values["delay"].detach()).to(weight.dtype)
+        return Delayed(weight, linear.bias, values["delay"], sigma, self.max_delay)
 
     def past_before(self, owner: str, state: Mapping[str, Any], x: Tensor, carried: bool) -> Tensor:
         """The past in a state for a call with ``x``, which is checked; ``owner`` is whose state it is."""
@@ -206,73 +160,6 @@ class Delay(Stateful):
         y = all_steps(of, x, past)
         return y, {PAST: following(self.max_delay, x, past)} if final else {}
 
-    # -- the parameters
-
-    def _ranges(self) -> Dict[str, ranges.Interval]:
-        return {"delay": ranges.Interval(0.0, float(self.max_delay)), "sigma": ranges.Interval(_LEAST_SIGMA)}
-
-    def _inside(self, name: str, value: Any) -> Union[float, Tensor]:
-        """A number or tensor in the range of the parameter of this name."""
-        found = parameters.checked("Delay", name, value)
-        within = self._ranges()[name]
-        plain = not isinstance(found, Tensor) or (type(found) in (Tensor, nn.Parameter) and found.is_cpu)
-        if plain and not bool(torch.as_tensor(within.holds(found)).all()):
-            raise ValueError(f"Delay: {name}={checks.shown(value)} must be {within}, in time steps")
-        return found
-
-    def _check_shape(self, name: str, value: Tensor, shape: Any) -> None:
-        if value.shape != shape:
-            raise ValueError(f"Delay: {name} has shape {list(value.shape)}, wanted is {list(shape)} or one number")
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _FIXED and name in self.__dict__:
-            raise AttributeError(f"Delay: {name} is fixed when a Delay is made; make a new one")
-        held = None
-        if name in _PARAMS and not self.__dict__.get("_is_replica"):
-            if name in self._buffers and self._buffers[name] is None:
-                raise AttributeError("Delay: fixed delays have no sigma; make a new one with learn=('delay',)")
-            held = self._parameters.get(name, self._buffers.get(name))
-        if held is None:
-            super().__setattr__(name, value)
-            return
-        value = self._inside(name, value)
-        if isinstance(value, Tensor) and value.numel() != 1:
-            self._check_shape(name, value, held.shape)
-        if isinstance(value, nn.Parameter) and isinstance(held, nn.Parameter):
-            super().__setattr__(name, value)
-            return
-        # in place: what torch compiled or captured reads this memory
-        with torch.no_grad():
-            held.copy_(value) if isinstance(value, Tensor) else held.fill_(value)
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        self.project()  # an optimiser may have stepped since the last call, and what is saved must load again
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-
-    def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: List[str],
-        unexpected_keys: List[str],
-        error_msgs: List[str],
-    ) -> None:
-        refused = []
-        for name in _PARAMS:
-            value = state_dict.get(prefix + name)
-            if isinstance(value, Tensor) and value.device.type != "meta":
-                try:
-                    self._inside(name, value.detach().cpu())
-                except (TypeError, ValueError) as error:
-                    refused.append(f"{prefix}{name}: {error}")
-        if refused:
-            error_msgs.extend(refused)
-            return
-        args = (state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-        super()._load_from_state_dict(*args)
-
     def in_words(self) -> str:
         """Delays in a few words."""
         delay: Any = self.delay
@@ -283,7 +170,7 @@ class Delay(Stateful):
     def extra_repr(self) -> str:
         """The longest delay, and how delays are shared, learnt and blurred."""
         delay: Any = self.delay
-        parts = [f"max_delay={self.max_delay}", f"per={_PER[2 - delay.ndim]!r}", f"learn={self.learn!r}"]
+        parts = [f"max_delay={self.max_delay}", f"per={PER[2 - delay.ndim]!r}", f"learn={self.learn!r}"]
         if self.sigma is not None:
             parts.append(f"sigma={parameters.shown(self.sigma)}")  # type: ignore[arg-type]  # a tensor
         return ", ".join([*parts, f"step={self.step!r}"] if self.step == "single" else parts)

@@ -52,7 +52,8 @@ class Delayed(NamedTuple):
 
 def whole(delay: Tensor, longest: int) -> Tensor:
     """Delays as whole numbers of steps, a half to the even one."""
-    return delay.detach().round().clamp(0, longest).long()
+    # clamped as a whole number: NaN becomes one far outside, which a GPU would take for an address
+    return delay.detach().round().long().clamp(0, longest)
 
 
 def all_steps(of: Delayed, x: Tensor, past: Optional[Tensor]) -> Tensor:

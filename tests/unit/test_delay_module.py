@@ -92,6 +92,16 @@ class TestParameters:
             assert layer.delay[0].tolist() == [0, 1.25, 2]
             assert layer.sigma.item() == pytest.approx(0.01)
 
+    @pytest.mark.parametrize("per", ["connection", "input"])
+    @pytest.mark.parametrize("training", [True, False])
+    def test_nan_is_seen(self, per, training):
+        """In both modes, at the outputs that it reaches, and at no other one."""
+        layer = made(per=per).train(training)
+        with torch.no_grad():
+            layer.delay.view(-1)[0] = torch.nan
+        reached = layer(torch.ones(T, B, J)).isnan().all(0).all(0)
+        assert reached.tolist() == ([True] + [False] * 3 if per == "connection" else [True] * 4)
+
     def test_a_training_step_keeps_the_range(self):
         """As for the parameters of neurons."""
         net = nn.Sequential(made(2), sc.LI())
