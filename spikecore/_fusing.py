@@ -9,7 +9,7 @@ from typing import Iterator, List, NamedTuple, Tuple
 
 from torch import nn
 
-from spikecore import _pooling
+from spikecore import _convolving, _pooling
 from spikecore._shell.checks import shown
 from spikecore._shell.norms import can_defer, defer, is_watched, restore
 from spikecore._shell.prologue import Prologue, prologue_of, set_prologue
@@ -35,6 +35,8 @@ def fuse(net: nn.Module) -> nn.Module:
 
     Pooling of windows that do not overlap, wherever it stands, keeps less for backward: ``nn.MaxPool2d`` a byte for
     each maximum, instead of its input and an index of 8 bytes, and ``nn.AvgPool2d`` nothing, instead of its input.
+    On a GPU an ``nn.Conv2d`` computes the gradient of its weight before that of its input, so that spikes that are kept
+    as bits (:class:`spikecore.packed_spikes`) are whole for the first of the two alone.
 
     The network computes what it computed before, to rounding; a backend that can compute normalisation and neuron in
     one kernel then does, in which nothing normalised is stored. Modules, parameters and buffers stay where they are, so
@@ -51,6 +53,7 @@ def fuse(net: nn.Module) -> nn.Module:
         set_prologue(neuron, Prologue(norm))
     for module in net.modules():
         _pooling.make_compact(module)
+        _convolving.defer_input(module)
     return net
 
 
@@ -63,6 +66,7 @@ def unfuse(net: nn.Module) -> nn.Module:
             restore(prologue.norm)
             set_prologue(module, None)
         _pooling.restore(module)
+        _convolving.restore(module)
     return net
 
 

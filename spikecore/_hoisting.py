@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as _module
 from torch.nn.utils.parametrize import type_before_parametrizations
 
+from spikecore._convolving import WeightFirstConv2d
 from spikecore._shell import norms
 from spikecore._shell.checks import shown
 from spikecore._shell.repeated import repeat, step_of
@@ -56,7 +57,8 @@ _OF_SAMPLES = _of(
 )
 #: The same, of a number of dimensions: with one less torch takes a whole batch for one sample.
 _CONVOLUTIONS: Dict[Type[nn.Module], int] = {
-    getattr(nn, f"Conv{kind}{n}d"): n + 2 for n in (1, 2, 3) for kind in ("", "Transpose")
+    **{getattr(nn, f"Conv{kind}{n}d"): n + 2 for n in (1, 2, 3) for kind in ("", "Transpose")},
+    WeightFirstConv2d: 4,
 }
 _DROPOUTS = _of("AlphaDropout", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "FeatureAlphaDropout")
 _BATCH_NORMS = _of("BatchNorm1d", "BatchNorm2d", "BatchNorm3d")
