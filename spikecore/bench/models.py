@@ -107,72 +107,68 @@ def vgg(steps: int, neuron: Activation, image: Tuple[int, ...] = (3, 32, 32), cl
     return nn.Sequential(*layers)
 
 
-class TokenLayer(nn.Module):
-    """A linear layer and batch normalisation of tokens ``[B, N, C]``."""
-
-    def __init__(self, channels: int, out: int) -> None:
-        super().__init__()
-        self.linear, self.norm = nn.Linear(channels, out, bias=False), nn.BatchNorm1d(out)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[B, N, C] -> [B, N, C]``."""
-        y: Tensor = self.linear(x)
-        normalised: Tensor = self.norm(y.flatten(0, 1))
-        return normalised.view_as(y)
-
-
 class AttentionBlock(nn.Module):
-    """Spiking self-attention and a hidden layer of four times the width, each added (Zhou et al., 2023)."""
+    """Spiking self-attention and a hidden layer of four times the width, each added (Zhou et al., 2023).
 
-    def __init__(self, channels: int, heads: int, neuron: Activation) -> None:
+    Batch and tokens are one dimension, so that a layer is linear, normalises, and a neuron follows, as in any network.
+    """
+
+    def __init__(self, channels: int, heads: int, tokens: int, neuron: Activation) -> None:
         super().__init__()
-        self.heads = heads
-        self.query, self.key, self.value = (_tokens(channels, channels, neuron) for _ in range(3))
+        self.heads, self.tokens = heads, tokens
+        self.query, self.key, self.value = (_linear(channels, channels, neuron) for _ in range(3))
         self.fire = neuron()
-        self.projected = _tokens(channels, channels, neuron)
-        self.hidden = nn.Sequential(_tokens(channels, 4 * channels, neuron), _tokens(4 * channels, channels, neuron))
+        self.projected = _linear(channels, channels, neuron)
+        self.hidden = nn.Sequential(_linear(channels, 4 * channels, neuron), _linear(4 * channels, channels, neuron))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[T, B, N, C] -> [T, B, N, C]``."""
+        """``[T, B N, C] -> [T, B N, C]``."""
         query, key, value = (self._by_head(layer(x)) for layer in (self.query, self.key, self.value))
         # no softmax: the products of spikes are not negative
         attended = query @ (key.transpose(-2, -1) @ value) * 0.125
-        x = x + self.projected(self.fire(attended.transpose(-3, -2).flatten(-2)))
+        x = x + self.projected(self.fire(attended.transpose(-3, -2).flatten(-2).flatten(1, 2)))
         added: Tensor = x + self.hidden(x)
         return added
 
     def _by_head(self, x: Tensor) -> Tensor:
-        """``[T, B, N, C] -> [T, B, heads, N, C / heads]``."""
-        heads: Tensor = x.unflatten(-1, (self.heads, -1))
+        """``[T, B N, C] -> [T, B, heads, N, C / heads]``."""
+        heads: Tensor = x.unflatten(-1, (self.heads, -1)).unflatten(1, (-1, self.tokens))
         return heads.transpose(-3, -2)
 
 
 def attention(steps: int, neuron: Activation, image: Tuple[int, ...] = (3, 32, 32), classes: int = 10) -> nn.Sequential:
     """Four blocks of spiking attention, 384 wide with eight heads, on patches of 4x4 pixels."""
+    tokens = (image[1] // 4) * (image[2] // 4)
     patches = sc.layers.TimeBatched(nn.Conv2d(image[0], 384, 4, 4), nn.BatchNorm2d(384))
     layers: List[nn.Module] = [sc.encode.Constant(steps), patches, neuron(), Tokens()]
-    layers += [AttentionBlock(384, 8, neuron) for _ in range(4)]
-    return nn.Sequential(*layers, Pooled(), nn.Linear(384, classes))
+    layers += [AttentionBlock(384, 8, tokens, neuron) for _ in range(4)]
+    return nn.Sequential(*layers, Mean(tokens), nn.Linear(384, classes))
 
 
 class Tokens(nn.Module):
-    """Images as tokens: ``[T, B, C, H, W] -> [T, B, H W, C]``."""
+    """Images as tokens: ``[T, B, C, H, W] -> [T, B H W, C]``."""
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
-        return x.flatten(-2).transpose(-2, -1)
+        return x.flatten(-2).transpose(-2, -1).flatten(1, 2)
 
 
-class Pooled(nn.Module):
-    """The mean over tokens: ``[T, B, N, C] -> [T, B, C]``."""
+class Mean(nn.Module):
+    """The mean over tokens: ``[T, B N, C] -> [T, B, C]``."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self.tokens = tokens
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
-        return x.mean(-2)
+        means: Tensor = x.unflatten(1, (-1, self.tokens)).mean(2)
+        return means
 
 
-def _tokens(channels: int, out: int, neuron: Activation) -> nn.Module:
-    return nn.Sequential(sc.layers.TimeBatched(TokenLayer(channels, out)), neuron())
+def _linear(channels: int, out: int, neuron: Activation) -> nn.Module:
+    """A linear layer of tokens ``[T, B N, C]``, batch normalisation and a neuron."""
+    return nn.Sequential(sc.layers.TimeBatched(nn.Linear(channels, out, bias=False), nn.BatchNorm1d(out)), neuron())
 
 
 @dataclass(frozen=True)
