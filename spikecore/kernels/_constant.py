@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Dict, FrozenSet, List, Optional, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from torch import Tensor
 
@@ -21,14 +21,13 @@ from spikecore.lang import Node, Program
 from spikecore.lang.node import substitute
 
 
-def steps_of(program: Program, inputs: Tensors) -> Tuple[Optional[Tensor], ...]:
-    """For each input the one step that it repeats, None for others; empty if no input that is read repeats one."""
-    found = tuple([step_of(x) for x in inputs])
-    if not any(step is not None for step in found):
-        return ()
-    read = _read(program)
-    found = tuple([step if name in read else None for name, step in zip(program.inputs, found)])
-    return found if any(step is not None for step in found) else ()
+def steps_of(reads: Sequence[bool], inputs: Tensors) -> Tuple[Optional[Tensor], ...]:
+    """For each input that is read the one step that it repeats, None for others; empty if none repeats one.
+
+    ``reads``: see :func:`reads_of`.
+    """
+    found = tuple([step_of(x) if read else None for x, read in zip(inputs, reads)])
+    return found if [step for step in found if step is not None] else ()
 
 
 @lru_cache(maxsize=256)
@@ -57,10 +56,10 @@ def with_constants(program: Program, spec: Spec, which: Tuple[bool, ...]) -> Tup
     return made, replace(spec, params=("full",) * len(names) + spec.params, learn=(*names, *spec.learn))
 
 
-@lru_cache(maxsize=256)
-def _read(program: Program) -> FrozenSet[str]:
-    """The inputs that a step is computed from."""
-    return frozenset(str(node.attr) for node in program.nodes if node.op == "input")
+def reads_of(program: Program) -> Tuple[bool, ...]:
+    """For each input whether a step is computed from it."""
+    read = {node.attr for node in program.nodes if node.op == "input"}
+    return tuple([name in read for name in program.inputs])
 
 
 def instead_of(instead: Instead, which: Tuple[bool, ...], spec: Spec) -> Instead:

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from spikecore._shell.repeated import step_of
 from spikecore.backend import BackendError, ParamValue, Range, Runner, Spec, Tensors, Unsupported, by_call
 from spikecore.kernels._again import Instead
 from spikecore.kernels._arguments import Call
 from spikecore.kernels._boundary import Boundary, OneStep, derived
-from spikecore.kernels._constant import instead_of, steps_of, with_constants
+from spikecore.kernels._constant import instead_of, reads_of, steps_of, with_constants
 from spikecore.kernels._direct import Direct
 from spikecore.kernels._direct_constant import DirectConstant
 from spikecore.kernels._direct_normalised import DirectNormalised
@@ -75,6 +76,7 @@ class KernelRunner:
         self.instead: Instead = None
         self._moments: Optional[Moments] = None
         self._statistics: Optional[StatisticsLaunch] = None
+        self._reads = reads_of(program)
         #: Runners of calls whose inputs of these numbers are the same at every step.
         self._constant: Dict[Tuple[bool, ...], KernelRunner] = {}
         #: Of such a runner, its direct calls.
@@ -112,7 +114,7 @@ class KernelRunner:
 
     def in_graph(self, x: Tensor, numbers: Sequence[float]) -> Optional[Tensor]:
         """See :func:`spikecore._base.running.in_graph`."""
-        if not self.graph_key:
+        if not self.graph_key or step_of(x) is not None:
             return None
         out: Tensor = torch.ops.spikecore.rest(self.graph_key, x, [], numbers)
         return out
@@ -149,8 +151,8 @@ class KernelRunner:
         if inputs[0].shape[0] == 0:
             return self._nothing(inputs[0], state, params, record)
         # statistics are functions of an input, which a parameter in its place is not
-        steps = () if is_compiling() or self.program.statistics else steps_of(self.program, inputs)
-        if steps and self._takes_full(inputs[0].device.type):
+        steps = () if self.program.statistics else steps_of(self._reads, inputs)
+        if steps and (self.flat or not is_compiling()) and self._takes_full(inputs[0].device.type):
             return self._on_constants(steps, inputs, state, params, record)
         call, tensors = self._call(inputs, state, params, record, inputs[0].shape[1:])
         results = self._cross(call, tensors)
@@ -175,22 +177,30 @@ class KernelRunner:
     ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
         """A call some of whose inputs repeat one step each, computed from these."""
         which = tuple([step is not None for step in steps])
-        runner = self._constant.get(which)
-        if runner is None:
-            program, spec = with_constants(self.program, self.spec, which)
-            runner = KernelRunner(self.execution.backend, program, spec)
-            runner.instead = instead_of(self.instead, which, self.spec)
-            one = len(which) == 1 == self.n_outputs and set(self.spec.params) <= {"number"}
-            if one and not (self.spec.final or self.execution.backend.owns_outputs):
-                runner._direct = DirectConstant(runner.execution, runner.instead, derived)
-            runner = self._constant.setdefault(which, runner)
+        self._prepare(which)
+        runner = self._constant[which]
         values = [step for step in steps if step is not None]
-        if runner._direct is not None and state is None and not record:
+        if runner._direct is not None and state is None and not record and not is_compiling():
             out = runner._direct(values[0], inputs[0].shape[0], params)
             if out is not None:
                 return (out,), None, ()
         inputs = tuple([x.detach() if repeats else x for x, repeats in zip(inputs, which)])
         return runner(inputs, state, (*values, *params), record)
+
+    def _prepare(self, which: Tuple[bool, ...]) -> None:
+        """Make the runner of calls whose inputs of ``which`` repeat one step each."""
+        if which in self._constant:
+            return
+        program, spec = with_constants(self.program, self.spec, which)
+        runner = KernelRunner(self.execution.backend, program, spec)
+        runner.instead = instead_of(self.instead, which, self.spec)
+        one = len(which) == 1 == self.n_outputs and set(self.spec.params) <= {"number"}
+        if one and not (self.spec.final or self.execution.backend.owns_outputs):
+            runner._direct = DirectConstant(runner.execution, runner.instead, derived)
+        self._constant.setdefault(which, runner)
+
+    # torch.compile takes what this returns as a constant, and does not trace it
+    _prepare._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
     def one_step(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
