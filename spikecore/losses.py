@@ -139,14 +139,8 @@ def mse_count(
         right, wrong = (_whole_spikes(name, rate, length * group) for name, rate in rates)
         wanted = _per_class(counts, targets, on=right, off=wrong)
         return _reduce(_mean_square(counts - wanted) / length, targets, weight, counts.shape[-1], reduction)
-    # by a table of all lengths, in Python's float64: float32, which is all that some devices have, is off by one spike
-    tables = ([_whole_spikes(name, rate, each * group) for each in range(length + 1)] for name, rate in rates)
     lengths = steps.count(computed(outputs))
-    # made on the host and moved: in a PopTorch graph that is a constant
-    on, off = (
-        torch.tensor(table, dtype=counts.dtype).to(counts.device).index_select(0, lengths.long()).unsqueeze(-1)
-        for table in tables
-    )
+    on, off = (_whole_spikes_of(name, rate, lengths, length, group) for name, rate in rates)
     error = _mean_square(counts - _per_class(counts, targets, on=on, off=off))
     return _reduce(error / lengths, targets, weight, counts.shape[-1], reduction)
 
@@ -185,6 +179,19 @@ def _whole_spikes(name: str, rate: float, most: int) -> float:
         raise ValueError(f"{name} must be between 0 and 1 spikes per step, got {rate!r}")
     # 0.29 * 100 is 28.999999999999996, and 29 spikes are meant.
     return float(math.floor(most * rate + 1e-6))
+
+
+def _whole_spikes_of(name: str, rate: float, lengths: Tensor, longest: int, group: int) -> Tensor:
+    """:func:`_whole_spikes` of sequences of so many steps each, ``[B]``, as ``[B, 1]``; in float64, as that."""
+    most = _whole_spikes(name, rate, longest * group)
+    if lengths.device.type in ("cpu", "cuda"):
+        # not from a table, whose copy from the host a CUDA graph cannot capture
+        wanted = torch.floor(lengths.double() * group * rate + 1e-6).to(lengths.dtype)
+    else:
+        # not all other devices have float64; in a PopTorch graph the table is a constant
+        table = [*(_whole_spikes(name, rate, steps * group) for steps in range(longest)), most]
+        wanted = torch.tensor(table, dtype=lengths.dtype).to(lengths.device).index_select(0, lengths.long())
+    return wanted.unsqueeze(-1)
 
 
 def _cross_entropy(log_p: Tensor, targets: Tensor) -> Tensor:

@@ -106,13 +106,14 @@ class TestLosses:
         holed[~real] = float("nan")
         torch.testing.assert_close(loss(holed, labels()[:1], mask=real[:, None]), loss(x[real], labels()[:1]))
 
-    def test_wanted_counts_are_not_off_by_one_spike(self):
-        """0.29 of 100 steps are 29 spikes in float32, too, beside a sequence of 200 steps, whose are 58."""
-        x = torch.zeros(200, 2, 1)
-        x[:29, 0] = x[:58, 1] = 1.0
-        real = mask_of([100, 200], 200)
-        found = losses.mse_count(x, torch.tensor([0, 0]), correct_rate=0.29, mask=real, reduction="none")
-        assert found.tolist() == [0.0, 0.0]
+    @pytest.mark.parametrize("rate", [0.144, 0.21, 0.29, 1 / 3, 0.999])
+    def test_wanted_counts_are_not_off_by_one_spike(self, rate):
+        """Up to 200 steps: 0.21 of 100 steps of three neurons are 63 spikes, and not 62 as in float32."""
+        lengths = list(range(1, 201))
+        x, y = torch.zeros(200, 200, 3), torch.zeros(200, dtype=torch.int64)
+        loss = partial(losses.mse_count, correct_rate=rate, num_classes=1, reduction="none")
+        expected = torch.stack([loss(x[:length, :1], y[:1])[0] for length in lengths])
+        assert torch.equal(loss(x, y, mask=mask_of(lengths, 200)), expected)
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
     @pytest.mark.parametrize("loss", LOSSES)
