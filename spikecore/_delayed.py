@@ -11,7 +11,7 @@ before the first step is the ``past``, ``[*N, longest]``, the newest last; None 
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional
+from typing import Callable, List, NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -63,6 +63,8 @@ def all_steps(of: Delayed, x: Tensor, past: Optional[Tensor]) -> Tensor:
     if of.is_of_inputs:
         delayed = _picked(of, x, past) if of.sigma is None else _blurred(of, x, past)
         return F.linear(delayed, of.weight, of.bias)
+    if of.sigma is None and x.numel() // x.shape[-1] <= of.longest + 1:
+        return _looked_up(of, x, past)
     summed = F.conv1d(_joined(of, x, past), of.by_lag().flip(-1), of.bias)
     return _time_first(summed, x)
 
@@ -75,8 +77,30 @@ def following(longest: int, x: Tensor, past: Optional[Tensor]) -> Tensor:
     return torch.cat([before[..., x.shape[0] :], x.movedim(0, -1)], -1)
 
 
-class Sending:
-    """One step after the other: called with the input of a step, it gives the output of that step.
+def one_by_one(of: Delayed, x: Tensor, past: Optional[Tensor]) -> Callable[[Tensor], Tensor]:
+    """From the input of a step to its output, called for one step after the other of ``x``."""
+    looks_up = of.sigma is None and x[:1].numel() // max(x.shape[-1], 1) <= of.longest + 1
+    if x.shape[0] == 1 or (looks_up and not torch.is_grad_enabled()):
+        return _Collecting(of, past)
+    return _Sending(of, past)
+
+
+class _Collecting:
+    """The last inputs are kept, and each step is one of :func:`all_steps`."""
+
+    def __init__(self, of: Delayed, past: Optional[Tensor]) -> None:
+        self._of, self._past = of, past
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``[..., in] -> [..., out]``."""
+        now = x.unsqueeze(0)
+        y = all_steps(self._of, now, self._past)
+        self._past = following(self._of.longest, now, self._past)
+        return y.squeeze(0)
+
+
+class _Sending:
+    """What inputs send to later steps is kept.
 
     An input is multiplied by the weights of all lags when it comes, and what arrives later is added to the sums of
     later steps. Collecting the last inputs in every step instead would keep ``longest + 1`` of them for backward, at
@@ -131,6 +155,22 @@ def _joined(of: Delayed, x: Tensor, past: Optional[Tensor]) -> Tensor:
 def _time_first(y: Tensor, like: Tensor) -> Tensor:
     """``[N, size, T]`` as ``[T, ..., size]``, the steps of ``like``; contiguous, since neurons copy other ones."""
     return y.permute(2, 0, 1).reshape(*like.shape[:-1], y.shape[1]).contiguous()
+
+
+def _looked_up(of: Delayed, x: Tensor, past: Optional[Tensor]) -> Tensor:
+    """Whole delays of connections: one input for each of them.
+
+    For few samples and steps: this writes ``[T, ..., out, in]``, where a convolution begins with weights by lag,
+    ``[out, in, longest + 1]``, nearly all of them 0. A step of one sample and 256 x 256 connections of up to 25 steps
+    takes 0.3 ms instead of 20.
+    """
+    windows = _joined(of, x, past).unfold(-1, of.longest + 1, 1).permute(2, 0, 1, 3).flatten(2).flatten(0, 1)
+    first = torch.arange(of.longest, windows.shape[-1], of.longest + 1, device=x.device)
+    chosen = (first - whole(of.delay, of.longest)).flatten()
+    inputs = windows.index_select(1, chosen).unflatten(1, of.delay.shape)
+    y = torch.einsum("noi,oi->no", inputs, of.weight)
+    y = y if of.bias is None else y + of.bias.to(y.dtype)
+    return y.view(*x.shape[:-1], y.shape[-1])
 
 
 def _blurred(of: Delayed, x: Tensor, past: Optional[Tensor]) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._delay import PAST, Delay
-from spikecore._delayed import Sending, all_steps, following
+from spikecore._delayed import following, one_by_one
 from spikecore._hoisting import is_watched, other_hooks
 from spikecore._shell import checks, compiled
 from spikecore._shell.feedback import Matrix, fed_back, under_autocast, why_not
@@ -161,10 +161,7 @@ class Recurrent(Stateful):
             return self.linear
         if not is_compiling() and other_hooks(self.linear):
             raise RuntimeError("Recurrent: its Delay has hooks, which nothing would call; put them on the Recurrent")
-        of = self.linear.delayed(x)
-        if len(x) == 1:
-            return lambda fed: all_steps(of, fed.unsqueeze(0), past).squeeze(0)
-        return Sending(of, past)
+        return one_by_one(self.linear.delayed(x), x, past)
 
     def _behind(self, x: Tensor, past: Optional[Tensor], fed: Sequence[Tensor]) -> State:
         """The part of the state that a Delay has after these outputs came back."""

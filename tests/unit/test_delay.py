@@ -134,15 +134,16 @@ class TestGradients:
             assert grad.abs().max() > 0
 
     @pytest.mark.parametrize("per", PER)
-    def test_whole_delays_pass_those_of_inputs_and_weights(self, per):
-        """In eval mode the positions have none."""
-        layer, x = made(per).eval(), drawn(T, B, J).requires_grad_()
+    @pytest.mark.parametrize("longest", [LONGEST, 15])
+    def test_whole_delays_pass_those_of_inputs_and_weights(self, per, longest):
+        """In eval mode the positions have none; few steps of long delays are looked up, one for each connection."""
+        layer, x = made(per, longest).eval(), drawn(T, B, J).requires_grad_()
         cotangent = drawn(T, B, OUT, seed=5)
         wanted = [x, layer.linear.weight, layer.linear.bias]
         found = torch.autograd.grad(layer(x), [*wanted, layer.delay], cotangent, allow_unused=True)
         values = [value.detach().numpy().copy() for value in (*wanted, layer.delay)] + [None]
         for at, grad in enumerate(found[:3]):
-            np.testing.assert_allclose(grad, slope(values, at, cotangent.numpy()), rtol=1e-6, atol=1e-8)
+            np.testing.assert_allclose(grad, slope(values, at, cotangent.numpy(), longest), rtol=1e-6, atol=1e-8)
         assert found[3] is None
 
     @pytest.mark.parametrize("per", PER)
@@ -167,7 +168,7 @@ class TestGradients:
         assert torch.autograd.gradgradcheck(function, (x, delay, sigma))
 
 
-def slope(values, at, cotangent, h=1e-6):
+def slope(values, at, cotangent, longest=LONGEST, h=1e-6):
     """The derivative of the loop, weighted by the cotangent, with respect to one of its values."""
     found = np.zeros(values[at].shape)
     for index in np.ndindex(values[at].shape):
@@ -175,7 +176,7 @@ def slope(values, at, cotangent, h=1e-6):
         for sign in (1, -1):
             moved = [value if k != at else value.copy() for k, value in enumerate(values)]
             moved[at][index] += sign * h
-            ends.append((by_hand(*moved) * cotangent).sum())
+            ends.append((by_hand(*moved, longest) * cotangent).sum())
         found[index] = (ends[0] - ends[1]) / (2 * h)
     return found
 

@@ -273,6 +273,17 @@ class TestBesideTorch:
         assert torch.equal(out, layer.run(x, state=state)[0])
 
     @pytest.mark.parametrize("per", ["connection", "input"])
+    def test_autocast_of_whole_delays(self, per):
+        """Few steps, which are looked up, and many have one dtype."""
+        layer = made(per=per).eval()
+        for steps in (1, 30):
+            x = drawn(steps, B, J)
+            with torch.autocast("cpu", torch.bfloat16):
+                out = layer(x)
+            assert out.dtype == torch.bfloat16
+            torch.testing.assert_close(out.float(), layer(x), rtol=0.05, atol=0.05)
+
+    @pytest.mark.parametrize("per", ["connection", "input"])
     def test_autocast(self, per):
         """Products are 16-bit, shares of lags are not, and gradients arrive in float32."""
         layer, x = made(per=per, sigma=0.7), drawn(T, B, J)

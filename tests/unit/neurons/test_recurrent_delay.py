@@ -85,6 +85,17 @@ class TestValues:
         assert all(grad.abs().max() > 0 for grad in found)
 
     @pytest.mark.parametrize("per", PER)
+    @pytest.mark.parametrize("batch", [1, LONGEST + 1, LONGEST + 2])
+    def test_inference(self, per, batch):
+        """Without gradients few samples are looked up."""
+        net, x = made(per).eval(), drawn(T, batch, C)
+        want = by_hand(x, *net.linear.linear.parameters(), net.linear.delay, None)
+        with torch.no_grad():
+            assert torch.equal(net(x), want)
+            with sc.carry_state(net):
+                assert torch.equal(torch.cat([net(part) for part in x.split((2, 1, 6))]), want)
+
+    @pytest.mark.parametrize("per", PER)
     def test_gradients_by_finite_differences(self, per):
         """Through a neuron that does not fire, whose output is smooth in everything."""
         net, x = made(per, sc.LI(1.5, backend="torch")), drawn(5, 1, C).requires_grad_()
