@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spikecore._base.autocast import autocast_dtype
+from spikecore._base.autocast import autocast_dtype, no_autocast
 from spikecore.lang._plain import is_compiling, is_jit_tracing, is_plain
 
 _backward: Any = torch.ops.aten.convolution_backward
@@ -53,23 +53,27 @@ class Convolved(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         stride, padding, dilation, groups = ctx.form
+        wants, shape = ctx.needs_input_grad, x.shape
         how = (stride, padding, dilation, False, [0, 0], groups)
-        wants = ctx.needs_input_grad
-        shape, device = x.shape, x.device.type
-        last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
         _, of_weight, of_bias = _backward(grad, x, weight, ctx.sizes, *how, [False, wants[1], wants[2]])
-        if _has_own_calls(device):
-            # of the input its shape alone is read; the layout is then that of the weight
-            x = grad.new_empty(1).expand(shape)
-            if last:
-                weight = weight.contiguous(memory_format=torch.channels_last)
-        of_input = _backward(grad, x, weight, None, *how, [True, False, False])[0] if wants[0] else None
+        del x
+        of_input = _of_input(grad, weight, shape, ctx.form) if wants[0] else None
         return of_input, of_weight if wants[1] else None, of_bias if wants[2] else None, None
 
 
-def _has_own_calls(device: str) -> bool:
-    """Whether the two gradients are calls of their own there, of which that of the input does not read the input."""
-    return device == "cuda"
+def _of_input(grad: Tensor, weight: Tensor, shape: torch.Size, form: Form) -> Tensor:
+    """The gradient of an input of this shape.
+
+    Torch's function for it wants an input, which it would copy into the layout of the others; the transposed
+    convolution is the same call of the library without one.
+    """
+    stride, padding, dilation, groups = form
+    sizes = zip(grad.shape[2:], stride, padding, dilation, weight.shape[2:])
+    reached = [(n - 1) * step - 2 * pad + apart * (k - 1) + 1 for n, step, pad, apart, k in sizes]
+    rest = [size - least for size, least in zip(shape[2:], reached)]
+    # a caller may run backward under autocast
+    with no_autocast(grad.device.type):
+        return F.conv_transpose2d(grad, weight, None, stride, padding, rest, groups, dilation)
 
 
 def defer_input(module: nn.Module) -> None:

@@ -36,8 +36,10 @@ class DirectConstant:
 
     def __call__(self, step: Tensor, steps: int, numbers: Sequence[Any]) -> Optional[Tensor]:
         """The output for ``steps`` steps that are ``step``; None if this call is for the runner."""
-        if is_followed() or not whole(step) or not step.numel():
+        if is_followed() or not step.numel():
             return None
+        if not whole(step):
+            return self._permuted(step, steps, numbers)
         try:
             if torch.is_grad_enabled() and step.requires_grad:
                 out: Tensor = _Crossing.apply(self, steps, numbers, step)
@@ -45,6 +47,14 @@ class DirectConstant:
             return self.forward(step.to(self.compute), steps, numbers, False)[0]
         except BackendError:  # the runner meets it, too, and does what is to be done then
             return None
+
+    def _permuted(self, step: Tensor, steps: int, numbers: Sequence[Any]) -> Optional[Tensor]:
+        """The output of a step whose dimensions lie in another order, as channels-last: none of them means anything."""
+        order = sorted(range(step.ndim), key=step.stride, reverse=True)
+        ordered = step.permute(order)
+        out = self(ordered, steps, numbers) if whole(ordered) else None
+        back = [0, *[1 + order.index(dim) for dim in range(step.ndim)]]
+        return None if out is None else out.permute(back)
 
     def geometry(self, step: Tensor, steps: int) -> Geometry:
         """Sizes of a call."""

@@ -19,6 +19,7 @@ FORMS = [
     ({"kernel_size": 3, "padding": 1}, (2, 4, 5, 6)),
     ({"kernel_size": 1, "stride": 2, "bias": False}, (2, 4, 5, 6)),
     ({"kernel_size": (3, 2), "dilation": (1, 2), "groups": 2}, (1, 4, 5, 6)),
+    ({"kernel_size": 3, "stride": (2, 3), "padding": (0, 2)}, (2, 4, 6, 7)),
 ]
 
 
@@ -85,25 +86,29 @@ def test_an_unpacked_input_is_gone_before_its_gradient(monkeypatch: Any) -> None
     """What the hook gave back lives for the weight's gradient alone."""
     given: List[Any] = []
     seen: List[Any] = []
-    backward = _convolving._backward
+    backward, of_input = _convolving._backward, _convolving._of_input
 
     def unpack(kept: Tensor) -> Tensor:
         made = kept.clone()
         given.append(StorageWeakRef(made.untyped_storage()))
         return made
 
-    def watched(grad: Tensor, x: Tensor, *rest: Any) -> Any:
-        seen.append((tuple(rest[-1]), not given[0].expired()))
-        return backward(grad, torch.zeros(x.shape), *rest) if rest[-1][0] else backward(grad, x, *rest)
+    def weights(*arguments: Any) -> Any:
+        seen.append(("weight", not given[0].expired()))
+        return backward(*arguments)
 
-    monkeypatch.setattr(_convolving, "_backward", watched)
-    monkeypatch.setattr(_convolving, "_has_own_calls", lambda device: True)
+    def inputs(*arguments: Any) -> Tensor:
+        seen.append(("input", not given[0].expired()))
+        return of_input(*arguments)
+
+    monkeypatch.setattr(_convolving, "_backward", weights)
+    monkeypatch.setattr(_convolving, "_of_input", inputs)
     module = deferred(nn.Conv2d(4, 6, 3))
     x = torch.randn(2, 4, 5, 5, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().clone(), unpack):
         y = module(x)
     y.sum().backward()
-    assert seen == [((False, True, True), True), ((True, False, False), False)]
+    assert seen == [("weight", True), ("input", False)]
 
 
 def test_calls_that_are_torchs() -> None:
