@@ -119,8 +119,9 @@ class Delay(Positions):
             )
         learnt, within = "delay" in self.learn, self._ranges()
         named = [(name, getattr(self, name)) for name in PARAMS if getattr(self, name) is not None]
-        checks.same_device("Delay", x.device, [*named, ("linear.weight", linear.weight)])
-        processes.check_gathered("Delay", x, named)
+        every = [*named, ("linear.weight", linear.weight)]
+        checks.same_device("Delay", x.device, every)
+        processes.check_gathered("Delay", x, every)
         values = {name: ranges.inside(value, within[name]) if name in self.learn else value for name, value in named}
         sigma = values["sigma"] if learnt and self.training else None
         weight = linear.weight

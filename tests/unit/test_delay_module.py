@@ -246,8 +246,38 @@ def test_hooks_of_the_layer_are_refused():
         layer(drawn(T, B, J))
 
 
+class Shard(torch.Tensor):
+    """What ``fully_shard`` leaves outside of the module that it was given, as far as spikecore looks at it."""
+
+    def full_tensor(self):
+        """All of it."""
+
+
 class TestBesideTorch:
     """What else is done to modules."""
+
+    @pytest.mark.parametrize("name", ["delay", "linear.weight"])
+    def test_shards_are_refused(self, name):
+        """As those of a neuron, where nothing gathered them."""
+        layer = made()
+        owner, _, last = name.rpartition(".")
+        owner = layer.get_submodule(owner)
+        owner._parameters[last] = nn.Parameter(owner._parameters[last].detach().as_subclass(Shard))
+        with pytest.raises(RuntimeError, match=f"Delay: {name} is sharded over processes"):
+            layer(drawn(T, B, J))
+
+    def test_a_checkpoint_file(self, tmp_path):
+        """Brings positions and the width back, so that annealing goes on."""
+        layer, other = made(), made(delay=1.0)
+        layer.sigma = 0.7
+        steps = []
+        for one in (layer, other):
+            optimizer = torch.optim.Adam(one.parameters())
+            steps.append(sc.training_model(one, sc.losses.ce_max_membrane, optimizer))
+            steps[-1](drawn(T, B, J), torch.tensor([0, 1]))
+        sc.save_checkpoint(tmp_path / "file.pt", {}, step=steps[0].state_dict())
+        steps[1].load_state_dict(sc.load_checkpoint(tmp_path / "file.pt", {}, ["step"])["step"])
+        torch.testing.assert_close(other.state_dict(), layer.state_dict(), rtol=0, atol=0)
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     @pytest.mark.parametrize("per", ["connection", "input"])
