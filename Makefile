@@ -87,7 +87,7 @@ test-plugins: $(NUMBA_INSTALLED) $(TRITON_INSTALLED)
 	@cd plugins/spikecore-triton && $(abspath $(BIN))/python -m pytest $(PARALLEL) --ignore tests/test_compiled.py $(ARGS)
 
 test-kernels: $(NVRTC_INSTALLED)
-	@$(BIN)/python -m pytest $(PARALLEL) -m kernels tests/backend/test_cupy_compile.py tests/backend/test_cupy_host.py $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) -m kernels tests/backend/test_cupy_compile.py tests/backend/test_cupy_host.py tests/backend/test_cupy_recurrent.py $(ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check

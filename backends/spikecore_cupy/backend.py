@@ -26,6 +26,8 @@ from spikecore_cupy.chunks import chunk_length, longest
 from spikecore_cupy.derivative import normalises
 from spikecore_cupy.device import Kernel, shared
 from spikecore_cupy.divisors import divisors, is_power_of_two
+from spikecore_cupy.feedback_launcher import FeedbackLauncher, print_feedback, shape_for
+from spikecore_cupy.feedback_shape import length_of, takes
 from spikecore_cupy.forms import form_of
 from spikecore_cupy.packing import Packer
 from spikecore_cupy.source import print_kernel
@@ -40,6 +42,9 @@ SPAN = 2**21
 #: In a layer of so few neurons a thread takes up to so many groups, if it then has the whole sum of its channels: that
 #: costs less than another launch to add them up.
 SMALL, FEW = 4096, 8
+
+#: Neurons of a row in the text of a kernel with feedback that people are shown.
+SHOWN = 128
 
 Plan = Union[ForwardPlan, BackwardPlan]
 #: For each parameter: neurons between neighbouring channels, channels.
@@ -57,20 +62,36 @@ class CupyBackend(KernelBackend):
     #: What compiles and launches a kernel.
     kernel: Callable[..., Any] = Kernel
 
+    #: What compiles and launches a kernel with feedback.
+    feedback_kernel: Callable[..., Any] = Kernel
+
     def chunk_of(self, program: Program, spec: Spec) -> int:
-        return longest(program, spec)
+        return longest(program, spec) if spec.feedback is None else length_of(program, spec)
+
+    def feeds_back(self, program: Program, spec: Spec, width: int) -> bool:
+        """Where a cluster of multiprocessors holds the weights in its registers: with float32 up to 512 neurons, with
+        16 bits more.
+        """
+        return takes(program, spec, width) and self.feedback_kernel.multiplies()  # type: ignore[attr-defined]  # a class
 
     def forward(self, plan: ForwardPlan) -> ForwardLaunch:
+        if plan.spec.feedback is not None:
+            return FeedbackLauncher(self.feedback_kernel, plan, FORWARD_GROUPS, ())
         return Launcher(self.kernel, plan, FORWARD_GROUPS, ())
 
     def backward(self, plan: BackwardPlan) -> BackwardLaunch:
         learnt = [plan.kinds[name] for name in plan.learn]
+        if plan.spec.feedback is not None:
+            return FeedbackLauncher(self.feedback_kernel, plan, BACKWARD_GROUPS, learnt)
         return Launcher(self.kernel, plan, BACKWARD_GROUPS, learnt)
 
     def statistics(self, spec: Spec) -> Statistics:
         return Statistics(self.kernel, spec)
 
     def text(self, plan: Plan) -> str:
+        if plan.spec.feedback is not None:
+            # the width of a row is known when a launch has its weight
+            return print_feedback(plan, shape_for(plan, SHOWN))[0].text
         return print_kernel(plan, form_of(plan)).text
 
     def pack(self, numbers: Tensor, whole: Whole, like: Optional[Tensor] = None) -> Bits:

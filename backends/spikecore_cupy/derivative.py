@@ -4,7 +4,8 @@ Where its results are rounded to 16 bits and the step that is computed again has
 for arithmetic and not for memory. There the adjoint's own divisions may be off by two units in the last place of
 float32, far below the rounding: one by parameters alone becomes a product with their reciprocal, any other one is
 approximate. A product and the sum it is added to are rounded once: two states in bfloat16 wait for instructions.
-Spikes and states never depend on it.
+Spikes and states never depend on it. In kernels with feedback every step waits for the one behind it, and so for each
+exact division of the adjoint (four of a thread, one after the other, took a fifth of a step): there, too.
 
 The adjoint of a program that normalises has twice the arithmetic, on two reads of the same numbers: there a product
 and the sum it is added to are rounded once, and what is a factor of all parts of a sum is multiplied once, at the end.
@@ -69,7 +70,8 @@ def _divided(plan: BackwardPlan) -> Derivative:
     exact = frozenset(plan.program.nodes)
     # a step without divisions of its own has arithmetic to spare: the kernel waits for memory anyway
     busy = any(node.op == "div" for node in exact.difference(loop_invariant(plan.program.nodes)))
-    if plan.dtype == plan.compute or not busy:
+    # a kernel with feedback waits for each step's arithmetic, whatever its numbers are rounded to
+    if plan.spec.feedback is None and (plan.dtype == plan.compute or not busy):
         return Derivative(adjoint.inputs, states, adjoint.params)
     order = topological(plan.roots)
     fixed = {*loop_invariant(order), *(node for node in order if node.op in ("param", "const"))}

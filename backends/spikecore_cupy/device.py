@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -20,17 +21,29 @@ from spikecore.kernels import KERNELS, Lock, Recent, cache
 from spikecore_cupy.lines import BLOCK
 
 HEADER = "spikecore.cuh"
+#: What kernels with feedback include beside it.
+FEEDBACK_HEADER = "recurrent.cuh"
 OPTIONS = ("--fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true", "-std=c++17", "-default-device")
 _POINTER, _SIZE = 1, 2  # CU_LAUNCH_PARAM_BUFFER_POINTER and _SIZE
+#: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES. Without it a block may have 48 KiB, what its text declares included.
+_MOST_SHARED = 8
 _FORMATS = {"long long": "q", "int": "i", "float": "f", "double": "d"}
 #: Kernels by their text; each has its machine code on every GPU that it was launched on.
 _kernels: Recent[Any, Any] = Recent(KERNELS)
 _UNSUPPORTED_ARCH = "invalid value for --gpu-architecture"
 
 
-def header() -> str:
-    """The text that every kernel includes."""
-    return (Path(__file__).parent / HEADER).read_text(encoding="utf-8")
+def header(name: str = HEADER) -> str:
+    """The text that every kernel includes, or another one that some include."""
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")
+
+
+def headers(text: str) -> Dict[str, str]:
+    """The texts that a kernel includes, by their names."""
+    found = {HEADER: header()}
+    if f'#include "{FEEDBACK_HEADER}"' in text:
+        found[FEEDBACK_HEADER] = header(FEEDBACK_HEADER)
+    return found
 
 
 def reason() -> Optional[str]:
@@ -60,12 +73,13 @@ def compiled(name: str, text: str, arch: int) -> bytes:
     """The kernel's machine code for GPUs of an architecture, such as 90; from disk if it was compiled before."""
     from cupy_backends.cuda.libs import nvrtc
 
-    included, version, meant = header(), nvrtc.getVersion(), cache.meaning(text, "//")
-    key = f"{cache.key_of(meant, included, OPTIONS, arch, version)}.cubin"
+    included, version, meant = headers(text), nvrtc.getVersion(), cache.meaning(text, "//")
+    key = f"{cache.key_of(meant, *included.values(), OPTIONS, arch, version)}.cubin"
     code = cache.read("cupy", key)
     if code is None:
         options = (*OPTIONS, f"-arch=sm_{arch}")
-        program = nvrtc.createProgram(text, f"{name}.cu", [included.encode()], [HEADER.encode()])
+        texts, names = [one.encode() for one in included.values()], [one.encode() for one in included]
+        program = nvrtc.createProgram(text, f"{name}.cu", texts, names)
         try:
             nvrtc.compileProgram(program, options)
             code = bytes(nvrtc.getCUBIN(program))
@@ -93,10 +107,10 @@ def _stream_of(device: int) -> int:
     return address
 
 
-def shared(kernel: Callable[..., Any], name: str, text: str, types: Sequence[str]) -> Any:
+def shared(kernel: Callable[..., Any], name: str, text: str, types: Sequence[str], memory: int = 0) -> Any:
     """The kernel of a text: the one that there is of a text that means the same, or one made now."""
-    key = (kernel, name, cache.meaning(text, "//"), tuple(types))
-    return _kernels.get_or(key, lambda: kernel(name, text, types))
+    key = (kernel, name, cache.meaning(text, "//"), tuple(types), memory)
+    return _kernels.get_or(key, lambda: kernel(name, text, types, memory))
 
 
 def single(arguments: Sequence[Any]) -> List[Any]:
@@ -107,16 +121,16 @@ def single(arguments: Sequence[Any]) -> List[Any]:
 class Kernel:
     """A kernel of one text, on every GPU that it is asked for.
 
-    ``types`` are the C types of its arguments.
+    ``types`` are the C types of its arguments, ``memory`` the bytes of shared memory of a block that a launch gives it.
     """
 
     #: Threads of a block.
     block = BLOCK
 
-    def __init__(self, name: str, text: str, types: Sequence[str]) -> None:
+    def __init__(self, name: str, text: str, types: Sequence[str], memory: int = 0) -> None:
         from cupy_backends.cuda.api import driver
 
-        self.name, self.text = name, text
+        self.name, self.text, self.memory = name, text, memory
         layout = layout_of(types)
         self._pack_into = struct.Struct(layout).pack_into
         self._size = struct.calcsize(layout)
@@ -144,7 +158,28 @@ class Kernel:
         except OverflowError:
             self._pack_into(buffer, 0, *single(arguments))
         function = self._functions.get(device) or self._load(device)
-        self._launch(function[0], blocks, 1, 1, threads, 1, 1, 0, self._stream(device), 0, extra)
+        self._launch(function[0], blocks, 1, 1, threads, 1, 1, self.memory, self._stream(device), 0, extra)
+
+    @staticmethod
+    @lru_cache(maxsize=None)
+    def clusters(device: int) -> bool:
+        """Whether blocks of a GPU share their memory in clusters."""
+        return torch.cuda.get_device_capability(device) >= (9, 0)
+
+    @staticmethod
+    @lru_cache(maxsize=None)
+    def multiprocessors(device: int) -> int:
+        """How many blocks that fill a multiprocessor run at once."""
+        return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+    @staticmethod
+    @lru_cache(maxsize=1)
+    def multiplies() -> bool:
+        """Whether every GPU has what kernels with feedback need: clusters, and 227 KiB of shared memory for a block,
+        which those of compute capability 11 and 12 have not.
+        """
+        found = [torch.cuda.get_device_capability(k) for k in range(torch.cuda.device_count())]
+        return all((9, 0) <= capability < (11, 0) for capability in found)
 
     def _buffer(self, device: int) -> Tuple[Any, int]:
         """Memory of this thread for arguments, and the address of what says where it is."""
@@ -164,6 +199,7 @@ class Kernel:
 
     def _load(self, device: int) -> Tuple[int, Any]:
         from cupy.cuda.function import Module
+        from cupy_backends.cuda.api import driver
 
         # two threads that launch at once would compile twice
         with self._lock:
@@ -173,6 +209,8 @@ class Kernel:
                 try:
                     module.load(code)
                     function = module.get_function(self.name)
+                    if self.memory:
+                        driver.funcSetAttribute(function.ptr, _MOST_SHARED, self.memory)
                 except Exception as error:  # the driver's, for one that is too old: an automatic choice goes on
                     raise BackendError(
                         f"the driver cannot load kernel {self.name}: {type(error).__name__}: {error}; "

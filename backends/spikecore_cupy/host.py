@@ -15,11 +15,12 @@ import weakref
 from pathlib import Path
 from typing import Any, Optional, Sequence
 
-from spikecore.backend import BackendError
+from spikecore.backend import BackendError, Spec
 from spikecore.kernels import cache
+from spikecore.lang import Program
 from spikecore_cupy.backend import CupyBackend
 from spikecore_cupy.custom import ElementwiseKernel, ScanKernel
-from spikecore_cupy.device import HEADER, header, layout_of, single
+from spikecore_cupy.device import HEADER, headers, layout_of, single
 from spikecore_cupy.lines import BLOCK
 
 _KIND = "cupy-host"
@@ -39,14 +40,18 @@ class HostKernel:
     #: Threads of a block at most. With one, a sum over a block needs no other thread.
     block = 1
 
-    def __init__(self, name: str, text: str, types: Sequence[str]) -> None:
-        self._pack = struct.Struct(layout_of(types)).pack
-        threads = "#define THREADS\n" if self.block > 1 else ""
-        library = _loaded(name, f'{threads}#include "host.h"\n{text}{_entry(name, types, self.block > 1)}')
+    def __init__(self, name: str, text: str, types: Sequence[str], memory: int = 0) -> None:
+        self._pack, self.memory = struct.Struct(layout_of(types)).pack, memory
+        library = _loaded(name, self._whole(name, text, types))
         # ctypes never unloads a library: a session of tests would keep every kernel that it built
         weakref.finalize(self, _ctypes.dlclose, library._handle)
         self._launch = library.launch
         self._launch.argtypes, self._launch.restype = (ctypes.c_uint, ctypes.c_char_p, ctypes.c_uint), None
+
+    def _whole(self, name: str, text: str, types: Sequence[str]) -> str:
+        """The text of the library."""
+        threads = "#define THREADS\n" if self.block > 1 else ""
+        return f'{threads}#include "host.h"\n{text}{_entry(name, types, self.block > 1)}'
 
     def __call__(self, blocks: int, device: int, arguments: Sequence[Any], threads: int = 0) -> None:
         """Run all blocks."""
@@ -63,11 +68,51 @@ class HostBlocks(HostKernel):
     block = BLOCK
 
 
+class HostClusters(HostKernel):
+    """Kernels with feedback, with all threads of a cluster of blocks: very slow."""
+
+    #: How many blocks a GPU would hold at once.
+    held = 132
+
+    def _whole(self, name: str, text: str, types: Sequence[str]) -> str:
+        before = '#define THREADS\n#include "host.h"\n#include "host_cluster.h"\n'
+        return f"{before}{text}{_cluster_entry(name, types, self.memory)}"
+
+    @staticmethod
+    def clusters(device: int) -> bool:
+        """As on the GPUs that have them."""
+        return True
+
+    @classmethod
+    def multiprocessors(cls, device: int) -> int:
+        """See :attr:`held`."""
+        return cls.held
+
+    @staticmethod
+    def multiplies() -> bool:
+        """As the newest GPUs."""
+        return True
+
+
 class HostBackend(CupyBackend):
     """The cupy backend with its kernels on the CPU. Not in the list of backends: tests ask for it by its class."""
 
     name = "cupy_host"
     kernel = HostKernel
+
+    def feeds_back(self, program: Program, spec: Spec, width: int) -> bool:
+        """Not at all: a step took a second."""
+        return False
+
+
+class HostClustersBackend(HostBackend):
+    """The same, which feeds back within its kernels."""
+
+    name = "cupy_host_clusters"
+    feedback_kernel = HostClusters
+
+    def feeds_back(self, program: Program, spec: Spec, width: int) -> bool:
+        return CupyBackend.feeds_back(self, program, spec, width)
 
 
 class HostElementwiseKernel(ElementwiseKernel):
@@ -121,11 +166,52 @@ extern "C" void launch(const unsigned count, const Arguments* arguments, const u
 """
 
 
+def _cluster_entry(name: str, types: Sequence[str], memory: int) -> str:
+    """A function that runs a kernel for every cluster, one after the other."""
+    fields = " ".join(f"{kind} a{k};" for k, kind in enumerate(types))
+    values = ", ".join(f"a->a{k}" for k in range(len(types)))
+    return f"""
+#include <stdlib.h>
+struct Arguments {{ {fields} }};
+static const Arguments* a;
+static unsigned blocks;
+static void* all_clusters(void* which) {{
+    const unsigned number = (unsigned)(size_t)which;
+    threadIdx.x = number % Neurons::BLOCK_THREADS, rank_of_block = number / Neurons::BLOCK_THREADS;
+    for (unsigned first = 0; first < blocks; first += Neurons::C) {{
+        blockIdx.x = first + rank_of_block;
+        {name}({values});
+        cluster_wait();
+    }}
+    return 0;
+}}
+extern "C" void launch(const unsigned count, const Arguments* arguments, const unsigned threads) {{
+    static_assert(Neurons::MEMORY == {memory}, "");
+    const unsigned all = Neurons::C * Neurons::BLOCK_THREADS;
+    pthread_t* started = (pthread_t*)malloc(all * sizeof(pthread_t));
+    a = arguments, blocks = count, blockDim.x = threads;
+    pthread_barrier_init(&whole_cluster, 0, all);
+    for (int block = 0; block < Neurons::C; ++block) {{
+        memories[block] = (unsigned char*)aligned_alloc(16, (Neurons::MEMORY + 15) / 16 * 16);
+        memset(memories[block], 0xff, Neurons::MEMORY);
+        pthread_barrier_init(&whole_block[block], 0, Neurons::BLOCK_THREADS);
+        for (int k = 0; k < Neurons::BLOCK_THREADS / 32; ++k) pthread_barrier_init(&warps[block][k].all, 0, 32);
+        for (int k = 0; k < Neurons::MT; ++k) pthread_barrier_init(&warps[block][k].some, 0, 32 * Neurons::KS);
+    }}
+    for (unsigned k = 0; k < all; ++k) pthread_create(started + k, 0, all_clusters, (void*)(size_t)k);
+    for (unsigned k = 0; k < all; ++k) pthread_join(started[k], 0);
+    for (int block = 0; block < Neurons::C; ++block) free(memories[block]);
+    free(started);
+}}
+"""
+
+
 def _loaded(name: str, text: str) -> ctypes.CDLL:
     """The library of a text, from disk or built now."""
     here = Path(__file__).parent
-    host = (here / "host.h").read_text(encoding="utf-8")
-    key = f"{cache.key_of(cache.meaning(text, '//'), host, header(), OPTIONS)}.so"
+    names = ["host.h", *(["host_cluster.h"] if "host_cluster.h" in text else [])]
+    host = [(here / name).read_text(encoding="utf-8") for name in names]
+    key = f"{cache.key_of(cache.meaning(text, '//'), *host, *headers(text).values(), OPTIONS)}.so"
     # a library that is cut short would end the process where it is loaded, so it is verified before
     kept = cache.verified(_KIND, key)
     if kept is not None:

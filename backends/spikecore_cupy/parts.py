@@ -51,11 +51,13 @@ class Function(NamedTuple):
     arguments: List[str]
     body: List[str]
     takes: Tuple[Node, ...]
+    #: What stands before its type.
+    template: str = ""
 
     @property
     def head(self) -> str:
         """What stands before its arguments."""
-        return f"__device__ __forceinline__ void {self.name}("
+        return f"{self.template}__device__ __forceinline__ void {self.name}("
 
 
 class Stream(NamedTuple):

@@ -37,6 +37,8 @@ class CudaPrinter(KernelPrinter):
         repeated: Collection[Node] = (),
     ) -> None:
         super().__init__(TYPES[compute])
+        #: The text of a repeated division.
+        self.division = "divided({0}, {1})"
         self.approximate, self.numbers, self.powers, self.repeated = approximate, numbers, powers, repeated
 
     def template(self, node: Node) -> Tuple[int, str]:
@@ -45,7 +47,7 @@ class CudaPrinter(KernelPrinter):
         if node.op == "div" and node.args[1] in self.powers:
             return PRODUCT, "{0} * ({one} / {1})"
         if node in self.repeated:
-            return ATOM, "divided({0}, {1})"
+            return ATOM, self.division
         if node not in self.approximate:
             binding, text = super().template(node)
             index = negated_choice(node)

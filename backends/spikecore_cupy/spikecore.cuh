@@ -262,7 +262,7 @@ template <typename R> __device__ R block_sum(R x) {
     for (int offset = 16; offset; offset /= 2) x += __shfl_down_sync(0xffffffffu, x, offset);
     return x;
 }
-#else
+#elif !defined(CLUSTERS)
 template <typename R> R block_sum(R x) { return x; }
 #endif
 

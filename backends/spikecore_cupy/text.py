@@ -30,6 +30,8 @@ class TextWriter(KernelWriter):
 
     #: The first neuron of a thread.
     first = "i"
+    #: What the text includes.
+    header = "spikecore.cuh"
 
     def __init__(
         self,
@@ -77,14 +79,15 @@ class TextWriter(KernelWriter):
         names = ["neurons", *([] if self.fixed else ["steps"]), *(argument.name for argument in arguments)]
         words = [declared(kind, name) for kind, name in zip(types, names)]
         around = [
-            '#include "spikecore.cuh"',
+            f'#include "{self.header}"',
             "",
             f"constexpr int V = {self.form.width};  // neighbouring neurons of a thread",
             f"constexpr int T = {steps};  // time steps" + ("" if self.fixed else " of a chunk, or one less"),
+            *self.beside(),
         ]
-        body = [first_neuron(self.first), *body]
+        body = [self.beginning(), *body]
         inside = [line for f in functions for line in (f.head, *f.arguments, *f.body)]
-        top = head(self.name, self.form.blocks, self.form.threads)
+        top = self.top()
         # every line is known now, so every symbol can choose a name that no line has
         write = self.printer.named([*around, *inside, top, *words, *body])
         lines = [f"// {self.title()}", "//", *commented(str(self.program), "//"), "", *around, ""]
@@ -101,6 +104,22 @@ class TextWriter(KernelWriter):
         text = "\n".join(part for line in lines for part in folded(line))
         return Source(write(self.name), f"{text}\n", self.fixed, named(arguments, write), tuple(types))
 
+    def beginning(self) -> str:
+        """The first line of the kernel's body: which neurons a thread has."""
+        return first_neuron(self.first)
+
+    def beside(self) -> Sequence[str]:
+        """Further lines before the functions."""
+        return ()
+
+    def top(self) -> str:
+        """The first line of the kernel."""
+        return head(self.name, self.form.blocks, self.form.threads)
+
+    def is_stored(self, argument: Argument) -> bool:
+        """Whether a tensor is in the dtype of inputs and outputs."""
+        return argument.group in STORED
+
     def _type(self, argument: Argument) -> str:
         if argument.kind == "number":
             return self.real
@@ -109,8 +128,10 @@ class TextWriter(KernelWriter):
         if argument.kind in _OF_BLOCK:
             return "int"
         # state, parameters and their gradients are in the dtype of arithmetic, whatever inputs have
-        kind = self.stored if argument.group in STORED else self.real
+        kind = self.stored if self.is_stored(argument) else self.real
         fills = argument.group in FILLED and (argument.group != "checkpoints" or self.direction == "forward")
-        if argument.group == "params" and self.ranged(self.program.params[argument.number]):
+        # behind the parameters there may be a weight and a bias
+        own = argument.group == "params" and argument.number < len(self.program.params)
+        if own and self.ranged(self.program.params[argument.number]):
             fills = True
         return f"{'' if fills else 'const '}{kind}*"

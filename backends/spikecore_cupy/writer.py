@@ -58,10 +58,10 @@ class Writer(TextWriter):
 
     # -- names and arguments
 
-    def all(self, name: str, group: str, index: int) -> str:
-        """Where a tensor of all steps has this thread's neurons at step t."""
+    def all(self, name: str, group: str, index: int, step: str = "") -> str:
+        """Where a tensor of all steps has this thread's neurons at a step: by default at step t of the chunk."""
         # a chunk begins at step `begin`; a fixed number of steps is one chunk, which begins at 0
-        step = "t" if self.fixed else "(begin + t)"
+        step = step or ("t" if self.fixed else "(begin + t)")
         pointer, offset = self.argument(name, "pointer", group, index), self._offset(name, group, index)
         apart = self.form.rows or group not in FILLED
         stride = self.argument(f"{name}_step", "stride", group, index) if apart else "neurons"

@@ -69,7 +69,7 @@ class KernelBackend(Backend):
         """
         raise NotImplementedError(f"{type(self).__name__} must define backward(plan)")
 
-    def feeds_back(self, spec: Spec, width: int) -> bool:
+    def feeds_back(self, program: Program, spec: Spec, width: int) -> bool:
         """Whether launches take all steps of a call with ``spec.feedback``, of neurons ``[..., width]``.
 
         For any other such call there is one launch for each step, of a plan without feedback, and the products between
@@ -79,10 +79,12 @@ class KernelBackend(Backend):
         - the weight ``[width, width]`` stands behind the parameters, and in a forward launch the bias if there is one.
           A forward launch gets the weight transposed: row ``j`` is what neuron ``j`` gives to each neuron.
         - forward: with ``plan.has_initial_state`` the last output before the call stands behind the states. The final
-          states are the program's. With ``plan.checkpoints`` the group of that name is one tensor ``[T, *N]``, to be
-          filled with the inputs of the program, ``x[t] + r[t]``.
-        - backward: ``inputs`` are these; there are no checkpoints. ``grad_outputs`` is there always, with a stride of 0
-          where none arrives, and to it comes what goes back through the weight. ``grad_state`` is of the program's.
+          states are the program's. With ``plan.checkpoints`` the first of the group of that name is ``[T, *N]``, to be
+          filled with the inputs of the program, ``x[t] + r[t]``; behind it stand those of ``plan.saved``, where
+          :meth:`chunk_of` is not 0 for a spec with feedback.
+        - backward: ``inputs`` are these; of the checkpoints the first is None. ``grad_outputs`` is there always, with a
+          stride of 0 where none arrives, and to it comes what goes back through the weight. ``grad_state`` is of the
+          program's.
         - a tensor of one step is contiguous, neurons of one row of the batch side by side.
         """
         return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Sequence
+from typing import Any, List, Sequence
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from spikecore.backend import Spec
 from spikecore.kernels._fed import Asked, Fed, Gradients, Results
 from spikecore.kernels._geometry import Geometry
 from spikecore.kernels._launches import Launch, Launcher
-from spikecore.kernels._plan import BackwardPlan, ForwardPlan
+from spikecore.kernels._plan import BackwardPlan, ForwardPlan, saved_states
 from spikecore.lang import Program
 
 
@@ -40,7 +40,7 @@ class FedLaunches:
         states = len(self.program.states) if self.final else 0
         final = [x.new_empty(shape[1:], dtype=compute) for _ in range(states)]
         trace = [x.new_empty(shape, dtype=compute) for _ in fed.call.record]
-        kept = [torch.empty_like(x)] if save else []
+        kept = [torch.empty_like(x), *self._checkpoints(x)] if save else []
         bias = () if fed.bias is None else (fed.bias.contiguous(),)
         params = (*fed.params, fed.weight.t().contiguous(), *bias)
         launch(self._geometry(fed), (x,), (*fed.state, fed.first), params, (out,), final, trace, kept)
@@ -48,7 +48,7 @@ class FedLaunches:
 
     def backward(self, fed: Fed, kept: Sequence[Tensor], asked: Asked) -> Gradients:
         """All steps, from the last to the first; ``kept`` is what :meth:`forward` kept."""
-        (us,) = kept
+        us, *checkpoints = kept
         record = fed.call.record
         trace = tuple([name for name, grad in zip(record, asked.trace) if grad is not None])
         final = tuple([name for name, grad in zip(self.program.states, asked.final) if grad is not None])
@@ -78,10 +78,20 @@ class FedLaunches:
         to_state = [new(step, dtype=compute) for _ in self.program.states] if asked.state else []
         params = (*fed.params, fed.weight.contiguous())
         sums = launch(
-            self._geometry(fed), (us.contiguous(),), fed.state, params, (), (grad,), ends, traces, (gus,), to_state
-        )
+            self._geometry(fed), (us.contiguous(),), fed.state, params, (None, *checkpoints), (grad,), ends, traces,
+            (gus,), to_state,
+        )  # fmt: skip
         each = iter(sums if sums is not None else ())
         return gus, to_state, [next(each) if wants else None for wants in asked.learn]
+
+    def _checkpoints(self, x: Tensor) -> List[Tensor]:
+        """Memory for the states before every chunk of steps but the first, of a backend with chunks."""
+        each = self.backend.chunk_of(self.program, self.spec)
+        count = -(-x.shape[0] // each) - 1 if each else 0
+        if not each:
+            return []
+        shape = (max(count, 0), *x.shape[1:])
+        return [x.new_empty(shape, dtype=self.spec.compute) for _ in saved_states(self.program, self.spec, True)]
 
     def _geometry(self, fed: Fed) -> Geometry:
         steps, neurons, channels = fed.geometry(fed.shape[0])

@@ -138,7 +138,7 @@ class Launcher(Protocol):
         """Steps of a chunk, before each of which but the first there is a checkpoint; 0 for none."""
         ...
 
-    def feeds_back(self, spec: Spec, width: int) -> bool:
+    def feeds_back(self, program: Program, spec: Spec, width: int) -> bool:
         """Whether launches take all steps of a call with feedback."""
         ...
 

@@ -51,7 +51,9 @@ class FedExecution:
 
     def _way(self, fed: Fed) -> Any:
         """All steps by one launch, or a launch for each."""
-        whole = fed.weight.dtype == self.spec.dtype and self.backend.feeds_back(self.spec, fed.weight.shape[0])
+        whole = fed.weight.dtype == self.spec.dtype and self.backend.feeds_back(
+            self.program, self.spec, fed.weight.shape[0]
+        )
         return self.launches if whole else self.steps
 
     def parts(self, call: Call, tensors: Sequence[Tensor]) -> Fed:

@@ -11,6 +11,7 @@ from torch import Tensor
 from spikecore.backend import Bits, Spec, Whole
 from spikecore.kernels import BackwardLaunch, BackwardPlan, ForwardLaunch, ForwardPlan, Geometry, KernelBackend
 from spikecore.kernels.writing import BACKWARD_GROUPS, FORWARD_GROUPS, Places
+from spikecore.lang import Program
 from spikecore_numba import CAPABILITIES
 from spikecore_numba.compiler import Function, compiled
 from spikecore_numba.normalising import Correction, Statistics
@@ -102,7 +103,7 @@ class NumbaBackend(KernelBackend):
     def correction(self, spec: Spec) -> Optional[Correction]:
         return Correction(spec) if spec.dtype == spec.compute else None
 
-    def feeds_back(self, spec: Spec, width: int) -> bool:
+    def feeds_back(self, program: Program, spec: Spec, width: int) -> bool:
         """In the dtypes of arithmetic, where a row of the batch fits a block."""
         return spec.dtype == spec.compute and width <= WIDEST_FEEDBACK
 

@@ -69,7 +69,7 @@ def test_one_launch_gives_what_a_launch_for_each_step_gives(
     apart, expected = results(net, x, ("v", "a"))
     net.fused = True
     for whole in (True, False):
-        monkeypatch.setattr(NumbaBackend, "feeds_back", lambda self, spec, width, whole=whole: whole)
+        monkeypatch.setattr(NumbaBackend, "feeds_back", lambda self, program, spec, width, whole=whole: whole)
         found, gradients = results(layer_of(net), x, ("v", "a"))
         assert all(torch.equal(a, b) for a, b in zip(found, apart))
         torch.testing.assert_close(gradients, expected, rtol=1e-11, atol=1e-13)
@@ -92,7 +92,9 @@ def test_a_call_is_one_launch_each_way(launches: List[int]) -> None:
     results(net, drawn(3, 2, 6, dtype=torch.bfloat16))
     assert launches == [1, 1, 1, 2, 1, 1, 1]  # forward; the states of the first two steps again; backward
     spec = Spec(torch.float32, None, (), feedback=Feedback())
-    takes = [NumbaBackend().feeds_back(spec, width) for width in (1, WIDEST_FEEDBACK, WIDEST_FEEDBACK + 1)]
+    takes = [
+        NumbaBackend().feeds_back(sc.LIF().program, spec, width) for width in (1, WIDEST_FEEDBACK, WIDEST_FEEDBACK + 1)
+    ]
     assert takes == [True, True, False]
 
 

@@ -1,0 +1,73 @@
+// The functions of a cluster of blocks on the CPU (recurrent.cuh): all threads of its blocks are threads of the CPU. A
+// product or a transposition of a warp is computed from what its threads have put side by side.
+#pragma once
+
+#define CLUSTERS
+#define __cluster_dims__(...)
+
+enum { MOST_BLOCKS = 8, MOST_WARPS = 32 };
+struct Warp {
+    pthread_barrier_t all, some;
+    unsigned a[32][4], b[32][2], x[32];
+};
+static Warp warps[MOST_BLOCKS][MOST_WARPS];
+static pthread_barrier_t whole_cluster, whole_block[MOST_BLOCKS];
+static unsigned char* memories[MOST_BLOCKS];
+static double summands[MOST_BLOCKS][1024];
+static thread_local unsigned rank_of_block;
+
+inline unsigned char* block_memory() { return memories[rank_of_block]; }
+inline unsigned cluster_rank() { return rank_of_block; }
+inline void cluster_wait() { pthread_barrier_wait(&whole_cluster); }
+inline void block_wait() { pthread_barrier_wait(&whole_block[rank_of_block]); }
+inline void some_wait(int which, int) { pthread_barrier_wait(&warps[rank_of_block][which].some); }
+inline void start(unsigned long long*) {}
+inline void started() {}
+inline void expect(unsigned long long*, unsigned) {}
+inline void arrived(unsigned long long*, unsigned) { cluster_wait(); }
+inline void send(unsigned* here, unsigned rank, unsigned x, unsigned long long*) {
+    *reinterpret_cast<unsigned*>(memories[rank] + (reinterpret_cast<unsigned char*>(here) - block_memory())) = x;
+}
+
+inline Warp& own_warp() { return warps[rank_of_block][threadIdx.x / 32]; }
+inline float half_word(unsigned word, int which) {
+    return __uint_as_float(which ? word & 0xffff0000u : word << 16);
+}
+// Layouts of the PTX manual, "Matrix fragments for mma.m16n8k16".
+template <typename B> inline void multiply(float (&c)[4], const unsigned (&a)[4], const B b) {
+    Warp& warp = own_warp();
+    const int lane = threadIdx.x % 32;
+    for (int k = 0; k < 4; ++k) warp.a[lane][k] = a[k];
+    for (int k = 0; k < 2; ++k) warp.b[lane][k] = b.of[k];
+    pthread_barrier_wait(&warp.all);
+    for (int e = 0; e < 4; ++e) {
+        const int row = lane / 4 + e / 2 * 8, column = lane % 4 * 2 + e % 2;
+        float sum = c[e];
+        for (int k = 0; k < 16; ++k) {
+            const unsigned x = warp.a[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
+            const unsigned y = warp.b[column * 4 + k % 8 / 2][k / 8];
+            sum += half_word(x, k % 2) * half_word(y, k % 2);
+        }
+        c[e] = sum;
+    }
+    pthread_barrier_wait(&warp.all);
+}
+inline unsigned transposed(unsigned x) {
+    Warp& warp = own_warp();
+    const int lane = threadIdx.x % 32, row = lane / 4, column = lane % 4 * 2;
+    warp.x[lane] = x;
+    pthread_barrier_wait(&warp.all);
+    const unsigned low = warp.x[column * 4 + row / 2], high = warp.x[(column + 1) * 4 + row / 2];
+    pthread_barrier_wait(&warp.all);
+    const int shift = row % 2 * 16;
+    return (low >> shift & 0xffffu) | (high >> shift & 0xffffu) << 16;
+}
+template <typename R> R block_sum(R x) {
+    double* all = summands[rank_of_block];
+    all[threadIdx.x] = x;
+    block_wait();
+    R sum = 0;
+    for (unsigned k = 0; k < blockDim.x; ++k) sum += (R)all[k];
+    block_wait();
+    return sum;
+}

@@ -1,0 +1,323 @@
+// What kernels with feedback are written with: all steps of a layer whose outputs come back through a matrix, in one
+// launch. A cluster of C blocks has 8 * NT rows of the batch; each of its blocks has a part of the neurons.
+//
+// The matrix stays in registers, as operands of mma.m16n8k16. It is split in parts of 8 bits, bfloat16 each, whose sum it
+// is, and so are the numbers that it is multiplied by: products are exact, sums are float's. A spike is one part.
+// What neurons give to one another goes through shared memory: every block has those of all blocks of its cluster, in the
+// layout of an operand, twice, so that one barrier a step is enough. The time of a step does not depend on their values.
+#pragma once
+
+#include "spikecore.cuh"
+
+struct alignas(8) Operand {
+    unsigned of[2];
+};
+
+#ifdef __CUDA_ARCH__
+extern __shared__ __align__(16) unsigned char dynamic_memory[];
+__device__ __forceinline__ unsigned char* block_memory() { return dynamic_memory; }
+__device__ __forceinline__ unsigned cluster_rank() {
+    unsigned rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+__device__ __forceinline__ void cluster_wait() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void block_wait() { __syncthreads(); }
+__device__ __forceinline__ unsigned shared_address(const void* of) { return (unsigned)__cvta_generic_to_shared(of); }
+// A signal counts the bytes that other blocks send, and all threads of a block wait for them: a barrier of the cluster
+// would also wait until all that was written to global memory is there.
+__device__ __forceinline__ void start(unsigned long long* signal) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(shared_address(signal)) : "memory");
+}
+__device__ __forceinline__ void started() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void expect(unsigned long long* signal, unsigned bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+        :: "r"(shared_address(signal)), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void arrived(unsigned long long* signal, unsigned phase) {
+    asm volatile(
+        "{\n.reg .pred all;\nAGAIN:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 all, [%0], %1;\n"
+        "@!all bra AGAIN;\n}" :: "r"(shared_address(signal)), "r"(phase) : "memory");
+}
+__device__ __forceinline__ void some_wait(int which, int threads) {
+    asm volatile("bar.sync %0, %1;" :: "r"(1 + which), "r"(threads) : "memory");
+}
+// To the same address in the memory of a block of the cluster, whose signal counts it.
+__device__ __forceinline__ void send(unsigned* here, unsigned rank, unsigned x, unsigned long long* signal) {
+    unsigned there, counts;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(here)), "r"(rank));
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counts) : "r"(shared_address(signal)), "r"(rank));
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+        :: "r"(there), "r"(x), "r"(counts) : "memory");
+}
+__device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], const Operand b) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.of[0]), "r"(b.of[1]));
+}
+__device__ __forceinline__ unsigned transposed(unsigned x) {
+    unsigned y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+#endif
+
+// The 8 bits of a number that come first, and two of such numbers in a word.
+__device__ __forceinline__ float first_bits(float x) { return __uint_as_float(__float_as_uint(x) & 0xffff0000u); }
+__device__ __forceinline__ unsigned pair_of(float a, float b) {
+    return __float_as_uint(a) >> 16 | (__float_as_uint(b) & 0xffff0000u);
+}
+
+// The sizes of a kernel, and where a thread is in them. WIDTH neurons in a row; SPLIT warps share 16 neurons: each adds up
+// a part of the numbers that come to them. Weights have WP parts, and the numbers that are multiplied by them VP.
+// LENGTH steps of a chunk keep KEPT numbers of each neuron in shared memory.
+template <int WIDTH, int CLUSTER, int SPLIT, int TILES, int WP, int VP, int LENGTH, int KEPT> struct Layer {
+    static constexpr int H = WIDTH, C = CLUSTER, KS = SPLIT, NT = TILES;
+    static constexpr int MT = (H + 16 * C - 1) / (16 * C), KT = MT * C, NK = (KT + KS - 1) / KS;
+    static constexpr int BLOCK_THREADS = 32 * MT * KS, ROWS = 8 * NT;
+    // A unit is two rows of the batch of one neuron in each thread; a thread has MINE of the 2 * NT of its 16 neurons.
+    static constexpr int UNITS = 2 * NT, MINE = (UNITS + KS - 1) / KS, V = 2 * MINE, WORKERS = UNITS / MINE;
+    // Products of parts of a weight and of a number: what both are small in is below the last bit.
+    static constexpr int SMALL = WP + VP > 4 ? WP + VP - 4 : 0, PRODUCTS = WP * VP - SMALL * (SMALL + 1) / 2;
+    static constexpr int HOLDERS = 32 * MT * WORKERS;
+    static constexpr int FRAGMENTS = 2 * VP * NT * KT * 64, PARTS = KS > 1 ? KS * MT * NT * 128 : 0;
+    // Before them, two signals, of two words each.
+    static constexpr int SIGNALS = 4, MEMORY = 4 * (SIGNALS + FRAGMENTS + PARTS + LENGTH * KEPT * V * HOLDERS);
+    // Sums whose products do not wait for one another, as many as registers beside the weights allow. The same for any
+    // NT, so that rows have the same bits.
+    // Each of the four parts of a multiprocessor has 512 registers for a lane, and a quarter of the warps.
+    static constexpr int REGISTERS = BLOCK_THREADS > 256 ? 512 / ((BLOCK_THREADS + 127) / 128) / 8 * 8 : 255;
+    static constexpr int CHAINS = REGISTERS - NK * WP * 4 >= 80 ? 4 : 2;
+
+    // The neurons of a thread, in the place of the index of the first of neighbouring ones. One that is beyond the width
+    // or the batch is that of another thread, so that it has ordinary numbers; it stores nothing and gives 0.
+    long long first;
+    int offset[V];
+    unsigned there;
+    int lane, warp, mt, ks, m0, unit;
+    unsigned rank;
+    unsigned w[NK][WP][4];
+    unsigned phases;
+
+    __device__ __forceinline__ explicit Layer(long long neurons) {
+        lane = threadIdx.x % 32, warp = threadIdx.x / 32, mt = warp / KS, ks = warp % KS;
+        rank = C > 1 ? cluster_rank() : 0;
+        m0 = (rank * MT + mt) * 16;
+        unit = ks * MINE;
+        const int half = MINE > 1 ? 0 : unit % 2, tile = unit / 2;
+        const long long batch = neurons / H, row = (long long)(blockIdx.x / C) * ROWS + 8 * tile + lane % 4 * 2;
+        const int m = m0 + lane / 4 + 8 * half;
+        first = (row < batch ? row : batch - 1) * H + (m < H ? m : H - 1);
+        there = phases = 0;
+        #pragma unroll
+        for (int j = 0; j < V; ++j) {
+            const bool in = works() && row + down(j) < batch && m + right(j) < H;
+            there |= (unsigned)in << j;
+            offset[j] = in ? beyond(j) : 0;
+        }
+    }
+    // From a thread's first neuron to its neuron j: rows, columns, and numbers.
+    static __device__ constexpr int down(int j) { return j % 2 + j / 4 * 8; }
+    static __device__ constexpr int right(int j) { return j / 2 % 2 * 8; }
+    static __device__ constexpr int beyond(int j) { return down(j) * H + right(j); }
+    __device__ __forceinline__ bool works() const { return ks < WORKERS; }
+    __device__ __forceinline__ bool has(int j) const { return there >> j & 1; }
+    __device__ __forceinline__ long long at(int j) const { return first + offset[j]; }
+
+    __device__ __forceinline__ unsigned long long* signal(int buffer) const {
+        return reinterpret_cast<unsigned long long*>(block_memory()) + buffer;
+    }
+    __device__ __forceinline__ unsigned* fragments() const {
+        return reinterpret_cast<unsigned*>(block_memory()) + SIGNALS;
+    }
+    __device__ __forceinline__ float* parts() const { return reinterpret_cast<float*>(fragments() + FRAGMENTS); }
+    // Number n that is kept of step t for this thread's neuron j.
+    __device__ __forceinline__ float& kept(int t, int n, int j) const {
+        float* all = parts() + PARTS;
+        return all[((t * KEPT + n) * V + j) * HOLDERS + (mt * WORKERS + ks) * 32 + lane];
+    }
+    // Before anything is given.
+    __device__ __forceinline__ void begin() const {
+        if (C == 1) return;
+        if (threadIdx.x == 0) {
+            start(signal(0)), start(signal(1));
+            started();
+            expect(signal(0), 2 * FRAGMENTS), expect(signal(1), 2 * FRAGMENTS);
+        }
+        cluster_wait();
+    }
+    // Until all have given to one of the two buffers. They give to the other one next, and nobody reads that any more:
+    // whoever gave had read before.
+    __device__ __forceinline__ void wait(int buffer) {
+        if (C == 1) {
+            block_wait();
+            return;
+        }
+        arrived(signal(buffer), phases >> buffer & 1);
+        phases ^= 1u << buffer;
+        if (threadIdx.x == 0) expect(signal(buffer), 2 * FRAGMENTS);
+    }
+
+    // The weights of this thread: row k of `from` is what number k adds to each of H sums.
+    template <typename S> __device__ __forceinline__ void take_weights(const S* from) {
+        #pragma unroll
+        for (int i = 0; i < NK; ++i) {
+            #pragma unroll
+            for (int a = 0; a < 4; ++a) {
+                const int m = m0 + lane / 4 + 8 * (a & 1), k = (ks * NK + i) * 16 + lane % 4 * 2 + 8 * (a >> 1);
+                float x = m < H && k < H ? value(from[(long long)k * H + m]) : 0.0f;
+                float y = m < H && k + 1 < H ? value(from[(long long)(k + 1) * H + m]) : 0.0f;
+                #pragma unroll
+                for (int p = 0; p < WP; ++p) {
+                    const float a_ = first_bits(x), b_ = first_bits(y);
+                    w[i][p][a] = pair_of(a_, b_);
+                    x -= a_, y -= b_;
+                }
+            }
+        }
+    }
+
+    // What comes to this thread's neurons from the numbers in one of the two buffers. For all threads of a block.
+    __device__ __forceinline__ void product(int buffer, float (&sum)[V]) const {
+        float c[CHAINS][NT][4] = {};
+        const unsigned* given = fragments() + buffer * (FRAGMENTS / 2) + 2 * lane;
+        #pragma unroll
+        for (int i = 0; i < NK; ++i) {
+            const int k = ks * NK + i < KT ? ks * NK + i : 0;  // beyond, weights are 0
+            #pragma unroll
+            for (int n = 0; n < NT; ++n) {
+                #pragma unroll
+                for (int q = 0; q < VP; ++q) {
+                    const Operand b = *reinterpret_cast<const Operand*>(given + ((q * NT + n) * KT + k) * 64);
+                    #pragma unroll
+                    for (int p = 0; p < WP; ++p)
+                        if (p + q < 3) multiply(c[(i * PRODUCTS + q * WP - q * (q - 1) / 2 + p) % CHAINS][n], w[i][p], b);
+                }
+            }
+        }
+        float all[NT][4];
+        #pragma unroll
+        for (int n = 0; n < NT; ++n) {
+            #pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                all[n][e] = c[0][n][e] + c[1][n][e];
+                if (CHAINS == 4) all[n][e] += c[CHAINS - 2][n][e] + c[CHAINS - 1][n][e];
+            }
+        }
+        if (KS == 1) {
+            #pragma unroll
+            for (int j = 0; j < V; ++j) sum[j] = all[j / 4][j % 4];
+            return;
+        }
+        float* part = parts() + mt * KS * NT * 128 + lane;
+        #pragma unroll
+        for (int n = 0; n < NT; ++n) {
+            #pragma unroll
+            for (int e = 0; e < 4; ++e) part[((ks * NT + n) * 4 + e) * 32] = all[n][e];
+        }
+        some_wait(mt, 32 * KS);
+        #pragma unroll
+        for (int j = 0; j < V; ++j) sum[j] = 0.0f;
+        if (!works()) return;
+        #pragma unroll
+        for (int q = 0; q < KS; ++q) {
+            #pragma unroll
+            for (int j = 0; j < V; ++j) sum[j] += part[(q * NT * 4 + 2 * unit + j) * 32];
+        }
+    }
+
+    // Give the numbers of this thread's neurons to all blocks of the cluster, in one of the two buffers.
+    template <typename R> __device__ __forceinline__ void give(int buffer, const Pack<R, V>& numbers) const {
+        #pragma unroll
+        for (int l = 0; l < MINE; ++l) {
+            const int half = (unit + l) % 2, tile = (unit + l) / 2;
+            float a = has(2 * l) ? numbers[2 * l] : 0.0f, b = has(2 * l + 1) ? numbers[2 * l + 1] : 0.0f;
+            #pragma unroll
+            for (int q = 0; q < VP; ++q) {
+                const float p = first_bits(a), r = first_bits(b);
+                a -= p, b -= r;
+                const unsigned word = transposed(pair_of(p, r));
+                const int k = rank * MT + mt;
+                unsigned* to = fragments() + buffer * (FRAGMENTS / 2) + ((q * NT + tile) * KT + k) * 64 + 2 * lane + half;
+                if (C == 1) {
+                    *to = word;
+                } else {
+                    #pragma unroll
+                    for (int other = 0; other < C; ++other) send(to, other, word, signal(buffer));
+                }
+            }
+        }
+    }
+};
+
+// -- divisions of a step by what is the same at each (see divided): all at once, and again one by one if one is not sure
+
+struct Quick {
+    bool sure = true;
+};
+struct Plain {};
+__device__ __forceinline__ float divided(float x, float y, Quick& how) {
+    const float r = reciprocal(y), q = x * r, better = fmaf(fmaf(-q, y, x), r, q);
+    // 0 keeps its sign; r - r is NaN where y is not ordinary
+    const bool zero = x == r - r;
+    how.sure = how.sure && (zero || fabsf(better) >= 8.271806125530277e-25f);
+    return zero ? q : better;
+}
+__device__ __forceinline__ float divided(float x, float y, Plain&) { return divided(x, y); }
+
+// -- the neurons of a thread in a tensor, as if they were neighbours
+
+template <typename S, typename L> struct Gathered {
+    S* from;
+    const L& layer;
+};
+template <typename S, int... N>
+__device__ __forceinline__ Gathered<S, Layer<N...>> operator+(S* from, const Layer<N...>& layer) {
+    return {from, layer};
+}
+template <int V, typename S, typename L> __device__ __forceinline__ Pack<S, V> load(const Gathered<const S, L>& of) {
+    Pack<S, V> found;
+    const S* here = of.from + of.layer.first;
+    #pragma unroll
+    for (int j = 0; j < V; ++j) found.set(j, here[of.layer.offset[j]]);
+    return found;
+}
+template <typename S, typename L, int V>
+__device__ __forceinline__ void store(const Gathered<S, L>& of, const Pack<S, V>& pack) {
+    S* here = of.from + of.layer.first;
+    #pragma unroll
+    for (int j = 0; j < V; ++j)
+        if (of.layer.has(j)) here[L::beyond(j)] = pack[j];
+}
+template <int V, int... N>
+__device__ __forceinline__ Channels<V> channels_of(const Layer<N...>&, long long, long long) {
+    return {0, false, false};
+}
+template <int V, typename R, int... N>
+__device__ __forceinline__ Pack<R, V> channel_values(
+    const R* from, const Channels<V>&, const Layer<N...>& layer, long long inner, long long channels
+) {
+    Pack<R, V> found;
+    #pragma unroll
+    for (int j = 0; j < V; ++j) found[j] = from[channel(layer.at(j), inner, channels)];
+    return found;
+}
+// A number for each of H neurons.
+template <int V, typename S, int... N>
+__device__ __forceinline__ Pack<S, V> column_values(const S* from, const Layer<N...>& layer) {
+    Pack<S, V> found;
+    #pragma unroll
+    for (int j = 0; j < V; ++j) found.set(j, from[layer.at(j) % Layer<N...>::H]);
+    return found;
+}
+// The sum over the neurons that are this thread's own.
+template <int V, typename R, int... N>
+__device__ __forceinline__ R own_sum(const Pack<R, V>& x, const Layer<N...>& layer) {
+    R sum = 0;
+    #pragma unroll
+    for (int j = 0; j < V; ++j) sum += layer.has(j) ? x[j] : R(0);
+    return sum;
+}

@@ -1,0 +1,254 @@
+"""Kernels with feedback: on the CPU, with all threads of a cluster, and compiled by NVRTC for a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import pytest
+import torch
+from torch import nn
+
+import spikecore as sc
+from spikecore._shell.checks import COMMON
+from spikecore.backend import Feedback, Spec
+from spikecore.kernels import BackwardPlan, ForwardPlan
+from spikecore.testing._loopback import installed
+from spikecore.testing.naming import identifiers, usable
+from spikecore_cupy import feedback_launcher
+from spikecore_cupy.device import FEEDBACK_HEADER, HEADER, header
+from spikecore_cupy.feedback_launcher import print_feedback, shape_for
+from spikecore_cupy.feedback_shape import MEMORY, PARTS, Shape, kept_of, length_of, shape_of, shapes, takes, with_rows
+from spikecore_cupy.host import HostClustersBackend, reason
+
+pytestmark = [pytest.mark.kernels, pytest.mark.skipif(reason() is not None, reason=str(reason()))]
+
+
+@pytest.fixture(scope="module")
+def host() -> Any:
+    """The backend whose clusters are threads of the CPU."""
+    with installed(HostClustersBackend, devices=("cpu",)) as name:
+        yield name
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    """Normal numbers, the same in each run."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def layer(neuron: Any, width: int, dtype: torch.dtype) -> Any:
+    """A recurrent layer whose weights are multiples of 1/8, with which sums of spikes are exact."""
+    linear = nn.Linear(width, width).to(dtype)
+    with torch.no_grad():
+        for k, value in enumerate(linear.parameters()):
+            value.copy_((drawn(*value.shape, seed=width + k) * 3).round() / 8)
+    return sc.Recurrent(neuron, linear, fused=True).to(dtype)
+
+
+def results(
+    net: Any, x: torch.Tensor, record: Sequence[str], first: Optional[torch.Tensor] = None
+) -> Tuple[List[torch.Tensor], Dict[str, Any]]:
+    """All that a call gives, and all gradients for a cotangent of each."""
+    net.zero_grad()
+    x = x.detach().clone().requires_grad_()
+    given_state = None
+    if first is not None:
+        state = net.run(x.detach()[:1])[1]
+        given_state = {name: value.detach() * 0 for name, value in state.items()}
+        given_state["feedback"] = first.clone().requires_grad_()
+    out, state, *trace = net.run(x, state=given_state, record=record)
+    given = [out, *state.values(), *(trace[0].values() if trace else ())]
+    torch.autograd.backward(given, [drawn(*value.shape, dtype=value.dtype, seed=k) for k, value in enumerate(given)])
+    gradients = {"x": x.grad, **{n: p.grad for n, p in net.named_parameters()}}
+    if given_state is not None:
+        gradients["first"] = given_state["feedback"].grad
+    return [value.detach() for value in given], gradients
+
+
+def compare(host: str, net: Any, x: torch.Tensor, record: Sequence[str], tolerance: float, **more: Any) -> None:
+    """The kernel's bits are those of the reference's loop; gradients are to rounding."""
+    sc.set_backend(net, "torch")
+    expected, its = results(net, x, record, **more)
+    sc.set_backend(net, host)
+    found, mine = results(net, x, record, **more)
+    assert net.looped == ""
+    assert expected[0].count_nonzero()
+    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+    for name, value in its.items():
+        assert (mine[name] - value).double().norm() <= tolerance * value.double().norm(), name
+
+
+#: cluster, warps that share a sum, tiles of 8 rows; width, steps, rows. Sizes that fill no tile, and several clusters.
+LAYOUTS = [
+    ((1, 1, 1), 5, 19, 2),
+    ((1, 1, 1), 1, 9, 1),
+    ((1, 2, 1), 40, 5, 3),
+    ((1, 4, 1), 20, 5, 3),
+    ((2, 1, 1), 20, 11, 9),
+    ((2, 2, 2), 20, 4, 17),
+    ((1, 1, 2), 20, 4, 18),
+    ((1, 4, 2), 20, 4, 17),
+    ((8, 1, 1), 33, 3, 1),
+]
+
+
+@pytest.mark.parametrize(("layout", "width", "steps", "batch"), LAYOUTS, ids=str)
+def test_every_layout_gives_the_loop(
+    host: str, monkeypatch: pytest.MonkeyPatch, layout: Any, width: int, steps: int, batch: int
+) -> None:
+    """Outputs, states and records to the bit."""
+    shape = Shape(width, *layout, PARTS[torch.float32])
+    monkeypatch.setattr(feedback_launcher, "shape_of", lambda *_: shape)
+    net = layer(sc.ALIF(learn=("threshold",), backend="torch"), width, torch.float32)
+    compare(host, net, drawn(steps, batch, width) * 2, ("v", "a"), 1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 2e-3), (torch.bfloat16, 1e-2)], ids=str)
+def test_sixteen_bits(host: str, dtype: torch.dtype, tolerance: float) -> None:
+    """Numbers of 16 bits are one part or two."""
+    net = layer(sc.LIF(tau=2.0, backend="torch"), 6, dtype)
+    compare(host, net, drawn(5, 3, 6, dtype=dtype) * 2, ("v",), tolerance)
+
+
+def test_the_output_before_the_first_step_may_be_any_number(host: str) -> None:
+    """Where outputs are spikes it is the only number with more than one part."""
+    net = layer(sc.LIF(tau=2.0, backend="torch"), 6, torch.float32)
+    # 20 bits: their products with multiples of 1/8 are exact in float32
+    first = (drawn(3, 6, seed=7) * 2**16).round() / 2**16
+    compare(host, net, drawn(10, 3, 6) * 2, ("v",), 1e-6, first=first)
+
+
+def test_more_rows_for_a_cluster_change_no_bit(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row is the same sums in the same order, whatever else its cluster has."""
+    net, x = layer(sc.LIF(tau=2.0, backend=host), 12, torch.float32), drawn(9, 17, 12)
+    with torch.no_grad():
+        net.linear.weight.copy_(drawn(12, 12))
+    found = results(net, x, ("v",))
+    monkeypatch.setattr(feedback_launcher, "with_rows", lambda shape, *_: shape._replace(tiles=2))
+    again = results(net, x, ("v",))
+    assert all(torch.equal(a, b) for a, b in zip(found[0], again[0]))
+    assert torch.equal(found[1]["x"], again[1]["x"])
+
+
+# -- shapes
+
+
+def plans(neuron: Any, dtype: torch.dtype, full: bool) -> Tuple[ForwardPlan, BackwardPlan]:
+    """The plans of a call, of the plainest or of one that has and wants everything."""
+    program = neuron.program
+    own = tuple([name for name in program.params if name not in program.numbers]) if full else ()
+    kinds = tuple(["number" if name in program.numbers else "full" if full else "scalar" for name in program.params])
+    spec = Spec(dtype, None, kinds, own, final=full, feedback=Feedback())
+    states = program.states if full else ()
+    backward = BackwardPlan(
+        program, spec, has_initial_state=True, outputs=(True,), trace=states, final=full,
+        inputs=(True,), state=full, learn=own,
+    )  # fmt: skip
+    return ForwardPlan(program, spec, states, True, full, True), backward
+
+
+@pytest.mark.parametrize("dtype", PARTS, ids=str)
+def test_every_width_has_a_shape_that_fits_or_none(dtype: torch.dtype) -> None:
+    """Registers and shared memory hold what is said to fit; the widest are those of the documentation."""
+    widest = {torch.float32: 512, torch.float16: 512, torch.bfloat16: 768}[dtype]
+    assert [width for width in range(1, 1100) if shape_of(width, dtype) is None] == list(range(widest + 1, 1100))
+    for width in range(1, widest + 1, 13):
+        shape = shape_of(width, dtype)
+        assert shape is not None
+        assert shape.threads * shape.weights < 65536
+        assert shape.memory <= MEMORY
+        assert shape in shapes(width, dtype)
+
+
+def test_clusters_that_do_not_run_at_once_get_more_rows() -> None:
+    """16 clusters of 8 blocks do not fit 132 multiprocessors."""
+    shape = shape_of(512, torch.float32)
+    assert shape is not None
+    assert [with_rows(shape, batch, 132).rows for batch in (32, 120, 121, 256)] == [8, 8, 16, 16]
+
+
+def test_what_takes_a_launch_for_each_step() -> None:
+    """Wide layers, float64, and programs that keep more of a step than shared memory holds of two."""
+    program = sc.LIF().program
+    spec = plans(sc.LIF(), torch.float32, False)[0].spec
+    assert takes(program, spec, 512)
+    assert not takes(program, spec, 513)
+    assert not takes(program, replace(spec, dtype=torch.float64), 8)
+
+
+def log_of(plan: Any, width: int, tiles: int) -> str:
+    """What the assembler says of a kernel for an H100."""
+    from cupy_backends.cuda.libs import nvrtc
+
+    from spikecore_cupy.device import OPTIONS, headers
+
+    found = shape_of(width, plan.dtype)
+    assert found is not None
+    shape = found._replace(length=length_of(plan.program, plan.spec), tiles=tiles)
+    source, _ = print_feedback(plan, shape)
+    included = headers(source.text)
+    texts, names = [one.encode() for one in included.values()], [one.encode() for one in included]
+    program = nvrtc.createProgram(source.text, "kernel.cu", texts, names)
+    try:
+        nvrtc.compileProgram(program, (*OPTIONS, "-arch=sm_90", "--ptxas-options=-v"))
+        return str(nvrtc.getProgramLog(program))
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+@pytest.mark.parametrize(("width", "tiles"), [(1, 1), (64, 1), (128, 1), (192, 1), (256, 1)])
+def test_no_array_is_in_memory(width: int, tiles: int) -> None:
+    """The weights stay in registers: a spill would be read at every step."""
+    pytest.importorskip("cupy_backends")
+    for plan in plans(sc.LIF(), torch.float32, False):
+        log = log_of(plan, width, tiles)
+        assert " 0 bytes stack frame, 0 bytes spill stores" in log, log
+        assert log.count("bytes stack frame") == log.count(" 0 bytes stack frame"), log
+
+
+@pytest.mark.parametrize("model", ["LIF", "IF", "ALIF", "Synaptic", "LI", "Izhikevich"])
+@pytest.mark.parametrize("dtype", PARTS, ids=str)
+def test_every_neuron_compiles(model: str, dtype: torch.dtype) -> None:
+    """With everything that a call may have and want."""
+    pytest.importorskip("cupy_backends")
+    for plan in plans(getattr(sc, model)(), dtype, True):
+        assert "error" not in log_of(plan, 40, 1)
+    assert kept_of(plan.program, plan.spec) < 24
+
+
+# -- names
+
+
+def named(params: Sequence[str], states: Sequence[str]) -> Any:
+    """A neuron whose values have these names."""
+
+    def dynamics(self: Any, x: Any, s: Any, p: Any) -> Any:
+        total = x
+        for k, value in enumerate([getattr(p, name) for name in params] + [getattr(s, name) for name in states]):
+            total = total + value * (0.1 + 0.01 * k)
+        return self.spike(total - 0.4), {name: total / getattr(p, params[0]) for name in states}
+
+    body = {"params": dict.fromkeys(params, 0.5), "states": dict.fromkeys(states, 0.0), "dynamics": dynamics}
+    return type("Named", (sc.Neuron,), body)()
+
+
+def test_a_kernel_means_the_same_with_its_own_words_as_names() -> None:
+    """Words of the headers and of the kernels' own lines, as parameters and states: NVRTC compiles them."""
+    nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc")
+    texts = [print_feedback(plan, shape_for(plan, 40))[0].text for plan in plans(sc.ALIF(), torch.float32, True)]
+    words = usable({word for text in (*texts, header(), header(FEEDBACK_HEADER)) for word in identifiers(text)})
+    words = [word for word in words if word not in (*COMMON, "training", "x", *dir(sc.Neuron))]
+    included = {HEADER: header(), FEEDBACK_HEADER: header(FEEDBACK_HEADER)}
+    for k in range(0, len(words), 26):
+        part = words[k : k + 26]
+        for plan in plans(named(part[2:] or ["p"], part[:2]), torch.float32, False):
+            text = print_feedback(plan, shape_for(plan, 16))[0].text
+            program = nvrtc.createProgram(
+                text, "kernel.cu", [t.encode() for t in included.values()], [n.encode() for n in included]
+            )
+            try:
+                nvrtc.compileProgram(program, ("-std=c++17", "-default-device", "-arch=compute_90", "-G"))
+            except nvrtc.NVRTCError:
+                pytest.fail(f"{part}: {nvrtc.getProgramLog(program)}\nof\n{text}", pytrace=False)
+            finally:
+                nvrtc.destroyProgram(program)

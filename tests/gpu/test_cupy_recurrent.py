@@ -1,0 +1,145 @@
+"""Feedback within cupy's kernels, on a GPU: one launch for all steps, against a loop over single steps by torch."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Sequence, Tuple
+
+import pytest
+import torch
+from torch import nn
+
+import spikecore as sc
+from spikecore_cupy import feedback_launcher
+from spikecore_cupy.feedback_shape import shapes
+
+pytestmark = pytest.mark.gpu
+DEVICE = "cuda"
+
+
+@pytest.fixture(autouse=True)
+def _has_clusters() -> None:
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("kernels with feedback need clusters of blocks, compute capability 9.0")
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    """Normal numbers, the same in each run."""
+    found = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return found.to(DEVICE, dtype)
+
+
+def layer(neuron: Any, width: int, dtype: torch.dtype = torch.float32) -> Any:
+    """A recurrent layer whose weights are multiples of 1/64, with which sums of spikes are exact in any order."""
+    linear = nn.Linear(width, width).to(DEVICE)
+    with torch.no_grad():
+        for k, value in enumerate(linear.parameters()):
+            value.copy_((drawn(*value.shape, seed=width + k) * 24 / min(width, 64) ** 0.5).round() / 64)
+    return sc.Recurrent(neuron, linear).to(DEVICE, dtype)
+
+
+def results(net: Any, x: torch.Tensor, record: Sequence[str] = ()) -> Tuple[List[torch.Tensor], Dict[str, Any]]:
+    """All that a call gives, and all gradients for a cotangent of each."""
+    net.zero_grad()
+    x = x.detach().clone().requires_grad_()
+    out, state, *trace = net.run(x, record=record)
+    given = [out, *state.values(), *(trace[0].values() if trace else ())]
+    torch.autograd.backward(given, [drawn(*value.shape, dtype=value.dtype, seed=k) for k, value in enumerate(given)])
+    return [value.detach() for value in given], {"x": x.grad, **{n: p.grad for n, p in net.named_parameters()}}
+
+
+def compare(net: Any, x: torch.Tensor, record: Sequence[str] = (), tolerance: float = 1e-5) -> None:
+    """Bits of torch's loop, gradients to rounding, and twice the same bits."""
+    sc.set_backend(net, "torch")
+    net.fused = False
+    expected, its = results(net, x, record)
+    sc.set_backend(net, "cupy")
+    net.fused = True
+    found, mine = results(net, x, record)
+    again, same = results(net, x, record)
+    assert expected[0].any()
+    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+    assert all(torch.equal(a, b) for a, b in zip(found, again))
+    for name, value in its.items():
+        assert (mine[name] - value).double().norm() <= tolerance * value.double().norm(), name
+        assert torch.equal(mine[name], same[name]), name
+
+
+@pytest.mark.parametrize(
+    ("steps", "batch", "width"),
+    [
+        (1, 1, 1), (2, 3, 5), (40, 8, 16), (33, 13, 100), (20, 64, 128), (17, 9, 129), (25, 200, 256), (12, 300, 360),
+        (30, 128, 512), (9, 257, 512), (300, 16, 128),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("model", ["lif", "alif"])
+def test_sizes(model: str, steps: int, batch: int, width: int) -> None:
+    """Widths that fill no tile, batches that fill no cluster, more clusters than run at once, many chunks."""
+    neuron = sc.LIF(tau=2.0) if model == "lif" else sc.ALIF(learn=("threshold",))
+    record = ("v",) if model == "lif" else ("v", "a")
+    compare(layer(neuron, width), drawn(steps, batch, width) * 2, record)
+
+
+@pytest.mark.parametrize("shape", shapes(96, torch.float32), ids=lambda shape: str(tuple(shape[1:4])))
+def test_every_layout(monkeypatch: pytest.MonkeyPatch, shape: Any) -> None:
+    """All numbers of blocks, warps and rows that a kernel of this width may have."""
+    monkeypatch.setattr(feedback_launcher, "shape_of", lambda *_: shape._replace(tiles=1))
+    monkeypatch.setattr(feedback_launcher, "with_rows", lambda found, *_: found._replace(tiles=shape.tiles))
+    # a program of its own, since kernels are kept for each shape but runners for each program
+    compare(layer(sc.LIF(tau=2.0, learn=("tau",)), 96), drawn(19, 21, 96) * 2, ("v",))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 4e-3)], ids=str)
+@pytest.mark.parametrize("width", [40, 128, 512, 768])
+def test_sixteen_bits(dtype: torch.dtype, tolerance: float, width: int) -> None:
+    """Wider ones than fit take a launch for each step: the same numbers."""
+    compare(layer(sc.LIF(tau=2.0), width, dtype), drawn(12, 20, width, dtype=dtype) * 2, ("v",), tolerance)
+
+
+def test_outputs_that_are_no_spikes() -> None:
+    """A leaky integrator's outputs have three parts, as cotangents have; sums are rounded otherwise than torch's."""
+    net, x = layer(sc.LI(tau=2.0), 128), drawn(30, 20, 128)
+    with torch.no_grad():
+        net.linear.weight.mul_(0.1)
+    found = []
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        for backend, fused in (("torch", False), ("cupy", True)):
+            sc.set_backend(net, backend)
+            net.fused = fused
+            found.append(results(net, x))
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+    for one, other in zip(*[values for values, _ in found]):
+        assert (one - other).norm() <= 1e-5 * one.norm()
+    for name, value in found[0][1].items():
+        assert (found[1][1][name] - value).norm() <= 1e-5 * value.norm(), name
+
+
+def test_in_a_captured_graph() -> None:
+    """A launch synchronises nothing and allocates as torch does, so that a training step can be captured."""
+    net = layer(sc.LIF(tau=2.0), 128)
+    net.fused = True
+    sc.set_backend(net, "cupy")
+    x, cotangent = (drawn(20, 32, 128) * 2).requires_grad_(), drawn(20, 32, 128, seed=1)
+    leaves = [x, *net.parameters()]
+
+    def both() -> List[torch.Tensor]:
+        out = net(x)
+        return [out.detach(), *torch.autograd.grad(out, leaves, cotangent)]
+
+    expected = [value.clone() for value in both()]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        both()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = both()
+    for value in found:
+        value.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    for one, other in zip(found, expected):
+        assert torch.equal(one, other)
