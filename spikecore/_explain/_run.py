@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Type
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import profiler
 
 from spikecore._base.batches import device_of, flattened, run_network, to_device, tree_map
+from spikecore._convolving import WeightFirstConv2d
 from spikecore._delay import Delay
 from spikecore._explain._advice import Setting, advice
 from spikecore._explain._floor import words_of_call
@@ -18,6 +19,7 @@ from spikecore._explain._preserved import preserved
 from spikecore._explain._reasons import copies
 from spikecore._explain._traffic import Traffic, traffic
 from spikecore._explain._watching import Seen, Watching
+from spikecore._pooling import CompactAvgPool2d, CompactMaxPool2d
 from spikecore._shell.automatic import told_of_refusals
 from spikecore._shell.binding import chosen_anew, request
 from spikecore._shell.checks import shown
@@ -250,6 +252,14 @@ def _products(seen: Seen) -> int:
     return count * (weight.numel() // weight.shape[0]) if isinstance(module, kinds) else 0
 
 
+#: What sc.fuse has layers keep for backward.
+_KEEPS: Mapping[Type[nn.Module], str] = {
+    CompactMaxPool2d: "keeps a byte for each maximum",
+    CompactAvgPool2d: "keeps nothing",
+    WeightFirstConv2d: "on a GPU computes the gradient of its weight first",
+}
+
+
 def _notes(seen: Seen) -> Tuple[str, ...]:
     found: List[str] = []
     prologue = prologue_of(seen.module)
@@ -259,6 +269,7 @@ def _notes(seen: Seen) -> Tuple[str, ...]:
         found.append(f"normalises its input{skip[prologue.shortcut]}{apart}")
     if isinstance(seen.module, Deferred):
         found.append("the neuron behind it normalises")
+    found.extend(text for kind, text in _KEEPS.items() if isinstance(seen.module, kind))
     if isinstance(seen.module, Delay):
         found.append(seen.module.in_words())
     if isinstance(seen.module, Recurrent) and isinstance(seen.module.linear, Delay):

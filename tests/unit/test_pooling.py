@@ -177,6 +177,15 @@ class TestFuse:
         once = net[1](net[0](x))
         assert once.stride(0) == 0
 
+    def test_explain_says_it(self) -> None:
+        """What each pooling keeps, and that convolutions compute in another order."""
+        found = {
+            layer.kind: layer.notes for layer in sc.explain(sc.fuse(self.network()), torch.rand(2, 2, 32, 32)).layers
+        }
+        assert found["CompactMaxPool2d"][0] == "keeps a byte for each maximum"
+        assert found["CompactAvgPool2d"] == ("keeps nothing",)
+        assert found["WeightFirstConv2d"][0] == "on a GPU computes the gradient of its weight first"
+
     def test_it_is_undone_and_copied(self) -> None:
         """unfuse, deepcopy, pickle."""
         net = self.network()
