@@ -8,7 +8,7 @@ neuron is checked as in the other suites, on a small input of the network's numb
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -25,8 +25,9 @@ from spikecore.bench._workers import Worker, turn
 from spikecore.bench.models import NETWORKS, Network
 
 RELU = "ReLU"
-#: Networks whose forms are set up at the same time: each is a process with a few GiB of a GPU.
-TOGETHER = 3
+#: Networks whose forms are set up before the first of them is timed; their captured steps are all in the memory of a
+#: GPU then.
+TOGETHER = 8
 #: Steps of a profile, and kernels of one that are named.
 PROFILED, LISTED = 5, 24
 #: Kernels of convolutions and of products of matrices, with what they call before and after themselves.
@@ -35,11 +36,9 @@ PRODUCT = re.compile("fprop|dgrad|wgrad|cudnn|cutlass|gemm|nchwToNhwc|nhwcToNchw
 
 def jobs(settings: Settings, bench: Bench) -> List[Job]:
     """One job per network, or per :data:`TOGETHER` of them with workers, and a row for each that was not asked for."""
-    wanted, rows = [], []
+    wanted, rows = [NETWORKS[name] for name in settings.networks if name in NETWORKS], []
     for name, network in NETWORKS.items():
-        if name in settings.networks:
-            wanted.append(network)
-        elif not settings.quick:
+        if name not in settings.networks and not settings.quick:
             detail = f"not asked for; --network {name} does"
             rows.append(Row("networks", _case(network, bench), "all", "skipped", detail))
     if settings.workers:
@@ -90,11 +89,14 @@ def measure(network: Network, wanted: Sequence[str], case: Mapping[str, Fact], b
 
 
 class Together:
-    """Networks whose forms are all set up, each in a process of its own, before the first is timed, alone."""
+    """Networks whose forms are all set up in other processes before the first is timed, alone.
+
+    A compiled form has a process of its own, so that all compile at the same time; what is not compiled shares one.
+    """
 
     def __init__(self, group: Sequence[Network], settings: Settings, bench: Bench) -> None:
         self._group, self._settings, self._bench = group, settings, bench
-        self._workers: Dict[Tuple[str, str], Worker] = {}
+        self._workers: Dict[str, List[Tuple[List[str], Worker]]] = {}
 
     def jobs(self) -> List[Job]:
         """What measures them, one after the other."""
@@ -106,33 +108,64 @@ class Together:
         if not self._workers:
             self._start()
         known, plain = entries(network, self._settings.forms, case, self._bench)
-        workers = {row: self._workers[network.name, row] for row in known}
+        mine = self._workers[network.name]
         try:
-            found: Dict[str, Training] = {}
-            for row, worker in workers.items():
+            found: Dict[str, Training] = dict.fromkeys(known, Training(None, None, None))
+            calls: Dict[str, Member] = {}
+            for rows, worker in mine:
                 state, told = worker.ready()
-                found[row] = told if state == "ready" else Training(None, None, None, "failed", told.reason)
-            calls = {row: worker for row, worker in workers.items() if found[row].status in MEASURED}
-            timings = interleave(calls, turn, self._bench.plan)
+                for row in rows:
+                    found[row] = told[row] if state == "ready" else Training(None, None, None, "failed", told.reason)
+                    if found[row].status in MEASURED:
+                        calls[row] = Member(worker, row)
+            timings = interleave({row: calls[row] for row in known if row in calls}, turn, self._bench.plan)
             for form in forms(network, self._settings.forms, self._bench.device.type):
-                if form.compiled and not form.graph:
-                    for row in [row for row in calls if row.endswith(f", {form.name}")]:
-                        found[row] = _told(found[row], calls[row].ask("kernels"))
+                for row in [row for row in calls if form.compiled and row.endswith(f", {form.name}")]:
+                    found[row] = _told(found[row], calls[row].worker.ask("kernels", row))
             return _rows(case, found, plain, timings)
         finally:
-            for worker in workers.values():
+            for _, worker in mine:
                 worker.end()
 
     def _start(self) -> None:
         """Set up as many at the same time as there may be; returns when all are ready."""
+        started: List[Worker] = []
         for network in self._group:
-            for row in entries(network, self._settings.forms, _case(network, self._bench), self._bench)[0]:
-                under_way = list(self._workers.values())
-                if len(under_way) >= self._settings.workers:
-                    under_way[-self._settings.workers].ready()
-                self._workers[network.name, row] = Worker(self._settings, enter_apart, network.name, row)
-        for worker in self._workers.values():
+            mine = self._workers[network.name] = []
+            for rows in self._shared(network):
+                if len(started) >= self._settings.workers:
+                    started[-self._settings.workers].ready()
+                worker = Worker(self._settings, enter_apart, network.name, rows)
+                started.append(worker)
+                mine.append((rows, worker))
+        for worker in started:
             worker.ready()
+
+    def _shared(self, network: Network) -> List[List[str]]:
+        """The rows of each process: those that compile first, since they take longest."""
+        wanted, device = self._settings.forms, self._bench.device.type
+        case = _case(network, self._bench)
+        alone = [form.name for form in forms(network, wanted, device) if form.compiled or form.compiled_adam]
+        rows = list(entries(network, wanted, case, self._bench)[0])
+        compiled = [row for row in rows if row.partition(", ")[2] in alone]
+        eager = [row for row in rows if row not in compiled]
+        return [*([row] for row in compiled), *([eager] if eager else [])]
+
+
+@dataclass(frozen=True)
+class Member:
+    """One row of a process."""
+
+    worker: Worker
+    row: str
+
+    def turn(self, begin: int, calls: int) -> float:
+        """Seconds of some steps."""
+        return float(self.worker.ask("turn", self.row, begin, calls))
+
+    def __call__(self, i: int) -> float:
+        """One step."""
+        return self.turn(i, 1)
 
 
 def _told(training: Training, kernels: Mapping[str, Tuple[float, int]]) -> Training:
@@ -148,36 +181,40 @@ def _told(training: Training, kernels: Mapping[str, Tuple[float, int]]) -> Train
 
 
 class Apart:
-    """A network under way in a process of its own."""
+    """Forms of a network under way in a process of their own."""
 
-    def __init__(self, training: Training, clock: HostClock) -> None:
-        self._training, self._clock = training, clock
+    def __init__(self, trainings: Mapping[str, Training], clock: HostClock) -> None:
+        self._trainings, self._clock = trainings, clock
 
-    def told(self) -> Training:
+    def told(self) -> Dict[str, Training]:
         """What the process that compares is told."""
-        return replace(self._training, call=None)
+        return {row: replace(one, call=None) for row, one in self._trainings.items()}
 
-    def turn(self, begin: int, calls: int) -> float:
+    def turn(self, row: str, begin: int, calls: int) -> float:
         """Seconds of some steps."""
-        return self._clock.batch(self._called(), begin, calls)
+        return self._clock.batch(self._called(row), begin, calls)
 
-    def kernels(self) -> Dict[str, Tuple[float, int]]:
+    def kernels(self, row: str) -> Dict[str, Tuple[float, int]]:
         """The kernels of some steps."""
-        return self._clock.profile(self._called(), 0, PROFILED)
+        return self._clock.profile(self._called(row), 0, PROFILED)
 
-    def _called(self) -> Call:
-        if self._training.call is None:
-            raise RuntimeError(self._training.detail)
-        return self._training.call
+    def _called(self, row: str) -> Call:
+        training = self._trainings[row]
+        if training.call is None:
+            raise RuntimeError(training.detail)
+        return training.call
 
 
-def enter_apart(settings: Settings, name: str, row: str) -> Apart:
-    """One form of one network, in the process that calls this."""
+def enter_apart(settings: Settings, name: str, rows: Sequence[str]) -> Apart:
+    """Some forms of one network, in the process that calls this."""
     bench = bench_of(settings)
     network = NETWORKS[name]
-    training = attempt(entries(network, settings.forms, _case(network, bench), bench)[0][row], bench)
-    bench.clock.forget()  # others need the memory until it is this one's turn
-    return Apart(training, bench.clock)
+    known, _ = entries(network, settings.forms, _case(network, bench), bench)
+    trainings = {}
+    for row in rows:
+        trainings[row] = attempt(known[row], bench)
+        bench.clock.forget()  # others need the memory until it is this one's turn
+    return Apart(trainings, bench.clock)
 
 
 def entries(

@@ -28,6 +28,8 @@ PROFILED = 3
 #: Time steps, batch and width.
 SIZES = ((100, 256, 128), (250, 128, 256), (250, 128, 512), (1000, 32, 128), (100, 256, 1024), (250, 256, 360))
 SMALL = ((5, 2, 8),)
+#: Those that are also measured as a loop over time steps, which takes up to a hundred times as long.
+LOOPED = (*SIZES[:4], *SMALL)
 #: Neuron, dtype and firing rate; the first is also measured as a loop over time steps.
 VARIANTS = (("LIF", "float32", 0.04), ("ALIF", "float32", 0.04), ("LIF", "float32", 0.3), ("LIF", "bfloat16", 0.04))
 NEURONS: Mapping[str, Callable[[], sc.Neuron]] = {"LIF": lambda: sc.LIF(2.0), "ALIF": lambda: sc.ALIF(2.0)}
@@ -91,12 +93,24 @@ def jobs(settings: Settings, bench: Bench) -> List[Job]:
     sizes = SIZES if bench.device.type == "cuda" and not settings.quick else SMALL
     for i, (neuron, dtype, rate) in enumerate(VARIANTS):
         for steps, batch, width in sizes:
-            case = Fed("recurrent", neuron, dtype, steps, batch * width, batch, width, rate, looped=i == 0)
+            looped = i == 0 and (steps, batch, width) in LOOPED
+            case = Fed("recurrent", neuron, dtype, steps, batch * width, batch, width, rate, looped=looped)
             job = contained(case, bench, measure)
             found.append(replace(job, rehearse=partial(_rehearse, case, bench)))
     for steps, batch, width in sizes:
         layers = 2 if width == 360 else 1
-        case = Fed("recurrent", "network", "float32", steps, batch * width, batch, width, 0.0, layers, looped=True)
+        case = Fed(
+            "recurrent",
+            "network",
+            "float32",
+            steps,
+            batch * width,
+            batch,
+            width,
+            0.0,
+            layers,
+            looped=(steps, batch, width) in LOOPED,
+        )
         found.append(contained(case, bench, trained))
     return found
 

@@ -25,7 +25,7 @@ from spikecore.dtypes import DTYPES
 
 #: Neurons on a GPU, at least; a row of 1000 steps then has 4 GiB of bfloat16.
 MANY = 2**21
-#: Neurons of the check, and of a rehearsal: the remainder of the size that is timed is added, as it chooses a kernel.
+#: Neurons of the check, and of a rehearsal without other libraries: the remainder of the size that is timed is added, as it chooses a kernel.
 CHECKED = 4096
 #: Neurons of one image.
 IMAGE = CHANNELS * SIDE * SIDE
@@ -81,7 +81,10 @@ def _case(subject: Subject, dtype: str, steps: int, settings: Settings, bench: B
 def _job(case: Case, bench: Bench) -> Job:
     few, late = smaller(case), [False]
     job = contained(case, bench, partial(_measure, few, late))
-    return replace(job, rehearse=partial(_rehearse, few, bench), late=lambda: late.__setitem__(0, True))
+    # SpikingJelly's kernels for half types are compiled and tuned for a number of neurons
+    tuned = any(not one.ours for one in bench.implementations)
+    rehearse = partial(_rehearse, case if tuned else few, bench)
+    return replace(job, rehearse=rehearse, late=lambda: late.__setitem__(0, True))
 
 
 def _measure(few: Case, late: Sequence[bool], case: Case, bench: Bench) -> List[Row]:

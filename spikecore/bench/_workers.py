@@ -89,7 +89,7 @@ class Worker:
     """An implementation in a process of its own, started when this is made."""
 
     def __init__(self, settings: Settings, enter: Callable[..., Any], *arguments: Any) -> None:
-        """``enter(settings, *arguments)``, of a module, sets up in the process; its result has a ``call``."""
+        """``enter(settings, *arguments)``, of a module, sets up in the process; ``told()`` of its result comes back."""
         context = multiprocessing.get_context("spawn")
         self._pipe, there = context.Pipe()
         with _environment():
@@ -99,7 +99,7 @@ class Worker:
         self._ready: Optional[Tuple[str, Any]] = None
 
     def ready(self) -> Tuple[str, Any]:
-        """``("ready", what was set up without its call)``, or ``("failed", a Failure)``; waits for it."""
+        """``("ready", what ``told()`` gave there)``, or ``("failed", a Failure)``; waits for it."""
         if self._ready is None:
             try:
                 self._ready = self._pipe.recv()
@@ -108,21 +108,13 @@ class Worker:
                 self._ready = ("failed", failure(RuntimeError(f"its process ended with {self._process.exitcode}")))
         return self._ready
 
-    def turn(self, begin: int, calls: int) -> float:
-        """Seconds for some calls, made there while everybody else waits. Raises RuntimeError for what it raised."""
-        return float(self.ask("turn", begin, calls))
-
     def ask(self, what: str, *arguments: Any) -> Any:
-        """What a method of the implementation gives there. Raises RuntimeError for what it raised."""
+        """What a method of what was set up gives there, while all others wait. Raises RuntimeError if it raises."""
         self._pipe.send((what, arguments))
         good, answer = self._pipe.recv()
         if not good:
             raise RuntimeError(answer)
         return answer
-
-    def __call__(self, i: int) -> float:
-        """One call."""
-        return self.turn(i, 1)
 
     def end(self) -> None:
         """End the process: it ends by itself where it waits for a turn, and is killed where it is still setting up."""
@@ -134,7 +126,7 @@ class Worker:
 
 
 def turn(call: Any, begin: int, calls: int) -> float:
-    """A turn of a worker, as :func:`spikecore.bench._timing.interleave` takes them."""
+    """A turn made in another process, as :func:`spikecore.bench._timing.interleave` takes them."""
     return float(call.turn(begin, calls))
 
 

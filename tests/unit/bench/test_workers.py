@@ -16,6 +16,7 @@ from bench_runs import TINY, Counting, only, ran
 from spikecore.bench import _implementations as implementations
 from spikecore.bench import _run as run
 from spikecore.bench import _workers as workers
+from spikecore.bench._networks import Member
 from spikecore.bench._peers import Peer
 from spikecore.bench._timing import Failure, HostClock, Plan, Timing, interleave
 from spikecore.bench._workers import Worker, rehearse, turn
@@ -35,11 +36,12 @@ def test_workers_take_turns_and_say_what_fails() -> None:
         assert started["2.0"].ready() == started["2.0"].ready() == ("ready", 3.0)
         assert started["-1.0"].ready() == ("failed", Failure("ValueError: no time"))
         assert started["101.0"].ready() == ("failed", Failure("RuntimeError: its process ended with 3"))
-        assert turn(started["2.0"], 0, 4) == 12.0
-        assert started["2.0"](5) == 3.0
+        member = Member(started["2.0"], "row")
+        assert turn(member, 0, 4) == 12.0
+        assert member(5) == 3.0
         with pytest.raises(RuntimeError, match="RuntimeError: too late"):
-            started["2.0"].turn(11, 1)
-        found = interleave({"one": started["2.0"]}, turn, Plan(2))
+            member.turn(11, 1)
+        found = interleave({"one": member}, turn, Plan(2))
         assert found == {"one": Timing(3.0, 3.0, 3.0, 2, 1)}
     finally:
         for one in started.values():
