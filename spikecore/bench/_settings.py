@@ -27,7 +27,8 @@ SUITES = (
     "recurrent",
     "pipeline",
 )
-#: Time steps that people use, of which few are powers of two: the suite ``steps`` has them.
+#: Time steps that people use, of which few are powers of two, and layouts: the suite ``steps`` has them.
+STEP_LAYOUTS = ("flat", "odd", "contiguous", "channels-last", "batch before time")
 BETWEEN = (10, 20, 25, 50, 100, 250, 500, 1000)
 
 
@@ -42,6 +43,8 @@ class Settings:
     neurons: Tuple[str, ...] = ()
     dtypes: Tuple[str, ...] = ()
     steps: Tuple[int, ...] = ()
+    #: Layouts of the suite ``steps``; none means all.
+    layouts: Tuple[str, ...] = ()
     #: Further time steps, of the suite ``steps``.
     between: Tuple[int, ...] = ()
     #: Time steps times neurons of a neuron row.
@@ -71,6 +74,7 @@ class Settings:
         _known("neuron", self.neurons, tuple(WORKLOADS))
         _known("network", self.networks, tuple(NETWORKS))
         _known("form", self.forms, tuple(FORMS))
+        _known("layout", self.layouts, STEP_LAYOUTS)
         _known("peer", self.peer_names, tuple(peer.name for peer in PEERS))
         if self.workers < 0:
             raise ValueError(f"workers={self.workers} must be 0 or more")

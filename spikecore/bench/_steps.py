@@ -25,7 +25,8 @@ from spikecore.dtypes import DTYPES
 
 #: Neurons on a GPU, at least; a row of 1000 steps then has 4 GiB of bfloat16.
 MANY = 2**21
-#: Neurons of the check, and of a rehearsal without other libraries: the remainder of the size that is timed is added, as it chooses a kernel.
+#: Neurons of the check, and of a rehearsal without other libraries: the remainder of the size that is timed is added,
+#: as it chooses a kernel.
 CHECKED = 4096
 #: Neurons of one image.
 IMAGE = CHANNELS * SIDE * SIDE
@@ -60,7 +61,8 @@ class Flat(LaidOut):
 
 def jobs(settings: Settings, bench: Bench) -> List[Job]:
     """One job per subject, dtype and number of steps."""
-    wanted = [one for one in SUBJECTS if one.neuron.partition(",")[0] in settings.neurons]
+    layouts = settings.layouts or tuple(one.layout for one in SUBJECTS)
+    wanted = [one for one in SUBJECTS if one.neuron.partition(",")[0] in settings.neurons and one.layout in layouts]
     return [
         _job(_case(subject, dtype, steps, settings, bench), bench)
         for subject in wanted

@@ -37,6 +37,9 @@ def bench(
     ),
     dtype: List[str] = typer.Option([], help="float32, bfloat16, float16 or float64; may be repeated."),
     steps: List[int] = typer.Option([], help="Time steps of neuron and small-layer rows; may be repeated."),
+    layout: List[str] = typer.Option(
+        [], help="Of the suite steps measure this layout only: flat, odd, ...; may be repeated."
+    ),
     elements: Optional[int] = typer.Option(None, help="Time steps times neurons of a neuron row; fills the device."),
     size: int = typer.Option(40, help="Neurons of a small-layer row."),
     repetitions: Optional[int] = typer.Option(
@@ -93,6 +96,7 @@ def bench(
             neurons=tuple(neuron),
             dtypes=tuple(dtype),
             steps=tuple(steps),
+            layouts=tuple(layout),
             elements=elements,
             size=size,
             networks=tuple(network),

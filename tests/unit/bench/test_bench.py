@@ -283,6 +283,8 @@ def test_compile_stops_at_its_steps() -> None:
     [
         ({"suites": ("neuron",)}, "suite 'neuron' is not known; there are: neurons, layouts, steps, small, calls"),
         ({"neurons": ("Lif",)}, "there are: LIF, Leaky"),
+        ({"layouts": ("NHWC",)}, "there are: flat, odd, contiguous, channels-last, batch before time"),
+        ({"workers": -1}, "workers=-1 must be 0 or more"),
         ({"networks": ("vgg",)}, "there are: fc, fc-tf32, cifar10"),
         ({"dtypes": ("int8",)}, "there are: float16, bfloat16, float32, float64"),
         ({"steps": (0,)}, "steps=0 must be 1 or more"),

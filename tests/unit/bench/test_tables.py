@@ -18,7 +18,7 @@ from spikecore.bench import _recurrent as recurrent
 from spikecore.bench import _steps as steps
 from spikecore.bench._report import from_json
 from spikecore.bench._run import prepare
-from spikecore.bench._settings import Settings
+from spikecore.bench._settings import STEP_LAYOUTS, Settings
 from spikecore.bench._timing import HostClock, Plan
 from spikecore.cli._bench_tables import show
 from spikecore.testing._loopback import Loopback, installed
@@ -64,6 +64,16 @@ def test_every_subject_has_its_rows() -> None:
         assert "training_fraction" in only(rows, "torch").figures
         assert case["neurons"] == {"flat": 100, "odd": 99}.get(str(case["layout"]), steps.IMAGE)
     assert "LIF float32 batch before time" in shown(report)
+
+
+def test_a_layout_may_be_asked_for() -> None:
+    """By which another library, which compiles for seconds in each case, is measured in one."""
+    _, jobs = prepare(replace(TINY, suites=("steps",), neurons=("LIF", "own-neuron"), layouts=("odd",)))
+    assert [job.label for job in jobs] == [
+        "steps: LIF float32 T=3 N=9, odd",
+        "steps: own-neuron float32 T=3 N=9, odd",
+    ]
+    assert {one.layout for one in steps.SUBJECTS} == set(STEP_LAYOUTS)
 
 
 def test_a_wrong_backend_has_no_time_at_any_number_of_steps() -> None:
