@@ -106,6 +106,10 @@ def test_every_layout_gives_the_loop(
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 2e-3), (torch.bfloat16, 1e-2)], ids=str)
 def test_sixteen_bits(host: str, dtype: torch.dtype, tolerance: float) -> None:
     """Numbers of 16 bits are one part or two."""
+    try:
+        torch.ones(1, 1, dtype=dtype) @ torch.ones(1, 1, dtype=dtype)
+    except RuntimeError as error:
+        pytest.skip(f"the loop to compare with has no product on this torch's CPU: {error}")
     net = layer(sc.LIF(tau=2.0, backend="torch"), 6, dtype)
     compare(host, net, drawn(5, 3, 6, dtype=dtype) * 2, ("v",), tolerance)
 
