@@ -14,10 +14,11 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from torch import Tensor
 
-from spikecore._shell.repeated import step_of
+from spikecore._shell.repeated import made_step, step_of
 from spikecore.backend import BackendError, ParamValue, Runner, Spec, Tensors
 from spikecore.kernels._again import Instead
 from spikecore.lang import Node, Program
+from spikecore.lang._plain import is_compiling
 from spikecore.lang.node import substitute
 
 
@@ -26,7 +27,9 @@ def steps_of(reads: Sequence[bool], inputs: Tensors) -> Tuple[Optional[Tensor], 
 
     ``reads``: see :func:`reads_of`.
     """
-    found = tuple([step_of(x) if read else None for x, read in zip(inputs, reads)])
+    # an x that came into a graph of torch.compile has a derivative of its own at every step
+    of = made_step if is_compiling() else step_of
+    found = tuple([of(x) if read else None for x, read in zip(inputs, reads)])
     return found if [step for step in found if step is not None] else ()
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from spikecore._shell.repeated import step_of
+from spikecore._shell.repeated import made_step
 from spikecore.backend import BackendError, ParamValue, Range, Runner, Spec, Tensors, Unsupported, by_call
 from spikecore.kernels._again import Instead
 from spikecore.kernels._arguments import Call
@@ -114,7 +114,7 @@ class KernelRunner:
 
     def in_graph(self, x: Tensor, numbers: Sequence[float]) -> Optional[Tensor]:
         """See :func:`spikecore._base.running.in_graph`."""
-        if not self.graph_key or step_of(x) is not None:
+        if not self.graph_key or made_step(x) is not None:
             return None
         out: Tensor = torch.ops.spikecore.rest(self.graph_key, x, [], numbers)
         return out

@@ -153,6 +153,19 @@ def test_a_compiled_network_computes_from_the_step_that_repeats() -> None:
 
 
 @compiled
+def test_a_repeated_input_of_a_graph_has_a_gradient_at_every_step() -> None:
+    """What comes into a graph may be a leaf, or what a hook looks at."""
+    torch._dynamo.reset()
+    neuron = bound(sc.LIF(), Loop(4))
+    x = image(1).expand(6, *SHAPE)
+    grads = []
+    for call in (neuron, torch.compile(neuron, backend="aot_eager", fullgraph=True)):
+        leaf = x.detach().requires_grad_()
+        grads.append(torch.autograd.grad(call(leaf), leaf, torch.cos(image(6)))[0])
+    assert torch.equal(*grads)
+
+
+@compiled
 def test_no_step_compiles_again() -> None:
     """Twenty steps of training take the graphs of the first one, though parameters change."""
     torch._dynamo.reset()
