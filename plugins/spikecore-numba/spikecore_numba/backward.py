@@ -12,7 +12,12 @@ from typing import List
 
 from spikecore.kernels import BackwardPlan
 from spikecore.kernels.writing import indented, output_cotangent, state_cotangent, state_leaf
-from spikecore_numba.writer import HEAD, HISTORY_HEAD, Source, Store, Writer
+from spikecore_numba.writer import HEAD, HISTORY_HEAD, SPAN, Source, Store, Writer
+
+
+def adds_groups(plan: BackwardPlan) -> bool:
+    """Whether a block adds up the gradients of parameters over groups of neurons, which none has for itself."""
+    return bool(plan.learn) and plan.spec.feedback is None and "full" not in [plan.kinds[name] for name in plan.learn]
 
 
 class BackwardWriter(Writer):
@@ -35,7 +40,8 @@ class BackwardWriter(Writer):
             *(self._through_chunks(adjoint) if self._states else ["for t in range(steps - 1, -1, -1):", *adjoint]),
             *(self._last_cotangents() if self.plan.state else ()),
         ]
-        return self.finished(HISTORY_HEAD if self._states else HEAD, body)
+        head = HISTORY_HEAD if self._states else HEAD
+        return self.finished((*head, SPAN) if adds_groups(self.plan) else head, body, self._zero_sums())
 
     def _through_chunks(self, adjoint: List[str]) -> List[str]:
         """Recompute a chunk's states into history, and from the last chunk on run the adjoint through it."""
@@ -115,7 +121,15 @@ class BackwardWriter(Writer):
         return f"{carried} + {self.all(trace, 'grad_trace', self.plan.trace.index(name))}"
 
     def _param_sum(self, param: str, index: int) -> str:
-        return self.one(f"grad_{self.param(param)}s", "grad_params", index)
+        name = f"grad_{self.param(param)}s"
+        if adds_groups(self.plan):
+            return f"{self.argument(name, 'pointer', 'grad_params', index)}[origin + i]"
+        return self.one(name, "grad_params", index)
+
+    def _zero_sums(self) -> List[str]:
+        """The loop that sets the gradients of parameters to zero."""
+        lines = [f"{self._param_sum(param, k)} = {self.printer.number(0.0)}" for k, param in enumerate(self.plan.learn)]
+        return ["for i in range(count):", *indented(lines)] if lines else []
 
     def _first_cotangents(self) -> List[str]:
         """The loop that sets what is carried and summed: cotangents of the final state, or zero."""
@@ -126,7 +140,8 @@ class BackwardWriter(Writer):
                 end = f"grad_{self.state(name)}_end"
                 first = self.one(end, "grad_final", index) if plan.final else zero
                 lines.append(f"{self.row(self.carried(name))} = {first}")
-        lines += [f"{self._param_sum(param, k)} = {zero}" for k, param in enumerate(plan.learn)]
+        if not adds_groups(plan):
+            lines += [f"{self._param_sum(param, k)} = {zero}" for k, param in enumerate(plan.learn)]
         if plan.spec.feedback is not None:
             lines.append(f"{self.row(self._back)} = {zero}")
         return ["for i in range(count):", *indented(lines)] if lines else []

@@ -8,18 +8,17 @@ first launch leaves the gradient through what is normalised, to which a pass ove
 
 from __future__ import annotations
 
-import struct
-from typing import Callable, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from spikecore.backend import Spec
 from spikecore.kernels import Geometry, Moved
-from spikecore.kernels.writing import Argument, indented
-from spikecore_numba.compiler import DOUBLES, compiled
+from spikecore.kernels.writing import Argument
+from spikecore_numba.compiler import DOUBLES
+from spikecore_numba.loops import Loop, Text, pointers
 from spikecore_numba.threads import Scratch, over_blocks
-from spikecore_numba.writer import STORAGE, Source
 
 #: Neighbouring numbers of a channel that are added side by side at most, where channels do not lie side by side.
 LANES = 1024
@@ -32,48 +31,12 @@ BLOCK = 1 << 15
 _scratch = Scratch()
 
 
-class _Kernel(NamedTuple):
-    run: Callable[[bytes], None]
-    pack: Callable[..., bytes]
-
-
-class _Text(NamedTuple):
-    """A kernel as text, in which ``READ(...)`` is a number in memory as one of arithmetic."""
-
-    name: str
-    #: Names of its arguments that are whole numbers.
-    head: Tuple[str, ...]
-    own: Tuple[Argument, ...]
-    body: str
-
-    def source(self, dtype: torch.dtype) -> Source:
-        """The text for inputs of a dtype."""
-        storage = STORAGE.get(dtype)
-        names = ", ".join((*self.head, *(argument.name for argument in self.own)))
-        body = self.body.strip("\n").replace("READ(", f"from_{storage}(" if storage else "(")
-        lines = [
-            f'"""{self.name.replace("_", " ").capitalize()}; {str(dtype)[6:]} in memory."""',
-            "",
-            *(["import math", ""] if "math." in body else []),
-            *([f"from spikecore_numba.functions import from_{storage}", ""] if f"from_{storage}(" in body else []),
-            "",
-            f"def {self.name}({names}):",
-            *indented(body.split("\n")),
-        ]
-        return Source(self.name, "\n".join(lines) + "\n", self.head, self.own, 0)
-
-    def compiled(self, spec: Spec) -> _Kernel:
-        kinds = ["d" if argument.kind == "number" else "q" for argument in self.own]
-        pack = struct.Struct("q" * len(self.head) + "".join(kinds)).pack
-        return _Kernel(compiled(self.source(spec.dtype), spec.dtype, spec.compute), pack)
-
-
 class Statistics:
     """Mean and 1 / standard deviation of each channel: see :meth:`spikecore.kernels.KernelBackend.statistics`."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        self._kernels: Dict[_Text, _Kernel] = {}
+        self._kernels: Dict[Text, Loop] = {}
 
     def __call__(
         self, geometry: Geometry, x: Tensor, eps: float, running: Optional[Moved]
@@ -105,10 +68,10 @@ class Statistics:
         found, rstd = results.unbind(0)
         return found, rstd
 
-    def _kernel(self, text: _Text) -> _Kernel:
+    def _kernel(self, text: Text) -> Loop:
         kernel = self._kernels.get(text)
         if kernel is None:
-            kernel = self._kernels[text] = text.compiled(self.spec)
+            kernel = self._kernels[text] = text.compiled(self.spec.dtype, self.spec.compute)
         return kernel
 
 
@@ -120,7 +83,7 @@ class Correction:
     """
 
     def __init__(self, spec: Spec) -> None:
-        self._kernel = _CORRECTED.compiled(spec)
+        self._kernel = _CORRECTED.compiled(spec.dtype, spec.compute)
         self._bytes = torch.finfo(spec.compute).bits // 8
 
     def __call__(self, geometry: Geometry, x: Tensor, grad: Tensor, channels: Sequence[Tensor]) -> None:
@@ -139,14 +102,10 @@ class Correction:
         over_blocks(work, -(-steps * rows // each), steps * neurons, (x, grad, channels))
 
 
-def _pointers(group: str, *names: str) -> Tuple[Argument, ...]:
-    return tuple(Argument(name, "pointer", group) for name in names)
-
-
-_SUMS = (*_pointers(DOUBLES, "scratch_of"), *_pointers("inputs", "xs"), *_pointers(DOUBLES, "sums"))
+_SUMS = (*pointers(DOUBLES, "scratch_of"), *pointers("inputs", "xs"), *pointers(DOUBLES, "sums"))
 _SIZES = ("begin", "end", "steps", "neurons", "step", "inner", "channels", "lanes")
 
-_APART = _Text(
+_APART = Text(
     "channel_sums",
     _SIZES,
     _SUMS,
@@ -177,7 +136,7 @@ for c in range(begin, end):
 """,
 )
 
-_SIDE_BY_SIDE = _Text(
+_SIDE_BY_SIDE = Text(
     "channel_sums_side_by_side",
     _SIZES,
     _SUMS,
@@ -200,15 +159,15 @@ for share in range(begin, end):
 """,
 )
 
-_FINISHED = _Text(
+_FINISHED = Text(
     "channel_statistics",
     ("inner", "channels", "shares", "n", "moves"),
     (
         Argument("eps", "number"),
         Argument("factor", "number"),
-        *_pointers("inputs", "xs"),
-        *_pointers(DOUBLES, "sums"),
-        *_pointers("statistics", "results", "running_mean", "running_variance"),
+        *pointers("inputs", "xs"),
+        *pointers(DOUBLES, "sums"),
+        *pointers("statistics", "results", "running_mean", "running_variance"),
     ),
     """
 for c in range(channels):
@@ -230,13 +189,13 @@ for c in range(channels):
 """,
 )
 
-_CORRECTED = _Text(
+_CORRECTED = Text(
     "corrected_gradient",
     ("begin", "end", "all_rows", "rows", "each", "step", "inner", "channels"),
     (
         Argument("share", "number"),
-        *_pointers("inputs", "xs", "grads"),
-        *_pointers("statistics", "means", "rstds", "weights", "grad_weights", "grad_biases", "factors"),
+        *pointers("inputs", "xs", "grads"),
+        *pointers("statistics", "means", "rstds", "weights", "grad_weights", "grad_biases", "factors"),
     ),
     """
 for c in range(channels):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Dict
+import re
+from typing import Dict, List
 
 import torch
 
@@ -43,3 +44,12 @@ class NumbaPrinter(PythonSyntax, KernelPrinter):
     def words(self, node: Node) -> Dict[str, str]:
         """The base's, and the exponential that becomes vector instructions where there is one."""
         return {**super().words(node), "exp": "math.exp" if self.real == "double" else "expf"}
+
+
+def imports(body: str) -> List[str]:
+    """The imports that these lines of a kernel need."""
+    ours = sorted(set(re.findall(r"\b(expf|signf?|lesser|greater|(?:from|to)_b?float16)\(", body)))
+    lines = ["import math\n"] if "math." in body else []
+    lines += ["import numpy as np"] if "np." in body else []
+    lines += ["from numba import float32"] if "float32(" in body else []
+    return [*lines, *([f"\nfrom spikecore_numba.functions import {', '.join(ours)}"] if ours else [])]

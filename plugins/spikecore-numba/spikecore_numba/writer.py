@@ -7,7 +7,6 @@ are kept in the array ``scratch``: a row is the part of it that has one value, a
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple, Union
 
@@ -26,7 +25,7 @@ from spikecore.kernels.writing import (
     state_leaf,
 )
 from spikecore.lang import Node, topological
-from spikecore_numba.printer import NumbaPrinter
+from spikecore_numba.printer import NumbaPrinter, imports
 
 #: Neurons of a block at most. With float32, a row of them is a page of memory.
 BLOCK = 1024
@@ -36,6 +35,8 @@ ORDER = ("inner", "channels", "stride", "number", "history", "pointer")
 #: Arguments that every kernel has, before its own, and those of one that keeps a history of states.
 HEAD = ("begin", "end", "steps", "neurons", "width", "scratch")
 HISTORY_HEAD = ("begin", "end", "steps", "neurons", "width", "scratch", "length", "chunks")
+#: The last one of a kernel whose blocks add up what groups of neurons give that lie so far apart.
+SPAN = "span"
 
 #: The part of a conversion's name that says how 16-bit numbers are stored.
 STORAGE = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -253,19 +254,27 @@ class Writer(KernelWriter):
 
     # -- text
 
-    def finished(self, head: Sequence[str], body: Iterable[str]) -> Source:
-        """The kernel: its module text and what a launch needs beside it."""
+    def finished(self, head: Sequence[str], body: Iterable[str], sums: Sequence[str] = ()) -> Source:
+        """The kernel: its module text and what a launch needs beside it. ``sums``: lines before the first group of
+        neurons of a block, where a block has several.
+        """
+        if SPAN in head:
+            # groups of neurons of the same channels; the last block and the last group may have fewer
+            body = [
+                "origin = block * width",
+                "count = width if origin + width <= span else span - origin",
+                *sums,
+                "for first in range(origin, neurons, span):",
+                *indented(["if first + count > neurons:", "    count = neurons - first", *body]),
+            ]
+        else:
+            # the last block may have fewer neurons than the others
+            body = ["first = block * width", "count = width if first + width <= neurons else neurons - first", *body]
         arguments = self.arguments.ordered(ORDER)
         names = [*head, *(argument.name for argument in arguments)]
-        body = [
-            *self.opening,
-            "for block in range(begin, end):",
-            # the last block may have fewer neurons than the others
-            *indented(["first = block * width", "count = width if first + width <= neurons else neurons - first"]),
-            *indented(body),
-        ]
+        body = [*self.opening, "for block in range(begin, end):", *indented(body)]
         before = [
-            *_imports("\n".join(body)),
+            *imports("\n".join(body)),
             "",
             # the offsets of rows are constants of the text, so each row is as long as the widest block
             *(f"{row} = {k * BLOCK}" for k, row in enumerate(self._rows.values())),
@@ -289,12 +298,3 @@ class Writer(KernelWriter):
 
 #: Letters that would end a Python string: a class may have any name, and the title is a docstring.
 _QUOTES = '"\\'
-
-
-def _imports(body: str) -> List[str]:
-    """The imports that these lines need."""
-    ours = sorted(set(re.findall(r"\b(expf|signf?|lesser|greater|(?:from|to)_b?float16)\(", body)))
-    lines = ["import math\n"] if "math." in body else []
-    lines += ["import numpy as np"] if "np." in body else []
-    lines += ["from numba import float32"] if "float32(" in body else []
-    return [*lines, *([f"\nfrom spikecore_numba.functions import {', '.join(ours)}"] if ours else [])]

@@ -200,8 +200,8 @@ def test_what_is_forgotten_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
         spec = Spec(torch.float32, None, ("number",) * len(neuron.program.params))
         launches.append(numba.forward(ForwardPlan(neuron.program, spec)))
     assert len(compiler._functions) == 1
-    kernels = [cell.cell_contents for launch in launches for cell in launch.__closure__ or ()]
-    engines = [weakref.ref(k.function.engine) for k in kernels if isinstance(k, backend.Kernel)]
+    kernels = [launch.kernel for launch in launches]
+    engines = [weakref.ref(kernel.function.engine) for kernel in kernels]
     assert len(engines) == 3
     out = torch.empty_like(x)
     from spikecore.kernels import Geometry
