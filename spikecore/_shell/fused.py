@@ -15,7 +15,7 @@ from torch import Tensor
 from spikecore._base.running import NormalisedCall
 from spikecore._shell import norms
 from spikecore._shell.earlier import Earlier
-from spikecore._shell.moved import Held, Running, held_by, running_of, written
+from spikecore._shell.moved import BY_KERNELS, Held, Running, held_by, running_of, written
 from spikecore.backend import MAX_STATIC_STEPS, ParamValue, Tensors
 from spikecore.dtypes import compute_dtype
 
@@ -37,7 +37,8 @@ class Taken(NamedTuple):
     held: Held
     #: How the input lies, as kernels know it.
     laid: Any
-    #: The running statistics that kernels are to move; None where none move.
+    #: Whether kernels may find the statistics, and the running ones that they are to move; None where none move.
+    by_kernels: bool
     running: Optional[Running]
 
 
@@ -72,33 +73,29 @@ def taken(found: FusedCall, norm: Any, x: Tensor, skip: Optional[Tensor], own: S
     # of one number per channel torch computes no variance, and says so
     if held is None or norm.num_features != channels or x.numel() <= channels:
         return None
-    running = None
+    by_kernels, running, compute = BY_KERNELS, None, compute_dtype(x.dtype)
     tensors = [value for value in (held.weight, held.bias) if value is not None]
+    statistics = [value for value in (held.mean, held.variance) if value is not None]
     if norms.takes_batch(norm):
         if norm.training and norm.track_running_stats and held.mean is not None:
             running = running_of(norm, held, x.device)
-            if running is None:
-                return None
-    elif held.variance is None or held.variance.device != x.device or held.variance.shape != (channels,):
+            by_kernels = running is not None
+    elif len(statistics) < 2:
         return None
     else:
-        tensors.append(held.mean)  # type: ignore[arg-type]  # it is there: see takes_batch
-    for value in tensors:
-        if value.device != x.device or value.shape != (channels,):
+        tensors.append(statistics[0])
+    for value in (*tensors, *statistics):
+        if value.device != x.device or value.shape != (channels,) or value.dtype not in (x.dtype, compute):
             return None
-    if running is not None:
-        for value in running[:2]:
-            if value.device != x.device or value.shape != (channels,):
-                return None
     laid = found.call.laid(x, skip, [*tensors, *[value for value in own if isinstance(value, Tensor)]])
-    return None if laid is None else Taken(norm, held, laid, running)
+    return None if laid is None else Taken(norm, held, laid, by_kernels, running)
 
 
 def constants(found: FusedCall, one: Taken, x: Tensor) -> norms.Constants:
     """What a call is normalised by; in training the running statistics move."""
     norm, held = one.norm, one.held
     if norms.takes_batch(norm):
-        moved = found.call.statistics(one.laid, x, norm.eps, one.running)
+        moved = found.call.statistics(one.laid, x, norm.eps, one.running) if one.by_kernels else None
         if moved is None:
             return norms.constants(norm, x, getattr(found.earlier.runner, "moments", None))
         written(one.running)

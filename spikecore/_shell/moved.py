@@ -26,6 +26,8 @@ Statistics = Callable[[Tensor, float, Optional[Running]], Optional[Tuple[Tensor,
 
 #: Tells autograd that a tensor was written by other means than torch's; torch 2.0 has no such function.
 _written: Any = getattr(torch.autograd.graph, "increment_version", None)
+#: Whether kernels may find statistics at all.
+BY_KERNELS = _written is not None
 
 
 class Held(NamedTuple):

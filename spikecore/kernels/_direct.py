@@ -26,7 +26,8 @@ Derive = Callable[[Any, Any, Tensors, Sequence[Optional[Tensor]]], Sequence[Opti
 class Direct(Straight):
     """Direct calls of neurons whose parameters have one form.
 
-    instead: see :mod:`spikecore.kernels._again`. derive: what computes gradients of every call.
+    instead: see :mod:`spikecore.kernels._again`. derive: what computes gradients of every call. other: those of inputs
+    in another order of memory, where no parameter is put into a range.
     """
 
     def __init__(
@@ -36,9 +37,10 @@ class Direct(Straight):
         views: Sequence[Optional[Tuple[int, ...]]],
         derive: Derive,
         ranges: Tuple[Optional[Range], ...] = (),
+        other: Optional[Callable[[Tensor, Tuple[ParamValue, ...]], Optional[Tensors]]] = None,
     ) -> None:
         super().__init__(execution, views, ranges)
-        self.instead, self.derive = instead, derive
+        self.instead, self.derive, self.other = instead, derive, other
         #: See :func:`spikecore.backend.direct`.
         self.projects = bool(ranges)
         self._ranged = [index for index, found in enumerate(ranges) if found is not None]
@@ -46,8 +48,10 @@ class Direct(Straight):
 
     def __call__(self, x: Tensor, params: Tuple[ParamValue, ...]) -> Optional[Tensors]:
         """Outputs of a call with these parameters as the neuron holds them; None if it is for the runner."""
-        if is_transformed() or not whole(x):
+        if is_transformed():
             return None
+        if not whole(x):
+            return None if self.other is None or self._ranged else self.other(x, params)
         sizes = self.sizes(x)
         if sizes is None:
             return None

@@ -1,8 +1,9 @@
 """Direct calls of programs with batch normalisation in front: the shortest way to their kernels and back.
 
 As :mod:`spikecore.kernels._direct`. Beside the input there may be a shortcut, and inputs lie in any order of memory
-without gaps, as images with channels innermost do. Where mean and standard deviation are functions of the input,
-backward is two launches (:mod:`spikecore.kernels._normalised`).
+without gaps, as images with channels innermost do: direct calls of other programs with such inputs are these, too.
+Where mean and standard deviation are functions of the input, backward is two launches
+(:mod:`spikecore.kernels._normalised`).
 """
 
 from __future__ import annotations
@@ -102,6 +103,11 @@ class DirectNormalised:
         the backend has no kernel for that.
         """
         return None if self._find is None else self._find(laid.lies, x, eps, running)
+
+    def of_any_order(self, x: Tensor, params: Tuple[ParamValue, ...]) -> Optional[Tensors]:
+        """Outputs of a call of a program that has no statistics; None if it is for the runner."""
+        laid = self.laid(x, None, [params[index] for index in self.tensors])
+        return None if laid is None else self(laid, (x,), params)
 
     def __call__(self, laid: Laid, inputs: Tensors, params: Tuple[ParamValue, ...]) -> Optional[Tensors]:
         """Outputs of a call; None if it is for the runner."""

@@ -99,7 +99,8 @@ class KernelRunner:
         if self.program.statistics or "full" in self.spec.params:
             return None
         wanted = tuple(ranges) if self.execution.backend.projects and any(ranges) else ()
-        return Direct(self.execution, self.instead, views, derived, wanted)
+        other = DirectNormalised(self.execution, self.spec, self.instead, derived, None, views)
+        return Direct(self.execution, self.instead, views, derived, wanted, other.of_any_order)
 
     def direct_normalised(self, views: Sequence[Optional[Tuple[int, ...]]]) -> Optional[DirectNormalised]:
         """See :func:`spikecore._base.running.direct_normalised`."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import spikecore as sc
+from spikecore._base.running import in_graph
 from spikecore._plugins.registry import default_registry
 from spikecore._plugins.selection import REFERENCE
 from spikecore.backend import Backend, BackendInfo, Runner, Spec
@@ -111,6 +112,13 @@ class _Counted:
     def __call__(self, *args: Any) -> Any:
         self.calls.append(self.name)
         return self.runner(*args)
+
+    def in_graph(self, x: Tensor, numbers: Sequence[float]) -> Optional[Tensor]:
+        """See :func:`spikecore._base.running.in_graph`."""
+        found = in_graph(self.runner, x, numbers)
+        if found is not None:
+            self.calls.append(self.name)
+        return found
 
     def __getattr__(self, name: str) -> Any:
         """The runner's quick ways and its statistics, if it has them, so that cases run what users run."""

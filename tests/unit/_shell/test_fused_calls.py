@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 import spikecore as sc
 from fused_layers import NEURONS, C, Moving, Slow, agree, equal, layers, norm, results
 from kernel_loop import LAYOUTS, Loop, bound, image
+from spikecore._shell.moved import BY_KERNELS
 from spikecore._shell.prologue import prologue_of
 from spikecore.backend import Unsupported
 from spikecore.kernels import KernelRunner
@@ -158,6 +159,7 @@ CHANGES: Dict[str, Callable[[NormNeuron], Any]] = {
     "double": _double,
     "bfloat16": lambda layer: layer.bfloat16(),
     "half norm": lambda layer: layer.norm.half(),
+    "half statistics": lambda layer: layer.norm.register_buffer("running_mean", torch.ones(C).half()),
     "fused False": _set("fused", lambda: False),
     "threshold": _set("neuron.threshold", lambda: 0.4),
     "tau a tensor": _set("neuron.tau", lambda: torch.linspace(1.5, 2.5, C)),
@@ -180,7 +182,7 @@ def test_what_changes_between_calls_counts_at_the_next_one(change: str, training
         agree(pair, image(6))
     for layer in pair:
         CHANGES[change](layer)
-    if change == "half norm":
+    if change.startswith("half"):
         return _refused_alike(pair)
     x = image(6) if change != "step" else image(6)[0]
     x = x.double() if change == "double" else x.bfloat16() if change == "bfloat16" else x
@@ -385,7 +387,7 @@ class TestAround:
         before = layer.neuron.bound["cpu"].backend.moves
         layer.neuron.backend = "torch"
         layer(image(6))
-        assert before == 2
+        assert before == 2 * BY_KERNELS
 
     def test_a_checkpointed_call_is_computed_again_by_the_same_launches(self) -> None:
         """torch.utils.checkpoint compares what is saved."""

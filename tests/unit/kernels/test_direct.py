@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import spikecore as sc
-from kernel_loop import Loop, bound
+from kernel_loop import LAYOUTS, Loop, bound
 from spikecore.backend import BackendError, Range, direct
 from spikecore.kernels import KernelRunner, _runner
 from spikecore.kernels._execution import Execution
@@ -73,6 +73,45 @@ class TestSame:
         assert all(torch.equal(a, b) for a, b in zip(first, results(neuron, drive(T))))
         with torch.no_grad():
             assert torch.equal(neuron(drive(T)), first[0])
+
+
+def images(T: int) -> Tensor:
+    """Inputs ``[T, B, C, H, W]``."""
+    return torch.stack([drive(T), drive(T, 1), drive(T, 2)], -1)
+
+
+ORDERS = ("channels-last", "batch last", "batch first", "part of a batch", "every other")
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("kind", sorted(NEURONS))
+class TestOtherOrders:
+    """Inputs that are not contiguous: without gaps they are direct calls of their own."""
+
+    @pytest.mark.parametrize("T", [3, 6])
+    def test_the_bits_are_those_of_the_runner(self, kind: str, order: str, T: int, monkeypatch: Any) -> None:
+        """In turn with contiguous inputs, and with cotangents that lie in another way."""
+        inputs = [LAYOUTS[name](images(T)) for name in ("contiguous", order, "contiguous", order)]
+        cotangents = [torch.cos(inputs[k]) for k in (0, 1, 1, 0)]
+        neuron = made(kind)
+        found = [results(neuron, x, grad) for x, grad in zip(inputs, cotangents)]
+        monkeypatch.setattr(KernelRunner, "direct", lambda *_: None)
+        for ours, x, grad in zip(found, inputs, cotangents):
+            for one, other in zip(ours, results(made(kind), x, grad)):
+                assert torch.equal(one, other)
+                assert (one.dtype, one.stride()) == (other.dtype, other.stride())
+
+    def test_the_runner_is_not_called_where_there_are_no_gaps(self, kind: str, order: str, monkeypatch: Any) -> None:
+        """Forward and backward, with checkpoints and without."""
+        only_direct(monkeypatch)
+        neuron = made(kind)
+        for T in (6, 6, 3):
+            x = LAYOUTS[order](images(T)).clone()
+            if order in ("channels-last", "batch last"):
+                results(neuron, x)
+            elif order == "batch first":
+                with pytest.raises(AssertionError, match="the runner was called"):
+                    results(neuron, x)
 
 
 class TestLeftToTheRunner:
