@@ -46,6 +46,19 @@ class TestBackward:
         ):
             results(pair[0], image(6))
 
+    @pytest.mark.parametrize("kind", ["parameters", "checkpoints"])
+    def test_one_saved_tensor_that_is_another_by_now(self, kind: str) -> None:
+        """Of parameters, and of what forward wrote for backward, other strides are taken; another dtype is an error."""
+        pair = layers("channels")
+        mine = {"parameters": lambda t: t.ndim == 1, "checkpoints": lambda t: t.ndim == 5 and t.shape[0] == 2}[kind]
+        twice = lambda t: torch.stack([t, t], -1)[..., 0] if mine(t) else t  # noqa: E731 - a hook
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, twice):
+            agree(pair, image(9))
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t.half() if mine(t) else t), pytest.raises(
+            RuntimeError, match="a saved-tensor hook gave back torch.float16"
+        ):
+            results(pair[0], image(9))
+
     @pytest.mark.parametrize("what", ["input", "weight", "mean"])
     def test_what_changed_since_forward_is_found(self, what: str) -> None:
         """Torch counts the versions of what is saved; running statistics normalise in eval mode."""

@@ -309,6 +309,34 @@ def test_a_norm_of_another_number_of_dimensions_is_refused() -> None:
             layer(image(6))
 
 
+class Gained(sc.Neuron):
+    """What its definition reads can change without being set."""
+
+    states = {"v": 0.0}
+    params = {"threshold": 1.0}
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.gains = [1.0]
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        h = s.v * 0.5 + x * self.gains[0]
+        z = self.spike(h - p.threshold)
+        return z, {"v": h - z}
+
+
+def test_what_a_definition_reads_is_followed() -> None:
+    """A list that is written to between two calls."""
+    found = []
+    for backend in (Moving(), Slow()):
+        layer = NormNeuron(norm(), bound(Gained(), backend))
+        first, _ = layer(image(6)), layer(image(6))
+        layer.neuron.gains[0] = 3.0
+        found.append([first, layer(image(6)), *layer.buffers()])
+    equal(*found)
+    assert not torch.equal(*found[0][:2])
+
+
 class TestAround:
     """What is around a call."""
 
