@@ -47,9 +47,10 @@ class BackwardWriter(ChunkWriter):
         before = self.input_streams(step) if self._kept else []
         back = [*self.input_streams(adjoint), *self._cotangents()]
         # an input that both read is loaded once
-        chunk = self.loads([*before, *(stream for stream in back if stream not in before)])
+        chunk = self.loads([*before, *(stream for stream in back if stream not in before)], len(self.plan.wanted))
         chunk += self._recomputation(step, before) if self._kept else []
-        chunk += self.over_steps(self._adjoint_step(adjoint), backwards=True)
+        chunk += self.over_steps([*self.numbers(back), *self._adjoint_step(adjoint)], backwards=True)
+        chunk += self.written()
         chunks = self.backward_chunks(chunk)
         each = [*self._first_cotangents(), *chunks, *self._last_cotangents()]
         # behind all lines that read or write a tensor of all steps
@@ -62,7 +63,7 @@ class BackwardWriter(ChunkWriter):
         body = [*self.opening(), *([] if self._summed else zero), *each, *scaled, *self._store_sums()]
         functions = [step, adjoint] if self._kept else [adjoint]
         if not (self._scalars or self._summed):
-            return self.finished(functions, [f"if ({self.first} >= {until}) return;", *body])
+            return self.finished(functions, [*self.leaving(until), *body])
         # every thread of a block takes part in the sums, those without neurons, too
         sums, after = [], []
         for name in self._scalars:
@@ -104,23 +105,23 @@ class BackwardWriter(ChunkWriter):
             # the first chunk starts at rest or from given states, every other one from its checkpoint
             first = self.starting(name, state)
             if not self.fixed:
-                saved = f"{state} = load<V>({self.saved_at(name)});"
+                saved = f"{state} = {self.load(self.saved_at(name))};"
                 first = ["if (chunk == 0) {", *indented(first), "} else {", *indented([saved]), "}"]
             lines += [self.pack(state), *first]
         lines += [f"Pack<{self.real}, V> {name}[T];" for name in self._kept.values()]
         targets = [*(f"{state}[j]" for state in states), *(f"{name}[t][j]" for name in self._kept.values())]
         body = over_neurons([self.call(step, targets, {})])
-        if self.stored != self.real:
+        if self.stored != self.real and not self.form.staged:
             # 16-bit numbers stay two to a register until this line
             body = [*(f"hold({stream.name}[t]);" for stream in inputs), *body]
-        return [*lines, *self.over_steps(body)]
+        return [*lines, *self.over_steps([*self.numbers(inputs), *body])]
 
     def _adjoint_step(self, adjoint: Function) -> List[str]:
         """One step backwards of all neurons of a thread."""
         where = {node: f"{name}[t][j]" for node, name in self._kept.items()}
         for k in range(len(self.program.outputs)):
             leaf = output_cotangent(k)
-            where[leaf] = self.value(f"{self.local[leaf]}[t][j]")
+            where[leaf] = self.value(f"{self.of_step(self.local[leaf])}[j]")
         for name, carried in self._carried.items():
             # the cotangent of a recorded state is added to that which the later step gave
             traced = f" + {self._trace(name)}[t][j]" if name in self.plan.trace else ""
@@ -131,7 +132,7 @@ class BackwardWriter(ChunkWriter):
         targets += [f"{carried}[j]" for carried in self._carried.values()]
         targets += [self._sum(name) + ("" if name in self._scalars else "[j]") for name in self.plan.learn]
         # only what the adjoint reads: a held number that nobody reads would still take its register
-        late = [self.local[node] for node in adjoint.takes if node.op == "out_grad" and not exact]
+        late = [self.local[node] for node in adjoint.takes if node.op == "out_grad" and not (exact or self.form.staged)]
         lines = [f"hold({name}[t]);" for name in late]
         lines += [self.pack(name, self.stored) for name in grads]
         # without, the compiler computes what does not depend on later steps for all steps first, and runs out of
@@ -143,7 +144,7 @@ class BackwardWriter(ChunkWriter):
             inner.insert(0, f"{self.real} {', '.join(self.unique(f'{name}_j') for name in grads)};")
             inner += [f"{name}.set(j, rounded<{self.stored}>({self.unique(f'{name}_j')}));" for name in grads]
         lines += over_neurons(inner)
-        return [*lines, *(f"store({self.all(f'{g}s', 'grad_inputs', k)}, {g});" for k, g in enumerate(grads))]
+        return [*lines, *(self.store_step(f"{g}s", "grad_inputs", k, g) for k, g in enumerate(grads))]
 
     # -- cotangents
 
@@ -155,7 +156,7 @@ class BackwardWriter(ChunkWriter):
             if self.plan.final:
                 # the launch gets one tensor for each state, carried or not
                 end, index = f"grad_{self.state(name)}_end", self.program.states.index(name)
-                lines.append(f"{carried} = load<V>({self.one(end, 'grad_final', index)});")
+                lines.append(f"{carried} = {self.load(self.one(end, 'grad_final', index))};")
             else:
                 lines += over_neurons([f"{carried}[j] = {zero};"])
         return lines
@@ -185,7 +186,7 @@ class BackwardWriter(ChunkWriter):
         lines = []
         for k, name in enumerate(self.program.states if self.plan.state else ()):
             target = self.one(f"grad_{self.state(name)}_start", "grad_state", k)
-            lines.append(f"store({target}, {self.carried(name)});")
+            lines.append(self.store(target, self.carried(name)))
         return lines
 
     def _store_sums(self) -> List[str]:

@@ -15,12 +15,8 @@ from typing import List, Sequence
 from spikecore.backend import Spec
 from spikecore.kernels.writing import indented
 from spikecore.lang import Program
-from spikecore_cupy.groups import GroupWriter
-from spikecore_cupy.lines import over_steps
 from spikecore_cupy.parts import Stream
-
-#: The condition under which a chunk has all T steps.
-WHOLE = "whole"
+from spikecore_cupy.staging import LENGTH, WHOLE, StagingWriter
 
 
 def longest(program: Program, spec: Spec) -> int:
@@ -42,15 +38,13 @@ def chunk_length(steps: int, most: int) -> int:
     return -(-steps // count)
 
 
-class ChunkWriter(GroupWriter):
+class ChunkWriter(StagingWriter):
     """Writes loads and loops over steps: of one chunk whose length is a constant, or of any number of chunks."""
 
-    def over_steps(self, lines: Sequence[str], backwards: bool = False) -> List[str]:
-        """A loop over the steps of a chunk."""
-        return over_steps(lines, "" if self.fixed else WHOLE, backwards)
-
-    def loads(self, streams: Sequence[Stream]) -> List[str]:
+    def loads(self, streams: Sequence[Stream], stores: int) -> List[str]:
         """All loads of a chunk, before its first step: so that memory is not waited for one step at a time."""
+        if self.form.staged:
+            return self.staged_loads(streams, stores)
         lines = [f"Pack<{stream.kind}, V> {stream.name}[T];" for stream in streams]
         for stream in streams:
             load = f"{stream.name}[t] = load<V>({self.all(stream.tensor, stream.group, stream.number)});"
@@ -62,7 +56,7 @@ class ChunkWriter(GroupWriter):
         if self.fixed:
             return list(chunk)
         first = ["if (chunk) {", *indented(before), "}"] if before else []
-        inner = [_IS_WHOLE, *first, *chunk, f"begin += {_LENGTH};"]
+        inner = [_IS_WHOLE, *first, *chunk, f"begin += {LENGTH};"]
         loop = "for (int chunk = 0; chunk < chunks; ++chunk) {"
         return [_COUNTS, "int begin = 0;", loop, *indented(inner), "}"]
 
@@ -70,7 +64,8 @@ class ChunkWriter(GroupWriter):
         """One chunk after the other, from the last to the first."""
         if self.fixed:
             return list(chunk)
-        inner = [_IS_WHOLE, f"begin -= {_LENGTH};", *chunk]
+        waits = ["BLOCK_WAIT();"] if self.form.together else []
+        inner = [*waits, _IS_WHOLE, f"begin -= {LENGTH};", *chunk]
         loop = "for (int chunk = chunks - 1; chunk >= 0; --chunk) {"
         return [_COUNTS, "int begin = steps;", loop, *indented(inner), "}"]
 
@@ -78,4 +73,3 @@ class ChunkWriter(GroupWriter):
 #: How many chunks there are, and how many of them have T steps.
 _COUNTS = "const int chunks = (steps + T - 1) / T, longer = steps - chunks * (T - 1);"
 _IS_WHOLE = f"const bool {WHOLE} = chunk < longer;"
-_LENGTH = f"{WHOLE} ? T : T - 1"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple, Optional
+
 import torch
 
 from spikecore.kernels import BackwardPlan, ForwardPlan
@@ -14,8 +16,17 @@ from spikecore_cupy.parts import Form
 REGISTERS = 64
 #: The same where there are several chunks, and the compiler is told how many blocks should fit.
 CHUNK_REGISTERS = 100
+#: Bytes of shared memory of a block that needs no leave for more.
+SHARED = 48 * 1024
 #: Of an H100 and an H200. The blocks of programs that normalise are counted by it on every GPU, for the same reason.
 MULTIPROCESSORS = 132
+
+
+class Beside(NamedTuple):
+    """See :func:`beside_of`."""
+
+    form: Form
+    unit: int
 
 
 def widest(plan: Plan) -> int:
@@ -40,6 +51,34 @@ def form_of(plan: Plan) -> Form:
         # what is kept, and what a step needs beside it; with five blocks two states in float32 spilled registers
         blocks = min(6, int(65536 // (BLOCK * (24 + width * _kept(plan)))))
     return Form(width, longest(plan.program, plan.spec), blocks if blocks == 6 else 0)
+
+
+def beside_of(plan: Plan) -> Optional[Beside]:
+    """The form of a plan's kernel for steps that begin beside a sector of memory, and of how many numbers steps are a
+    multiple where they take :func:`form_of`; None for plans that always take that.
+
+    Forward, steps go through shared memory. Backward that would hold as much of it again, and of the registers that
+    its few threads have: numbers are read one by one, by blocks so large that few sectors are written by two. Over
+    many steps warps drift apart, and what is left of a sector is written long after the rest: where memory is the
+    limit, they wait for one another.
+    """
+    size = torch.finfo(plan.dtype).bits // 8
+    if size == 8 or normalises(plan):
+        return None
+    form = form_of(plan)
+    if isinstance(plan, BackwardPlan):
+        if plan.trace or plan.learn:
+            return None
+        together = size == 4 and not plan.spec.steps
+        return Beside(form._replace(width=1, blocks=0, threads=512 if together else 256, together=together), 2)
+    if plan.record:
+        return None
+    form = form._replace(width=8 // size, staged=True)
+    buffers = max(len(plan.program.inputs), len(plan.program.outputs))
+    for threads in (256, 128):
+        if buffers * (plan.spec.steps or form.length) * (form.width * threads * size + 32) <= SHARED:
+            return Beside(form._replace(threads=threads), 8 if size == 4 else 4)
+    return None
 
 
 def _normalising(plan: Plan) -> Form:

@@ -36,15 +36,17 @@ class ForwardWriter(ChunkWriter):
         # an input that no value of the step is computed from is not loaded
         inputs = self.input_streams(step)
         # states stay in registers; only the last value goes to memory, and only where somebody asks for it
-        ending = [f"store({self.one(f'{s}_end', 'final', k)}, {s});" for k, s in enumerate(states) if plan.final]
-        saving = [f"store({self.saved_at(name)}, {self.state(name)});" for name in plan.saved]
-        chunks = self.forward_chunks(saving, [*self.loads(inputs), *self.over_steps(self._step(step))])
+        ending = [self.store(self.one(f"{s}_end", "final", k), s) for k, s in enumerate(states) if plan.final]
+        saving = [self.store(self.saved_at(name), self.state(name)) for name in plan.saved]
+        loads = self.loads(inputs, len(program.outputs))
+        steps = self.over_steps([*self.numbers(inputs), *self._step(step)])
+        chunks = self.forward_chunks(saving, [*loads, *steps, *self.written()])
         # offsets are those of tensors in the lines of the steps
         each, until = [*self.offsets(), *starts, *chunks, *ending], "neurons"
         if self._grouped:
             until, each = self.argument("span", "span"), self.over_groups(each)
         # before threads without neurons leave, since there may be fewer others than channels
-        before = [*self.projecting(), f"if ({self.first} >= {until}) return;"]
+        before = [*self.projecting(), *self.leaving(until)]
         return self.finished([step], [*before, *self.opening(), *each])
 
     def _step(self, step: Function) -> List[str]:
@@ -64,8 +66,8 @@ class ForwardWriter(ChunkWriter):
         # stores come after all neurons of the thread: one store moves a pack
         lines += over_neurons([*declare, self.call(step, targets, {}), *convert])
         for k, (out, tensor) in enumerate(zip(self._outs, self._tensors)):
-            lines.append(f"store({self.all(tensor, 'outputs', k)}, {out});")
+            lines.append(self.store_step(tensor, "outputs", k, out))
         for k, state in enumerate(self.plan.record):
             name = self.state(state)
-            lines.append(f"store({self.all(f'{name}_trace', 'trace', k)}, {name});")
+            lines.append(self.store(self.all(f"{name}_trace", "trace", k), name))
         return lines

@@ -28,6 +28,10 @@ class Form(NamedTuple):
     down: bool = False
     #: Whether the numbers that steps divide by are powers of two (:mod:`spikecore_cupy.divisors`).
     powers: bool = False
+    #: Whether steps, which may begin beside a sector of memory, go through shared memory.
+    staged: bool = False
+    #: Whether the threads of a block begin every chunk together.
+    together: bool = False
     #: Blocks of a launch at most, whose threads have several groups of neurons then; 0 for any number.
     grid: int = 0
 

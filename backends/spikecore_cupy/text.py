@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import isfinite
-from typing import Sequence, Union
+from typing import List, Sequence, Union
 
 from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.kernels.writing import FILLED, STORED, Argument, KernelWriter, commented, indented, named
@@ -70,6 +70,23 @@ class TextWriter(KernelWriter):
 
     # -- text
 
+    @property
+    def part(self) -> str:
+        """The neurons of a block, where steps go through shared memory."""
+        return self.unique("part")
+
+    def neurons_of_a_thread(self) -> List[str]:
+        """The lines that say which neurons a thread has, before any other."""
+        if not self.form.together:
+            return [self.beginning()]
+        # threads behind the last neurons compute these, too, since the others wait for them
+        own = self.unique("own")
+        return [first_neuron(own), f"const long long {self.first} = {own} < neurons ? {own} : neurons - V;"]
+
+    def leaving(self, until: str = "neurons") -> List[str]:
+        """The line by which threads without neurons leave, unless others wait for them."""
+        return [] if self.form.staged or self.form.together else [f"if ({self.first} >= {until}) return;"]
+
     def finished(self, functions: Sequence[Function], body: Sequence[str]) -> Source:
         """The kernel: its text, and what a launch needs beside it."""
         arguments = self.arguments.ordered(ORDER)
@@ -85,7 +102,7 @@ class TextWriter(KernelWriter):
             f"constexpr int T = {steps};  // time steps" + ("" if self.fixed else " of a chunk, or one less"),
             *self.beside(),
         ]
-        body = [self.beginning(), *body]
+        body = [*self.neurons_of_a_thread(), *body]
         inside = [line for f in functions for line in (f.head, *f.arguments, *f.body)]
         top = self.top()
         # every line is known now, so every symbol can choose a name that no line has

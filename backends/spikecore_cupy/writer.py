@@ -27,7 +27,10 @@ class Writer(TextWriter):
     ``approximate`` are divisions that may be off by two units in the last place.
     """
 
-    neurons_of = "{} + i"
+    @property
+    def neurons_of(self) -> str:  # type: ignore[override]  # what it is depends on the form
+        """The place of a thread's neurons in a tensor of one step."""
+        return "{}" if self.form.staged else "{} + i"
 
     def __init__(
         self,
@@ -72,6 +75,14 @@ class Writer(TextWriter):
         if not self.form.rows:
             return "i"
         return self._offsets.setdefault((group, index), (self.unique(f"{name}_at"), name))[0]
+
+    def load(self, place: str) -> str:
+        """The numbers of this thread's neurons in a tensor of one step."""
+        return f"load_apart({place}, {self.part})" if self.form.staged else f"load<V>({place})"
+
+    def store(self, place: str, name: str) -> str:
+        """The line that stores numbers of this thread's neurons to a tensor of one step."""
+        return f"store_apart({place}, {name}, {self.part});" if self.form.staged else f"store({place}, {name});"
 
     def offsets(self) -> List[str]:
         """Where neuron i is in the tensors of all steps, once all lines that read or write them are there."""
@@ -169,7 +180,7 @@ class Writer(TextWriter):
         name = self.local[leaf]
         if self.kinds[str(leaf.attr)] == "full":
             place = self.one(f"{name}s", *self.param_place(leaf))
-            return [f"const Pack<{self.real}, V> {name} = load<V>({place});"]
+            return [f"const Pack<{self.real}, V> {name} = {self.load(place)};"]
         tensor, inner, channels = self.channel(leaf)
         values = f"channel_values<V>({tensor}, {self.unique('place')}, {self.first}, {inner}, {channels})"
         within = self.ranged(str(leaf.attr))
@@ -182,7 +193,7 @@ class Writer(TextWriter):
         index = self.program.states.index(state)
         if self.plan.has_initial_state:
             name = f"{self.state(state)}_start"
-            return [f"{target} = load<V>({self.one(name, 'state', index)});"]
+            return [f"{target} = {self.load(self.one(name, 'state', index))};"]
         # initial values are constants or parameters: no step has been computed yet
         names = {leaf: self.at(leaf) for leaf in (*self._one, *self._many)}
         return over_neurons([f"{target}[j] = {self.printer.expression(self.program.initial[index], names)};"])
@@ -193,7 +204,7 @@ class Writer(TextWriter):
         """Where the checkpoint of a state before a chunk is."""
         state = self.state(name)
         tensor = self.argument(f"{state}_saved", "pointer", "checkpoints", self.plan.saved.index(name))
-        return f"{tensor} + (chunk - 1) * neurons + i"
+        return self.neurons_of.format(f"{tensor} + (chunk - 1) * neurons")
 
     def input_streams(self, function: Function) -> List[Stream]:
         """The inputs that a function takes."""
@@ -208,10 +219,14 @@ class Writer(TextWriter):
             if node in where:
                 values.append(where[node])
             elif node.op == "input":
-                values.append(self.value(f"{self.local[node]}[t][j]"))
+                values.append(self.value(f"{self.of_step(self.local[node])}[j]"))
             else:
                 values.append(self.at(node))
         return f"{function.name}({', '.join([*values, *targets])});"
+
+    def of_step(self, stream: str) -> str:
+        """The numbers of this thread at step t, of a tensor that is read step by step."""
+        return self.unique(f"{stream}_t") if self.form.staged else f"{stream}[t]"
 
     # -- text
 

@@ -15,7 +15,7 @@ from spikecore.kernels._arguments import Call
 from spikecore.kernels._normalised import execution_of
 from spikecore.lang._normalised import normalised
 from spikecore.testing._loopback import installed
-from spikecore_cupy import backend as cupy_backend
+from spikecore_cupy import launcher as cupy_launcher
 from spikecore_cupy.backend import CupyBackend
 from spikecore_cupy.chunks import chunk_length
 from spikecore_cupy.forms import form_of
@@ -125,7 +125,7 @@ def test_sizes_in_turn_print_no_text_again(monkeypatch: pytest.MonkeyPatch) -> N
         printed.append(type(plan).__name__)
         return print_kernel(plan, form)
 
-    monkeypatch.setattr(cupy_backend, "print_kernel", counted)
+    monkeypatch.setattr(cupy_launcher, "print_kernel", counted)
     program, values = sc.LIF().program, (2.0, 1.0, 0.0, 1.0, 1.0)
     count = len(program.params)
     assert len(values) == count

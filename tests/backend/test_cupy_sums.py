@@ -139,7 +139,7 @@ def test_a_division_by_a_power_of_two_is_a_product_of_the_same_bits(tau, monkeyp
     """A neuron that normalises gives the potentials that it gives with divisions, and divides by any other number."""
     found = []
     for choose in (is_power_of_two, lambda value: False):
-        monkeypatch.setattr("spikecore_cupy.backend.is_power_of_two", choose)
+        monkeypatch.setattr("spikecore_cupy.launcher.is_power_of_two", choose)
         with installed(HostBackend, devices=("cpu",)) as name:
             layer = NormNeuron(torch.nn.BatchNorm2d(8), sc.LI(tau=tau, backend=name), fused=True)
             found.append(layer(_image(torch.float32, "last")))

@@ -1,0 +1,251 @@
+"""Launches of generated kernels: which kernel takes a call, and its arguments."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry, RowGeometry
+from spikecore.kernels.writing import Places
+from spikecore_cupy.chunks import chunk_length, longest
+from spikecore_cupy.derivative import normalises
+from spikecore_cupy.device import shared
+from spikecore_cupy.divisors import divisors, is_power_of_two
+from spikecore_cupy.forms import beside_of, form_of
+from spikecore_cupy.parts import Form
+from spikecore_cupy.source import print_kernel
+from spikecore_cupy.spans import span_of
+from spikecore_cupy.sums import Totals, arrangement
+
+#: Layers of so many neurons have kernels of their own where steps begin beside a sector; launches of fewer are short.
+BESIDE = 2**16
+#: Fewer neurons than these have places in the steps of a chunk that are counted with 32 bits.
+_FEWER = 2**27
+
+Plan = Union[ForwardPlan, BackwardPlan]
+#: For each parameter: neurons between neighbouring channels, channels.
+Channels = Sequence[Tuple[int, int]]
+
+
+class Launcher:
+    """The kernels of a plan, one for each width, and how their arguments are found among the tensors of a launch.
+
+    ``learnt`` are the kinds of the parameters whose gradients it returns. With ``rows``,
+    those of tensors lie apart.
+    """
+
+    def __init__(
+        self,
+        kernel: Callable[..., Any],
+        plan: Plan,
+        groups: Sequence[str],
+        learnt: Sequence[str],
+        rows: bool = False,
+        beside: Optional[Form] = None,
+    ) -> None:
+        self.kernel, self.plan, self.groups, self.learnt = kernel, plan, groups, learnt
+        self._form = (beside or form_of(plan))._replace(rows=rows)
+        self._align = torch.finfo(plan.compute).bits // 8
+        self._of_rows: Optional[Launcher] = None
+        source = print_kernel(plan, self._form)
+        self.fixed, self.compute, self._longest = source.fixed, plan.compute, longest(plan.program, plan.spec)
+        #: Which parameters these are.
+        self._learnt_at = [plan.program.params.index(name) for name in getattr(plan, "learn", ())]
+        places = Places(source.arguments, groups)
+        self._pointers, self._strides, self._rows = (places.of(kind) for kind in ("pointer", "stride", "row"))
+        self._channels = places.channels()
+        #: Parameters per channel that a thread reads, or whose gradients it adds up: its groups have the same channels.
+        summed = [index for index, kind in zip(self._learnt_at, learnt) if kind == "channel"]
+        self._per_channel = sorted({*summed, *(index for index, _ in self._channels)})
+        self._grouped = any(argument.kind == "span" for argument in source.arguments)
+        self._sums, self._numbers = ([index for _, index in places.of(kind)] for kind in ("sum", "number"))
+        #: For steps that begin beside a sector of memory; None where there is no other form for them, or this is it.
+        self._beside = None if beside or rows or learnt or self._grouped else beside_of(plan)
+        self._unit = self._beside.unit if self._beside else 1
+        self._params = groups.index("params")
+        self._kernels: Dict[Tuple[int, int, bool, bool], Any] = {}
+        #: Parameters that are products with reciprocals, where they are powers of two.
+        self._divisors = [plan.program.params.index(str(node.attr)) for node in divisors(plan)]
+        #: Threads of a block at most; a kernel on a CPU has one.
+        self._threads = self._form.threads if kernel.block > 1 else 1  # type: ignore[attr-defined]  # a class
+        #: What adds up the sums of blocks, where blocks add up channels.
+        self._totals = Totals(kernel, plan.compute) if normalises(plan) and {*learnt} == {"channel"} else None
+
+    def __call__(self, geometry: Geometry, *groups: Any) -> Sequence[Tensor]:
+        """Launch on these tensors; gives the parameters' gradients in parts."""
+        steps, neurons, channels = geometry
+        columns = apart = 0
+        if isinstance(geometry, RowGeometry):
+            if not self._form.rows:
+                # a text of its own: where steps are dense, the division by a row's length would cost time
+                if self._of_rows is None:
+                    self._of_rows = Launcher(self.kernel, self.plan, self.groups, self.learnt, rows=True)
+                return self._of_rows(geometry, *groups)
+            columns, apart = geometry.rows
+        # a power of two divides every one of some numbers where it divides their bits together
+        addresses, stride_bits = 0, neurons | columns
+        pointers, strides = [], []
+        for group, index in self._pointers:
+            pointer = groups[group][index].data_ptr()
+            addresses |= pointer
+            pointers.append(pointer)
+        for group, index in self._strides:
+            stride = groups[group][index].stride(0)
+            stride_bits |= stride
+            strides.append(stride)
+        # none where steps are dense
+        for group, index in self._rows:
+            stride = groups[group][index].stride(apart)
+            stride_bits |= stride
+            strides.append(stride)
+        # of dense tensors every stride is the neurons of a step
+        if neurons % self._unit and not addresses % 32 and strides == [neurons] * len(strides):
+            beside = self._large_beside(neurons)
+            if beside is not None:
+                return beside(geometry, *groups)
+        width = self._form.width
+        if (stride_bits % width or addresses % (width * self._align)) and not self._form.staged:
+            width = self._fitting(stride_bits, addresses)
+        # every number of steps has chunks of one of four lengths, in some plans of eight: no more kernels than that
+        length = 0 if self.fixed else chunk_length(steps, self._longest)
+        x, params = groups[0][0], groups[self._params]
+        powers = bool(self._divisors) and all(is_power_of_two(params[index]) for index in self._divisors)
+        arranged = None
+        if self._totals is not None:
+            arranged = arrangement(width, *channels[self._learnt_at[0]], self._threads)
+        key = (width, length, powers, arranged is not None)
+        kernel = self._kernels.get(key) or self._compiled(*key)
+        threads = self._threads if arranged is None else arranged.block
+        span = (
+            span_of(self._form, neurons, [channels[index] for index in self._per_channel], width * threads)
+            if self._grouped
+            else neurons
+        )
+        # rounded up: the last block has threads without neurons
+        blocks = -(-span // (threads * width))
+        sums: Sequence[Tensor] = ()
+        if arranged is not None:
+            sums = x.new_empty((len(self.learnt), blocks * arranged.numbers), dtype=self.compute)
+        elif self.learnt:
+            # sums of blocks or of threads, added up afterwards in a fixed order: the same bits at every run
+            counts = [blocks if kind == "scalar" else span for kind in self.learnt]
+            sums = [x.new_empty(count, dtype=self.compute) for count in counts]
+        pointers += [sums[index].data_ptr() for index in self._sums]
+        if self._channels:
+            strides += [channels[index][which] for index, which in self._channels]
+        if self._grouped:
+            strides.append(span)
+        if columns:
+            strides.append(columns)
+        if arranged is not None:
+            strides += [arranged.lanes, arranged.period]
+        numbers = [params[index] for index in self._numbers]
+        sizes = (neurons,) if self.fixed else (neurons, steps)
+        kernel(blocks, x.get_device(), (*sizes, *pointers, *strides, *numbers), threads)
+        if arranged is None:
+            return sums
+        return self._totals(sums, channels[self._learnt_at[0]][1], arranged.inner)  # type: ignore[misc, arg-type]  # one
+
+    def dense(self, geometry: Geometry, counts: Sequence[int]) -> Callable[[Sequence[Tensor], Sequence[Any]], Any]:
+        """The launch of dense tensors: all that does not depend on where they are is found now."""
+        steps, neurons, channels = geometry
+        beside = self._large_beside(neurons) if neurons % self._unit else None
+        if beside is not None:
+            return beside.dense(geometry, counts)
+        width, numbers, learnt = self._form.width, self._numbers, self.learnt
+        # among all tensors in a row; those that are parameters count from the end
+        starts = [sum(counts[:k]) for k in range(len(counts))]
+        order = [-1 - index if group == self._params else starts[group] + index for group, index in self._pointers]
+        # of dense tensors every stride is the neurons of a step
+        constants = [neurons] * len(self._strides) + [channels[index][which] for index, which in self._channels]
+        while neurons % width and not self._form.staged:
+            width //= 2
+        arranged = None
+        if self._totals is not None:
+            arranged = arrangement(width, *channels[self._learnt_at[0]], self._threads)
+        threads = self._threads if arranged is None else arranged.block
+        span = (
+            span_of(self._form, neurons, [channels[index] for index in self._per_channel], width * threads)
+            if self._grouped
+            else neurons
+        )
+        if self._grouped:
+            constants.append(span)
+        blocks = -(-span // (threads * width))
+        kept = 0 if arranged is None else blocks * arranged.numbers
+        if arranged is not None:
+            constants += [arranged.lanes, arranged.period]
+        length = 0 if self.fixed else chunk_length(steps, self._longest)
+        # a network has layers of many sizes, which have few widths and lengths: the text is printed once for each
+        by_powers: List[Any] = [None, None]
+        sizes, unaligned = (
+            (neurons,) if self.fixed else (neurons, steps),
+            31 if self._form.staged else width * self._align - 1,
+        )
+        word = torch.finfo(self.compute).bits // 8
+
+        def launch(tensors: Sequence[Tensor], params: Sequence[Any]) -> Optional[Sequence[Tensor]]:
+            addresses, pointers = 0, []
+            for index in order:
+                pointer = (tensors[index] if index >= 0 else params[-1 - index]).data_ptr()
+                addresses |= pointer
+                pointers.append(pointer)
+            if addresses & unaligned:
+                return None
+            x = tensors[0]
+            powers = bool(self._divisors) and all(is_power_of_two(params[index]) for index in self._divisors)
+            kernel = by_powers[powers]
+            if kernel is None:
+                key = (width, length, powers, arranged is not None)
+                kernel = by_powers[powers] = self._kernels.get(key) or self._compiled(*key)
+            sums: Sequence[Tensor] = ()
+            parts = None
+            if arranged is not None:
+                parts = x.new_empty((len(learnt), kept), dtype=self.compute)
+                pointers += [parts.data_ptr() + index * kept * word for index in self._sums]
+            elif learnt:
+                # the sum of one block is the gradient: in the shape of its parameter
+                sums = [
+                    torch.empty_like(params[index])
+                    if kind == "scalar" and blocks == 1
+                    else x.new_empty(blocks if kind == "scalar" else span, dtype=self.compute)
+                    for kind, index in zip(learnt, self._learnt_at)
+                ]
+                pointers += [sums[index].data_ptr() for index in self._sums]
+            arguments = (*sizes, *pointers, *constants, *[params[index] for index in numbers])
+            kernel(blocks, x.get_device(), arguments, threads)
+            if parts is None or self._totals is None:
+                return sums
+            return self._totals(parts, channels[self._learnt_at[0]][1], arranged.inner)  # type: ignore[union-attr]  # there are parts
+
+        return launch
+
+    def _large_beside(self, neurons: int) -> Optional[Launcher]:
+        """What launches large layers whose steps begin beside a sector; None for other layers."""
+        return self._of_beside if self._beside and BESIDE <= neurons < _FEWER else None
+
+    @cached_property
+    def _of_beside(self) -> Launcher:
+        form = self._beside.form if self._beside else None
+        return Launcher(self.kernel, self.plan, self.groups, self.learnt, beside=form)
+
+    def _fitting(self, stride_bits: int, addresses: int) -> int:
+        """The widest vector access, in neurons, that size, strides and alignment of these tensors allow."""
+        width = self._form.width
+        while width > 1 and (stride_bits % width or addresses % (width * self._align)):
+            width //= 2
+        return width
+
+    def _span(self, neurons: int, channels: Channels, whole: int) -> int:
+        return span_of(self._form, neurons, [channels[index] for index in self._per_channel], whole)
+
+    def _compiled(self, width: int, length: int, powers: bool, sums: bool) -> Any:
+        # printed when they first come: an odd size has a narrower kernel, and few lengths of chunks ever come
+        form = self._form._replace(width=width, length=length, powers=powers, sums=sums)
+        source = print_kernel(self.plan, form)
+        kernel = shared(self.kernel, source.name, source.text, source.types)
+        self._kernels[width, length, powers, sums] = kernel
+        return kernel

@@ -1,0 +1,34 @@
+"""How far apart the groups of neurons of a thread are, where it has several."""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import Sequence, Tuple
+
+from spikecore_cupy.parts import Form
+
+#: Neurons that are computed side by side where threads add up what several of theirs give: enough for many waves of
+#: blocks on any GPU, and so few that their sums are a small part of the memory that a call moves. The same on every
+#: GPU, since the order of a sum decides its bits.
+SPAN = 2**21
+
+#: In a layer of so few neurons a thread takes up to so many groups, if it then has the whole sum of its channels: that
+#: costs less than another launch to add them up.
+SMALL, FEW = 4096, 8
+
+
+def span_of(form: Form, neurons: int, channels: Sequence[Tuple[int, int]], whole: int) -> int:
+    """How far apart the groups of a thread are: in the same ``channels`` of all parameters, and about :data:`SPAN`
+    neurons, or as many as the form's blocks of ``whole`` neurons have.
+    """
+    unit = form.width
+    for inner, count in channels:
+        unit *= inner * count // gcd(unit, inner * count)
+    if form.grid:
+        return min(neurons, max(1, form.grid * whole // unit) * unit)
+    units = -(-neurons // unit)
+    if neurons <= SMALL and units <= FEW and all(found == (1, unit) for found in channels):
+        return unit
+    rounds = -(-units // max(1, SPAN // unit))
+    # all threads get as many groups, but for the last
+    return min(neurons, -(-units // rounds) * unit)
