@@ -213,11 +213,13 @@ def _moved_words(seen: Seen, moved: Traffic, training: bool) -> Dict[str, Option
     if prologue is not None:
         statistics, beside = _words_of_prologue(prologue.norm, reads, wanted, backward)
         floor += statistics + beside
-        # the statistics are an operation of torch
         by_kernels += 0.0 if prologue.reason else beside
     words = moved.words / seen.elements
     if seen.compiles or words < floor:  # its kernels are no operations of torch
         words += by_kernels + 2 * seen.checkpoints / seen.elements
+    if prologue is not None and not prologue.reason:
+        # statistics are an operation of torch, or of kernels, which nobody saw
+        words = max(words, floor)
     return {"words": words, "floor": floor}
 
 
