@@ -13,7 +13,6 @@ from spikecore.backend import Spec
 from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry, layout_of
 from spikecore.kernels._arguments import Call
 from spikecore.kernels._normalised import execution_of
-from spikecore.lang._normalised import normalised
 from spikecore.testing._loopback import installed
 from spikecore_cupy import launcher as cupy_launcher
 from spikecore_cupy.backend import CupyBackend
@@ -106,9 +105,9 @@ def test_kernels_are_as_many_as_lengths(monkeypatch: pytest.MonkeyPatch) -> None
     texts: Set[str] = set()
 
     class Seen(HostKernel):
-        def __init__(self, name: str, text: str, types: Any) -> None:
+        def __init__(self, name: str, text: str, *more: Any) -> None:
             texts.add(text)
-            super().__init__(name, text, types)
+            super().__init__(name, text, *more)
 
     monkeypatch.setattr(HostBackend, "kernel", Seen)
     neuron = sc.LIF(backend="cupy_host")
@@ -138,15 +137,6 @@ def test_sizes_in_turn_print_no_text_again(monkeypatch: pytest.MonkeyPatch) -> N
         assert launch.dense(geometry, (1, 0, 0, 1, 0, 0, 0))((x, out), values) is not None
         assert torch.equal(out, sc.LIF(backend="torch")(x))
     assert printed == ["ForwardPlan"]
-
-
-def test_no_launch_of_dense_tensors_of_a_program_that_normalises() -> None:
-    """Its blocks are as many as a GPU holds at once, of which that launch knows nothing."""
-    program = normalised(sc.LIF().program, False, True).program
-    kinds = tuple("channel" if name in program.statistics else "number" for name in program.params)
-    plan = ForwardPlan(program, Spec(torch.float32, None, kinds, (), False), checkpoints=False)
-    with pytest.raises(NotImplementedError, match=r"normalises has no launch of this kind"):
-        HostBackend().forward(plan).dense(Geometry(6, 16, ((1, 4),) * len(kinds)), (1, 0, 0, 1, 0, 0, 0))
 
 
 def test_text_of_many_steps_is_that_of_the_longest_chunks() -> None:
