@@ -7,6 +7,7 @@ which steps of padded sequences are real, for losses and metrics.
 
 from __future__ import annotations
 
+import operator
 import warnings
 import weakref
 from contextlib import contextmanager
@@ -171,11 +172,11 @@ def mask_of(lengths: Union[Tensor, Sequence[int]], T: int) -> Tensor:
     if isinstance(T, bool) or not isinstance(T, int):
         raise TypeError(f"T must be an int, the number of steps of the padded batch, got {T!r}")
     if not isinstance(lengths, Tensor):
-        if any(isinstance(each, bool) or not isinstance(each, int) for each in lengths):
-            raise TypeError(f"lengths must be whole numbers of steps, got {lengths!r}")
-        lengths = torch.tensor(lengths, dtype=torch.int64)
+        lengths = torch.tensor(_whole_numbers(lengths), dtype=torch.int64)
     if lengths.dtype == torch.bool or lengths.is_floating_point() or lengths.is_complex():
         raise TypeError(f"lengths must be of an integer dtype such as torch.int64, got {lengths.dtype}")
+    # T may be more than narrow integers hold, and unsigned ones of more than 8 bits are not compared by torch
+    lengths = lengths.long()
     if lengths.ndim != 1:
         raise ValueError(f"lengths must be [B], one for each sequence, got shape {tuple(lengths.shape)}")
     if lengths.is_cpu and is_plain(lengths):
@@ -187,3 +188,15 @@ def mask_of(lengths: Union[Tensor, Sequence[int]], T: int) -> Tensor:
                 "leave out sequences without a step, and give the T of the padded batch"
             )
     return torch.arange(T, device=lengths.device).unsqueeze(-1) < lengths
+
+
+def _whole_numbers(lengths: Sequence[int]) -> List[int]:
+    """Lengths in a sequence of Python's, or of another library's, integers."""
+    try:
+        each = [lengths[k] for k in range(len(lengths))]
+        # operator.index takes bool for 0 and 1
+        if not any(isinstance(value, bool) or getattr(value, "dtype", None) == torch.bool for value in each):
+            return [operator.index(value) for value in each]
+    except (TypeError, KeyError):
+        pass
+    raise TypeError(f"lengths must be whole numbers of steps, got {shown(lengths)}; give a list or a tensor [B]")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -280,6 +281,17 @@ class TestMaskOf:
         assert torch.equal(found, mask())
         assert torch.equal(sc.functional.mask_of(lengths, T + 2)[T:], torch.zeros(2, B, dtype=torch.bool))
 
+    @pytest.mark.parametrize("lengths", [np.array(LENGTHS), [np.int64(n) for n in LENGTHS], [*torch.tensor(LENGTHS)]])
+    def test_integers_of_other_libraries(self, lengths):
+        """As a collate function has them."""
+        assert torch.equal(mask_of(lengths, T), mask())
+
+    def test_more_steps_than_a_narrow_integer_holds(self):
+        """Those of 300 as uint8 are 44, as which torch compares it."""
+        kinds = [torch.uint8, torch.int8, *(getattr(torch, name) for name in ("uint16",) if hasattr(torch, name))]
+        for dtype in kinds:
+            assert mask_of(torch.tensor([100, 45], dtype=dtype), 300).sum(0).tolist() == [100, 45]
+
     def test_wrong_arguments_are_named(self):
         for wrong, text in (
             ([3, 8], r"lengths must be from 1 to T=7, got 8 at 1 \(1 are outside\)"),
@@ -291,6 +303,9 @@ class TestMaskOf:
         for wrong, text in (
             (torch.tensor([3.0]), "lengths must be of an integer dtype such as torch.int64, got torch.float32"),
             (mask()[0], "integer dtype such as torch.int64, got torch.bool"),
+            (5, r"lengths must be whole numbers of steps, got 5; give a list or a tensor \[B\]"),
+            ({3: 4}, r"lengths must be whole numbers of steps, got \{3: 4\}; give a list"),
+            ([True], r"lengths must be whole numbers of steps, got \[True\]; give a list"),
             ([3, 2.5], r"lengths must be whole numbers of steps, got \[3, 2\.5\]"),
         ):
             with pytest.raises(TypeError, match=text):
