@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from spikecore._delayed import Delayed, all_steps, following, whole
-from spikecore._hoisting import other_hooks
+from spikecore._hoisting import is_watched_itself
 from spikecore._positions import PARAMS, PER, Positions
 from spikecore._shell import checks, compiled, parameters, processes, ranges
 from spikecore._shell.state import State
@@ -51,7 +51,9 @@ class Delay(Positions):
 
     ``round`` takes a half to the even number; ``layer.whole`` has the rounded delays. A learnt delay that left its
     range is put back to the nearest value inside at the next call, as parameters of neurons are;
-    :func:`spikecore.project` does so, too. The weight's gradient flows in ``eval()``, that of the delay does not.
+    :func:`spikecore.project` does so, too. ``half()`` and ``bfloat16()`` leave ``delay`` and ``sigma`` in float32:
+    in 16 bits a delay may become another whole number. The weight's gradient flows in ``eval()``, that of the delay
+    does not.
 
     The state is ``{"past": [..., in_features, max_delay]}``, the last inputs, the newest last. It is carried, reset and
     detached as that of a neuron: a call starts from zeros but in single steps and within :func:`spikecore.carry_state`.
@@ -112,23 +114,24 @@ class Delay(Positions):
             form = "[..., in_features] of one step" if single else "[T, ..., in_features]"
             shape = list(x.shape[1:] if single else x.shape)
             raise ValueError(f"Delay: x must be {form} with in_features={linear.in_features}, got shape {shape}")
-        if not is_compiling() and (other_hooks(linear) or linear._backward_hooks or "forward" in vars(linear)):
+        # another layer may stand there since: one that adds to what its weight gives, or a quantised one
+        if not is_compiling() and (is_watched_itself(linear) or type(linear).forward is not nn.Linear.forward):
             raise RuntimeError(
                 "Delay: linear has hooks or a forward of its own, which nothing would call, since Delay takes its "
                 "weight and bias; put hooks on the Delay, and compute the weight by torch.nn.utils.parametrize"
             )
         learnt, within = "delay" in self.learn, self._ranges()
         named = [(name, getattr(self, name)) for name in PARAMS if getattr(self, name) is not None]
-        every = [*named, ("linear.weight", linear.weight)]
+        weight, bias = linear.weight, linear.bias  # once: a parametrisation computes it whenever it is read
+        every = [*named, ("linear.weight", weight)]
         checks.same_device("Delay", x.device, every)
         processes.check_gathered("Delay", x, every)
         values = {name: ranges.inside(value, within[name]) if name in self.learn else value for name, value in named}
         sigma = values["sigma"] if learnt and self.training else None
-        weight = linear.weight
         if sigma is None:
             # a delay that is NaN has no whole number: it makes its weights NaN, so that it is seen here, too
             weight = weight + (0 * values["delay"].detach()).to(weight.dtype)
-        return Delayed(weight, linear.bias, values["delay"], sigma, self.max_delay)
+        return Delayed(weight, bias, values["delay"], sigma, self.max_delay)
 
     def past_before(self, owner: str, state: Mapping[str, Any], x: Tensor, carried: bool) -> Tensor:
         """The past in a state for a call with ``x``, which is checked; ``owner`` is whose state it is."""

@@ -28,7 +28,6 @@ from spikecore._shell.checks import shown
 from spikecore._shell.repeated import repeat, step_of
 
 _Marked = TypeVar("_Marked", bound=Union[nn.Module, Type[nn.Module]])
-
 _Hook = TypeVar("_Hook", bound=Callable[..., Any])
 
 #: The attribute of a module, or of a class, that its author calls one of samples apart from each other.
@@ -139,8 +138,13 @@ def hoisted_steps(args: Tuple[Any, ...]) -> int:
 
 def is_watched(module: nn.Module) -> bool:
     """Whether a hook, other than those of :func:`hoist`, or a ``forward`` of its own sees what this module computes."""
+    return is_watched_itself(module) or any(_global_hooks())
+
+
+def is_watched_itself(module: nn.Module) -> bool:
+    """The same, but for hooks of all modules."""
     backward = module._backward_hooks or getattr(module, "_backward_pre_hooks", None)
-    return bool(backward) or "forward" in vars(module) or other_hooks(module) or any(_global_hooks())
+    return bool(backward) or "forward" in vars(module) or other_hooks(module)
 
 
 def _global_hooks() -> Tuple[Any, ...]:

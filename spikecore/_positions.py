@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -86,8 +86,15 @@ class Positions(Stateful):
         """A number or tensor in the range of the parameter of this name."""
         found = parameters.checked("Delay", name, value)
         within = self._ranges()[name]
-        plain = not isinstance(found, Tensor) or (type(found) in (Tensor, nn.Parameter) and found.is_cpu)
-        if plain and not bool(torch.as_tensor(within.holds(found)).all()):
+        if not isinstance(found, Tensor):
+            # not through a tensor, which torch.device("meta") would make without a value
+            holds = bool(within.holds(found))
+        elif type(found) in (Tensor, nn.Parameter) and found.is_cpu:
+            # in float32: a module in float32 that becomes float64 has a width that is 2e-10 below the least one
+            holds = bool(within.holds(found.float()).all())
+        else:
+            holds = True
+        if not holds:
             raise ValueError(f"Delay: {name}={checks.shown(value)} must be {within}, in time steps")
         return found
 
@@ -107,14 +114,37 @@ class Positions(Stateful):
             super().__setattr__(name, value)
             return
         value = self._inside(name, value)
+        replaces = isinstance(value, nn.Parameter) and isinstance(held, nn.Parameter)
         if isinstance(value, Tensor) and value.numel() != 1:
             self._check_shape(name, value, held.shape)
-        if isinstance(value, nn.Parameter) and isinstance(held, nn.Parameter):
+        if replaces:
+            # its shape says whether delays are of connections or of inputs
+            if value.shape != held.shape:
+                given, wanted = list(value.shape), list(held.shape)
+                raise ValueError(f"Delay: {name} is a Parameter of shape {given}, wanted is {wanted}; give a number")
             super().__setattr__(name, value)
             return
         # in place: what torch compiled or captured reads this memory
         with torch.no_grad():
-            held.copy_(value) if isinstance(value, Tensor) else held.fill_(value)
+            if not isinstance(value, Tensor):
+                held.fill_(value)
+            else:
+                held.copy_(value if value.numel() != 1 else value.reshape(()))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
+        found = [self._parameters.get(name, self._buffers.get(name)) for name in PARAMS]
+        held = [value for value in found if value is not None]
+        held += [value.grad for value in held if value.grad is not None]
+
+        def wide(value: Tensor) -> Tensor:
+            # of 17.45 steps bfloat16 makes 17.5, which is rounded to 18, and of 299 steps 300
+            moved = fn(value)
+            dtype = torch.promote_types(moved.dtype, torch.float32)
+            if dtype == moved.dtype or not any(value is each for each in held):
+                return moved
+            return value.to(moved.device, dtype)
+
+        return super()._apply(wide, *args, **kwargs)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         self.project()  # an optimiser may have stepped since the last call, and what is saved must load again

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from spikecore._delay import PAST, Delay
 from spikecore._delayed import following, one_by_one
-from spikecore._hoisting import is_watched, other_hooks
+from spikecore._hoisting import is_watched, is_watched_itself
 from spikecore._shell import checks, compiled
 from spikecore._shell.feedback import Matrix, fed_back, under_autocast, why_not
 from spikecore._shell.state import State, Stateful
@@ -58,7 +58,6 @@ class Recurrent(Stateful):
             )
         if neuron.step != "multi":
             raise ValueError("Recurrent: neuron has step='single'; give the step mode to Recurrent(step=...) instead")
-        self._check_delays(neuron, linear)
         self.neuron = neuron
         self.linear = linear
         self.fused = fused
@@ -82,6 +81,11 @@ class Recurrent(Stateful):
                 f"Recurrent: {type(neuron).__name__} has a state {PAST!r}, as earlier outputs are called in the state "
                 "of Recurrent with a Delay; rename it"
             )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "linear" and isinstance(value, nn.Module):
+            self._check_delays(self.neuron, value)
+        super().__setattr__(name, value)
 
     @property
     def looped(self) -> Optional[str]:
@@ -159,8 +163,11 @@ class Recurrent(Stateful):
         """What an output comes back through, one step after the other."""
         if not isinstance(self.linear, Delay):
             return self.linear
-        if not is_compiling() and other_hooks(self.linear):
-            raise RuntimeError("Recurrent: its Delay has hooks, which nothing would call; put them on the Recurrent")
+        if not is_compiling() and is_watched_itself(self.linear):
+            raise RuntimeError(
+                "Recurrent: its Delay has hooks or a forward of its own, which nothing would call; put hooks on the "
+                "Recurrent"
+            )
         return one_by_one(self.linear.delayed(x), x, past)
 
     def _behind(self, x: Tensor, past: Optional[Tensor], fed: Sequence[Tensor]) -> State:

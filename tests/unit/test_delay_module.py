@@ -80,6 +80,29 @@ class TestParameters:
         assert torch.equal(layer.delay, drawn(OUT, J).abs())
         assert isinstance(layer.delay, nn.Parameter)
 
+    def test_a_tensor_of_one_number(self):
+        """Whatever its dimensions."""
+        layer = made()
+        for name in ("sigma", "delay"):
+            for value in (torch.full((1,), 2.0), torch.full((1, 1, 1), 3.0)):
+                setattr(layer, name, value)
+                assert getattr(layer, name).eq(value.item()).all()
+        assert (layer.sigma.shape, layer.delay.shape) == ((), (OUT, J))
+
+    def test_made_without_memory(self):
+        """Numbers are checked without a tensor."""
+        with torch.device("meta"):
+            layer = made()
+            with pytest.raises(ValueError, match="sigma=0 must be at least"):
+                made(sigma=0)
+        assert layer.delay.is_meta
+
+    @pytest.mark.parametrize("learn", [("delay",), ("delay", "sigma")])
+    def test_the_least_width_in_another_dtype(self, learn):
+        """0.01 of float32 is less than 0.01 of float64, and is loaded all the same."""
+        layer = made(sigma=0.01, learn=learn).double()
+        made(learn=learn).double().load_state_dict(layer.state_dict())
+
     def test_positions_are_kept_in_their_range(self):
         """By the next call, by project, by state_dict and by a step of training; NaN stays."""
         ways = [lambda layer: layer(drawn(T, B, J)), sc.project, lambda layer: layer.state_dict()]
@@ -196,6 +219,11 @@ REFUSED = [
     (lambda: setattr(made(), "max_delay", 9), AttributeError, "max_delay is fixed when a Delay is made"),
     (lambda: setattr(made(), "learn", ()), AttributeError, "learn is fixed when a Delay is made"),
     (lambda: setattr(made(), "delay", torch.zeros(2)), ValueError, r"delay has shape \[2\], wanted is \[4, 3\] or one"),
+    (
+        lambda: setattr(made(), "delay", nn.Parameter(torch.zeros(1))),
+        ValueError,
+        r"delay is a Parameter of shape \[1\], wanted is \[4, 3\]; give a number",
+    ),
     (lambda: setattr(made(), "sigmas", 1.0), AttributeError, "no attribute 'sigmas'"),
     (
         lambda: made()(drawn(T, B, 2)),
@@ -238,10 +266,27 @@ def test_refused(refused, error, text):
         refused()
 
 
-def test_hooks_of_the_layer_are_refused():
+class Adapted(nn.Linear):
+    """A layer that adds to what its weight gives, as fine-tuning libraries put in the place of another one."""
+
+    def forward(self, x):
+        """In place of torch's."""
+        return super().forward(x) + 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer: layer.linear.register_forward_hook(lambda *_: None),
+        lambda layer: layer.linear.register_full_backward_pre_hook(lambda *_: None),
+        lambda layer: setattr(layer, "linear", Adapted(J, OUT)),
+    ],
+    ids=["hook", "before backward", "forward"],
+)
+def test_hooks_of_the_layer_are_refused(change):
     """Nothing would call them: the old weight_norm, which computes the weight in one, would leave it as it was."""
     layer = made()
-    layer.linear.register_forward_hook(lambda *_: None)
+    change(layer)
     with pytest.raises(RuntimeError, match=r"linear has hooks .* put hooks on the Delay"):
         layer(drawn(T, B, J))
 
@@ -294,6 +339,40 @@ class TestBesideTorch:
         """Lags that bfloat16 has no numbers for are told apart."""
         layer, x = made(400, delay=300.0, sigma=0.4).bfloat16(), drawn(303, B, J, dtype=torch.bfloat16)
         torch.testing.assert_close(layer(x).float(), layer.float()(x.float()), rtol=0.05, atol=0.05)
+
+    @pytest.mark.parametrize("learn", [("delay",), ()])
+    @pytest.mark.parametrize("delay", [17.45, 299.0])
+    def test_half_types_move_no_delay(self, delay, learn):
+        """bfloat16 has 17.5, which is rounded to 18, and 300; its gradient and its width move with a delay."""
+        layer, x = made(400, delay=delay, learn=learn, per="input").eval(), torch.zeros(302, 1, J)
+        nn.init.ones_(layer.linear.weight)
+        x[0] = 1
+        layer.delay.grad = torch.ones_like(layer.delay) if learn else None
+        for dtype in (torch.bfloat16, torch.float16, torch.float64):
+            layer.to(dtype)
+            assert layer.linear.weight.dtype == dtype
+            assert layer.delay.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+            assert layer.whole.tolist() == [round(delay)] * J
+            assert not learn or layer.delay.grad.dtype == layer.sigma.dtype == layer.delay.dtype
+        assert layer.double()(x.double()).sum(-1).argmax() == round(delay)
+
+    @pytest.mark.parametrize("training", [True, False])
+    @pytest.mark.parametrize("feeds_back", [True, False])
+    def test_a_parametrisation_is_computed_once(self, training, feeds_back):
+        """In a call: that of torch.nn.utils.parametrizations.spectral_norm goes on with its iteration each time."""
+        calls = []
+
+        class Counted(nn.Module):
+            def forward(self, weight):
+                calls.append(1)
+                return weight
+
+        layer = sc.Delay(nn.Linear(J, J), 5)
+        nn.utils.parametrize.register_parametrization(layer.linear, "weight", Counted())
+        net = (sc.Recurrent(sc.LIF(), layer) if feeds_back else layer).train(training)
+        calls.clear()
+        net(drawn(T, B, J))
+        assert len(calls) == 1
 
     def test_a_state_of_another_dtype(self):
         """Is taken in the input's."""

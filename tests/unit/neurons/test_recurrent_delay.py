@@ -254,8 +254,29 @@ class TestSaid:
             net.run(drawn(T, B, C), state={"v": drawn(B, C), "feedback": drawn(B, C)})
         with pytest.raises(ValueError, match=r"Recurrent: linear gives shape \[2, 3\], one time step of the input has"):
             sc.Recurrent(sc.LIF(), sc.Delay(nn.Linear(C, 3), 3))(drawn(T, B, C, dtype=torch.float32))
-        net.linear.register_forward_hook(lambda *_: None)
-        with pytest.raises(RuntimeError, match="its Delay has hooks, which nothing would call; put them"):
+
+    def test_a_linear_that_is_set_later_is_checked_as_well(self):
+        """A container would call its Delay with a step, whose batch the Delay takes for time."""
+        net = sc.Recurrent(sc.LIF(), nn.Linear(C, C))
+        with pytest.raises(ValueError, match="linear is Sequential with a Delay in it, which would take the steps one"):
+            net.linear = nn.Sequential(sc.Delay(nn.Linear(C, C), 3))
+        with pytest.raises(ValueError, match="linear has step='single'; give the step mode to Recurrent"):
+            net.linear = sc.Delay(nn.Linear(C, C), 3, step="single")
+
+    @pytest.mark.parametrize(
+        "watch",
+        [
+            lambda delay: delay.register_forward_hook(lambda *_: None),
+            lambda delay: delay.register_full_backward_hook(lambda *_: None),
+            lambda delay: delay.register_full_backward_pre_hook(lambda *_: None),
+            lambda delay: setattr(delay, "forward", lambda x: x),
+        ],
+        ids=["forward", "backward", "before backward", "replaced"],
+    )
+    def test_what_watches_the_delay_is_refused(self, watch):
+        net = made()
+        watch(net.linear)
+        with pytest.raises(RuntimeError, match="its Delay has hooks or a forward of its own, which nothing would call"):
             net(drawn(T, B, C))
 
     @pytest.mark.skipif(not hasattr(getattr(torch, "compiler", None), "is_compiling"), reason="torch 2.3 or newer")
