@@ -167,8 +167,10 @@ def train(net: nn.Sequential, sets: Heartbeats, options: argparse.Namespace) -> 
         values += [per_step(outputs, validation.labels).item(), right(outputs, validation.labels).item()]
         for name, value in zip(CURVES, values):
             curves[name].append(value)
-        if not math.isfinite(values[0]):
-            sys.exit(f"the loss is {values[0]} after epoch {epoch}: training diverged; give another --seed")
+        # no loss is less than NaN: behind a validation loss that is NaN no epoch would be chosen
+        for loss in (values[0], values[2]):
+            if not math.isfinite(loss):
+                sys.exit(f"the loss is {loss} after epoch {epoch}: training diverged; give another --seed")
         if values[2] <= min(curves["validation loss"]):
             done["best"] = {"epoch": epoch, "weights": resonators.named(net)}
         done.update(epoch=epoch, seconds=before + time.perf_counter() - start)

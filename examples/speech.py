@@ -256,6 +256,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # `kill` ends it as Ctrl-C does
     if options.data == "made-up" and options.folder is not None:
         parser.error("--folder changes nothing with --data made-up; leave out one of them")
+    if options.network == "lstm" and options.backend is not None:
+        parser.error("--backend changes nothing with --network lstm, which has no neurons; leave out one of them")
     try:
         sets = vowels.load(options.folder) if options.data == "vowels" else vowels.made_up()
         torch.empty(1, device=options.device)

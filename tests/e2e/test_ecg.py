@@ -251,6 +251,24 @@ class TestProgram:
             run(*self.ARGS, "--out", str(tmp_path))
         assert list(tmp_path.iterdir()) == []
 
+    def test_a_validation_that_diverges(self, small, tmp_path, run, monkeypatch):
+        """The last step alone makes weights NaN: training losses are finite, and there is no epoch to choose."""
+        from common import heartbeats
+
+        made_up = heartbeats.made_up
+        order = torch.Generator().manual_seed(0)
+        kept = torch.randperm(40, generator=order)[4:]
+        last = kept[torch.randperm(36, generator=order)[32:]]
+
+        def infinite(number: int, seed: int) -> Any:
+            part = made_up(number, seed)
+            part.spikes[:, last] = float("inf")
+            return part
+
+        monkeypatch.setattr(heartbeats, "made_up", infinite)
+        with pytest.raises(SystemExit, match="the loss is nan after epoch 1: training diverged"):
+            run("ecg.py", "--data", "made-up", "--epochs", "1", "--out", str(tmp_path))
+
     def test_other_options_are_refused(self, small, tmp_path, run):
         """--resume with options that change the numbers names them."""
         run(*self.ARGS, "--out", str(tmp_path))

@@ -171,6 +171,7 @@ def test_files_that_are_not_there(run, capsys, tmp_path, monkeypatch):
     [
         (("--folder", "there"), "--folder changes nothing with --data made-up"),
         (("--backend", "nonesuch"), "nonesuch"),
+        (("--network", "lstm", "--backend", "torch"), "--backend changes nothing with --network lstm"),
         (("--device", "cuda:99"), "speech.py: error: "),
         (("--dropout", "1.5"), "dropout"),
     ],
