@@ -31,7 +31,8 @@ class WeightFirstConv2d(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         """``[B, C, H, W] -> [B, D, H', W']``."""
         weight, bias = self.weight, self.bias
-        if not _is_ours(input, weight):
+        # its numbers may be set after sc.fuse
+        if not (_stands_for(self) and _is_ours(input, weight)):
             return super().forward(input)
         dtype = autocast_dtype(input.device.type)
         if dtype is not None and input.dtype is not torch.float64:
@@ -78,7 +79,7 @@ def _of_input(grad: Tensor, weight: Tensor, shape: torch.Size, form: Form) -> Te
 
 def defer_input(module: nn.Module) -> None:
     """Have a convolution compute the weight's gradient first; other modules stay as they are."""
-    if type(module) is nn.Conv2d and module.padding_mode == "zeros" and not isinstance(module.padding, str):
+    if type(module) is nn.Conv2d and _stands_for(module):
         module.__class__ = WeightFirstConv2d
 
 
@@ -89,7 +90,15 @@ def restore(module: nn.Module) -> None:
         module.__class__ = plain
 
 
+def _stands_for(module: Any) -> bool:
+    """Whether a convolution pads with zeros, by numbers, of which it has one for each dimension."""
+    sizes = (module.stride, module.padding, module.dilation)
+    return module.padding_mode == "zeros" and all([type(size) is tuple and len(size) == 2 for size in sizes])
+
+
 def _is_ours(x: Tensor, weight: Tensor) -> bool:
-    if is_compiling() or is_jit_tracing() or not is_plain(x) or not torch.is_grad_enabled():
+    if is_compiling() or is_jit_tracing() or not (is_plain(x) and is_plain(weight)) or not torch.is_grad_enabled():
         return False
-    return x.is_cuda and x.ndim == 4 and x.requires_grad and weight.requires_grad and x.numel() > 0
+    # of complex numbers torch makes several convolutions, and has no backward of one
+    plain = x.is_cuda and x.ndim == 4 and x.is_floating_point() and x.numel() > 0
+    return plain and x.requires_grad and weight.requires_grad

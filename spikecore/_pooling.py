@@ -10,13 +10,17 @@ Rules of this module:
 
 - Outputs, gradients and second derivatives are those of torch. Of equal maxima the first one counts, of several NaN the
   last one.
+- Numbers of a module may be set after ``sc.fuse``; they are read at each call.
+- Backward of what vmap or forward mode follows is written in operations that both know.
 - What torch.compile traces is left to the compiler, which keeps places and drops inputs by itself; other inputs, calls
   without a derivative, transforms of torch.func, forward mode and tracing are left to torch.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, Tuple, Type
+import math
+import operator
+from typing import Any, Dict, Sequence, Tuple, Type
 
 import torch
 import torch.nn.functional as F
@@ -38,15 +42,14 @@ class CompactMaxPool2d(nn.MaxPool2d):
     @staticmethod
     def stands_for(module: Any) -> bool:
         """Whether a maximum pooling has windows that do not overlap, and not too large ones."""
-        h, w = _pair(module.kernel_size)
         plain = _pair(module.dilation) == (1, 1) and not module.return_indices
-        return _is_apart(module) and plain and 1 < h * w <= MOST
+        return _is_apart(module) and plain and 1 < math.prod(_pair(module.kernel_size)) <= MOST
 
     def forward(self, input: Tensor) -> Tensor:
         """``[B, C, H, W] -> [B, C, H // h, W // w]``."""
-        window = _pair(self.kernel_size)
-        found: Tensor = Pooled.apply(input, window) if _is_ours(input, window) else super().forward(input)
-        return found
+        if not (self.stands_for(self) and _is_ours(input, _pair(self.kernel_size))):
+            return super().forward(input)
+        return Pooled.apply(input, _pair(self.kernel_size))  # type: ignore[no-any-return]  # torch says nothing
 
     def extra_repr(self) -> str:
         """As before, and what is kept."""
@@ -64,9 +67,9 @@ class CompactAvgPool2d(nn.AvgPool2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """``[B, C, H, W] -> [B, C, H // h, W // w]``."""
-        window = _pair(self.kernel_size)
-        found: Tensor = Averaged.apply(input, window) if _is_ours(input, window) else super().forward(input)
-        return found
+        if not (self.stands_for(self) and _is_ours(input, _pair(self.kernel_size))):
+            return super().forward(input)
+        return Averaged.apply(input, _pair(self.kernel_size))  # type: ignore[no-any-return]  # torch says nothing
 
     def extra_repr(self) -> str:
         """As before, and what is kept."""
@@ -104,7 +107,7 @@ class Pooled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         (places,) = ctx.saved_tensors
-        return _Spread.apply(grad, places, ctx.window, ctx.shape, ctx.format), None
+        return _spread(grad, places, ctx.window, ctx.shape, ctx.format), None
 
 
 class _Spread(torch.autograd.Function):
@@ -124,7 +127,12 @@ class _Spread(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> Any:
         (places,) = ctx.saved_tensors
-        return _Taken.apply(cotangent, places, ctx.window), None, None, None, None
+        if is_plain(cotangent) and not _is_batched(cotangent):
+            return _Taken.apply(cotangent, places, ctx.window), None, None, None, None
+        found = _at(cotangent, ctx.window, 0)
+        for place in range(1, math.prod(ctx.window)):
+            found = torch.where(places == place, _at(cotangent, ctx.window, place), found)
+        return found, None, None, None, None
 
 
 class _Taken(torch.autograd.Function):
@@ -142,7 +150,7 @@ class _Taken(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         (places,) = ctx.saved_tensors
-        return _Spread.apply(grad, places, ctx.window, ctx.shape, ctx.format), None, None
+        return _spread(grad, places, ctx.window, ctx.shape, ctx.format), None, None
 
 
 class Averaged(torch.autograd.Function):
@@ -155,7 +163,10 @@ class Averaged(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return _Shared.apply(grad, ctx.window, ctx.shape, ctx.format), None
+        if is_plain(grad) and not _is_batched(grad):
+            return _Shared.apply(grad, ctx.window, ctx.shape, ctx.format), None
+        part = grad / math.prod(ctx.window)
+        return _joined([part] * math.prod(ctx.window), ctx.window, ctx.shape), None
 
 
 class _Shared(torch.autograd.Function):
@@ -174,7 +185,24 @@ class _Shared(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> Any:
-        return Averaged.apply(cotangent, ctx.window), None, None, None
+        # torch's own: vmap and forward mode follow it
+        return F.avg_pool2d(cotangent, ctx.window), None, None, None
+
+
+def _spread(grad: Tensor, places: Tensor, window: Window, shape: torch.Size, layout: torch.memory_format) -> Tensor:
+    """What :class:`_Spread` computes."""
+    if is_plain(grad) and not _is_batched(grad):
+        return _Spread.apply(grad, places, window, shape, layout)  # type: ignore[no-any-return]  # torch says nothing
+    zero = torch.zeros((), dtype=grad.dtype, device=grad.device)
+    return _joined([torch.where(places == place, grad, zero) for place in range(math.prod(window))], window, shape)
+
+
+def _joined(parts: Sequence[Tensor], window: Window, shape: torch.Size) -> Tensor:
+    """``[B, C, H, W]`` of the numbers at each place of the windows, and 0 where there is no window."""
+    rows, columns = shape[2] // window[0], shape[3] // window[1]
+    apart = torch.stack([*parts], -1).reshape(*shape[:2], rows, columns, *window).permute(0, 1, 2, 4, 3, 5)
+    found = apart.reshape(*shape[:2], rows * window[0], columns * window[1])
+    return F.pad(found, (0, shape[3] - found.shape[3], 0, shape[2] - found.shape[2]))
 
 
 def by_indices(x: Tensor, window: Window) -> Tuple[Tensor, Tensor]:
@@ -203,12 +231,17 @@ def by_comparing(x: Tensor, window: Window) -> Tuple[Tensor, Tensor]:
 
 
 def _pair(size: Any) -> Window:
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
+    # of one number or a sequence of one, which is meant for both
+    h, *others = size if isinstance(size, (tuple, list)) else (size,)
+    return operator.index(h), operator.index(others[0] if others else h)
 
 
 def _is_apart(module: Any) -> bool:
     window = _pair(module.kernel_size)
-    stride = window if module.stride is None else _pair(module.stride)
+    given = module.stride
+    # torch takes an empty stride for none
+    missing = given is None or (isinstance(given, (tuple, list)) and not given)
+    stride = window if missing else _pair(given)
     return stride == window and _pair(module.padding) == (0, 0) and not module.ceil_mode
 
 
@@ -218,6 +251,12 @@ def _is_ours(x: Tensor, window: Window) -> bool:
         return False
     plain = x.ndim == 4 and x.is_floating_point() and x.layout is torch.strided and x.numel() > 0
     return plain and x.shape[2] >= window[0] and x.shape[3] >= window[1]
+
+
+def _is_batched(x: Tensor) -> bool:
+    """Whether ``x`` is of the vmap that autograd itself starts (``is_grads_batched``), which is no transform."""
+    torch_: Any = torch._C
+    return bool(torch_._dispatch_keys(x).has(torch_._dispatch_key_parse("Batched")))
 
 
 def _format(x: Tensor) -> torch.memory_format:

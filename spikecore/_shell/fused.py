@@ -77,7 +77,8 @@ def taken(found: FusedCall, norm: Any, x: Tensor, skip: Optional[Tensor], own: S
     tensors = [value for value in (held.weight, held.bias) if value is not None]
     statistics = [value for value in (held.mean, held.variance) if value is not None]
     if norms.takes_batch(norm):
-        if norm.training and norm.track_running_stats and held.mean is not None:
+        # without running statistics calls are counted all the same, by torch
+        if norm.training and norm.track_running_stats and not (held.mean is None is held.calls):
             running = running_of(norm, held, x.device)
             by_kernels = running is not None
     elif len(statistics) < 2:

@@ -83,7 +83,7 @@ def by_backend(norm: Any, x: Tensor, statistics: Statistics) -> Optional[Tuple[T
     if _written is None or is_compiling():
         return None
     running = None
-    if norm.training and norm.track_running_stats and norm.running_mean is not None:
+    if norm.training and norm.track_running_stats and not (norm.running_mean is None is norm.num_batches_tracked):
         own = Held(norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked)
         running = running_of(norm, own, x.device)
         if running is None:

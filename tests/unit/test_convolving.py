@@ -121,6 +121,36 @@ def test_calls_that_are_torchs() -> None:
         assert type(deferred(other)) is nn.Conv2d
 
 
+@pytest.mark.usefixtures("on_cpu")
+class TestLater:
+    """What a convolution is when it is called counts, and not what it was when it was fused."""
+
+    @pytest.mark.parametrize(
+        ("name", "value"), [("padding_mode", "circular"), ("padding", "same"), ("padding", 1), ("dilation", 2)]
+    )
+    def test_numbers_may_be_set(self, name: str, value: Any) -> None:
+        """Output and gradient are those of a plain one that was changed likewise."""
+        module = deferred(nn.Conv2d(4, 4, 3, padding=1))
+        plain = copy.deepcopy(module)
+        _convolving.restore(plain)
+        found = []
+        for one in (plain, module):
+            setattr(one, name, value)
+            x = torch.randn(1, 4, 6, 7, generator=torch.Generator().manual_seed(0)).requires_grad_()
+            y = one(x)
+            found.append([y, *torch.autograd.grad(y.square().sum(), [x, *one.parameters()])])
+        torch.testing.assert_close(found[1], found[0])
+
+    def test_complex_numbers_are_torchs(self) -> None:
+        """Of which torch makes several convolutions."""
+        module = deferred(nn.Conv2d(2, 2, 3, dtype=torch.complex64))
+        x = torch.randn(1, 2, 4, 4, dtype=torch.complex64, requires_grad=True)
+        y = module(x)
+        assert "Convolved" not in y.grad_fn.name()
+        y.abs().sum().backward()
+        assert x.grad is not None
+
+
 def test_fuse_and_unfuse() -> None:
     """A first layer is computed once as before."""
     net = nn.Sequential(sc.encode.Constant(3), TimeBatched(nn.Conv2d(2, 4, 3)))

@@ -6,9 +6,11 @@ import copy
 import pickle
 from typing import Any, List, Tuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 import spikecore as sc
 from spikecore import _pooling
@@ -90,6 +92,60 @@ class TestSame:
             module(leaf).backward(cotangent)
             grads.append(leaf.grad)
         torch.testing.assert_close(*grads)
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("stride", 1),
+            ("padding", 1),
+            ("ceil_mode", True),
+            ("kernel_size", 3),
+            ("dilation", 2),
+            ("return_indices", True),
+            ("divisor_override", 3),
+        ],
+    )
+    def test_numbers_may_be_set_later(self, kind: str, name: str, value: Any) -> None:
+        """Pooling that no longer has windows apart is torch's, with derivatives as without."""
+        module = compact(KINDS[kind](2))
+        if not hasattr(module, name):
+            pytest.skip("of the other kind")
+        setattr(module, name, value)
+        x = torch.randn(1, 2, 5, 5)
+        torch.testing.assert_close(module(x.clone().requires_grad_()), module(x), rtol=0, atol=0)
+
+    @pytest.mark.parametrize(("size", "stride"), [((2,), None), ([2], [2]), (2, []), (np.int64(2), None), ((2, 2), 2)])
+    def test_sizes_as_torch_takes_them(self, kind: str, size: Any, stride: Any) -> None:
+        """One number is meant for both dimensions, no stride for that of the window."""
+        x = torch.randn(1, 2, 5, 5, requires_grad=True)
+        module = compact(KINDS[kind](size, stride))
+        assert module(x).grad_fn.name() == {"max": "PooledBackward", "avg": "AveragedBackward"}[kind]
+        assert torch.equal(module(x), KINDS[kind](size, stride)(x))
+
+    def test_batched_gradients(self, kind: str) -> None:
+        """Those that autograd takes by vmap, of two orders."""
+        x = numbers((2, 3, 7, 9), False).float().requires_grad_()
+        cotangents = torch.randn(5, 2, 3, 3, 4, generator=torch.Generator().manual_seed(1))
+        found = []
+        for module in (KINDS[kind](2), compact(KINDS[kind](2))):
+            y = module(x)
+            (grad,) = torch.autograd.grad(y, x, cotangents, is_grads_batched=True, retain_graph=True)
+            cotangent = cotangents[0].clone().requires_grad_()
+            (first,) = torch.autograd.grad(y, x, cotangent, create_graph=True)
+            (second,) = torch.autograd.grad(first, cotangent, grad, is_grads_batched=True)
+            found.append((grad, second))
+        torch.testing.assert_close(*found)
+
+    def test_a_cotangent_with_a_tangent(self, kind: str) -> None:
+        """Forward mode over reverse mode, where forward ran before."""
+        x = numbers((2, 3, 7, 9), False).float().requires_grad_()
+        tangents = []
+        for module in (KINDS[kind](2), compact(KINDS[kind](2))):
+            y = module(x)
+            with forward_ad.dual_level():
+                dual = forward_ad.make_dual(torch.ones_like(y), torch.arange(float(y.numel())).view_as(y))
+                tangents.append(forward_ad.unpack_dual(torch.autograd.grad(y, x, dual)[0]).tangent)
+        torch.testing.assert_close(*tangents)
 
     def test_other_calls_are_torchs(self, kind: str) -> None:
         """Without a derivative, of one sample, of no number, under vmap, in forward mode, compiled."""
