@@ -93,7 +93,7 @@ def restore(module: nn.Module) -> None:
 def _stands_for(module: Any) -> bool:
     """Whether a convolution pads with zeros, by numbers, of which it has one for each dimension."""
     sizes = (module.stride, module.padding, module.dilation)
-    return module.padding_mode == "zeros" and all([type(size) is tuple and len(size) == 2 for size in sizes])
+    return module.padding_mode == "zeros" and all(type(size) is tuple and len(size) == 2 for size in sizes)
 
 
 def _is_ours(x: Tensor, weight: Tensor) -> bool:

@@ -46,6 +46,7 @@ def fuse(net: nn.Module) -> nn.Module:
     before other modules are put in the place of these (``SyncBatchNorm.convert_sync_batchnorm``).
 
     The parts of an ``nn.Sequential`` must be called by it alone: ``net[0](x)`` of a fused network is not normalised.
+    A hook that such a normalisation gets afterwards sees the same, and what it gives back is normalised.
     Raises TypeError for what is no module.
     """
     for norm, neuron in _pairs(_checked("fuse", net)):

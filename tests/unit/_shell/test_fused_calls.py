@@ -171,6 +171,17 @@ CHANGES: Dict[str, Callable[[NormNeuron], Any]] = {
 }
 
 
+def test_calls_are_counted_without_running_statistics() -> None:
+    """As torch counts them, in each of the ways to find the statistics."""
+    direct, slow = layers()
+    plain = norm()
+    for one in (direct.norm, slow.norm, plain):
+        one.running_mean = one.running_var = None
+    for _ in range(3):
+        direct(image(6)), slow(image(6)), plain(image(6).flatten(0, 1))
+    assert [int(one.num_batches_tracked) for one in (direct.norm, slow.norm, plain)] == [3, 3, 3]
+
+
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_changes_between_calls_counts_at_the_next_one(change: str, training: bool) -> None:
