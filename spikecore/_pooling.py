@@ -47,9 +47,9 @@ class CompactMaxPool2d(nn.MaxPool2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """``[B, C, H, W] -> [B, C, H // h, W // w]``."""
-        if not (self.stands_for(self) and _is_ours(input, _pair(self.kernel_size))):
-            return super().forward(input)
-        return Pooled.apply(input, _pair(self.kernel_size))  # type: ignore[no-any-return]  # torch says nothing
+        ours = self.stands_for(self) and _is_ours(input, _pair(self.kernel_size))
+        found: Tensor = Pooled.apply(input, _pair(self.kernel_size)) if ours else super().forward(input)
+        return found
 
     def extra_repr(self) -> str:
         """As before, and what is kept."""
@@ -67,9 +67,9 @@ class CompactAvgPool2d(nn.AvgPool2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """``[B, C, H, W] -> [B, C, H // h, W // w]``."""
-        if not (self.stands_for(self) and _is_ours(input, _pair(self.kernel_size))):
-            return super().forward(input)
-        return Averaged.apply(input, _pair(self.kernel_size))  # type: ignore[no-any-return]  # torch says nothing
+        ours = self.stands_for(self) and _is_ours(input, _pair(self.kernel_size))
+        found: Tensor = Averaged.apply(input, _pair(self.kernel_size)) if ours else super().forward(input)
+        return found
 
     def extra_repr(self) -> str:
         """As before, and what is kept."""
