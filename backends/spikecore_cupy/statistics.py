@@ -205,7 +205,9 @@ extern "C" __global__ void __launch_bounds__({THREADS}) channel_statistics(
         return squares[at] + n * d * d;
     }});
     const REAL share = lines_total(found, away, side) / n;
-    const REAL mean = near + share, variance = fmax(lines_total(found, about, side) / n - share * share, (REAL)0);
+    const REAL mean = near + share, spread = lines_total(found, about, side) / n - share * share;
+    // not fmax, which takes 0 for NaN
+    const REAL variance = spread < 0 ? (REAL)0 : spread;
     if (threadIdx.x < side && c < channels) {{
         results[c] = mean;
         results[channels + c] = 1 / sqrt(variance + eps);

@@ -102,6 +102,25 @@ def test_statistics_are_those_of_float64(dtype, sizes, layout, kernel):
 
 @pytest.mark.kernels
 @pytest.mark.skipif(reason() is not None, reason=str(reason()))
+@pytest.mark.parametrize("layout", ["first", "last"])
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+@pytest.mark.parametrize("kernel", [HostKernel, HostBlocks])
+def test_statistics_of_nan_are_nan(kernel, odd, layout):
+    """Of the channel with it alone, the running variance included: 0 in its place would look like a number."""
+    x = torch.randn(4, 3, 8, 4, 4, generator=torch.Generator().manual_seed(1))
+    x[1, 2, 5, 0, 3] = odd
+    x = x.flatten(0, 1).contiguous(memory_format=torch.channels_last).view(x.shape) if layout == "last" else x
+    running = torch.zeros(8), torch.ones(8)
+    geometry = Geometry(4, x[0].numel(), (_lies(x),))
+    found = Statistics(kernel, Spec(torch.float32, 4, ()))(geometry, x, 1e-5, (*running, torch.tensor(0), 0.25))
+    for one in (found[1], running[1]):
+        assert one.isnan().nonzero().flatten().tolist() == [5]
+    for one in (found[0], running[0]):
+        assert (~one.isfinite()).nonzero().flatten().tolist() == [5]
+
+
+@pytest.mark.kernels
+@pytest.mark.skipif(reason() is not None, reason=str(reason()))
 def test_statistics_without_running_ones_move_nothing():
     """And sizes that blocks cannot add up are left to others."""
     x = _image(torch.float32, "last")
