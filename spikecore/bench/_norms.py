@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from spikecore.bench._calls import compiled_apart
 from spikecore.bench._cases import Bench, Case, Job, contained, timed
+from spikecore.bench._forms import forget_compiled
 from spikecore.bench._report import Fact, Row
 from spikecore.bench._settings import Settings
 from spikecore.bench._timing import Call, Timing, failure, interleave
@@ -161,6 +162,7 @@ def measure(case: Any, bench: Bench) -> List[Row]:
     calls[COPY] = lambda i: there.copy_(x.detach())
     found = interleave(calls, bench.clock.kernels, replace(bench.plan, fixed=PROFILED))
     copy, relu = found[COPY], found.get(RELU)
+    forget_compiled()  # each size is a result of torch.compile's, and it keeps eight of a function
     for name, timing in found.items():
         if not isinstance(timing, Timing):
             rows[name] = case.row(name, "failed", timing.reason)

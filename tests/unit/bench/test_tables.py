@@ -147,8 +147,11 @@ def test_normalising_layers_are_beside_relu(monkeypatch: pytest.MonkeyPatch) -> 
     """Both layouts, fused and apart, with the fraction of a copy's speed at eight words and the time over ReLU's."""
     monkeypatch.setattr(torch, "compile", lambda layer, **_: layer)
     monkeypatch.setattr("spikecore.bench._norms.SMALL", ((2, 3),))
+    forgotten: List[bool] = []
+    monkeypatch.setattr("spikecore.bench._norms.forget_compiled", lambda: forgotten.append(True))
     report = ran(replace(TINY, suites=("norms",), backends=("torch",)))
     assert [case["layout"] for case, _ in report.cases("norms")] == ["contiguous", "channels-last"]
+    assert len(forgotten) == 2  # torch.compile keeps eight sizes and would refuse the ninth
     for case, rows in report.cases("norms"):
         assert (case["batch"], case["channels"], case["layers"]) == (3, 512, 2)
         by = {row.implementation: row for row in rows}
