@@ -10,7 +10,7 @@ Rules of this module:
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,10 @@ class Deferred(_BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         """The input: the neuron normalises it."""
         return input
+
+    def __dir__(self) -> List[str]:
+        """Without ``qconfig``: torch.jit.trace asks for all names that are listed."""
+        return [name for name in super().__dir__() if name != "qconfig"]
 
     @property
     def qconfig(self) -> Any:

@@ -242,6 +242,13 @@ class TestFuse:
         assert found["CompactAvgPool2d"] == ("keeps nothing",)
         assert found["WeightFirstConv2d"][0] == "on a GPU computes the gradient of its weight first"
 
+    @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+    def test_it_is_traced(self) -> None:
+        """By torch.jit.trace, which reads properties of the deferred normalisations."""
+        net = sc.fuse(self.network()).eval()
+        x = torch.rand(2, 2, 32, 32)
+        assert torch.equal(torch.jit.trace(net, (x,), check_trace=False)(x), net(x))
+
     def test_it_is_undone_and_copied(self) -> None:
         """unfuse, deepcopy, pickle."""
         net = self.network()
