@@ -289,6 +289,20 @@ def test_a_backend_without_gradients_is_asked_for_none() -> None:
         assert prologue_of(layer.neuron).reason == ""
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_a_shortcut_of_another_dtype_or_device(dtype: torch.dtype) -> None:
+    """After a call whose shortcut was as the input: kernels read the memory of both in the same way."""
+    pair = layers(shortcut="before")
+    x, skip = image(6), image(6, seed=1)
+    agree(pair, x, skip)
+    direct = next(iter(pair[0].neuron._cache.quick.values())).call
+    laid = direct.laid(x, skip, [])
+    assert laid is not None
+    assert direct.laid(x, skip.to(dtype), []) is None
+    assert direct.laid(x, skip.to("meta"), []) is None
+    equal(*[[layer(x, skip.to(dtype))] for layer in pair])
+
+
 def test_a_wrong_input_is_refused_as_before() -> None:
     """Other channels, other dimensions, an empty one, one number per channel."""
     pair = layers()
