@@ -6,8 +6,9 @@ Under ``torch.compile`` it needs torch 2.4 or newer.
 Modules from low to high: ``cut``, ``_closure``, ``_steps``, ``_geometry``, ``_plan`` (what a kernel is compiled for),
 ``_launches`` (what it is called with), ``writing`` (what generated texts share), ``_layout``, ``_memory``,
 ``_arguments``, ``_saved``, ``_sized``, ``_execution``, ``_straight``, ``_direct``, ``_returned``,
-``_normalised``, ``_laid``, ``_direct_normalised``, ``_again``, ``_registered``, ``_flat``, ``_runner``, ``_fed``,
-``_fed_steps``, ``_fed_launches``, ``_recurrent``, ``_backend``. ``cache`` needs none of them.
+``_normalised``, ``_laid``, ``_direct_normalised``, ``_again``, ``_registered``, ``_flat``, ``_runner``,
+``_feedback_call``, ``_feedback_steps``, ``_feedback_launch``, ``_recurrent``, ``_backend``.
+``cache`` needs none of them.
 """
 
 from spikecore._base.locking import Lock

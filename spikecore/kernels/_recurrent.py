@@ -7,7 +7,7 @@ one product over all steps at the end.
 
 - Forward keeps ``u``, from which the states come again without a product, and the outputs where the weight is learnt.
 - A backend may have launches for all steps of a call (:meth:`~spikecore.kernels.KernelBackend.feeds_back`). For any
-  other, a step is one product and one launch, in either direction (:mod:`spikecore.kernels._fed_steps`).
+  other, a step is one product and one launch, in either direction (:mod:`spikecore.kernels._feedback_steps`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from spikecore._base.autocast import no_autocast
 from spikecore.backend import BackendError, ParamValue, Range, Spec, Tensors
 from spikecore.kernels._again import Again, Instead
 from spikecore.kernels._arguments import Arguments, Call
-from spikecore.kernels._fed import Asked, Fed
-from spikecore.kernels._fed_launches import FedLaunches
-from spikecore.kernels._fed_steps import FedSteps
+from spikecore.kernels._feedback_call import FeedbackCall, Wanted
+from spikecore.kernels._feedback_launch import FeedbackLaunch
+from spikecore.kernels._feedback_steps import FeedbackSteps
 from spikecore.kernels._launches import Launcher, Moved
 from spikecore.kernels._layout import Layout
 from spikecore.kernels._memory import resolved
@@ -32,7 +32,7 @@ from spikecore.kernels._runner import KernelRunner
 from spikecore.lang import Program
 
 
-class FedArguments(Arguments):
+class FeedbackArguments(Arguments):
     """The arguments of a call with feedback: one more state, and weight and bias behind the parameters."""
 
     def __init__(self, program: Program, spec: Spec) -> None:
@@ -40,23 +40,23 @@ class FedArguments(Arguments):
         self.n_states += 1
 
 
-class FedExecution:
+class FeedbackExecution:
     """One program with feedback under one spec, on raw tensors."""
 
     def __init__(self, backend: Launcher, program: Program, spec: Spec) -> None:
         self.backend, self.program, self.spec = backend, program, spec
-        self.arguments: Arguments = FedArguments(program, spec)
+        self.arguments: Arguments = FeedbackArguments(program, spec)
         self.n_final = self.arguments.n_states if spec.final else 0
-        self.steps, self.launches = FedSteps(backend, program, spec), FedLaunches(backend, program, spec)
+        self.steps, self.launches = FeedbackSteps(backend, program, spec), FeedbackLaunch(backend, program, spec)
 
-    def _way(self, fed: Fed) -> Any:
+    def _way(self, fed: FeedbackCall) -> Any:
         """All steps by one launch, or a launch for each."""
         whole = fed.weight.dtype == self.spec.dtype and self.backend.feeds_back(
             self.program, self.spec, fed.weight.shape[0]
         )
         return self.launches if whole else self.steps
 
-    def parts(self, call: Call, tensors: Sequence[Tensor]) -> Fed:
+    def parts(self, call: Call, tensors: Sequence[Tensor]) -> FeedbackCall:
         """The tensors of a call by what they are."""
         moving = self.arguments.n_moving(call)
         *state, first = [value.contiguous() for value in tensors[1:moving]]
@@ -70,7 +70,7 @@ class FedExecution:
             if self.backend.owns_outputs:
                 kinds = self.spec.params
                 params = [p.reshape(-1) if kind == "full" else p for p, kind in zip(params, kinds)]
-        return Fed(inner, shape, state, first, tuple(params), channels, weight, bias[0] if bias else None)
+        return FeedbackCall(inner, shape, state, first, tuple(params), channels, weight, bias[0] if bias else None)
 
     @property
     def n_own(self) -> int:
@@ -109,7 +109,7 @@ class FedExecution:
             to_out = to_out.contiguous().clone() if to_out is not None else torch.zeros_like(kept[0])
             to_out[-1] += final[-1]
         learn = tuple(wanted[moving : moving + self.n_own])
-        asked = Asked(to_out, tuple(final[:-1]), tuple(grads[1 + n_final :]), any(wanted[1:moving]), learn)
+        asked = Wanted(to_out, tuple(final[:-1]), tuple(grads[1 + n_final :]), any(wanted[1:moving]), learn)
         gu, to_state, sums = self._way(fed).backward(fed, kept, asked)
         result: List[Optional[Tensor]] = [gu if wanted[0] else None]
         result += [*to_state, _through(gu[0], fed.weight)] if asked.state else [None] * (moving - 1)
@@ -134,7 +134,7 @@ def _through(step: Tensor, weight: Tensor) -> Tensor:
     return (step.to(weight.dtype) @ weight).to(step.dtype)
 
 
-def _of_weight(rows: Tensor, fed: Fed, out: Tensor) -> Tensor:
+def _of_weight(rows: Tensor, fed: FeedbackCall, out: Tensor) -> Tensor:
     """The gradient of the weight: the cotangents of all inputs ``[T * B, H]`` times the outputs of the steps before."""
     width = fed.shape[-1]
     batch = rows.shape[0] // fed.shape[0]
@@ -145,7 +145,7 @@ def _of_weight(rows: Tensor, fed: Fed, out: Tensor) -> Tensor:
 class FedContext(NamedTuple):
     """What backward knows of a call beside its tensors."""
 
-    execution: FedExecution
+    execution: FeedbackExecution
     instead: Instead
     call: Call
     #: How many tensors the call has; whether the first of them, the input, is kept; whether the output is.
@@ -158,7 +158,7 @@ class FedRunner(KernelRunner):
     """Runs one program with feedback under one spec."""
 
     def __init__(self, backend: Launcher, program: Program, spec: Spec) -> None:
-        self.fed = FedExecution(backend, program, spec)
+        self.fed = FeedbackExecution(backend, program, spec)
         super().__init__(backend, program, self.fed.steps.spec)
         #: What it inherits is of one step without feedback: there is no op of a whole call.
         self.graph_key = ""
@@ -208,7 +208,7 @@ class _Fed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, execution: FedExecution, instead: Instead, call: Call, *tensors: Tensor
+        ctx: Any, execution: FeedbackExecution, instead: Instead, call: Call, *tensors: Tensor
     ) -> Tuple[Tensor, ...]:
         results, kept = execution.forward(call, tensors, save=True)
         moving = execution.arguments.n_moving(call)

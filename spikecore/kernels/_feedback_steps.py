@@ -12,12 +12,12 @@ from torch import Tensor
 from spikecore.backend import MAX_STATIC_STEPS, Spec
 from spikecore.kernels._arguments import Call
 from spikecore.kernels._execution import Execution
-from spikecore.kernels._fed import Asked, Fed, Gradients, Results, filling_backward, filling_forward
+from spikecore.kernels._feedback_call import FeedbackCall, Gradients, Results, Wanted, filling_backward, filling_forward
 from spikecore.kernels._launches import Launch, Launcher
 from spikecore.lang import Program
 
 
-class FedSteps:
+class FeedbackSteps:
     """One product and one launch for each step."""
 
     def __init__(self, backend: Launcher, program: Program, spec: Spec) -> None:
@@ -41,7 +41,7 @@ class FedSteps:
         launch = self._execution(steps).forward_launch(call, False)
         return filling_forward(launch) if self.backend.owns_outputs else launch
 
-    def forward(self, fed: Fed, x: Tensor, save: bool) -> Results:
+    def forward(self, fed: FeedbackCall, x: Tensor, save: bool) -> Results:
         """All steps of ``x``."""
         compute, (steps, *shape) = self.spec.compute, fed.shape
         new = x.new_empty
@@ -69,7 +69,7 @@ class FedSteps:
             now = following
         return out, list(now) if self.final else [], trace, [us, *kept] if save else []
 
-    def backward(self, fed: Fed, kept: Sequence[Tensor], asked: Asked) -> Gradients:
+    def backward(self, fed: FeedbackCall, kept: Sequence[Tensor], asked: Wanted) -> Gradients:
         """All steps, from the last to the first; ``kept`` is what :meth:`forward` kept."""
         compute, (steps, *shape) = self.spec.compute, fed.shape
         us, *checkpoints = kept
@@ -107,7 +107,9 @@ class FedSteps:
         each = iter(sums)
         return gus, sets[steps % 2], [next(each) if wants else None for wants in asked.learn]
 
-    def _again(self, fed: Fed, us: Tensor, checkpoints: Sequence[Tensor], t: int) -> Tuple[int, List[Sequence[Tensor]]]:
+    def _again(
+        self, fed: FeedbackCall, us: Tensor, checkpoints: Sequence[Tensor], t: int
+    ) -> Tuple[int, List[Sequence[Tensor]]]:
         """The first step of the chunk that step ``t`` ends, and the states before each of its steps."""
         shape = fed.shape[1:]
         each = chunk_of(fed.shape[0])
@@ -137,7 +139,7 @@ def chunk_of(steps: int) -> int:
 class _Product:
     """What one step gives to the next: ``y @ W.T + b``, with the bits of ``torch.nn.functional.linear``."""
 
-    def __init__(self, fed: Fed) -> None:
+    def __init__(self, fed: FeedbackCall) -> None:
         self.weight, self.bias = fed.weight.t(), fed.bias
         self.shape, self.rows = fed.shape[1:], (-1, fed.shape[-1])
         like = torch.empty(self.shape, dtype=fed.weight.dtype, device=fed.weight.device)
@@ -155,7 +157,7 @@ class _Product:
 class _Back:
     """The cotangent of an output: what arrives, and what comes back from the next step."""
 
-    def __init__(self, fed: Fed, out: Tensor) -> None:
+    def __init__(self, fed: FeedbackCall, out: Tensor) -> None:
         self.weight, self.rows, self.out = fed.weight, (-1, fed.shape[-1]), out
 
     def __call__(self, following: Optional[Tensor], arriving: Optional[Tensor]) -> None:

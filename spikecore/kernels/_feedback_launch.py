@@ -10,14 +10,14 @@ from torch import Tensor
 
 from spikecore._base.recent import CALLS, Recent
 from spikecore.backend import Spec
-from spikecore.kernels._fed import Asked, Fed, Gradients, Results
+from spikecore.kernels._feedback_call import FeedbackCall, Gradients, Results, Wanted
 from spikecore.kernels._geometry import Geometry
 from spikecore.kernels._launches import Launch, Launcher
 from spikecore.kernels._plan import BackwardPlan, ForwardPlan, saved_states
 from spikecore.lang import Program
 
 
-class FedLaunches:
+class FeedbackLaunch:
     """One launch for all steps, of a backend that feeds back by itself."""
 
     def __init__(self, backend: Launcher, program: Program, spec: Spec) -> None:
@@ -27,7 +27,7 @@ class FedLaunches:
         self._forwards: Recent[Any, Launch] = Recent(CALLS)
         self._backwards: Recent[Any, Launch] = Recent(CALLS)
 
-    def forward(self, fed: Fed, x: Tensor, save: bool) -> Results:
+    def forward(self, fed: FeedbackCall, x: Tensor, save: bool) -> Results:
         """All steps of ``x``."""
         key = (fed.call.record, save)
         launch = self._forwards.get(key)
@@ -46,7 +46,7 @@ class FedLaunches:
         launch(self._geometry(fed), (x,), (*fed.state, fed.first), params, (out,), final, trace, kept)
         return out, final, trace, kept
 
-    def backward(self, fed: Fed, kept: Sequence[Tensor], asked: Asked) -> Gradients:
+    def backward(self, fed: FeedbackCall, kept: Sequence[Tensor], asked: Wanted) -> Gradients:
         """All steps, from the last to the first; ``kept`` is what :meth:`forward` kept."""
         us, *checkpoints = kept
         record = fed.call.record
@@ -93,7 +93,7 @@ class FedLaunches:
         shape = (max(count, 0), *x.shape[1:])
         return [x.new_empty(shape, dtype=self.spec.compute) for _ in saved_states(self.program, self.spec, True)]
 
-    def _geometry(self, fed: Fed) -> Geometry:
+    def _geometry(self, fed: FeedbackCall) -> Geometry:
         steps, neurons, channels = fed.geometry(fed.shape[0])
         # behind the parameters stand weight and bias
         return Geometry(steps, neurons, (*channels, (0, 0), (0, 0)) if channels else channels)

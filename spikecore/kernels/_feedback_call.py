@@ -11,7 +11,7 @@ from spikecore.kernels._geometry import Geometry
 from spikecore.kernels._launches import Launch
 
 
-class Fed(NamedTuple):
+class FeedbackCall(NamedTuple):
     """A call with feedback: its tensors, in natural layout."""
 
     #: The call of one step, from a given state.
@@ -35,7 +35,7 @@ class Fed(NamedTuple):
         return Geometry(steps, neurons, self.channels)
 
 
-class Asked(NamedTuple):
+class Wanted(NamedTuple):
     """The cotangents of a call, and which gradients are wanted."""
 
     output: Optional[Tensor]
