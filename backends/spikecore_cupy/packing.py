@@ -124,7 +124,7 @@ HEAD(
 _UNPACK = """
 constexpr int PARTS = GROUPS * 8 / V;  // of V numbers, of a thread
 constexpr int SIZE = V * BITS;  // bits of a part
-using Part = PART;  // the bytes of a part, or the byte that it lies in
+using Piece = PART;  // the bytes of a part, or the byte that it lies in
 
 HEAD(
     const long long N, const unsigned char* __restrict__ data, const float* __restrict__ right,
@@ -136,18 +136,18 @@ HEAD(
     // NaN if something was wrong, and then every number is
     const real scale = unit * right[blockIdx.x];
     const S zero = rounded<S>((real)0 * scale), one = rounded<S>(scale);
-    Part parts[PARTS];
+    Piece parts[PARTS];
     #pragma unroll
     for (int p = 0; p < PARTS; ++p) {
         const long long i = first + p * blockDim.x, rest = N - V * i;
         if (SIZE < 8) {
             parts[p] = rest > 0 ? data[i * SIZE / 8] >> i * SIZE % 8 : 0;
         } else if (rest >= V) {
-            parts[p] = reinterpret_cast<const Part*>(data)[i];
+            parts[p] = reinterpret_cast<const Piece*>(data)[i];
         } else {
             Wide word = 0;
             for (int k = 0; k < SIZE / 8 && 8 * k < rest * BITS; ++k) word |= (Wide)data[i * (SIZE / 8) + k] << 8 * k;
-            parts[p] = (Part)word;
+            parts[p] = (Piece)word;
         }
     }
     #pragma unroll
