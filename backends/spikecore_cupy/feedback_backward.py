@@ -10,7 +10,7 @@ from spikecore.kernels import BackwardPlan
 from spikecore.kernels.writing import indented, input_leaf, output_cotangent, state_cotangent
 from spikecore_cupy.backward import BackwardWriter
 from spikecore_cupy.feedback import FeedbackWriter
-from spikecore_cupy.feedback_shape import PARTS, Shape
+from spikecore_cupy.feedback_shape import Shape, parts_of
 from spikecore_cupy.lines import over_neurons
 from spikecore_cupy.parts import Form, Function, Source
 
@@ -23,7 +23,7 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         super().__init__(plan, Form(shape.each, shape.length))
         #: Where what is kept of a step lies: the drive first.
         self._slots = {node: k + 1 for k, node in enumerate(self._kept)}
-        self.shape = shape._replace(value_parts=PARTS[plan.dtype], kept=1 + len(self._slots))
+        self.shape = shape._replace(value_parts=parts_of(plan.dtype), kept=1 + len(self._slots))
 
     def source(self) -> Source:
         adjoint = self._adjoint()

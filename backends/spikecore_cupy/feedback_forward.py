@@ -8,7 +8,7 @@ from spikecore.kernels import ForwardPlan
 from spikecore.kernels.writing import indented, input_leaf
 from spikecore.lang import Node
 from spikecore_cupy.feedback import FeedbackWriter
-from spikecore_cupy.feedback_shape import PARTS, Shape
+from spikecore_cupy.feedback_shape import Shape, parts_of
 from spikecore_cupy.forward import ForwardWriter
 from spikecore_cupy.lines import over_neurons
 from spikecore_cupy.parts import Form, Function, Source
@@ -18,7 +18,7 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
     """Writes the forward kernel of a plan with feedback."""
 
     def __init__(self, plan: ForwardPlan, shape: Shape) -> None:
-        parts = 1 if plan.program.outputs[0].op == "spike" else PARTS[plan.dtype]
+        parts = 1 if plan.program.outputs[0].op == "spike" else parts_of(plan.dtype)
         length = shape.length
         self.shape = shape._replace(value_parts=parts, length=1, kept=0)
         super().__init__(plan, Form(self.shape.each, length))
@@ -44,7 +44,7 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         # nobody may write to the memory of a block that has not started
         starts.append("i.begin();")
         # the first output may be any number, where the others are spikes
-        later = range(1, PARTS[plan.dtype]) if self.shape.value_parts == 1 else ()
+        later = range(1, parts_of(plan.dtype)) if self.shape.value_parts == 1 else ()
         if later:
             starts += self._parts_of_first(gave)
         back = self._rounded(f"{'(back[j] + extra[j])' if later else 'back[j]'}{added}")
@@ -87,7 +87,7 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
 
     def _parts_of_first(self, gave: str) -> List[str]:
         """What comes from the further parts of the output before the first step."""
-        parts = PARTS[self.plan.dtype]
+        parts = parts_of(self.plan.dtype)
         each = [
             # the two buffers take turns, and the second one is that of the first part
             f"const int buffer = ({parts} - part + 1) % 2;",

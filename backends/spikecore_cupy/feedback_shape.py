@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import List, NamedTuple, Optional
 
@@ -30,8 +31,12 @@ MULTIPROCESSORS = 132
 KEPT, LONGEST = 24, 8
 #: Warps that may share a sum.
 SPLITS = (1, 2, 4)
-#: The parts of 8 bits of a number of a dtype.
-PARTS = {torch.float32: 3, torch.float16: 2, torch.bfloat16: 1}
+
+
+def parts_of(dtype: torch.dtype) -> int:
+    """The parts of 8 bits of a number's digits: of float32 3, of float16 2, of bfloat16 1."""
+    digits = 1 - math.log2(torch.finfo(dtype).eps)
+    return math.ceil(digits / 8)
 
 
 class Shape(NamedTuple):
@@ -103,10 +108,10 @@ def shape_of(width: int, dtype: torch.dtype, clusters: bool = True) -> Optional[
     for room in (PLENTY, FEWEST):
         for cluster in (1, 2, 4) if clusters else (1,):
             for split in SPLITS:
-                found = Shape(width, cluster, split, 1, PARTS[dtype])
+                found = Shape(width, cluster, split, 1, parts_of(dtype))
                 if _fits(found, room):
                     return found
-    eight = [Shape(width, 8, split, 1, PARTS[dtype]) for split in SPLITS if clusters]
+    eight = [Shape(width, 8, split, 1, parts_of(dtype)) for split in SPLITS if clusters]
     fitting = [shape for shape in eight if _fits(shape, FEW) and shape.threads <= MANY]
     return fitting[-1] if fitting else None
 
@@ -156,6 +161,6 @@ def takes(program: Program, spec: Spec, width: int, clusters: bool = True) -> bo
 
 def shapes(width: int, dtype: torch.dtype) -> List[Shape]:
     """All layouts that hold the weights, for measurements."""
-    parts = PARTS[dtype]
+    parts = parts_of(dtype)
     found = [Shape(width, c, s, n, parts) for c in (1, 2, 4, 8) for s in SPLITS for n in (1, 2)]
     return [shape for shape in found if _fits(shape, FEWEST)]

@@ -12,16 +12,30 @@ from torch import nn
 import spikecore as sc
 from spikecore._shell.checks import COMMON
 from spikecore.backend import Feedback, Spec
+from spikecore.dtypes import DTYPES, compute_dtype
 from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.testing._loopback import installed
 from spikecore.testing.naming import identifiers, usable
 from spikecore_cupy import feedback_launcher
 from spikecore_cupy.device import FEEDBACK_HEADER, HEADER, header
 from spikecore_cupy.feedback_launcher import print_feedback, shape_for
-from spikecore_cupy.feedback_shape import MEMORY, PARTS, Shape, kept_of, length_of, shape_of, shapes, takes, with_rows
+from spikecore_cupy.feedback_shape import (
+    MEMORY,
+    Shape,
+    kept_of,
+    length_of,
+    parts_of,
+    shape_of,
+    shapes,
+    takes,
+    with_rows,
+)
 from spikecore_cupy.host import HostClustersBackend, reason
 
 pytestmark = [pytest.mark.kernels, pytest.mark.skipif(reason() is not None, reason=str(reason()))]
+
+#: What is computed in float32.
+SHORT = [dtype for dtype in DTYPES.values() if compute_dtype(dtype) is torch.float32]
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +111,7 @@ def test_every_layout_gives_the_loop(
     host: str, monkeypatch: pytest.MonkeyPatch, layout: Any, width: int, steps: int, batch: int
 ) -> None:
     """Outputs, states and records to the bit."""
-    shape = Shape(width, *layout, PARTS[torch.float32])
+    shape = Shape(width, *layout, parts_of(torch.float32))
     monkeypatch.setattr(feedback_launcher, "shape_of", lambda *_: shape)
     net = layer(sc.ALIF(learn=("threshold",), backend="torch"), width, torch.float32)
     compare(host, net, drawn(steps, batch, width) * 2, ("v", "a"), 1e-6)
@@ -151,7 +165,7 @@ def plans(neuron: Any, dtype: torch.dtype, full: bool) -> Tuple[ForwardPlan, Bac
     return ForwardPlan(program, spec, states, True, full, True), backward
 
 
-@pytest.mark.parametrize("dtype", PARTS, ids=str)
+@pytest.mark.parametrize("dtype", SHORT, ids=str)
 def test_every_width_has_a_shape_that_fits_or_none(dtype: torch.dtype) -> None:
     """Registers and shared memory hold what is said to fit; the widest are those of the documentation."""
     widest = {torch.float32: 512, torch.float16: 512, torch.bfloat16: 768}[dtype]
@@ -211,7 +225,7 @@ def test_no_array_is_in_memory(width: int, tiles: int) -> None:
 
 
 @pytest.mark.parametrize("model", ["LIF", "IF", "ALIF", "Synaptic", "LI", "Izhikevich"])
-@pytest.mark.parametrize("dtype", PARTS, ids=str)
+@pytest.mark.parametrize("dtype", SHORT, ids=str)
 def test_every_neuron_compiles(model: str, dtype: torch.dtype) -> None:
     """With everything that a call may have and want."""
     pytest.importorskip("cupy_backends")
