@@ -16,12 +16,15 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 import spikecore as sc
-from common.files import DataError
+from common.files import DataError, missing
 
 COEFFICIENTS, SPEAKERS = 12, 9
 #: The files, and how many utterances each has.
 FILES = {"JapaneseVowels_TRAIN.ts": 270, "JapaneseVowels_TEST.ts": 370}
 INSIDE_AEON = Path("datasets", "data", "JapaneseVowels")
+WAY_OUT = (
+    "Get it with pip install --no-deps aeon, or name a folder that has the files with --folder, or take --data made-up"
+)
 #: Of one utterance, ``[steps, 12]``, and its speaker.
 Utterance = Tuple[Tensor, int]
 
@@ -52,6 +55,8 @@ def load(folder: Optional[Path] = None) -> Vowels:
     Raises :class:`common.files.DataError` where they are not there, or are not what they should be.
     """
     folder = _inside_aeon() if folder is None else folder
+    if not all((folder / name).is_file() for name in FILES):
+        raise missing("Japanese Vowels", list(FILES), [folder], way_out=WAY_OUT)
     return Vowels("Japanese Vowels", *_standardised(*(_read(folder / name, count) for name, count in FILES.items())))
 
 
@@ -80,10 +85,7 @@ def _inside_aeon() -> Path:
     found = importlib.util.find_spec("aeon")
     places = [] if found is None else list(found.submodule_search_locations or ())
     if not places:
-        raise DataError(
-            "Japanese Vowels comes with the package aeon, which is not installed: pip install --no-deps aeon, or name "
-            "a folder that has the files with --folder, or take --data made-up"
-        )
+        raise DataError(f"Japanese Vowels comes with the package aeon, which is not installed. {WAY_OUT}")
     return Path(places[0]) / INSIDE_AEON
 
 
@@ -92,9 +94,7 @@ def _read(path: Path, count: int) -> List[Utterance]:
     try:
         head, _, body = path.read_text(encoding="utf-8").partition("@data")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"{path} cannot be read: {error}; pip install --no-deps aeon brings it, or take --data made-up"
-        ) from error
+        raise DataError(f"{path} cannot be read: {error}. {WAY_OUT}") from error
     found = []
     for number, line in enumerate(body.split("\n")[1:], head.count("\n") + 2):
         if line.strip():

@@ -112,7 +112,7 @@ def saved(*args, **kwargs):
     save(*args, **kwargs)
     left -= 1
     if not left:
-        os.kill(os.getpid(), number)
+        signal.raise_signal(number)  # in this thread; from another, Ctrl-C may end in a callback that swallows it
 sc.save_checkpoint = saved
 sys.argv = sys.argv[3:]
 sys.path.insert(0, os.path.dirname(sys.argv[0]))  # as Python does for a program

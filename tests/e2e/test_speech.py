@@ -159,11 +159,11 @@ def test_a_damaged_file(vowels, run, capsys, tmp_path, change, text):
 def test_files_that_are_not_there(run, capsys, tmp_path, monkeypatch):
     """Without aeon, or with another folder, the sentence says how to get the files and what needs none."""
     told = refused(run, capsys, "--folder", tmp_path)
-    assert "JapaneseVowels_TRAIN.ts cannot be read" in told
+    assert "Japanese Vowels is not there: looked for JapaneseVowels_TRAIN.ts, JapaneseVowels_TEST.ts in " in told
     assert "--data made-up" in told
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     told = refused(run, capsys)
-    assert "comes with the package aeon, which is not installed: pip install --no-deps aeon" in told
+    assert "comes with the package aeon, which is not installed. Get it with pip install --no-deps aeon" in told
 
 
 @pytest.mark.parametrize(

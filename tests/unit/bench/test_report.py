@@ -82,7 +82,7 @@ def test_report_of_schema_1_is_read() -> None:
     assert from_json(json.dumps(held)) == REPORT
     for path in sorted((Path(__file__).parents[3] / "docs/benchmarks").glob("*.json")):
         found = from_json(path.read_text(encoding="utf-8"))
-        measured = {row.implementation for row in found.rows if row.status == "ok"}
+        measured = {row.implementation.partition(",")[0] for row in found.rows if row.status == "ok"}  # form after ","
         assert measured & {"cupy", "1 GPU"}, path.name  # rows of a pipeline are named after the number of GPUs
         assert "cupy" in {one.name for one in found.implementations}, path.name
 
