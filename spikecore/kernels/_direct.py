@@ -27,7 +27,7 @@ class Direct(Straight):
     """Direct calls of neurons whose parameters have one form.
 
     instead: see :mod:`spikecore.kernels._again`. derive: what computes gradients of every call. other: those of inputs
-    in another order of memory, where no parameter is put into a range.
+    in another order of memory.
     """
 
     def __init__(
@@ -50,8 +50,12 @@ class Direct(Straight):
         """Outputs of a call with these parameters as the neuron holds them; None if it is for the runner."""
         if is_transformed():
             return None
+        for index in self._ranged:
+            # what is no parameter, such as a value that functional_call puts in its place, must not be changed
+            if type(params[index]) is not nn.Parameter or params[index].is_inference():  # type: ignore[union-attr]
+                return None
         if not whole(x):
-            return None if self.other is None or self._ranged else self.other(x, params)
+            return None if self.other is None else self.other(x, params)
         sizes = self.sizes(x)
         if sizes is None:
             return None
@@ -63,10 +67,6 @@ class Direct(Straight):
             tensors = [params[index] for index in self.tensors]
             if not self.takes(tensors):
                 return None
-            for index in self._ranged:
-                # what is no parameter, such as a value that functional_call puts in its place, must not be changed
-                if type(params[index]) is not nn.Parameter or params[index].is_inference():  # type: ignore[union-attr]
-                    return None
             if torch.is_grad_enabled() and (x.requires_grad or self._learns):
                 return (_apply((self, sizes, params), x, *tensors),)
             return (self.forward(sizes, x, params, ()),)

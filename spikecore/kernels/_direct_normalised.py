@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from spikecore._base.recent import CALLS, Recent
-from spikecore.backend import BackendError, ParamValue, Spec, Tensors
+from spikecore.backend import BackendError, ParamValue, Range, Spec, Tensors
 from spikecore.kernels._arguments import Call
 from spikecore.kernels._direct import Derive
 from spikecore.kernels._execution import Execution
@@ -40,7 +40,8 @@ class DirectNormalised:
     """Direct calls of neurons whose parameters have one form.
 
     spec: that of the runner, which says what is learnt. instead, derive: as in :class:`Direct`. views: for each
-    parameter of the program the shape that it has over the neurons of one time step; None for a number.
+    parameter of the program the shape that it has over the neurons of one time step; None for a number. ranges: those
+    that forward launches put parameters into, of calls that do not normalise.
     """
 
     def __init__(
@@ -51,8 +52,10 @@ class DirectNormalised:
         derive: Derive,
         statistics: Optional[StatisticsLaunch],
         views: Sequence[Optional[Tuple[int, ...]]],
+        ranges: Tuple[Optional[Range], ...] = (),
     ) -> None:
         self.execution, self.instead, self.derive, self.views = execution, instead, derive, tuple(views)
+        self.ranges = ranges
         self.dtype, self.compute = spec.dtype, spec.compute
         self.n_inputs = execution.arguments.n_inputs
         #: Indices of the parameters that are tensors, and a call at rest without them.
@@ -88,7 +91,7 @@ class DirectNormalised:
         laid = self._last
         if laid.shape != x.shape or laid.strides != x.stride():
             lie = (tuple(x.shape), x.stride())
-            laid = self._last = self._by_lie.get_or(lie, lambda: laid_as(x, self.execution, self.views, self._order))
+            laid = self._last = self._by_lie.get_or(lie, lambda: self._laid_as(x))
         if laid.layout is None:
             return None
         if skip is not None:
@@ -128,11 +131,11 @@ class DirectNormalised:
         out = torch.empty_like(inputs[0])
         dense = laid.forward[bool(saved)]
         if dense is None:
-            launch = self.execution.forward_launch(self.at_rest, bool(saved))
+            launch = self.execution.forward_launch(self.at_rest, bool(saved), self.ranges)
             counts = (len(inputs), 0, 0, 1, 0, 0, len(saved))
             dense = laid.forward[bool(saved)] = dense_of(launch, laid.geometry, counts)
         if dense((*inputs, out, *saved), params) is None:
-            launch = self.execution.forward_launch(self.at_rest, bool(saved))
+            launch = self.execution.forward_launch(self.at_rest, bool(saved), self.ranges)
             launch(laid.geometry, inputs, (), params, (out,), (), (), saved)
         return out
 
@@ -185,6 +188,9 @@ class DirectNormalised:
         grads = iter(found)
         result: List[Optional[Tensor]] = [next(grads) if wants else None for wants in wanted[:n]]
         return result + [learnt[i] if wants else None for i, wants in zip(self.tensors, wanted[n:])]
+
+    def _laid_as(self, x: Tensor) -> Laid:
+        return laid_as(x, self.execution, self.views, self._order, self._find is not None or bool(self._statistics))
 
     def placed(self, values: Sequence[Tensor]) -> List[Tensor]:
         """Parameters that are tensors, as they lie over the neurons of one time step."""

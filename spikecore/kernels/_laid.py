@@ -1,4 +1,4 @@
-"""How an input without gaps lies in memory, and what direct calls that normalise know from that."""
+"""How an input without gaps lies in memory, and what direct calls know from that."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from torch import Tensor
 
 from spikecore.kernels._execution import Execution
-from spikecore.kernels._geometry import Geometry
-from spikecore.kernels._layout import Layout
+from spikecore.kernels._geometry import Geometry, RowGeometry
+from spikecore.kernels._layout import Layout, is_dense
 from spikecore.kernels._straight import Dense
 
 
@@ -36,15 +36,26 @@ class Laid:
         return value.shape == self.shape and value.stride() == self.strides and in_memory(value)
 
 
-def laid_as(x: Tensor, execution: Execution, views: Sequence[Optional[Tuple[int, ...]]], order: Sequence[int]) -> Laid:
+def laid_as(
+    x: Tensor,
+    execution: Execution,
+    views: Sequence[Optional[Tuple[int, ...]]],
+    order: Sequence[int],
+    statistics: bool = False,
+) -> Laid:
     """What follows from how ``x`` lies.
 
     views: for each parameter the shape that it has over the neurons of one time step; None for a number. order: where
     the parameters of the second backward pass stand among those of the program and the three that it has beside them.
+    statistics: whether kernels that find those of the input take it, too, whose steps must be dense.
     """
     shape, strides, layout = tuple(x.shape), x.stride(), execution.layout((x,))
     neurons = x.numel() // shape[0] if x.numel() else 0
-    if not neurons or layout.outer or not layout.holds(x[0]) or strides[0] != neurons != x.numel():
+    if layout.outer:  # a step is rows between which other steps lie, as in [B, T, ...] seen as [T, B, ...]
+        taken = not statistics and is_dense(x)
+    else:
+        taken = layout.holds(x[0]) and (strides[0] == neurons or neurons == x.numel()) if neurons else False
+    if not (neurons and taken):
         return Laid(shape, strides, None)
     laid = Laid(shape, strides, layout)
     channels = [
@@ -53,6 +64,8 @@ def laid_as(x: Tensor, execution: Execution, views: Sequence[Optional[Tuple[int,
     ]
     own = (layout.inner_of(1), shape[2])
     laid.geometry = Geometry(shape[0], neurons, tuple(channels))
+    if layout.outer:
+        laid.geometry = RowGeometry(*laid.geometry, layout.rows)
     # two of the three are sums for weight and bias, and lie as these; the third one is a number
     every = [*channels, own, own, (0, 0)]
     laid.second = Geometry(shape[0], neurons, tuple([every[index] for index in order]))

@@ -157,6 +157,12 @@ def layout_of(x: Tensor, rows: bool = False) -> Layout:
     return Layout(shape, None)
 
 
+def is_dense(value: Tensor) -> bool:
+    """Whether the values of a tensor lie in memory without gaps, in any order of its dimensions."""
+    strides = value.stride()
+    return _is_dense(value.shape, sorted(range(value.ndim), key=lambda d: -strides[d]), strides)
+
+
 def _outer(shape: Sequence[int], order: Sequence[int], strides: Sequence[int]) -> int:
     """How many of the dimensions, outermost in memory first, lie apart, at one distance from row to row; the others are
     dense. 0 where all are dense, -1 where there is no such distance.

@@ -99,7 +99,7 @@ class KernelRunner:
         if self.program.statistics or "full" in self.spec.params:
             return None
         wanted = tuple(ranges) if self.execution.backend.projects and any(ranges) else ()
-        other = DirectNormalised(self.execution, self.spec, self.instead, derived, None, views)
+        other = DirectNormalised(self.execution, self.spec, self.instead, derived, None, views, wanted)
         return Direct(self.execution, self.instead, views, derived, wanted, other.of_any_order)
 
     def direct_normalised(self, views: Sequence[Optional[Tuple[int, ...]]]) -> Optional[DirectNormalised]:

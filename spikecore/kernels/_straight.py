@@ -15,7 +15,7 @@ from spikecore._base.recent import CALLS, Recent
 from spikecore.backend import Range, Tensors
 from spikecore.kernels._arguments import Call
 from spikecore.kernels._execution import Execution
-from spikecore.kernels._geometry import Geometry
+from spikecore.kernels._geometry import Geometry, RowGeometry
 from spikecore.kernels._launches import ForwardBuffers
 from spikecore.kernels._layout import Layout
 from spikecore.kernels._parts import summed
@@ -175,9 +175,10 @@ class Straight:
 def dense_of(launch: Any, geometry: Geometry, counts: Sequence[int]) -> Dense:
     """A launch of contiguous tensors of these sizes, so many in each of the groups of :mod:`._launches`.
 
-    The launch of a backend may have a method ``dense(geometry, counts)`` that gives it; any other launch does as well.
+    The launch of a backend may have a method ``dense(geometry, counts)`` that gives it; any other launch does as well,
+    and any takes tensors whose rows lie apart.
     """
-    make = getattr(launch, "dense", None)
+    make = None if isinstance(geometry, RowGeometry) else getattr(launch, "dense", None)
     if make is not None:
         found: Dense = make(geometry, counts)
         return found

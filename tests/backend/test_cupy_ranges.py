@@ -11,6 +11,8 @@ from torch import Tensor
 
 import spikecore as sc
 from spikecore._shell.ranges import Interval
+from spikecore.kernels._execution import Execution
+from spikecore.kernels._runner import KernelRunner
 from spikecore.testing._loopback import installed
 from spikecore_cupy.host import HostBackend, reason
 
@@ -25,7 +27,11 @@ KINDS = {
     "channels apart": ((C,), (5, 2, C, 3)),
     "chunks": ((C,), (40, 2, C)),
     "odd": ((C,), (5, 1, C, 1)),
+    "one for all": ((), (40, 3, C, 3)),
+    "many chunks": ((C,), (40, 3, C, 3)),
 }
+#: Orders of memory that kernels take, from the outermost dimension in.
+ORDERS = {"batch first": (1, 0, 2, 3), "channels innermost": (0, 1, 3, 2), "both": (1, 0, 3, 2)}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -89,6 +95,38 @@ def test_the_kernel_puts_parameters_inside(kind: str, projections: List[Tensor])
         moved(ours)
         ours(x)
         assert torch.equal(ours.tau, theirs.tau)
+
+
+@pytest.mark.parametrize("order", list(ORDERS))
+@pytest.mark.parametrize("kind", ["one for all", "many chunks"])
+def test_inputs_in_other_orders_of_memory_take_the_short_way(
+    kind: str, order: str, projections: List[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel puts parameters inside there, too, and nothing passes the runner, forward or backward."""
+    there = ORDERS[order]
+    back = [there.index(dim) for dim in range(4)]
+    x, ours, theirs = (
+        drive(kind).permute(there).contiguous().permute(back),
+        made(kind, "cupy_host"),
+        made(kind, "torch"),
+    )
+    for neuron in (ours, theirs):
+        results(neuron, x)  # the first call of a neuron passes the runner
+    before = len(projections)
+    with monkeypatch.context() as patch:
+        patch.setattr(KernelRunner, "__call__", None)
+        patch.setattr(Execution, "backward", None)
+        moved(ours)
+        found = results(ours, x)
+    assert len(projections) == before, "an operation of torch was run beside the kernel"
+    moved(theirs)
+    expected = results(theirs, x)
+    assert torch.equal(found[0], expected[0])
+    assert found[0].stride() == found[1].stride() == x.stride()
+    for one, other in zip(found, expected):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    for one, other in zip(ours.parameters(), theirs.parameters()):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("kind", ["scalar", "channel"])
