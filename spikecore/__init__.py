@@ -5,6 +5,7 @@ from spikecore._delay import Delay
 from spikecore._explain import Explanation, explain
 from spikecore._fusing import fuse, unfuse
 from spikecore._hoisting import hoist, unhoist
+from spikecore._looking import Seen, monitor
 from spikecore._plugins.hookspecs import hookimpl
 from spikecore._plugins.registry import BackendStatus
 from spikecore._plugins.selection import backends, use_backend
@@ -66,6 +67,7 @@ __all__ = [
     "Pipeline",
     "Program",
     "Recurrent",
+    "Seen",
     "Surrogate",
     "Synaptic",
     "TraceError",
@@ -89,6 +91,7 @@ __all__ = [
     "load_checkpoint",
     "losses",
     "metrics",
+    "monitor",
     "ops",
     "packed_spikes",
     "project",

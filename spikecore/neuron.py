@@ -18,8 +18,8 @@ from torch import Tensor
 
 from spikecore._plugins.selection import asked_in_words, capture
 from spikecore._shell import checks, compiled, definition, earlier, marked, parameters, processes, ranges
-from spikecore._shell.feedback import FedBack
 from spikecore._shell.state import State, Stateful
+from spikecore._shell.watched import Watched
 from spikecore.backend import MAX_STATIC_STEPS, Tensors, one_step
 from spikecore.lang import Program, ops
 from spikecore.lang._plain import is_compiling, is_jit_tracing, with_traced_sizes
@@ -28,7 +28,7 @@ from spikecore.surrogate import ATan, Surrogate
 __all__ = ["Neuron", "Stateful"]
 
 
-class Neuron(FedBack):
+class Neuron(Watched):
     """Base class of every neuron. A subclass declares states and parameters and writes one step as arithmetic::
 
         class AdaptiveLIF(sc.Neuron):
@@ -64,7 +64,7 @@ class Neuron(FedBack):
         "surrogate": checks.surrogate_put_to_use,
         "detach_reset": checks.flag,
         "channel_dim": checks.whole,
-        **FedBack.configuration,
+        **Watched.configuration,
     }
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -128,7 +128,8 @@ class Neuron(FedBack):
     def forward(self, *inputs: Tensor) -> Any:
         """Spikes (or whatever ``dynamics`` outputs) for ``[T, *N]``, or ``[*N]`` in single-step mode."""
         if not (self.step == "single" or self._carrying or self._has_carried):
-            if is_compiling() and self._prologue is None and len(inputs) == 1 and isinstance(inputs[0], Tensor):
+            plain = is_compiling() and self._prologue is None and not self._watchers
+            if plain and len(inputs) == 1 and isinstance(inputs[0], Tensor):
                 output = self._in_graph(inputs[0])
                 if output is not None:
                     return output
@@ -150,10 +151,7 @@ class Neuron(FedBack):
         if not names:
             outputs, final = self._call(inputs, state, final=True)
             return outputs[0] if len(outputs) == 1 else outputs, final
-        if not is_compiling():
-            self._follow()
-        execute = self._execute if self._prologue is None else self._behind_prologue
-        outputs, final, trace_ = execute(inputs, state, names, final=True)
+        outputs, final, trace_ = self._recorded(inputs, state, names, final=True)
         return outputs[0] if len(outputs) == 1 else outputs, final, dict(zip(names, trace_))
 
     def _continue(self, inputs: Sequence[Tensor]) -> Tensors:
@@ -174,6 +172,8 @@ class Neuron(FedBack):
         ``single``: inputs and outputs are those of one time step, ``[*N]``.
         """
         x = None
+        if self._watchers:
+            return self._recorded(inputs, state, (), final, single)[:2]
         if self._prologue is not None:
             return self._behind_prologue(inputs, state, (), final, single)[:2]
         if not is_compiling():
@@ -257,7 +257,7 @@ class Neuron(FedBack):
             quickly = found.direct(x, tuple([value for _, value in named]))
         if quickly is not None:
             outputs, end = quickly, None
-        elif single and not is_compiling():
+        elif single and not (is_compiling() or record):
             outputs, end = one_step(runner, tuple([value.squeeze(0) for value in inputs]), start, values)
         else:
             outputs, end, trace_ = runner(inputs, start, values, record)

@@ -83,6 +83,11 @@ def near() -> bool:
     return bool(around.first) or around.frame is not None or _task() != -1
 
 
+def again() -> bool:
+    """Whether this is in a checkpointed region that runs again."""
+    return _around().frame is not None
+
+
 def slot(module: nn.Module, calls: bool) -> Slot:
     """Where the state of ``module`` is for what runs now: in the module, or in the recomputation around it.
 

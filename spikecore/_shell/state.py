@@ -14,11 +14,11 @@ Rules of this module:
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable, ClassVar, Collection, Dict, Mapping, Optional, Sequence
+from typing import Any, Callable, ClassVar, Collection, Dict, Mapping, Optional, Sequence, Tuple
 
 from torch import Tensor, nn
 
-from spikecore._shell import checks, compiled, freed, misnamed, processes, recompute, replicas, reuse
+from spikecore._shell import checks, compiled, freed, misnamed, processes, recompute, replicas, reuse, watchers
 from spikecore.backend import BackendError
 from spikecore.lang._plain import is_batched, is_compiling, is_transforming
 
@@ -42,6 +42,8 @@ class Stateful(nn.Module):
     #: Whether a multi-step call ever continued: a recomputation may have to, although ``carry_state`` has ended.
     _has_carried = False
     _cut: int
+    #: What is told of every call, see :mod:`spikecore._shell.watchers`.
+    _watchers: Tuple[watchers.Watcher, ...] = ()
 
     def __init__(self, step: str = "multi") -> None:
         super().__init__()
@@ -135,6 +137,7 @@ class Stateful(nn.Module):
 
     def __getstate__(self) -> Dict[str, Any]:
         content = {**self.__dict__, **_AT_REST, "_carrying": 0}
+        content.pop("_watchers", None)  # nobody asked to watch a copy
         if self.step == "multi":
             content["_state"] = None  # a copy made inside carry_state is not in its block, which could never end for it
         elif self._state is not None:
@@ -197,6 +200,29 @@ def carry_no_more(module: Stateful) -> None:
     slot["_carrying"] -= 1
     if module.step == "multi" and not slot["_carrying"]:
         keep(module, None)
+
+
+def watch(module: Stateful, watcher: watchers.Watcher) -> None:
+    """Tell ``watcher`` of every call of ``module`` until :func:`unwatch`."""
+    module.__dict__["_watchers"] = (*module._watchers, watcher)
+    watchers.count(1)
+
+
+def unwatch(module: Stateful, watcher: watchers.Watcher) -> None:
+    """End one :func:`watch`."""
+    left = tuple([one for one in module._watchers if one is not watcher])
+    if left:
+        module.__dict__["_watchers"] = left
+    else:
+        module.__dict__.pop("_watchers", None)
+    watchers.count(-1)
+
+
+def check_replay(modules: Sequence[Stateful]) -> None:
+    """Raise RuntimeError if one of ``modules`` is watched: a CUDA graph that is replayed calls none of them."""
+    for module in modules if watchers.active else ():
+        if module._watchers:
+            watchers.refuse_graph(type(module).__name__)
 
 
 def slot_of(module: Stateful, calls: bool = False) -> recompute.Slot:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from spikecore._delay import PAST, Delay
 from spikecore._delayed import following, one_by_one
 from spikecore._hoisting import is_watched, is_watched_itself
-from spikecore._shell import checks, compiled
+from spikecore._shell import checks, compiled, watchers
 from spikecore._shell.feedback import Matrix, fed_back, under_autocast, why_not
 from spikecore._shell.state import State, Stateful
 from spikecore.backend import Tensors, Unsupported
@@ -117,6 +117,17 @@ class Recurrent(Stateful):
 
     def _steps(
         self, x: Tensor, state: Optional[Mapping[str, Tensor]], record: Tuple[str, ...], final: bool = True
+    ) -> Tuple[Tensor, State, Dict[str, Tensor]]:
+        told = self._watchers
+        if not told:
+            return self._computed(x, state, record, final)
+        names = watchers.wanted("Recurrent", told, self.neuron.states, record)
+        out, end, trace = self._computed(x, state, names, final)
+        watchers.tell(self, told, (out,), trace, self.step == "single")
+        return out, end, {name: trace[name] for name in record}
+
+    def _computed(
+        self, x: Tensor, state: Optional[Mapping[str, Tensor]], record: Tuple[str, ...], final: bool
     ) -> Tuple[Tensor, State, Dict[str, Tensor]]:
         (x,) = checks.inputs("Recurrent", ("x",), (x,))
         names = (*self.neuron.states, FEEDBACK)

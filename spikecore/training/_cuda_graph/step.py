@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from spikecore._base.batches import flattened, to_device, tree_map
 from spikecore._shell.checks import is_device
-from spikecore._shell.state import keep
+from spikecore._shell.state import check_replay, keep
 from spikecore.backend import Unsupported
 from spikecore.functional import stateful_modules, to_rest
 from spikecore.training._cuda_graph import facts
@@ -83,6 +83,7 @@ class _Graphed:
         return found
 
     def _run(self, *batch: Any) -> Any:
+        check_replay(self._stateful)
         if self._circumstances() != self._seen:
             self._prepare()
         to_rest(self._stateful)  # as the eager step does; what it begins with is part of the kind of batch

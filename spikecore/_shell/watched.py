@@ -1,0 +1,37 @@
+"""A call of a neuron that is watched, or that records states."""
+
+from __future__ import annotations
+
+from typing import Mapping, Optional, Sequence, Tuple
+
+from torch import Tensor
+
+from spikecore._shell import watchers
+from spikecore._shell.feedback import FedBack
+from spikecore._shell.fused_calls import Results
+from spikecore.lang._plain import is_compiling
+
+
+class Watched(FedBack):
+    """A neuron whose calls may be watched."""
+
+    def _recorded(
+        self,
+        inputs: Sequence[Tensor],
+        state: Optional[Mapping[str, Tensor]],
+        record: Tuple[str, ...],
+        final: bool,
+        single: bool = False,
+    ) -> Results:
+        """A call with a record; what watches the neuron is told of it."""
+        if not is_compiling():
+            self._follow()
+        execute = self._execute if self._prologue is None else self._behind_prologue
+        told = self._watchers
+        if not told:
+            return execute(inputs, state, record, final, single)
+        names = watchers.wanted(type(self).__name__, told, self.states, record)
+        outputs, end, trace = execute(inputs, state, names, final, single)
+        at_once = tuple([out.unsqueeze(0) for out in outputs]) if single else outputs
+        watchers.tell(self, told, at_once, dict(zip(names, trace)), single)
+        return outputs, end, trace[: len(record)]

@@ -1,0 +1,95 @@
+"""Who watches the calls of a neuron: what :func:`spikecore.monitor` is told of them.
+
+Rules of this module:
+
+- A neuron without a watcher reads one attribute more than it would otherwise, and nothing else changes.
+- A watched call is computed as any other: a watcher asks for a record of states, and is told what came out.
+- A call that a checkpointed region makes when it runs again is told to nobody: the watcher was told when it first ran.
+- What cannot be watched is refused: calls that torch traces, transforms or captures, whose tensors hold no values yet,
+  and replays of what was captured, which call no module.
+"""
+
+from __future__ import annotations
+
+from typing import Collection, Mapping, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from spikecore._base.locking import Lock
+from spikecore._shell import recompute
+from spikecore.backend import Tensors
+from spikecore.lang._plain import is_compiling, is_jit_tracing, is_transforming
+
+_lock = Lock()
+#: How many watchers there are, in any thread: a replay looks for those of its network only where there are some.
+active = 0
+
+
+class Watcher:
+    """What is told of the calls of one neuron."""
+
+    #: Names of the states it wants; those that the neuron lacks are left out.
+    record: Tuple[str, ...] = ()
+
+    def take(self, module: nn.Module, outputs: Tensors, trace: Mapping[str, Tensor], single: bool) -> None:
+        """A call of ``module``, which may be a replica: outputs and recorded states, ``[T, *N]`` each.
+
+        ``single``: the call was one of a single-step neuron, and T is 1.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define take")
+
+
+def count(change: int) -> None:
+    """Note that there is one watcher more, or less."""
+    global active  # noqa: PLW0603  # a number that every replay reads, as quickly as can be
+    with _lock:
+        active += change
+
+
+def wanted(
+    owner: str, watchers: Tuple[Watcher, ...], states: Collection[str], record: Tuple[str, ...]
+) -> Tuple[str, ...]:
+    """The states that a call has to record: those in ``record``, and what the watchers want beside these.
+
+    Raises RuntimeError for a call that cannot be watched.
+    """
+    if is_compiling():
+        raise RuntimeError(
+            f"{owner} is watched by sc.monitor and is being compiled; call the network itself within the block, or "
+            "compile it before the block, which then runs it eagerly (torch 2.6 or newer)"
+        )
+    if is_jit_tracing() or is_transforming():
+        raise RuntimeError(
+            f"{owner} is watched by sc.monitor, and torch.jit.trace or torch.func traces or transforms the call, whose "
+            "tensors hold no values to look at; do so outside of the block"
+        )
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        refuse_graph(owner)
+    asked = [name for watcher in watchers for name in watcher.record if name in states and name not in record]
+    if asked and recompute.possible() and recompute.near():
+        raise RuntimeError(
+            f"{owner}: sc.monitor is to record {', '.join(dict.fromkeys(asked))} of a call within activation "
+            "checkpointing, which computes the call again in backward, where the record would be lacking; record "
+            "without checkpointing, or watch the rates alone"
+        )
+    return (*record, *dict.fromkeys(asked))
+
+
+def tell(
+    module: nn.Module, watchers: Tuple[Watcher, ...], outputs: Tensors, trace: Mapping[str, Tensor], single: bool
+) -> None:
+    """Tell the watchers of a call."""
+    if recompute.possible() and recompute.again():
+        return
+    for watcher in watchers:
+        own = {name: trace[name] for name in watcher.record if name in trace}
+        watcher.take(module, outputs, own, single)
+
+
+def refuse_graph(owner: str) -> None:
+    """Raise the RuntimeError of a CUDA graph whose neuron is watched."""
+    raise RuntimeError(
+        f"{owner} is watched by sc.monitor and is part of a CUDA graph, which computes without calling modules: "
+        "nothing would be seen; watch the network itself, net(x), or a step without CudaOptions(graph=True)"
+    )

@@ -1,0 +1,340 @@
+"""``sc.monitor`` sees what the neurons of a network did, and changes nothing of it."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import sys
+import threading
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import spikecore as sc
+from spikecore._shell.state import check_replay
+from spikecore.functional import stateful_modules
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 8), sc.LIF(), nn.Linear(8, 4), sc.ALIF(learn=("tau",)), nn.Linear(4, 2), sc.LI())
+
+
+def driven(*shape: int) -> torch.Tensor:
+    return 3 * torch.rand(*shape, generator=torch.Generator().manual_seed(5))
+
+
+def plainly(net: nn.Sequential, x: torch.Tensor):
+    """Outputs and potentials of the first two neurons, from their functional core."""
+    first, _, trace = net[1].run(net[0](x), record=("v",))
+    second, _, other = net[3].run(net[2](first), record=("v", "a"))
+    return (first, trace), (second, other)
+
+
+def test_rates_and_states_are_those_of_the_neurons():
+    """Rates of layers and neurons, potentials and spikes are what ``run`` gives; a read-out has states and no rate."""
+    net, x = network(), driven(5, 3, 6)
+    with sc.monitor(net, record=("v", "a"), spikes=True) as seen:
+        out = net(x)
+    (first, trace), (second, other) = plainly(net, x)
+    assert seen.rates == {"1": pytest.approx(first.mean().item()), "3": pytest.approx(second.mean().item())}
+    assert 0 < seen["1"].rate < 1
+    assert torch.allclose(seen["1"].rates, first.mean((0, 1)))
+    assert torch.equal(seen["1"].v, trace["v"])
+    assert torch.equal(seen["3"].a, other["a"])
+    assert torch.equal(seen["3"].spikes, second)
+    assert sorted(seen["3"].states) == ["a", "v"]
+    assert seen["5"].rate is None
+    assert seen["5"].v.shape == out.shape
+    assert list(seen) == ["1", "3", "5"]
+    assert torch.equal(out, net(x))
+
+
+def test_silent_and_saturated_neurons_are_counted_and_shown():
+    """Of six neurons one never fires and two always do; the table says so."""
+    net = sc.IF(reset="none")
+    x = torch.tensor([0.0, 2.0, 2.0, 0.3, 0.3, 0.3]).expand(8, 2, 6)
+    with sc.monitor(net) as seen:
+        net(x)
+    layer = seen[""]
+    assert (layer.neurons, layer.silent, layer.saturated) == (6, 1, 2)
+    table = str(seen)
+    assert "(net)  IF        1        6" in table
+    assert "1 (16.7 %)" in table
+    assert "2 (33.3 %)" in table
+    assert "<td>1 (16.7 %)</td>" in seen._repr_html_()
+
+
+def test_several_calls_count_together_and_one_by_one():
+    """Two batches of different sizes: the rate weighs time steps, each call has its own, and states are per call."""
+    net = network()
+    with sc.monitor(net, record=("v",)) as seen:
+        net(driven(5, 3, 6))
+        net(0.5 * driven(4, 7, 6))
+    (first, trace), (second, later) = plainly(net, driven(5, 3, 6))[0], plainly(net, 0.5 * driven(4, 7, 6))[0]
+    layer = seen["1"]
+    assert [call.rate for call in layer.calls] == [
+        pytest.approx(first.mean().item()),
+        pytest.approx(second.mean().item()),
+    ]
+    assert [(call.steps, call.batch) for call in layer.calls] == [(5, 3), (4, 7)]
+    together = torch.cat([first.flatten(0, 1), second.flatten(0, 1)])
+    assert layer.rate == pytest.approx(together.mean().item())
+    assert torch.allclose(layer.rates, together.mean(0))
+    assert torch.equal(layer.calls[1].states["v"], later["v"])
+    with pytest.raises(
+        ValueError, match=r"layer '1' \(LIF\) was called 2 times, and each call has its own v: see seen\["
+    ):
+        _ = layer.v
+    seen.clear()
+    assert layer.calls == ()
+    assert "LIF       0" in str(seen)
+    assert torch.equal(trace["v"][0], plainly(net, driven(5, 3, 6))[0][1]["v"][0])
+
+
+def test_single_steps_follow_one_another():
+    """Calls of a single-step neuron, and of Recurrent, are one sequence."""
+    for neuron, single in (
+        (sc.LIF(), sc.LIF(step="single")),
+        (sc.Recurrent(sc.LIF(), nn.Linear(6, 6)), None),
+    ):
+        if single is None:
+            single = copy.deepcopy(neuron)
+            single.step = "single"
+        x = driven(5, 3, 6)
+        with sc.monitor(neuron, record=("v",), spikes=True) as whole:
+            neuron(x)
+        with sc.monitor(single, record=("v",), spikes=True) as seen:
+            for now in x:
+                single(now)
+        assert torch.allclose(seen[""].v, whole[""].v)
+        assert torch.equal(seen[""].spikes, whole[""].spikes)
+        assert torch.allclose(seen[""].rates, whole[""].rates)
+        assert len(seen[""].calls) == 5
+        assert single.state is not None
+
+
+def test_recurrent_is_one_layer_whose_steps_stay_one_call():
+    """The neuron and the matrix within Recurrent are no layers of their own, and watching takes no loop."""
+    net = nn.Sequential(nn.Linear(6, 6), sc.Recurrent(sc.ALIF(), nn.Linear(6, 6)))
+    x = driven(5, 3, 6)
+    expected, _, trace = net[1].run(net[0](x), record=("a",))
+    before = net[1].looped
+    with sc.monitor(net, record=("a",), spikes=True) as seen:
+        net(x)
+    assert list(seen) == ["1"]
+    assert torch.equal(seen["1"].spikes, expected)
+    assert torch.equal(seen["1"].a, trace["a"])
+    assert net[1].looped == before
+
+
+def test_fused_and_hoisted_networks_are_seen_as_they_compute():
+    """Normalising neurons move running statistics once, and what is computed once stays so."""
+    torch.manual_seed(0)
+    parts = [
+        sc.encode.Constant(4),
+        sc.layers.TimeBatched(nn.Linear(6, 8), nn.BatchNorm1d(8)),
+        sc.LIF(),
+        nn.Linear(8, 3),
+    ]
+    net = sc.hoist(sc.fuse(nn.Sequential(*parts)))
+    other = copy.deepcopy(net)
+    x = driven(16, 6)
+    with sc.monitor(net, record=("v",)) as seen:
+        out = net(x)
+    assert torch.equal(out, other(x))
+    for value, wanted in zip(net.state_dict().values(), other.state_dict().values()):
+        assert torch.equal(value, wanted)
+    assert seen["2"].v.shape == (4, 16, 8)
+    assert net[2].continues is False
+    norm = sc.layers.NormNeuron(nn.BatchNorm1d(6), sc.LIF(), shortcut="after")
+    with sc.monitor(norm) as seen:
+        spikes = norm(driven(4, 16, 6), torch.ones(4, 16, 6))
+    assert seen["neuron"].rate == pytest.approx(spikes.mean().item())  # a graded spike counts as it is
+    with sc.monitor(norm) as seen:
+        norm(driven(4, 16, 6), driven(4, 16, 6))
+    assert seen.rates == {}  # no whole numbers: no spikes
+
+
+def test_run_is_seen_and_records_what_its_caller_asked():
+    """A network whose forward calls ``run`` is watched, and gets its own record, not the monitor's."""
+    neuron = sc.ALIF()
+    with sc.monitor(neuron, record=("v",)) as seen:
+        _, _, trace = neuron.run(driven(5, 3, 6), record=("a",))
+    assert list(trace) == ["a"]
+    assert seen[""].v.shape == (5, 3, 6)
+
+
+def test_gradients_are_kept_when_asked_for_and_else_dropped():
+    """``grad=True`` makes rates, spikes and states parts of the graph; the gradient is that of the functional core."""
+    net, x = network(), driven(5, 3, 6)
+    with sc.monitor(net, record=("v",), spikes=True) as seen:
+        net(x)
+    layer = seen["1"]
+    assert [one.requires_grad for one in (layer.v, layer.spikes, layer.rates)] == [False] * 3
+    with sc.monitor(net, record=("v",), spikes=True, grad=True) as seen:
+        net(x)
+        loss = seen["1"].rates.pow(2).sum() + seen["1"].v.mean() + seen["1"].spikes.sum()
+    (gradient,) = torch.autograd.grad(loss, [net[0].weight])
+    spikes, trace = plainly(net, x)[0]
+    wanted = spikes.mean((0, 1)).pow(2).sum() + trace["v"].mean() + spikes.sum()
+    assert torch.allclose(gradient, torch.autograd.grad(wanted, [net[0].weight])[0], rtol=1e-5)
+    with torch.no_grad(), sc.monitor(net, grad=True) as seen:
+        net(x)
+    assert not seen["1"].rates.requires_grad
+
+
+def test_after_the_block_nothing_is_left():
+    """At the end, by an exception too, nobody watches, and what was seen is free once its user drops it."""
+    net, x = network(), driven(5, 3, 6)
+    before = {name: dict(vars(module)) for name, module in net.named_modules()}
+    net(x)
+    with sc.monitor(net, record=("v",)) as seen:
+        net(x)
+    kept = weakref.ref(seen["1"].v), weakref.ref(seen["1"])
+    calls = len(seen["1"].calls)
+    net(x)
+    assert len(seen["1"].calls) == calls
+    del seen
+    gc.collect()
+    assert [one() for one in kept] == [None, None]
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), sc.monitor(net, record=("v",)):
+        net(driven(5, 3, 7))
+    for name, module in net.named_modules():
+        assert vars(module).keys() == before[name].keys(), name
+        assert not module._forward_hooks
+
+
+def test_blocks_within_one_another_each_see_their_calls():
+    """The inner block sees what is called in it, the outer one everything, each with its own record."""
+    net, x = network(), driven(5, 3, 6)
+    with sc.monitor(net, record=("v",), layers=("1",)) as outer:
+        net(x)
+        with sc.monitor(net, record=("a",), spikes=True) as inner:
+            net(2 * x)
+        net(x)
+    assert list(outer) == ["1"]
+    assert len(outer["1"].calls) == 3
+    assert len(inner["1"].calls) == 1
+    assert outer["1"].calls[1].rate == inner["1"].rate
+    assert list(outer["1"].calls[1].states) == ["v"]
+    assert inner["3"].a.shape == (5, 3, 4)
+    with pytest.raises(ValueError, match=r"layer '1' \(LIF\) has no a: LIF has no such state"):
+        _ = inner["1"].a
+    with pytest.raises(ValueError, match=r"has no spikes: monitor was not asked to keep it \(spikes=True\)"):
+        _ = outer["1"].spikes
+    with pytest.raises(AttributeError, match="layer has no 'w'"):
+        _ = outer["1"].w
+
+
+@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
+def test_wrapped_and_compiled_networks_keep_their_names():
+    """A wrapper is no part of a name; a compiled network runs eagerly in the block and compiled after it."""
+    from torch._dynamo.testing import CompileCounter
+
+    net, x = network(), driven(5, 3, 6)
+    with sc.monitor(nn.DataParallel(net)) as seen:
+        net(x)
+    assert list(seen) == ["1", "3", "5"]
+    wanted = seen.rates
+    if sys.version_info >= (3, 14) or torch.__version__ < "2.1":
+        return  # this torch does not compile
+    counter = CompileCounter()
+    compiled = torch.compile(net, backend=counter)
+    if not hasattr(torch.compiler, "set_stance"):
+        with pytest.raises(RuntimeError, match="cannot run a compiled network eagerly"), sc.monitor(compiled):
+            pass
+        return
+    compiled(x)
+    frames = counter.frame_count
+    for given in (compiled, net):
+        with sc.monitor(given, record=("v",)) as seen:
+            compiled(x)
+        assert seen.rates == pytest.approx(wanted)
+        assert seen["1"].v.shape == (5, 3, 8)
+    compiled(x)
+    assert counter.frame_count == frames > 0
+
+
+def test_replicas_of_data_parallel_are_seen_together():
+    """What replicas compute in threads of their own adds up, each replica with parameters of its own."""
+    net = network()
+    x = driven(5, 4, 8)
+    with sc.monitor(net) as seen:
+        neuron = net[1]
+        made = [neuron.__class__.__new__(neuron.__class__) for _ in range(2)]
+        for one in made:
+            one.__dict__ = neuron.__dict__.copy()  # as nn.Module._replicate_for_data_parallel makes them
+        threads = [threading.Thread(target=one, args=(part,)) for one, part in zip(made, x.split(2, dim=1))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(seen["1"].calls) == 2
+    assert torch.allclose(seen["1"].rates, net[1](x).mean((0, 1)))
+
+
+def test_activation_checkpointing_is_seen_once():
+    """The second run, in backward, is nobody's to see; a record would be lacking there, and is refused."""
+    net, x = network(), driven(5, 3, 6).requires_grad_()
+    for reentrant in (True, False):
+        with sc.monitor(net) as seen:
+            checkpoint(net, x, use_reentrant=reentrant).sum().backward()
+        assert len(seen["1"].calls) == 1
+        text = "LIF: sc.monitor is to record v of a call within activation checkpointing"
+        with sc.monitor(net, record=("v",)), pytest.raises(RuntimeError, match=text):
+            checkpoint(net, x, use_reentrant=reentrant)
+
+
+def test_copies_are_not_watched():
+    """A copy or a pickle made in the block has no watcher."""
+    net, x = network(), driven(5, 3, 6)
+    with sc.monitor(net) as seen:
+        for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+            other(x)
+    assert seen["1"].calls == ()
+    with pytest.raises(RuntimeError, match="no neuron was called in the block of sc.monitor"):
+        _ = seen.rates
+
+
+def test_what_cannot_be_seen_is_refused():
+    """A call without values, and arguments that name nothing."""
+    net, x = network(), driven(5, 3, 6)
+    text = "LIF is watched by sc.monitor, and torch.jit.trace or torch.func"
+    with sc.monitor(net), pytest.raises(RuntimeError, match=text):
+        torch.func.vmap(net)(x.unsqueeze(0))
+    for wrong, text in (
+        ({"record": "v"}, r"record='v' must be a tuple of names, such as record=\('v',\)"),
+        ({"record": ("w",)}, r"record=\['w'\]|record=\('w',\).*no watched neuron has a state 'w'; there are 'a', 'v'"),
+        ({"layers": ("0",)}, r"'0' is no layer of neurons; there are '1', '3', '5'"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=text), sc.monitor(net, **wrong):
+            pass
+    with pytest.raises(TypeError, match="net=5 is a int; give the network"), sc.monitor(5):
+        pass
+    with pytest.raises(ValueError, match="has no spikecore neuron to watch"), sc.monitor(nn.Linear(2, 2)):
+        pass
+    with sc.monitor(net) as seen, pytest.raises(KeyError, match="'0' is no watched layer; there are '1', '3', '5'"):
+        _ = seen["0"]
+    net(x)
+
+
+def test_a_cuda_graph_is_refused(monkeypatch):
+    """Neither the capture of a watched neuron nor a step that replays one goes on in silence."""
+    net, x = network(), driven(5, 3, 6)
+    text = "LIF is watched by sc.monitor and is part of a CUDA graph, which computes without calling modules"
+    stateful = stateful_modules(net)
+    check_replay(stateful)
+    with sc.monitor(net, layers=("1",)):
+        with pytest.raises(RuntimeError, match=text):
+            check_replay(stateful)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        with pytest.raises(RuntimeError, match=text):
+            net(x)
+    check_replay(stateful)
+    net(x)
