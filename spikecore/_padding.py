@@ -12,7 +12,7 @@ Rules of this module:
 from __future__ import annotations
 
 import math
-from typing import Any, Optional
+from typing import Any, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -44,6 +44,12 @@ class Steps:
         if self._real is None:
             return x.new_full((x.shape[1],), x.shape[0])
         return self._real.to(x.dtype).sum(0)
+
+    def places(self, x: Tensor) -> Tuple[Tensor, Tensor]:
+        """The number of real steps before each one of ``x``, ``[T, B]`` or ``[T, 1]``, and before the last, ``[B]``."""
+        if self._real is None:
+            return torch.arange(len(x), device=x.device, dtype=x.dtype).unsqueeze(-1), self.count(x) - 1
+        return (self._real.to(x.dtype).cumsum(0) - 1).clamp(min=0), (self.count(x) - 1).clamp(min=0)
 
     def valid(self, results: Tensor) -> Tensor:
         """``results``, ``[B, ...]``, with NaN for sequences without a real step."""

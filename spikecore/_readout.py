@@ -31,6 +31,30 @@ def computed(outputs: Tensor) -> Tensor:
 
 def check_readout(name: str, outputs: Tensor, targets: Tensor, *, floating: bool = True) -> None:
     """Raise unless ``outputs`` is ``[T, B, C]`` and ``targets`` are ``[B]`` integers. Reads shapes and dtypes only."""
+    _check_outputs(name, outputs, targets, floating)
+    if targets.dtype not in _INDEX_DTYPES:
+        raise TypeError(f"targets must be integer class indices such as torch.int64, got {targets.dtype}")
+    if tuple(targets.shape) != (outputs.shape[1],):
+        raise ValueError(
+            f"targets must be one class index per sample, shape ({outputs.shape[1]},) for {name} of shape "
+            f"{tuple(outputs.shape)} ([T, B, C]), got shape {tuple(targets.shape)}"
+        )
+
+
+def check_times(name: str, outputs: Tensor, times: Tensor) -> None:
+    """Raise unless ``outputs`` is ``[T, B, C]`` and ``times``, as targets, are ``[B, C]`` or ``[F, B, C]``."""
+    _check_outputs(name, outputs, times, floating=True)
+    if times.dtype == torch.bool or times.is_complex():
+        raise TypeError(f"targets must be spike times, numbers of steps, got {times.dtype}")
+    wanted = tuple(outputs.shape[1:])
+    if times.ndim not in (2, 3) or tuple(times.shape[-2:]) != wanted or not len(times):
+        raise ValueError(
+            f"targets must be one spike time per sample and neuron, shape {wanted}, or F of them, (F, *{wanted}), with "
+            f"target_is_time=True, got shape {tuple(times.shape)}"
+        )
+
+
+def _check_outputs(name: str, outputs: Tensor, targets: Tensor, floating: bool) -> None:
     for argument, value in ((name, outputs), ("targets", targets)):
         if not isinstance(value, Tensor):
             raise TypeError(f"{argument} must be a tensor, got {type(value).__name__}")
@@ -40,10 +64,3 @@ def check_readout(name: str, outputs: Tensor, targets: Tensor, *, floating: bool
         raise ValueError(f"{name} must have at least one time step and one class, got shape {tuple(outputs.shape)}")
     if floating and not outputs.is_floating_point():
         raise TypeError(f"{name} must be floating point, got {outputs.dtype}")
-    if targets.dtype not in _INDEX_DTYPES:
-        raise TypeError(f"targets must be integer class indices such as torch.int64, got {targets.dtype}")
-    if tuple(targets.shape) != (outputs.shape[1],):
-        raise ValueError(
-            f"targets must be one class index per sample, shape ({outputs.shape[1]},) for {name} of shape "
-            f"{tuple(outputs.shape)} ([T, B, C]), got shape {tuple(targets.shape)}"
-        )

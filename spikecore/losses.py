@@ -7,6 +7,11 @@ Rules of this module:
 - A loss gives one number per sample first; ``reduction`` then combines the samples. ``"mean"`` with class weights is
   torch's weighted mean, ``sum_b w[y_b] l_b / sum_b w[y_b]``; ``"sum"`` adds ``w[y_b] l_b``; ``"none"`` returns them,
   ``[B]``.
+- Samples whose target is ``ignore_index`` are left out, as in torch: their loss and their gradient are 0, whatever
+  their outputs are, and a mean is over the other samples (NaN if there is none). It need not be a class.
+- Cross entropies take ``label_smoothing=s`` as torch's, which has each of the K classes wanted with the probability
+  s / K and the target with 1 - s more: ``l_b = -(1 - s) log p_b[y_b] - s / K sum_c log p_b[c]``. With class weights
+  that is ``-(1 - s) w[y_b] log p_b[y_b] - s / K sum_c w[c] log p_b[c]``, and a mean divides by ``sum_b w[y_b]``.
 - Population coding: with ``num_classes=K`` the C outputs are K groups of C / K neighbours, pooled by summing.
 - Sequences of different lengths: ``mask``, bool ``[T, B]``, is True at real steps (``sc.functional.mask_of`` makes it
   from lengths). Sums, means and maxima over time are over real steps alone, and the T of an equation is then T_b, the
@@ -23,7 +28,7 @@ Rules of this module:
 from __future__ import annotations
 
 import math
-from typing import Callable, Optional, Union
+from typing import Optional
 
 import torch
 from torch import Tensor
@@ -31,14 +36,20 @@ from torch import Tensor
 from spikecore._padding import Steps
 from spikecore._rates import rate_regularizer, rate_sparsity
 from spikecore._readout import check_readout, computed, pool
-from spikecore.lang._plain import is_compiling
+from spikecore._targets import Targets, kept
+from spikecore._temporal import ce_temporal, mse_temporal
 
-__all__ = ["ce_count", "ce_max_membrane", "ce_rate", "mse_count", "mse_membrane", "rate_regularizer", "rate_sparsity"]
-
-#: One number for all samples, or ``[B, 1]``.
-_PerSample = Union[float, Tensor]
-
-_REDUCTIONS = ("mean", "sum", "none")
+__all__ = [
+    "ce_count",
+    "ce_max_membrane",
+    "ce_rate",
+    "ce_temporal",
+    "mse_count",
+    "mse_membrane",
+    "mse_temporal",
+    "rate_regularizer",
+    "rate_sparsity",
+]
 
 
 def ce_count(
@@ -48,6 +59,8 @@ def ce_count(
     num_classes: Optional[int] = None,
     weight: Optional[Tensor] = None,
     mask: Optional[Tensor] = None,
+    ignore_index: Optional[int] = None,
+    label_smoothing: float = 0.0,
     reduction: str = "mean",
 ) -> Tensor:
     """Cross entropy of the spike counts: the class that should win should spike most.
@@ -55,14 +68,17 @@ def ce_count(
     ``l_b = -log softmax(n_b)[y_b]`` with the counts ``n_b = sum_t outputs[t, b]``, pooled over populations.
 
     ``outputs`` are spikes ``[T, B, C]``, ``targets`` class indices ``[B]``, ``weight`` one factor per class, ``mask``
-    bool ``[T, B]``, True at real steps; the sum is over these.
-    Raises TypeError for a wrong dtype, ValueError for a wrong shape, ``num_classes`` or ``reduction``, or a sequence
-    without a real step.
+    bool ``[T, B]``, True at real steps; the sum is over these. ``ignore_index`` is the target of samples to leave out,
+    ``label_smoothing`` from 0 to 1 the part that all classes share: see the module.
+    Raises TypeError for a wrong dtype, ValueError for a wrong shape, ``num_classes``, ``label_smoothing`` or
+    ``reduction``, or a sequence without a real step; IndexError for a target that is no class, where torch sees it.
     Source: snnTorch's ``ce_count_loss``, but for the weighted mean.
     """
     check_readout("outputs", outputs, targets)
+    outputs = kept(outputs, targets, ignore_index)
     counts = pool(Steps("outputs", outputs, mask).sum(computed(outputs)), num_classes)
-    return _reduce(_cross_entropy(counts.log_softmax(-1), targets), targets, weight, counts.shape[-1], reduction)
+    labels = Targets(targets, counts.shape[-1], weight, ignore_index, reduction)
+    return labels.cross_entropy(counts.log_softmax(-1), label_smoothing)
 
 
 def ce_rate(
@@ -72,6 +88,8 @@ def ce_rate(
     num_classes: Optional[int] = None,
     weight: Optional[Tensor] = None,
     mask: Optional[Tensor] = None,
+    ignore_index: Optional[int] = None,
+    label_smoothing: float = 0.0,
     reduction: str = "mean",
 ) -> Tensor:
     """Cross entropy at every step, averaged over time: the right class should spike at all steps, and others at none.
@@ -82,10 +100,11 @@ def ce_rate(
     Arguments and errors as for :func:`ce_count`. Source: snnTorch's ``ce_rate_loss``, whose population code fails.
     """
     check_readout("outputs", outputs, targets)
+    outputs = kept(outputs, targets, ignore_index)
     steps = Steps("outputs", outputs, mask)
     # filled before the softmax as well: the derivative there of a padded NaN would be NaN times 0
     log_p = steps.mean(pool(steps.filled(computed(outputs)), num_classes).log_softmax(-1))
-    return _reduce(_cross_entropy(log_p, targets), targets, weight, log_p.shape[-1], reduction)
+    return Targets(targets, log_p.shape[-1], weight, ignore_index, reduction).cross_entropy(log_p, label_smoothing)
 
 
 def ce_max_membrane(
@@ -94,6 +113,8 @@ def ce_max_membrane(
     *,
     weight: Optional[Tensor] = None,
     mask: Optional[Tensor] = None,
+    ignore_index: Optional[int] = None,
+    label_smoothing: float = 0.0,
     reduction: str = "mean",
 ) -> Tensor:
     """Cross entropy of the highest membrane potentials: the right class should get nearest to its threshold, once.
@@ -105,8 +126,9 @@ def ce_max_membrane(
     Source: Zenke's SpyTorch, snnTorch's ``ce_max_membrane_loss``.
     """
     check_readout("outputs", outputs, targets)
+    outputs = kept(outputs, targets, ignore_index)
     log_p = Steps("outputs", outputs, mask).max(computed(outputs)).log_softmax(-1)
-    return _reduce(_cross_entropy(log_p, targets), targets, weight, log_p.shape[-1], reduction)
+    return Targets(targets, log_p.shape[-1], weight, ignore_index, reduction).cross_entropy(log_p, label_smoothing)
 
 
 def mse_count(
@@ -118,6 +140,7 @@ def mse_count(
     num_classes: Optional[int] = None,
     weight: Optional[Tensor] = None,
     mask: Optional[Tensor] = None,
+    ignore_index: Optional[int] = None,
     reduction: str = "mean",
 ) -> Tensor:
     """Squared distance of the spike counts from wanted counts, for the right class and for the others.
@@ -131,18 +154,18 @@ def mse_count(
     There, ``"sum"`` and ``"none"`` keep the classes apart; here a sample is always one number.
     """
     check_readout("outputs", outputs, targets)
+    outputs = kept(outputs, targets, ignore_index)
     steps = Steps("outputs", outputs, mask)
     counts = pool(steps.sum(computed(outputs)), num_classes)
+    labels = Targets(targets, counts.shape[-1], weight, ignore_index, reduction)
     length, group = outputs.shape[0], outputs.shape[-1] // counts.shape[-1]
     rates = (("correct_rate", correct_rate), ("incorrect_rate", incorrect_rate))
     if mask is None:
         right, wrong = (_whole_spikes(name, rate, length * group) for name, rate in rates)
-        wanted = _per_class(counts, targets, on=right, off=wrong)
-        return _reduce(_mean_square(counts - wanted) / length, targets, weight, counts.shape[-1], reduction)
+        return labels.reduce(_mean_square(counts - labels.per_class(counts, on=right, off=wrong)) / length)
     lengths = steps.count(computed(outputs))
     on, off = (_whole_spikes_of(name, rate, lengths, length, group) for name, rate in rates)
-    error = _mean_square(counts - _per_class(counts, targets, on=on, off=off))
-    return _reduce(error / lengths, targets, weight, counts.shape[-1], reduction)
+    return labels.reduce(_mean_square(counts - labels.per_class(counts, on=on, off=off)) / lengths)
 
 
 def mse_membrane(
@@ -153,6 +176,7 @@ def mse_membrane(
     off_target: float = 0.0,
     weight: Optional[Tensor] = None,
     mask: Optional[Tensor] = None,
+    ignore_index: Optional[int] = None,
     reduction: str = "mean",
 ) -> Tensor:
     """Squared distance of the membrane potentials, at all steps, from one value for the right class, another elsewhere.
@@ -165,11 +189,13 @@ def mse_membrane(
     one number under every reduction.
     """
     check_readout("outputs", outputs, targets)
+    outputs = kept(outputs, targets, ignore_index)
     steps = Steps("outputs", outputs, mask)
     # filled before the square as well: the derivative there of a padded NaN would be NaN times 0
     membrane = steps.filled(computed(outputs))
-    wanted = _per_class(membrane[0], targets, on=on_target, off=off_target)
-    return _reduce(steps.mean(_mean_square(membrane - wanted)), targets, weight, membrane.shape[-1], reduction)
+    labels = Targets(targets, membrane.shape[-1], weight, ignore_index, reduction)
+    wanted = labels.per_class(membrane[0], on=on_target, off=off_target)
+    return labels.reduce(steps.mean(_mean_square(membrane - wanted)))
 
 
 def _whole_spikes(name: str, rate: float, most: int) -> float:
@@ -194,56 +220,5 @@ def _whole_spikes_of(name: str, rate: float, lengths: Tensor, longest: int, grou
     return wanted.unsqueeze(-1)
 
 
-def _cross_entropy(log_p: Tensor, targets: Tensor) -> Tensor:
-    """``-log_p[b, y_b]``, ``[B]``."""
-    return -_indexed(lambda index: log_p.gather(-1, index), targets, log_p.shape[-1]).squeeze(-1)
-
-
 def _mean_square(error: Tensor) -> Tensor:
     return (error * error).mean(-1)
-
-
-def _per_class(like: Tensor, targets: Tensor, *, on: _PerSample, off: _PerSample) -> Tensor:
-    """``[B, C]`` with ``on`` in the column of the target and ``off`` elsewhere; numbers, or ``[B, 1]``.
-
-    Not one_hot, which reads the targets on the host on some devices; scatter checks their range where it runs.
-    """
-    wanted = torch.zeros_like(like) + off
-    ones = torch.zeros_like(like[:, :1]) + on
-    return _indexed(lambda index: wanted.scatter(-1, index, ones), targets, like.shape[-1])
-
-
-def _indexed(function: Callable[[Tensor], Tensor], targets: Tensor, classes: int) -> Tensor:
-    """``function(targets[:, None])``; what torch says of a target that is no class becomes a sentence."""
-    index = targets.long().unsqueeze(-1)
-    if is_compiling():
-        return function(index)
-    try:
-        return function(index)
-    except (IndexError, RuntimeError) as error:
-        if "out of bounds" not in str(error):
-            raise
-        outside = targets[(targets < 0) | (targets >= classes)][:3].tolist()
-        raise IndexError(
-            f"targets has {', '.join(map(str, outside))}, out of range: the classes are 0 to {classes - 1}. There is "
-            "no ignore_index: leave these samples out, keep = targets >= 0; loss(outputs[:, keep], targets[keep])"
-        ) from error
-
-
-def _reduce(losses: Tensor, targets: Tensor, weight: Optional[Tensor], classes: int, reduction: str) -> Tensor:
-    if reduction not in _REDUCTIONS:
-        raise ValueError(f"reduction must be one of {', '.join(map(repr, _REDUCTIONS))}, got {reduction!r}")
-    total = None
-    if weight is not None:
-        if not isinstance(weight, Tensor):
-            raise TypeError(f"weight must be a tensor, one factor per class, got {type(weight).__name__}")
-        if tuple(weight.shape) != (classes,):
-            raise ValueError(f"weight must have shape ({classes},), one factor per class, got {tuple(weight.shape)}")
-        # In a PopTorch graph this makes the weight of a closure a constant; elsewhere it should be in place already.
-        factor = weight.to(device=losses.device, dtype=losses.dtype).index_select(0, targets.long())
-        losses, total = losses * factor, factor.sum()
-    if reduction == "none":
-        return losses
-    if reduction == "sum":
-        return losses.sum()
-    return losses.mean() if total is None else losses.sum() / total

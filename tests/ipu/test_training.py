@@ -70,6 +70,10 @@ class TestTheSameScript:
             sc.losses.ce_max_membrane,
             functools.partial(sc.losses.mse_count, correct_rate=0.8, incorrect_rate=0.1),
             sc.losses.mse_membrane,
+            sc.losses.ce_temporal,
+            functools.partial(sc.losses.mse_temporal, on_target=(0, 2), off_target=(5, -1), tolerance=1),
+            functools.partial(sc.losses.ce_rate, ignore_index=0, label_smoothing=0.1),
+            functools.partial(sc.losses.mse_count, ignore_index=2, weight=torch.tensor([0.5, 2.0, 1.0])),
             lambda out, y, mask: sc.losses.rate_sparsity(out, strength=0.1, mask=mask),
             *(
                 functools.partial(

@@ -359,6 +359,10 @@ LOSSES = [
     (losses.mse_count, "mse_count_loss", {"correct_rate": 0.75, "incorrect_rate": 0.25, **POOLED}, True),
     (losses.mse_membrane, "mse_membrane_loss", {}, False),
     (losses.mse_membrane, "mse_membrane_loss", {"on_target": 1.5, "off_target": 0.25}, False),  # below 0 theirs takes 0
+    (losses.ce_temporal, "ce_temporal_loss", {}, True),
+    (losses.ce_temporal, "ce_temporal_loss", {"inverse": "reciprocal"}, True),
+    (losses.mse_temporal, "mse_temporal_loss", {"off_target": T - 1}, True),  # theirs takes 0 for -1, its default
+    (losses.mse_temporal, "mse_temporal_loss", {"on_target": 2, "off_target": 5, "tolerance": 2}, True),
 ]
 
 

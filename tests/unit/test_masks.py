@@ -23,6 +23,8 @@ LOSSES = [
     partial(losses.mse_count, correct_rate=0.29, incorrect_rate=0.15),
     partial(losses.mse_membrane, on_target=1.5, off_target=-0.5),
 ]
+SMOOTH = LOSSES
+LOSSES = [*SMOOTH, losses.ce_temporal, partial(losses.mse_temporal, on_target=2)]
 POOLED = [losses.ce_count, losses.ce_rate, partial(losses.mse_count, correct_rate=0.75, incorrect_rate=0.3)]
 REGULARIZERS = [
     *(partial(losses.rate_regularizer, target=(0.35, 0.45), per=per) for per in ("neuron", "sample", "population")),
@@ -152,7 +154,7 @@ class TestGradients:
         assert x.grad[mask()].isfinite().all()
         assert x.grad[mask()].ne(0).any()
 
-    @pytest.mark.parametrize("loss", LOSSES)
+    @pytest.mark.parametrize("loss", SMOOTH)
     def test_finite_differences(self, loss):
         """The gradient is that of finite differences, weights and all."""
         weight = torch.tensor([0.5, 2.0, 1.0, 0.1, 3.0, 1.5], dtype=torch.float64)
