@@ -15,23 +15,17 @@ import spikecore as sc
 
 pytestmark = pytest.mark.peers
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "coming-from.md"
 B, C = 8, 6
 STEPS = (1, 5, 20)
 #: The largest difference of gradients, and of values that a row says are equal to rounding, relative to the largest.
 GRADIENTS, ROUNDING = 1e-5, 1e-5
 
 
-def section():
-    """The guide's section on porting."""
-    text = GUIDE.read_text(encoding="utf-8")
-    return text[text.index("## Coming from snnTorch or SpikingJelly") : text.index("## Backends\n")]
-
-
 def tables():
     """Its tables, each as the cells of its head and those of its rows."""
     found = []
-    for block in re.findall(r"(?:^\|.*\n)+", section(), flags=re.M):
+    for block in re.findall(r"(?:^\|.*\n)+", GUIDE.read_text(encoding="utf-8"), flags=re.M):
         head, _, *rows = [[cell.strip() for cell in line.strip("| \n").split(" | ")] for line in block.splitlines()]
         found.append((head, rows))
     return found
@@ -67,7 +61,7 @@ def names():
 
     known = {"torch": torch, "nn": nn, "sc": sc, "Gain": Gain, "snn": snntorch, "SF": snn_functional}
     known.update(neuron=neuron, surrogate=surrogate, layer=layer, functional=functional)
-    for block in re.findall(r"```python\n(.*?)```", section(), flags=re.S):
+    for block in re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), flags=re.S):
         exec(block, known)
     return SimpleNamespace(**known)
 

@@ -95,7 +95,7 @@ DTYPE_PLACES: Dict[str, Place] = {
         lambda: re.findall(r"^def (\w+)", page("plugins/spikecore-numba/spikecore_numba/functions.py"), re.MULTILINE),
     ),
     "docs/backends.md: ### Capabilities": at_least(lambda: ALL, lambda: quoted(page("docs/backends.md"))),
-    "docs/guide.md": at_least(lambda: ALL, lambda: re.findall(r"\w+", page("docs/guide.md"))),
+    "docs/parameters.md: ## Precision": at_least(lambda: ALL, lambda: re.findall(r"\w+", page("docs/parameters.md"))),
 }
 
 

@@ -89,8 +89,8 @@ def with_a_range(own: bool = False) -> Set[str]:
 
 
 def described() -> Set[str]:
-    """Those that the guide's table of ranges has."""
-    section = after(page("docs/guide.md"), "### Ranges").split("\n### ")[1]
+    """Those that the table of ranges has."""
+    section = after(page("docs/parameters.md"), "## Ranges")
     cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     # `tau` of `LIF`, `KLIF`; `alpha` and `beta` of `Synaptic`: a neuron begins with a capital, a parameter does not
     pairs = re.findall(r"((?:`[a-z]\w*`[ ,and]+)+)of ((?:`[A-Z]\w*`(?:, | and )?)+)", "\n".join(cells))
@@ -135,11 +135,9 @@ NEURON_PLACES: Dict[str, Place] = {
     "plugins/spikecore-triton/tests/test_compiled.py: NEURONS": at_least(
         modelled, lambda: re.findall(r"\w+", listed("plugins/spikecore-triton/tests/test_compiled.py", "NEURONS"))
     ),
-    "docs/guide.md: ### Ranges": exactly(with_a_range, described),
+    "docs/parameters.md: ## Ranges": exactly(with_a_range, described),
     "README.md: Ready-made": at_least(lambda: neurons() - {"Membrane"}, lambda: quoted(page("README.md"))),
-    "docs/guide.md: ## Coming from snnTorch or SpikingJelly": at_least(
-        of_spikingjelly, lambda: quoted(after(page("docs/guide.md"), "## Coming from snnTorch or SpikingJelly"))
-    ),
+    "docs/coming-from.md": at_least(of_spikingjelly, lambda: quoted(page("docs/coming-from.md"))),
     "tests/peers/test_spikingjelly.py: NEURONS": at_least(
         of_spikingjelly, lambda: re.findall(r"\w+Node", page("tests/peers/test_spikingjelly.py"))
     ),
@@ -191,7 +189,7 @@ SURROGATE_PLACES: Dict[str, Place] = {
     "tests/unit/test_surrogate.py: FORMULAS": at_least(
         surrogates, lambda: re.findall(r"S\.(\w+)\(", listed("tests/unit/test_surrogate.py", "FORMULAS"))
     ),
-    "docs/guide.md: There are `ATan`, ...": at_least(surrogates, lambda: quoted(page("docs/guide.md"))),
+    "docs/neurons.md: There are `ATan`, ...": at_least(surrogates, lambda: quoted(page("docs/neurons.md"))),
     "README.md: the number of surrogates": at_least(
         lambda: [f"{NUMBERS[len(surrogates()) - 17]} surrogates"],
         lambda: [" ".join(found) for found in re.findall(r"([a-z-]+)\s+(surrogates)", page("README.md").lower())],

@@ -155,8 +155,8 @@ OPERATION_PLACES: Dict[str, Place] = {
         lambda: set(ARITHMETIC) - {"spike", "select", "detach"},
         lambda: re.findall(r"^\| `(\w+)\(", page("docs/backends.md"), re.MULTILINE),
     ),
-    "docs/guide.md: ## Writing a neuron": at_least(
-        lambda: set(OPERATIONS) - OPERATORS, lambda: quoted(after(page("docs/guide.md"), "## Writing a neuron"))
+    "docs/neurons.md: ## Writing a neuron": at_least(
+        lambda: set(OPERATIONS) - OPERATORS, lambda: quoted(after(page("docs/neurons.md"), "## Writing a neuron"))
     ),
 }
 
@@ -194,7 +194,7 @@ class TestOperations:
         wanted = {name.rpartition(".")[2] for name in called - of_libraries} - set(dir(builtins)) - {"not"}
         check(f"{Path(place).parent}: a function, or its stand-in", wanted, written, others=True)
 
-    @pytest.mark.parametrize("name", ["docs/guide.md", "docs/backends.md"])
+    @pytest.mark.parametrize("name", ["docs/neurons.md", "docs/backends.md"])
     def test_where_the_sign_of_a_zero_is_open_is_said(self, name: str) -> None:
         """A page lists those operations; the suite compares the sign in the values of all others."""
         (said,) = re.findall(r"in the values of every operation but `([a-z ]+)`", page(name))
