@@ -1,6 +1,6 @@
 """One definition of a spiking neuron, written as equations; every accelerator runs it, trains it, and agrees on it."""
 
-from spikecore import encode, functional, layers, losses, metrics, surrogate
+from spikecore import encode, functional, layers, losses, metrics, plot, surrogate
 from spikecore._delay import Delay
 from spikecore._explain import Explanation, explain
 from spikecore._fusing import fuse, unfuse
@@ -94,6 +94,7 @@ __all__ = [
     "monitor",
     "ops",
     "packed_spikes",
+    "plot",
     "project",
     "reset",
     "save_checkpoint",
