@@ -224,6 +224,8 @@ class Expr:
                 lift(arg, f"argument of torch.{name}")
         # __add__ means add; add_ is in-place in torch, and is not looked up as add
         found = FROM_TORCH.get(name[2:-2] if name.startswith("__") else name)
+        if kwargs and name == "relu" and not kwargs.get("inplace", True):
+            kwargs = None  # torch.nn.functional.relu says what it does not do
         if found is None or kwargs:
             extra = f" with {', '.join(kwargs)}" if kwargs else ""
             raise TraceError(f"torch.{name}{extra} is not part of the language{here()}; {_SEE_OPS}")

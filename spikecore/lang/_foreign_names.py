@@ -9,6 +9,8 @@ import math
 import operator
 from typing import Any, Callable, Dict, Tuple, Union
 
+import torch
+
 #: What ``torch.<name>(...)`` on a traced value records: torch's name -> the operation, or a formula of its arguments.
 FROM_TORCH: Dict[str, Union[str, Callable[..., Any]]] = {
     "exp": "exp",
@@ -43,6 +45,7 @@ FROM_TORCH: Dict[str, Union[str, Callable[..., Any]]] = {
     "negative": operator.neg,
     "square": lambda a: a * a,
     "reciprocal": lambda a: 1.0 / a,
+    "relu": lambda a: torch.where(a <= 0.0, 0.0, a),
     "ge": operator.ge,
     "gt": operator.gt,
     "le": operator.le,
@@ -90,7 +93,7 @@ AS_OPERATOR = {
     "logical_and": "x & y",
     "logical_or": "x | y",
     "logical_not": "~x",
-    "relu": "sc.ops.maximum(x, 0.0)",
+    "relu": "sc.ops.relu(x)",
     "clamp_min": "sc.ops.maximum(x, low)",
     "clamp_max": "sc.ops.minimum(x, high)",
 }

@@ -117,6 +117,11 @@ def clamp(x: Value, low: Value = -math.inf, high: Value = math.inf) -> Value:
     return _apply("clamp", x, low, high)
 
 
+def relu(x: Value) -> Value:
+    """``x`` where it is above 0, else 0, as ``where(x <= 0, 0, x)``; derivative 0 at 0, as torch's. NaN for NaN."""
+    return where(x <= 0.0, 0.0, x)
+
+
 def where(condition: Value, a: Value, b: Value) -> Value:
     """``a`` where the comparison holds, else ``b``; gradient to ``a`` and ``b`` only."""
     return _apply("where", condition, a, b)

@@ -69,6 +69,7 @@ _RULES = {
     "neg": "the sign of zero changes, too",
     "detach": "the value as it is; no gradient flows",
     "where": "the side that was not chosen gets the cotangent 0, whatever its value",
+    "relu": "where(x <= 0, 0, x): the derivative is 0 at 0; NaN for NaN, through which the gradient flows",
     "select": "an exact choice, differentiated as z a + (1 - z) b",
     **dict.fromkeys("ge gt le lt eq".split(), "false for NaN; 0.0 equals -0.0; no gradient flows"),
     "ne": "true for NaN; 0.0 equals -0.0; no gradient flows",
@@ -152,10 +153,21 @@ def _bound(name: str, write: Callable[..., Any], fill: Tuple[Optional[float], Op
     return Edge(name, 2, write, value, back, True, _RULES["clamp"], lenient=True)
 
 
+def _relu() -> Edge:
+    def value(x: Array) -> Array:
+        return np.asarray(np.where(x <= 0, np.zeros_like(x), x))
+
+    def back(g: Array, y: Array, x: Array) -> Sequence[Optional[Array]]:
+        return [np.where(x <= 0, np.zeros_like(g), g)]
+
+    return Edge("relu", 1, sc.ops.relu, value, back, True, _RULES["relu"])
+
+
 def _alone() -> List[Edge]:
     found = [_listed(name) for name, edge in TABLE.items() if edge.arity == 1]
     found += [_powered(f"power-{name}", n) for name, n in (("square", 2.0), ("cube", 3.0), ("root", 0.5))]
     found += [_powered("power-zero", 0.0), _powered("power-inverse", -1.0)]
+    found.append(_relu())
     found.append(_logic("not", 1, lambda a: ~(a > 0.5), lambda a: ~(a > 0.5)))
     return [*found, _spike("spike", False, "ATan"), _spike("spike-strict", True, "ATan")]
 

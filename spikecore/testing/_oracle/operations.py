@@ -144,6 +144,10 @@ OPERATIONS: Dict[str, Operation] = {
     "detach": Operation(
         lambda ops, n, x, c: ops.detach(x * x) * x, lambda x, c: x * x * x, lambda x, c: x * x, exact=True
     ),
+    # the derivative is 0 at 0
+    "relu": Operation(
+        lambda ops, n, x, c: ops.relu(x), lambda x, c: np.maximum(x, 0.0), lambda x, c: (x > 0.0) * 1.0, exact=True
+    ),
     # z a + (1 - z) b is what is differentiated, and the choice is exact
     "select": Operation(
         lambda ops, n, x, c: ops.select(n.spike(x - c), x * x, c),

@@ -300,6 +300,28 @@ class TestEveryOperation:
             assert math.isclose(result, row.python(*point), rel_tol=1e-14)
 
 
+class TestRelu:
+    """relu is no operation of its own: it is a choice between its argument and 0."""
+
+    POINTS = (*ORDINARY, *ZEROS, *INFINITIES, *HUGE, (NAN,))
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_value_and_derivative_are_those_of_torch(self, dtype):
+        """Everywhere, 0 and NaN included; of zeros, whose sign torch leaves open, it makes +0."""
+        args, cotangent = columns(self.POINTS, dtype), weights(self.POINTS, dtype)
+        expected, gradients = by_torch(torch.relu, args, cotangent)
+        for compute in (by_rules, by_torch):
+            value, (to_x,) = compute(ops.relu, args, cotangent)
+            assert_equal(expected, value)
+            assert_equal(gradients[0], to_x)
+            assert not value.signbit()[~value.isnan()].any()
+
+    def test_numbers_give_a_number(self):
+        """Of Python numbers it is a float."""
+        assert [ops.relu(2), ops.relu(-1.5), ops.relu(0.0)] == [2.0, 0.0, 0.0]
+        assert isinstance(ops.relu(2), float)
+
+
 class TestExtremes:
     @pytest.mark.parametrize("op", [ops.minimum, ops.maximum])
     def test_a_tie_gives_half_to_each(self, op):

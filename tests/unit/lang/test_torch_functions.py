@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import spikecore as sc
 from spikecore.lang import Node
 from spikecore.lang._expr import Expr
 from spikecore.lang._foreign_names import FROM_TORCH
@@ -32,7 +33,7 @@ PAIRED = set("pow minimum maximum add sub mul multiply div divide true_divide ge
 class TestTorchFunctions:
     def test_the_table_is_complete(self):
         """Every torch function that the language knows is tested here."""
-        assert set(FROM_TORCH) == {*TORCH_NAMES, "square", "reciprocal"}
+        assert set(FROM_TORCH) == {*TORCH_NAMES, "square", "reciprocal", "relu"}
 
     @pytest.mark.parametrize("name", TORCH_NAMES)
     def test_records_the_same_node(self, name):
@@ -51,9 +52,17 @@ class TestTorchFunctions:
         assert expected == getattr(torch, name)(*args).node
 
     def test_functions_of_several_operations(self):
-        """torch.square and torch.reciprocal record the arithmetic they are."""
+        """torch.square, torch.reciprocal and torch.relu record what they are made of."""
         x = Expr(Node("input", (), "x"))
         assert (repr(torch.square(x).node), repr(torch.reciprocal(x).node)) == ("x * x", "1 / x")
+        assert repr(torch.relu(x).node) == "where(x <= 0, 0, x)"
+
+    def test_relu_by_its_other_names(self):
+        """torch.nn.functional.relu records sc.ops.relu; in place it is refused."""
+        x = Expr(Node("input", (), "x"))
+        assert torch.nn.functional.relu(x).node == sc.ops.relu(x).node == torch.relu(x).node
+        with pytest.raises(sc.lang.TraceError, match="torch.relu with inplace is not part of the language"):
+            torch.nn.functional.relu(x, inplace=True)
 
     def test_a_number_may_come_first(self):
         """torch.add(1, x) keeps the number on the left."""
