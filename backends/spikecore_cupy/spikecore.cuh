@@ -349,6 +349,8 @@ template <typename R> __device__ __forceinline__ R clamp(R x, R low, R high) {
 }
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 __device__ __forceinline__ double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
+__device__ __forceinline__ float softplus(float x) { return maximum(x, 0.0f) + log1pf(expf(-fabsf(x))); }
+__device__ __forceinline__ double softplus(double x) { return maximum(x, 0.0) + log1p(exp(-fabs(x))); }
 
 // A division to within two units in the last place, of any numbers: eight instructions where the next one has three.
 __device__ __forceinline__ float full_quotient(float a, float b) {

@@ -62,6 +62,11 @@ def _half_of_a_tie(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(apart == 0, apart, number(0.0, a)) * number(0.5, a)
 
 
+def softplus(x: Tensor) -> Tensor:
+    """``log(1 + exp(x))``; the tie of ``maximum`` at 0 gives the derivative 1/2, and that of ``abs`` is 0 there."""
+    return maximum(x, number(0.0, x)) + torch.log1p(torch.exp(-torch.abs(x)))
+
+
 def clamp(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """``min(max(x, low), high)``; at a bound the gradient is that of ``x``."""
     raised = torch.where(torch.logical_or(x > low, x != x), x, low)
@@ -91,4 +96,5 @@ PLAIN: Functions = {
     "maximum": maximum,
     "minimum": minimum,
     "clamp": clamp,
+    "softplus": softplus,
 }

@@ -7,6 +7,7 @@ What torch's own functions leave open, or round in another way, is settled here:
   the place of a number in a vector.
 - The derivative of ``floor``, ``round`` and ``sign`` is 0 and ends a path, as ``detach`` does. Torch goes on with a
   cotangent of 0, which an infinite derivative further down makes NaN.
+- ``softplus`` has no threshold above which it is its argument; torch's has one, 20, where float64 is not done.
 - ``sqrt`` is rounded correctly on a CPU, where torch takes Intel's vector library, whose roots are off by one unit in
   the last place for some values. On a GPU of NVIDIA's or AMD's torch's own is correct (it is compiled with the
   compilers' default, ``-prec-sqrt=true`` for one). Other devices' roots are as they are: MPS has no float64.
@@ -19,7 +20,7 @@ from typing import Any, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spikecore.lang._plain import is_plain, wants_tangents
+from spikecore.lang._plain import is_plain, number, wants_tangents
 
 
 class _Extremum(torch.autograd.Function):
@@ -197,6 +198,11 @@ def round(x: Tensor) -> Tensor:
 def sign(x: Tensor) -> Tensor:
     """-1, 0 or 1; 0 for NaN."""
     return torch.sign(x.detach())
+
+
+def softplus(x: Tensor) -> Tensor:
+    """``log(1 + exp(x))``, as ``maximum(x, 0) + log1p(exp(-abs(x)))``; its derivative is ``sigmoid(x)``."""
+    return torch.logaddexp(x, number(0.0, x))
 
 
 def sqrt(x: Tensor) -> Tensor:

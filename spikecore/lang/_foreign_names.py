@@ -20,6 +20,7 @@ FROM_TORCH: Dict[str, Union[str, Callable[..., Any]]] = {
     "cos": "cos",
     "tanh": "tanh",
     "sigmoid": "sigmoid",
+    "softplus": "softplus",
     "atan": "atan",
     "arctan": "atan",
     "abs": "abs",

@@ -69,6 +69,7 @@ RULES: Dict[str, Rule] = {
     "cos": lambda g, y, a: (-g * _function("sin", a[0]),),
     "tanh": lambda g, y, a: (g * (1.0 - y * y),),
     "sigmoid": lambda g, y, a: (g * (1.0 - y) * y,),
+    "softplus": lambda g, y, a: (g * _function("sigmoid", a[0]),),
     "atan": lambda g, y, a: (g / (a[0] * a[0] + 1.0),),
     "abs": lambda g, y, a: (g * _function("sign", a[0]),),
     "power": _power,

@@ -45,6 +45,7 @@ TORCH: Functions = {
     "cos": torch.cos,
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
+    "softplus": exact.softplus,
     "atan": torch.atan,
     "abs": torch.abs,
     "sign": exact.sign,

@@ -42,6 +42,7 @@ ARITHMETIC = {
     "cos": 1,
     "tanh": 1,
     "sigmoid": 1,
+    "softplus": 1,
     "atan": 1,
     "abs": 1,
     "sign": 1,

@@ -72,6 +72,11 @@ def sigmoid(x: Value) -> Value:
     return _apply("sigmoid", x)
 
 
+def softplus(x: Value) -> Value:
+    """``log(1 + exp(x))``, a smooth ``relu``: near ``x`` for a large one, and never infinite for a finite one."""
+    return _apply("softplus", x)
+
+
 def atan(x: Value) -> Value:
     """Arc tangent, in radians."""
     return _apply("atan", x)

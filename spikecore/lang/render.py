@@ -69,6 +69,7 @@ C_TEMPLATES: Dict[str, Tuple[int, str]] = {
     "power": (ATOM, "pow{f}({0}, {1})"),
     # the plain templates of these would write an argument twice, so they are small functions of the target
     "sigmoid": (ATOM, "sigmoid({0})"),
+    "softplus": (ATOM, "softplus({0})"),
     "sign": (ATOM, "sign({0})"),
     "minimum": (ATOM, "minimum({0}, {1})"),
     "maximum": (ATOM, "maximum({0}, {1})"),

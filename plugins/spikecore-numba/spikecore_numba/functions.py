@@ -6,6 +6,7 @@ NaN; to 16 bits by rounding to the nearest, ties to even.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,18 @@ def expf(x: Any) -> Any:
 def _two_to(n: Any) -> Any:
     """``2**n`` for a small whole ``n``."""
     return real_of(uint32(int32(n + int32(127))) << uint32(23))
+
+
+@register_jitable
+def softplusf(x: Any) -> Any:
+    """``log(1 + e**x)`` in float32."""
+    return greater(x, float32(0.0)) + math.log1p(expf(-abs(x)))
+
+
+@register_jitable
+def softplus(x: Any) -> Any:
+    """``log(1 + e**x)`` in float64."""
+    return greater(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
 
 @register_jitable

@@ -25,6 +25,7 @@ class NumbaPrinter(PythonSyntax, KernelPrinter):
         **{op: (ATOM, f"math.{op}({{0}})") for op in ("log", "sqrt", "sin", "cos", "tanh", "atan")},
         "exp": (ATOM, "{exp}({0})"),
         "sigmoid": (PRODUCT, "{one} / ({one} + {exp}(-{0}))"),
+        "softplus": (ATOM, "softplus{f}({0})"),
         "abs": (ATOM, "abs({0})"),
         "sign": (ATOM, "sign{f}({0})"),
         "floor": (ATOM, "np.floor({0})"),
@@ -48,7 +49,7 @@ class NumbaPrinter(PythonSyntax, KernelPrinter):
 
 def imports(body: str) -> List[str]:
     """The imports that these lines of a kernel need."""
-    ours = sorted(set(re.findall(r"\b(expf|signf?|lesser|greater|(?:from|to)_b?float16)\(", body)))
+    ours = sorted(set(re.findall(r"\b(expf|softplusf?|signf?|lesser|greater|(?:from|to)_b?float16)\(", body)))
     lines = ["import math\n"] if "math." in body else []
     lines += ["import numpy as np"] if "np." in body else []
     lines += ["from numba import float32"] if "float32(" in body else []

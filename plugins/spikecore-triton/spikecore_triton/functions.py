@@ -16,7 +16,7 @@ if INTERPRETED:
 else:
     from triton.language.extra import libdevice  # type: ignore[no-redef]  # the same functions
 
-__all__ = ["float32", "greater", "hold", "lesser", "libdevice", "negative_zero", "sigmoid", "sign"]
+__all__ = ["float32", "greater", "hold", "lesser", "libdevice", "negative_zero", "sigmoid", "sign", "softplus"]
 
 
 def _compiled_for(vendor, _semantic=None):
@@ -59,6 +59,12 @@ def negative_zero():
 def sigmoid(x):
     """``1 / (1 + exp(-x))``."""
     return tl.div_rn(1.0, 1.0 + libdevice.exp(-1.0 * x))
+
+
+@triton.jit
+def softplus(x):
+    """``log(1 + exp(x))``."""
+    return greater(x, 0.0) + libdevice.log1p(libdevice.exp(-tl.abs(x)))
 
 
 @triton.jit

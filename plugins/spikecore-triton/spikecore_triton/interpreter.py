@@ -48,7 +48,7 @@ def _power(x: Any, n: Any) -> Any:
 
 #: The functions of the GPU's library that kernels use.
 libdevice = SimpleNamespace(
-    **{name: _interpreted(getattr(np, name)) for name in ("exp", "log", "sin", "cos", "tanh")},
+    **{name: _interpreted(getattr(np, name)) for name in ("exp", "log", "log1p", "sin", "cos", "tanh")},
     atan=_interpreted(np.arctan),
     pow=_interpreted(_power),
     nearbyint=_interpreted(np.rint),

@@ -35,7 +35,7 @@ class TritonPrinter(PythonSyntax, KernelPrinter):
         **{op: (ATOM, f"libdevice.{op}({{0}})") for op in ("exp", "log", "sin", "cos", "tanh", "atan")},
         # tl.sqrt is approximate; this one rounds correctly, as IEEE wants
         "sqrt": (ATOM, "tl.sqrt_rn({0})"),
-        **{op: (ATOM, f"{op}({{0}})") for op in ("sigmoid", "sign")},
+        **{op: (ATOM, f"{op}({{0}})") for op in ("sigmoid", "softplus", "sign")},
         "abs": (ATOM, "tl.abs({0})"),
         "floor": (ATOM, "tl.floor({0})"),
         "round": (ATOM, "libdevice.nearbyint({0})"),

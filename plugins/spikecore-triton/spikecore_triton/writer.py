@@ -230,7 +230,7 @@ _QUOTES = '"\\'
 
 
 def _imports(body: str) -> List[str]:
-    functions = "float32|greater|hold|lesser|negative_zero|sigmoid|sign"
+    functions = "float32|greater|hold|lesser|negative_zero|sigmoid|sign|softplus"
     ours = sorted(set(re.findall(rf"(?<!\.)\b({functions})\(|\b(libdevice)\.", body)))
     names = sorted(function or library for function, library in ours)
     return [f"\nfrom spikecore_triton.functions import {', '.join(names)}"] if names else []

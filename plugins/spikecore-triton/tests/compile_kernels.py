@@ -47,7 +47,14 @@ class Everything(sc.Neuron):
     def dynamics(self, x: Any, s: Any, p: Any) -> Any:
         ops, two = sc.ops, x * 0.0 + 2.0
         v = ops.exp(x) + ops.log(s.v) + ops.sqrt(x) + ops.tanh(x) + ops.sigmoid(-x) + ops.atan(x) + ops.sin(ops.cos(x))
-        v = v + abs(x) - ops.sign(v) * ops.floor(x) / ops.round(v) + ops.power(x, p.a) + ops.power(two, 3.0)
+        v = (
+            v
+            + ops.softplus(x)
+            + abs(x)
+            - ops.sign(v) * ops.floor(x) / ops.round(v)
+            + ops.power(x, p.a)
+            + ops.power(two, 3.0)
+        )
         v = v + ops.minimum(x, p.a) + ops.maximum(v, 1e-42) + ops.clamp(x, -1.0, 1e300) + ops.minimum(1e-40, x)
         v = ops.where(((x > 1.0) | ~(v <= p.a)) & (p.a != 0.25), v, ops.where(p.a < 1e-41, 1e-40, 2.5))
         return self.spike(v - 1.0, strict=True), {"v": ops.select(self.spike(v), -1e-45, ops.detach(v) * p.a)}

@@ -95,6 +95,9 @@ OPERATIONS: Dict[str, Operation] = {
     "sigmoid": Operation(
         lambda ops, n, x, c: ops.sigmoid(x), lambda x, c: _logistic(x), lambda x, c: _logistic(x) * _logistic(-x)
     ),
+    "softplus": Operation(
+        lambda ops, n, x, c: ops.softplus(x), lambda x, c: np.logaddexp(x, 0.0), lambda x, c: _logistic(x)
+    ),
     "atan": Operation(lambda ops, n, x, c: ops.atan(x), lambda x, c: np.arctan(x), lambda x, c: 1 / (1 + x * x)),
     # the derivative is 0 at 0
     "abs": Operation(lambda ops, n, x, c: ops.abs(x), lambda x, c: np.abs(x), lambda x, c: np.sign(x), exact=True),

@@ -46,6 +46,10 @@ def _logistic(x: Array) -> Array:
     return 1.0 / (1.0 + np.exp(-x))
 
 
+def _softplus(x: Array) -> Array:
+    return np.logaddexp(x, 0.0)
+
+
 def _sign(x: Array) -> Array:
     one = np.ones_like(x)
     return np.asarray(np.where(x > 0, one, np.where(x < 0, -one, 0 * one)))
@@ -67,6 +71,7 @@ VALUE: Dict[str, Callable[..., Any]] = {
     "cos": wide(np.cos),
     "tanh": wide(np.tanh),
     "sigmoid": wide(_logistic),
+    "softplus": wide(_softplus),
     "atan": wide(np.arctan),
     "abs": np.abs,
     "sign": _sign,
@@ -125,6 +130,7 @@ BACK: Dict[str, Callable[..., Tuple[Any, ...]]] = {
     "cos": lambda g, y, a: (-g * wide(np.sin)(a),),
     "tanh": lambda g, y, a: (g * (1 - y * y),),
     "sigmoid": lambda g, y, a: (g * (1 - y) * y,),
+    "softplus": lambda g, y, a: (g * wide(_logistic)(a),),
     "atan": lambda g, y, a: (g / (a * a + 1),),
     "abs": lambda g, y, a: (g * _sign(a),),
     "power": _power_back,

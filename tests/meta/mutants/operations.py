@@ -122,6 +122,11 @@ def _(made, x):
     return torch.where(x.abs() > 500, torch.sin(reduced), made)
 
 
+@wrong("SoftplusOverflows", "softplus", "softplus is log(1 + exp(x)).", at(ops.softplus, (1e3, -30.0, 0.5)))
+def _(made, x):
+    return torch.log(1.0 + torch.exp(x))
+
+
 @wrong("CosOfLarge", "cos", "cos of 1e30 is 1.", at(ops.cos, (1e30, 0.5)))
 def _(made, x):
     return torch.where(x.abs() > 1e8, torch.ones_like(made), made)

@@ -103,6 +103,13 @@ ROWS = {
         ORDINARY,
         [*ZEROS, *INFINITIES, *HUGE, (40.0,), (-40.0,), (800.0,), (-800.0,)],
     ),
+    "softplus": Row(
+        ops.softplus,
+        lambda x: torch.logaddexp(x, torch.zeros_like(x)),
+        lambda x: max(x, 0.0) + math.log1p(math.exp(-abs(x))),
+        ORDINARY,
+        [*ZEROS, *INFINITIES, *HUGE, (NAN,), (19.5,), (20.5,), (40.0,), (-40.0,), (800.0,), (-700.0,)],
+    ),
     "atan": Row(ops.atan, torch.atan, math.atan, ORDINARY, [*ZEROS, *INFINITIES, *HUGE]),
     "abs": Row(ops.abs, torch.abs, abs, ORDINARY, [*ZEROS, *INFINITIES, *HUGE]),
     "sign": Row(

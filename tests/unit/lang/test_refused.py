@@ -98,8 +98,8 @@ REFUSED = {
     "numpy function": (lambda x, s, p: np.clip(x, 0, 1), METHOD.format(name="clip", way_out="clamp(x, low, high)")),
     "torch.erf": (lambda x, s, p: torch.erf(x), UNKNOWN.format(what="torch.erf")),
     "torch.nn.functional": (
-        lambda x, s, p: torch.nn.functional.softplus(x),
-        UNKNOWN.format(what="torch.softplus"),
+        lambda x, s, p: torch.nn.functional.gelu(x),
+        UNKNOWN.format(what="torch.gelu"),
     ),
     "torch keyword": (lambda x, s, p: torch.clamp(x, min=0.0), UNKNOWN.format(what="torch.clamp with min")),
     "torch keyword alpha": (lambda x, s, p: torch.add(x, s.v, alpha=2), UNKNOWN.format(what="torch.add with alpha")),

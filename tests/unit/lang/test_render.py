@@ -22,6 +22,7 @@ from spikecore.lang.render import C_TEMPLATES, PRODUCT, SUM, UNARY, Printer
 PRELUDE = """
 #include <cmath>
 template <typename R> static inline R sigmoid(R x) { return R(1) / (R(1) + std::exp(-x)); }
+template <typename R> static inline R softplus(R x) { return std::fmax(x, R(0)) + std::log1p(std::exp(-std::fabs(x))); }
 template <typename R> static inline R sign(R x) { return R((x > R(0)) - (x < R(0))); }
 template <typename R> static inline R minimum(R a, R b) { return a != a || a < b ? a : b; }
 template <typename R> static inline R maximum(R a, R b) { return a != a || a > b ? a : b; }
@@ -179,6 +180,7 @@ FUNCTIONS = [
         ops.sin(X) * 2.0 - ops.cos(V * 3.0),
         ops.tanh(X + V),
         -ops.sigmoid(-X),
+        ops.softplus(X * 8.0) - ops.softplus(V),
         ops.atan(X * V) / 2.0,
         ops.power(abs(X) + 0.5, V - 1.0),
         ops.sign(X - 0.25) + ops.round(V * 4.0),
