@@ -1,6 +1,7 @@
 """One definition of a spiking neuron, written as equations; every accelerator runs it, trains it, and agrees on it."""
 
 from spikecore import encode, functional, layers, losses, metrics, plot, surrogate
+from spikecore._convert import Conversion, convert
 from spikecore._delay import Delay
 from spikecore._explain import Explanation, explain
 from spikecore._fusing import fuse, unfuse
@@ -56,6 +57,7 @@ __all__ = [
     "BackendStatus",
     "BackendUnavailable",
     "Capabilities",
+    "Conversion",
     "CudaOptions",
     "DataLoader",
     "Delay",
@@ -78,6 +80,7 @@ __all__ = [
     "backends",
     "carry_state",
     "checkpoint",
+    "convert",
     "detach",
     "encode",
     "explain",

@@ -1,0 +1,17 @@
+"""``sc.convert``: neurons of snnTorch and SpikingJelly, in a network as it is, computed by neurons of spikecore.
+
+Rules of this package:
+
+- A module becomes another one in its place: the object stays, its class changes. So whatever refers to it goes on: the
+  network's ``forward``, lists in plain attributes, hooks, optimisers, caches and registries of the other library.
+- The new class is a subclass of the old one, with a neuron of spikecore as its child ``neuron``. It has the signature,
+  the states and the attributes of the old one, and hands every step to the neuron.
+- Keys of ``state_dict`` stay.
+- What has another meaning here, or none, is left as it is, and named with the reason.
+- The other library is imported by nothing here: a network that holds its modules has imported it.
+"""
+
+from spikecore._convert._network import convert
+from spikecore._convert._report import Conversion
+
+__all__ = ["Conversion", "convert"]

@@ -1,0 +1,404 @@
+"""``sc.convert`` on networks of SpikingJelly 2.0, built as its own examples and models build them, in small sizes."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import spikecore as sc
+
+pytestmark = pytest.mark.peers
+
+T, B = 6, 3
+#: The largest difference of gradients, relative to the largest of the network, by dtype.
+GRADIENTS = {torch.float64: 1e-12, torch.float32: 1e-6}
+
+
+@pytest.fixture(scope="module")
+def j():
+    """SpikingJelly."""
+    from spikingjelly.activation_based import functional, layer, model, neuron, surrogate
+    from spikingjelly.activation_based.model import ms_resnet, parametric_lif_net, spikformer
+
+    models = SimpleNamespace(ms_resnet=ms_resnet, parametric_lif_net=parametric_lif_net, spikformer=spikformer)
+    assert model is not None
+    return SimpleNamespace(functional=functional, layer=layer, model=models, neuron=neuron, surrogate=surrogate)
+
+
+class Network(nn.Module):
+    """Parts in a row, with a ``forward`` of its own around them."""
+
+    def __init__(self, run, *parts):
+        super().__init__()
+        self.fc, self.run = nn.Sequential(*parts), run
+
+    def forward(self, x):
+        return self.run(self.fc, x)
+
+
+def mean_rate(fc, x):
+    return fc(x).mean(0)
+
+
+def averaged_loop(fc, x):
+    return sum(fc(now) for now in x) / len(x)
+
+
+def repeated_image(fc, x):
+    return fc(x[0].unsqueeze(0).expand(T, *x.shape[1:])).mean(0)
+
+
+def last_potential(fc, x):
+    for now in x:
+        fc(now)
+    return fc[-1].v
+
+
+def without_dropout(net):
+    for module in net.modules():
+        if "Dropout" in type(module).__name__:
+            module.p = 0.0
+    return net
+
+
+def lif_fc_mnist(j):
+    atan = j.surrogate.ATan()
+    parts = [j.layer.Flatten(), j.layer.Linear(49, 10, bias=False), j.neuron.LIFNode(tau=2.0, surrogate_function=atan)]
+    return Network(averaged_loop, *parts), (1, 7, 7)
+
+
+def conv_fashion_mnist(j, C=4):
+    def block(first, last):
+        norm, spikes = j.layer.BatchNorm2d(last), j.neuron.IFNode(surrogate_function=j.surrogate.ATan())
+        conv = j.layer.Conv2d(first, last, kernel_size=3, padding=1, bias=False)
+        return conv, norm, spikes, j.layer.MaxPool2d(2, 2)
+
+    def dense(first, last):
+        return j.layer.Linear(first, last, bias=False), j.neuron.IFNode(surrogate_function=j.surrogate.ATan())
+
+    parts = (*block(1, C), *block(C, C), j.layer.Flatten(), *dense(C * 9, C * 4), *dense(C * 4, 10))
+    net = Network(repeated_image, *parts)
+    j.functional.set_step_mode(net, "m")
+    return net, (1, 12, 12)
+
+
+def parametric_lif_mnist(j):
+    kwargs = {"init_tau": 2.0, "surrogate_function": j.surrogate.ATan(), "detach_reset": True}
+    net = j.model.parametric_lif_net.MNISTNet(4, j.neuron.ParametricLIFNode, **kwargs)
+    j.functional.set_step_mode(net, "m")
+    return without_dropout(net), (1, 28, 28)
+
+
+def dvs_gesture(j):
+    kwargs = {"tau": 2.0, "decay_input": False, "v_reset": None, "surrogate_function": j.surrogate.Sigmoid(3.0)}
+    net = j.model.parametric_lif_net.DVSGestureNet(2, j.neuron.LIFNode, **kwargs)
+    j.functional.set_step_mode(net, "m")
+    return without_dropout(net), (2, 128, 128)
+
+
+def spikformer(j):
+    net = j.model.spikformer.Spikformer(
+        img_size_h=16,
+        img_size_w=16,
+        patch_size=4,
+        in_channels=3,
+        num_classes=5,
+        embed_dims=16,
+        num_heads=2,
+        depths=1,
+        T=T,
+    )
+    return net, (3, 16, 16)
+
+
+def ms_resnet(j):
+    net = j.model.ms_resnet.MSResNet(
+        T, layers=(1, 1, 1, 1), num_classes=5, base_channels=8, spiking_neuron=j.neuron.LIFNode
+    )
+    return net, (3, 32, 32)
+
+
+def sequential_fmnist_plain(j):
+    def spikes():
+        return j.neuron.IFNode(surrogate_function=j.surrogate.ATan())
+
+    net = Network(mean_rate, j.layer.Linear(28, 32), spikes(), j.layer.Linear(32, 10), spikes())
+    j.functional.set_step_mode(net, "m")
+    return net, (28,)
+
+
+def sequential_fmnist_synapse(j):
+    def spikes():
+        return j.neuron.IFNode(surrogate_function=j.surrogate.ATan())
+
+    synapse = j.layer.SynapseFilter(tau=2.0, learnable=True)
+    net = Network(mean_rate, j.layer.Linear(28, 32), spikes(), synapse, j.layer.Linear(32, 10), spikes())
+    j.functional.set_step_mode(net, "m")
+    return net, (28,)
+
+
+def sequential_fmnist_feedback(j):
+    fed = j.neuron.IFNode(surrogate_function=j.surrogate.ATan(), detach_reset=True)
+    recurrent = j.layer.LinearRecurrentContainer(fed, in_features=32, out_features=32, bias=True)
+    last = j.neuron.IFNode(surrogate_function=j.surrogate.ATan())
+    net = Network(mean_rate, j.layer.Linear(28, 32), recurrent, j.layer.Linear(32, 10), last)
+    j.functional.set_step_mode(net, "m")
+    return net, (28,)
+
+
+def spiking_dqn(j):
+    class NonSpikingLIFNode(j.neuron.SimpleLIFNode):
+        def single_step_forward(self, x):
+            self.neuronal_charge(x)
+            return self.v
+
+    read_out = NonSpikingLIFNode(tau=2.0, decay_input=True)
+    parts = (j.layer.Linear(4, 32), j.neuron.IFNode(), j.layer.Linear(32, 2), read_out)
+    return Network(last_potential, *parts), (4,)
+
+
+def ppo_read_out(j):
+    parts = (
+        j.layer.Linear(4, 32),
+        j.neuron.LIFNode(),
+        j.layer.Linear(32, 2),
+        j.neuron.NonSpikingLIFNode(2.0, "max-abs-mem"),
+    )
+    net = Network(lambda fc, x: fc(x), *parts)
+    j.functional.set_step_mode(net, "m")
+    return net, (4,)
+
+
+def containers(j):
+    stepped = j.layer.MultiStepContainer(nn.Linear(72, 16), j.neuron.QIFNode(), nn.Linear(16, 8), j.neuron.EIFNode())
+    folded = j.layer.SeqToANNContainer(nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2), nn.Flatten())
+    mode = j.layer.StepModeContainer(True, "m", nn.Linear(8, 6), j.neuron.CUBALIFNode())
+    last = j.neuron.IzhikevichNode(a=0.1, b=0.2, step_mode="m")
+    return Network(mean_rate, folded, stepped, mode, j.layer.Linear(6, 8, step_mode="m"), last), (1, 6, 6)
+
+
+def speech_commands(j):
+    def block(first, last, dilation):
+        conv = nn.Conv2d(first, last, (4, 3), padding=(0, 1), dilation=(dilation, 1), bias=False)
+        return conv, nn.BatchNorm2d(last), j.neuron.LIFNode(tau=10.0 / 7, surrogate_function=j.surrogate.Sigmoid(10.0))
+
+    net = Network(averaged_loop, *block(1, 4, 1), *block(4, 4, 1), nn.Flatten(), nn.Linear(4 * 4 * 5, 12))
+    return net, (1, 10, 5)
+
+
+#: Their examples and models; "-left" has a module that stays.
+NETWORKS = {
+    "examples/lif_fc_mnist.py": lif_fc_mnist,
+    "examples/conv_fashion_mnist.py": conv_fashion_mnist,
+    "model/parametric_lif_net.py MNISTNet": parametric_lif_mnist,
+    "model/parametric_lif_net.py DVSGestureNet": dvs_gesture,
+    "model/spikformer.py": spikformer,
+    "model/ms_resnet.py": ms_resnet,
+    "examples/rsnn_sequential_fmnist.py PlainNet": sequential_fmnist_plain,
+    "examples/rsnn_sequential_fmnist.py StatefulSynapseNet": sequential_fmnist_synapse,
+    "examples/rsnn_sequential_fmnist.py FeedBackNet": sequential_fmnist_feedback,
+    "examples/spiking_dqn_state.py": spiking_dqn,
+    "examples/spiking_ppo.py": ppo_read_out,
+    "layer containers": containers,
+    "examples/speech_commands.py": speech_commands,
+}
+#: Which modules of these stay theirs.
+LEFT = {
+    "examples/rsnn_sequential_fmnist.py StatefulSynapseNet": {
+        "fc.2": "SynapseFilter: no neuron here has its equations"
+    },
+    "examples/spiking_dqn_state.py": {"fc.3": "NonSpikingLIFNode: no neuron here has its equations"},
+}
+
+
+def nodes(j, net):
+    kinds = (j.neuron.BaseNode, j.neuron.NonSpikingLIFNode)
+    return {name: module for name, module in net.named_modules() if isinstance(module, kinds)}
+
+
+def made(j, name, dtype):
+    """A network, and a drive that makes its neurons fire."""
+    torch.manual_seed(0)
+    net, shape = NETWORKS[name](j)
+    for module in net.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            module.weight.data.mul_(3.0)
+    x = torch.rand(T, B, *shape, dtype=torch.float64) * 2
+    return net.to(dtype), x.to(dtype)
+
+
+def converted(net, name):
+    if name not in LEFT:
+        return sc.convert(net, strict=True)
+    with pytest.warns(UserWarning, match="sc.convert left modules as they are"):
+        done = sc.convert(net)
+    assert done.left == LEFT[name]
+    return done
+
+
+def observed(j, net, x, calls=2):
+    """Outputs, the spikes of every node, and gradients; calls continue from one another, as before a reset."""
+    seen, x = {}, x.clone().requires_grad_()
+    handles = [
+        node.register_forward_hook(lambda _m, _i, out, key=key: seen.setdefault(key, []).append(out))
+        for key, node in nodes(j, net).items()
+    ]
+    outs = [net(x) for _ in range(calls)]
+    random = torch.Generator().manual_seed(1)
+    loss = sum((out * torch.randn(out.shape, generator=random).to(out)).sum() for out in outs)
+    wanted = {"x": x, **{key: value for key, value in net.named_parameters() if value.requires_grad}}
+    grads = dict(zip(wanted, torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)))
+    for handle in handles:
+        handle.remove()
+    j.functional.reset_net(net)
+    return torch.stack(outs), seen, grads
+
+
+def flat(values):
+    return torch.cat([value.reshape(-1) if isinstance(value, torch.Tensor) else flat(value) for value in values])
+
+
+@pytest.mark.parametrize("dtype", GRADIENTS, ids=["float64", "float32"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_network_is_the_same(j, name, dtype):
+    """Every neuron's spikes are identical over two calls, and all gradients agree."""
+    net, x = made(j, name, dtype)
+    theirs = copy.deepcopy(net)
+    parameters = [id(value) for value in net.parameters()]
+    done = converted(net, name)
+    replaced = [key for key, node in nodes(j, net).items() if hasattr(node, "neuron")]
+    assert replaced
+    assert set(replaced) <= set(done.replaced)
+    assert sorted(parameters) == sorted(id(value) for value in net.parameters())
+    want, got = observed(j, theirs, x), observed(j, net, x)
+    assert torch.equal(got[0], want[0])
+    fired = 0.0
+    for key, outputs in want[1].items():
+        if key in got[1]:  # nodes in a container that takes all steps have them at once
+            assert torch.equal(flat(got[1][key]), flat(outputs)), key
+        fired = max(fired, flat(outputs).double().mean().item())
+    assert fired > 0.005
+    names = {key.replace(".neuron.", "."): key for key in got[2]}
+    assert set(names) == set(want[2])
+    largest = max(value.abs().max() for value in want[2].values() if value is not None)
+    for key, value in want[2].items():
+        mine = got[2][names[key]]
+        if value is None or mine is None:
+            assert mine is value, key
+            continue
+        assert (mine - value).abs().max() <= GRADIENTS[dtype] * largest, key
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_checkpoints_load_both_ways(j, name):
+    """Keys and values of state_dict are as before, and a checkpoint goes into either network."""
+    net, x = made(j, name, torch.float32)
+    theirs = copy.deepcopy(net)
+    converted(net, name)
+    assert list(net.state_dict()) == list(theirs.state_dict())
+    with torch.no_grad():
+        for value in theirs.parameters():
+            value.add_(0.01 * torch.randn(value.shape))
+    net.load_state_dict(theirs.state_dict())
+    assert torch.equal(observed(j, net, x)[0], observed(j, theirs, x)[0])
+    theirs.load_state_dict(net.state_dict())
+
+
+def test_their_tools_work_on_it(j):
+    """step_mode, v, v_seq, reset_net, detach_net, set values, copies and pickles."""
+    net = nn.Sequential(j.layer.Linear(4, 5), j.neuron.LIFNode(v_threshold=0.7, store_v_seq=True, step_mode="m"))
+    theirs = copy.deepcopy(net)
+    sc.convert(net)
+    x = torch.rand(T, B, 4) * 4
+    for each in (net, theirs):
+        j.functional.set_step_mode(each, "m")
+        each[1].v_threshold = 0.9
+    assert isinstance(net[1], j.neuron.LIFNode)
+    assert (net[1].v_threshold, net[1].tau, net[1].v_reset, net[1].v) == (0.9, 2.0, 0.0, 0.0)
+    assert torch.equal(net(x), theirs(x))
+    assert torch.equal(net[1].v_seq, theirs[1].v_seq)
+    for each in (net, theirs):
+        j.functional.set_step_mode(each, "s")
+        j.functional.detach_net(each)
+        each(x[0])
+        each[1].v = each[1].v * 0.5
+    assert torch.equal(net[1].v, theirs[1].v)
+    twins = copy.deepcopy(net), pickle.loads(pickle.dumps(net))
+    want = net(x[0])
+    assert torch.equal(want, theirs(x[0]))
+    for twin in twins:
+        assert torch.equal(twin(x[0]), want)
+    j.functional.reset_net(net)
+    assert net[1].v == 0.0
+    with pytest.raises(AttributeError, match="v_reset cannot be set since sc.convert; set neuron.reset and neuron.v_r"):
+        net[1].v_reset = None
+
+
+def test_ours_works_on_it(j):
+    """sc.reset, sc.detach, sc.set_backend and sc.training_model reach the state of a node."""
+    net = nn.Sequential(j.layer.Linear(4, 5), j.neuron.LIFNode())
+    j.functional.set_step_mode(net, "m")
+    sc.convert(net)
+    sc.set_backend(net, "torch")
+    x = torch.rand(T, B, 4) * 4
+    first, second = net(x), net(x)
+    assert net[1].v.requires_grad
+    assert not torch.equal(first, second)
+    sc.detach(net)
+    assert not net[1].v.requires_grad
+    sc.reset(net)
+    assert net[1].v == 0.0
+    assert torch.equal(net(x), first)
+    sc.reset(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    step = sc.training_model(net, sc.losses.mse_count(), optimizer) if False else None
+    assert step is None
+
+
+def test_a_memory_of_another_batch_starts_again(j):
+    """As theirs: the last, smaller batch of an epoch needs no reset."""
+    net = nn.Sequential(j.layer.Linear(4, 5), j.neuron.IFNode())
+    sc.convert(net)
+    x = torch.rand(B, 4) * 4
+    net(x)
+    got = net(x[:1])
+    j.functional.reset_net(net)
+    assert torch.equal(net(x[:1]), got)
+
+
+def test_what_is_refused_says_why(j):
+    """A surrogate that is no number, one that is not known, a precision, a class of the user's."""
+
+    class Mine(j.neuron.LIFNode):
+        pass
+
+    class Box(j.surrogate.Sigmoid):
+        pass
+
+    smooth = j.neuron.LIFNode(surrogate_function=j.surrogate.Sigmoid(spiking=False))
+    net = nn.ModuleDict({"smooth": smooth, "mine": Mine(), "box": j.neuron.IFNode(surrogate_function=Box())})
+    net["psn"] = j.neuron.PSN(4)
+    before = repr(net)
+    with pytest.raises(ValueError, match="with strict=True nothing was changed\n0 replaced, 4 left"):
+        sc.convert(net, strict=True)
+    assert repr(net) == before
+    with pytest.warns(UserWarning, match="sc.convert left modules"):
+        left = sc.convert(net).left
+    assert "spiking=False, which makes the output smooth" in left["smooth"]
+    assert "which may compute something else than the LIFNode that it inherits" in left["mine"]
+    assert "no surrogate here is its Box" in left["box"]
+    assert left["psn"].startswith("PSN: no neuron here has its equations")
+
+
+def test_converting_twice_changes_nothing(j):
+    """What is converted stays."""
+    net = nn.Sequential(j.neuron.LIFNode(), j.layer.MultiStepContainer(j.neuron.IFNode()))
+    sc.convert(net)
+    before = repr(net)
+    done = sc.convert(net)
+    assert (done.replaced, done.left, repr(net)) == ({}, {}, before)
