@@ -82,7 +82,8 @@ def clamp(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
 #: Operations whose reference is one PopTorch function, with a handler and a derivative that is torch's. An operation
 #: that is neither here nor written above is refused: PopTorch would stop at it, or derive something else.
 SAME = (
-    *("add", "sub", "mul", "div", "neg", "exp", "log", "sqrt", "sin", "cos", "tanh", "sigmoid", "atan", "abs", "power"),
+    *("add", "sub", "mul", "div", "neg", "exp", "log", "sqrt", "sin", "cos", "tanh", "sigmoid", "atan", "erf"),
+    *("abs", "power"),
     # of a detached value: no gradient
     *("sign", "floor", "round", "detach"),
     *("where", "ge", "gt", "le", "lt", "eq", "ne", "and", "or", "not"),

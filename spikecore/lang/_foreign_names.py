@@ -23,6 +23,8 @@ FROM_TORCH: Dict[str, Union[str, Callable[..., Any]]] = {
     "softplus": "softplus",
     "atan": "atan",
     "arctan": "atan",
+    "erf": "erf",
+    "special_erf": "erf",
     "abs": "abs",
     "absolute": "abs",
     "sign": "sign",

@@ -7,6 +7,7 @@ the program's own nodes, so an adjoint shares them with the recomputed step.
 
 from __future__ import annotations
 
+import math
 from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from spikecore.lang._expr import Expr, make
@@ -32,6 +33,8 @@ def _function(op: str, x: Expr) -> Expr:
 
 
 _ZERO = Expr(const(0.0))
+#: The derivative of ``erf`` at 0.
+_TWO_BY_ROOT_PI = 2.0 / math.sqrt(math.pi)
 
 
 def _extremum(g: Expr, a: Expr, b: Expr, a_loses: Expr, b_loses: Expr) -> Contributions:
@@ -71,6 +74,7 @@ RULES: Dict[str, Rule] = {
     "sigmoid": lambda g, y, a: (g * (1.0 - y) * y,),
     "softplus": lambda g, y, a: (g * _function("sigmoid", a[0]),),
     "atan": lambda g, y, a: (g / (a[0] * a[0] + 1.0),),
+    "erf": lambda g, y, a: (g * (_TWO_BY_ROOT_PI * _function("exp", -(a[0] * a[0]))),),
     "abs": lambda g, y, a: (g * _function("sign", a[0]),),
     "power": _power,
     "minimum": lambda g, y, a: _extremum(g, a[0], a[1], a[0] > a[1], a[0] < a[1]),

@@ -21,7 +21,10 @@ class TextPrinter(Printer):
 
     templates = {
         **OPERATOR_TEMPLATES,
-        **{op: _call(op, 1) for op in "exp log sqrt sin cos tanh sigmoid softplus atan abs sign floor round".split()},
+        **{
+            op: _call(op, 1)
+            for op in "exp log sqrt sin cos tanh sigmoid softplus atan erf abs sign floor round".split()
+        },
         **{op: _call(op, 2) for op in ("power", "minimum", "maximum")},
         "clamp": _call("clamp", 3),
         "detach": _call("detach", 1),

@@ -47,6 +47,7 @@ TORCH: Functions = {
     "sigmoid": torch.sigmoid,
     "softplus": exact.softplus,
     "atan": torch.atan,
+    "erf": torch.erf,
     "abs": torch.abs,
     "sign": exact.sign,
     "floor": exact.floor,

@@ -44,6 +44,7 @@ ARITHMETIC = {
     "sigmoid": 1,
     "softplus": 1,
     "atan": 1,
+    "erf": 1,
     "abs": 1,
     "sign": 1,
     "floor": 1,

@@ -82,6 +82,11 @@ def atan(x: Value) -> Value:
     return _apply("atan", x)
 
 
+def erf(x: Value) -> Value:
+    """Error function, ``2/sqrt(pi)`` times the integral of ``exp(-t*t)`` from 0 to ``x``."""
+    return _apply("erf", x)
+
+
 def abs(x: Value) -> Value:
     """Absolute value; derivative 0 at 0."""
     return _apply("abs", x)

@@ -63,6 +63,7 @@ C_TEMPLATES: Dict[str, Tuple[int, str]] = {
     "cos": (ATOM, "cos{f}({0})"),
     "tanh": (ATOM, "tanh{f}({0})"),
     "atan": (ATOM, "atan{f}({0})"),
+    "erf": (ATOM, "erf{f}({0})"),
     "abs": (ATOM, "fabs{f}({0})"),
     "floor": (ATOM, "floor{f}({0})"),
     "round": (ATOM, "rint{f}({0})"),

@@ -22,7 +22,7 @@ class NumbaPrinter(PythonSyntax, KernelPrinter):
         "where": (TERNARY, "{1} if {0} else {2}"),
         "select": (TERNARY, "{1} if {0} != {zero} else {2}"),
         "spike": (TERNARY, "{one} if {0} {compare} {zero} else {zero}"),
-        **{op: (ATOM, f"math.{op}({{0}})") for op in ("log", "sqrt", "sin", "cos", "tanh", "atan")},
+        **{op: (ATOM, f"math.{op}({{0}})") for op in ("log", "sqrt", "sin", "cos", "tanh", "atan", "erf")},
         "exp": (ATOM, "{exp}({0})"),
         "sigmoid": (PRODUCT, "{one} / ({one} + {exp}(-{0}))"),
         "softplus": (ATOM, "softplus{f}({0})"),

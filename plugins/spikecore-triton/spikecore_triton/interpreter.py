@@ -7,6 +7,7 @@ what a GPU makes of it, tests on a GPU show. It does not round to bfloat16 corre
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any, Callable
 
@@ -50,6 +51,7 @@ def _power(x: Any, n: Any) -> Any:
 libdevice = SimpleNamespace(
     **{name: _interpreted(getattr(np, name)) for name in ("exp", "log", "log1p", "sin", "cos", "tanh")},
     atan=_interpreted(np.arctan),
+    erf=_interpreted(np.vectorize(math.erf, otypes=[np.float64])),
     pow=_interpreted(_power),
     nearbyint=_interpreted(np.rint),
 )

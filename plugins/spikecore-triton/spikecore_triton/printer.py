@@ -32,7 +32,7 @@ class TritonPrinter(PythonSyntax, KernelPrinter):
         "div": (ATOM, "{divide}({0}, {1})"),
         "not": (UNARY, "~{0}"),
         "where": (ATOM, "tl.where({0}, {1}, {2})"),
-        **{op: (ATOM, f"libdevice.{op}({{0}})") for op in ("exp", "log", "sin", "cos", "tanh", "atan")},
+        **{op: (ATOM, f"libdevice.{op}({{0}})") for op in ("exp", "log", "sin", "cos", "tanh", "atan", "erf")},
         # tl.sqrt is approximate; this one rounds correctly, as IEEE wants
         "sqrt": (ATOM, "tl.sqrt_rn({0})"),
         **{op: (ATOM, f"{op}({{0}})") for op in ("sigmoid", "softplus", "sign")},

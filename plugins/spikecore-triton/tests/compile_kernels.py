@@ -50,6 +50,7 @@ class Everything(sc.Neuron):
         v = (
             v
             + ops.softplus(x)
+            + ops.erf(x)
             + abs(x)
             - ops.sign(v) * ops.floor(x) / ops.round(v)
             + ops.power(x, p.a)

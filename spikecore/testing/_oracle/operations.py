@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
 
 import numpy as np
@@ -70,6 +71,10 @@ def _logistic(x: Array) -> Array:
     return np.asarray(1 / (1 + np.exp(-x)))
 
 
+def _erf(x: Array) -> Array:
+    return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(x)).astype(x.dtype)
+
+
 OPERATIONS: Dict[str, Operation] = {
     "add": Operation(lambda ops, n, x, c: x + c, lambda x, c: x + c, _one, _one, exact=True),
     "sub": Operation(lambda ops, n, x, c: c - x, lambda x, c: c - x, lambda x, c: -_one(x, c), _one, exact=True),
@@ -99,6 +104,9 @@ OPERATIONS: Dict[str, Operation] = {
         lambda ops, n, x, c: ops.softplus(x), lambda x, c: np.logaddexp(x, 0.0), lambda x, c: _logistic(x)
     ),
     "atan": Operation(lambda ops, n, x, c: ops.atan(x), lambda x, c: np.arctan(x), lambda x, c: 1 / (1 + x * x)),
+    "erf": Operation(
+        lambda ops, n, x, c: ops.erf(x), lambda x, c: _erf(x), lambda x, c: 2 / np.sqrt(np.pi) * np.exp(-x * x)
+    ),
     # the derivative is 0 at 0
     "abs": Operation(lambda ops, n, x, c: ops.abs(x), lambda x, c: np.abs(x), lambda x, c: np.sign(x), exact=True),
     "sign": Operation(lambda ops, n, x, c: ops.sign(x), lambda x, c: np.sign(x), _zero, exact=True),

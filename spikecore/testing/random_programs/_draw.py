@@ -97,7 +97,7 @@ class Drawing:
         x = self.value(depth)
         if self.exact:
             return Node("clamp", (x, *self._bounds(depth)))
-        op = self.one(("tanh", "sigmoid", "softplus", "atan", "sin", "cos", "clamp", "exp", "log", "power"))
+        op = self.one(("tanh", "sigmoid", "softplus", "atan", "erf", "sin", "cos", "clamp", "exp", "log", "power"))
         if op == "clamp":
             return Node("clamp", (x, *self._bounds(depth)))
         if op == "exp":

@@ -9,6 +9,7 @@ Rules of this module:
 
 from __future__ import annotations
 
+import math
 from typing import Any, Callable, Dict, Tuple
 
 import numpy as np
@@ -50,6 +51,11 @@ def _softplus(x: Array) -> Array:
     return np.logaddexp(x, 0.0)
 
 
+def _bell(x: Array) -> Array:
+    """The derivative of erf."""
+    return np.asarray(2.0 / math.sqrt(math.pi) * np.exp(-x * x))
+
+
 def _sign(x: Array) -> Array:
     one = np.ones_like(x)
     return np.asarray(np.where(x > 0, one, np.where(x < 0, -one, 0 * one)))
@@ -73,6 +79,7 @@ VALUE: Dict[str, Callable[..., Any]] = {
     "sigmoid": wide(_logistic),
     "softplus": wide(_softplus),
     "atan": wide(np.arctan),
+    "erf": wide(np.vectorize(math.erf, otypes=[np.float64])),
     "abs": np.abs,
     "sign": _sign,
     "floor": np.floor,
@@ -132,6 +139,7 @@ BACK: Dict[str, Callable[..., Tuple[Any, ...]]] = {
     "sigmoid": lambda g, y, a: (g * (1 - y) * y,),
     "softplus": lambda g, y, a: (g * wide(_logistic)(a),),
     "atan": lambda g, y, a: (g / (a * a + 1),),
+    "erf": lambda g, y, a: (g * wide(_bell)(a),),
     "abs": lambda g, y, a: (g * _sign(a),),
     "power": _power_back,
     "minimum": lambda g, y, a, b: _both(g, a, b, a > b, a < b),

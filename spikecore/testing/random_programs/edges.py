@@ -63,7 +63,7 @@ def _compared(op: str, write: Callable[..., Any]) -> Edge:
 
 #: Name -> operation.
 TABLE: Dict[str, Edge] = {
-    **{op: _simple(op, 1) for op in "exp log sqrt sin cos tanh sigmoid softplus atan abs".split()},
+    **{op: _simple(op, 1) for op in "exp log sqrt sin cos tanh sigmoid softplus atan erf abs".split()},
     **{op: _simple(op, 1, flat=True) for op in "sign floor round detach".split()},
     **{op: _simple(op, 2) for op in "power minimum maximum".split()},
     "clamp": _simple("clamp", 3),

@@ -44,7 +44,7 @@ def _logic(op: str) -> Case:
 
 
 CASES: Dict[str, Case] = {
-    **{op: Case(TORCH[op], (LEFT,)) for op in "neg exp sin cos tanh sigmoid softplus atan abs".split()},
+    **{op: Case(TORCH[op], (LEFT,)) for op in "neg exp sin cos tanh sigmoid softplus atan erf abs".split()},
     **{op: Case(TORCH[op], (ABOVE,)) for op in ("log", "sqrt")},
     **{op: Case(lambda x, op=op: TORCH[op](x) + x * x, (LEFT,)) for op in "sign floor round detach".split()},
     **{op: Case(TORCH[op], (LEFT, RIGHT)) for op in "add sub mul minimum maximum".split()},

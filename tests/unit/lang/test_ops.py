@@ -111,6 +111,7 @@ ROWS = {
         [*ZEROS, *INFINITIES, *HUGE, (NAN,), (19.5,), (20.5,), (40.0,), (-40.0,), (800.0,), (-700.0,)],
     ),
     "atan": Row(ops.atan, torch.atan, math.atan, ORDINARY, [*ZEROS, *INFINITIES, *HUGE]),
+    "erf": Row(ops.erf, torch.erf, math.erf, ORDINARY, [*ZEROS, *INFINITIES, *HUGE, (NAN,), (6.0,), (-6.0,), (30.0,)]),
     "abs": Row(ops.abs, torch.abs, abs, ORDINARY, [*ZEROS, *INFINITIES, *HUGE]),
     "sign": Row(
         ops.sign, torch.sign, lambda x: math.copysign(1.0, x), ORDINARY, [*ZEROS, *INFINITIES, *HUGE, (5e-324,)]

@@ -96,7 +96,7 @@ REFUSED = {
     "numpy array": (lambda x, s, p: np.ones(2) + x, ARRAY),
     "in place": (lambda x, s, p: torch.exp_(x), UNKNOWN.format(what="torch.exp_")),
     "numpy function": (lambda x, s, p: np.clip(x, 0, 1), METHOD.format(name="clip", way_out="clamp(x, low, high)")),
-    "torch.erf": (lambda x, s, p: torch.erf(x), UNKNOWN.format(what="torch.erf")),
+    "torch.erfc": (lambda x, s, p: torch.erfc(x), UNKNOWN.format(what="torch.erfc")),
     "torch.nn.functional": (
         lambda x, s, p: torch.nn.functional.gelu(x),
         UNKNOWN.format(what="torch.gelu"),

@@ -182,6 +182,7 @@ FUNCTIONS = [
         -ops.sigmoid(-X),
         ops.softplus(X * 8.0) - ops.softplus(V),
         ops.atan(X * V) / 2.0,
+        ops.erf(X - V) * 0.5,
         ops.power(abs(X) + 0.5, V - 1.0),
         ops.sign(X - 0.25) + ops.round(V * 4.0),
         ops.minimum(X, V) - ops.maximum(X, TAU),

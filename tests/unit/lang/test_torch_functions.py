@@ -13,7 +13,7 @@ from spikecore.lang.node import const
 
 #: torch's name -> the operation it records.
 TORCH_NAMES = {
-    **{name: name for name in "exp log sqrt sin cos tanh sigmoid softplus atan abs sign floor round".split()},
+    **{name: name for name in "exp log sqrt sin cos tanh sigmoid softplus atan erf abs sign floor round".split()},
     **{name: name for name in "minimum maximum clamp where detach add sub mul div neg ge gt le lt eq ne".split()},
     "arctan": "atan",
     "absolute": "abs",
@@ -33,7 +33,7 @@ PAIRED = set("pow minimum maximum add sub mul multiply div divide true_divide ge
 class TestTorchFunctions:
     def test_the_table_is_complete(self):
         """Every torch function that the language knows is tested here."""
-        assert set(FROM_TORCH) == {*TORCH_NAMES, "square", "reciprocal", "relu"}
+        assert set(FROM_TORCH) == {*TORCH_NAMES, "special_erf", "square", "reciprocal", "relu"}
 
     @pytest.mark.parametrize("name", TORCH_NAMES)
     def test_records_the_same_node(self, name):
@@ -57,9 +57,10 @@ class TestTorchFunctions:
         assert (repr(torch.square(x).node), repr(torch.reciprocal(x).node)) == ("x * x", "1 / x")
         assert repr(torch.relu(x).node) == "where(x <= 0, 0, x)"
 
-    def test_relu_by_its_other_names(self):
-        """torch.nn.functional.relu records sc.ops.relu; in place it is refused."""
+    def test_other_names(self):
+        """torch.special.erf and torch.nn.functional.relu are known; relu in place is refused."""
         x = Expr(Node("input", (), "x"))
+        assert torch.special.erf(x).node == sc.ops.erf(x).node
         assert torch.nn.functional.relu(x).node == sc.ops.relu(x).node == torch.relu(x).node
         with pytest.raises(sc.lang.TraceError, match="torch.relu with inplace is not part of the language"):
             torch.nn.functional.relu(x, inplace=True)
