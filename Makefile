@@ -45,12 +45,13 @@ NUMBA_INSTALLED := $(VENV)/.numba-installed
 TRITON_INSTALLED := $(VENV)/.triton-installed
 NVRTC_INSTALLED := $(VENV)/.nvrtc-installed
 PACKAGING_INSTALLED := $(VENV)/.packaging-installed
+DOCS_INSTALLED := $(VENV)/.docs-installed
 
 # What `make check` gives to mypy, two at a time.
 TYPED := spikecore spikecore-numba spikecore-triton
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-plugins test-kernels check test-docs test-peers test-floor package clean distclean $(addprefix types-,$(TYPED))
+.PHONY: help setup demo test test-plugins test-kernels check test-docs test-peers test-floor docs package clean distclean $(addprefix types-,$(TYPED))
 
 help:
 	@echo 'make demo         train a spiking network on handwritten digits, on the CPU kernels of the numba plugin'
@@ -61,6 +62,7 @@ help:
 	@echo 'make test-kernels compile every kind of CUDA kernel, and run them on the CPU; needs g++ and no GPU'
 	@echo 'make check        lint, format, import contracts and types'
 	@echo 'make test-docs    what the pages show, and whether their links and lists are right'
+	@echo 'make docs         build the documentation site, in build/docs/; a warning is an error'
 	@echo 'make test-peers   compare with other libraries, which it installs'
 	@echo 'make test-floor   the tests on Python 3.8 and torch 2.0.1, the oldest supported'
 	@echo 'make package      build and inspect wheels and source distributions, in dist/; needs no torch'
@@ -107,6 +109,13 @@ test-docs: $(INSTALLED)
 	@$(BIN)/python -m pytest tests/e2e/test_docs.py tests/e2e/test_backend_guide.py tests/null/test_backend_page.py \
 	    tests/null/test_plugins_page.py tests/null/test_api.py tests/null/test_repository.py $(ARGS)
 
+# The site with its gallery and reference, from this tree, anew: what an earlier build left would hide warnings. What is
+# drawn is the reference's, so the environment's choice of a backend does not count.
+docs: $(DOCS_INSTALLED)
+	@rm -rf build/docs docs/reference
+	@env -u SPIKECORE_BACKEND SPIKECORE_URL='$(URL)' $(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs $(ARGS)
+	@echo 'build/docs/index.html'
+
 test-peers: $(PEERS_INSTALLED)
 	@$(BIN)/python -m pytest -m peers tests/peers $(ARGS)
 
@@ -123,7 +132,7 @@ package: $(PACKAGING_INSTALLED)
 	@$(BIN)/python .ci/package.py --url '$(URL)'
 
 clean:
-	rm -rf build dist *.egg-info backends/*.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist docs/reference *.egg-info backends/*.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find . -name '.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
@@ -169,6 +178,11 @@ $(NVRTC_INSTALLED): Makefile $(INSTALLED)
 $(PACKAGING_INSTALLED): Makefile | $(BIN)/pip
 	@echo 'Installing $(PACKAGING)'
 	@$(PIP) install $(PACKAGING)
+	@touch $@
+
+$(DOCS_INSTALLED): $(INSTALLED)
+	@echo 'Installing spikecore[docs]'
+	@$(PIP) install --constraint $(VENV)/torch.txt --editable '.[docs]'
 	@touch $@
 
 # Without their dependencies, which would bring packages these comparisons never use.

@@ -130,6 +130,7 @@ class TestMetadata:
         names = {n.lower() for n in re.findall(r'"([A-Za-z][\w-]*)[>=<;]', extras)}
         tools = {"pytest", "pytest-xdist", "pre-commit", "ruff", "mypy", "import-linter"}
         imported = {"scikit-learn": "sklearn", "cupy-cuda12x": "cupy", "cupy-cuda13x": "cupy"}
+        imported.update({name: name.replace("-", "_") for name in ("myst-parser", "sphinx-copybutton")})
         code = "\n".join(
             path.read_text(encoding="utf-8")
             for folder in ("spikecore", "backends", "examples", "tests")
@@ -138,6 +139,20 @@ class TestMetadata:
         using = r'\b(?:from |import |import_module\("|importorskip\("|find_spec\(")'
         unused = [name for name in names - tools if not re.search(rf"{using}{imported.get(name, name)}\b", code)]
         assert unused == []
+
+
+class TestSite:
+    def test_every_page_is_in_the_menu(self) -> None:
+        """A page that no menu of docs/index.md names ends ``make docs``; found here without a build."""
+        docs = ROOT / "docs"
+        text = (docs / "index.md").read_text(encoding="utf-8")
+        named = []
+        for body in re.findall(r"```\{toctree\}\n(.*?)```", text, re.DOTALL):
+            lines = [line for line in body.splitlines() if line and not line.startswith(":")]
+            named += [re.sub(r".*<(.*)>", r"\1", line) for line in lines]
+        pages = {path.stem for path in docs.glob("*.*") if path.suffix in (".md", ".rst")} - {"index"}
+        there = sorted({*pages, "benchmarks/README"})
+        assert sorted(named) == there, "add the page to a toctree of docs/index.md, and a row to docs/guide.md"
 
 
 class TestContributing:

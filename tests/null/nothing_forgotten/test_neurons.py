@@ -137,6 +137,10 @@ NEURON_PLACES: Dict[str, Place] = {
     ),
     "docs/parameters.md: ## Ranges": exactly(with_a_range, described),
     "README.md: Ready-made": at_least(lambda: neurons() - {"Membrane"}, lambda: quoted(page("README.md"))),
+    "docs/_ext/units.py: PARAMETERS": at_least(
+        lambda: {param for name in modelled() for param in kinds()[name].params},
+        lambda: re.findall(r'"(?:\w+\.)?(\w+)": \(', listed("docs/_ext/units.py", "PARAMETERS")),
+    ),
     "docs/coming-from.md": at_least(of_spikingjelly, lambda: quoted(page("docs/coming-from.md"))),
     "tests/peers/test_spikingjelly.py: NEURONS": at_least(
         of_spikingjelly, lambda: re.findall(r"\w+Node", page("tests/peers/test_spikingjelly.py"))
@@ -190,6 +194,10 @@ SURROGATE_PLACES: Dict[str, Place] = {
         surrogates, lambda: re.findall(r"S\.(\w+)\(", listed("tests/unit/test_surrogate.py", "FORMULAS"))
     ),
     "docs/neurons.md: There are `ATan`, ...": at_least(surrogates, lambda: quoted(page("docs/neurons.md"))),
+    "docs/_ext/units.py: FIELDS": at_least(
+        lambda: {field.name for name in surrogates() for field in fields(getattr(sc.surrogate, name))},
+        lambda: re.findall(r'"(?:\w+\.)?(\w+)": \(', listed("docs/_ext/units.py", "FIELDS")),
+    ),
     "README.md: the number of surrogates": at_least(
         lambda: [f"{NUMBERS[len(surrogates()) - 17]} surrogates"],
         lambda: [" ".join(found) for found in re.findall(r"([a-z-]+)\s+(surrogates)", page("README.md").lower())],

@@ -1,0 +1,55 @@
+"""Lists of arguments in docstrings, ``name: what it is`` a line each, as the definition lists that Sphinx reads."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, List
+
+#: Headings of such lists, which no page of the site needs: the list says it.
+_HEADINGS = {"Parameters", "Attributes"}
+_ENTRY = re.compile(r"(\*{0,2}\w+(?:, \*{0,2}\w+)*): (.*)")
+
+
+def with_lists(lines: List[str]) -> List[str]:
+    """The lines, where each paragraph that is such a list became one of Sphinx's."""
+    found: List[str] = []
+    paragraph: List[str] = []
+    for line in [*lines, ""]:
+        if paragraph and paragraph[-1] in _HEADINGS and set(line) == {"-"}:
+            paragraph.pop()
+        elif line.strip():
+            paragraph.append(line)
+        else:
+            found += [*(_listed(paragraph) if _is_list(paragraph) else paragraph), ""]
+            paragraph = []
+    return found
+
+
+def _is_list(paragraph: List[str]) -> bool:
+    heads = [line for line in paragraph if not line.startswith(" ")]
+    if not heads or paragraph[0] != heads[0] or not all(_ENTRY.fullmatch(line) for line in heads):
+        return False
+    # one sentence with a colon is no list, unless it begins with a name as code has it
+    return len(heads) > 1 or heads[0][0].islower()
+
+
+def _listed(paragraph: List[str]) -> List[str]:
+    found: List[str] = []
+    for line in paragraph:
+        entry = _ENTRY.fullmatch(line)
+        if entry and not line.startswith(" "):
+            found += [f"``{entry.group(1)}``", f"    {entry.group(2)}"]
+        else:
+            found.append(f"    {line.strip()}")
+    return found
+
+
+def changed(app: Any, what: str, name: str, obj: Any, options: Any, lines: List[str]) -> None:
+    """Called by autodoc for every docstring."""
+    lines[:] = with_lists(lines)
+
+
+def setup(app: Any) -> Dict[str, Any]:
+    """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", changed)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

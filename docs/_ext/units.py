@@ -1,0 +1,67 @@
+"""What the gallery says of each parameter of a neuron and each field of a surrogate: its unit, and what it is.
+
+Time constants are in time steps, potentials in the unit that the threshold is given in.
+"""
+
+from __future__ import annotations
+
+from typing import Tuple
+
+POTENTIAL, STEPS, FRACTION, NUMBER = "potential", "time steps", "per time step", "number"
+
+#: Parameter of a neuron -> unit, and what it is; ``Class.name`` where a name means another thing there.
+PARAMETERS = {
+    "tau": (STEPS, "time constant of the potential"),
+    "tau_w": (STEPS, "time constant of the recovery current"),
+    "threshold": (POTENTIAL, "where the neuron fires"),
+    "v_reset": (POTENTIAL, "where a hard reset puts the potential, and where it starts"),
+    "v_rest": (POTENTIAL, "where the potential rests"),
+    "v_c": (POTENTIAL, "critical potential, above which it grows by itself"),
+    "a0": ("1 / potential", "strength of the quadratic charge"),
+    "delta_t": (POTENTIAL, "sharpness of the upstroke"),
+    "theta_rh": (POTENTIAL, "rheobase potential"),
+    "w_rest": (POTENTIAL, "where the recovery current starts"),
+    "a": (NUMBER, "how much the potential drives the recovery current"),
+    "b": (POTENTIAL, "what a spike adds to the recovery current"),
+    "k": (NUMBER, "gain of the potential"),
+    "w": (NUMBER, "1/tau is sigmoid(w)"),
+    "rho": (FRACTION, "part of the adaptation that remains after a step"),
+    "alpha": (FRACTION, "part of the current that remains after a step"),
+    "beta": (FRACTION, "part of the potential that remains after a step"),
+    "ALIF.beta": (POTENTIAL, "what a spike adds to the threshold"),
+}
+
+#: Field of a surrogate -> unit, and what it is.
+FIELDS = {
+    "alpha": ("1 / potential", "steepness"),
+    "slope": ("1 / potential", "steepness"),
+    "gamma": ("1 / potential", "height at the threshold"),
+    "width": (POTENTIAL, "half the width of the base"),
+    "w": (POTENTIAL, "half the width of the middle piece"),
+    "c": ("1 / potential", "height outside"),
+    "n": (NUMBER, "terms of the series"),
+    "period": (POTENTIAL, "period of the wave"),
+    "beta": (NUMBER, "height of the tail above the threshold"),
+    "leak": ("1 / potential", "height below the threshold"),
+    "k": ("1 / potential", "height above the threshold"),
+    "SuperSpike.alpha": ("1 / potential", "height at the threshold"),
+    "FakeNumericalGradient.alpha": ("1 / potential", "height at the threshold"),
+    "LogTailedReLU.alpha": ("1 / potential", "height below the threshold"),
+    "QPseudoSpike.alpha": (NUMBER, "exponent of the tails"),
+}
+
+
+def of_parameter(owner: str, name: str) -> Tuple[str, str]:
+    """Unit and meaning of a parameter of a neuron; a page without them is not built."""
+    found = PARAMETERS.get(f"{owner}.{name}") or PARAMETERS.get(name)
+    if found is None:
+        raise LookupError(f"docs/_ext/units.py has no unit of {owner}'s parameter {name}: add it to PARAMETERS")
+    return found
+
+
+def of_field(owner: str, name: str) -> Tuple[str, str]:
+    """Unit and meaning of a field of a surrogate; a page without them is not built."""
+    found = FIELDS.get(f"{owner}.{name}") or FIELDS.get(name)
+    if found is None:
+        raise LookupError(f"docs/_ext/units.py has no unit of {owner}'s field {name}: add it to FIELDS")
+    return found

@@ -1,0 +1,125 @@
+"""The documentation site: what its extensions write is what the code says."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import spikecore as sc
+
+DOCS = Path(__file__).parents[2] / "docs"
+SURROGATES = sorted(set(sc.surrogate.__all__) - {"Surrogate"})
+#: What the functions of a printed program are in Python.
+FUNCTIONS = {
+    "abs": abs,
+    "where": lambda condition, a, b: a if condition else b,
+    "exp": math.exp,
+    "cos": math.cos,
+    "floor": math.floor,
+    "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
+    "power": math.pow,
+    "maximum": max,
+    "minimum": min,
+    "clamp": lambda x, low, high: min(max(x, low), high),
+}
+
+
+def extension(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module of ``docs/_ext``, which Sphinx finds by the path that ``conf.py`` adds."""
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    spec = importlib.util.spec_from_file_location(name, DOCS / "_ext" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+def test_the_formula_of_a_surrogate_is_its_derivative(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The expression that the gallery shows, computed by Python, is what the class computes."""
+    formulas = extension("formulas", monkeypatch)
+    surrogate = getattr(sc.surrogate, name)()
+    shown = ast.unparse(formulas.derivative(str(sc.IF(surrogate=surrogate).program))) if hasattr(ast, "unparse") else ""
+    if not shown:
+        pytest.skip("Python 3.8 cannot write an expression as text")
+    values = {**FUNCTIONS, **vars(surrogate)}
+    for u in (-1.7, -0.3, 0.01, 0.4, 2.5):
+        wanted = torch.as_tensor(surrogate.derivative(torch.tensor(u, dtype=torch.float64)))
+        assert eval(shown, values, {"u": u}) == pytest.approx(float(wanted), rel=1e-6), u
+
+
+def test_the_formula_of_a_neuron(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States before the step have the index t-1, inputs and states after it t; a fraction has its parts."""
+    text = extension("formulas", monkeypatch).of_neuron(str(sc.LIF().program), frozenset({"v"}))
+    words = re.sub(r"<[^>]+>", "", text).replace("\xa0", " ").replace("&#xA0;", " ")
+    assert words == "h=vt−1+xt−(vt−1−vreset)τz=[h−ϑ≥0]vt=vreset  where z=1h  elsewhere "
+    assert text.count("<mfrac>") == 1
+
+
+def test_arguments_in_a_docstring_become_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines ``name: ...`` with their continuations become definitions; a sentence with a colon stays one."""
+    with_lists = extension("docstrings", monkeypatch).with_lists
+    given = [
+        "Sums.",
+        "",
+        "Parameters",
+        "----------",
+        "x, y: values",
+        "    of one shape",
+        "out: where",
+        "",
+        "Note: text.",
+    ]
+    wanted = ["Sums.", "", "``x, y``", "    values", "    of one shape", "``out``", "    where", "", "Note: text.", ""]
+    assert with_lists(given) == wanted
+
+
+@pytest.mark.parametrize(
+    ("url", "link", "wanted"),
+    [
+        ("", "[e](../examples/ecg.py)", "{download}`e <../examples/ecg.py>`"),
+        ("", "[c](../examples/common)", "c"),
+        ("https://host/r", "[e](../examples/ecg.py)", "[e](https://host/r/blob/HEAD/examples/ecg.py)"),
+        (
+            "",
+            "[s](speed.md#precision) [g](gallery.rst) [b](#below)",
+            "[s](speed.md#precision) [g](gallery.rst) [b](#below)",
+        ),
+    ],
+)
+def test_links_that_leave_the_pages(url: str, link: str, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file outside is a link to the repository, else a copy, else text; links among pages stay."""
+    outside = extension("outside", monkeypatch)
+    assert outside.with_links(link, DOCS / "guide.md", DOCS, url) == wanted
+    fenced = f"```sh\n{link}\n```\n"
+    assert outside.with_links(fenced, DOCS / "guide.md", DOCS, url) == fenced
+
+
+@pytest.mark.parametrize("name", ["sphinx", "myst_parser", "furo", "sphinx_copybutton"])
+def test_the_extra_docs_is_what_the_site_is_built_with(name: str) -> None:
+    """``make docs`` installs what conf.py names: the extension is there, and is named there."""
+    pytest.importorskip("sphinx", reason="the extra docs is not installed")
+    pytest.importorskip("myst_parser", reason="the extra docs is not installed")
+    pytest.importorskip("furo", reason="the extra docs is not installed")
+    pytest.importorskip("sphinx_copybutton", reason="the extra docs is not installed")
+    assert f'"{name}' in (DOCS / "conf.py").read_text(encoding="utf-8") or name == "sphinx"
+
+
+def test_every_neuron_and_surrogate_has_its_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gallery goes through ``__all__``: a new class has formula, picture and parameters, or ends the build."""
+    pytest.importorskip("sphinx", reason="the extra docs is not installed")
+    gallery = extension("gallery", monkeypatch)
+    assert {kind.__name__ for kind in gallery.neurons()} == set(sc.neurons.__all__)
+    assert {kind.__name__ for kind in gallery.surrogates()} == set(SURROGATES)
+    for section in map(gallery.neuron_section, gallery.neurons()):
+        assert section[0] in gallery.NO_NEURONS or {"<svg", "<math", "list-table"} <= {
+            word for word in ("<svg", "<math", "list-table") if word in "\n".join(section)
+        }, section[0]
