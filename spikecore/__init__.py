@@ -1,6 +1,7 @@
 """One definition of a spiking neuron, written as equations; every accelerator runs it, trains it, and agrees on it."""
 
 from spikecore import encode, functional, layers, losses, metrics, plot, surrogate
+from spikecore._carried import load_state_dict_of_state, state_dict_of_state
 from spikecore._convert import Conversion, convert
 from spikecore._delay import Delay
 from spikecore._explain import Explanation, explain
@@ -11,6 +12,7 @@ from spikecore._plugins.hookspecs import hookimpl
 from spikecore._plugins.registry import BackendStatus
 from spikecore._plugins.selection import backends, use_backend
 from spikecore._source import kernel_source
+from spikecore._streaming import set_step
 from spikecore._version import __version__ as __version__
 from spikecore.backend import (
     Backend,
@@ -92,6 +94,7 @@ __all__ = [
     "kernel_source",
     "layers",
     "load_checkpoint",
+    "load_state_dict_of_state",
     "losses",
     "metrics",
     "monitor",
@@ -102,6 +105,8 @@ __all__ = [
     "reset",
     "save_checkpoint",
     "set_backend",
+    "set_step",
+    "state_dict_of_state",
     "surrogate",
     "training_model",
     "unfuse",

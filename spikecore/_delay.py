@@ -164,6 +164,9 @@ class Delay(Positions):
         y = all_steps(of, x, past)
         return y, {PAST: following(self.max_delay, x, past)} if final else {}
 
+    def _state_names(self) -> Mapping[str, bool]:
+        return {PAST: False}
+
     def in_words(self) -> str:
         """Delays in a few words."""
         delay: Any = self.delay

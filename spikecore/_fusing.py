@@ -115,7 +115,7 @@ def _parts(sequence: nn.Module, places: Counter[nn.Module], folded: bool = False
         if not folded and type(part) is TimeBatched and not is_watched(part):
             inside = part.module
         through = _is_sequence(inside) and places[part] == 1 == places[inside]
-        now_folded = folded or inside is not part
+        now_folded = folded or (inside is not part and part.step == "multi")
         if through:
             yield from _parts(inside, places, now_folded)
         else:

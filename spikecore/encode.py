@@ -4,6 +4,7 @@ Rules of this module:
 
 - An encoder is a module, ``encoder(x) -> [T, *x.shape]``, in the dtype and on the device of ``x``; ``Delta`` takes
   values that have a time dimension already, ``[T, ...] -> [T, ...]``.
+- ``step="single"`` (``sc.set_step``) makes one step, ``[*N] -> [*N]``, where a step can be made alone.
 - ``x`` is floating point, scaled to [0, 1] where a formula says so. Nothing reads a value on the host: out-of-range
   values are clamped, never an error.
 - Every encoder takes ``generator``, so that one can take another's place; the deterministic ones draw nothing from it.
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from spikecore._shell import checks
 from spikecore._shell.repeated import repeat
+from spikecore._shell.stepped import Stepped
 from spikecore.backend import Unsupported
 from spikecore.dtypes import compute_dtype
 from spikecore.lang._plain import is_compiling
@@ -28,8 +30,15 @@ from spikecore.lang._plain import is_compiling
 __all__ = ["Constant", "Delta", "Encoder", "Latency", "Poisson"]
 
 
-class Encoder(nn.Module):
-    """Base of the encoders: checks the input, keeps the generator. A subclass writes :meth:`encode`."""
+class Encoder(Stepped):
+    """Base of the encoders: checks the input, keeps the generator. A subclass writes :meth:`encode`; one that can make
+    a step alone writes :meth:`encode_step`, too, and sets ``only_multi = ""``.
+    """
+
+    only_multi = (
+        "it makes all time steps of its input together; leave it out of the network, and give what it makes one step "
+        "after the other"
+    )
 
     #: Names of the attributes that ``repr`` shows.
     settings: Tuple[str, ...] = ()
@@ -46,13 +55,17 @@ class Encoder(nn.Module):
         """The spike train of a checked input."""
         raise NotImplementedError(f"{type(self).__name__} must define encode(x)")
 
+    def encode_step(self, x: Tensor) -> Tensor:
+        """One step of the spike train of a checked input, in single-step mode."""
+        raise NotImplementedError(f"{type(self).__name__} must define encode_step(x)")
+
     def forward(self, x: Tensor) -> Tensor:
-        """``x -> [T, *x.shape]``. Raises TypeError if ``x`` is not a floating-point tensor."""
+        """``x -> [T, *x.shape]``, of one step ``x -> [*x.shape]``. TypeError if ``x`` is no floating-point tensor."""
         if not isinstance(x, Tensor):
             raise TypeError(f"x must be a tensor, got {type(x).__name__}")
         if not x.is_floating_point():
             raise TypeError(f"x must be floating point, got {x.dtype}; convert and scale it, as in x.float() / 255")
-        return self.encode(x)
+        return self.encode(x) if self._step == "multi" else self.encode_step(x)
 
     def extra_repr(self) -> str:
         """The settings, as keyword arguments."""
@@ -81,12 +94,15 @@ class Poisson(Encoder):
     numbers are drawn in float32 (float64 for float64) whatever the dtype of ``x``, so that probabilities are not
     rounded to those of half precision; probability 0 never spikes, 1 always.
 
+    In single-step mode each call draws one step; a generator then gives other numbers than for all steps at once.
+
     Raises TypeError or ValueError for ``steps`` not a positive integer or a factor that is not a finite number,
     ValueError for a generator on another device than ``x``. Source: snnTorch's ``spikegen.rate``. Bernoulli in discrete
     time is what the field calls Poisson coding.
     """
 
     settings = ("steps", "gain", "offset")
+    only_multi = ""
 
     def __init__(
         self, steps: int, *, gain: float = 1.0, offset: float = 0.0, generator: Optional[torch.Generator] = None
@@ -98,6 +114,13 @@ class Poisson(Encoder):
 
     def encode(self, x: Tensor) -> Tensor:
         """``[*N] -> [steps, *N]``."""
+        return self._drawn(x, (self.steps, *x.shape))
+
+    def encode_step(self, x: Tensor) -> Tensor:
+        """``[*N] -> [*N]``."""
+        return self._drawn(x, x.shape)
+
+    def _drawn(self, x: Tensor, shape: Tuple[int, ...]) -> Tensor:
         if self.generator is not None and not checks.is_device(self.generator.device, x.device):
             way_out = f"make it with torch.Generator(device={str(x.device)!r})"
             if x.device.type == "ipu":
@@ -109,7 +132,7 @@ class Poisson(Encoder):
                 "encode before the compiled network"
             )
         probability = (x.to(compute_dtype(x.dtype)) * self.gain + self.offset).clamp(0.0, 1.0)
-        drawn = torch.rand((self.steps, *x.shape), generator=self.generator, device=x.device, dtype=probability.dtype)
+        drawn = torch.rand(shape, generator=self.generator, device=x.device, dtype=probability.dtype)
         return (drawn < probability).to(x.dtype)
 
 
@@ -217,12 +240,14 @@ class Delta(Encoder):
 class Constant(Encoder):
     """The value itself at every step: direct, or current, coding; the first layer of neurons makes the spikes.
 
-    ``x [*N] -> [steps, *N]``, a view that repeats ``x`` without a copy and passes its gradient.
+    ``x [*N] -> [steps, *N]``, a view that repeats ``x`` without a copy and passes its gradient; ``x`` itself in
+    single-step mode.
 
     Raises TypeError or ValueError for ``steps`` not a positive integer. ``generator`` is not used.
     """
 
     settings = ("steps",)
+    only_multi = ""
 
     def __init__(self, steps: int, *, generator: Optional[torch.Generator] = None) -> None:
         super().__init__(generator=generator)
@@ -231,6 +256,10 @@ class Constant(Encoder):
     def encode(self, x: Tensor) -> Tensor:
         """``[*N] -> [steps, *N]``."""
         return repeat(x, self.steps)
+
+    def encode_step(self, x: Tensor) -> Tensor:
+        """``[*N] -> [*N]``."""
+        return x
 
 
 def _steps(steps: int) -> int:

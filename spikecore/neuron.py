@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from types import MappingProxyType
-from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, ClassVar, Dict, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -282,13 +282,14 @@ class Neuron(Watched):
 
     # -- module
 
+    def _state_names(self) -> Mapping[str, bool]:
+        return dict.fromkeys(self.states, True)
+
     def extra_repr(self) -> str:
         """Parameters, configuration, and which backend was asked for and bound."""
         learnt = {name for name, _ in self.named_parameters(recurse=False)}
-        parts: List[str] = []
-        for name in self.params:
-            text = parameters.shown(getattr(self, name))
-            parts.append(f"{name}={text}" + (" (learnt)" if name in learnt else ""))
+        shown = {name: parameters.shown(getattr(self, name)) for name in self.params}
+        parts = [f"{name}={text}" + (" (learnt)" if name in learnt else "") for name, text in shown.items()]
         usual = {"step": "multi", "detach_reset": False, "channel_dim": 1}
         own = [name for name in self.configuration if name not in Neuron.configuration]
         told = [name for name in (*own, *Neuron.configuration) if getattr(self, name) != usual.get(name)]

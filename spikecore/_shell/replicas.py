@@ -38,7 +38,9 @@ def makes_time(net: Any) -> bool:
 
     An encoder that does so has a true attribute ``makes_time``, as those of :mod:`spikecore.encode` have.
     """
-    return isinstance(net, nn.Module) and any(getattr(one, "makes_time", False) for one in net.modules())
+    return isinstance(net, nn.Module) and any(
+        getattr(one, "makes_time", False) and getattr(one, "step", "multi") == "multi" for one in net.modules()
+    )
 
 
 #: What is wrong with the default of ``nn.DataParallel``.

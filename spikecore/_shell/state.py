@@ -39,6 +39,8 @@ class Stateful(nn.Module):
     #: Attributes of configuration -> how their values are checked, in the constructor and whenever they are set.
     configuration: ClassVar[Mapping[str, checks.Check]] = {"step": checks.step}
 
+    #: Whether it may be without a state although the network runs, as a dropout in ``eval()``.
+    may_rest: ClassVar[bool] = False
     #: Whether a multi-step call ever continued: a recomputation may have to, although ``carry_state`` has ended.
     _has_carried = False
     _cut: int
@@ -107,6 +109,10 @@ class Stateful(nn.Module):
         slot["_state"] = state
         if not is_compiling():
             slot["_passed"] = freed.watched(outputs, state)
+
+    def _state_names(self) -> Optional[Mapping[str, bool]]:
+        """The names of its states, and whether each has the shape of one time step; None: they are not declared."""
+        return None
 
     def _own_names(self) -> Collection[str]:
         """Attributes that are for others to set."""
@@ -245,3 +251,8 @@ def _slot_eagerly(module: Stateful, calls: bool) -> recompute.Slot:
 def own_names(module: Stateful) -> Collection[str]:
     """The attributes of ``module`` that are for others to set."""
     return module._own_names()
+
+
+def names_of_state(module: Stateful) -> Optional[Mapping[str, bool]]:
+    """The names of the states of ``module``, and whether each has the shape of one time step; None: not declared."""
+    return module._state_names()

@@ -115,6 +115,10 @@ class Recurrent(Stateful):
         out, final, trace = self._steps(x, state, names)
         return (out, final, trace) if names else (out, final)
 
+    def _state_names(self) -> Mapping[str, bool]:
+        names = dict.fromkeys((*self.neuron.states, FEEDBACK), True)
+        return {**names, PAST: False} if isinstance(self.linear, Delay) else names
+
     def _steps(
         self, x: Tensor, state: Optional[Mapping[str, Tensor]], record: Tuple[str, ...], final: bool = True
     ) -> Tuple[Tensor, State, Dict[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""Layers around neurons: stateless modules applied to all time steps at once, normalisation, and delays."""
+"""Stateless modules applied to all time steps in one call."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ from typing import Any, Tuple
 
 from torch import Tensor, nn
 
-from spikecore._delay import Delay
-from spikecore._hoisting import for_one_step, per_sample
-from spikecore._norm_neuron import NormNeuron
+from spikecore._hoisting import for_one_step
 from spikecore._shell.repeated import folded, repeat, step_of, unfolded
 from spikecore._shell.state import Stateful
+from spikecore._shell.stepped import Stepped
 from spikecore.lang._plain import is_compiling
 
-__all__ = ["Delay", "NormNeuron", "TimeBatched", "per_sample"]
 
-
-class TimeBatched(nn.Module):
+class TimeBatched(Stepped):
     """Applies stateless modules to ``[T, B, ...]`` in one call, with time folded into the batch.
 
     ``y[t] = module(x[t])`` for every step, computed as ``module(x.flatten(0, 1))``; ``[T, B, ...] -> [T, B, ...]``, the
@@ -27,18 +24,21 @@ class TimeBatched(nn.Module):
     Batch normalisation sees T * B samples: in training its statistics are those over time and batch together, one
     update of the running ones per call, not one set per step. Dropout draws a new mask for every step.
 
+    ``step="single"``: x is one step, ``[B, ...] -> [B, ...]``, and the modules are called as they are; then batch
+    normalisation in training sees B samples. :func:`spikecore.set_step` sets it for a network.
+
     Where ``x`` is the same at every step, as behind ``sc.encode.Constant``, the layers up to the first one that needs
     all steps are computed once, ``[B, ...]``, with the same values, gradients and running statistics: the guide says
     which layers ("First layers once"), :func:`per_sample` lets a module of your own take part. The output is then a
     view that repeats one step.
 
     Raises TypeError for something that is not a module, no tensor in or no tensor out; ValueError without modules, for
-    one that contains a stateful neuron (a neuron needs the time dimension: place it outside), for ``x`` of fewer than
-    two dimensions, and for a module that changes the size of the leading dimension. What the module itself raises says
-    how ``x`` was taken.
+    one that contains a stateful neuron or what else needs the time dimension (place it outside), for ``x`` of too few
+    dimensions, and for a module that changes the size of the leading dimension. What the module itself raises says how
+    ``x`` was taken.
     """
 
-    def __init__(self, *modules: nn.Module) -> None:
+    def __init__(self, *modules: nn.Module, step: str = "multi") -> None:
         super().__init__()
         if not modules:
             raise ValueError("TimeBatched needs at least one module, as in TimeBatched(nn.Conv2d(2, 8, 3))")
@@ -52,12 +52,22 @@ class TimeBatched(nn.Module):
                         f"{where} of TimeBatched is a stateful neuron, {type(part).__name__}, which needs the time "
                         f"dimension; place it after, as in nn.Sequential(TimeBatched(conv), neuron)"
                     )
+                if isinstance(part, Stepped) and part.mixes_time:
+                    where = f"module {position}" + (f", at {name!r}," if name else "")
+                    raise ValueError(
+                        f"{where} of TimeBatched is {type(part).__name__}, which needs the time dimension; place it "
+                        f"outside, as in nn.Sequential(TimeBatched(conv), {type(part).__name__}(...))"
+                    )
         self.module = modules[0] if len(modules) == 1 else nn.Sequential(*modules)
+        if step != "multi":
+            self.step = step
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[T, B, ...] -> [T, B, ...]``."""
+        """``[T, B, ...] -> [T, B, ...]``, or ``[B, ...] -> [B, ...]`` in single-step mode."""
         if not isinstance(x, Tensor):
             raise TypeError(f"x must be a tensor, got {type(x).__name__}")
+        if self._step == "single":
+            return self._one(x)
         if x.ndim < 2:
             raise ValueError(f"x must be [T, B, ...] (time, batch), got shape {tuple(x.shape)}")
         steps, batch = x.shape[:2]
@@ -75,6 +85,27 @@ class TimeBatched(nn.Module):
             return repeat(y, steps)
         return unfolded(y, steps, batch)
 
+    def _one(self, x: Tensor) -> Tensor:
+        """The module on one step."""
+        if x.ndim < 1:
+            raise ValueError(f"x must be [B, ...], one step (step='single'), got shape {tuple(x.shape)}")
+        try:
+            y = self.module(x)
+        except (RuntimeError, ValueError) as error:
+            if is_compiling() or type(error) not in (RuntimeError, ValueError):
+                raise
+            raise type(error)(
+                f"TimeBatched took x of shape {tuple(x.shape)} for one time step (step='single'), and its module "
+                f"raised: {error}\nx must be [B, ...]; for [T, B, ...] call sc.set_step(net, 'multi')"
+            ) from error
+        if not isinstance(y, Tensor):
+            raise TypeError(f"the module of TimeBatched must return a tensor, got {type(y).__name__}")
+        return y
+
+    def extra_repr(self) -> str:
+        """The step mode, where it is not the usual one."""
+        return f"step={self.step!r}" if self._step != "multi" else ""
+
     def _folded(self, x: Tensor) -> Tuple[Any, bool]:
         """The module on time and batch as one, or on the one step that x repeats; and whether it was the one step."""
         if is_compiling():
@@ -87,7 +118,7 @@ class TimeBatched(nn.Module):
             raise type(error)(
                 f"TimeBatched took x of shape {tuple(x.shape)} for {x.shape[0]} time steps of a batch of "
                 f"{x.shape[1]}, and its module raised: {error}\nx must be [T, B, ...]. A network of "
-                "step='single' neurons has no time dimension: use the module there without TimeBatched"
+                "step='single' neurons has no time dimension: call sc.set_step(net, 'single')"
             ) from error
 
     def _computed(self, x: Tensor) -> Tuple[Any, bool]:

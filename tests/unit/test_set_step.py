@@ -1,0 +1,267 @@
+"""A network streams: single steps give the bits of a call of all steps, and their state is saved and loaded by name."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+
+import spikecore as sc
+from spikecore.layers import NormNeuron, TimeBatched
+
+T, B = 8, 3
+
+
+def dyadic(net):
+    """Weights with which no sum is rounded, since torch chooses its order by the number of samples."""
+    generator = torch.Generator().manual_seed(0)
+    for name, value in net.named_parameters():
+        if value.ndim > 1 or name.endswith("bias"):
+            value.data = torch.randint(-4, 5, value.shape, generator=generator).float() / 8
+    return net
+
+
+def network(**keywords):
+    """Convolutions, delays, feedback, and a read-out, as a user trains them."""
+    return dyadic(
+        nn.Sequential(
+            TimeBatched(nn.Conv2d(2, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6)),
+            sc.LIF(threshold=0.25, **keywords),
+            TimeBatched(nn.MaxPool2d(2)),
+            TimeBatched(nn.Conv2d(6, 6, 3, padding=1)),
+            NormNeuron(nn.BatchNorm2d(6), sc.ALIF(threshold=0.0625, **keywords)),
+            TimeBatched(nn.Flatten()),
+            sc.Delay(nn.Linear(24, 10), 3, learn=()),
+            sc.LIF(threshold=0.25, **keywords),
+            sc.Recurrent(sc.LIF(threshold=0.25, **keywords), nn.Linear(10, 10, bias=False)),
+            sc.Recurrent(sc.LIF(threshold=0.25, **keywords), sc.Delay(nn.Linear(10, 10, bias=False), 2, learn=())),
+            nn.Linear(10, 4, bias=False),
+            sc.LI(**keywords),
+        )
+    )
+
+
+def frames(seed=1):
+    """Whole numbers, ``[T, B, 2, 4, 4]``."""
+    return torch.randint(-3, 5, (T, B, 2, 4, 4), generator=torch.Generator().manual_seed(seed)).float()
+
+
+def trained(net):
+    """In ``eval()``, with running statistics that are powers of 2 and not those of a new network."""
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.fill_(0.5)
+            module.running_var.fill_(4.0 - module.eps)
+    return net.eval()
+
+
+def stream(net, x):
+    with torch.no_grad():
+        return torch.stack([net(step) for step in x])
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+def test_single_steps_give_the_bits_of_a_call(backend, fused):
+    """Convolutions, pooling, normalisation, delays, feedback; and back again. Reset begins anew."""
+    net = trained(network(backend=backend))
+    with torch.no_grad():
+        rates = [net[: k + 1](frames()).mean() for k in (1, 4, 7, 8, 9)]
+    assert all(0.02 < rate < 0.95 for rate in rates)
+    if fused:
+        sc.fuse(net)
+    with torch.no_grad():
+        expected = net(frames())
+    keys = list(net.state_dict())
+    assert sc.set_step(net, "single") is net
+    for _ in range(2):
+        assert torch.equal(stream(net, frames()), expected)
+        sc.reset(net)
+    assert not torch.equal(stream(net, frames().flip(0)), expected)
+    assert list(net.state_dict()) == keys
+    sc.set_step(net, "multi")
+    with torch.no_grad():
+        assert torch.equal(net(frames()), expected)
+
+
+def test_fuse_finds_pairs_of_single_steps():
+    """A network that is fused when it takes single steps normalises in the neuron, and gives the same."""
+    net = sc.set_step(trained(network()), "single")
+    expected = stream(net, frames())
+    sc.reset(sc.fuse(net))
+    assert "normalises" in repr(sc.explain(net, frames()[0], training=False))
+    sc.reset(net)
+    torch.testing.assert_close(stream(net, frames()), expected)
+
+
+def test_gradients_are_those_of_a_call():
+    """Backward through single steps: the gradient of every parameter and of the input."""
+    net, x = trained(network()).double(), frames().double().requires_grad_()
+    weight = torch.rand(T, B, 4, dtype=torch.float64)
+    wanted = [x, *net.parameters()]
+    expected = torch.autograd.grad((net(x) * weight).sum(), wanted)
+    sc.set_step(net, "single")
+    found = torch.autograd.grad((torch.stack([net(step) for step in x]) * weight).sum(), wanted)
+    assert any(one.ne(0).any() for one in expected)
+    torch.testing.assert_close(found, expected)
+
+
+def test_encoders():
+    """Constant gives its input, Poisson draws a step; those that need all steps are refused, and nothing is changed."""
+    image = torch.rand(B, 5)
+    net = sc.set_step(nn.Sequential(sc.encode.Constant(6), nn.Linear(5, 4), sc.LIF()), "single")
+    found = torch.stack([net(image) for _ in range(6)])
+    assert torch.equal(found, sc.set_step(net, "multi")(image))
+    drawing = sc.encode.Poisson(50)
+    torch.manual_seed(0)
+    sc.set_step(drawing, "single")
+    steps = torch.stack([drawing(image) for _ in range(400)])
+    assert steps.shape == (400, B, 5)
+    assert set(steps.unique().tolist()) == {0.0, 1.0}
+    torch.testing.assert_close(steps.mean(0), image, atol=0.1, rtol=0)
+    for encoder in (sc.encode.Latency(6), sc.encode.Delta()):
+        net = nn.Sequential(sc.LIF(), encoder, sc.LIF())
+        with pytest.raises(ValueError, match=rf"'1' is {type(encoder).__name__}, which takes no single steps: it make"):
+            sc.set_step(net, "single")
+        assert net[0].step == "multi"
+        with pytest.raises(ValueError, match="step='single' is not possible: it makes all"):
+            encoder.step = "single"
+    with pytest.raises(ValueError, match="step='one' must be 'multi'"):
+        drawing.step = "one"
+
+
+def test_what_counts_dimensions_or_steps_is_refused():
+    """By its name, and nothing is changed; where nothing would change it is not."""
+    for module, text in (
+        (nn.Flatten(2), r"'1' is Flatten\(start_dim=2.*counts dimensions from the front; put it into"),
+        (nn.Unflatten(2, (1, 2)), r"'1' is Unflatten.*counts dimensions from the front"),
+        (nn.LSTM(3, 3), r"'1' is LSTM.*: it is recurrent itself"),
+        (nn.MultiheadAttention(4, 1), r"(?s)'1' is Multihead.*: it attends over the dimension that time is in"),
+    ):
+        net = nn.Sequential(sc.LIF(), module, TimeBatched(nn.Flatten()))
+        with pytest.raises(ValueError, match=text):
+            sc.set_step(net, "single")
+        assert (net[0].step, net[2].step) == ("multi", "multi")
+        sc.set_step(net, "multi")
+    net = nn.Sequential(sc.LIF(), nn.Flatten(-3), sc.LIF())
+    assert sc.set_step(net, "single")[2].step == "single"
+    with pytest.raises(ValueError, match=r"sc\.set_step: step='stream' must be 'multi' .* or 'single'"):
+        sc.set_step(net, "stream")
+    with pytest.raises(TypeError, match=r"sc\.set_step: net=3 is a int; give the network itself"):
+        sc.set_step(3, "single")
+    sc.set_step(net, "multi")
+    with sc.carry_state(net), pytest.raises(RuntimeError, match=r"'0' is within sc\.carry_state\(net\); leave the blo"):
+        sc.set_step(net, "single")
+
+
+def test_time_batched_takes_one_step():
+    """Wrong shapes say how x was taken; the mode is shown, copied, and that of modules within does not matter."""
+    layer = TimeBatched(nn.Linear(5, 2), TimeBatched(nn.ReLU()), step="single")
+    x = torch.rand(B, 5)
+    assert torch.equal(layer(x), layer.module(x))
+    assert "step='single'" in repr(copy.deepcopy(layer))
+    assert "step" not in repr(TimeBatched(nn.ReLU()))
+    with pytest.raises(ValueError, match=r"x must be \[B, \.\.\.\], one step \(step='single'\), got shape \(\)"):
+        layer(torch.tensor(1.0))
+    with pytest.raises(RuntimeError, match=r"(?s)of shape \(3, 6\) for one time step.*call sc\.set_step"):
+        layer(torch.rand(3, 6))
+    with pytest.raises(ValueError, match="TimeBatched: step='one' must be"):
+        TimeBatched(nn.ReLU(), step="one")
+    old = TimeBatched(nn.Linear(5, 2))
+    old.__dict__.pop("_step", None)
+    assert old.step == "multi"
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_the_state_is_saved_and_loaded(single):
+    """A stream that is cut in the middle, saved to a file and loaded into another copy goes on with the same bits."""
+    net = trained(network())
+    sc.set_step(net, "single" if single else "multi")
+    other, x = copy.deepcopy(net), frames()
+
+    def call(which, part):
+        return stream(which, part) if single else which(part).detach()
+
+    file = io.BytesIO()
+    with sc.carry_state(net), sc.carry_state(other):
+        assert sc.state_dict_of_state(net) == {}
+        expected = call(net, x)
+        sc.reset(net)
+        first = call(net, x[:5])
+        state = sc.state_dict_of_state(net)
+        torch.save(state, file)
+        file.seek(0)
+        loaded = torch.load(file, weights_only=True)
+        rest = call(net, x[5:])
+        call(other, x[:2])
+        sc.load_state_dict_of_state(other, loaded)
+        assert torch.equal(call(other, x[5:]), rest)
+        assert torch.equal(torch.cat((first, rest)), expected)
+        sc.load_state_dict_of_state(net, {})
+        assert torch.equal(call(net, x), expected)
+    names = ["1.v", "4.neuron.v", "4.neuron.a", "6.past", "7.v", "8.v", "8.feedback", "9.v", "9.feedback", "9.past"]
+    assert list(state) == [*names, "11.v"]
+    assert all(value.grad_fn is None for value in state.values())
+
+
+def test_loading_copies():
+    """What was loaded is not changed by a call, and the graph of what is saved is cut."""
+    net = sc.LIF(step="single", learn=("tau",))
+    net(torch.rand(B, 5))
+    state = sc.state_dict_of_state(net)
+    assert list(state) == ["v"]
+    before = state["v"].clone()
+    sc.load_state_dict_of_state(net, state)
+    state["v"].zero_()
+    assert torch.equal(net.state["v"], before)
+    net(torch.rand(B, 5))
+    assert not torch.equal(sc.state_dict_of_state(net)["v"], before)
+
+
+def test_what_does_not_fit_is_named():
+    """Keys, shapes and types; nothing is changed then."""
+    net = sc.set_step(network(), "single")
+    stream(net, frames()[:2])
+    state = sc.state_dict_of_state(net)
+
+    def without(*keys):
+        return {key: value for key, value in state.items() if key not in keys}
+
+    for wrong, error, text in (
+        (without("4.neuron.a", "9.past"), KeyError, r"missing: 4\.neuron\.a, 9\.past\. Give the state"),
+        (without("1.v"), KeyError, r"missing: 1\.v\. .*or strict=False"),
+        ({**state, "12.v": state["1.v"]}, KeyError, r"network, unexpected: 12\.v\."),
+        ({**without("1.v"), "1.u": state["1.v"]}, KeyError, r"missing: 1\.v; unexpected: 1\.u"),
+        ({**state, "8.v": torch.zeros(2, 10)}, ValueError, r"one shape.*8\.v \(2, 10\), 8\.feedback \(3, 10\)"),
+        ({**state, "1.v": 0.5}, TypeError, r"1\.v must be a floating-point tensor, got float"),
+        ({**state, "1.v": state["1.v"].long()}, TypeError, r"1\.v must be a floating-point tensor, got torch\.int64"),
+        ([], TypeError, r"state=\[\] is a list; give what sc\.state_dict_of_state\(net\) gave"),
+    ):
+        with pytest.raises(error, match=text):
+            sc.load_state_dict_of_state(net, wrong)
+        assert all(torch.equal(value, state[key]) for key, value in sc.state_dict_of_state(net).items())
+    sc.load_state_dict_of_state(net, without("1.v"), strict=False)
+    assert net[1].state is None
+    smaller = {key: value[:2] for key, value in state.items()}
+    sc.load_state_dict_of_state(net, smaller)
+    with pytest.raises(ValueError, match=r"call sc\.reset\(net\)"):
+        net(frames()[0])
+    multi = network()
+    for call in (lambda: sc.state_dict_of_state(multi), lambda: sc.load_state_dict_of_state(multi, state)):
+        with pytest.raises(RuntimeError, match=r"no neuron of net=.* continues.*sc\.set_step\(net, 'single'\)"):
+            call()
+
+
+@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")  # by torch's compiler itself
+def test_compiled():
+    """torch.compile takes a stream of single steps, and gives what eager steps do."""
+    if not hasattr(getattr(torch, "compiler", None), "is_compiling"):
+        pytest.skip("before 2.3 torch does not say that it compiles")
+    torch.compiler.reset()
+    net = sc.set_step(trained(network()), "single")
+    expected = stream(net, frames())
+    sc.reset(net)
+    torch.testing.assert_close(stream(torch.compile(net, backend="aot_eager"), frames()), expected)
