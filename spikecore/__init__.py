@@ -7,7 +7,7 @@ from spikecore._delay import Delay
 from spikecore._explain import Explanation, explain
 from spikecore._fusing import fuse, unfuse
 from spikecore._hoisting import hoist, unhoist
-from spikecore._looking import Seen, monitor
+from spikecore._looking import Energy, Seen, energy, monitor
 from spikecore._plugins.hookspecs import hookimpl
 from spikecore._plugins.registry import BackendStatus
 from spikecore._plugins.selection import backends, use_backend
@@ -63,6 +63,7 @@ __all__ = [
     "CudaOptions",
     "DataLoader",
     "Delay",
+    "Energy",
     "Explanation",
     "InferenceStep",
     "Izhikevich",
@@ -85,6 +86,7 @@ __all__ = [
     "convert",
     "detach",
     "encode",
+    "energy",
     "explain",
     "functional",
     "fuse",

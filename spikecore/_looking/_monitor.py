@@ -17,6 +17,9 @@ from spikecore.functional import stateful_modules
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 
+#: What is watched.
+FIRING = (Neuron, Recurrent)
+
 
 @contextmanager
 def monitor(
@@ -93,7 +96,7 @@ def _watchable(net: nn.Module) -> Dict[str, Stateful]:
     found: Dict[str, Stateful] = {}
     within: Set[nn.Module] = set()
     for name, module in unwrapped(net).named_modules():
-        if isinstance(module, (Neuron, Recurrent)) and module not in within:
+        if isinstance(module, FIRING) and module not in within:
             found[name] = module
             within.update(module.modules())
     if not found:

@@ -110,6 +110,12 @@ class Layer(Watcher):
         return tuple(self._calls)
 
     @property
+    def steps(self) -> int:
+        """Time steps of the longest call; of single-step neurons those of all calls."""
+        steps = [call.steps for call in self._calls]
+        return sum(steps) if self._single else max(steps)
+
+    @property
     def fires(self) -> bool:
         """Whether what came out were spikes: of a shortcut that was added, whether all sums were whole numbers."""
         return bool(self._sums) and all(map(bool, self._whole.values()))

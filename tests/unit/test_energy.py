@@ -1,0 +1,251 @@
+"""``sc.energy`` counts the products that numbers ask for: a loop over all products counts the same."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+import spikecore as sc
+
+
+def spikes(*shape: int, rate: float = 0.3) -> torch.Tensor:
+    return (torch.rand(*shape, generator=torch.Generator().manual_seed(7)) < rate).float()
+
+
+def image(*shape: int) -> torch.Tensor:
+    """Numbers, some of which are 0."""
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(8)) * spikes(*shape, rate=0.6)
+
+
+def convolved(x: torch.Tensor, layer: nn.Conv2d) -> tuple:
+    """(products with an input other than 0, all products), one by one."""
+    batch, _, height, width = x.shape
+    rows, columns = layer(x).shape[2:]
+    within = layer.in_channels // layer.groups
+    each = layer.out_channels // layer.groups
+    found = every = 0
+    window = itertools.product(range(layer.kernel_size[0]), range(layer.kernel_size[1]))
+    for (i, j), r, c in itertools.product(list(window), range(rows), range(columns)):
+        y = r * layer.stride[0] - layer.padding[0] + i * layer.dilation[0]
+        z = c * layer.stride[1] - layer.padding[1] + j * layer.dilation[1]
+        if 0 <= y < height and 0 <= z < width:
+            for b, out in itertools.product(range(batch), range(layer.out_channels)):
+                begin = out // each * within
+                found += int((x[b, begin : begin + within, y, z] != 0).sum())
+                every += within
+    return found, every
+
+
+CONVOLUTIONS = [
+    {},
+    {"padding": 1},
+    {"padding": (2, 1), "stride": (2, 3)},
+    {"padding": 2, "dilation": 2},
+    {"padding": 1, "groups": 2},
+    {"groups": 4, "stride": 2},
+]
+
+
+@pytest.mark.parametrize("how", CONVOLUTIONS, ids=str)
+@pytest.mark.parametrize("x", [spikes(2, 4, 7, 8), image(2, 4, 7, 8)], ids=["spikes", "image"])
+def test_convolutions(x: torch.Tensor, how: dict) -> None:
+    """Padding makes no products, at edges or within strides; spikes are accumulates, an image multiply-accumulates."""
+    layer = nn.Conv2d(4, 8, (3, 2), **how)
+    found = sc.energy(layer, x)
+    asked, every = convolved(x, layer)
+    (row,) = found.layers
+    assert ((row.acs, row.macs) if bool((x == x.bool()).all()) else (row.macs, row.acs)) == (asked, 0)
+    assert row.products == every > asked > 0
+    assert row.twin == pytest.approx(4.6 * every / 2)
+
+
+def test_transposed_and_other_convolutions():
+    """A transposed convolution takes each input to a window of outputs, cut where padding takes them away."""
+    x = spikes(2, 4, 5, 6)
+    layer = nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2)
+    height, width = layer(x).shape[2:]
+    asked = 0
+    for y, z in x.nonzero()[:, 2:].tolist():
+        reached = [(2 * y - 1 + i, 2 * z - 1 + j) for i in range(3) for j in range(3)]
+        asked += 3 * sum(0 <= r < height and 0 <= s < width for r, s in reached)
+    assert sc.energy(layer, x).acs == asked
+    line = nn.Conv1d(3, 5, 4, padding=2)
+    x = spikes(2, 3, 9)
+    padded = nn.functional.pad(x, (2, 2)).unfold(2, 4, 1)
+    assert sc.energy(line, x).acs == 5 * int(padded.sum())
+    cube = nn.Conv3d(2, 3, 2)
+    x = spikes(1, 2, 4, 4, 4)
+    assert sc.energy(cube, x).acs == 3 * int(x.unfold(2, 2, 1).unfold(3, 2, 1).unfold(4, 2, 1).sum())
+
+
+def test_linear_layers_and_sparse_inputs():
+    """Each spike goes to every output; an input of numbers is counted where it is not 0; weights of 0 count."""
+    layer = nn.Linear(6, 5)
+    layer.weight.data[0] = 0
+    x = spikes(4, 3, 6)
+    found = sc.energy(layer, x, e_mac=2.0, e_ac=0.5)
+    assert (found.macs, found.acs, found.layers[0].products) == (0, 5 * int(x.sum()), 5 * x.numel())
+    assert found.energy == pytest.approx(0.5 * 5 * int(x.sum()) / 4)
+    assert found.twin == pytest.approx(2.0 * 5 * x.numel() / 4)
+    x = image(4, 3, 6)
+    assert (sc.energy(layer, x).macs, sc.energy(layer, x).acs) == (5 * int((x != 0).sum()), 0)
+    assert sc.energy(layer, torch.zeros(4, 6)).energy == 0
+
+
+class Attention(nn.Module):
+    def __init__(self, mixed: bool = False) -> None:
+        super().__init__()
+        self.mixed = mixed
+
+    def forward(self, q, k, v):
+        weights = q @ k.transpose(-2, -1)
+        if self.mixed:
+            weights = weights * 0.1 + torch.einsum("bnd,bmd->bnm", q, v)
+        return weights @ v
+
+
+def test_products_of_attention():
+    """Of two tensors that are no weights both must not be 0, in products and in einsum; one spike makes it an
+    accumulate.
+    """
+    q, k, v = (spikes(2, 5, 3, rate=rate) for rate in (0.3, 0.5, 0.4))
+    scores = q @ k.transpose(-2, -1)
+    asked = int(scores.sum())
+    for b, n, m, d in itertools.product(range(2), range(5), range(5), range(3)):
+        asked += int(scores[b, n, m] != 0 and v[b, m, d] != 0)
+    found = sc.energy(Attention(), (q, k, v))
+    assert (found.macs, found.acs) == (0, asked)
+    assert found.layers[0].products == 2 * (2 * 5 * 5 * 3)
+    numbers = image(2, 5, 3)
+    found = sc.energy(Attention(), (numbers, numbers, numbers))
+    first = int(((numbers != 0).float() @ (numbers != 0).float().transpose(-2, -1)).sum())
+    both = (numbers @ numbers.transpose(-2, -1) != 0).float()
+    assert (found.macs, found.acs) == (first + int((both @ (numbers != 0).float()).sum()), 0)
+    assert len(sc.energy(Attention(mixed=True), (q, k, v)).layers) == 1
+    if not hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu"):
+        return  # an older torch computes it by products, which are counted
+    with pytest.raises(sc.Unsupported, match=r"layer '' calls torch's .*attention.*, whose products cannot be seen"):
+        sc.energy(Fused(), q.unsqueeze(0))
+
+
+class Fused(nn.Module):
+    def forward(self, x):
+        return nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+def test_average_pooling_adds_and_its_scale_is_folded():
+    """An addition for each number other than 0 in a window; the layer behind it gets counts of spikes."""
+    x = spikes(2, 3, 6, 7)
+    for pool in (nn.AvgPool2d(2), nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False)):
+        size, stride, pad = (pool.kernel_size, pool.stride, pool.padding)
+        rows, columns = pool(x).shape[2:]
+        padded = nn.functional.pad(x, (pad, size + 2, pad, size + 2))
+        windows = [
+            padded[..., r * stride : r * stride + size, c * stride : c * stride + size]
+            for r in range(rows)
+            for c in range(columns)
+        ]
+        found = sc.energy(pool, x)
+        assert (found.macs, found.acs) == (0, sum(int(window.sum()) for window in windows))
+        assert found.twin == pytest.approx(0.9 * found.layers[0].sums / 2)
+    pool = nn.AdaptiveAvgPool2d((4, 3))
+    places = [
+        (range(i * 6 // 4, -(-(i + 1) * 6 // 4)), range(j * 7 // 3, -(-(j + 1) * 7 // 3)))
+        for i in range(4)
+        for j in range(3)
+    ]
+    assert sc.energy(pool, x).acs == sum(int(x[:, :, list(r)][..., list(c)].sum()) for r, c in places)
+    assert sc.energy(nn.AdaptiveAvgPool2d(1), x).acs == int(x.sum())
+    assert sc.energy(nn.MaxPool2d(2), x).layers == ()
+    net = nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(3, 4, 1))
+    found = sc.energy(net, x)
+    assert found.layers[1].acs == 4 * int(x[..., :6].sum())
+    assert found.macs == 0
+    half = sc.energy(nn.Linear(6, 2), (0.3 * x[0, 0, :, :6]).bfloat16().float())
+    assert (half.macs, half.acs) == (0, 2 * int(x[0, 0, :, :6].sum()))
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        sc.encode.Constant(4),
+        sc.layers.TimeBatched(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4)),
+        sc.LIF(),
+        sc.layers.TimeBatched(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)),
+        sc.LIF(),
+        nn.Flatten(2),
+        nn.Linear(4 * 36, 6),
+        sc.Recurrent(sc.LIF(), nn.Linear(6, 6)),
+    )
+
+
+def test_a_network_over_time_and_its_twin():
+    """The first layer is computed once for an image; the others at each step, on the spikes of the neurons before
+    them; feedback is seen although a kernel computes it; the twin takes every product once.
+    """
+    net, x = network(), 4 * torch.rand(3, 1, 6, 6)
+    net[6].weight.data.mul_(8)
+    net[6].bias.data.add_(1.5)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    net.eval()
+    with sc.monitor(net, spikes=True) as seen:
+        net(x)
+    net.train()
+    found = sc.energy(net, x)
+    assert (found.samples, found.steps) == (3, 4)
+    rows = {row.name: row for row in found.layers}
+    assert list(rows) == ["1.module.0", "3.module.0", "6", "7.linear"]
+    first, every = convolved(x, net[1].module[0])
+    assert (rows["1.module.0"].macs, rows["1.module.0"].acs) == (first, 0)
+    middle = convolved(seen["2"].spikes.flatten(0, 1), net[3].module[0])
+    assert (rows["3.module.0"].macs, rows["3.module.0"].acs) == (0, middle[0])
+    assert rows["6"].acs == 6 * int(seen["4"].spikes.sum())
+    assert rows["7.linear"].acs == 6 * int(seen["7"].spikes[:-1].sum()) > 0
+    products = every + middle[1] // 4 + 3 * (6 * 144 + 36)
+    assert found.twin == pytest.approx(4.6 * products / 3)
+    assert found.energy == pytest.approx((4.6 * found.macs + 0.9 * found.acs) / 3)
+    assert net.training
+    assert net[7].fused is None
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert sc.energy(sc.fuse(network()), x).macs == sc.energy(network(), x).macs
+
+
+def test_hoisted_layers_and_delays():
+    """A hoisted linear layer is counted once; a fixed delay has one product for each connection, at any lag."""
+    net = sc.hoist(nn.Sequential(sc.encode.Constant(5), nn.Linear(6, 4), sc.LIF()))
+    x = image(3, 6)
+    found = sc.energy(net, x)
+    assert found.macs == 4 * int((x != 0).sum())
+    assert found.twin == pytest.approx(4.6 * 24)
+    x = spikes(8, 2, 6)
+    for per in ("connection", "input"):
+        delay = sc.Delay(nn.Linear(6, 4), 3, delay=2.0, learn=(), per=per)
+        assert sc.energy(nn.Sequential(delay, sc.LIF()), x).acs == 4 * int(x[:-2].sum())
+
+
+def test_the_table_says_what_was_counted():
+    """Amounts per sample, energies with units, and where the constants stand."""
+    found = sc.energy(nn.Sequential(nn.Linear(1000, 50), nn.ReLU()), image(4, 1000))
+    text = str(found)
+    assert text.splitlines()[0].split() == ["layer", "kind", "MACs", "ACs", "computed", "energy", "ReLU", "twin"]
+    assert f"{found.macs / 4000:.2f} k" in text
+    assert "230.00 nJ" in text
+    assert "4.6 pJ a MAC, 0.9 pJ an AC" in text
+    assert "<td>230.00 nJ</td>" in found._repr_html_()
+
+
+def test_wrong_arguments_are_named():
+    """What is no network, no input, no energy."""
+    layer = nn.Linear(2, 2)
+    with pytest.raises(TypeError, match="net=3 is a int"):
+        sc.energy(3, torch.ones(2, 2))
+    with pytest.raises(TypeError, match="x=3 has no tensor"):
+        sc.energy(layer, 3)
+    for wrong in (-1.0, float("nan"), "4"):
+        with pytest.raises(ValueError, match="e_ac=.* must be picojoules of an operation, 0 or more"):
+            sc.energy(layer, torch.ones(2, 2), e_ac=wrong)
