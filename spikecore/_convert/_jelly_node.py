@@ -1,124 +1,39 @@
 """Nodes of SpikingJelly whose steps a neuron of spikecore computes, and containers that give it all steps at once.
 
 A node keeps what SpikingJelly's tools know of it: memories (``v``), ``step_mode``, ``store_v_seq``, ``reset``, and the
-functional form, which is what is written here. Its memories are the state of its neuron, too, so that ``sc.reset``,
-``sc.detach`` and the steps of ``sc.training_model`` reach them: whichever changed last counts.
+functional form, which is what is written here.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, ClassVar, Dict, Mapping, Optional, Sequence, Tuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from spikecore._convert._swapped import Carrying, Named, Swapped
 from spikecore._hoisting import is_watched_itself
-from spikecore._shell.state import State, keep
-from spikecore.neuron import Neuron
 
 Memories = Tuple[Any, ...]
+FIXED = {"v_reset": "set neuron.reset and neuron.v_reset", "surrogate_function": "set neuron.surrogate"}
 
 
-class Swapped:
-    """What classes made by :func:`swapped` share: copies and pickles find them by the class that they came from."""
-
-    _was: ClassVar[Any]
-
-    def __reduce__(self) -> Any:
-        return _blank, (Swapped._kind(self), self._was), self.__dict__.copy()
-
-    @staticmethod
-    def _kind(module: Any) -> Any:
-        return type(module).__mro__[1]
-
-
-@lru_cache(maxsize=None)
-def swapped(kind: Any, was: Any) -> Any:
-    """The class ``was``, with the methods of ``kind`` before its own."""
-    return type(was.__name__, (kind, was), {"_was": was, "__module__": kind.__module__, "__doc__": kind.__doc__})
-
-
-def _blank(kind: Any, was: Any) -> Any:
-    made = swapped(kind, was)
-    return made.__new__(made)
-
-
-class Flat(Swapped):
-    """A module whose entries in a ``state_dict`` are those of its child ``neuron``, under its own name."""
-
-    #: A :class:`spikecore.Neuron`.
-    neuron: Any
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the neuron."""
-        return self.neuron.state_dict(*args, **kwargs)
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        # the neuron, whose turn is next, looks below its own name
-        for key in [key for key in state_dict if key.startswith(prefix)]:
-            state_dict[f"{prefix}neuron.{key[len(prefix) :]}"] = state_dict.pop(key)
-
-
-class Named(Flat):
-    """A module whose attributes of old are those of its neuron."""
-
-    #: Their attribute -> that of the neuron.
-    _names: Mapping[str, str]
-
-    def __getattr__(self, name: str) -> Any:
-        held = self.__dict__
-        if name in held.get("_names", ()):
-            return getattr(held["_modules"]["neuron"], held["_names"][name])
-        self._before(name)
-        return super().__getattr__(name)  # type: ignore[misc]  # of nn.Module, which is a base of every such class
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        names = self.__dict__.get("_names", {})
-        if name in names:
-            setattr(self.neuron, names[name], value)
-        elif name in ("v_reset", "surrogate_function"):
-            ours = "reset and neuron.v_reset" if name == "v_reset" else "surrogate"
-            raise AttributeError(
-                f"{type(self).__name__}.{name} cannot be set since sc.convert; set neuron.{ours} of this module"
-            )
-        else:
-            super().__setattr__(name, value)
-            self._after(name)
-
-    def _before(self, name: str) -> None:
-        """Before an attribute is read that this module may not have yet."""
-
-    def _after(self, name: str) -> None:
-        """After an attribute was set."""
-
-
-class Node(Named):
+class Node(Carrying):
     """A spiking node. One call of one step or of all steps is one call of the neuron."""
 
-    #: Their memory -> the neuron's state.
-    _states: Mapping[str, str]
+    _fixed: ClassVar[Mapping[str, str]] = FIXED
+    stays: ClassVar[Tuple[str, ...]] = ()
     step_mode: str
     store_v_seq: bool
     v_seq: Optional[Tensor]
     _memories: Dict[str, Any]
     _memories_rv: Dict[str, Any]
-    #: The neuron's state when it was last that of the memories.
-    _agreed: Optional[State] = None
 
-    def _before(self, name: str) -> None:
-        if name in self.__dict__.get("_states", ()):
-            self._follow()
+    def _held(self) -> Dict[str, Any]:
+        return self._memories
 
-    def _after(self, name: str) -> None:
-        if name in self.__dict__.get("_states", ()):
-            self._agree()
-
-    def __reduce__(self) -> Any:
-        self._follow()
-        build, made_of, held = super().__reduce__()
-        memories = {name: _detached(value) for name, value in self._memories.items()}
-        return build, made_of, {**held, "_memories": memories, "_agreed": None, "v_seq": _detached(self.v_seq)}
+    def _rest(self, name: str) -> Any:
+        return self._memories_rv[name]
 
     def reset(self) -> None:
         """Memories are what they were at first."""
@@ -140,29 +55,12 @@ class Node(Named):
         self._follow()
         yield from self._memories.items()
 
-    def _follow(self) -> None:
-        """Take the neuron's state for the memories, if something else than this node changed it."""
-        state = self.neuron.state
-        if state is not self._agreed:
-            rest = self._memories_rv
-            self._memories.update(
-                {name: rest[name] if state is None else state[own] for name, own in self._states.items()}
-            )
-            self.__dict__["_agreed"] = state
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """A call of one step or all steps, by ``step_mode``."""
         self._follow()
         out = super().forward(*args, **kwargs)  # type: ignore[misc]  # of MemoryModule
         self._agree()
         return out
-
-    def _agree(self) -> None:
-        memories = {own: self._memories[name] for name, own in self._states.items()}
-        # numbers that SpikingJelly makes tensors of when it sees an input: rest, or what the user set
-        state = memories if all(isinstance(value, Tensor) for value in memories.values()) else None
-        keep(self.neuron, state)
-        self.__dict__["_agreed"] = state
 
     def materialize_states(self, inputs: Sequence[Tensor], states: Memories, step_mode: str) -> Memories:
         """As they are: numbers become tensors within the call, and rest needs none."""
@@ -226,6 +124,7 @@ class Node(Named):
 class ReadOut(Named):
     """``NonSpikingLIFNode``: potentials of all steps, from rest, and what ``decode`` makes of them."""
 
+    stays: ClassVar[Tuple[str, ...]] = ()
     decode: Optional[str]
     v: Tensor
 
@@ -266,18 +165,3 @@ class Steps(Swapped):
 
 def _is_watched(module: Any) -> bool:
     return is_watched_itself(module)
-
-
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, Tensor) else value
-
-
-def become(module: nn.Module, kind: Any, neuron: Neuron, names: Mapping[str, str], states: Mapping[str, str]) -> None:
-    """Make ``module`` one of ``kind`` that ``neuron`` computes. Their parameters are the neuron's already."""
-    for name in (*names, "v_reset", "surrogate_function"):
-        for held in (module.__dict__, module._parameters, module._modules):
-            held.pop(name, None)
-    module.__dict__["_names"], module.__dict__["_states"] = dict(names), dict(states)
-    was: Any = type(module)
-    module.__class__ = swapped(kind, was)
-    module._modules["neuron"] = neuron

@@ -7,47 +7,49 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from torch import nn
 
-from spikecore._convert import _spikingjelly
+from spikecore._convert import _snntorch, _spikingjelly
 from spikecore._convert._report import Conversion, Left
 from spikecore._shell.checks import shown
 
 #: How a module becomes one of ours: called, it changes the module and says what computes it now.
 Change = Callable[[], str]
 #: Packages whose modules are known, and what finds the change for a module: None for one that needs none.
-LIBRARIES: Dict[str, Callable[[Any], Optional[Change]]] = {"spikingjelly": _spikingjelly.change}
+LIBRARIES: Dict[str, Callable[[Any], Optional[Change]]] = {
+    "snntorch": _snntorch.change,
+    "spikingjelly": _spikingjelly.change,
+}
 
 
 def convert(net: nn.Module, *, strict: bool = False) -> Conversion:
-    """Have spikecore compute the neurons of a SpikingJelly network, in place; gives a :class:`Conversion` back.
+    """Have spikecore compute the neurons of a snnTorch or SpikingJelly network, in place; gives a report back.
 
     ::
 
-        from spikingjelly.activation_based import functional, layer, neuron
-
         net = nn.Sequential(layer.Conv2d(1, 8, 3), neuron.LIFNode(), layer.Flatten(), layer.Linear(8 * 26 * 26, 10))
-        functional.set_step_mode(net, "m")
+        functional.set_step_mode(net, "m")  # spikingjelly.activation_based
         print(sc.convert(net))  # what was replaced by what, and what was left, with the reason
         sc.set_backend(net, "cupy")  # and all else that takes neurons
         y = net(x)  # [T, B, ...], as before
-        functional.reset_net(net)  # as before
+        functional.reset_net(net)  # as before; sc.reset(net) does the same
 
-    ``forward`` of the network, its loop over time, and calls of the other library on it stay as they are: spikes are
-    the same, and gradients are those of the same equations. Values are those that the module has now: parameters,
-    learnt and fixed, are the same tensors as before, so an optimiser made before goes on; the state that it carries
-    stays. ``state_dict()`` has the same keys, and takes checkpoints from before. Buffers for numbers that a neuron of
-    SpikingJelly holds as attributes (``v_threshold``, ``tau``) do not appear: reading and setting these reaches the
-    neuron. What has another meaning here is left: the module runs as before, and is listed with the reason.
+    ``forward`` of the network, its loop over time, and calls of the other library on it stay as they are:
+    ``spk, mem = lif(x, mem)``, ``utils.reset(net)``, ``functional.set_step_mode(net, "m")``. Spikes are the same, and
+    gradients are those of the same equations. Each replaced module becomes one that holds a neuron of spikecore as
+    ``module.neuron`` and is still of its class. Its parameters, learnt and fixed, are the same tensors as before, so an
+    optimiser made before goes on, and the state that it carries stays. ``state_dict()`` has the same keys, and takes
+    checkpoints from before. Reading and setting a number (``v_threshold``, ``beta``) reaches the neuron; what cannot be
+    set any more raises, and says what to set. What has another meaning here is left: the module runs as before, and is
+    listed with the reason.
 
-    Each replaced module holds a neuron of spikecore as ``module.neuron``. Steps "s" and "m" give a call of one step and
-    one of all steps; what loops over steps one by one gets no faster by this. ``MultiStepContainer`` and a stateful
-    ``StepModeContainer`` give all steps at once to the neurons in them.
+    Steps ``"m"`` of SpikingJelly are one call of all steps, and so are neurons in its ``MultiStepContainer`` and in a
+    stateful ``StepModeContainer``. What loops over steps one by one gets no faster by this.
 
-    net: any module; it is changed. A copy that stays as it is: ``copy.deepcopy(net)`` before.
+    net: any module; it is changed. For one that stays as it is: ``copy.deepcopy(net)`` before.
     strict: raise ValueError with the list if a module would be left, before anything is changed. Otherwise a
         UserWarning has the list.
 
-    Raises TypeError for what is no module, and ValueError for a network without a module of SpikingJelly. Which
-    neurons, arguments and surrogates there are is in the guide's page on converting.
+    Raises TypeError for what is no module, and ValueError for a network without a module of these libraries. Which
+    neurons, arguments and surrogates there are is in docs/convert.md.
     """
     if not isinstance(net, nn.Module):
         raise TypeError(f"sc.convert: net={shown(net)} must be a network (an nn.Module)")

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from spikecore import surrogate
-from spikecore._convert._jelly_node import Node, ReadOut, Steps, become, swapped
+from spikecore._convert._jelly_node import Node, ReadOut, Steps
 from spikecore._convert._report import Left
+from spikecore._convert._swapped import become, swapped
 from spikecore.neuron import Neuron
 from spikecore.neurons import EIF, IF, KLIF, LI, LIF, PLIF, QIF, Izhikevich, Synaptic
 

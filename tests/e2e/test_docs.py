@@ -21,7 +21,7 @@ from spikecore_cupy import custom, device as on_gpu
 assert custom.CustomKernel.kernel is on_gpu.Kernel, "the page changes kernels for the whole process"
 """
 #: Pages about other libraries -> these libraries.
-NEEDED = {"convert.md": ("spikingjelly",)}
+NEEDED = {"convert.md": ("spikingjelly", "snntorch")}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 #: Every page of the repository.
 LINKED = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("plugins/*/*.md"))]

@@ -335,7 +335,7 @@ def test_their_tools_work_on_it(j):
         assert torch.equal(twin(x[0]), want)
     j.functional.reset_net(net)
     assert net[1].v == 0.0
-    with pytest.raises(AttributeError, match="v_reset cannot be set since sc.convert; set neuron.reset and neuron.v_r"):
+    with pytest.raises(AttributeError, match="v_reset cannot be set since sc.convert: set neuron.reset and neuron.v_r"):
         net[1].v_reset = None
 
 

@@ -1,0 +1,164 @@
+"""Modules of other libraries that became modules of ours in their place: classes, keys, attributes and states.
+
+The states that such a module keeps are those of its neuron, too, so that ``sc.reset``, ``sc.detach`` and the steps of
+``sc.training_model`` reach them: whichever changed last counts.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, ClassVar, Dict, Mapping, Optional, Tuple
+
+from torch import Tensor, nn
+
+from spikecore._shell.state import State, keep
+from spikecore.neuron import Neuron
+
+
+class Swapped:
+    """What classes made by :func:`swapped` share: copies and pickles find them by the class that they came from."""
+
+    #: The methods that were put before those of the class :attr:`_was`.
+    _kind: ClassVar[Any]
+    _was: ClassVar[Any]
+
+    def __reduce__(self) -> Any:
+        return _blank, (self._kind, self._was), self.__dict__.copy()
+
+
+@lru_cache(maxsize=None)
+def swapped(kind: Any, was: Any) -> Any:
+    """The class ``was``, with the methods of ``kind`` before its own."""
+    known = {"_kind": kind, "_was": was, "__module__": kind.__module__, "__doc__": kind.__doc__}
+    return type(was.__name__, (kind, was), known)
+
+
+def _blank(kind: Any, was: Any) -> Any:
+    made = swapped(kind, was)
+    return made.__new__(made)
+
+
+class Named(Swapped):
+    """A module with a neuron, whose entries in ``state_dict`` and attributes of old are partly the neuron's."""
+
+    #: A :class:`spikecore.Neuron`.
+    neuron: Any
+    #: Their attribute -> that of the neuron.
+    _names: Mapping[str, str]
+    #: Attributes that would change nothing -> what to set instead.
+    _fixed: ClassVar[Mapping[str, str]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        held = self.__dict__
+        if name in held.get("_names", ()):
+            return getattr(held["_modules"]["neuron"], held["_names"][name])
+        self._before(name)
+        return super().__getattr__(name)  # type: ignore[misc]  # of nn.Module, which is a base of every such class
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        names = self.__dict__.get("_names", {})
+        if name in names:
+            setattr(self.neuron, names[name], value)
+        elif name in self._fixed:
+            raise AttributeError(
+                f"{type(self).__name__}.{name} cannot be set since sc.convert: {self._fixed[name]} of this module"
+            )
+        else:
+            super().__setattr__(name, value)
+            self._after(name)
+
+    def _before(self, name: str) -> None:
+        """Before an attribute is read that this module may not have yet."""
+
+    def _after(self, name: str) -> None:
+        """After an attribute was set."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Entries of the neuron stand under the name of this module."""
+        prefix = kwargs.get("prefix", "")
+        entries = super().state_dict(*args, **kwargs)  # type: ignore[misc]  # of nn.Module
+        inner = f"{prefix}neuron."
+        for key in [key for key in entries if key.startswith(inner)]:
+            entries[prefix + key[len(inner) :]] = entries.pop(key)
+        return entries
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        # the neuron, whose turn is next, looks below its own name
+        own = {*self.__dict__["_parameters"], *self.__dict__["_buffers"], *self.__dict__["_modules"]}
+        for key in [key for key in state_dict if key.startswith(prefix)]:
+            name = key[len(prefix) :]
+            if name.partition(".")[0] not in own:
+                state_dict[f"{prefix}neuron.{name}"] = state_dict.pop(key)
+        super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]  # of nn.Module
+
+
+class Carrying(Named):
+    """A module that continues from its last call, as its neuron would with ``step="single"``."""
+
+    #: Their name of a state -> the neuron's.
+    _states: Mapping[str, str]
+    #: What they keep beside these.
+    _beside: ClassVar[Tuple[str, ...]] = ()
+    #: The neuron's state when it was last that of this module.
+    _agreed: Optional[State] = None
+
+    def _held(self) -> Dict[str, Any]:
+        """Where states are kept."""
+        raise NotImplementedError
+
+    def _rest(self, name: str) -> Any:
+        """The value of a state at rest."""
+        raise NotImplementedError
+
+    def _follow(self) -> None:
+        """Take the neuron's state, if something else than this module changed it."""
+        state = self.neuron.state
+        if state is self._agreed:
+            return
+        held = self._held()
+        for name, own in self._states.items():
+            held[name] = self._rest(name) if state is None else state[own]
+        for name in self._beside:
+            held[name] = self._rest(name) if state is None else _detached(held[name])
+        self.__dict__["_agreed"] = state
+
+    def _agree(self) -> None:
+        held = self._held()
+        values = {own: held[name] for name, own in self._states.items()}
+        # numbers, of which the other library makes tensors when it sees an input: rest, or what the user set
+        state = values if all(isinstance(value, Tensor) for value in values.values()) else None
+        keep(self.neuron, state)
+        self.__dict__["_agreed"] = state
+
+    def _before(self, name: str) -> None:
+        if name in self.__dict__.get("_states", ()) or name in self._beside:
+            self._follow()
+
+    def _after(self, name: str) -> None:
+        if name in self.__dict__.get("_states", ()):
+            self._agree()
+
+    def __reduce__(self) -> Any:
+        self._follow()
+        build, made_of, content = super().__reduce__()
+        without_graph = {key: dict(value) for key, value in content.items() if value is self._held()}
+        for held in without_graph.values():
+            held.update({name: _detached(held[name]) for name in (*self._states, *self._beside)})
+        seen = {"v_seq": _detached(content["v_seq"])} if "v_seq" in content else {}
+        return build, made_of, {**content, **without_graph, **seen, "_agreed": None}
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def become(module: nn.Module, kind: Any, neuron: Neuron, names: Mapping[str, str], states: Mapping[str, str]) -> None:
+    """Make ``module`` one of ``kind`` that ``neuron`` computes. Their parameters are the neuron's already."""
+    for name in (*names, *kind._fixed):
+        if name not in kind.stays:
+            for held in (module.__dict__, module._parameters, module._buffers, module._modules):
+                held.pop(name, None)
+    module.__dict__["_names"], module.__dict__["_states"] = dict(names), dict(states)
+    was: Any = type(module)
+    module.__class__ = swapped(kind, was)
+    module._modules["neuron"] = neuron
