@@ -102,9 +102,9 @@ class Neuron(Watched):
         """One step: ``(x, states, parameters) -> (output or tuple of outputs, next states)``, in the language."""
         raise NotImplementedError(f"{type(self).__name__} must define dynamics(self, x, s, p)")
 
-    def spike(self, u: Any, strict: bool = False) -> Any:
-        """1 where ``u >= 0`` (``u > 0`` if ``strict``), else 0; its derivative is this neuron's surrogate."""
-        return ops.spike(u, self.surrogate, strict)
+    def spike(self, u: Any, strict: bool = False, surrogate: Optional[Surrogate] = None) -> Any:
+        """1 where ``u >= 0`` (``u > 0`` if ``strict``), else 0; its derivative is the surrogate: see `sc.ops.spike`."""
+        return ops.spike(u, self.surrogate if surrogate is None else surrogate, strict)
 
     @property
     def program(self) -> Program:

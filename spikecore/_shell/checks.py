@@ -19,6 +19,7 @@ from spikecore._shell import misnamed
 from spikecore.backend import BackendError, Tensors
 from spikecore.dtypes import NAMES, compute_dtype
 from spikecore.surrogate import Surrogate
+from spikecore.surrogate._base import is_given
 
 RESETS = ("hard", "soft", "none")
 #: Keywords of every neuron, beside its parameters.
@@ -87,6 +88,12 @@ Check = Callable[[str, str, Any], Any]
 def surrogate_put_to_use(owner: str, name: str, value: Any) -> Surrogate:
     """The surrogate, which must be an object, not a class, a name or a function; marked, since it may not change."""
     if isinstance(value, Surrogate):
+        for field, number in vars(value).items():
+            if is_given(number):
+                raise TypeError(
+                    f"{owner}: surrogate={value!r}: {field} must be a number; for one that is learnt or a tensor "
+                    "declare a parameter, and write self.spike(u, surrogate=...) with an expression of it in dynamics"
+                )
         # programs have its numbers, and neurons that share it would not see a change
         object.__setattr__(value, "_in_use", True)
         return value

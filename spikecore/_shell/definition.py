@@ -17,7 +17,7 @@ from torch import nn
 
 from spikecore._base import reading
 from spikecore._shell.watch import EVERY, Watch, watch
-from spikecore.lang import Expr, Node, Numbers, Program, trace
+from spikecore.lang import Expr, Node, Numbers, Program, topological, trace
 from spikecore.lang._renewal import Renewal, renewal_of
 from spikecore.lang._trace import Ran
 
@@ -72,6 +72,7 @@ def traced(neuron: Any, detached: Sequence[str]) -> Traced:
     if program is None or _asks_for_class(ran):
         noted, ran, numbers = None, Ran(), _numbers_of(neuron)
         program = _run(neuron, reading.plain_twin(neuron, params), detached, numbers, ran)
+    _learnable(neuron, program)
     read: Container[str] = EVERY
     renewal = None
     if noted is not None and not noted.all:
@@ -83,6 +84,22 @@ def traced(neuron: Any, detached: Sequence[str]) -> Traced:
     left_out = _OWN.union(neuron.params, neuron.configuration)
     values = {name: numbers.values[name] for name in program.numbers}
     return Traced(program, values, read, watch(neuron, read, left_out, ran), renewal)
+
+
+def _learnable(neuron: Any, program: Program) -> None:
+    """Raise ValueError if a parameter is to be learnt that only surrogates read: it has no gradient."""
+    read = {
+        str(node.attr)
+        for node in topological([*program.outputs, *program.next, *program.initial])
+        if node.op == "param"
+    }
+    for name in neuron.learn:
+        if name in program.params and name not in read:
+            raise ValueError(
+                f"{program.name}: learn={tuple(neuron.learn)!r}: only the derivative of a spike reads {name!r}, and no "
+                "gradient flows through that. Let the equations read it, too, as a width that follows a decay factor "
+                f"(Lian et al., 2023); or leave {name!r} out of learn and set it between steps of training"
+            )
 
 
 def _numbers_of(neuron: Any) -> Numbers:

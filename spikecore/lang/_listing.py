@@ -41,7 +41,8 @@ class ListingPrinter(TextPrinter):
         write = self.named([line for _, line in lines])
         spikes = {node.attr.label: node.attr for node in program.nodes if isinstance(node.attr, SpikeRule)}
         texts = [on_one_line(program.name) + write(lines[0][1]), *(word + write(line) for word, line in lines[1:])]
-        others = re.findall(r"\w+", "\n".join(texts))
+        # a derivative may read parameters of the neuron, which are called in it as they are above
+        others = set(re.findall(r"\w+", "\n".join(texts))) - set(map(write, params))
         for label, rule in spikes.items():
             *computed, text = ListingPrinter(others).derivative(rule)
             texts += [*(f"  host  {line}" for line in computed), f"  grad  {text}  # {on_one_line(label)}"]

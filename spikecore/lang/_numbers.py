@@ -21,6 +21,8 @@ from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
+import torch
+
 from spikecore.lang._graph import topological
 from spikecore.lang.node import Node, const
 
@@ -114,6 +116,17 @@ def numerator_of(value: Any) -> Optional[Node]:
     return None
 
 
+def with_tensors(surrogate: Any, traced: Callable[[Node], Any]) -> Tuple[Any, Dict[Node, Any]]:
+    """The surrogate with a parameter for each field that is a tensor, and the tensors; for a call by hand."""
+    tensors = {name: value for name, value in _held(surrogate).items() if isinstance(value, torch.Tensor)}
+    if not tensors:
+        return surrogate, {}
+    with_parameters = copy.copy(surrogate)
+    for name in tensors:
+        object.__setattr__(with_parameters, name, traced(Node("param", (), name)))
+    return with_parameters, {Node("param", (), name): value for name, value in tensors.items()}
+
+
 def current() -> Optional[Numbers]:
     """The numbers that the current trace follows, if it follows any."""
     return _current.get()
@@ -162,7 +175,7 @@ class Numbers:
             if isinstance(value, float):
                 leaf = Node("param", (), self._free(_word(name)))
                 object.__setattr__(followed, name, Number(value, self, leaf))
-            elif callable(getattr(value, "derivative", None)) and not isinstance(value, type):
+            elif not _is_traced(value) and callable(getattr(value, "derivative", None)) and not isinstance(value, type):
                 object.__setattr__(followed, name, self.copy_of(value))
         return followed
 
@@ -189,14 +202,14 @@ class Numbers:
     def label(self, surrogate: Any) -> str:
         """A surrogate as a program shows it, which does not know its values: class and names of fields."""
         held, parts = _held(self.copy_of(surrogate)), []
-        if not any(isinstance(value, Number) for value in held.values()):
+        if not any(isinstance(value, Number) or _is_traced(value) for value in held.values()):
             return repr(surrogate)
         for name, value in held.items():
             if isinstance(value, Number):
                 own = str(value.recipe.attr)
                 parts.append(name if name == own else f"{name}={own}")
             else:
-                parts.append(f"{name}={value!r}")
+                parts.append(f"{name}={(value.node if _is_traced(value) else value)!r}")
         return f"{type(surrogate).__name__}({', '.join(parts)})"
 
     def recipes(self, derivative: Node) -> Tuple[Tuple[Node, Node], ...]:
@@ -212,6 +225,11 @@ def _held(surrogate: Any) -> Dict[str, Any]:
     found = {name: getattr(surrogate, name) for name in names if hasattr(surrogate, name)}
     found.update((name, value) for name, value in getattr(surrogate, "__dict__", {}).items() if name != "_in_use")
     return found
+
+
+def _is_traced(value: Any) -> bool:
+    """Whether this is a traced value, whose class is in a module above this one."""
+    return hasattr(type(value), "node")
 
 
 def _word(name: str) -> str:

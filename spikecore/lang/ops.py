@@ -7,13 +7,14 @@ computes, so that a definition can be called by hand; with numbers only it retur
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Dict
 
 import torch
 
 from spikecore.lang import _numbers as numbers
 from spikecore.lang import eager
 from spikecore.lang._expr import Expr, TraceError, here, lift, make, record
+from spikecore.lang._graph import topological
 from spikecore.lang.node import Node, SpikeRule
 
 if TYPE_CHECKING:
@@ -148,18 +149,37 @@ def detach(x: Value) -> Value:
 
 
 def spike(u: Value, surrogate: Surrogate, strict: bool = False) -> Value:
-    """1 where ``u >= 0`` (``u > 0`` if ``strict``), else 0; ``surrogate.derivative(u)`` is its derivative."""
+    """1 where ``u >= 0`` (``u > 0`` if ``strict``), else 0; ``surrogate.derivative(u)`` is its derivative.
+
+    The numbers of the surrogate may be expressions of parameters, such as ``ATan(alpha=1.0 / p.tau)``: the width of the
+    derivative then follows what is learnt or set, and nothing is compiled again. No gradient flows to a parameter
+    through a derivative, as in Lian et al. (2023), whose widths follow decay factors that the equations read, too. A
+    parameter that only a surrogate reads has no gradient, and cannot be learnt.
+    """
+    if not callable(getattr(surrogate, "derivative", None)) or isinstance(surrogate, type):
+        raise TypeError(f"spike: surrogate={surrogate!r} must be a surrogate, such as sc.surrogate.ATan(alpha=2.0)")
     # a traced program has parameters for the surrogate's numbers; computed now, they are the numbers themselves
     followed = numbers.current() if isinstance(u, Expr) else None
     asked = surrogate if followed is None else followed.copy_of(surrogate)
+    values: Dict[Node, torch.Tensor] = {}
+    if isinstance(u, torch.Tensor):
+        asked, values = numbers.with_tensors(surrogate, Expr)
     derivative = lift(asked.derivative(Expr(Node("argument", (), "u"))), "surrogate derivative")
     if derivative.is_bool:
         raise TraceError(f"{surrogate!r}.derivative gives a comparison{here()}; return sc.ops.where(comparison, a, b)")
     if not isinstance(u, (Expr, torch.Tensor)):
         return float(u > 0 if strict else u >= 0)
+    others = [leaf for leaf in topological([derivative]) if leaf.op in ("input", "state")]
+    if others:
+        raise TraceError(
+            f"the derivative of {type(surrogate).__name__} depends on {others[0].op} {others[0].attr!r}{here()}; the "
+            "numbers of a surrogate may be expressions of parameters only"
+        )
     if followed is None:
         rule = SpikeRule(strict, derivative, repr(surrogate))
     else:
         rule = SpikeRule(strict, derivative, followed.label(surrogate), followed.recipes(derivative))
         followed.asked[id(surrogate)] = surrogate, derivative
-    return Expr(make("spike", u.node, attr=rule)) if isinstance(u, Expr) else eager.SpikeFunction(rule)(u)
+    if isinstance(u, Expr):
+        return Expr(make("spike", u.node, attr=rule))
+    return eager.SpikeFunction(rule)(u, *[values[leaf].detach().to(u.dtype) for leaf in rule.params])

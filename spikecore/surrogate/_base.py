@@ -9,6 +9,13 @@ from typing import Any, ClassVar, Tuple
 
 from torch import Tensor
 
+from spikecore.lang import Expr
+
+
+def is_given(value: Any) -> bool:
+    """Whether a number of a surrogate is one that ``dynamics`` gives it: traced, or a tensor in a call by hand."""
+    return isinstance(value, (Expr, Tensor))
+
 
 class Surrogate:
     """Base class. A subclass writes :meth:`derivative`; a frozen dataclass gives it equality and a readable name."""
@@ -19,17 +26,19 @@ class Surrogate:
     def __post_init__(self) -> None:
         held: Any = fields(self) if is_dataclass(self) else ()
         # a field whose default is not a number may have any value: only the subclass uses it
-        for name in [field.name for field in held if isinstance(field.default, (int, float))]:
-            value = getattr(self, name)
+        for field in [field for field in held if isinstance(field.default, (int, float))]:
+            name, value = field.name, getattr(self, field.name)
+            if is_given(value) and isinstance(field.default, float):
+                continue  # an expression of parameters, whose ranges are those that the neuron gives them
             if isinstance(value, bool) or not isinstance(value, Real):
                 raise TypeError(f"{type(self).__name__}: {name}={value!r} must be a finite number")
             if not math.isfinite(value):
                 raise ValueError(f"{type(self).__name__}: {name}={value!r} must be a finite number")
             if name in self.positive and value <= 0:
                 raise ValueError(f"{type(self).__name__}: {name}={value!r} must be above 0")
-        # floats are arguments of kernels, so that another value compiles nothing; whole numbers are part of a program
-        for name in [field.name for field in held if isinstance(field.default, float)]:
-            object.__setattr__(self, name, float(getattr(self, name)))
+            # floats are arguments of kernels: another value compiles nothing; whole numbers are part of a program
+            if isinstance(field.default, float):
+                object.__setattr__(self, name, float(value))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self.__dict__.get("_in_use"):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from spikecore.lang import ops
-from spikecore.surrogate._base import Surrogate
+from spikecore.surrogate._base import Surrogate, is_given
 
 _PI = math.pi
 
@@ -174,7 +174,7 @@ class QPseudoSpike(Surrogate):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.alpha <= 1:
+        if not is_given(self.alpha) and self.alpha <= 1:
             raise ValueError(f"QPseudoSpike: alpha={self.alpha!r} must be above 1")
 
     def derivative(self, u: Any) -> Any:

@@ -248,7 +248,7 @@ class TestBadParameters:
         with pytest.raises(ValueError, match=f"^{cls.__name__}: {field}={value} must be above 0$"):
             cls(**{field: value})
 
-    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "2", None, True, torch.tensor(2.0), [1.0]])
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "2", None, True, [1.0]])
     @pytest.mark.parametrize("cls", [getattr(S, name) for name in NAMES if fields(getattr(S, name))])
     def test_no_finite_number(self, cls, value):
         """Anything but a finite number."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
 
 import numpy as np
@@ -41,6 +42,11 @@ def _one(x: Array, c: Array) -> Array:
 def _slope(x: Array, c: Array) -> Array:
     """The default surrogate at x - c."""
     return SURROGATES["ATan"](x - c)
+
+
+def _atan(u: Array, alpha: Any) -> Array:
+    """The derivative of ATan with this alpha."""
+    return np.asarray(alpha / 2 / (1 + (math.pi / 2 * alpha * u) ** 2))
 
 
 def _fires(x: Array, c: Array) -> Array:
@@ -173,6 +179,22 @@ OPERATIONS: Dict[str, Operation] = {
         lambda x, c: (x > c) * 1.0,
         _slope,
         lambda x, c: -_slope(x, c),
+        exact=True,
+    ),
+    # two thresholds and two surrogates: +1, -1 or 0
+    "spike-ternary": Operation(
+        lambda ops, n, x, c: n.spike(x - c, surrogate=replace(n.surrogate, alpha=5.0)) - n.spike(-x - c),
+        lambda x, c: _fires(x, c) - _fires(-x, c),
+        lambda x, c: _atan(x - c, 5.0) + _slope(-x, c),
+        lambda x, c: _slope(-x, c) - _atan(x - c, 5.0),
+        exact=True,
+    ),
+    # the width follows a parameter, to which no gradient flows on that way
+    "spike-width": Operation(
+        lambda ops, n, x, c: n.spike(x - c, surrogate=replace(n.surrogate, alpha=2.0 / c)),
+        _fires,
+        lambda x, c: _atan(x - c, 2.0 / c),
+        lambda x, c: -_atan(x - c, 2.0 / c),
         exact=True,
     ),
     "ge": _compared(lambda x, c: x >= c),
