@@ -1,6 +1,6 @@
 """One definition of a spiking neuron, written as equations; every accelerator runs it, trains it, and agrees on it."""
 
-from spikecore import encode, functional, layers, losses, metrics, plot, surrogate
+from spikecore import encode, functional, layers, losses, metrics, nir, plot, surrogate
 from spikecore._carried import load_state_dict_of_state, state_dict_of_state
 from spikecore._convert import Conversion, convert
 from spikecore._delay import Delay
@@ -100,6 +100,7 @@ __all__ = [
     "losses",
     "metrics",
     "monitor",
+    "nir",
     "ops",
     "packed_spikes",
     "plot",

@@ -1,0 +1,122 @@
+"""What a file keeps of our own modules beside NIR's numbers, as metadata of a node: class, settings, exact parameters.
+
+A time constant is rounded when it becomes seconds in float32, and NIR has no word for some settings. Both are kept
+under the key ``spikecore``, which other libraries ignore. Whoever changed a node's numbers since has changed the node:
+what is kept counts only while it gives these numbers (:func:`spikecore.nir._nodes.neuron_of`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any, Dict, List, Mapping, Optional
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from spikecore import surrogate as surrogates
+from spikecore.neuron import Neuron
+from spikecore.neurons import PLIF
+from spikecore.nir._forms import FORMS
+from spikecore.nir._layers import Threshold
+from spikecore.surrogate import Surrogate
+
+#: The key of everything that spikecore keeps.
+KEY = "spikecore"
+_CLASSES: Dict[str, Any] = {kind.__name__: kind for kind in (*FORMS, Threshold)}
+#: What a neuron is built with that is no parameter and is not kept: how a network is run.
+_OF_A_RUN = ("step", "backend", "surrogate")
+
+
+def written(content: Mapping[str, Any], tensors: Optional[Mapping[str, Tensor]] = None) -> Dict[str, Any]:
+    """Metadata of a node: ``content`` as one text, tensors as arrays."""
+    arrays = {f"tensor_{name}": _array(value) for name, value in (tensors or {}).items()}
+    return {KEY: {"content": json.dumps(content), **arrays}}
+
+
+def read(metadata: Any) -> Optional[Dict[str, Any]]:
+    """What :func:`written` was given, tensors by name under ``"tensors"``; None if there is nothing."""
+    held = metadata.get(KEY) if isinstance(metadata, Mapping) else None
+    if not isinstance(held, Mapping) or "content" not in held:
+        return None
+    text = held["content"]
+    content: Dict[str, Any] = json.loads(text.decode() if isinstance(text, bytes) else str(text))
+    content["tensors"] = {name[7:]: value for name, value in held.items() if name.startswith("tensor_")}
+    return content
+
+
+def _array(value: Tensor) -> Any:
+    value = value.detach().cpu()
+    wide = value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+    return wide.reshape(-1).numpy().copy()
+
+
+def of_neuron(neuron: Neuron) -> Dict[str, Any]:
+    """The metadata of a neuron. ValueError for a surrogate that a file cannot name."""
+    numbers: Dict[str, float] = {}
+    tensors: Dict[str, Tensor] = {}
+    shapes: Dict[str, List[Any]] = {}
+    for name in neuron.params:
+        value = getattr(neuron, name)
+        if isinstance(value, Tensor):
+            tensors[name] = value
+            shapes[name] = [list(value.shape), str(value.dtype)[6:], isinstance(value, nn.Parameter)]
+        else:
+            numbers[name] = value
+    content = {
+        "class": type(neuron).__name__,
+        "settings": {name: getattr(neuron, name) for name in neuron.configuration if name in _settings(neuron)},
+        "surrogate": _surrogate(neuron),
+        "learn": list(neuron.learn),
+        "numbers": numbers,
+        "shapes": shapes,
+    }
+    return written(content, tensors)
+
+
+def _settings(neuron: Neuron) -> List[str]:
+    return [
+        name
+        for name in neuron.configuration
+        if name not in _OF_A_RUN and isinstance(getattr(neuron, name, None), (bool, int, str))
+    ]
+
+
+def _surrogate(neuron: Neuron) -> List[Any]:
+    held: Any = neuron.surrogate
+    name = type(held).__name__
+    if getattr(surrogates, name, None) is not type(held) or not dataclasses.is_dataclass(held):
+        raise ValueError(
+            f"surrogate={held!r} is not one of sc.surrogate, so a file cannot name it; save with the default, "
+            "neuron.surrogate = sc.surrogate.ATan(), and set yours again after loading"
+        )
+    return [name, {field.name: getattr(held, field.name) for field in dataclasses.fields(held)}]
+
+
+def neuron(content: Mapping[str, Any]) -> Optional[Neuron]:
+    """The neuron that was kept; None if it is of a class that this version does not know."""
+    kind: Any = _CLASSES.get(content.get("class", ""))
+    if kind is None:
+        return None
+    name, fields = content["surrogate"]
+    like: Surrogate = getattr(surrogates, name)(**fields)
+    values: Dict[str, Any] = {**content["numbers"]}
+    for key, (shape, dtype, learnt) in content["shapes"].items():
+        array = torch.from_numpy(np.array(content["tensors"][key])).reshape(shape).to(getattr(torch, dtype))
+        values[key] = nn.Parameter(array) if learnt else array
+    options = {**content["settings"], "surrogate": like, "learn": tuple(content["learn"])}
+    if kind is not PLIF:
+        built: Neuron = kind(**values, **options)
+        return built
+    w = values.pop("w")
+    parametric = PLIF(**values, **options)
+    if isinstance(w, Tensor):
+        del parametric.w
+        if isinstance(w, nn.Parameter):
+            parametric.register_parameter("w", w)
+        else:
+            parametric.register_buffer("w", w)
+    else:
+        parametric.w = w
+    return parametric

@@ -1,0 +1,288 @@
+"""Layers and nodes of NIR: how each layer is written, and how each node is read."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, NamedTuple, Sequence, Tuple, Type
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from spikecore.nir import _kept
+from spikecore.nir._forms import Unsaid
+from spikecore.nir._layers import DelaySteps, Scale, SumPool2d, Threshold
+from spikecore.nir._neuron_nodes import Reading, Writing
+from spikecore.nir._package import package
+from spikecore.surrogate import ATan
+
+
+class Place(NamedTuple):
+    """Where a layer stands that is written."""
+
+    name: str
+    #: Who refuses, for messages.
+    owner: str
+    #: The shape of one sample of its input.
+    shape: Tuple[int, ...]
+    #: Leading dimensions of its input that are no part of a sample: batch, or time and batch.
+    leading: int
+    to: Writing
+
+
+def _numbers(value: Tensor, place: Place) -> Any:
+    return value.detach().cpu().to(torch.float64).numpy().astype(place.to.dtype)
+
+
+def _pair(value: Any) -> Tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+
+
+def _refuse(place: Place, why: str) -> ValueError:
+    return ValueError(f"{place.owner}: {why}")
+
+
+def _write_linear(layer: Any, place: Place) -> Any:
+    if len(place.shape) != 1:
+        raise _refuse(
+            place, f"its input has samples of shape {list(place.shape)}, NIR's Affine takes [N]; flatten them"
+        )
+    weight = _numbers(layer.weight, place)
+    if layer.bias is None:
+        return package().Linear(weight=weight)
+    return package().Affine(weight=weight, bias=_numbers(layer.bias, place))
+
+
+def _convolution(layer: Any, place: Place) -> Dict[str, Any]:
+    if layer.padding_mode != "zeros":
+        raise _refuse(place, f"padding_mode={layer.padding_mode!r}, NIR pads with zeros")
+    bias = torch.zeros(layer.out_channels) if layer.bias is None else layer.bias
+    return {
+        "weight": _numbers(layer.weight, place),
+        "bias": _numbers(bias, place),
+        "groups": layer.groups,
+        "metadata": _kept.written({"class": type(layer).__name__, "bias": layer.bias is not None}),
+    }
+
+
+def _write_conv1d(layer: nn.Conv1d, place: Place) -> Any:
+    padding: Any = layer.padding
+    return package().Conv1d(
+        input_shape=place.shape[-1],
+        stride=layer.stride[0],
+        padding=padding if isinstance(padding, str) else padding[0],
+        dilation=layer.dilation[0],
+        **_convolution(layer, place),
+    )
+
+
+def _write_conv2d(layer: nn.Conv2d, place: Place) -> Any:
+    padding: Any = layer.padding
+    return package().Conv2d(
+        input_shape=place.shape[-2:],
+        stride=_pair(layer.stride),
+        padding=padding if isinstance(padding, str) else _pair(padding),
+        dilation=_pair(layer.dilation),
+        **_convolution(layer, place),
+    )
+
+
+def _window(layer: Any) -> Dict[str, Any]:
+    stride = layer.kernel_size if layer.stride is None else layer.stride
+    of = {"kernel_size": layer.kernel_size, "stride": stride, "padding": layer.padding}
+    return {name: np.array(_pair(value)) for name, value in of.items()}
+
+
+def _write_avg_pool(layer: nn.AvgPool2d, place: Place) -> Any:
+    padded = any(_pair(layer.padding))
+    if layer.ceil_mode or layer.divisor_override is not None or (padded and not layer.count_include_pad):
+        raise _refuse(
+            place,
+            "ceil_mode, divisor_override and count_include_pad=False are not in NIR's AvgPool2d; use the defaults",
+        )
+    return package().AvgPool2d(**_window(layer))
+
+
+def _write_sum_pool(layer: SumPool2d, place: Place) -> Any:
+    return package().SumPool2d(**_window(layer))
+
+
+def flattened_dims(start: int, end: int, place: Place) -> Tuple[int, int]:
+    """The dimensions of a sample that are flattened, of which NIR's Flatten knows no others."""
+    dims = place.leading + len(place.shape)
+    first, last = (start % dims if start < 0 else start), (end % dims if end < 0 else end)
+    if first < place.leading:
+        raise _refuse(
+            place,
+            f"start_dim={start} flattens time or batch of an input with {place.leading} such "
+            f"dimension{'s' if place.leading > 1 else ''}; give start_dim={place.leading}, or place it in TimeBatched",
+        )
+    return first - place.leading, last - place.leading
+
+
+def flatten_node(start: int, end: int, place: Place) -> Any:
+    """NIR's Flatten, for a module or a call of torch.flatten."""
+    first, last = flattened_dims(start, end, place)
+    return package().Flatten(input_type={"input": np.array(place.shape)}, start_dim=first, end_dim=last)
+
+
+def _write_flatten(layer: nn.Flatten, place: Place) -> Any:
+    return flatten_node(layer.start_dim, layer.end_dim, place)
+
+
+def _write_scale(layer: Scale, place: Place) -> Any:
+    if list(layer.scale.shape) != list(place.shape):
+        raise _refuse(place, f"scale has shape {list(layer.scale.shape)}, samples have {list(place.shape)}")
+    return package().Scale(scale=_numbers(layer.scale, place))
+
+
+def _write_threshold(layer: Threshold, place: Place) -> Any:
+    if layer.surrogate != ATan():
+        sentence = f"has surrogate={layer.surrogate!r}, which NIR has no word for"
+        place.to.unsaid.append((place.name, Unsaid("surrogate", sentence)))
+    try:
+        kept = _kept.of_neuron(layer)
+    except ValueError as error:
+        raise _refuse(place, str(error)) from None
+    return package().Threshold(threshold=_thresholds(layer, place.shape, place.to.dtype), metadata=kept)
+
+
+def _thresholds(layer: Threshold, shape: Sequence[int], dtype: str) -> Any:
+    value: Any = layer.threshold
+    if isinstance(value, Tensor) and value.ndim == 1 and len(shape) > 1:
+        value = value.view(-1, *[1] * (len(shape) - 1))
+    held = torch.as_tensor(value, dtype=torch.float64).detach().cpu().numpy()
+    return np.ascontiguousarray(np.broadcast_to(held, tuple(shape))).astype(dtype)
+
+
+def _write_delay(layer: DelaySteps, place: Place) -> Any:
+    # in float64: a whole number of steps must be found again, however long
+    return package().Delay(delay=layer.steps.cpu().numpy().astype(np.float64) * place.to.dt)
+
+
+#: The layers that NIR can say, by their exact class.
+WRITERS: Dict[Type[nn.Module], Callable[[Any, Place], Any]] = {
+    nn.Linear: _write_linear,
+    nn.Conv1d: _write_conv1d,
+    nn.Conv2d: _write_conv2d,
+    nn.AvgPool2d: _write_avg_pool,
+    SumPool2d: _write_sum_pool,
+    nn.Flatten: _write_flatten,
+    Scale: _write_scale,
+    Threshold: _write_threshold,
+    DelaySteps: _write_delay,
+}
+
+
+def _tensor(array: Any) -> Tensor:
+    # a tensor of a writer that gave tensors, or NumPy's
+    value = array.detach().cpu() if isinstance(array, Tensor) else torch.from_numpy(np.array(array))
+    return value if value.is_floating_point() else value.float()
+
+
+def _read_linear(name: str, node: Any, how: Reading) -> nn.Module:
+    weight = _tensor(node.weight)
+    if weight.ndim != 2:
+        raise ValueError(f"sc.nir.load: node {name!r} has a weight of shape {list(weight.shape)}, wanted is [out, in]")
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=hasattr(node, "bias"), dtype=weight.dtype)
+    return _filled(layer, node, weight)
+
+
+def _filled(layer: Any, node: Any, weight: Tensor) -> nn.Module:
+    layer.weight = nn.Parameter(weight)
+    if layer.bias is not None:
+        layer.bias = nn.Parameter(_tensor(node.bias).to(weight.dtype))
+    return layer  # type: ignore[no-any-return]  # a module
+
+
+def _ints(value: Any) -> Any:
+    """A number, pair or word of a node as torch takes it."""
+    if isinstance(value, (str, bytes)):
+        return value if isinstance(value, str) else value.decode()
+    array = np.asarray(value)
+    return int(array) if array.ndim == 0 else tuple(int(each) for each in array)
+
+
+def _read_conv(kind: Type[nn.Module]) -> Callable[[str, Any, Reading], nn.Module]:
+    def read(name: str, node: Any, how: Reading) -> nn.Module:
+        weight, groups = _tensor(node.weight), _ints(node.groups)
+        kept = _kept.read(node.metadata)
+        # torch's own layer without a bias, unless someone gave it one since
+        biased = kept is None or kept.get("bias", True) or bool((_tensor(node.bias) != 0).any())
+        make: Any = kind
+        layer = make(
+            weight.shape[1] * groups,
+            weight.shape[0],
+            tuple(weight.shape[2:]),
+            stride=_ints(node.stride),
+            padding=_ints(node.padding),
+            dilation=_ints(node.dilation),
+            groups=groups,
+            bias=biased,
+            dtype=weight.dtype,
+        )
+        return _filled(layer, node, weight)
+
+    return read
+
+
+def _read_pool(kind: Type[nn.Module]) -> Callable[[str, Any, Reading], nn.Module]:
+    def read(name: str, node: Any, how: Reading) -> nn.Module:
+        make: Any = kind
+        pool: nn.Module = make(_ints(node.kernel_size), _ints(node.stride), _ints(node.padding))
+        return pool
+
+    return read
+
+
+def _read_flatten(name: str, node: Any, how: Reading) -> nn.Module:
+    start, end = _ints(node.start_dim), _ints(node.end_dim)
+    return nn.Flatten(start + 1 if start >= 0 else start, end + 1 if end >= 0 else end)
+
+
+def _read_scale(name: str, node: Any, how: Reading) -> nn.Module:
+    return Scale(_tensor(node.scale))
+
+
+def _read_threshold(name: str, node: Any, how: Reading) -> nn.Module:
+    kept, held = _kept.read(node.metadata), np.asarray(_tensor(node.threshold))
+    built: Any = None if kept is None else _kept.neuron(kept)
+    if built is not None and np.array_equal(_thresholds(built, held.shape, str(held.dtype)), held):
+        return built  # type: ignore[no-any-return]  # a Threshold
+    value = _tensor(node.threshold)
+    same = value.numel() and bool((value == value.reshape(-1)[0]).all())
+    return Threshold(threshold=float(value.reshape(-1)[0]) if same else value, **how.options)
+
+
+def steps_of(name: str, node: Any, how: Reading) -> Tensor:
+    """A delay in whole steps. ValueError where it is none."""
+    _, dt = how.needed(name, node)
+    seconds = np.asarray(_tensor(node.delay), np.float64)
+    steps = np.rint(seconds / dt)
+    if np.any(np.abs(seconds / dt - steps) > 1e-4) or np.any(steps < 0):
+        worst = seconds.flat[int(np.argmax(np.abs(seconds / dt - steps)))]
+        raise ValueError(
+            f"sc.nir.load: node {name!r} delays by {worst:g}, which is no whole number of steps of dt={dt:g}; give a "
+            "dt that divides every delay"
+        )
+    return torch.from_numpy(steps.astype(np.int64))
+
+
+def _read_delay(name: str, node: Any, how: Reading) -> nn.Module:
+    return DelaySteps(steps_of(name, node, how))
+
+
+#: Nodes that are layers -> how each is read.
+LAYER_NODES: Dict[str, Callable[[str, Any, Reading], nn.Module]] = {
+    "Affine": _read_linear,
+    "Linear": _read_linear,
+    "Conv1d": _read_conv(nn.Conv1d),
+    "Conv2d": _read_conv(nn.Conv2d),
+    "AvgPool2d": _read_pool(nn.AvgPool2d),
+    "SumPool2d": _read_pool(SumPool2d),
+    "Flatten": _read_flatten,
+    "Scale": _read_scale,
+    "Threshold": _read_threshold,
+    "Delay": _read_delay,
+}
+#: Layers whose input is one step, with batch in front; the others take time as well.
+OF_ONE_STEP: Tuple[Type[nn.Module], ...] = (nn.Conv1d, nn.Conv2d, nn.AvgPool2d, SumPool2d, nn.Flatten)

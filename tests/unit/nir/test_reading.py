@@ -1,0 +1,325 @@
+"""Graphs that are written by hand, against NIR's equations in NumPy; and what is refused."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import spikecore as sc
+from places import check
+from spikecore.nir import CONVENTIONS, Convention
+from spikecore.nir._layer_nodes import LAYER_NODES
+from spikecore.nir._neuron_nodes import NEURON_NODES
+
+nir = pytest.importorskip("nir", reason="the package nir, which needs Python 3.10, is not installed")
+
+N, T, B = 4, 30, 3
+RNG = np.random.default_rng(0)
+
+
+def _of(low, high):
+    return RNG.uniform(low, high, N)
+
+
+#: A node of each kind of neuron, in float64.
+NODES = {
+    "I": lambda: nir.I(r=_of(50, 90)),
+    "IF": lambda: nir.IF(r=_of(300, 500), v_threshold=_of(1, 2), v_reset=_of(-0.2, 0.2)),
+    "LI": lambda: nir.LI(tau=_of(4e-3, 9e-3), r=_of(1, 3), v_leak=_of(-0.2, 0.2)),
+    "LIF": lambda: nir.LIF(
+        tau=_of(4e-3, 9e-3), r=_of(2, 4), v_leak=_of(-0.2, 0.2), v_threshold=_of(0.3, 0.6), v_reset=_of(-0.3, 0)
+    ),
+    "CubaLI": lambda: nir.CubaLI(
+        tau_syn=_of(2e-3, 5e-3), tau_mem=_of(4e-3, 9e-3), r=_of(1, 3), v_leak=_of(-0.2, 0.2), w_in=_of(1, 2)
+    ),
+    "CubaLIF": lambda: nir.CubaLIF(
+        tau_syn=_of(2e-3, 5e-3),
+        tau_mem=_of(4e-3, 9e-3),
+        r=_of(1, 3),
+        v_leak=_of(-0.2, 0.2),
+        v_threshold=_of(0.3, 0.6),
+        v_reset=_of(-0.3, 0),
+        w_in=_of(1, 2),
+    ),
+}
+
+
+def _graph(*nodes, **named):
+    """Nodes in a row."""
+    return nir.NIRGraph.from_list(*nodes, type_check=False)
+
+
+def _part(tau, resistance, dt, way):
+    """What remains after a step, and what an input adds."""
+    decay = 1 - dt / tau if way == "euler" else np.exp(-dt / tau)
+    return decay, resistance * (1 - decay)
+
+
+def _by_hand(node, x, dt, way):
+    """NIR's equations, step by step."""
+    kind, fires = type(node).__name__, hasattr(node, "v_threshold")
+    i, out = np.zeros(N), []
+    v = node.v_leak if hasattr(node, "v_leak") else (node.v_reset if fires else np.zeros(N))
+    v, i = np.broadcast_to(v, x.shape[1:]), np.broadcast_to(i, x.shape[1:])
+    for now in x:
+        if kind.startswith("Cuba"):
+            decay, gain = _part(node.tau_syn, node.w_in, dt, way)
+            i = now = i * decay + gain * now
+        if kind in ("I", "IF"):
+            v = v + node.r * dt * now
+        else:
+            decay, gain = _part(node.tau_mem if kind.startswith("Cuba") else node.tau, node.r, dt, way)
+            v = node.v_leak + (v - node.v_leak) * decay + gain * now
+        z = (v > node.v_threshold).astype(float) if fires else v
+        out.append(z)
+        v = np.where(z == 1, node.v_reset, v) if fires else v
+    return np.stack(out)
+
+
+@pytest.mark.parametrize("way", ["euler", "exp"])
+@pytest.mark.parametrize("kind", NODES)
+def test_neurons_compute_the_equations_of_nir(kind: str, way: str) -> None:
+    """In float64, spikes and potentials, with every parameter different for each neuron."""
+    node, x = NODES[kind](), RNG.normal(0.5, 2, (T, B, N))
+    want = _by_hand(node, x, 1e-3, way)
+    got = sc.nir.load(_graph(node), dt=1e-3, discretization=way)(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+    if hasattr(node, "v_threshold"):
+        assert 0.02 < want.mean() < 0.9
+
+
+def test_every_node_of_the_package_is_mapped() -> None:
+    """A node that a later nir brings is noticed."""
+    there = {each.__name__ for each in nir.NIRNode.__subclasses__()} - {"Identity"}
+    check("nodes of NIR", there, {*NEURON_NODES, *LAYER_NODES, "Input", "Output", "NIRGraph"})
+
+
+def test_a_node_without_a_module_is_refused_by_name() -> None:
+    """Such as one of a later nir."""
+
+    class Later(nir.Scale):
+        pass
+
+    with pytest.raises(ValueError, match="node 'later' is a Later, which has no module here; there are I, IF,"):
+        sc.nir.load(_graph(Later(np.ones(3))))
+
+
+def test_ties_do_not_fire_but_where_asked() -> None:
+    """NIR fires above the threshold; ours, whose class is kept, and some libraries' at it."""
+    graph, x = _graph(nir.IF(r=np.ones(1), v_threshold=np.ones(1))), torch.tensor([0.5, 0.5, 0.5]).view(3, 1, 1)
+    assert sc.nir.load(graph, dt=1.0)(x).flatten().tolist() == [0, 0, 1]
+    at = Convention("euler", 1.0, strict=False)
+    assert sc.nir.load(graph, convention=at)(x).flatten().tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("rule", "gain"),
+    [("current", 3 * 0.25), ("jump", 3.0), ("decayed", 3 * 0.75), ("rate", 3 * 0.25), ("rate/decay", 3 * 0.25 / 0.75)],
+)
+def test_gains_of_conventions(rule: str, gain: float) -> None:
+    """What one unit of input adds, for each rule and each place that has one; tau = 4 steps of Euler."""
+    one = np.ones(1)
+    like = Convention("euler", 1.0, lif=rule, li=rule, synapse=rule)
+    lif = nir.LIF(tau=4 * one, r=3 * one, v_leak=0 * one, v_threshold=one)
+    cuba = nir.CubaLI(tau_syn=4 * one, tau_mem=4 * one, r=3 * one, v_leak=0 * one, w_in=3 * one)
+    assert sc.nir.load(_graph(lif), convention=like).get_submodule("lif").gain == pytest.approx(gain)
+    loaded = sc.nir.load(_graph(cuba), convention=like).get_submodule("cubali")
+    assert (loaded.gain, loaded.syn_gain) == (pytest.approx(gain), pytest.approx(gain))
+    exact = replace(like, discretization="exp", lif="current")
+    loaded = sc.nir.load(_graph(lif), convention=exact).get_submodule("lif")
+    assert (loaded.decay, loaded.gain) == (pytest.approx(np.exp(-0.25)), pytest.approx(3 * (1 - np.exp(-0.25))))
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_resets_of_conventions(strict: bool) -> None:
+    """Soft at once with several spikes, and delayed, against loops."""
+    node, x = NODES["LIF"](), RNG.normal(1.5, 2, (T, B, N))
+    node.v_leak, node.v_reset = 0 * node.v_leak, 0 * node.v_reset
+    decay, gain = _part(node.tau, node.r, 1e-3, "euler")
+    base = Convention("euler", 1e-3, strict=strict, reset="soft")
+    fire = np.greater if strict else np.greater_equal
+    for like in (base, replace(base, many=True), replace(base, reset_delay=True)):
+        v, out = np.zeros((B, N)), []
+        for now in x:
+            late = fire(v, node.v_threshold) * node.v_threshold if like.reset_delay else 0
+            v = v * decay + gain * now - late
+            z = fire(v, node.v_threshold) * 1.0
+            if like.many:
+                z = z * np.floor(v / node.v_threshold)
+            v = v if like.reset_delay else v - z * node.v_threshold
+            out.append(z)
+        got = sc.nir.load(_graph(node), convention=like)(torch.from_numpy(x)).numpy()
+        np.testing.assert_array_equal(got, np.stack(out))
+        assert (got.max() > 1) == like.many
+
+
+def test_layers_of_a_graph() -> None:
+    """Every layer, in float64, and names with dots."""
+    rng = np.random.default_rng(1)
+    weight, bias = rng.normal(size=(4, 1, 3, 2)), rng.normal(size=4)
+    scale, affine = rng.normal(size=16), nir.Affine(rng.normal(size=(3, 16)), rng.normal(size=3))
+    nodes = {
+        "in": nir.Input({"input": np.array([2, 7, 9])}),
+        "a.conv": nir.Conv2d((7, 9), weight, (2, 1), (1, 0), (1, 2), 2, bias),
+        "a.sum": nir.SumPool2d(np.array([2, 1]), np.array([2, 2]), np.array([0, 0])),
+        "a.avg": nir.AvgPool2d(np.array([1, 2]), np.array([1, 2]), np.array([0, 0])),
+        "flat": nir.Flatten({"input": np.array([4, 2, 2])}, 0, -1),
+        "scale": nir.Scale(scale),
+        "fc": affine,
+        "cut": nir.Threshold(np.array([0.1, 0.0, -0.1])),
+        "late": nir.Delay(np.array([0.0, 1e-3, 2e-3])),
+        "out": nir.Output({"output": np.array([3])}),
+    }
+    names = list(nodes)
+    net = sc.nir.load(nir.NIRGraph(nodes, list(zip(names, names[1:])), type_check=False), dt=1e-3)
+    x = torch.from_numpy(rng.normal(size=(5, 2, 2, 7, 9)))
+    y = F.conv2d(x.flatten(0, 1), torch.from_numpy(weight), torch.from_numpy(bias), (2, 1), (1, 0), (1, 2), 2)
+    y = F.avg_pool2d(F.avg_pool2d(y, (2, 1), (2, 2)) * 2, (1, 2), (1, 2)).flatten(1) * torch.from_numpy(scale)
+    y = F.linear(y, torch.from_numpy(affine.weight), torch.from_numpy(affine.bias)).view(5, 2, 3)
+    z = (y > torch.tensor([0.1, 0.0, -0.1], dtype=torch.float64)).double()
+    want = torch.stack([F.pad(z[: 5 - d, :, d], (0, 0, d, 0)) for d in range(3)], -1)
+    assert torch.equal(net(x), want)
+    assert isinstance(net.get_submodule("a.conv"), torch.nn.Conv2d)
+    one = nir.Conv1d(9, rng.normal(size=(2, 2, 3)), 2, "valid", 1, 1, np.zeros(2))
+    got = sc.nir.load(_graph(one))(x[:, :, :, 0])
+    wanted = F.conv1d(x[:, :, :, 0].flatten(0, 1), torch.from_numpy(one.weight), stride=2)
+    assert torch.equal(got, wanted.view(5, 2, 2, 4))
+
+
+def _loop(extra_nodes=(), edges=(), kind="LIF"):
+    """A neuron with feedback, and whatever else."""
+    torch.manual_seed(0)
+    nodes = {
+        "in": nir.Input({"input": np.array([N])}),
+        "lif": NODES[kind](),
+        "w": nir.Linear(RNG.normal(size=(N, N)) * 3),
+        "out": nir.Output({"output": np.array([N])}),
+        **dict(extra_nodes),
+    }
+    first = edges or [("in", "lif"), ("lif", "w"), ("w", "lif"), ("lif", "out")]
+    return nir.NIRGraph(nodes, list(first), type_check=False)
+
+
+def test_an_output_that_comes_back_does_so_one_step_later() -> None:
+    """In the graph itself and as a subgraph; with a delay, so many steps more."""
+    x, rest = RNG.normal(0.5, 2, (T, B, N)), {"dt": 1e-3, "discretization": "euler"}
+    for delay in (0, 2):
+        graph = _loop()
+        if delay:
+            graph.nodes["d"] = nir.Delay(np.full(N, delay * 1e-3))
+            graph.edges = [("in", "lif"), ("lif", "d"), ("d", "w"), ("w", "lif"), ("lif", "out")]
+        node, w = graph.nodes["lif"], graph.nodes["w"].weight
+        decay, gain = _part(node.tau, node.r, 1e-3, "euler")
+        v, out = np.broadcast_to(node.v_leak, (B, N)), [np.zeros((B, N))] * (delay + 1)
+        for t, now in enumerate(x):
+            v = node.v_leak + (v - node.v_leak) * decay + gain * (now + out[t] @ w.T)
+            z = (v > node.v_threshold) * 1.0
+            v = np.where(z == 1, node.v_reset, v)
+            out.append(z)
+        outer = {"in": nir.Input({"input": np.array([N])}), "r": graph, "out": nir.Output({"output": np.array([N])})}
+        nested = nir.NIRGraph(outer, [("in", "r"), ("r", "out")], type_check=False)
+        for each in (graph, nested):
+            net = sc.nir.load(each, **rest)
+            np.testing.assert_array_equal(net(torch.from_numpy(x)).detach().numpy(), np.stack(out[delay + 1 :]))
+        assert isinstance(net.get_submodule("r"), sc.Recurrent)
+
+
+def test_edges_that_meet_are_added() -> None:
+    """At a node and at the output."""
+    a, b = nir.Linear(RNG.normal(size=(2, 3))), nir.Linear(RNG.normal(size=(2, 3)))
+    nodes = {"in": nir.Input({"input": np.array([3])}), "a": a, "b": b, "out": nir.Output({"output": np.array([2])})}
+    graph = nir.NIRGraph(nodes, [("in", "a"), ("in", "b"), ("a", "out"), ("b", "out")], type_check=False)
+    x = torch.from_numpy(RNG.normal(size=(2, 1, 3)))
+    np.testing.assert_allclose(sc.nir.load(graph)(x).detach(), x.numpy() @ (a.weight + b.weight).T, rtol=1e-13)
+
+
+def _edges(*pairs):
+    return [tuple(pair.split(">")) for pair in pairs]
+
+
+@pytest.mark.parametrize(
+    ("edges", "words"),
+    [
+        (_edges("in>lif", "lif>gone", "lif>out"), "edge 'lif' -> 'gone' names a node that is not there: 'gone'"),
+        (_edges("in>lif", "lif>out"), "node 'w' has no edge that leads to it, so it takes no part in the output"),
+        (
+            _edges("in>w", "w>lif", "lif>w", "lif>out"),
+            "node 'w' within the loop of 'lif', 'w' has edges to nodes",
+        ),
+        (
+            _edges("in>lif", "lif>w", "w>lif", "w>out"),
+            "node 'w' within the loop of 'lif', 'w' has edges to nodes",
+        ),
+        (_edges("in>w", "w>lif", "in>w", "lif>out"), "edge 'in' -> 'w' is there twice; NIR adds an output once"),
+        (_edges("in>w", "w>w", "w>lif", "lif>out"), "lead to each other with 0 neurons in the loop; loops with one"),
+    ],
+)
+def test_graphs_that_are_ambiguous_or_broken(edges, words: str) -> None:
+    """By the names of their nodes."""
+    words = words.replace("edge 'in' -> 'w'", "edge '<input>' -> 'w'")
+    with pytest.raises(ValueError, match=re.escape(words)):
+        sc.nir.load(_loop(edges=edges), dt=1e-3, discretization="euler")
+
+
+def test_loops_of_two_neurons_and_ends(tmp_path) -> None:
+    """What has no module here."""
+    two = _loop([("other", NODES["LIF"]())], _edges("in>lif", "lif>other", "other>w", "w>lif", "lif>out"))
+    with pytest.raises(ValueError, match="nodes 'lif', 'other', 'w' lead to each other with 2 neurons in the loop"):
+        sc.nir.load(two, dt=1e-3, discretization="euler")
+    ends = _loop([("in2", nir.Input({"input": np.array([N])}))])
+    with pytest.raises(ValueError, match=r"the graph has 2 nodes of type Input \(in, in2\), wanted is one"):
+        sc.nir.load(ends, dt=1e-3, discretization="euler")
+    with pytest.raises(ValueError, match="delays by 0.0015, which is no whole number of steps of dt=0.001; give a dt"):
+        sc.nir.load(_graph(nir.Delay(np.full(3, 1.5e-3))), dt=1e-3)
+
+
+def test_arguments_of_load(tmp_path) -> None:
+    """Each by name, with what would be right."""
+    graph = _graph(NODES["LIF"]())
+    for options, kind, words in (
+        ({}, ValueError, "node 'lif', a LIF, is an equation in continuous time, and the file does not say how"),
+        ({"dt": 1e-3}, ValueError, "give discretization='euler' or 'exp', or the library that wrote the file"),
+        ({"discretization": "exp"}, ValueError, "give dt=1e-3 (seconds), or the library"),
+        ({"dt": -1}, ValueError, "dt=-1 must be above 0"),
+        (
+            {"convention": "nengo"},
+            ValueError,
+            "convention='nengo' is none of snntorch, norse, sinabs, rockpool",
+        ),
+        ({"convention": 3}, TypeError, "convention=3 must be a name or a sc.nir.Convention"),
+        ({"convention": "norse", "discretization": "exp"}, ValueError, "and the convention has 'euler'; give one"),
+        ({"convention": Convention("exp")}, ValueError, "give dt=1e-3 (seconds)"),
+        (
+            {"dt": 1e-3, "discretization": "exp", "surrogate": "atan"},
+            TypeError,
+            "surrogate='atan' must be one of",
+        ),
+    ):
+        with pytest.raises(kind, match=re.escape(words)):
+            sc.nir.load(graph, **options)
+    with pytest.raises(TypeError, match="path=3 must be a file's name or a graph of the package nir"):
+        sc.nir.load(3)
+    for options, words in (
+        ({"discretization": "rk4"}, "discretization='rk4' must be 'euler'"),
+        (
+            {"discretization": "exp", "lif": "voltage"},
+            "lif='voltage' must be one of current, jump, decayed",
+        ),
+        ({"discretization": "exp", "integrator": "rate"}, "integrator='rate' must be 'current' or 'jump'"),
+        ({"discretization": "exp", "reset": "none"}, "reset='none' must be one of hard, soft"),
+        ({"discretization": "exp", "many": True}, "many=True needs reset='soft' and reset_delay=False"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(words)):
+            Convention(**options)
+
+
+def test_a_surrogate_for_loaded_neurons() -> None:
+    """Given, it is that of neurons from NIR's numbers."""
+    like = sc.surrogate.FastSigmoid(slope=9.0)
+    net = sc.nir.load(_graph(NODES["LIF"]()), convention=replace(CONVENTIONS["norse"], dt=1e-3), surrogate=like)
+    assert net.get_submodule("lif").surrogate == like

@@ -1,0 +1,275 @@
+"""What is saved loads as the same network: the same outputs, gradients and names of parameters."""
+
+from __future__ import annotations
+
+import copy
+import random
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import spikecore as sc
+from spikecore.layers import TimeBatched
+
+nir = pytest.importorskip("nir", reason="the package nir, which needs Python 3.10, is not installed")
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+WAYS = pytest.mark.parametrize("way", ["euler", "exp"])
+#: What NIR cannot say and these networks have.
+LOSSY = ("soft_reset", "delayed_reset", "surrogate", "detach_reset", "no_reset", "initial_state", "many_spikes")
+
+
+def _both(net, other, x):
+    """Outputs and gradients of two networks, with their names."""
+    found = []
+    for each in (net, other):
+        leaf = x.clone().requires_grad_()
+        y = each(leaf)
+        weights = torch.linspace(-1, 2, y.numel(), dtype=y.dtype).reshape(y.shape)
+        named = dict(each.named_parameters())
+        grads = torch.autograd.grad((y * weights).sum(), [leaf, *named.values()])
+        found.append(dict(zip(["y", "x", *named], [y.detach(), *grads])))
+    return found
+
+
+def _same(net, other, x):
+    first, second = _both(net, other, x)
+    assert list(first) == list(second)
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
+    return first["y"]
+
+
+def _trip(net, path, **options):
+    sc.nir.save(net, path, dt=1e-3, **options)
+    return sc.nir.load(path)
+
+
+def _value(draw, low, high, size):
+    """A number, a 0-d tensor, or one value for each of ``size`` channels."""
+    kind = draw.randrange(3)
+    drawn = [draw.uniform(low, high) for _ in range(size)]
+    return drawn[0] if kind == 0 else torch.tensor(drawn[0] if kind == 1 else drawn)
+
+
+def _neuron(draw, size, lossy):
+    """A neuron with random parameters, settings and learnt names."""
+    threshold, v_reset = _value(draw, 0.3, 1.0, size), _value(draw, 0.0, 0.2, size)
+    common = {"threshold": threshold, "v_reset": v_reset}
+    if lossy:
+        common["reset"] = draw.choice(["hard", "soft", "none"])
+        common["surrogate"] = draw.choice([sc.surrogate.ATan(3.0), sc.surrogate.FastSigmoid(), sc.surrogate.ATan()])
+        common["detach_reset"] = draw.random() < 0.5
+    tau, decay_input = _value(draw, 1.5, 8.0, size), draw.random() < 0.5
+    alpha, beta = _value(draw, 0.1, 0.9, size), _value(draw, 0.1, 0.9, size)
+    leaky = {name: value for name, value in common.items() if name != "v_reset"}
+    delayed = (
+        {"reset_delay": draw.random() < 0.5, "reset": "soft"} if lossy else {"reset_delay": False, "reset": "hard"}
+    )
+    still = 0.0 if not lossy else v_reset
+    kinds = [
+        lambda: sc.IF(**common),
+        lambda: sc.LIF(tau, decay_input=decay_input, learn=draw.choice([(), ("tau",), ("tau", "threshold")]), **common),
+        lambda: sc.PLIF(tau, decay_input=decay_input, learn=draw.choice([(), ("w",)]), **common),
+        lambda: sc.LI(tau, decay_input=decay_input, v_rest=v_reset, learn=draw.choice([(), ("tau",)])),
+        lambda: sc.Leaky(beta, learn=draw.choice([(), ("beta",)]), **{**leaky, **delayed}),
+        lambda: sc.Synaptic(alpha, beta, **{**common, "v_reset": still}),
+        lambda: sc.nir.NIRLIF(decay=beta, gain=alpha, v_leak=v_reset, **common if not lossy else leaky_of(common)),
+        lambda: sc.nir.NIRLI(decay=beta, gain=tau, v_leak=v_reset),
+        lambda: sc.nir.NIRCubaLI(decay=beta, gain=tau, syn_decay=alpha, syn_gain=tau, learn=("syn_decay",)),
+        lambda: sc.nir.NIRCubaLIF(decay=beta, syn_decay=alpha, threshold=threshold, strict=draw.random() < 0.5),
+    ]
+    return draw.choice(kinds)()
+
+
+def leaky_of(common):
+    """Settings that a neuron of NIR takes."""
+    return {**common, "reset": "soft" if common["reset"] == "none" else common["reset"]}
+
+
+def _dense(draw, lossy):
+    """Layers in a row on ``[T, B, 7]``."""
+    width, layers = 7, []
+    for _ in range(draw.randrange(1, 4)):
+        after = draw.choice([4, 7, 9])
+        kind = draw.randrange(4)
+        if kind == 0:
+            delay = torch.randint(0, 4, (width,), generator=torch.Generator().manual_seed(draw.randrange(99))).float()
+            layers.append(sc.Delay(nn.Linear(width, after), 5, delay=delay, learn=()))
+        else:
+            layers.append(nn.Linear(width, after, bias=kind != 1))
+        neuron = _neuron(draw, after, lossy)
+        if draw.random() < 0.3 and isinstance(neuron, (sc.IF, sc.LIF)):
+            back = nn.Linear(after, after, bias=draw.random() < 0.5)
+            if draw.random() < 0.5:
+                back = sc.Delay(back, 3, delay=2.0, per="input", learn=())
+            neuron = sc.Recurrent(neuron, back)
+        layers.append(neuron)
+        width = after
+    return nn.Sequential(*layers)
+
+
+def _convolutional(draw, lossy):
+    """Convolutions, pooling and a read-out on ``[T, B, 2, 8, 8]``."""
+    conv = nn.Conv2d(2, 4, draw.choice([1, 3, (1, 3)]), stride=draw.choice([1, (2, 1)]), bias=draw.random() < 0.5)
+    pool = draw.choice([nn.AvgPool2d(2), sc.nir.SumPool2d((2, 1)), nn.AvgPool2d(3, 2, 1)])
+    between = _neuron(draw, 4, lossy)
+    front = nn.Sequential(TimeBatched(conv, nn.Dropout(0.5)).eval(), between, TimeBatched(pool), nn.Flatten(2))
+    with torch.no_grad():
+        size = front(torch.zeros(1, 1, 2, 8, 8)).shape[-1]
+    return nn.Sequential(front, nn.Linear(size, 5), _neuron(draw, 5, lossy))
+
+
+@DTYPES
+@WAYS
+@pytest.mark.parametrize("lossy", [False, True], ids=["hard reset", "kept"])
+@pytest.mark.parametrize("seed", range(12))
+def test_random_networks_come_back_bit_for_bit(seed: int, lossy: bool, way: str, dtype, tmp_path) -> None:
+    """Outputs, gradients, and the names and values of parameters."""
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    spatial = seed % 3 == 2
+    net = (_convolutional if spatial else _dense)(draw, lossy).to(dtype)
+    x = 2 * torch.randn(9, 3, *((2, 8, 8) if spatial else (7,)), dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if lossy else "error", UserWarning)
+        options = {"keep": LOSSY} if lossy else {}
+        loaded = _trip(net, tmp_path / "net.nir", discretization=way, input_shape=x.shape[2:], **options)
+    _same(net, loaded, x)
+    state = loaded.state_dict()
+    assert {name: value for name, value in net.state_dict().items() if not torch.equal(value, state[name])} == {}
+    # what is loaded can be saved, with the same result
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        again = _trip(loaded, tmp_path / "again.nir", discretization=way, input_shape=x.shape[2:], keep=LOSSY)
+    _same(net, again, x)
+
+
+class Residual(nn.Module):
+    """A branch around two layers, and a flattening that is a call."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = TimeBatched(nn.Conv2d(2, 2, 3, padding=1))
+        self.lif = sc.LIF()
+        self.block = nn.Sequential(TimeBatched(nn.Conv2d(2, 2, 3, padding="same", bias=False)), sc.IF(threshold=0.3))
+        self.out = nn.Linear(32, 4)
+
+    def forward(self, x):
+        x = self.lif(self.first(x))
+        x = x + self.block(x)
+        return self.out(torch.flatten(x, 2))
+
+
+def test_branches_sums_and_calls_of_flatten(tmp_path) -> None:
+    """A residual network in a class of its own."""
+    torch.manual_seed(0)
+    net = Residual()
+    loaded = _trip(net, tmp_path / "net.nir", input_shape=(2, 4, 4))
+    _same(net, loaded, 3 * torch.randn(5, 2, 2, 4, 4))
+    assert set(nir.read(tmp_path / "net.nir").nodes) == {
+        *("input", "first.module", "lif", "block.0.module", "block.1", "flatten", "out", "output"),
+    }
+
+
+def test_networks_of_single_steps(tmp_path) -> None:
+    """They are saved with batch alone in front, and load as networks of whole sequences."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 3, 3), sc.LIF(step="single"), nn.Flatten(), nn.Linear(12, 4), sc.LI(step="single"))
+    loaded = _trip(net, tmp_path / "net.nir", input_shape=(1, 4, 4))
+    x = 2 * torch.randn(6, 2, 1, 4, 4)
+    with torch.no_grad():
+        steps = torch.stack([net(step) for step in x])
+    assert torch.equal(loaded(x), steps)
+    for neuron in (loaded.get_submodule("1"), loaded.get_submodule("4")):
+        neuron.step = "single"
+    assert torch.equal(torch.stack([loaded(step) for step in x]), steps)
+    sc.reset(loaded)
+    assert torch.equal(loaded(x[0]), steps[0])
+
+
+def test_one_dimensional_convolutions_scales_thresholds_and_delays(tmp_path) -> None:
+    """The layers that are NIR's own."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        TimeBatched(nn.Conv1d(2, 4, 3, stride=2, dilation=2, groups=2)),
+        sc.nir.DelaySteps(torch.arange(16).view(4, 4) % 5),
+        sc.nir.Scale(torch.randn(4, 4)),
+        sc.nir.Threshold(threshold=torch.tensor([0.1, 0.2, 0.0, -0.1])),
+    )
+    x = torch.randn(8, 3, 2, 11)
+    y = _same(net, _trip(net, tmp_path / "net.nir", input_shape=(2, 11)), x)
+    assert 0 < y.mean() < 1
+
+
+def test_streaming_through_a_delay() -> None:
+    """Carried in single steps and over blocks, reset, and refused for another batch."""
+    x, delay = torch.randn(7, 2, 3), sc.nir.DelaySteps(torch.tensor([0, 1, 3]))
+    want = torch.stack([torch.cat([torch.zeros(d, 2), x[: 7 - d, :, i]]) for i, d in enumerate((0, 1, 3))], -1)
+    assert torch.equal(delay(x), want)
+    with sc.carry_state(delay):
+        assert torch.equal(torch.cat([delay(x[:2]), delay(x[2:])]), want)
+    single = sc.nir.DelaySteps([0, 1, 3], step="single")
+    assert torch.equal(torch.stack([single(step) for step in x]), want)
+    with pytest.raises(ValueError, match=r"the state carried from the last call \[2, 3\]; call sc.reset\(net\)"):
+        single(x[0, :1])
+    sc.reset(single)
+    assert torch.equal(single(x[0]), want[0])
+
+
+def test_numbers_of_the_file_alone_give_the_same_spikes(tmp_path) -> None:
+    """Without what we keep, constants are rounded: potentials to some units in the last place, spikes stay here."""
+    torch.manual_seed(0)
+    front = nn.Linear(7, 9), sc.LIF(3.0), nn.Linear(9, 5), sc.Synaptic(0.4, 0.8)
+    net = nn.Sequential(*front, nn.Linear(5, 3), sc.LI(5.0))
+    x = 8 * torch.randn(20, 4, 7)
+    for way in ("euler", "exp"):
+        sc.nir.save(net, tmp_path / "net.nir", dt=2e-3, discretization=way)
+        bare = nir.read(tmp_path / "net.nir")
+        bare.metadata = {}
+        for node in bare.nodes.values():
+            node.metadata = {}
+        loaded = sc.nir.load(bare, dt=2e-3, discretization=way)
+        assert [type(loaded.get_submodule(name)).__name__ for name in "135"] == ["NIRLIF", "NIRCubaLIF", "NIRLI"]
+        assert net[:4](x).sum() > 20
+        torch.testing.assert_close(loaded(x), net(x), rtol=1e-5, atol=1e-6)
+
+
+def test_numbers_that_somebody_changed_count(tmp_path) -> None:
+    """What is kept is not taken for a node that no longer has its numbers, which is told."""
+    sc.nir.save(nn.Sequential(nn.Linear(2, 2), sc.LIF()), tmp_path / "net.nir", dt=1e-3)
+    graph = nir.read(tmp_path / "net.nir")
+    graph.nodes["1"].v_threshold = graph.nodes["1"].v_threshold * 3
+    with pytest.warns(UserWarning, match="node '1' no longer has the numbers of the LIF that spikecore saved"):
+        neuron = sc.nir.load(graph).get_submodule("1")
+    assert isinstance(neuron, sc.nir.NIRLIF)
+    assert neuron.threshold == 3.0
+
+
+def test_another_time_step_is_taken_from_the_equations(tmp_path) -> None:
+    """A file of ours, read with another dt, has the decay of that dt."""
+    sc.nir.save(nn.Sequential(nn.Linear(2, 2), sc.LIF(4.0)), tmp_path / "net.nir", dt=1e-3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        neuron = sc.nir.load(tmp_path / "net.nir", dt=2e-3).get_submodule("1")
+    assert neuron.decay == pytest.approx(0.5, rel=1e-6)
+    neuron = sc.nir.load(tmp_path / "net.nir", discretization="exp").get_submodule("1")
+    assert neuron.decay == pytest.approx(0.7788007830714049, rel=1e-6)
+
+
+def test_a_loaded_network_is_a_module(tmp_path) -> None:
+    """It is copied, reset, and its state_dict loads."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), sc.LIF(learn=("tau",)))
+    loaded = _trip(net, tmp_path / "net.nir")
+    other = copy.deepcopy(loaded)
+    with torch.no_grad():
+        other.get_submodule("0").weight.zero_()
+    x = 9 * torch.randn(4, 2, 3)
+    assert not torch.equal(other(x), net(x))
+    other.load_state_dict(net.state_dict())
+    assert torch.equal(other(x), net(x))
+    with sc.carry_state(loaded):
+        whole = torch.cat([loaded(x[:2]), loaded(x[2:])])
+    assert torch.equal(whole, net(x))
