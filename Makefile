@@ -22,7 +22,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # Threads that wait do not keep a core busy that another worker needs.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-PEERS := spikingjelly==2.0.0 loguru snntorch==1.0.0
+# Norse is compared with where it is installed: it is built from source, by a compiler (pip install --no-deps norse==1.1.0).
+PEERS := spikingjelly==2.0.0 loguru snntorch==1.0.0 nirtorch==2.6 sinabs==3.1.3 pbr rockpool==3.1.0
 # These compile CUDA kernels without a GPU.
 NVRTC := cupy-cuda13x nvidia-cuda-nvrtc
 # These build and check distributions.

@@ -64,7 +64,7 @@ def node_of(name: str, neuron: Neuron, shape: Sequence[int], to: Writing) -> Any
     owner = f"sc.nir.save: {type(neuron).__name__} at {name!r}"
     form = FORMS[type(neuron)](neuron)
     numbers = form.arrays(neuron, shape)
-    fields, unsaid = _fields(owner, numbers, to.dt, to.discretization)
+    fields, unsaid = _numbers_of_node(owner, numbers, to.dt, to.discretization)
     to.unsaid += [(name, each) for each in (*form.unsaid, *unsaid)]
     kind = fields.pop("kind")
     try:
@@ -75,7 +75,7 @@ def node_of(name: str, neuron: Neuron, shape: Sequence[int], to: Writing) -> Any
     return getattr(package(), kind)(**arrays, metadata=kept)
 
 
-def _fields(owner: str, of: Mapping[str, Any], dt: float, way: str) -> Tuple[Dict[str, Any], List[Unsaid]]:
+def _numbers_of_node(owner: str, of: Mapping[str, Any], dt: float, way: str) -> Tuple[Dict[str, Any], List[Unsaid]]:
     """The fields of the node, its ``kind`` among them, and what it does not say."""
     fires, synaptic = "threshold" in of, "syn_leak" in of
     fields: Dict[str, Any] = {"v_threshold": of["threshold"], "v_reset": of["v_reset"]} if fires else {}

@@ -35,6 +35,7 @@ _HINTS: Dict[str, str] = {
     "LPPool2d": "use sc.nir.SumPool2d",
 }
 _LEAVES = (TimeBatched, NormNeuron, Stateful, Network, *WRITERS)
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _ADDITIONS = (operator.add, operator.iadd, torch.add)
 
 
@@ -140,7 +141,7 @@ class Drawn:
             return self.follow(module.module, f"{name}.module" if name else "module", of, 1)
         if isinstance(module, Network):
             return self._network(module, name, of, leading)
-        if isinstance(module, nn.Identity) or (isinstance(module, nn.modules.dropout._DropoutNd) and _is_off(module)):
+        if isinstance(module, nn.Identity) or (isinstance(module, _DROPOUTS) and _is_off(module)):
             return of
         owner = f"sc.nir.save: {type(module).__name__} at {name!r}"
         if id(module) in self._done:
@@ -164,7 +165,7 @@ class Drawn:
             return self.add(
                 name, WRITERS[type(module)](module, place), of, _shape_behind(module, owner, of.shape, leading)
             )
-        if isinstance(module, nn.modules.dropout._DropoutNd):
+        if isinstance(module, _DROPOUTS):
             raise ValueError(
                 f"{owner}: a network is saved as it infers, where dropout does nothing; call net.eval() first"
             )

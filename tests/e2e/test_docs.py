@@ -20,8 +20,8 @@ AFTERWARDS = """
 from spikecore_cupy import custom, device as on_gpu
 assert custom.CustomKernel.kernel is on_gpu.Kernel, "the page changes kernels for the whole process"
 """
-#: Pages about other libraries -> these libraries.
-NEEDED = {"convert.md": ("spikingjelly", "snntorch")}
+#: Pages about other packages -> these packages.
+NEEDED = {"convert.md": ("spikingjelly", "snntorch"), "nir.md": ("nir",)}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 #: Every page of the repository.
 LINKED = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("plugins/*/*.md"))]
@@ -39,7 +39,7 @@ def test_the_python_blocks_of_a_page_run_in_order(page: Path, tmp_path: Path) ->
         pytest.skip(why)
     lacking = [name for name in NEEDED.get(page.name, ()) if find_spec(name) is None]
     if lacking:
-        pytest.skip(f"the page is about {' and '.join(lacking)}, which is not installed; make test-peers installs it")
+        pytest.skip(f"the page is about {' and '.join(lacking)}, which is not installed (make test-peers, extra dev)")
     program = tmp_path / "page.py"
     program.write_text(f"{python_blocks(page)}\n{AFTERWARDS}", encoding="utf-8")
     # no IPU here: the page about it runs on the emulator
