@@ -2,7 +2,7 @@
 
 from spikecore import encode, functional, layers, losses, metrics, nir, plot, surrogate
 from spikecore._carried import load_state_dict_of_state, state_dict_of_state
-from spikecore._convert import Conversion, convert
+from spikecore._convert import Conversion, convert, load_state
 from spikecore._delay import Delay
 from spikecore._explain import Explanation, explain
 from spikecore._fusing import fuse, unfuse
@@ -96,6 +96,7 @@ __all__ = [
     "kernel_source",
     "layers",
     "load_checkpoint",
+    "load_state",
     "load_state_dict_of_state",
     "losses",
     "metrics",

@@ -1,4 +1,5 @@
-"""``sc.convert``: neurons of snnTorch and SpikingJelly, in a network as it is, computed by neurons of spikecore.
+"""``sc.convert``: neurons of snnTorch and SpikingJelly, in a network as it is, computed by neurons of spikecore; and
+their checkpoints, ``sc.load_state``.
 
 Rules of this package:
 
@@ -11,7 +12,8 @@ Rules of this package:
 - The other library is imported by nothing here: a network that holds its modules has imported it.
 """
 
+from spikecore._convert._load import load_state
 from spikecore._convert._network import convert
 from spikecore._convert._report import Conversion
 
-__all__ = ["Conversion", "convert"]
+__all__ = ["Conversion", "convert", "load_state"]

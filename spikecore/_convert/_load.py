@@ -1,0 +1,201 @@
+"""``sc.load_state``: a checkpoint of snnTorch or SpikingJelly in a network that was written anew.
+
+Rules of this module:
+
+- An entry goes by its name. ``TimeBatched`` and ``Recurrent`` put a module between, which the other library has not:
+  the places of an entry are those that it has with and without these.
+- What an entry means is for the module to say that takes it: a neuron takes ``beta`` as a number, and refuses a
+  ``reset_mechanism_val`` that is not its own (:mod:`spikecore._shell.checkpoints`).
+- Loaded is everything or nothing: a copy of the network, where one can be made, loads first.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Mapping, Sequence, Set, Tuple, Union
+
+import torch
+from torch import Tensor, nn
+
+from spikecore._shell.checkpoints import SNNTORCH
+from spikecore._shell.checks import shown
+from spikecore.layers import TimeBatched
+from spikecore.neuron import Neuron
+from spikecore.neurons import Recurrent
+
+#: Names under which programs keep the state of a network in a checkpoint.
+USUAL = ("state_dict", "model_state_dict", "net_state_dict", "model", "net", "network")
+#: Prefixes that wrappers of a whole network add: DataParallel and DistributedDataParallel, torch.compile.
+WRAPPERS = ("module.", "_orig_mod.")
+
+
+def load_state(
+    net: nn.Module, file: Union[str, Path, Mapping[str, Any]], *, order: bool = False, strict: bool = True
+) -> Any:
+    """Load a checkpoint of a snnTorch or SpikingJelly network into ``net``, whose neurons are of spikecore.
+
+    ::
+
+        net = nn.Sequential(sc.layers.TimeBatched(nn.Conv2d(1, 8, 3)), sc.PLIF(), nn.Flatten(2), nn.Linear(5408, 10))
+        sc.load_state(net, "spikingjelly.pt")  # "0.weight" is that of layer.Conv2d, net[0].module here
+
+    Entries go by their names, those within :class:`spikecore.layers.TimeBatched` by the name of the ``layer.Conv2d`` or
+    the ``SeqToANNContainer`` in its place, and those of :class:`spikecore.Recurrent` by snnTorch's ``recurrent`` and
+    those of its neuron. A fixed ``beta``, ``alpha`` or ``threshold`` of snnTorch sets that of the neuron: one value a
+    number, several a tensor. ``graded_spikes_factor`` must be 1, and ``reset_mechanism_val`` the reset of the neuron.
+    A prefix ``module.`` of DataParallel or ``_orig_mod.`` of torch.compile is left out.
+
+    file: a file of ``torch.save`` or of safetensors (``.safetensors``), or the entries themselves. In a checkpoint with
+        more in it, the network's state is found under ``state_dict``, ``model_state_dict``, ``model``, ``net`` and the
+        like. Files are read with ``weights_only=True``, which runs no code from them.
+    order: match modules by their order instead of their names, as for a network whose layers are grouped in another
+        way. Each module of the checkpoint goes to the next one of ``net`` with entries of the same names and shapes.
+    strict: entries that are missing or unexpected raise RuntimeError.
+
+    Gives what ``net.load_state_dict`` gives: ``missing_keys`` and ``unexpected_keys``, by the names in ``net``. A
+    network that :func:`spikecore.convert` changed has its old names, and loads with ``load_state_dict`` itself.
+
+    Raises TypeError for what is no network or no checkpoint, ValueError if several things in a file may be the state of
+    a network or, with ``order``, if an entry has no place, and RuntimeError for what ``load_state_dict`` refuses;
+    a ``net`` that ``copy.deepcopy`` takes is then as it was.
+    """
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"sc.load_state: net={shown(net)} must be a network (an nn.Module)")
+    state = _unwrapped(net, _entries(file))
+    named = _by_order(net, state) if order else _by_name(net, state)
+    try:
+        trial = copy.deepcopy(net)
+    except Exception:
+        trial = None  # a state with a graph, for one: what then fails may have loaded some of the modules
+    if trial is not None:
+        trial.load_state_dict(named, strict=strict)
+    return net.load_state_dict(named, strict=strict)
+
+
+def _entries(file: Any) -> Mapping[str, Tensor]:
+    """The state of a network in a file, or in what was read from one."""
+    found = file
+    if isinstance(file, (str, Path)):
+        found = _read(Path(file))
+    if not isinstance(found, Mapping):
+        raise TypeError(f"sc.load_state: file={shown(file)} must be a path or a state_dict, got {type(found).__name__}")
+    if _is_state(found):
+        return found
+    inner = [name for name in USUAL if _is_state(found.get(name))]
+    if len(inner) != 1:
+        what = f"both {' and '.join(inner)}" if inner else "no state of a network"
+        raise ValueError(
+            f"sc.load_state: the checkpoint has {what} among {', '.join(map(repr, found))}; give the entry itself, "
+            'sc.load_state(net, checkpoint["..."])'
+        )
+    state: Mapping[str, Tensor] = found[inner[0]]
+    return state
+
+
+def _read(path: Path) -> Any:
+    if path.suffix == ".safetensors":
+        try:
+            from safetensors.torch import load_file
+        except ImportError as error:
+            raise ImportError("sc.load_state reads .safetensors by safetensors: pip install safetensors") from error
+        return load_file(str(path))
+    try:
+        return torch.load(str(path), map_location="cpu", weights_only=True)
+    except Exception as error:
+        if not path.is_file():
+            raise FileNotFoundError(f"sc.load_state: no file {str(path)!r}") from error
+        raise ValueError(
+            f"sc.load_state: {str(path)!r} holds more than tensors, or is no file of torch.save: {error}\nIf you trust "
+            "it, read it yourself: sc.load_state(net, torch.load(path, map_location='cpu', weights_only=False)['net'])"
+        ) from error
+
+
+def _is_state(value: Any) -> bool:
+    return isinstance(value, Mapping) and bool(value) and all(isinstance(each, Tensor) for each in value.values())
+
+
+def _unwrapped(net: nn.Module, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    for prefix in WRAPPERS:
+        if all(key.startswith(prefix) for key in state) and prefix[:-1] not in net._modules:
+            state = {key[len(prefix) :]: value for key, value in state.items()}
+    return state
+
+
+def _by_name(net: nn.Module, state: Mapping[str, Tensor]) -> Dict[str, Tensor]:
+    places: Dict[str, List[Tuple[str, nn.Module]]] = {}
+    for theirs, ours, module in _places(net, [""], ""):
+        places.setdefault(theirs, []).append((ours, module))
+    named = {}
+    for key, value in state.items():
+        theirs, _, leaf = key.rpartition(".")
+        ours = next((path for path, module in places.get(theirs, ()) if _takes(module, leaf)), theirs)
+        # snnTorch's feedback of single weights is registered twice, as V and recurrent.V
+        if leaf == "V" and f"{theirs}.recurrent.V".lstrip(".") in state and ours == theirs:
+            continue
+        named[f"{ours}.{leaf}" if ours else leaf] = value
+    return named
+
+
+def _places(module: nn.Module, theirs: Sequence[str], ours: str) -> Iterator[Tuple[str, str, nn.Module]]:
+    """Names that a module may have in the other library -> its name here, and itself."""
+    for name in theirs:
+        yield name, ours, module
+    for name, child in module.named_children():
+        if isinstance(module, TimeBatched):
+            # layer.Conv2d, or a container with the module in it; several modules have the container's numbers
+            inner = list(theirs) if _is_group(child) else [*theirs, *_below(theirs, "0")]
+        elif isinstance(module, Recurrent):
+            inner = list(theirs) if name == "neuron" else _below(theirs, "recurrent")
+        else:
+            inner = []
+        yield from _places(child, [*inner, *_below(theirs, name)], f"{ours}.{name}" if ours else name)
+
+
+def _is_group(module: nn.Module) -> bool:
+    return type(module) is nn.Sequential
+
+
+def _below(paths: Sequence[str], name: str) -> List[str]:
+    return [f"{path}.{name}" if path else name for path in paths]
+
+
+def _takes(module: nn.Module, leaf: str) -> bool:
+    """Whether a module has an entry of this name, or a neuron a parameter that is a number."""
+    own: Set[str] = {*module._parameters, *module._buffers}
+    return leaf in own or (isinstance(module, Neuron) and (leaf in module.params or leaf in SNNTORCH))
+
+
+def _by_order(net: nn.Module, state: Mapping[str, Tensor]) -> Dict[str, Tensor]:
+    groups: Dict[str, Dict[str, Tensor]] = {}
+    for key, value in state.items():
+        theirs, _, leaf = key.rpartition(".")
+        groups.setdefault(theirs, {})[leaf] = value
+    modules, named = iter(list(net.named_modules())), {}
+    for theirs, entries in groups.items():
+        for ours, module in modules:
+            if _fits(module, entries):
+                named.update({f"{ours}.{leaf}" if ours else leaf: value for leaf, value in entries.items()})
+                break
+            if next(iter(module.state_dict()), None) is not None and not list(module.children()):
+                shapes = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+                raise ValueError(
+                    f"sc.load_state: in order, {theirs!r} of the checkpoint, with {_shapes(entries)}, would go to "
+                    f"{ours!r} ({type(module).__name__}) with {shapes}"
+                )
+        else:
+            raise ValueError(f"sc.load_state: in order, net has no place left for {theirs!r}, with {_shapes(entries)}")
+    return named
+
+
+def _shapes(entries: Mapping[str, Tensor]) -> Dict[str, Tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in entries.items()}
+
+
+def _fits(module: nn.Module, entries: Mapping[str, Tensor]) -> bool:
+    """Whether a module takes all entries of one of theirs, with their shapes."""
+    if isinstance(module, Neuron):
+        return all(_takes(module, name) for name in entries)
+    own = {**module._parameters, **module._buffers}
+    held = {name: value for name, value in own.items() if value is not None}
+    return set(entries) == set(held) and all(held[name].shape == value.shape for name, value in entries.items())
