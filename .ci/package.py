@@ -30,7 +30,7 @@ else:
 
 ROOT = Path(__file__).resolve().parents[1]
 #: ``[text](target)`` and ``![text](target)``, where target is neither absolute nor an anchor of the same page.
-_RELATIVE_LINK = re.compile(r"\[([^\]]*)\]\((?![a-z]+:|#)([^)\s]+)\)")
+_RELATIVE_LINK = re.compile(r"(!?)\[([^\]]*)\]\((?![a-z]+:|#)([^)\s]+)\)")
 
 
 class Project(NamedTuple):
@@ -84,14 +84,18 @@ def projects(root: Path = ROOT) -> List[Project]:
 
 
 def with_absolute_links(page: str, folder: str, base: Optional[str]) -> str:
-    """The page with each relative link as one to ``base``, or where there is no base as its text alone."""
+    """The page with each relative link as one to ``base``, or where there is no base as its text alone.
+
+    Pictures are shown from the file itself, ``raw`` and not ``blob``, which is a page about it.
+    """
 
     def replaced(link: re.Match[str]) -> str:
-        text, target = link.groups()
+        mark, text, target = link.groups()
         if base is None:
             return text
         path, hash_sign, anchor = target.partition("#")
-        return f"[{text}]({base}/{posixpath.normpath(posixpath.join(folder, path))}{hash_sign}{anchor})"
+        start = base.replace("/blob/", "/raw/") if mark else base
+        return f"{mark}[{text}]({start}/{posixpath.normpath(posixpath.join(folder, path))}{hash_sign}{anchor})"
 
     return _RELATIVE_LINK.sub(replaced, page)
 
@@ -157,7 +161,7 @@ def faults_of_metadata(project: Project, metadata: email.message.Message) -> Lis
         "Description-Content-Type": "text/markdown",
     }
     faults = [f"says {key}: {metadata[key]} and not {value}" for key, value in wanted.items() if metadata[key] != value]
-    relative = [target for _, target in _RELATIVE_LINK.findall(str(metadata.get_payload()))]
+    relative = [target for _, _, target in _RELATIVE_LINK.findall(str(metadata.get_payload()))]
     return faults + [f"has a relative link in its description: {target}" for target in relative]
 
 

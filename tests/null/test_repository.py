@@ -182,16 +182,17 @@ class TestContributing:
 
 class TestLinksOfADistribution:
     def test_relative_links_lead_into_the_repository(self, package: Any) -> None:
-        """Links are resolved from the folder of the page; anchors stay, and absolute links are as they were."""
+        """Links are resolved from the folder of the page, pictures to the file itself; others are as they were."""
         page = "[a](docs/x.md#here) [b](../../README.md) [c](https://other/y) [d](#below) ![e](p.png)"
         assert package.with_absolute_links(page, "plugins/own", "https://host/blob/1") == (
             "[a](https://host/blob/1/plugins/own/docs/x.md#here) [b](https://host/blob/1/README.md) "
-            "[c](https://other/y) [d](#below) ![e](https://host/blob/1/plugins/own/p.png)"
+            "[c](https://other/y) [d](#below) ![e](https://host/raw/1/plugins/own/p.png)"
         )
 
     def test_without_a_repository_a_link_is_its_text(self, package: Any) -> None:
         """A link that nobody could follow is none."""
-        assert package.with_absolute_links("see [the guide](docs/guide.md).", "", None) == "see the guide."
+        page = "see [the guide](docs/guide.md). ![a picture](p.svg)"
+        assert package.with_absolute_links(page, "", None) == "see the guide. a picture"
 
     def test_the_address_given_goes_before_the_one_declared(self, package: Any) -> None:
         """``URL=`` wins over ``[project.urls]``; without both there is no address."""

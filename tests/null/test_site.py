@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import math
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,21 @@ def test_links_that_leave_the_pages(url: str, link: str, wanted: str, monkeypatc
     assert outside.with_links(link, DOCS / "guide.md", DOCS, url) == wanted
     fenced = f"```sh\n{link}\n```\n"
     assert outside.with_links(fenced, DOCS / "guide.md", DOCS, url) == fenced
+
+
+def test_the_pictures_of_the_readme_are_of_this_code() -> None:
+    """The definition's kernel, times and verdicts: ``python docs/picture.py`` writes the files again."""
+    spec = importlib.util.spec_from_file_location("picture", DOCS / "picture.py")
+    assert spec is not None
+    assert spec.loader is not None
+    picture = importlib.util.module_from_spec(spec)
+    sys.modules["picture"] = picture  # where inspect finds the source of its class
+    try:
+        spec.loader.exec_module(picture)
+        assert picture.PICTURE.read_text(encoding="utf-8") == picture.picture()
+        assert picture.BADGES.read_text(encoding="utf-8") == picture.badges()
+    finally:
+        del sys.modules["picture"]
 
 
 @pytest.mark.parametrize("name", ["sphinx", "myst_parser", "furo", "sphinx_copybutton"])

@@ -137,6 +137,10 @@ NEURON_PLACES: Dict[str, Place] = {
     ),
     "docs/parameters.md: ## Ranges": exactly(with_a_range, described),
     "README.md: Ready-made": at_least(lambda: neurons() - {"Membrane"}, lambda: quoted(page("README.md"))),
+    "README.md: the number of neurons": exactly(
+        lambda: [str(len(neurons() - {"Membrane"}))],
+        lambda: re.findall(r"\| neurons built in \| \[(\d+)\]", page("README.md")),
+    ),
     "docs/_ext/units.py: PARAMETERS": at_least(
         lambda: {param for name in modelled() for param in kinds()[name].params},
         lambda: re.findall(r'"(?:\w+\.)?(\w+)": \(', listed("docs/_ext/units.py", "PARAMETERS")),
