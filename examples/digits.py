@@ -112,16 +112,17 @@ def train_on(step: object, images: Tensor, targets: Tensor) -> Tuple[Tensor, Ten
     return loss, sc.metrics.accuracy(spikes, targets)
 
 
-def draw_raster(net: nn.Sequential, path: Path) -> None:
-    """One test image: the spikes of 64 of the neurons that fire in each hidden layer, and of the ten outputs."""
+def look_inside(net: nn.Sequential, path: Path, epoch: int) -> sc.Seen:
+    """Rates on all test images, to TensorBoard as well, and a picture of one: the spikes of 64 of the neurons that fire
+    in each hidden layer, and of the ten outputs.
+    """
     images, labels = data.digits().test.tensors
     net.eval()
-    x, layers = images[:1].to(next(net.parameters()).device), []
-    with torch.no_grad():
-        for module in net:
-            x = module(x)
-            if isinstance(module, sc.Neuron):
-                layers.append(x[:, 0].flatten(1).cpu())
+    with torch.no_grad(), sc.monitor(net, spikes=True) as seen:
+        net(images.to(next(net.parameters()).device))
+    with SummaryWriter(str(path.parent)) as log:
+        seen.log(log, epoch)
+    layers = [layer.spikes[:, 0].flatten(1).cpu() for layer in seen.layers]
     figure, axes = plt.subplots(
         1, 4, figsize=(11, 3.6), gridspec_kw={"width_ratios": (1, 2, 2, 2)}, constrained_layout=True
     )
@@ -131,15 +132,14 @@ def draw_raster(net: nn.Sequential, path: Path) -> None:
         total = spikes.shape[1]
         firing = spikes.sum(0).nonzero().flatten() if total > CLASSES else torch.arange(total)
         shown = spikes[:, firing[:: max(1, len(firing) // 64)][:64]]
-        times, neurons = shown.nonzero(as_tuple=True)
-        axis.scatter(times + 1, neurons, s=900 / max(1, shown.shape[1]), marker="|", linewidths=1.8)
         part = f", {len(firing)} of {total} fire" if total > CLASSES else ""
-        axis.set(title=title + part, xlabel="time step", ylabel="neuron" if part else "digit")
-        axis.set(xlim=(0.5, STEPS + 0.5), ylim=(-0.5, shown.shape[1] - 0.5), xticks=range(1, STEPS + 1))
+        sc.plot.raster(shown, ax=axis, color="tab:blue", label="neuron" if part else "digit")
+        axis.set(title=title + part, xticks=range(STEPS))
         if not part:
             axis.set_yticks(range(CLASSES))
     figure.savefig(path, dpi=130)
     plt.close(figure)
+    return seen
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -179,10 +179,12 @@ def main() -> None:
         raise Stopped(f"\nstopped: the last finished epoch is in {checkpoint(options)}; go on with --resume") from None
     title = "Handwritten digits, convolutional spiking network"
     pictures.draw_curves(curves, options.out / "learning-curve.png", title)
-    draw_raster(net, options.out / "spike-raster.png")
+    seen = look_inside(net, options.out / "spike-raster.png", options.epochs)
 
     print(f"test accuracy  {curves['test accuracy'][-1]:.2%} of 360 images never trained on")
     print(f"backend        {which_backend(net)}")
+    rates = ", ".join(f"{rate:.3f}" for rate in seen.rates.values())
+    print(f"spikes         {rates} of a neuron in a step, layer by layer")
     print(f"time           {time.perf_counter() - start:.0f} s{' since it was resumed' * options.resume}")
     print(f"pictures       {options.out / 'learning-curve.png'}, {options.out / 'spike-raster.png'}")
     print(f"checkpoint     {checkpoint(options)}")

@@ -183,30 +183,26 @@ def draw_utterance(run: Run, test: Part, path: Path) -> float:
     """
     row = int(test.mask.sum(1).argsort()[len(test.x) // 2])  # of middling length
     x, length = test.x.to(next(run.net.parameters()).device), int(test.mask[row].sum())
-    hidden = torch.empty(0)
     run.net.eval()
-    with torch.no_grad():
-        for layer in run.net:
-            x = layer(x)
-            if isinstance(layer, sc.Recurrent):
-                hidden = x.cpu()
+    with torch.no_grad(), sc.monitor(run.net, spikes=True) as seen:
+        x = run.net(x)
+    hidden = next(layer for layer in seen.layers if layer.kind == "Recurrent").spikes.cpu()
     figure, axes = plt.subplots(3, 1, figsize=(7, 7), sharex=True, constrained_layout=True)
     steps = test.x.shape[1]
     axes[0].imshow(
-        test.x[row].T.numpy(), aspect="auto", cmap="coolwarm", extent=(0.5, steps + 0.5, COEFFICIENTS + 0.5, 0.5)
+        test.x[row].T.numpy(), aspect="auto", cmap="coolwarm", extent=(-0.5, steps - 0.5, COEFFICIENTS + 0.5, 0.5)
     )
     axes[0].set(ylabel="coefficient", title=f"speaker {int(test.speakers[row]) + 1}, {length} of {steps} steps")
-    times, neurons = hidden[:, row].nonzero(as_tuple=True)
-    axes[1].scatter((times + 1).numpy(), (neurons + 1).numpy(), marker="|", s=12)
-    axes[1].set(ylabel="hidden neuron", ylim=(0, hidden.shape[-1] + 1))
+    sc.plot.raster(hidden, sample=row, ax=axes[1], color="tab:blue", label="hidden neuron")
+    axes[1].set(xlabel="")
     for speaker, potential in enumerate(x[:, row].cpu().T):
         right = speaker == int(test.speakers[row])
         label = "the right speaker" if right else None
-        axes[2].plot(range(1, steps + 1), potential.numpy(), color="tab:orange" if right else "0.75", label=label)
-    axes[2].set(xlabel="step", ylabel="potential", xlim=(0.5, steps + 0.5))
+        axes[2].plot(range(steps), potential.numpy(), color="tab:orange" if right else "0.75", label=label)
+    axes[2].set(xlabel="time step", ylabel="potential", xlim=(-0.5, steps - 0.5))
     axes[2].legend(loc="best")
     for axis in axes:
-        axis.axvspan(length + 0.5, steps + 0.5, color="0.5", alpha=0.3, linewidth=0)
+        axis.axvspan(length - 0.5, steps - 0.5, color="0.5", alpha=0.3, linewidth=0)
     figure.savefig(path, dpi=130)
     plt.close(figure)
     return hidden[test.mask.T].mean().item()

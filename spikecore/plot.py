@@ -21,8 +21,8 @@ __all__ = ["raster", "rates", "surrogates", "traces"]
 
 #: Inches of a picture that fits one column of a paper.
 _WIDTH, _HEIGHT = 3.5, 2.4
-#: Neurons and steps that are drawn one by one; of more, a pixel of the picture is the mean of several.
-_ROWS, _COLUMNS = 400, 1000
+#: Neurons, and steps for each point of width, that are drawn one by one; of more, a pixel is the mean of several.
+_ROWS, _STEPS_OF_POINT = 400, 6
 #: Rows and columns of a picture of means.
 _COARSE_ROWS, _COARSE_COLUMNS = 200, 400
 
@@ -39,7 +39,8 @@ def raster(
     """Which neuron fired when: a tick for each spike, time steps on the horizontal axis, neurons on the vertical one.
 
     ``spikes``: ``[T, N]``, or ``[T, B, ...]`` of which ``sample`` is drawn. Whatever is not 0 is a spike; one below 0
-    (of ternary neurons) is red. Of more than 400 neurons or 1000 steps, means over neighbouring neurons and steps are
+    (of ternary neurons) is red. Of more than 400 neurons, or 6 steps for
+    each point of width (1/72 inch), means over neighbouring neurons and steps are
     drawn in grey, spikes per time step and neuron, with a scale beside them: 10,000 neurons stay quick and readable.
     ``label`` names the vertical axis.
 
@@ -49,10 +50,11 @@ def raster(
     x, unit = _sequence("spikes", spikes, sample), _step(dt)
     ax = _axes(ax)
     steps, neurons = x.shape
-    if neurons > _ROWS or steps > _COLUMNS:
+    points = _width(ax)
+    if neurons > _ROWS or steps > _STEPS_OF_POINT * points:
         _draw_means(ax, x, unit)
     else:
-        width = min(1.5, max(0.5, 0.7 * _points(ax)[0] / max(1, steps)))
+        width = min(3.0, max(0.5, 0.5 * points / max(1, steps)))
         for which, colour in ((x > 0, color), (x < 0, "tab:red")):
             times, places = (index.numpy() for index in which.nonzero(as_tuple=True))
             ax.vlines(unit * times, places - 0.42, places + 0.42, colors=colour, linewidths=width)
@@ -229,11 +231,9 @@ def _legend(ax: Any, corner: str, place: Tuple[float, float], columns: int = 1) 
     ax.legend(fontsize="x-small", frameon=False, ncol=columns, loc=corner, bbox_to_anchor=place)
 
 
-def _points(ax: Any) -> Tuple[float, float]:
-    """Width and height of axes, in points."""
-    box = ax.get_position()
-    width, height = ax.figure.get_size_inches()
-    return 72 * width * box.width, 72 * height * box.height
+def _width(ax: Any) -> float:
+    """The width of axes, in points."""
+    return float(72 * ax.figure.get_size_inches()[0] * ax.get_position().width)
 
 
 def _sequence(argument: str, value: Any, sample: int) -> Tensor:

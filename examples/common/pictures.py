@@ -13,6 +13,8 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 from torch import Tensor
 
+import spikecore as sc
+
 
 def draw_curves(curves: Dict[str, List[float]], path: Path, title: str) -> None:
     """Losses and accuracies over epochs, by the ends of their names; "loss" alone is that of training. The axis of
@@ -56,9 +58,8 @@ def draw_heartbeats(
         3, 1, figsize=(11, 6.5), sharex=True, gridspec_kw={"height_ratios": (1.2, 4, 1.2)}, constrained_layout=True
     )
     for axis, spikes, name in ((above, inputs, "input channel"), (middle, hidden, "hidden neuron")):
-        times, neurons = spikes.nonzero(as_tuple=True)
-        axis.scatter(times, neurons, s=600 / max(8, spikes.shape[1]), marker="|", linewidths=0.7, color="black")
-        axis.set(ylabel=name, ylim=(spikes.shape[1] - 0.5, -0.5))
+        sc.plot.raster(spikes, ax=axis, label=name)
+        axis.set(xlabel="", ylim=(spikes.shape[1] - 0.5, -0.5))
     above.set_yticks(range(inputs.shape[1]))
     colors = mpl.colormaps["Dark2"].colors
     for row, values in enumerate((labels, found)):

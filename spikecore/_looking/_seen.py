@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base.locking import Lock
+from spikecore._looking._logged import log
 from spikecore._looking._table import as_html, as_text
 from spikecore._shell.prologue import prologue_of
 from spikecore._shell.watchers import Watcher
@@ -243,6 +244,18 @@ class Seen:
         """Forget every call so far, and free what was kept of it."""
         for layer in self.layers:
             layer.clear()
+
+    def log(self, writer: Any, step: Optional[int] = None, *, figures: bool = True) -> None:
+        """Write what was seen to a TensorBoard log, a ``torch.utils.tensorboard.SummaryWriter``, for ``step``.
+
+        Of each layer ``NAME`` that was called: the scalars ``rate/NAME``, and ``silent/NAME`` and ``saturated/NAME``,
+        the shares of such neurons; histograms ``rates of neurons/NAME`` and, of each recorded state in the last call,
+        ``STATE/NAME``; with ``figures`` pictures of the first sample of that call, ``raster/NAME`` of spikes that were
+        kept and ``traces of STATE/NAME``, which need matplotlib. The network itself is called ``net``.
+
+        Raises TypeError for a writer that lacks ``add_scalar``, ``add_histogram`` or ``add_figure``.
+        """
+        log(self, writer, step, figures)
 
     def __str__(self) -> str:
         return as_text(self)

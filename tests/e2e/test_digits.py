@@ -66,7 +66,9 @@ def test_pictures_and_logs_are_written(first):
 
 def test_epochs_are_counted_from_one(first):
     """TensorBoard has the steps that the picture has, as those of the other programs."""
-    assert points(first[1]) == {name: [1, 2] for name in ("loss", "test accuracy", "training accuracy")}
+    found = points(first[1])
+    looked = {f"{what}/{layer}": [2] for what in ("rate", "silent", "saturated") for layer in (2, 4, 6)}
+    assert found == {**{name: [1, 2] for name in ("loss", "test accuracy", "training accuracy")}, **looked}
 
 
 @pytest.mark.parametrize(

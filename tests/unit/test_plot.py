@@ -61,9 +61,12 @@ def test_a_raster_of_many_neurons_is_a_picture_of_means():
     torch.testing.assert_close(means[196], spikes[:, 196 * 51 :].mean(1))  # fewer neurons in the last row
     assert ax.get_ylim() == (-0.5, 10_006.5)
     assert ax.figure.axes[1].get_ylabel() == "spikes per step and neuron"
-    long = sc.plot.raster((rand(1001, 3) < 0.1).float(), dt=2.0)
-    assert long.images[0].get_array().shape == (3, 334)
-    assert long.get_xlim() == (-1.0, 2001.0)
+    long = (rand(1301, 3) < 0.1).float()
+    narrow = sc.plot.raster(long, dt=2.0)
+    assert narrow.images[0].get_array().shape == (3, 326)
+    assert narrow.get_xlim() == (-1.0, 2601.0)
+    wide = sc.plot.raster(long, ax=plt.subplots(figsize=(11, 3))[1])
+    assert len(ticks(wide.collections[0])) == int(long.sum())
 
 
 def test_traces_are_curves_with_threshold_and_spikes():
