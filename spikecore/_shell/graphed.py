@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -17,6 +17,14 @@ from spikecore.dtypes import NAMES
 
 class Graphed(Bound):
     """A bound module that ``torch.compile`` can meet."""
+
+    def named_values(self) -> Dict[str, Union[float, Tensor]]:
+        """The value of each parameter of :attr:`program`, by name and in its order: this neuron's own parameters as
+        they are, numbers or tensors, and behind them the numbers of its surrogate.
+        """
+        self._follow()
+        self._traced()
+        return dict(self._values())
 
     def _values(self) -> List[Tuple[str, Any]]:
         """The parameters of the program, by name: the neuron's own, and the numbers of its surrogate."""

@@ -1,0 +1,34 @@
+"""Tensors of PyTorch as arrays of JAX and back, in the memory where they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+
+def array(value: Tensor) -> Any:
+    """A tensor as an array, in its own memory where that is dense and aligned as XLA asks."""
+    return jax.dlpack.from_dlpack(value.detach().contiguous())
+
+
+def tensor(value: Any, steps: int, neurons: int, device: torch.device) -> Tensor:
+    """A result ``[T, N]`` or ``[N]`` as a tensor, without what a padded call has more."""
+    # JAX computes beside this thread; a user may change an argument as soon as the call is over
+    found = torch.from_dlpack(value.block_until_ready() if device.type == "cpu" else value)
+    if found.shape[-1] != neurons:
+        found = found[..., :neurons]
+    if found.ndim > 1 and found.shape[0] != steps:
+        found = found[:steps]
+    return found.contiguous()
+
+
+def padded(value: Tensor, rows: int, columns: int) -> Tensor:
+    """``[T, N]`` or ``[N]`` with zeros behind, to so many rows and columns."""
+    more = [0, columns - value.shape[-1]]
+    if value.ndim > 1:
+        more += [0, rows - value.shape[0]]
+    return pad(value, more) if any(more) else value
