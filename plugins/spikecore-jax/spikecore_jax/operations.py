@@ -91,6 +91,8 @@ class Table(Mapping[str, Callable[..., Any]]):
             "cos": lax.cos,
             "tanh": lax.tanh,
             "sigmoid": lax.logistic,
+            "softplus": lambda a: _maximum(a, jnp.zeros_like(a)) + lax.log1p(lax.exp(-lax.abs(a))),
+            "erf": lax.erf,
             "atan": lax.atan,
             "abs": lax.abs,
             "sign": _sign,

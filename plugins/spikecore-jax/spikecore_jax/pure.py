@@ -91,7 +91,7 @@ class Function:
             first = scan.initial(plan, values)
         else:
             first = self._state(state, shape, plan)
-        outs, final = self._run(plan, inputs, first, placed)
+        outs, final = self._run(plan, inputs, _tied(first, inputs[0]), _tied(placed, inputs[0]))
         return outs[0] if len(outs) == 1 else tuple(outs), dict(zip(self.program.states, final))
 
     def step(self, params: Mapping[str, Any], state: Mapping[str, Any], x: Arrays) -> Tuple[Any, State]:
@@ -141,7 +141,7 @@ class Function:
                 view = [1] * dims
                 view[along] = value.shape[0]
                 value = value.reshape(view)
-            elif jnp.broadcast_shapes(value.shape, shape) != shape:
+            elif not _broadcasts(value.shape, shape):
                 raise ValueError(f"params {name!r} has shape {list(value.shape)}, one step has {list(shape)}")
             placed.append(value)
         return placed
@@ -195,6 +195,17 @@ def _unknown(x: Any, shape: Tuple[int, ...], compute: str) -> Any:
     if x is None:
         return jnp.zeros(shape, bits)
     return (lax.bitcast_convert_type(x[0].astype(compute), bits) == np.dtype(bits).type(_NEVER[bits])).astype(bits)
+
+
+def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+    behind = to[len(to) - len(shape) :] if len(shape) <= len(to) else ()
+    return len(behind) == len(shape) and all(have in (1, want) for have, want in zip(shape, behind))
+
+
+def _tied(values: List[Any], x: Any) -> List[Any]:
+    """The same values, as varying over devices as ``x`` is: ``shard_map`` adds up their gradients over the devices."""
+    here = x[(0,) * x.ndim] == 0 if x.size else False
+    return [jnp.where(here, value, value) for value in values]
 
 
 def _summed(grad: Any, like: Any) -> Any:

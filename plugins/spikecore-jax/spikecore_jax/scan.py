@@ -39,6 +39,10 @@ class Values(NamedTuple):
         """A number, or a value that broadcasts, as one of each neuron."""
         return jnp.broadcast_to(jnp.asarray(self.table.lifted(value), self.compute), self.shape)
 
+    def first(self, state: Group) -> List[Any]:
+        """What a loop over steps begins with. Within ``shard_map`` that must vary over the devices as its results do."""
+        return [self.table.kept(value) for value in state]
+
     def real(self, t: Any, new: Group, old: Group) -> List[Any]:
         """The new values, or the old ones where the call has no step t."""
         if self.steps is None:
@@ -69,7 +73,7 @@ def forward(plan: ForwardPlan, values: Values, inputs: Group, state: Optional[Gr
         return following, ([out.astype(stored) for out in outputs], [following[index] for index in recorded])
 
     first = initial(plan, values) if state is None else list(state)
-    final, (outputs, trace) = lax.scan(one, first, _rows(inputs))
+    final, (outputs, trace) = lax.scan(one, values.first(first), _rows(inputs))
     return outputs, final, trace
 
 
@@ -88,7 +92,7 @@ def backward(
     traced = [plan.program.states.index(name) for name in plan.trace]
     stored, step = DTYPES[plan.dtype], _step(plan.forward, values)
     first = initial(plan.forward, values) if state is None else list(state)
-    _, before = lax.scan(lambda now, each: (step(now, each)[1], now), first, _rows(inputs))
+    _, before = lax.scan(lambda now, each: (step(now, each)[1], now), values.first(first), _rows(inputs))
     zero = jnp.zeros(values.shape, values.compute)
 
     def one(carried: Any, each: Any) -> Any:
@@ -104,9 +108,10 @@ def backward(
         of_states = values.real(t, of_states, cotangents)
         return (of_states, of_params), [value.astype(stored) for value in of_inputs]
 
-    last = [*grad_final] or [zero for _ in plan.program.states]
+    last = values.first([*grad_final] or [zero for _ in plan.program.states])
     rows = (_rows(inputs), before, list(grad_outputs), list(grad_trace))
-    (of_states, of_params), of_inputs = lax.scan(one, (last, [zero for _ in plan.learn]), rows, reverse=True)
+    sums = values.first([zero for _ in plan.learn])
+    (of_states, of_params), of_inputs = lax.scan(one, (last, sums), rows, reverse=True)
     return of_inputs, of_states, of_params
 
 

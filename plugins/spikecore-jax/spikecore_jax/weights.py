@@ -42,7 +42,7 @@ def renamed(state: Mapping[str, Any], names: Mapping[str, str], flax: bool = Tru
     found = {}
     for theirs, ours in names.items():
         if theirs not in state:
-            raise KeyError(f"there is no {theirs!r}; the network has {', '.join(state)}")
+            raise KeyError(f"there is no {theirs!r}; the network has {', '.join(sorted(state))}")
         value = state[theirs].detach()
         value = value.to(torch.float64 if value.dtype == torch.float64 else torch.float32).cpu()
         moved = flax and theirs.rpartition(".")[2] == "weight" and value.ndim in _FLAX

@@ -1,0 +1,7 @@
+"""Two virtual devices, which must be asked for before JAX is imported."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2".strip()

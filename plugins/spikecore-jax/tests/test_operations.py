@@ -1,0 +1,82 @@
+"""Every operation on normal numbers, infinities, NaN and zeros: beside the excuses for subnormal numbers on a CPU."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any, List
+
+import pytest
+import torch
+
+import spikecore as sc
+from spikecore.lang import ops
+
+POINTS = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -3.0, 1e-3, 1e30, -1e30, math.inf, -math.inf, math.nan]
+ONE = ("exp", "log", "sqrt", "sin", "cos", "tanh", "sigmoid", "softplus", "erf", "atan", "abs", "sign", "floor", "round")
+#: Right to the bit, zeros' sign included.
+EXACT = ("sqrt", "abs", "sign", "floor", "round", "minimum", "maximum", "add", "sub", "mul", "div")
+TWO = ("minimum", "maximum", "add", "sub", "mul", "div", "power")
+ARITHMETIC = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "div": lambda a, b: a / b,
+    "power": lambda a, b: a**b,
+}
+
+
+def computed(op: str, backend: str) -> List[torch.Tensor]:
+    """Values and derivatives of an operation at all points, or at all pairs of them."""
+    function: Any = ARITHMETIC.get(op) or getattr(ops, op)
+
+    class Applied(sc.Neuron):
+        inputs = ("a", "b") if op in TWO else ("a",)
+        states = {"v": 0.0}
+
+        def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+            return function(*((x.a, x.b) if op in TWO else (x,))), {"v": s.v}
+
+    points = zip(*itertools.product(POINTS, POINTS)) if op in TWO else [POINTS]
+    leaves = [torch.tensor(values)[None].requires_grad_() for values in points]
+    out = Applied(backend=backend)(*leaves)
+    return [out.detach(), *torch.autograd.grad(out, leaves, torch.full_like(out, 1.5))]
+
+
+@pytest.mark.parametrize("op", [*ONE, *TWO])
+def test_numbers_are_those_of_the_reference(op: str) -> None:
+    """To the bit where the language asks for it, else to some units in the last place."""
+    ours, theirs = computed(op, "jax"), computed(op, "torch")
+    for k, (one, other) in enumerate(zip(ours, theirs)):
+        torch.testing.assert_close(one, other, rtol=0 if op in EXACT and not k else 2e-5, atol=0, equal_nan=True)
+    if op in EXACT:
+        same = torch.signbit(ours[0]) == torch.signbit(theirs[0])
+        assert bool((same | ours[0].isnan()).all())
+
+
+def test_many_sizes_share_code() -> None:
+    """Beyond the first eight sizes arrays are padded, and the numbers are those of the call alone."""
+    ours, theirs = (sc.ALIF(learn=("tau",), backend=name) for name in ("jax", "torch"))
+    generator = torch.Generator().manual_seed(0)
+    for steps, neurons in [(t, n) for t in (1, 3, 17, 20) for n in (1, 5, 1025)]:
+        x = torch.randn(steps, neurons, generator=generator) * 2
+        found = []
+        for neuron in (ours, theirs):
+            leaf = x.clone().requires_grad_()
+            out, state = neuron.run(leaf)
+            of_x, of_tau = torch.autograd.grad([out, *state.values()], [leaf, neuron.tau], [out * 0 + 1, *state.values()])
+            found.append([out, *state.values(), of_x, of_tau])
+        for one, other in zip(found[0][:-1], found[1][:-1]):
+            assert torch.equal(one, other)
+        torch.testing.assert_close(found[0][-1], found[1][-1], rtol=1e-4, atol=1e-4)
+
+
+def test_an_argument_may_change_after_the_call() -> None:
+    """JAX computes beside the thread that calls it; the numbers are those of the call."""
+    neuron, x = sc.LIF(2.0, backend="jax"), torch.rand(64, 512, 64) * 3
+    expected = sc.LIF(2.0, backend="torch")(x)
+    for _ in range(3):
+        given = x.clone()
+        out = neuron(given)
+        given.zero_()
+        assert torch.equal(out, expected)

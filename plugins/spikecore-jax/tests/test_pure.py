@@ -1,0 +1,208 @@
+"""Neurons as pure functions: the numbers of spikecore's reference, under every transformation of JAX."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Tuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from jax.sharding import Mesh, PartitionSpec
+
+import spikecore as sc
+import spikecore_jax
+
+T, B, C = 12, 3, 7
+
+
+class Two(sc.Neuron):
+    """Two inputs, two outputs, two states, of which one begins at a parameter."""
+
+    inputs = ("x", "y")
+    states = {"v": "start", "w": 0.0}
+    params = {"start": 0.25, "rate": 0.75}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        v = s.v * p.rate + x.x - s.w
+        spike = self.spike(v - 1.0)
+        return (spike, v * x.y), {"v": v - spike, "w": 0.5 * s.w + spike}
+
+
+MAKES: Dict[str, Callable[[], sc.Neuron]] = {
+    "LIF": lambda: sc.LIF(2.0),
+    "soft": lambda: sc.LIF(3.0, reset="soft", surrogate=sc.surrogate.Sigmoid(4.0)),
+    "channels": lambda: sc.LIF(torch.linspace(1.5, 3.0, C), threshold=torch.full((C,), 0.9), learn=("tau", "threshold")),
+    "PLIF": sc.PLIF,
+    "ALIF": sc.ALIF,
+    "Izhikevich": sc.Izhikevich,
+    "EIF": sc.EIF,
+    "Leaky": lambda: sc.Leaky(0.9),
+    "Two": lambda: Two(learn=("start", "rate")),
+}
+
+
+def made(name: str) -> sc.Neuron:
+    neuron = MAKES[name]()
+    neuron.channel_dim = -1
+    return neuron
+
+
+def drive(neuron: sc.Neuron, dtype: torch.dtype = torch.float32) -> List[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.randn(T, B, C, generator=generator) * 2).to(dtype) for _ in neuron.program.inputs]
+
+
+def arrays(tensors: Any) -> List[Any]:
+    return [jnp.asarray(one.detach().float().numpy(), str(one.dtype)[6:]) for one in tensors]
+
+
+def as_torch(neuron: sc.Neuron, xs: List[torch.Tensor]) -> Tuple[List[torch.Tensor], Dict[str, torch.Tensor], List[Any]]:
+    """Outputs, final states, and gradients of inputs and learnt parameters for cotangents that differ everywhere."""
+    leaves = [x.clone().requires_grad_() for x in xs]
+    outs, final = neuron.run(*leaves)
+    outs = [outs] if isinstance(outs, torch.Tensor) else list(outs)
+    names = [name for name, _ in neuron.named_parameters()]
+    weights = [torch.cos(out.detach().float() + torch.arange(float(C))).to(out.dtype) for out in outs]
+    ends = [torch.sin(value.detach()) for value in final.values()]
+    grads = torch.autograd.grad([*outs, *final.values()], [*leaves, *[getattr(neuron, n) for n in names]], [*weights, *ends])
+    return outs, final, [weights, ends, grads]
+
+
+@pytest.mark.parametrize("name", list(MAKES))
+@pytest.mark.parametrize("compiled", [False, True])
+def test_numbers_are_those_of_the_reference(name: str, compiled: bool) -> None:
+    """Outputs, final states, and gradients of inputs to the bit; sums of parameters' gradients to rounding."""
+    neuron = made(name)
+    xs = drive(neuron)
+    outs, final, (weights, ends, grads) = as_torch(neuron, xs)
+    f = spikecore_jax.function(neuron)
+
+    def loss(params: Any, xs: Any) -> Any:
+        found, state = f(params, None, xs if len(xs) > 1 else xs[0])
+        found = [found] if len(outs) == 1 else found
+        total = sum((out * w).sum() for out, w in zip(found, arrays(weights)))
+        return total + sum((state[k] * w).sum() for k, w in zip(final, arrays(ends))), (found, state)
+
+    of = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
+    (_, (found, state)), (of_params, of_xs) = (jax.jit(of) if compiled else of)(f.params, arrays(xs))
+    exact = name not in ("EIF", "soft")
+    for out, one in zip(outs, found):
+        assert np.array_equal(out.detach(), one)
+    for key, value in final.items():
+        np.testing.assert_allclose(value.detach(), state[key], rtol=0 if exact else 1e-6, atol=0 if exact else 1e-6)
+    for x, one in zip(grads, of_xs):
+        np.testing.assert_allclose(x, one, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-6)
+    learnt = dict(zip(f.learnt, grads[len(xs) :]))
+    assert {*learnt} == {name for name, _ in neuron.named_parameters()}
+    for key, grad in learnt.items():
+        np.testing.assert_allclose(grad, of_params[key], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_dtypes(dtype: torch.dtype) -> None:
+    """16 bits in memory with float32 arithmetic, and float64 where JAX has it turned on."""
+    neuron = made("LIF")
+    (x,) = drive(neuron, dtype)
+    out, state = neuron.run(x)
+    with jax.enable_x64(dtype == torch.float64):
+        f = spikecore_jax.function(neuron)
+        found, end = jax.jit(f)(f.params, None, jnp.asarray(x.double().numpy(), str(dtype)[6:]))
+        assert str(found.dtype) == str(dtype)[6:]
+        assert np.array_equal(out.double(), np.asarray(found, np.float64))
+        assert np.array_equal(state["v"], end["v"])
+
+
+def test_a_state_goes_on_and_steps_are_calls() -> None:
+    """Two halves are the whole, and so are twelve steps."""
+    f = spikecore_jax.function(made("ALIF"))
+    (x,) = arrays(drive(made("ALIF")))
+    outs, end = f(f.params, None, x)
+    first, state = f(f.params, None, x[:5])
+    second, state = f(f.params, state, x[5:])
+    assert np.array_equal(outs, jnp.concatenate([first, second]))
+    one, each = f.initial(f.params, (B, C)), []
+    for row in x:
+        out, one = f.step(f.params, one, row)
+        each.append(out)
+    assert np.array_equal(outs, jnp.stack(each))
+    for key, value in end.items():
+        assert np.array_equal(value, state[key])
+        assert np.array_equal(value, one[key])
+
+
+def test_vmap_over_parameters_and_inputs() -> None:
+    """Each row is the call by itself, its gradient, too."""
+    f = spikecore_jax.function(sc.LIF(2.0))
+    taus = jnp.asarray([1.5, 2.0, 3.0])
+    xs = jax.random.normal(jax.random.key(0), (3, T, B, C)) * 2
+
+    def loss(tau: Any, x: Any) -> Any:
+        return (f({**f.params, "tau": tau}, None, x)[0] * jnp.cos(x)).sum()
+
+    together = jax.vmap(jax.value_and_grad(loss, argnums=(0, 1)))(taus, xs)
+    for k in range(3):
+        value, (of_tau, of_x) = jax.value_and_grad(loss, argnums=(0, 1))(taus[k], xs[k])
+        np.testing.assert_allclose(together[0][k], value, rtol=1e-5)
+        np.testing.assert_allclose(together[1][0][k], of_tau, rtol=1e-4, atol=1e-5)
+        assert np.array_equal(together[1][1][k], of_x)
+
+
+def test_shard_map_over_two_devices() -> None:
+    """Rows of the batch on two devices: the numbers of one."""
+    f = spikecore_jax.function(sc.LIF(2.0))
+    mesh = Mesh(np.array(jax.devices("cpu")[:2]), ("batch",))
+    x = jax.random.normal(jax.random.key(0), (T, 4, C)) * 2
+    rows = PartitionSpec(None, "batch")
+    split = jax.shard_map(lambda x: f(f.params, None, x)[0], mesh=mesh, in_specs=rows, out_specs=rows)
+    assert np.array_equal(jax.jit(split)(x), f(f.params, None, x)[0])
+    state = f.initial(f.params, (4, C))
+
+    def loss(run: Any) -> Any:
+        return jax.grad(lambda params, state, x: (run(params, state, x) * jnp.cos(x)).sum(), argnums=(0, 1, 2))
+
+    def run(params: Any, state: Any, x: Any) -> Any:
+        return f(params, state, x)[0]
+
+    specs = (PartitionSpec(), PartitionSpec("batch"), rows)
+    found = loss(jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=rows))(f.params, state, x)
+    whole = loss(run)(f.params, state, x)
+    assert np.array_equal(found[2], whole[2])
+    assert np.array_equal(found[1]["v"], whole[1]["v"])
+    for name, grad in whole[0].items():
+        np.testing.assert_allclose(found[0][name], grad, rtol=1e-5)
+
+
+def test_subnormal_and_odd_inputs_give_no_other_products() -> None:
+    """What hides products from the compiler is 0, whatever an input begins with."""
+    f = spikecore_jax.function(sc.LIF(2.0))
+    for first in (0.0, -0.0, np.nan, np.inf, 1e-45):
+        x = np.full((2, 4), 0.75, np.float32)
+        x[0, 0] = first
+        found, _ = jax.jit(f)(f.params, None, jnp.asarray(x))
+        assert np.array_equal(np.asarray(found)[:, 1:], sc.LIF(2.0)(torch.from_numpy(x))[:, 1:])
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda f, x: f({}, None, x), "params has nothing; give tau, threshold, v_reset"),
+        (lambda f, x: f({**f.params, "tau": jnp.ones(4)}, None, x), r"params 'tau' has shape \[4\], one step has \[3, 7\]"),
+        (lambda f, x: f(f.params, {"w": x[0]}, x), "state has w; LIF has v"),
+        (lambda f, x: f(f.params, {"v": x[0, 0]}, x), r"state 'v' has shape \[7\], one step has \[3, 7\]"),
+        (lambda f, x: f(f.params, None, (x, x)), "xs has 2 arrays, LIF has the inputs x; give one for each"),
+        (lambda f, x: f(f.params, None, x[:0]), r"give arrays \[T, \*N\] of one shape and dtype, with T at least 1"),
+        (lambda f, x: f(f.params, None, x.astype("int32")), "xs has dtype int32; give one of float16"),
+    ],
+)
+def test_what_does_not_fit_is_named(call: Any, text: str) -> None:
+    """The argument, its value, and what fits."""
+    f = spikecore_jax.function(sc.LIF(2.0))
+    with pytest.raises(ValueError, match=text):
+        call(f, jnp.ones((T, B, C)))
+
+
+def test_only_neurons_are_taken() -> None:
+    with pytest.raises(TypeError, match="must be a spikecore neuron; of sc.Recurrent give its neuron"):
+        spikecore_jax.function(torch.nn.Linear(1, 1))
