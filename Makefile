@@ -44,12 +44,13 @@ INSTALLED := $(VENV)/.installed-$(subst $(empty) $(empty),+,$(strip $(EXTRAS) $(
 PEERS_INSTALLED := $(VENV)/.peers-installed
 NUMBA_INSTALLED := $(VENV)/.numba-installed
 TRITON_INSTALLED := $(VENV)/.triton-installed
+JAX_INSTALLED := $(VENV)/.jax-installed
 NVRTC_INSTALLED := $(VENV)/.nvrtc-installed
 PACKAGING_INSTALLED := $(VENV)/.packaging-installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
 
 # What `make check` gives to mypy, two at a time.
-TYPED := spikecore spikecore-numba spikecore-triton
+TYPED := spikecore spikecore-numba spikecore-triton spikecore-jax
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-plugins test-kernels check test-docs test-peers test-floor docs package clean distclean $(addprefix types-,$(TYPED))
@@ -84,10 +85,11 @@ test: $(INSTALLED)
 
 # Most of the time is compilation, which every core can share. Triton's kernels run in its interpreter where there is no
 # GPU; that they compile for one takes minutes more (tests/test_compiled.py).
-test-plugins: $(NUMBA_INSTALLED) $(TRITON_INSTALLED)
+test-plugins: $(NUMBA_INSTALLED) $(TRITON_INSTALLED) $(JAX_INSTALLED)
 	@test -s $(NUMBA_INSTALLED)
 	@cd plugins/spikecore-numba && $(abspath $(BIN))/python -m pytest $(PARALLEL) $(SUPPORT) $(ARGS)
 	@cd plugins/spikecore-triton && $(abspath $(BIN))/python -m pytest $(PARALLEL) --ignore tests/test_compiled.py $(ARGS)
+	@cd plugins/spikecore-jax && $(abspath $(BIN))/python -m pytest $(PARALLEL) $(ARGS)
 
 test-kernels: $(NVRTC_INSTALLED)
 	@$(BIN)/python -m pytest $(PARALLEL) -m kernels tests/backend/test_cupy_compile.py tests/backend/test_cupy_host.py tests/backend/test_cupy_recurrent.py $(ARGS)
@@ -169,6 +171,11 @@ $(NUMBA_INSTALLED): plugins/spikecore-numba/pyproject.toml $(INSTALLED)
 $(TRITON_INSTALLED): plugins/spikecore-triton/pyproject.toml $(INSTALLED)
 	@echo 'Installing spikecore-triton'
 	@$(PIP) install --constraint $(VENV)/torch.txt --editable plugins/spikecore-triton
+	@touch $@
+
+$(JAX_INSTALLED): plugins/spikecore-jax/pyproject.toml $(INSTALLED)
+	@echo 'Installing spikecore-jax'
+	@$(PIP) install --constraint $(VENV)/torch.txt --editable 'plugins/spikecore-jax[test]'
 	@touch $@
 
 $(NVRTC_INSTALLED): Makefile $(INSTALLED)

@@ -1,7 +1,7 @@
 """What a case may find on a device, with the cause: :attr:`spikecore.backend.Backend.expected_failures`.
 
-On a CPU the runtime of XLA turns subnormal numbers into 0, whatever its options say (jaxlib 0.10.2: ``xla_cpu_ftz`` changes
-nothing). Spikes differ where a potential is that near to a threshold of 0. On a GPU they are kept.
+On a CPU the runtime of XLA turns subnormal numbers into 0, whatever its options say (jaxlib 0.10.2: ``xla_cpu_ftz``
+changes nothing). A spike differs only where a potential is that near to a threshold of 0.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ def _bits(value: float) -> int:
 class Table(Mapping[str, Callable[..., Any]]):
     """The functions of a compiled function: op name -> function, as ``spikecore.kernels.Functions``.
 
-    zero: an unsigned 0 of as many bits as a number has, of which no compiler may know that it is 0: one, or one for each
-    neuron. constants: each number that the expressions hold, and the array that stands for it.
+    zero: an unsigned 0 of as many bits as a number has, of which no compiler may know that it is 0: one, or one for
+    each neuron. constants: each number that the expressions hold, and the array that stands for it.
     """
 
     def __init__(self, zero: Any, constants: Iterable[Tuple[float, Any]]) -> None:

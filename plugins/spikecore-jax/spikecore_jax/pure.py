@@ -43,10 +43,10 @@ def function(neuron: sc.Neuron) -> Function:
 class Function:
     """A neuron's equations as a pure function, for ``jit``, ``vmap``, ``grad`` and ``shard_map``.
 
-    ``outs, state = f(f.params, None, xs)`` computes all steps of ``xs [T, *N]`` by ``lax.scan``. The spikes are those of
-    every backend of spikecore, to the bit for neurons made of ``+ - * /``, and so are the gradients, by the same adjoint
-    (``jax.custom_vjp``: reverse mode, once). An object holds no arrays but the first values of parameters, is hashable
-    by identity, and may be closed over.
+    ``outs, state = f(f.params, None, xs)`` computes all steps of ``xs [T, *N]`` by ``lax.scan``. The spikes are those
+    of every backend of spikecore, to the bit for neurons made of ``+ - * /``, and so are the gradients, by the same
+    adjoint (``jax.custom_vjp``: reverse mode, once). An object holds no arrays but the first values of parameters, is
+    hashable by identity, and may be closed over.
 
     params: the parameters' values in the neuron, by name, learnt or not; scalars ``[]``, one value per channel ``[C]``
     (along dimension ``channel_dim`` of one step) or any shape that broadcasts against ``[*N]``. Differentiate in those
@@ -73,10 +73,8 @@ class Function:
         values = self._values(plan, self._placed(params, tuple(shape), plan), None, tuple(shape))
         return dict(zip(self.program.states, scan.initial(plan, values)))
 
-    def __call__(
-        self, params: Mapping[str, Any], state: Optional[Mapping[str, Any]], xs: Arrays
-    ) -> Tuple[Any, State]:
-        """Outputs ``[T, *N]`` in the dtype of ``xs``, one or a tuple as the neuron has, and the state after the last step.
+    def __call__(self, params: Mapping[str, Any], state: Optional[Mapping[str, Any]], xs: Arrays) -> Tuple[Any, State]:
+        """Outputs ``[T, *N]`` in the dtype of ``xs``, one or a tuple as the neuron has, and the state after all steps.
 
         params: as :attr:`params`. state: by name, ``[*N]`` each; None starts at rest. xs: ``[T, *N]``, float16,
         bfloat16, float32 or float64, a tuple of them for a neuron with several inputs; T at least 1.
@@ -96,7 +94,8 @@ class Function:
 
     def step(self, params: Mapping[str, Any], state: Mapping[str, Any], x: Arrays) -> Tuple[Any, State]:
         """One step ``[*N]``: for loops of one's own, such as one in which outputs come back through weights."""
-        xs = [one[None] for one in ([x] if hasattr(x, "shape") else x)]
+        each: Sequence[Any] = [x] if hasattr(x, "shape") else x
+        xs = [one[None] for one in each]
         outs, state = self(params, state, xs)
         return outs[0] if len(self.program.outputs) == 1 else tuple(out[0] for out in outs), state
 
@@ -109,10 +108,12 @@ class Function:
         return ForwardPlan(self.program, Spec(_TORCH[dtype], None, kinds, (), True), (), True, True)
 
     def _inputs(self, xs: Arrays) -> List[Any]:
-        inputs = [xs] if hasattr(xs, "shape") else list(xs)
+        inputs: List[Any] = [xs] if hasattr(xs, "shape") else list(xs)
         if len(inputs) != len(self.program.inputs):
             names = ", ".join(self.program.inputs)
-            raise ValueError(f"xs has {len(inputs)} arrays, {self.program.name} has the inputs {names}; give one for each")
+            raise ValueError(
+                f"xs has {len(inputs)} arrays, {self.program.name} has the inputs {names}; give one for each"
+            )
         one = inputs[0]
         if any(x.shape != one.shape or x.dtype != one.dtype for x in inputs) or one.ndim < 1 or not one.shape[0]:
             shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in inputs)
@@ -173,17 +174,18 @@ class Function:
         names = tuple(self.params)
         spec = dataclasses.replace(plan.spec, learn=names)
         n = len(self.program.outputs)
-        back = BackwardPlan(
-            self.program, spec, True, (True,) * n, (), True, (True,) * len(inputs), True, names
-        )
+        back = BackwardPlan(self.program, spec, True, (True,) * n, (), True, (True,) * len(inputs), True, names)
         values = self._values(back, placed, inputs[0], inputs[0].shape[1:])
-        of_inputs, of_states, of_params = scan.backward(back, values, inputs, first, *cotangents, [])
+        grad_outputs, grad_final = cotangents
+        of_inputs, of_states, of_params = scan.backward(back, values, inputs, first, grad_outputs, grad_final, [])
         return list(of_inputs), list(of_states), [_summed(grad, like) for grad, like in zip(of_params, placed)]
 
 
 def _array(value: Any) -> jax.Array:
     if isinstance(value, torch.Tensor):
-        return jnp.asarray(value.detach().to("cpu", torch.float64 if value.dtype == torch.float64 else torch.float32).numpy())
+        return jnp.asarray(
+            value.detach().to("cpu", torch.float64 if value.dtype == torch.float64 else torch.float32).numpy()
+        )
     return jnp.asarray(value, jnp.float32)
 
 

@@ -40,7 +40,7 @@ class Values(NamedTuple):
         return jnp.broadcast_to(jnp.asarray(self.table.lifted(value), self.compute), self.shape)
 
     def first(self, state: Group) -> List[Any]:
-        """What a loop over steps begins with. Within ``shard_map`` that must vary over the devices as its results do."""
+        """What a loop over steps begins with: within ``shard_map`` it must vary over devices as the results do."""
         return [self.table.kept(value) for value in state]
 
     def real(self, t: Any, new: Group, old: Group) -> List[Any]:

@@ -8,6 +8,7 @@ import jax
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.utils.dlpack import from_dlpack
 
 
 def array(value: Tensor) -> Any:
@@ -18,7 +19,7 @@ def array(value: Tensor) -> Any:
 def tensor(value: Any, steps: int, neurons: int, device: torch.device) -> Tensor:
     """A result ``[T, N]`` or ``[N]`` as a tensor, without what a padded call has more."""
     # JAX computes beside this thread; a user may change an argument as soon as the call is over
-    found = torch.from_dlpack(value.block_until_ready() if device.type == "cpu" else value)
+    found = from_dlpack(value.block_until_ready() if device.type == "cpu" else value)
     if found.shape[-1] != neurons:
         found = found[..., :neurons]
     if found.ndim > 1 and found.shape[0] != steps:

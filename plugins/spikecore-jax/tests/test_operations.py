@@ -13,7 +13,22 @@ import spikecore as sc
 from spikecore.lang import ops
 
 POINTS = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -3.0, 1e-3, 1e30, -1e30, math.inf, -math.inf, math.nan]
-ONE = ("exp", "log", "sqrt", "sin", "cos", "tanh", "sigmoid", "softplus", "erf", "atan", "abs", "sign", "floor", "round")
+ONE = (
+    "exp",
+    "log",
+    "sqrt",
+    "sin",
+    "cos",
+    "tanh",
+    "sigmoid",
+    "softplus",
+    "erf",
+    "atan",
+    "abs",
+    "sign",
+    "floor",
+    "round",
+)
 #: Right to the bit, zeros' sign included.
 EXACT = ("sqrt", "abs", "sign", "floor", "round", "minimum", "maximum", "add", "sub", "mul", "div")
 TWO = ("minimum", "maximum", "add", "sub", "mul", "div", "power")
@@ -64,7 +79,9 @@ def test_many_sizes_share_code() -> None:
         for neuron in (ours, theirs):
             leaf = x.clone().requires_grad_()
             out, state = neuron.run(leaf)
-            of_x, of_tau = torch.autograd.grad([out, *state.values()], [leaf, neuron.tau], [out * 0 + 1, *state.values()])
+            of_x, of_tau = torch.autograd.grad(
+                [out, *state.values()], [leaf, neuron.tau], [out * 0 + 1, *state.values()]
+            )
             found.append([out, *state.values(), of_x, of_tau])
         for one, other in zip(found[0][:-1], found[1][:-1]):
             assert torch.equal(one, other)

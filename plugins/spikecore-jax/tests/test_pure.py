@@ -33,7 +33,9 @@ class Two(sc.Neuron):
 MAKES: Dict[str, Callable[[], sc.Neuron]] = {
     "LIF": lambda: sc.LIF(2.0),
     "soft": lambda: sc.LIF(3.0, reset="soft", surrogate=sc.surrogate.Sigmoid(4.0)),
-    "channels": lambda: sc.LIF(torch.linspace(1.5, 3.0, C), threshold=torch.full((C,), 0.9), learn=("tau", "threshold")),
+    "channels": lambda: sc.LIF(
+        torch.linspace(1.5, 3.0, C), threshold=torch.full((C,), 0.9), learn=("tau", "threshold")
+    ),
     "PLIF": sc.PLIF,
     "ALIF": sc.ALIF,
     "Izhikevich": sc.Izhikevich,
@@ -58,7 +60,9 @@ def arrays(tensors: Any) -> List[Any]:
     return [jnp.asarray(one.detach().float().numpy(), str(one.dtype)[6:]) for one in tensors]
 
 
-def as_torch(neuron: sc.Neuron, xs: List[torch.Tensor]) -> Tuple[List[torch.Tensor], Dict[str, torch.Tensor], List[Any]]:
+def as_torch(
+    neuron: sc.Neuron, xs: List[torch.Tensor]
+) -> Tuple[List[torch.Tensor], Dict[str, torch.Tensor], List[Any]]:
     """Outputs, final states, and gradients of inputs and learnt parameters for cotangents that differ everywhere."""
     leaves = [x.clone().requires_grad_() for x in xs]
     outs, final = neuron.run(*leaves)
@@ -66,7 +70,9 @@ def as_torch(neuron: sc.Neuron, xs: List[torch.Tensor]) -> Tuple[List[torch.Tens
     names = [name for name, _ in neuron.named_parameters()]
     weights = [torch.cos(out.detach().float() + torch.arange(float(C))).to(out.dtype) for out in outs]
     ends = [torch.sin(value.detach()) for value in final.values()]
-    grads = torch.autograd.grad([*outs, *final.values()], [*leaves, *[getattr(neuron, n) for n in names]], [*weights, *ends])
+    grads = torch.autograd.grad(
+        [*outs, *final.values()], [*leaves, *[getattr(neuron, n) for n in names]], [*weights, *ends]
+    )
     return outs, final, [weights, ends, grads]
 
 
@@ -188,7 +194,10 @@ def test_subnormal_and_odd_inputs_give_no_other_products() -> None:
     ("call", "text"),
     [
         (lambda f, x: f({}, None, x), "params has nothing; give tau, threshold, v_reset"),
-        (lambda f, x: f({**f.params, "tau": jnp.ones(4)}, None, x), r"params 'tau' has shape \[4\], one step has \[3, 7\]"),
+        (
+            lambda f, x: f({**f.params, "tau": jnp.ones(4)}, None, x),
+            r"params 'tau' has shape \[4\], one step has \[3, 7\]",
+        ),
         (lambda f, x: f(f.params, {"w": x[0]}, x), "state has w; LIF has v"),
         (lambda f, x: f(f.params, {"v": x[0, 0]}, x), r"state 'v' has shape \[7\], one step has \[3, 7\]"),
         (lambda f, x: f(f.params, None, (x, x)), "xs has 2 arrays, LIF has the inputs x; give one for each"),
