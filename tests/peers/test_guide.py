@@ -314,7 +314,7 @@ def test_every_neuron_of_a_row_has_its_arguments_looked_at():
 
 def test_every_row_is_run():
     """There is no table and no row of the section that no test here knows."""
-    assert [head[0] for head, _ in tables()] == ["SpikingJelly", "snnTorch", "there"]
+    assert [head[0] for head, _ in tables()] == ["default", "SpikingJelly", "snnTorch", "there"]
     assert [row[0] for row in USES] == list(CHECKS)
     assert len(NEURONS) > 20
 
@@ -323,3 +323,32 @@ def test_every_row_is_run():
 def test_use_of_a_row_is_the_peers(names, row):
     """What the row says to write here does what the peer's does."""
     CHECKS[row[0]](names)
+
+
+def test_the_table_of_defaults():
+    """Threshold, reset and surrogate of the table are those that the four classes have without arguments."""
+    import snntorch
+    from spikingjelly.activation_based import neuron
+
+    (rows,) = [rows for head, rows in tables() if "LIFNode" in " ".join(head)]
+    said = {name: cells for name, *cells in rows}
+    lif, node, leaky, theirs = sc.LIF(), neuron.LIFNode(), sc.Leaky(0.9), snntorch.Leaky(0.9)
+    thresholds = (lif.threshold, node.v_threshold, leaky.threshold, theirs.threshold)
+    assert said["threshold"] == [f"{float(value):g}" for value in thresholds]
+    assert said["leak"][:2] == [f"`tau={one.tau:g}`, decays the input too" for one in (lif, node)]
+    assert lif.decay_input
+    assert node.decay_input
+    assert (lif.reset, lif.v_reset, node.v_reset) == ("hard", 0.0, 0.0)
+    assert (leaky.reset, leaky.reset_delay, theirs.reset_mechanism, theirs.reset_delay) == (
+        "soft",
+        True,
+        "subtract",
+        True,
+    )
+    assert not (lif.detach_reset)
+    assert not (node.detach_reset)
+    name, alpha = type(node.surrogate_function).__name__, node.surrogate_function.alpha
+    atan = dict(zip(theirs.spike_grad.__code__.co_freevars, [c.cell_contents for c in theirs.spike_grad.__closure__]))
+    surrogates = [f"{type(one).__name__}({one.alpha:g})" for one in (lif.surrogate, leaky.surrogate)]
+    ours, delayed = surrogates
+    assert said["surrogate"] == [f"`{s}`" for s in (ours, f"{name}({alpha:g})", delayed, f"atan({atan['alpha']:g})")]
