@@ -155,7 +155,9 @@ def energy(net: nn.Module, x: Any, *, e_mac: float = E_MAC, e_ac: float = E_AC) 
         net.eval()
         to_rest(modules, carried=True)
         for module in modules:
-            if isinstance(module, Recurrent):  # a kernel's products would not be seen
+            if isinstance(
+                module, Recurrent
+            ):  # products within a kernel are not seen, and fused=True would insist on it
                 stack.callback(setattr, module, "fused", module.fused)
                 module.fused = False
         seen = stack.enter_context(monitor(net)) if any(isinstance(one, FIRING) for one in modules) else None

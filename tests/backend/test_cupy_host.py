@@ -10,6 +10,7 @@ from spikecore.testing import BackendConformance
 from spikecore.testing._loopback import installed
 from spikecore.testing.random_programs.edges import TABLE, check_edges, check_paths
 from spikecore_cupy.host import HostBackend, reason
+from watched import check_monitor
 
 pytestmark = [pytest.mark.kernels, pytest.mark.skipif(reason() is not None, reason=str(reason()))]
 
@@ -235,3 +236,8 @@ def test_groups_of_a_thread_lie_in_the_same_channels(monkeypatch, learn):
         found.append([out.detach(), *torch.autograd.grad(out, [leaf, *neuron.parameters()], torch.cos(x))])
     for ours, theirs in zip(*found):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_what_kernels_compute_is_seen():
+    """Rates, spikes and states of a monitor, and their gradients, are those of the reference."""
+    check_monitor("cupy_host")
