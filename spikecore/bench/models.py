@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
+from spikecore.layers import SEWBlock, SpikingSelfAttention
 
 #: Makes the neuron of one layer.
 Activation = Callable[[], nn.Module]
@@ -54,23 +55,6 @@ def cifar10(
     return nn.Sequential(*layers, read_out, neuron())
 
 
-class SEWBlock(nn.Module):
-    """Two 3x3 convolutions, each with its neuron, and the input added to the output as spikes (Fang et al., 2021)."""
-
-    def __init__(self, channels: int, out: int, stride: int, neuron: Activation) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            _convolution(channels, out, 3, stride), neuron(), _convolution(out, out, 3, 1), neuron()
-        )
-        same = stride == 1 and channels == out
-        self.shortcut = nn.Identity() if same else nn.Sequential(_convolution(channels, out, 1, stride), neuron())
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[T, B, C, H, W]``."""
-        added: Tensor = self.body(x) + self.shortcut(x)
-        return added
-
-
 def sew_resnet18(
     steps: int, neuron: Activation, image: Tuple[int, ...] = (3, 224, 224), classes: int = 1000
 ) -> nn.Sequential:
@@ -82,7 +66,7 @@ def sew_resnet18(
         layers.append(sc.layers.TimeBatched(nn.MaxPool2d(3, 2, 1)))
     channels = 64
     for out, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-        layers += [SEWBlock(channels, out, stride, neuron), SEWBlock(out, out, 1, neuron)]
+        layers += [SEWBlock(channels, out, neuron, stride=stride), SEWBlock(out, out, neuron)]
         channels = out
     read_out = sc.layers.TimeBatched(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
     return nn.Sequential(*layers, read_out)
@@ -115,25 +99,15 @@ class AttentionBlock(nn.Module):
 
     def __init__(self, channels: int, heads: int, tokens: int, neuron: Activation) -> None:
         super().__init__()
-        self.heads, self.tokens = heads, tokens
-        self.query, self.key, self.value = (_linear(channels, channels, neuron) for _ in range(3))
-        self.fire = neuron()
-        self.projected = _linear(channels, channels, neuron)
+        self.tokens = tokens
+        self.attention = SpikingSelfAttention(channels, heads, neuron, bias=False)
         self.hidden = nn.Sequential(_linear(channels, 4 * channels, neuron), _linear(4 * channels, channels, neuron))
 
     def forward(self, x: Tensor) -> Tensor:
         """``[T, B N, C] -> [T, B N, C]``."""
-        query, key, value = (self._by_head(layer(x)) for layer in (self.query, self.key, self.value))
-        # no softmax: the products of spikes are not negative
-        attended = query @ (key.transpose(-2, -1) @ value) * 0.125
-        x = x + self.projected(self.fire(attended.transpose(-3, -2).flatten(-2).flatten(1, 2)))
+        x = x + self.attention(x.unflatten(1, (-1, self.tokens))).flatten(1, 2)
         added: Tensor = x + self.hidden(x)
         return added
-
-    def _by_head(self, x: Tensor) -> Tensor:
-        """``[T, B N, C] -> [T, B, heads, N, C / heads]``."""
-        heads: Tensor = x.unflatten(-1, (self.heads, -1)).unflatten(1, (-1, self.tokens))
-        return heads.transpose(-3, -2)
 
 
 def attention(steps: int, neuron: Activation, image: Tuple[int, ...] = (3, 32, 32), classes: int = 10) -> nn.Sequential:

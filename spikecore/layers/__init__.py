@@ -1,10 +1,27 @@
-"""Layers around neurons: stateless modules applied to all time steps at once, normalisation, and delays."""
+"""Layers around neurons: stateless modules applied to all steps at once, normalisation, delays, residual blocks."""
 
 from __future__ import annotations
 
 from spikecore._delay import Delay
 from spikecore._hoisting import per_sample
 from spikecore._norm_neuron import NormNeuron
+from spikecore.layers._attention import SpikingSelfAttention
+from spikecore.layers._blocks import MSBlock, SEWBlock
+from spikecore.layers._dropout import SequenceDropout
+from spikecore.layers._norms import TEBN, tdbn
 from spikecore.layers._time_batched import TimeBatched
+from spikecore.layers._voting import Voting
 
-__all__ = ["Delay", "NormNeuron", "TimeBatched", "per_sample"]
+__all__ = [
+    "TEBN",
+    "Delay",
+    "MSBlock",
+    "NormNeuron",
+    "SEWBlock",
+    "SequenceDropout",
+    "SpikingSelfAttention",
+    "TimeBatched",
+    "Voting",
+    "per_sample",
+    "tdbn",
+]

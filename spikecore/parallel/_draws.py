@@ -9,7 +9,16 @@ from torch import nn
 
 from spikecore._hoisting import other_hooks
 from spikecore.encode import Encoder
-from spikecore.layers import TimeBatched
+from spikecore.layers import (
+    TEBN,
+    MSBlock,
+    NormNeuron,
+    SequenceDropout,
+    SEWBlock,
+    SpikingSelfAttention,
+    TimeBatched,
+    Voting,
+)
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 
@@ -24,14 +33,18 @@ _DRAWING = (
 )
 
 
+#: Modules of spikecore that do not, in a ``forward`` of their own: a neuron is a program, which has no random numbers.
+_STEADY = (Neuron, Recurrent, TimeBatched, NormNeuron, TEBN, Voting, SEWBlock, MSBlock, SpikingSelfAttention)
+
+
 def may_draw(module: nn.Module) -> bool:
     """Whether a module, apart from those it contains, may draw from torch's own generators when it is called."""
     if other_hooks(module) or "forward" in vars(module):
         return True
     kind = type(module)
-    if isinstance(module, (Neuron, Recurrent, TimeBatched)):  # a neuron is a program, which has no random numbers
-        return kind.forward not in (Neuron.forward, Recurrent.forward, TimeBatched.forward)
-    if isinstance(module, Encoder):
+    if isinstance(module, _STEADY):
+        return kind.forward not in [steady.forward for steady in _STEADY]
+    if isinstance(module, (Encoder, SequenceDropout)):
         return getattr(module, "generator", None) is None
     home = str(kind.__module__)
     return not home.startswith("torch.nn.modules.") or home.endswith(".transformer") or isinstance(module, _DRAWING)

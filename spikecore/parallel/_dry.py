@@ -22,6 +22,7 @@ from spikecore._shell.state import Stateful, keep
 from spikecore.backend import BackendError
 from spikecore.encode import Encoder
 from spikecore.interpreter import is_autocast
+from spikecore.layers import SequenceDropout
 from spikecore.parallel._placement import Stages
 
 #: What an error says that comes from the absence of data.
@@ -122,7 +123,7 @@ def _twin(stage: nn.Module) -> nn.Module:
                 value.clear()
         if "_compiled_call_impl" in vars(module):
             module._compiled_call_impl = None
-        if isinstance(module, Encoder):
+        if isinstance(module, (Encoder, SequenceDropout)):
             module.generator = None
     ask([module for module in twin.modules() if isinstance(module, Stateful)], capture("torch", "the dry run"))
     return twin

@@ -187,7 +187,7 @@ def test_networks_have_the_shapes_of_their_papers(make: Any, image: Any, shape: 
 
 def test_sew_block_adds_spikes() -> None:
     """The input is added to the output as spikes: what comes out of a block counts up."""
-    block = models.SEWBlock(4, 4, 1, nn.Identity)
+    block = models.SEWBlock(4, 4, nn.Identity)
     for parameter in block.body.parameters():
         nn.init.zeros_(parameter)
     x = torch.ones(2, 1, 4, 3, 3)

@@ -124,7 +124,7 @@ def test_residual_blocks() -> None:
     """SEW's sums take two bits, neurons' outputs one; every gradient is that of the unpacked graph."""
 
     def make() -> nn.Module:
-        blocks = [models.SEWBlock(16, 16, 1, neuron) for _ in range(2)]
+        blocks = [models.SEWBlock(16, 16, neuron) for _ in range(2)]
         first, last = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 4, 3)
         return nn.Sequential(sc.layers.TimeBatched(first), neuron(), *blocks, sc.layers.TimeBatched(last))
 

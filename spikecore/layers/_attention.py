@@ -1,0 +1,83 @@
+"""Spiking self-attention."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+from torch import Tensor, nn
+
+from spikecore.layers._blocks import MakeNeuron, MakeNorm
+from spikecore.layers._norms import normalised
+
+
+class SpikingSelfAttention(nn.Module):
+    """Self-attention of spikes, without softmax: products of spikes are not negative.
+
+    ::
+
+        q, k, v = neuron(norm(linear(x)))                       three layers
+        a = neuron(scale * q (k^T v))                           in each head, over the tokens of a sample
+        y = neuron(norm(linear(a)))
+
+    ``[T, B, N, C] -> [T, B, N, C]`` with N tokens of C channels, ``[B, N, C]`` of one step. ``q (k^T v)`` is
+    ``(q k^T) v`` with fewer products where there are more tokens than channels in a head; sums of spikes are whole
+    numbers, so both are exact in float32. Batch and tokens are one dimension for layers, normalisation and neurons, as
+    ``[T, B N, C]``: statistics are over time, batch and tokens.
+
+    channels: C, a multiple of ``heads``.
+    neuron, norm: as of :class:`SEWBlock`, ``norm`` of ``[B N, C]``: ``nn.BatchNorm1d``.
+    attention_neuron: makes the neuron behind the products; None takes ``neuron``. The paper's fires at 0.5.
+    scale: the factor of the products, 0.125 in the paper, whatever the number of channels.
+    bias: whether the linear layers have a bias. The paper's program for CIFAR has, that for ImageNet in the last alone.
+
+    Raises ValueError for channels that are no multiple of ``heads``, and for an input of another shape.
+    Source: Zhou, Zhu, He, Wang, Yan, Tian, Yuan: Spikformer: When Spiking Neural Network Meets Transformer. ICLR 2023.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        heads: int,
+        neuron: MakeNeuron,
+        *,
+        attention_neuron: Optional[MakeNeuron] = None,
+        norm: MakeNorm = nn.BatchNorm1d,
+        scale: float = 0.125,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        if heads < 1 or channels % heads:
+            raise ValueError(f"SpikingSelfAttention: channels={channels} must be a multiple of heads={heads}")
+        self.channels, self.heads, self.scale = channels, heads, scale
+        self.query = linear(channels, channels, neuron, norm, bias)
+        self.key = linear(channels, channels, neuron, norm, bias)
+        self.value = linear(channels, channels, neuron, norm, bias)
+        self.fire = (attention_neuron or neuron)()
+        self.projected = linear(channels, channels, neuron, norm, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[T, B, N, C] -> [T, B, N, C]``, or ``[B, N, C]`` of one step."""
+        if x.ndim < 3 or x.shape[-1] != self.channels:
+            raise ValueError(
+                f"SpikingSelfAttention: x must be [T, B, N, C] with C={self.channels}, or [B, N, C] of one step, got "
+                f"shape {tuple(x.shape)}"
+            )
+        each = x.shape[-3:-1]
+        flat = x.flatten(-3, -2)
+        query, key, value = (
+            layer(flat).unflatten(-2, each).unflatten(-1, (self.heads, -1)).transpose(-3, -2)
+            for layer in (self.query, self.key, self.value)
+        )
+        attended = query @ (key.transpose(-2, -1) @ value) * self.scale
+        fired = self.fire(attended.transpose(-3, -2).flatten(-2).flatten(-3, -2))
+        projected: Tensor = self.projected(fired).unflatten(-2, each)
+        return projected
+
+    def extra_repr(self) -> str:
+        """Heads and scale."""
+        return f"heads={self.heads}, scale={self.scale}"
+
+
+def linear(channels: int, out: int, neuron: MakeNeuron, norm: MakeNorm, bias: bool) -> nn.Module:
+    """A linear layer of tokens ``[T, B N, C]``, normalisation and a neuron."""
+    return nn.Sequential(normalised(nn.Linear(channels, out, bias=bias), norm(out)), neuron())

@@ -1,0 +1,130 @@
+"""Dropout whose mask is the same at every step of a sequence."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Mapping, Optional
+
+import torch
+from torch import Tensor
+
+from spikecore._shell import checks, compiled
+from spikecore._shell.repeated import repeat, step_of
+from spikecore._shell.state import State, Stateful
+from spikecore.backend import Unsupported
+from spikecore.lang._plain import is_compiling
+
+#: Name of the mask in the state.
+MASK = "mask"
+
+
+class SequenceDropout(Stateful):
+    """Dropout that drops the same neurons at every step of a sequence.
+
+    ::
+
+        y[t] = x[t] * mask / (1 - p)        mask = 1 with the probability 1 - p, else 0, drawn once for all steps
+
+    in training, and ``y = x`` in ``eval()``. ``[T, *N] -> [T, *N]``, the mask being ``[*N]``, one number for each
+    neuron of each sample; ``[*N] -> [*N]`` of one step with ``step="single"``. A dropout that draws anew at each step
+    (``nn.Dropout``) is averaged out by neurons that integrate; one mask takes their inputs away for the whole sequence.
+
+    The state is ``{"mask": [*N]}``, divided by ``1 - p``. A multi-step call draws anew; in single steps and within
+    :func:`spikecore.carry_state` the mask stays until :func:`spikecore.reset`, as it must within one sequence.
+
+    p: the probability to drop, 0 to 1.
+    step: ``"multi"`` or ``"single"``, as of a neuron.
+    generator: what draws the masks; None takes torch's own of the device.
+
+    It stands outside ``TimeBatched``, which has no steps. Raises TypeError or ValueError for a ``p`` outside 0 to 1 and
+    for an input that is no floating-point tensor; ValueError for an input of another shape than that of the mask.
+    Sources: Gal and Ghahramani (2016) for recurrent networks, Lee et al. (2020, Frontiers in Neuroscience 14) for
+    spiking ones; SpikingJelly's ``layer.Dropout``.
+    """
+
+    may_rest = True
+
+    def __init__(self, p: float = 0.5, *, step: str = "multi", generator: Optional[torch.Generator] = None) -> None:
+        super().__init__(step)
+        if isinstance(p, bool) or not isinstance(p, (int, float)):
+            raise TypeError(f"SequenceDropout: p must be a number, got {p!r}")
+        if not 0.0 <= p <= 1.0:
+            raise ValueError(f"SequenceDropout: p must be a probability from 0 to 1, got {p!r}")
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise TypeError(f"SequenceDropout: generator must be a torch.Generator or None, got {generator!r}")
+        self.p = float(p)
+        self.generator = generator
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[T, *N] -> [T, *N]``, or ``[*N] -> [*N]`` in single-step mode."""
+        single = self.step == "single"
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            raise TypeError(f"SequenceDropout: x must be a floating-point tensor, got {checks.shown(x)}")
+        if not (single or x.ndim):
+            raise ValueError("SequenceDropout: x must be [T, ...] with time first, got a 0-d tensor")
+        if not self.training:
+            return x
+        if not (single or self._carrying or self._has_carried):
+            return self._dropped(x, self._drawn(x[0] if len(x) else x.new_empty(x.shape[1:])))
+        if is_compiling() and (compiled.breaks() or self._cut):
+            return self._eagerly(x)  # type: ignore[no-any-return]  # it is this method
+        slot = self._begin()
+        one = x if single else (x[0] if len(x) else x.new_empty(x.shape[1:]))
+        if not (single or slot["_carrying"]):
+            return self._dropped(x, self._drawn(one))
+        state: Optional[State] = slot["_state"]
+        mask = self._drawn(one) if state is None else self._checked(state, one)
+        y = x * mask.to(x.dtype) if single else self._dropped(x, mask)
+        self._end(slot, (y,), {MASK: mask})
+        return y
+
+    def _dropped(self, x: Tensor, mask: Tensor) -> Tensor:
+        step = step_of(x)
+        return x * mask.to(x.dtype) if step is None else repeat(step * mask.to(x.dtype), len(x))
+
+    def _drawn(self, one: Tensor) -> Tensor:
+        """A mask for such a step."""
+        if self.generator is not None:
+            if is_compiling():
+                raise Unsupported(
+                    "SequenceDropout: torch.compile cannot draw from a torch.Generator; leave generator= out and seed "
+                    "torch.manual_seed"
+                )
+            if not checks.is_device(self.generator.device, one.device):
+                raise ValueError(
+                    f"SequenceDropout: generator is on {self.generator.device} but x is on {one.device}; make it with "
+                    f"torch.Generator(device={str(one.device)!r})"
+                )
+        drawn = torch.rand(one.shape, generator=self.generator, device=one.device)
+        return (drawn >= self.p).to(one.dtype) * (1.0 / (1.0 - self.p) if self.p < 1.0 else 0.0)
+
+    def _checked(self, state: Mapping[str, Any], one: Tensor) -> Tensor:
+        mask: Tensor = state[MASK]
+        if mask.shape != one.shape or mask.device != one.device:
+            raise ValueError(
+                f"SequenceDropout: the mask carried from the last call has shape {list(mask.shape)} on {mask.device}, "
+                f"one step of the input has {list(one.shape)} on {one.device}; call sc.reset(net) between sequences of "
+                "different batches"
+            )
+        return mask
+
+    def _state_names(self) -> Mapping[str, bool]:
+        return {MASK: True}
+
+    def __getstate__(self) -> Dict[str, Any]:
+        # a torch.Generator can be neither copied nor pickled in torch 2.0; its device and state can
+        content = super().__getstate__()
+        if self.generator is not None:
+            content["generator"] = (str(self.generator.device), self.generator.get_state())
+        return content
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        state = dict(state)
+        if state["generator"] is not None:
+            device, stream = state["generator"]
+            state["generator"] = torch.Generator(device=device)
+            state["generator"].set_state(stream)
+        super().__setstate__(state)
+
+    def extra_repr(self) -> str:
+        """The probability, and the step mode where it is not the usual one."""
+        return f"p={self.p}" + (f", step={self.step!r}" if self.step != "multi" else "")

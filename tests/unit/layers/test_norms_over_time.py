@@ -1,0 +1,132 @@
+"""tdBN and TEBN against their equations in NumPy, and against finite differences."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import spikecore as sc
+from spikecore.layers import TEBN, NormNeuron, TimeBatched, tdbn
+
+T, B, C = 4, 3, 5
+SHAPES = {1: (), 2: (4, 6), 3: (2, 3, 4)}
+
+
+def values(dims, seed=0):
+    return (
+        torch.randn(T, B, C, *SHAPES[dims], generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 3 + 1
+    )
+
+
+def by_hand(x, eps=1e-5):
+    """Each channel to mean 0 and variance 1, over all but C."""
+    found = np.zeros_like(x)
+    for c in range(x.shape[2]):
+        found[:, :, c] = (x[:, :, c] - x[:, :, c].mean()) / np.sqrt(x[:, :, c].var() + eps)
+    return found
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_tdbn(dims):
+    """alpha V_th (x - mean) / sqrt(var + eps) at first; in eval() with running statistics."""
+    layer = TimeBatched(tdbn(C, threshold=0.5, alpha=0.7, dims=dims, momentum=1.0)).double()
+    y = layer(values(dims))
+    np.testing.assert_allclose(y.detach().numpy(), 0.35 * by_hand(values(dims).numpy()), rtol=1e-7, atol=1e-9)
+    layer.eval()
+    assert layer(values(dims)).std().item() == pytest.approx(0.35, rel=0.05)
+    assert type(layer.module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    assert tdbn(C, dims=dims, affine=False).weight is None
+
+
+def test_tdbn_is_fused():
+    """It is a plain batch normalisation: sc.fuse takes it, and NormNeuron does."""
+    net = nn.Sequential(TimeBatched(nn.Conv2d(2, C, 3), tdbn(C)), sc.LIF(), NormNeuron(tdbn(C), sc.LIF()))
+    x = torch.rand(T, B, 2, 6, 6)
+    expected = net(x)
+    torch.testing.assert_close(sc.fuse(net)(x), expected)
+    assert "normalises its input" in str(sc.explain(net, x))
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_tebn(dims):
+    """p[t] (w x^ + b), in training, and with running statistics in eval()."""
+    layer = TEBN(C, T, dims=dims).double()
+    generator = torch.Generator().manual_seed(1)
+    for value in layer.parameters():
+        value.data = torch.rand(value.shape, generator=generator, dtype=torch.float64) + 0.5
+    w, b, p = (value.detach().numpy() for value in (layer.norm.weight, layer.norm.bias, layer.scale))
+    wide = (1, 1, C, *[1] * len(SHAPES[dims]))
+    along = (T, *[1] * (2 + len(SHAPES[dims])))
+    expected = p.reshape(along) * (w.reshape(wide) * by_hand(values(dims).numpy()) + b.reshape(wide))
+    np.testing.assert_allclose(layer(values(dims)).detach().numpy(), expected, rtol=1e-9, atol=1e-12)
+    layer.eval()
+    mean, std = layer.norm.running_mean.numpy(), np.sqrt(layer.norm.running_var.numpy() + 1e-5)
+    normal = (values(dims).numpy() - mean.reshape(wide)) / std.reshape(wide)
+    expected = p.reshape(along) * (w.reshape(wide) * normal + b.reshape(wide))
+    np.testing.assert_allclose(layer(values(dims)).detach().numpy(), expected, rtol=1e-9, atol=1e-12)
+    assert list(TEBN(C, T).state_dict()) == [
+        "scale",
+        *(f"norm.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")),
+    ]
+
+
+def test_tebn_gradient():
+    """Of input, factors, weight and bias, by finite differences."""
+    layer = TEBN(C, T, dims=1, track_running_stats=False).double()
+    names = [name for name, _ in layer.named_parameters()]
+
+    def call(x, *parameters):
+        return torch.func.functional_call(layer, dict(zip(names, parameters)), (x,))
+
+    start = [torch.rand_like(value).requires_grad_() for value in layer.parameters()]
+    assert torch.autograd.gradcheck(call, (values(1).requires_grad_(), *start))
+
+
+def test_tebn_in_a_network():
+    """Outside TimeBatched, before a neuron; channels-last steps stay so; sc.fuse leaves it."""
+    net = nn.Sequential(TimeBatched(nn.Conv2d(2, C, 3)), TEBN(C, T), sc.LIF())
+    x = torch.rand(T, B, 2, 6, 6)
+    expected = net(x)
+    torch.testing.assert_close(sc.fuse(net)(x), expected)
+    last = x.flatten(0, 1).to(memory_format=torch.channels_last).unflatten(0, (T, B))
+    y = net[1](net[0].to(memory_format=torch.channels_last)(last))
+    assert y.flatten(0, 1).is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(net[2](y), expected)
+
+
+@pytest.mark.skipif(
+    not hasattr(getattr(torch, "compiler", None), "is_compiling"),
+    reason="before 2.3 torch does not say that it compiles",
+)
+def test_tebn_compiled():
+    """torch.compile gives what eager code gives, in one graph."""
+    torch.compiler.reset()
+    layer, x = TEBN(C, T).eval(), values(2).float()
+    torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x))
+
+
+def test_wrong_arguments_are_named():
+    for wrong, error in ((0, ValueError), (2.0, TypeError), (True, TypeError)):
+        with pytest.raises(error, match=f"TEBN: steps must be .*{wrong}"):
+            TEBN(C, wrong)
+    for make in (lambda: TEBN(C, T, dims=4), lambda: tdbn(C, dims=4)):
+        with pytest.raises(ValueError, match=r"dims must be 1, 2 or 3, as of nn\.BatchNorm1d, 2d and 3d, got 4"):
+            make()
+    for name in ("threshold", "alpha"):
+        for wrong in (0, -1.0, float("nan")):
+            with pytest.raises(ValueError, match=f"tdbn: {name} must be above 0, got {wrong}"):
+                tdbn(C, **{name: wrong})
+    with pytest.raises(
+        ValueError, match=r"TEBN: x must be \[T, B, C, \.\.\.\] with T=4, .*got shape \(3, 3, 5, 4, 6\)"
+    ):
+        TEBN(C, T)(values(2)[:3].float())
+    with pytest.raises(
+        ValueError, match=r"module 1 of TimeBatched is TEBN, which needs the time dimension; place it out"
+    ):
+        TimeBatched(nn.Conv2d(2, C, 3), TEBN(C, T))
+    net = nn.Sequential(TimeBatched(nn.Conv2d(2, C, 3)), TEBN(C, T), sc.LIF())
+    with pytest.raises(ValueError, match="'1' is TEBN, which takes no single steps: it has a factor for each step"):
+        sc.set_step(net, "single")
+    assert net[0].step == net[2].step == "multi"

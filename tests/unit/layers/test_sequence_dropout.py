@@ -1,0 +1,172 @@
+"""SequenceDropout drops the same neurons at every step of a sequence, and keeps its mask as long as that lasts."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import spikecore as sc
+from spikecore.layers import SequenceDropout, TimeBatched
+
+T, B, C = 6, 4, 50
+
+
+def seeded(**keywords):
+    return SequenceDropout(0.3, generator=torch.Generator().manual_seed(0), **keywords)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_one_mask_for_all_steps(dtype):
+    """y[t] = x[t] mask / (1 - p); each sample has its own; the next call draws anew."""
+    layer, x = seeded(), torch.rand(T, B, C).to(dtype) + 0.5
+    first, second = layer(x), layer(x)
+    assert first.dtype == dtype
+    for y in (first, second):
+        dropped = y == 0
+        assert torch.equal(dropped, dropped[:1].expand_as(dropped))
+        factor = torch.tensor(1 / 0.7, dtype=dtype)
+        assert torch.equal(y[~dropped], (x * factor)[~dropped])
+        assert 0.15 < dropped[0].float().mean() < 0.45
+    assert not torch.equal(first[:, 0] == 0, first[:, 1] == 0)
+    assert not torch.equal(first, second)
+
+
+def test_the_expectation_is_the_input():
+    """Over many masks the mean of the output is the input, for any p; p = 0 and 1 are the ends."""
+    for p in (0.1, 0.5, 0.9):
+        y = SequenceDropout(p, generator=torch.Generator().manual_seed(0))(torch.ones(2, 200000))
+        assert y.mean().item() == pytest.approx(1.0, abs=0.02)
+    x = torch.rand(T, B, C)
+    assert torch.equal(SequenceDropout(0.0)(x), x)
+    assert torch.equal(SequenceDropout(1.0)(x), torch.zeros_like(x))
+
+
+def test_eval_passes_on():
+    """In eval() the output is the input itself, and nothing is kept."""
+    layer, x = seeded(step="single").eval(), torch.rand(B, C)
+    assert layer(x) is x
+    assert layer.state is None
+
+
+def test_the_mask_stays_in_single_steps():
+    """Until reset; the steps give what a call of all steps gives with the same numbers."""
+    single, multi, x = seeded(step="single"), seeded(), torch.rand(T, B, C)
+    assert torch.equal(torch.stack([single(step) for step in x]), multi(x))
+    assert list(single.state) == ["mask"]
+    before = single(x[0])
+    sc.reset(single)
+    assert not torch.equal(single(x[0]), before)
+    with pytest.raises(ValueError, match=r"mask carried .* has shape \[4, 50\].* has \[3, 50\].*call sc\.reset\(net\)"):
+        single(x[0, :3])
+
+
+def test_the_mask_stays_where_state_is_carried():
+    """Chunks of a sequence within carry_state have one mask, and a saved state has it, too."""
+    net, x = nn.Sequential(seeded(), sc.LIF()), torch.rand(T, B, C)
+    layer = net[0]
+    with sc.carry_state(net):
+        parts = torch.cat([layer(x[:2]), layer(x[2:])])
+        assert torch.equal(parts == 0, (parts == 0)[:1].expand_as(parts))
+        state = sc.state_dict_of_state(layer)
+        sc.reset(layer)
+        assert not torch.equal(layer(x), parts)
+        sc.load_state_dict_of_state(layer, state)
+        assert torch.equal(layer(x), parts)
+    assert layer.state is None
+    assert not torch.equal(layer(x), parts)
+
+
+def test_a_state_without_a_mask_is_loaded_in_eval():
+    """A network that streams in eval() has no mask, and its state fits all the same."""
+    net = sc.set_step(nn.Sequential(SequenceDropout(), sc.LIF()), "single").eval()
+    net(torch.rand(B, C))
+    state = sc.state_dict_of_state(net)
+    assert list(state) == ["1.v"]
+    sc.load_state_dict_of_state(net, state)
+
+
+def test_gradient():
+    """That of a product with the mask, at every step."""
+    layer, x = seeded(step="single"), torch.rand(T, B, C).requires_grad_()
+    y = torch.stack([layer(step) for step in x])
+    weight = torch.rand(T, B, C)
+    (found,) = torch.autograd.grad((y * weight).sum(), x)
+    torch.testing.assert_close(found, weight * layer.state["mask"])
+
+
+def test_behind_constant_one_step_is_computed():
+    """The output of one repeated step is one repeated step, so that the layers behind it compute once, too."""
+    step = torch.rand(B, C)
+    y = seeded()(sc.encode.Constant(T)(step))
+    assert y.stride(0) == 0
+    assert torch.equal(y, seeded()(step.expand(T, B, C).clone()))
+
+
+def test_copies_draw_the_same():
+    """Copied and pickled with its generator."""
+    layer, x = seeded(), torch.rand(T, B, C)
+    copies = [copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))]
+    expected = layer(x)
+    assert all(torch.equal(one(x), expected) for one in copies)
+    assert repr(SequenceDropout(0.25, step="single")) == "SequenceDropout(p=0.25, step='single')"
+
+
+@pytest.mark.parametrize("carried", [False, True])
+def test_checkpointed(carried):
+    """A part that is computed again has the mask that it had."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(C, C), SequenceDropout(), sc.LIF(), nn.Linear(C, 3))
+    x, gradients = torch.rand(T, B, C), []
+    for checkpointed in (False, True):
+        if checkpointed:
+            sc.checkpoint(net, every=2)
+        torch.manual_seed(1)
+        net.zero_grad()
+        if carried:
+            with sc.carry_state(net):
+                (net(x[:3]).sum() + net(x[3:]).sum()).backward()
+        else:
+            net(x).sum().backward()
+        gradients.append([p.grad.clone() for p in net.parameters()])
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.skipif(
+    not hasattr(getattr(torch, "compiler", None), "is_compiling"),
+    reason="before 2.3 torch does not say that it compiles",
+)
+@pytest.mark.parametrize("step", ["multi", "single"])
+def test_compiled(step):
+    """As eager code in one graph; what cannot be drawn from there is refused."""
+    torch.compiler.reset()
+    layer, x = SequenceDropout(0.3, step=step), torch.rand(T, B, C)
+    compiled = torch.compile(layer, backend="aot_eager")
+    y = compiled(x)
+    dropped = y == 0
+    assert 0.15 < dropped.float().mean() < 0.45
+    if step == "multi":
+        assert torch.equal(dropped, dropped[:1].expand_as(dropped))
+    else:
+        assert torch.equal(compiled(x), y)
+    torch.compiler.reset()
+    with pytest.raises(Exception, match=r"torch\.compile cannot draw from a torch\.Generator"):
+        torch.compile(seeded(), fullgraph=True, backend="aot_eager")(x)
+
+
+def test_wrong_arguments_are_named():
+    for wrong, error in ((1.5, ValueError), (-0.1, ValueError), (float("nan"), ValueError), ("half", TypeError)):
+        with pytest.raises(error, match=f"SequenceDropout: p must be a .*{wrong}"):
+            SequenceDropout(wrong)
+    with pytest.raises(TypeError, match=r"SequenceDropout: generator must be a torch\.Generator or None, got 3"):
+        SequenceDropout(generator=3)
+    for wrong in (torch.ones(3, dtype=torch.int64), 0.5):
+        with pytest.raises(TypeError, match="SequenceDropout: x must be a floating-point tensor, got"):
+            SequenceDropout()(wrong)
+    with pytest.raises(ValueError, match=r"SequenceDropout: x must be \[T, \.\.\.\] with time first"):
+        SequenceDropout()(torch.tensor(1.0))
+    with pytest.raises(ValueError, match="SequenceDropout, which needs the time"):
+        TimeBatched(SequenceDropout())
