@@ -1,6 +1,6 @@
 """One definition of a spiking neuron, written as equations; every accelerator runs it, trains it, and agrees on it."""
 
-from spikecore import encode, functional, layers, losses, metrics, nir, plot, surrogate
+from spikecore import encode, functional, layers, losses, metrics, nir, plot, stochastic, surrogate
 from spikecore._carried import load_state_dict_of_state, state_dict_of_state
 from spikecore._convert import Conversion, convert, load_state
 from spikecore._delay import Delay
@@ -29,6 +29,7 @@ from spikecore.lang import Program, TraceError, ops
 from spikecore.neuron import Neuron
 from spikecore.neurons import ALIF, EIF, IF, KLIF, LI, LIF, PLIF, QIF, Izhikevich, Leaky, Recurrent, Synaptic
 from spikecore.parallel import Pipeline, checkpoint
+from spikecore.stochastic import EscapeNoise, Stochastic
 from spikecore.surrogate import Surrogate
 from spikecore.training import (
     CudaOptions,
@@ -64,6 +65,7 @@ __all__ = [
     "DataLoader",
     "Delay",
     "Energy",
+    "EscapeNoise",
     "Explanation",
     "InferenceStep",
     "Izhikevich",
@@ -73,6 +75,7 @@ __all__ = [
     "Program",
     "Recurrent",
     "Seen",
+    "Stochastic",
     "Surrogate",
     "Synaptic",
     "TraceError",
@@ -111,6 +114,7 @@ __all__ = [
     "set_backend",
     "set_step",
     "state_dict_of_state",
+    "stochastic",
     "surrogate",
     "training_model",
     "unfuse",

@@ -1,0 +1,198 @@
+"""Neurons with random numbers in their equations, such as escape noise.
+
+A random number is an input of the equations that a call draws where it is not given. Rules of this module:
+
+- The numbers of a call are a function of a key, of the step and of the neuron (:mod:`spikecore._base.philox`), and not
+  of device, memory layout, backend or batch size: a row of a batch has the numbers that it has in a larger one.
+- The key is drawn by torch at each call: from ``generator``, or from torch's stream of the input's device. So
+  ``torch.manual_seed`` determines all of it, there is no state to save beside torch's, ``torch.utils.checkpoint``
+  draws the same numbers again, and a CUDA graph draws new ones at each replay. Nothing waits for the device.
+- No gradient flows to a random number.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, ClassVar, Dict, Mapping, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from spikecore._base.philox import MOST, uniform
+from spikecore.backend import Unsupported
+from spikecore.dtypes import compute_dtype
+from spikecore.lang import ops
+from spikecore.lang._plain import is_compiling
+from spikecore.neuron import Neuron
+from spikecore.neurons import LIF
+from spikecore.surrogate import StraightThrough, Surrogate
+
+__all__ = ["EscapeNoise", "Stochastic"]
+
+
+class Stochastic(Neuron):
+    """Base class of neurons whose equations have random numbers: inputs named in ``drawn``, the last of ``inputs``.
+
+    Each is uniform in [0, 1), independent for every neuron and step, and drawn in every call that is not given it::
+
+        class Noisy(sc.Stochastic):
+            inputs, drawn = ("x", "u"), ("u",)
+            states = {"v": 0.0}
+            params = {"decay": 0.9, "width": 0.5}
+
+            def dynamics(self, x, s, p):
+                v = p.decay * s.v + x.x + p.width * (x.u - 0.5)
+                z = self.spike(v - 1.0)
+                return z, {"v": sc.ops.select(z, 0.0, v)}
+
+
+        noisy = Noisy()
+        spikes = noisy(x)  # [T, *N]
+        spikes = noisy(x, noisy.draw(x)[0])  # the same with numbers that are kept
+
+    ``generator`` draws the keys of calls, on a device of its own (with a CPU's, the numbers are the same on every
+    device); without, torch's stream of the device of ``x`` does. Numbers are in float32, or float64 beside float64. Of
+    16-bit inputs the neuron takes copies in float32, and its outputs have the dtype of ``x``.
+
+    Raises TypeError for a generator that is none and for a class whose ``drawn`` are not the last of its inputs,
+    ValueError for more than 2^34 neurons, :class:`Unsupported` on an IPU, which has no 64-bit integers (give it the
+    numbers), and under torch.compile with a generator.
+    """
+
+    #: Names of the inputs that are drawn.
+    drawn: ClassVar[Tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        given = len(cls.inputs) - len(cls.drawn)
+        drawn: Any = cls.drawn
+        if isinstance(drawn, str) or given < 1 or tuple(cls.inputs[given:]) != tuple(drawn):
+            raise TypeError(
+                f"{cls.__name__}.drawn = {cls.drawn!r} must be the last of its inputs {tuple(cls.inputs)!r}, behind "
+                'at least one that is given, as in inputs, drawn = ("x", "u"), ("u",)'
+            )
+
+    def __init__(self, *, generator: Optional[torch.Generator] = None, **options: Any) -> None:
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise TypeError(f"generator must be a torch.Generator or None, got {type(generator).__name__}")
+        super().__init__(**options)
+        self.generator = generator
+
+    def draw(self, x: Tensor) -> Tuple[Tensor, ...]:
+        """The random numbers of a call with the input ``x``, one tensor of its shape for each name in ``drawn``."""
+        if x.device.type == "ipu":
+            raise Unsupported(
+                f"{type(self).__name__}: an IPU has no 64-bit integers, of which random numbers are made; draw on the "
+                f"host and give them: neuron({', '.join(self.inputs)})"
+            )
+        shape = tuple(x.shape) if self.step == "single" else tuple(x.shape[1:])
+        steps = 1 if self.step == "single" else x.shape[0]
+        count = 1
+        for size in shape:
+            count *= size
+        if count > MOST:
+            raise ValueError(f"{type(self).__name__}: {count} neurons have no random numbers; at most 2**34 have")
+        key, dtype = self._key(x.device), compute_dtype(x.dtype)
+        found = [uniform(key, steps, shape, stream, dtype) for stream in range(len(self.drawn))]
+        return tuple([u.squeeze(0) for u in found] if self.step == "single" else found)
+
+    def _key(self, device: torch.device) -> Tensor:
+        """Two words, drawn by torch."""
+        if self.generator is None:
+            return torch.randint(1 << 32, (2,), device=device)
+        if is_compiling():
+            raise Unsupported(
+                f"{type(self).__name__}: torch.compile cannot draw from a torch.Generator: leave generator= out and "
+                "seed torch.manual_seed, or give the numbers"
+            )
+        key = torch.randint(1 << 32, (2,), generator=self.generator, device=self.generator.device)
+        return key.to(device, non_blocking=True)
+
+    def _completed(self, inputs: Sequence[Tensor]) -> Tuple[Sequence[Tensor], Optional[torch.dtype]]:
+        """The inputs with the numbers that are drawn, and the dtype of the outputs if that is another one."""
+        if len(inputs) != len(self.inputs) - len(self.drawn) or not all(isinstance(x, Tensor) for x in inputs):
+            return inputs, None
+        x = inputs[0]
+        if not x.is_floating_point() or (self.step == "multi" and not x.ndim):
+            return (*inputs, *[x] * len(self.drawn)), None  # refused by its name
+        wide = compute_dtype(x.dtype)
+        drawn = self.draw(x)
+        return (*[value.to(wide) for value in inputs], *drawn), None if wide == x.dtype else x.dtype
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """As that of a neuron, of the inputs that are not drawn, or of all."""
+        completed, dtype = self._completed(inputs)
+        return _narrow(super().forward(*completed), dtype)
+
+    def run(self, *inputs: Tensor, state: Optional[Mapping[str, Tensor]] = None, record: Sequence[str] = ()) -> Any:
+        """As that of a neuron, of the inputs that are not drawn, or of all."""
+        completed, dtype = self._completed(inputs)
+        output, *rest = super().run(*completed, state=state, record=record)
+        return (_narrow(output, dtype), *rest)
+
+    def __getstate__(self) -> Dict[str, Any]:
+        state = dict(super().__getstate__())
+        if self.generator is not None:  # which torch 2.0 can neither copy nor pickle
+            state["generator"] = (str(self.generator.device), self.generator.get_state())
+        return state
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        state = copy.copy(state)
+        if state["generator"] is not None:
+            device, stream = state["generator"]
+            state["generator"] = torch.Generator(device=device)
+            state["generator"].set_state(stream)
+        super().__setstate__(state)
+
+
+def _narrow(output: Any, dtype: Optional[torch.dtype]) -> Any:
+    if dtype is None:
+        return output
+    return output.to(dtype) if isinstance(output, Tensor) else tuple([value.to(dtype) for value in output])
+
+
+class EscapeNoise(Stochastic, LIF):
+    """LIF that fires at random, the more likely the nearer its potential is to the threshold::
+
+        h = v + (x - (v - v_reset)) / tau              decay_input=True
+        h = v - (v - v_reset) / tau + x                decay_input=False
+        r = rate exp(min((h - threshold) / delta, 20))
+        p = 1 - exp(-r)
+        z = [u < p],  u uniform in [0, 1)
+
+    then reset (:class:`Membrane`). ``rate`` (above 0) is the escape rate at the threshold, in spikes per time step,
+    ``delta`` (above 0) the width of the noise in units of the potential; for ``delta`` towards 0 it is LIF. Gerstner,
+    Kistler, Naud and Paninski, Neuronal Dynamics (2014), section 9.1: exponential escape rate, and the probability of a
+    spike within a time step.
+
+    The derivative of a spike is that of its probability: ``dz/dh = dp/dh``, the gradient of the expected spike given
+    the potential (straight-through, Bengio et al., 2013; for spiking networks Gygax and Zenke, 2025). Another
+    ``surrogate`` takes the place of the derivative by ``p - u``, which is 1.
+    """
+
+    inputs, drawn = ("x", "u"), ("u",)
+    params = {**LIF.params, "rate": 1.0, "delta": 0.2}
+    positive = ("rate", "delta")
+
+    def __init__(
+        self,
+        tau: Any = params["tau"],
+        *,
+        rate: Any = params["rate"],
+        delta: Any = params["delta"],
+        surrogate: Optional[Surrogate] = None,
+        **options: Any,
+    ) -> None:
+        surrogate = StraightThrough() if surrogate is None else surrogate
+        super().__init__(tau=tau, rate=rate, delta=delta, surrogate=surrogate, **options)
+
+    def probability(self, h: Any, p: Any) -> Any:
+        """Of a spike at the potential ``h``."""
+        # beyond exp(20) the probability is 1, and an infinite rate would make its derivative NaN
+        return 1.0 - ops.exp(-(p.rate * ops.exp(ops.minimum((h - p.threshold) / p.delta, 20.0))))
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
+        """One step."""
+        h = self.charge(x.x, s, p)
+        z = self.spike(self.probability(h, p) - x.u, strict=True)
+        return z, {"v": self.after_spike(h, z, p)}
