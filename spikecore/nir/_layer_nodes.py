@@ -236,6 +236,10 @@ def _read_pool(kind: Type[nn.Module]) -> Callable[[str, Any, Reading], nn.Module
 
 def _read_flatten(name: str, node: Any, how: Reading) -> nn.Module:
     start, end = _ints(node.start_dim), _ints(node.end_dim)
+    shape = node.input_type.get("input")
+    if shape is not None:
+        # from the last dimension on, so that time before the batch changes nothing, and sc.set_step takes it
+        start, end = [each - len(shape) if each >= 0 else each for each in (start, end)]
     return nn.Flatten(start + 1 if start >= 0 else start, end + 1 if end >= 0 else end)
 
 

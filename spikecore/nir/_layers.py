@@ -75,6 +75,7 @@ class DelaySteps(Stateful):
     """
 
     steps: Tensor
+    _longest: int
 
     def __init__(self, steps: Union[Tensor, Sequence[int]], *, step: str = "multi") -> None:
         super().__init__(step)
@@ -84,6 +85,15 @@ class DelaySteps(Stateful):
         if whole.numel() and int(whole.min()) < 0:
             raise ValueError(f"DelaySteps: steps has {int(whole.min())}; a delay must be 0 or above")
         self.register_buffer("steps", whole.long())
+        self._note_longest()
+
+    def _note_longest(self) -> None:
+        # read once: at every call a GPU would be waited for
+        self.__dict__["_longest"] = int(self.steps.max()) if self.steps.numel() else 0
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._note_longest()
 
     def forward(self, x: Tensor) -> Tensor:
         """``x``, each element as long ago as it says."""
@@ -101,7 +111,7 @@ class DelaySteps(Stateful):
         shape = list(self.steps.shape)
         if x.ndim < 1 + len(shape) or (shape and list(x.shape[-len(shape) :]) != shape):
             raise ValueError(f"DelaySteps: x of shape {list(x.shape)} must end with the shape of steps, {shape}")
-        longest = int(self.steps.max()) if self.steps.numel() else 0
+        longest = self._longest
         past = x.new_zeros(longest, *x.shape[1:]) if state is None else state["past"]
         if list(past.shape[1:]) != list(x.shape[1:]):
             raise ValueError(
@@ -115,5 +125,5 @@ class DelaySteps(Stateful):
 
     def extra_repr(self) -> str:
         """The delays."""
-        longest = int(self.steps.max()) if self.steps.numel() else 0
+        longest = self._longest
         return f"{list(self.steps.shape)}, 0 to {longest} steps" + (", step='single'" if self.step == "single" else "")

@@ -17,6 +17,8 @@ from spikecore._hoisting import is_watched_itself
 from spikecore._norm_neuron import NormNeuron
 from spikecore._shell.prologue import prologue_of
 from spikecore._shell.state import Stateful
+from spikecore._shell.stepped import Stepped
+from spikecore.encode import Encoder
 from spikecore.layers import TimeBatched
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
@@ -34,7 +36,7 @@ _HINTS: Dict[str, str] = {
     "MaxPool2d": "NIR has AvgPool2d and sums, sc.nir.SumPool2d",
     "LPPool2d": "use sc.nir.SumPool2d",
 }
-_LEAVES = (TimeBatched, NormNeuron, Stateful, Network, *WRITERS)
+_LEAVES = (Stepped, NormNeuron, Stateful, Network, *WRITERS)
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _ADDITIONS = (operator.add, operator.iadd, torch.add)
 
@@ -170,6 +172,8 @@ class Drawn:
                 f"{owner}: a network is saved as it infers, where dropout does nothing; call net.eval() first"
             )
         hint = _HINTS.get(type(module).__name__)
+        if isinstance(module, Encoder):
+            hint = "a graph begins behind the encoder; save the network without it"
         known = ", ".join(sorted(kind.__name__ for kind in (*FORMS, *WRITERS, Recurrent, Delay)))
         raise ValueError(f"{owner} is no node of NIR" + (f"; {hint}" if hint else f"; what can be saved: {known}"))
 

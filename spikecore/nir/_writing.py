@@ -14,6 +14,7 @@ from spikecore._shell.state import Stateful
 from spikecore.nir import _kept
 from spikecore.nir._conventions import check_discretization, check_dt
 from spikecore.nir._forms import Unsaid
+from spikecore.nir._network import Network
 from spikecore.nir._neuron_nodes import Writing
 from spikecore.nir._package import package
 from spikecore.nir._tracing import Drawn, Value, types
@@ -110,12 +111,14 @@ def _input_shape(net: nn.Module, given: Optional[Sequence[int]]) -> Tuple[int, .
 
 
 def _leading(net: nn.Module) -> int:
-    """Dimensions before a sample's: batch, and time where neurons take whole sequences."""
-    steps = {part.step for part in net.modules() if isinstance(part, Stateful)} - {None}
+    """Dimensions before a sample's: batch, and time where neurons or TimeBatched take whole sequences."""
     held = {part.step for part in _outermost(net)}
     if len(held) > 1:
         raise ValueError("sc.nir.save: the network has neurons with step='multi' and with step='single'; make them one")
-    return 1 if held == {"single"} or not steps else 2
+    if held:
+        return 1 if held == {"single"} else 2
+    timed = [part for part in net.modules() if isinstance(part, Network) or getattr(part, "step", "") == "multi"]
+    return 2 if timed else 1
 
 
 def _outermost(net: nn.Module) -> List[Stateful]:

@@ -69,6 +69,7 @@ REFUSED = {
     "norm and neuron": (lambda: NormNeuron(nn.BatchNorm1d(4), sc.LIF()), "NormNeuron at '1' is no node of NIR; call"),
     "max": (lambda: TimeBatched(nn.MaxPool2d(2)), "MaxPool2d at '1.module' is no node of NIR; NIR has AvgPool2d"),
     "dropout": (lambda: nn.Dropout(0.2), "Dropout at '1': a network is saved as it infers, where dropout does nothing"),
+    "encoder": (lambda: sc.encode.Constant(3), "Constant at '1' is no node of NIR; a graph begins behind the encoder"),
     "relu": (nn.ReLU, "ReLU at '1' is no node of NIR"),
     "surrogate": (lambda: sc.LIF(surrogate=Mine()), "is not one of sc.surrogate, so a file cannot name it"),
     "beta": (lambda: sc.Synaptic(0.5, 1.0), "its potential keeps 1 of itself in a step"),

@@ -182,11 +182,35 @@ def test_networks_of_single_steps(tmp_path) -> None:
     with torch.no_grad():
         steps = torch.stack([net(step) for step in x])
     assert torch.equal(loaded(x), steps)
-    for neuron in (loaded.get_submodule("1"), loaded.get_submodule("4")):
-        neuron.step = "single"
+    sc.set_step(loaded, "single")
     assert torch.equal(torch.stack([loaded(step) for step in x]), steps)
     sc.reset(loaded)
     assert torch.equal(loaded(x[0]), steps[0])
+    # and is saved as one of single steps
+    assert torch.equal(_trip(loaded, tmp_path / "net.nir", input_shape=(1, 4, 4))(x), steps)
+
+
+def test_layers_without_neurons(tmp_path) -> None:
+    """Whether time is in front follows from TimeBatched."""
+    torch.manual_seed(0)
+    net = nn.Sequential(TimeBatched(nn.Conv2d(1, 2, 3)), nn.Flatten(2), nn.Linear(8, 2))
+    x = torch.randn(3, 2, 1, 4, 4)
+    assert torch.equal(_trip(net, tmp_path / "net.nir", input_shape=(1, 4, 4))(x), net(x))
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
+    assert torch.equal(_trip(net, tmp_path / "net.nir", input_shape=(1, 4, 4))(x[:1])[0], net(x[0]))
+
+
+def test_other_readers_find_types_that_fit(tmp_path) -> None:
+    """The package checks the types of every node when it reads."""
+    torch.manual_seed(0)
+    dense = _dense(random.Random(3), False)
+    back = sc.Recurrent(sc.LIF(), sc.Delay(nn.Linear(4, 4), 3, delay=2.0, per="input", learn=()))
+    conv = nn.Sequential(
+        TimeBatched(nn.Conv2d(2, 3, 3), nn.AvgPool2d(2), nn.Flatten()), sc.IF(), nn.Linear(27, 4), back
+    )
+    for net, shape in ((dense, None), (conv, (2, 8, 8))):
+        sc.nir.save(net, tmp_path / "net.nir", dt=1e-3, input_shape=shape)
+        assert nir.read(tmp_path / "net.nir", type_check=True).check_types()
 
 
 def test_one_dimensional_convolutions_scales_thresholds_and_delays(tmp_path) -> None:
@@ -201,21 +225,6 @@ def test_one_dimensional_convolutions_scales_thresholds_and_delays(tmp_path) -> 
     x = torch.randn(8, 3, 2, 11)
     y = _same(net, _trip(net, tmp_path / "net.nir", input_shape=(2, 11)), x)
     assert 0 < y.mean() < 1
-
-
-def test_streaming_through_a_delay() -> None:
-    """Carried in single steps and over blocks, reset, and refused for another batch."""
-    x, delay = torch.randn(7, 2, 3), sc.nir.DelaySteps(torch.tensor([0, 1, 3]))
-    want = torch.stack([torch.cat([torch.zeros(d, 2), x[: 7 - d, :, i]]) for i, d in enumerate((0, 1, 3))], -1)
-    assert torch.equal(delay(x), want)
-    with sc.carry_state(delay):
-        assert torch.equal(torch.cat([delay(x[:2]), delay(x[2:])]), want)
-    single = sc.nir.DelaySteps([0, 1, 3], step="single")
-    assert torch.equal(torch.stack([single(step) for step in x]), want)
-    with pytest.raises(ValueError, match=r"the state carried from the last call \[2, 3\]; call sc.reset\(net\)"):
-        single(x[0, :1])
-    sc.reset(single)
-    assert torch.equal(single(x[0]), want[0])
 
 
 def test_numbers_of_the_file_alone_give_the_same_spikes(tmp_path) -> None:
