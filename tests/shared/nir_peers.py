@@ -122,6 +122,32 @@ def _sinabs(**options: Any) -> Written:
         return graph, x, net(flat).view(B, T, 6).transpose(0, 1).contiguous()
 
 
+def _sinabs_conv() -> Written:
+    import sinabs
+    from sinabs.activation import MembraneReset, SingleSpike
+    from sinabs.layers import IAFSqueeze, SumPool2d
+    from sinabs.nir import to_nir
+
+    torch.manual_seed(0)
+    x = _input(2.0).repeat(1, 1, 10).view(T, B, 1, 10, 10)
+    once = {"batch_size": B, "spike_fn": SingleSpike, "reset_fn": MembraneReset()}
+    net = nn.Sequential(
+        nn.Conv2d(1, 3, 3, padding=1, bias=False),
+        IAFSqueeze(**once),
+        SumPool2d(2),
+        nn.Flatten(),
+        nn.Linear(75, 6),
+        IAFSqueeze(**once),
+    )
+    flat = x.transpose(0, 1).reshape(B * T, 1, 10, 10)
+    with torch.no_grad():
+        net(flat)
+        graph = to_nir(net, flat)
+        graph.infer_types()
+        sinabs.reset_states(net)
+        return graph, x, net(flat).view(B, T, 6).transpose(0, 1).contiguous()
+
+
 def _sinabs_single(**options: Any) -> Written:
     from sinabs.activation import MembraneReset, SingleSpike
 
@@ -172,6 +198,7 @@ WRITERS: Dict[str, Callable[[], Written]] = {
     "norse_iaf": lambda: _norse(_norse_iaf),
     "sinabs": _sinabs,
     "sinabs_single": _sinabs_single,
+    "sinabs_single_conv": _sinabs_conv,
     "sinabs_single_not_normalised": lambda: _sinabs_single(norm_input=False),
     "rockpool_lif": lambda: _rockpool(_rockpool_lif, 0.3),
     "rockpool_lif_once": lambda: _rockpool(lambda modules, size: _rockpool_lif(modules, size, **_once()), 0.3),

@@ -63,7 +63,10 @@ def test_names_and_classes_of_a_loaded_file(tmp_path) -> None:
     file, *_ = _read("snntorch_rleaky", tmp_path)
     net = sc.nir.load(file, convention="snntorch")
     assert isinstance(net.get_submodule("1"), sc.Recurrent)
-    assert isinstance(net.get_submodule("1.neuron"), sc.nir.NIRLIF)
+    neuron = net.get_submodule("1.neuron")
+    assert isinstance(neuron, sc.nir.NIRLIF)
+    # beta and a gain of 1, though tau and r were rounded to float32
+    assert (torch.tensor(neuron.decay).item(), neuron.gain) == (torch.tensor(0.8).item(), 1.0)
     assert list(net.state_dict()) == [
         *("0.weight", "0.bias", "1.linear.weight", "1.linear.bias", "2.weight", "2.bias"),
         *("3.linear.weight", "3.linear.bias"),

@@ -144,6 +144,9 @@ def test_random_networks_come_back_bit_for_bit(seed: int, lossy: bool, way: str,
         warnings.simplefilter("ignore", UserWarning)
         again = _trip(loaded, tmp_path / "again.nir", discretization=way, input_shape=x.shape[2:], keep=LOSSY)
     _same(net, again, x)
+    neurons = [[part for part in each.modules() if isinstance(part, sc.Neuron)] for each in (net, loaded)]
+    for first, second in zip(*neurons):
+        assert (type(second), second.learn) == (type(first), first.learn)
 
 
 class Residual(nn.Module):
