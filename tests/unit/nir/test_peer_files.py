@@ -47,7 +47,9 @@ def test_spikes_are_those_of_the_library(name: str, tmp_path) -> None:
 def test_a_file_of_another_library_asks_how_it_becomes_steps(name: str, tmp_path) -> None:
     """It says neither dt nor discretisation, and IF needs the first alone."""
     file, *_ = _read(name, tmp_path)
-    asked = r"give dt=1e-3 \(seconds\)" + ("" if name == "norse_iaf" else " and discretization='euler' or 'exp'")
+    asked = r"give dt=1e-3 \(seconds\)" + (
+        "" if name in ("norse_iaf", "sinabs_single_conv") else " and discretization='euler' or 'exp'"
+    )
     with pytest.raises(ValueError, match=asked + ", or the library that wrote the file, as in convention='snntorch'"):
         sc.nir.load(file)
 
