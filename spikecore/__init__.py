@@ -27,7 +27,23 @@ from spikecore.backend import (
 from spikecore.functional import carry_state, detach, project, reset, set_backend
 from spikecore.lang import Program, TraceError, ops
 from spikecore.neuron import Neuron
-from spikecore.neurons import ALIF, EIF, IF, KLIF, LI, LIF, PLIF, QIF, Izhikevich, Leaky, Recurrent, Synaptic
+from spikecore.neurons import (
+    ALIF,
+    EIF,
+    IF,
+    KLIF,
+    LI,
+    LIF,
+    PLIF,
+    QIF,
+    Alpha,
+    Izhikevich,
+    Lapicque,
+    Leaky,
+    Recurrent,
+    Synaptic,
+    SynapticLeaky,
+)
 from spikecore.parallel import Pipeline, checkpoint
 from spikecore.stochastic import EscapeNoise, Stochastic
 from spikecore.surrogate import Surrogate
@@ -53,6 +69,7 @@ __all__ = [
     "LIF",
     "PLIF",
     "QIF",
+    "Alpha",
     "Backend",
     "BackendError",
     "BackendInfo",
@@ -69,6 +86,7 @@ __all__ = [
     "Explanation",
     "InferenceStep",
     "Izhikevich",
+    "Lapicque",
     "Leaky",
     "Neuron",
     "Pipeline",
@@ -78,6 +96,7 @@ __all__ = [
     "Stochastic",
     "Surrogate",
     "Synaptic",
+    "SynapticLeaky",
     "TraceError",
     "TrainingOptions",
     "TrainingStep",

@@ -1,7 +1,7 @@
 """The neuron models, each as its equations."""
 
 from spikecore.neurons._adaptive import ALIF, LI, Synaptic
-from spikecore.neurons._leaky import Leaky
+from spikecore.neurons._leaky import Alpha, Lapicque, Leaky, SynapticLeaky
 from spikecore.neurons._lif import IF, KLIF, LIF, PLIF
 from spikecore.neurons._membrane import Membrane
 from spikecore.neurons._nonlinear import EIF, QIF, Izhikevich
@@ -16,9 +16,12 @@ __all__ = [
     "LIF",
     "PLIF",
     "QIF",
+    "Alpha",
     "Izhikevich",
+    "Lapicque",
     "Leaky",
     "Membrane",
     "Recurrent",
     "Synaptic",
+    "SynapticLeaky",
 ]

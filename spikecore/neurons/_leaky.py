@@ -1,10 +1,13 @@
-"""snnTorch's leaky integrate-and-fire neuron."""
+"""snnTorch's leaky integrate-and-fire neurons: Leaky, Synaptic, Alpha and Lapicque."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Optional, Tuple
 
-from spikecore._shell import checks
+import torch
+from torch import Tensor
+
+from spikecore._shell import checks, parameters
 from spikecore.lang import ops
 from spikecore.neuron import Neuron
 
@@ -62,3 +65,197 @@ class Leaky(Neuron):
             return z, {"v": u}
         late = z - r
         return z, {"v": u - late * (p.threshold if self.reset == "soft" else u)}
+
+
+class SynapticLeaky(Neuron):
+    r"""Leaky integrate-and-fire with a synaptic current, bit for bit as ``snntorch.Synaptic`` 1.0 computes it.
+
+    With :math:`a`, :math:`b` the parameters ``alpha``, ``beta`` limited to [0, 1], and :math:`R = [v > \vartheta]`
+    found from the potential at the start of the step and carrying no gradient::
+
+        i' = a i + x
+        u  = b v + i' - R threshold        reset="soft"  (snnTorch: "subtract")
+        u  = (1 - R) (b v + i')            reset="hard"  ("zero"): the input of the step goes, too; the current stays
+        u  = b v + i'                      reset="none"
+        z  = [u > threshold]
+        v' = u
+
+    With ``reset_delay=False`` the reset acts within the step, and its gradient flows: ``v' = u - (z - R) threshold``
+    (soft) or ``v' = u - (z - R) u`` (hard).
+
+    ``alpha`` is the part of the current that remains after one step, ``beta`` that of the potential; both in [0, 1].
+    ``threshold`` is 0 or above. ``i`` and ``v`` start at 0. :class:`Synaptic` resets in the step that fires.
+
+    ``sc.Recurrent(SynapticLeaky(...), linear)`` is ``snntorch.RSynaptic``, to rounding, and with ``alpha=0``
+    ``snntorch.RLeaky``, whose ``"zero"`` clears the input, as here. A ``state_dict`` of ``snntorch.Synaptic`` loads.
+    """
+
+    states = {"i": 0.0, "v": 0.0}
+    params = {"alpha": 0.9, "beta": 0.8, "threshold": 1.0}
+    configuration = {**Neuron.configuration, "reset": checks.reset, "reset_delay": checks.flag}
+    bounds = {"alpha": (0.0, 1.0), "beta": (0.0, 1.0), "threshold": (0.0, None)}
+    reset_states = ("v",)
+
+    def __init__(
+        self,
+        alpha: Any = params["alpha"],
+        beta: Any = params["beta"],
+        *,
+        threshold: Any = params["threshold"],
+        reset: str = "soft",
+        reset_delay: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(alpha=alpha, beta=beta, threshold=threshold, **options)
+        self.reset = reset
+        self.reset_delay = reset_delay
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
+        r = ops.detach(self.spike(s.v - p.threshold, strict=True))
+        i = ops.clamp(p.alpha, 0.0, 1.0) * s.i + x
+        u = ops.clamp(p.beta, 0.0, 1.0) * s.v + i
+        if self.reset == "soft":
+            u = u - r * p.threshold
+        elif self.reset == "hard":
+            u = ops.select(r, 0.0, u)
+        z = self.spike(u - p.threshold, strict=True)
+        if self.reset_delay or self.reset == "none":
+            return z, {"i": i, "v": u}
+        late = z - r
+        return z, {"i": i, "v": u - late * (p.threshold if self.reset == "soft" else u)}
+
+
+class Alpha(Neuron):
+    r"""Potential in the form of an alpha function, the difference of two currents, as ``snntorch.Alpha`` 1.0 has it.
+
+    With :math:`a`, :math:`b` the parameters ``alpha``, ``beta`` limited to [0, 1], and :math:`R = [v > \vartheta]`
+    found from the potential at the start of the step and carrying no gradient::
+
+        tau = log(a) / (log(b) - log(a)) + 1
+        e   = a i_exc + x
+        n   = b i_inh - x
+        u   = tau (e + n)
+        i_exc', i_inh', v' = (1 - R) e, (1 - R) n, (1 - R) u                    reset="hard"  (snnTorch: "zero")
+        i_exc', i_inh', v' = e - R threshold, (1 - R) n, u + R i_inh            reset="soft"  ("subtract")
+        i_exc', i_inh', v' = e, n, u                                            reset="none"
+        z   = [v' > threshold]
+
+    ``alpha`` and ``beta`` are the parts of the exciting and the inhibiting current that remain after one step.
+    ``alpha`` is above ``beta``, so that a positive input raises the potential, and ``beta`` below 1; both in [0, 1].
+    Learnt, they are kept in [0, 1] each, and where they meet there is a division by 0. ``threshold`` is 0 or above. All
+    states start at 0. There is no reset within the step. Bit for bit where the logarithm is torch's, on the torch
+    backend; to its rounding elsewhere. A ``state_dict`` of ``snntorch.Alpha`` loads.
+    """
+
+    states = {"i_exc": 0.0, "i_inh": 0.0, "v": 0.0}
+    params = {"alpha": 0.9, "beta": 0.8, "threshold": 1.0}
+    configuration = {**Neuron.configuration, "reset": checks.reset}
+    bounds = {"alpha": (0.0, 1.0), "beta": (0.0, 1.0), "threshold": (0.0, None)}
+
+    def __init__(
+        self,
+        alpha: Any = params["alpha"],
+        beta: Any = params["beta"],
+        *,
+        threshold: Any = params["threshold"],
+        reset: str = "hard",
+        **options: Any,
+    ) -> None:
+        super().__init__(alpha=alpha, beta=beta, threshold=threshold, **options)
+        self.reset = reset
+        if self.bounds:
+            _check_order(self.alpha, self.beta)
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
+        a, b = ops.clamp(p.alpha, 0.0, 1.0), ops.clamp(p.beta, 0.0, 1.0)
+        r = ops.detach(self.spike(s.v - p.threshold, strict=True))
+        exc = a * s.i_exc + x
+        inh = b * s.i_inh - x
+        tau = ops.log(a) / (ops.log(b) - ops.log(a)) + 1.0
+        u = tau * (exc + inh)
+        if self.reset == "soft":
+            exc, inh, u = exc - p.threshold * r, ops.select(r, 0.0, inh), u + s.i_inh * r
+        elif self.reset == "hard":
+            exc, inh, u = ops.select(r, 0.0, exc), ops.select(r, 0.0, inh), ops.select(r, 0.0, u)
+        return self.spike(u - p.threshold, strict=True), {"i_exc": exc, "i_inh": inh, "v": u}
+
+
+def _check_order(alpha: Any, beta: Any) -> None:
+    """Refuse decays of Alpha with which a positive input would not raise the potential."""
+    both = [value.detach() if isinstance(value, Tensor) else value for value in (alpha, beta)]
+    if any(isinstance(value, Tensor) and value.device.type != "cpu" for value in both):
+        return  # no wait for a device
+    if not bool(torch.as_tensor(both[0] > both[1]).all()):
+        raise ValueError(f"Alpha: beta={beta!r} must be below alpha={alpha!r}: the potential is their difference")
+
+
+class Lapicque(Neuron):
+    r"""Leaky integrate-and-fire as a circuit of a resistance and a capacity, bit for bit as ``snntorch.Lapicque`` 1.0.
+
+    With :math:`S = [v > \vartheta]` found from the potential at the start of the step and carrying no gradient::
+
+        u  = x R (1 / (R C)) time_step + (1 - time_step / (R C)) v
+        v' = u - S threshold               reset="soft"  (snnTorch: "subtract")
+        v' = (1 - S) u                     reset="hard"  ("zero"): the input of the step goes, too
+        v' = u                             reset="none"
+        z  = [v' > threshold]
+
+    ``R`` (ohm), ``C`` (farad) and ``time_step`` (seconds) are above 0; with ``time_step`` above ``R C`` the leak
+    overshoots. ``threshold`` (volt) is 0 or above, ``v`` starts at 0. There is no reset within the step.
+
+    ``beta`` gives what of ``R`` and ``C`` is missing (``R`` is 1 if both are): ``R C = time_step / log(1 / beta)``. The
+    part that remains after one step then is ``1 - log(1 / beta)``, and not ``beta``, which is so in snnTorch, too.
+    A ``state_dict`` of ``snntorch.Lapicque`` loads; its ``beta`` says what ``R`` and ``C`` say, and is not read.
+    """
+
+    states = {"v": 0.0}
+    params = {"R": 1.0, "C": 1.44, "time_step": 1.0, "threshold": 1.0}
+    configuration = {**Neuron.configuration, "reset": checks.reset}
+    positive = ("R", "C", "time_step")
+    bounds = {"threshold": (0.0, None)}
+
+    def __init__(
+        self,
+        beta: Any = None,
+        *,
+        R: Any = None,
+        C: Any = None,
+        time_step: Any = params["time_step"],
+        threshold: Any = params["threshold"],
+        reset: str = "soft",
+        **options: Any,
+    ) -> None:
+        if beta is not None:
+            R, C = _circuit(beta, R, C, time_step)
+        R, C = self.params["R"] if R is None else R, self.params["C"] if C is None else C
+        super().__init__(R=R, C=C, time_step=time_step, threshold=threshold, **options)
+        self.reset = reset
+
+    def _foreign(self, name: str, value: Tensor) -> Optional[str]:
+        return "" if name == "beta" else super()._foreign(name, value)
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
+        r = ops.detach(self.spike(s.v - p.threshold, strict=True))
+        u = x * p.R * (1.0 / (p.R * p.C)) * p.time_step + (1.0 - p.time_step / (p.R * p.C)) * s.v
+        if self.reset == "soft":
+            u = u - r * p.threshold
+        elif self.reset == "hard":
+            u = ops.select(r, 0.0, u)
+        return self.spike(u - p.threshold, strict=True), {"v": u}
+
+
+def _circuit(beta: Any, R: Any, C: Any, time_step: Any) -> Tuple[Any, Any]:
+    """Resistance and capacity of a decay, in the dtype in which snnTorch computes them."""
+    if R is not None and C is not None:
+        raise ValueError(f"Lapicque: beta={beta!r} follows from R={R!r} and C={C!r}; give two of the three")
+    parameters.require("Lapicque", "between 0 and 1, both excluded", lambda value: (value > 0) & (value < 1), beta=beta)
+    rate = torch.log(1 / torch.as_tensor(beta))
+    if C is not None:
+        return _plain(time_step / (C * rate)), C
+    R = 1.0 if R is None else R
+    return R, _plain(time_step / (R * rate))
+
+
+def _plain(value: Tensor) -> Any:
+    """A single value as a number, as it would have been given."""
+    return value if value.ndim or value.requires_grad else value.item()

@@ -60,7 +60,7 @@ class Membrane(Neuron):
         return (
             f"is of a neuron of snnTorch, which fires above the threshold and resets one step later, and a "
             f"{type(self).__name__} fires at the threshold and resets at once; load a Leaky into sc.Leaky, a Synaptic "
-            "into the CurrentLeaky of the guide"
+            "into sc.SynapticLeaky"
         )
 
     def after_spike(self, h: Any, z: Any, p: Any, threshold: Any = None) -> Any:

@@ -89,7 +89,22 @@ def dispatched(function, *tensors):
     return followed(function, *tensors).missing
 
 
-NEURONS = [sc.ALIF, sc.EIF, sc.IF, sc.Izhikevich, sc.KLIF, sc.LI, sc.LIF, sc.Leaky, sc.PLIF, sc.QIF, sc.Synaptic]
+NEURONS = [
+    sc.Alpha,
+    sc.Lapicque,
+    sc.SynapticLeaky,
+    sc.ALIF,
+    sc.EIF,
+    sc.IF,
+    sc.Izhikevich,
+    sc.KLIF,
+    sc.LI,
+    sc.LIF,
+    sc.Leaky,
+    sc.PLIF,
+    sc.QIF,
+    sc.Synaptic,
+]
 SURROGATES = [
     kind
     for kind in vars(surrogate).values()

@@ -14,12 +14,28 @@ from typing import Any, Dict, List
 import pytest
 
 NEURONS = [
-    *({"neuron": name} for name in ("IF", "LIF", "PLIF", "KLIF", "ALIF", "QIF", "EIF", "Izhikevich", "LI")),
+    *(
+        {"neuron": name}
+        for name in (
+            "IF",
+            "LIF",
+            "PLIF",
+            "KLIF",
+            "ALIF",
+            "QIF",
+            "EIF",
+            "Izhikevich",
+            "LI",
+            "SynapticLeaky",
+            "Alpha",
+            "Lapicque",
+        )
+    ),
     {"neuron": "Leaky", "options": {"beta": 0.9}},
     {"neuron": "Synaptic", "options": {"alpha": 0.5, "beta": 0.6}},
 ]
 #: Neurons made of + - * / alone.
-ARITHMETIC = [neuron for neuron in NEURONS if neuron["neuron"] not in ("PLIF", "EIF")]
+ARITHMETIC = [neuron for neuron in NEURONS if neuron["neuron"] not in ("PLIF", "EIF", "Alpha")]
 
 
 def built(cases: List[Dict[str, Any]]) -> List[Dict[str, Any]]:

@@ -6,6 +6,7 @@ by being made twice.
 
 from spikecore.testing._oracle import normalised, recurrent
 from spikecore.testing._oracle.neurons import ALIF, EIF, IF, KLIF, LI, LIF, PLIF, QIF, Izhikevich, Leaky, Synaptic
+from spikecore.testing._oracle.snntorch import Alpha, Lapicque, SynapticLeaky
 from spikecore.testing._oracle.surrogates import SURROGATES, Derivative
 from spikecore.testing._oracle.through_time import Array, Gradients, Oracle, Step, Trajectory, adjoint, run
 
@@ -19,14 +20,17 @@ __all__ = [
     "PLIF",
     "QIF",
     "SURROGATES",
+    "Alpha",
     "Array",
     "Derivative",
     "Gradients",
     "Izhikevich",
+    "Lapicque",
     "Leaky",
     "Oracle",
     "Step",
     "Synaptic",
+    "SynapticLeaky",
     "Trajectory",
     "adjoint",
     "normalised",

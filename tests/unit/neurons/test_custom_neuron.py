@@ -319,6 +319,9 @@ class TestByHand:
         (sc.ALIF(), 1),
         (sc.LI(3.0), 1),
         (sc.Leaky(0.9, reset_delay=False), 1),
+        (sc.SynapticLeaky(0.6, 0.8, reset_delay=False), 1),
+        (sc.Alpha(reset="soft"), 1),
+        (sc.Lapicque(R=1.5, C=2.5), 1),
     ]
 
     @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import field_equations as field
 import spikecore as sc
 
 T, N = 24, 60
@@ -40,6 +41,7 @@ class Fire(torch.autograd.Function):
 
 NUMPY = SimpleNamespace(
     exp=np.exp,
+    log=np.log,
     relu=lambda a: np.maximum(a, 0),
     clip=lambda a: np.clip(a, 0, 1),
     fire=lambda u, strict=False: ((u > 0) if strict else (u >= 0)).astype(float),
@@ -47,6 +49,7 @@ NUMPY = SimpleNamespace(
 )
 TORCH = SimpleNamespace(
     exp=torch.exp,
+    log=torch.log,
     relu=torch.relu,
     clip=lambda a: torch.clamp(a, 0, 1),
     fire=lambda u, strict=False: Fire.apply(u, strict),
@@ -189,6 +192,25 @@ CASES = [
     *membrane_cases(sc.ALIF, alif, {"tau": 1.7, "rho": 0.8, "beta": 0.3}, DECAY),
     *(pytest.param(sc.LI, li, {"tau": 1.7, "v_rest": 0.2}, more, id=f"LI-{more}") for more in DECAY),
     *(
+        pytest.param(cls, step, params, {"reset": reset}, id=f"{cls.__name__}-{reset}")
+        for cls, step, params in (
+            (sc.Alpha, field.alpha, {"alpha": 0.85, "beta": 0.6, "threshold": 0.5}),
+            (sc.Lapicque, field.lapicque, {"R": 1.4, "C": 0.9, "time_step": 0.7, "threshold": 0.9}),
+        )
+        for reset in RESETS
+    ),
+    *(
+        pytest.param(
+            sc.SynapticLeaky,
+            field.synaptic_leaky,
+            {"alpha": 0.4, "beta": 0.7, "threshold": 0.9},
+            {"reset": r, "reset_delay": d},
+            id=f"SynapticLeaky-{r}-{d}",
+        )
+        for r in RESETS
+        for d in (True, False)
+    ),
+    *(
         pytest.param(
             sc.Leaky, leaky, {"beta": 0.85, "threshold": 0.9}, {"reset": r, "reset_delay": d}, id=f"Leaky-{r}-{d}"
         )
@@ -296,6 +318,9 @@ class TestValues:
             sc.ALIF(v_reset=0.2): {"v": 0.2, "a": 0.0},
             sc.LI(v_rest=0.7): {"v": 0.7},
             sc.Leaky(0.9): {"v": 0.0},
+            sc.SynapticLeaky(): {"i": 0.0, "v": 0.0},
+            sc.Alpha(): {"i_exc": 0.0, "i_inh": 0.0, "v": 0.0},
+            sc.Lapicque(): {"v": 0.0},
         }
         for neuron, start in starts.items():
             state = neuron.run(silent)[1]
@@ -391,6 +416,9 @@ class TestGradients:
             sc.ALIF(),
             sc.LI(),
             sc.Leaky(0.9),
+            sc.SynapticLeaky(),
+            sc.Alpha(),
+            sc.Lapicque(),
         ]
         assert [learnt(neuron) for neuron in others] == [[]] * len(others)
 
