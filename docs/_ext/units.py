@@ -28,6 +28,11 @@ PARAMETERS = {
     "rho": (FRACTION, "part of the adaptation that remains after a step"),
     "alpha": (FRACTION, "part of the current that remains after a step"),
     "beta": (FRACTION, "part of the potential that remains after a step"),
+    "R": ("ohm", "resistance of the membrane"),
+    "C": ("farad", "capacity of the membrane"),
+    "time_step": ("second", "length of a time step"),
+    "Alpha.alpha": (FRACTION, "part of the exciting current that remains after a step"),
+    "Alpha.beta": (FRACTION, "part of the inhibiting current that remains after a step"),
     "ALIF.beta": (POTENTIAL, "what a spike adds to the threshold"),
 }
 

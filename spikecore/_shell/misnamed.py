@@ -60,9 +60,9 @@ _ARGUMENTS: Dict[str, str] = {
     "V": _FEEDBACK,
     "conv2d_channels": _FEEDBACK,
     "kernel_size": _FEEDBACK,
-    "R": "a part of Lapicque: write its equations in a dynamics of your own",
-    "C": "a part of Lapicque: write its equations in a dynamics of your own",
-    "time_step": "a part of Lapicque: write its equations in a dynamics of your own",
+    "R": "the resistance of sc.Lapicque",
+    "C": "the capacity of sc.Lapicque",
+    "time_step": "of sc.Lapicque alone; other neurons have their time constants in time steps",
     "decode": "a function of what sc.LI gives, such as out[-1] or out.mean(0)",
 }
 #: Names that frameworks and their users set on modules of any kind -> where.

@@ -90,20 +90,8 @@ def dispatched(function, *tensors):
 
 
 NEURONS = [
-    sc.Alpha,
-    sc.Lapicque,
-    sc.SynapticLeaky,
-    sc.ALIF,
-    sc.EIF,
-    sc.IF,
-    sc.Izhikevich,
-    sc.KLIF,
-    sc.LI,
-    sc.LIF,
-    sc.Leaky,
-    sc.PLIF,
-    sc.QIF,
-    sc.Synaptic,
+    *(sc.ALIF, sc.EIF, sc.IF, sc.Izhikevich, sc.KLIF, sc.LI, sc.LIF, sc.Leaky, sc.PLIF, sc.QIF, sc.Synaptic),
+    *(sc.Alpha, sc.Lapicque, sc.SynapticLeaky),
 ]
 SURROGATES = [
     kind

@@ -14,23 +14,8 @@ from typing import Any, Dict, List
 import pytest
 
 NEURONS = [
-    *(
-        {"neuron": name}
-        for name in (
-            "IF",
-            "LIF",
-            "PLIF",
-            "KLIF",
-            "ALIF",
-            "QIF",
-            "EIF",
-            "Izhikevich",
-            "LI",
-            "SynapticLeaky",
-            "Alpha",
-            "Lapicque",
-        )
-    ),
+    *({"neuron": name} for name in ("IF", "LIF", "PLIF", "KLIF", "ALIF", "QIF", "EIF", "Izhikevich", "LI")),
+    *({"neuron": name} for name in ("SynapticLeaky", "Alpha", "Lapicque")),
     {"neuron": "Leaky", "options": {"beta": 0.9}},
     {"neuron": "Synaptic", "options": {"alpha": 0.5, "beta": 0.6}},
 ]

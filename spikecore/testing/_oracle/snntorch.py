@@ -32,7 +32,7 @@ class Delayed(Oracle):
     def cleared(self, u: Array, r: Array, p: Any) -> Array:
         """The potential with the reset of the last step's spike."""
         if self.reset == "soft":
-            return u - r * p.threshold
+            u = u - r * p.threshold
         return np.where(r != 0, np.zeros_like(u), u) if self.reset == "hard" else u
 
     def cleared_back(self, g: Array, r: Array) -> Tuple[Array, Array]:
@@ -45,7 +45,8 @@ class Delayed(Oracle):
         """The potential after a reset within the step."""
         if self.reset_delay or self.reset == "none":
             return u
-        return u - (z - r) * (p.threshold if self.reset == "soft" else u)
+        late: Array = (z - r) * (p.threshold if self.reset == "soft" else u)
+        return u - late
 
     def at_once_back(self, k: Any, p: Any, g_v: Array, g_z: Array) -> Tuple[Array, Array]:
         """Its adjoint and that of the spike: cotangents of u and of the threshold."""

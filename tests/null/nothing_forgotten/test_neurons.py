@@ -92,8 +92,9 @@ def described() -> Set[str]:
     """Those that the table of ranges has."""
     section = after(page("docs/parameters.md"), "## Ranges")
     cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
-    # `tau` of `LIF`, `KLIF`; `alpha` and `beta` of `Synaptic`: a neuron begins with a capital, a parameter does not
-    pairs = re.findall(r"((?:`[a-z]\w*`[ ,and]+)+)of ((?:`[A-Z]\w*`(?:, | and )?)+)", "\n".join(cells))
+    # `tau` of `LIF`, `KLIF`; `alpha` and `beta` of `Synaptic`; `R` of `Lapicque`: a neuron begins with a capital
+    # and has more letters, a parameter does not
+    pairs = re.findall(r"((?:`(?:[a-z]\w*|[A-Z])`[ ,and]+)+)of ((?:`[A-Z]\w*`(?:, | and )?)+)", "\n".join(cells))
     return {f"{param} of {name}" for params, names in pairs for param in quoted(params) for name in quoted(names)}
 
 
