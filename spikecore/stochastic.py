@@ -105,7 +105,13 @@ class Stochastic(Neuron):
                 f"{type(self).__name__}: torch.compile cannot draw from a torch.Generator: leave generator= out and "
                 "seed torch.manual_seed, or give the numbers"
             )
-        key = torch.randint(1 << 32, (2,), generator=self.generator, device=self.generator.device)
+        there = self.generator.device
+        if device.type == "cuda" and there.type != "cuda" and torch.cuda.is_current_stream_capturing():
+            raise Unsupported(
+                f"{type(self).__name__}: a CUDA graph would draw the same numbers at each replay, from a generator on "
+                f"{there}: leave generator= out, or make it with torch.Generator(device={str(device)!r})"
+            )
+        key = torch.randint(1 << 32, (2,), generator=self.generator, device=there)
         return key.to(device, non_blocking=True)
 
     def _completed(self, inputs: Sequence[Tensor]) -> Tuple[Sequence[Tensor], Optional[torch.dtype]]:

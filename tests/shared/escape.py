@@ -38,27 +38,28 @@ def loop(x: torch.Tensor, u: torch.Tensor, p: Dict[str, Any], reset: str, decay_
     return [torch.stack(spikes), margin]
 
 
-def check_escape(backend: str, reset: str, decay_input: bool = True) -> None:
-    """Spikes of a backend are those of the loop in float64, gradients agree to rounding."""
+def check_escape(backend: str, reset: str, decay_input: bool = True, device: str = "cpu") -> None:
+    """Spikes of a backend are those of the loop in float64 on the CPU, gradients agree to rounding."""
     generator = torch.Generator().manual_seed(1)
     x = 4.0 * torch.rand(11, 4, 7, generator=generator) - 1.0
     neuron: Any = sc.EscapeNoise(
         **VALUES, reset=reset, decay_input=decay_input, learn=tuple(VALUES), bounds=None, backend=backend
-    )
-    torch.manual_seed(0)
+    ).to(device)
+    neuron.generator = torch.Generator().manual_seed(0)
     (u,) = neuron.draw(x)
     values = {name: torch.tensor(value, dtype=torch.float64, requires_grad=True) for name, value in VALUES.items()}
     wide = x.double().requires_grad_()
     right, margin = loop(wide, u.double(), values, reset, decay_input)
     assert margin > 1e-6, "a random number is too near to its probability for float32: take another seed"
     cotangent = torch.cos(torch.arange(x.numel())).view(x.shape)
-    leaf = x.clone().requires_grad_()
-    torch.manual_seed(0)
+    leaf = x.clone().to(device).requires_grad_()
+    neuron.generator.manual_seed(0)
     found = neuron(leaf)
-    assert torch.equal(found.double(), right)
+    assert torch.equal(found.double().cpu(), right)
     assert 0.1 < found.mean() < 0.9
-    found.backward(cotangent)
+    found.backward(cotangent.to(device))
     right.backward(cotangent.double())
-    torch.testing.assert_close(leaf.grad.double(), wide.grad, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(leaf.grad.double().cpu(), wide.grad, rtol=1e-4, atol=1e-4)
     for name, value in values.items():
-        torch.testing.assert_close(getattr(neuron, name).grad.double(), value.grad, rtol=1e-3, atol=1e-3, msg=name)
+        grad = getattr(neuron, name).grad.double().cpu()
+        torch.testing.assert_close(grad, value.grad, rtol=1e-3, atol=1e-3, msg=name)

@@ -224,6 +224,12 @@ class TestRefusals:
         with pytest.raises(Unsupported, match=r"an IPU has no 64-bit integers.*: neuron\(x, u\)"):
             sc.EscapeNoise().draw(OnIpu())
 
+    def test_a_generator_of_another_device_in_a_graph(self, monkeypatch):
+        """What a host draws while a CUDA graph is captured would be the same at each replay."""
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        with pytest.raises(Unsupported, match="the same numbers at each replay, from a generator on cpu: leave"):
+            sc.EscapeNoise(generator=torch.Generator())._key(torch.device("cuda"))
+
     def test_layers_of_one_input(self):
         """Recurrent and NormNeuron take neurons of one input."""
         with pytest.raises(ValueError, match="Recurrent: EscapeNoise must have one input and one output"):
