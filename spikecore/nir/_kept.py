@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore import surrogate as surrogates
+from spikecore.dtypes import compute_dtype
 from spikecore.neuron import Neuron
 from spikecore.neurons import PLIF
 from spikecore.nir._forms import FORMS
@@ -48,7 +49,7 @@ def read(metadata: Any) -> Optional[Dict[str, Any]]:
 
 def _array(value: Tensor) -> Any:
     value = value.detach().cpu()
-    wide = value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+    wide = value.to(compute_dtype(value.dtype)) if value.is_floating_point() else value
     return wide.reshape(-1).numpy().copy()
 
 

@@ -175,8 +175,8 @@ class TestOperations:
         check(place, OPERATIONS, templates(place))
 
     def test_the_printers_were_found(self) -> None:
-        """The readable text's, and one for each plugin; the CUDA printer has C's templates."""
-        assert len(PRINTERS) >= 1 + len(PLUGINS)
+        """The readable text's, and one for each plugin that prints; the CUDA printer has C's templates."""
+        assert len(PRINTERS) >= 1 + len([path for path in PLUGINS if (path / "printer.py").exists()]) >= 3
 
     @pytest.mark.parametrize("place", [place for place in PRINTERS if place.startswith("plugins/")])
     def test_every_function_of_a_text_is_there(self, place: str, beside: None) -> None:
