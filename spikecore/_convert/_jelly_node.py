@@ -13,6 +13,7 @@ from torch import Tensor
 
 from spikecore._convert._swapped import Carrying, Named, Swapped
 from spikecore._hoisting import is_watched_itself
+from spikecore._shell.compiled import check_exported
 
 Memories = Tuple[Any, ...]
 FIXED = {"v_reset": "set neuron.reset and neuron.v_reset", "surrogate_function": "set neuron.surrogate"}
@@ -102,6 +103,7 @@ class Node(Carrying):
     def _start(self, x: Tensor, memories: Memories) -> Optional[Dict[str, Tensor]]:
         """The neuron's state; None at rest. A memory of another shape is put to rest, as SpikingJelly does."""
         held = dict(zip(self._states, memories))
+        check_exported(type(self).__name__, held)
         shape, dtype = x.shape[1:], torch.float64 if x.dtype == torch.float64 else torch.float32
         rest = self._memories_rv
         for name, value in held.items():

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from spikecore._plugins.registry import AUTO_NAME
-from spikecore._plugins.selection import Request, Resolved, capture, resolve
+from spikecore._plugins.selection import REFERENCE, Request, Resolved, capture, resolve
 from spikecore._shell import checks, definition
 from spikecore._shell.automatic import Calls, automatic_runner
 from spikecore._shell.needs import lacking
@@ -28,7 +28,7 @@ from spikecore._shell.state import Stateful
 from spikecore._shell.watch import Watch
 from spikecore.backend import Backend, Feedback, Runner, Spec, Unsupported
 from spikecore.lang import Program
-from spikecore.lang._plain import is_compiling
+from spikecore.lang._plain import is_compiling, is_exporting
 from spikecore.lang._renewal import Renewal, renewed
 
 #: Unique id of a definition until the hash of its program is known.
@@ -41,6 +41,8 @@ SpecKey = Union[
     Tuple[torch.dtype, Optional[int], Tuple[str, ...], Tuple[str, ...], bool],
     Tuple[torch.dtype, Optional[int], Tuple[str, ...], Tuple[str, ...], bool, Feedback],
 ]
+#: Behind the type of device in the kind of a call that torch.export traces.
+EXPORTED = " (exported)"
 #: Type of device, fields of the Spec, and whether gradients, gradients of the state, and a record are asked for.
 CallKind = Tuple[str, SpecKey, bool, bool, bool]
 
@@ -126,6 +128,12 @@ class Bound(Stateful):
         if device_type not in bound:
             bound[device_type] = resolve(self._request, device_type)
         return bound[device_type]
+
+    def _computes(self, device_type: str) -> Resolved:
+        """The backend of the next call. An exported program is run elsewhere, without spikecore, whose kernels it
+        cannot have: it gets the reference's operations, whatever backend was asked for.
+        """
+        return resolve(request(REFERENCE, "torch.export"), device_type) if is_exporting() else self._bind(device_type)
 
     def _forget(self, binding: bool = False) -> None:
         """Drop what was derived from the definition, and with ``binding`` the chosen backends, too."""
@@ -217,10 +225,10 @@ class Bound(Stateful):
         self, device_type: str, spec: SpecKey, gradients: bool, state_gradients: bool, record: bool, stamp: str
     ) -> CallKind:
         """The key of ``runners`` for calls of this kind, whose runner is there afterwards."""
-        key = (device_type, spec, gradients, state_gradients, record)
+        key = (device_type + EXPORTED if is_exporting() else device_type, spec, gradients, state_gradients, record)
         cache = self._cache
         if key not in cache.runners:
-            program, resolved, wanted = self._traced(), self._bind(device_type), Spec(*spec)
+            program, resolved, wanted = self._traced(), self._computes(device_type), Spec(*spec)
             lacks = functools.partial(
                 lacking,
                 program=program,

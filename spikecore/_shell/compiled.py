@@ -8,11 +8,12 @@ given a guard of its own with every graph that such a neuron is in.
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any, Callable, Mapping, Optional
 
 import torch
 
 from spikecore._shell import recompute
+from spikecore.lang._plain import PLAIN, is_dynamo_compiling, is_exporting
 
 #: Keeps torch.compile out of a function. torch.compiler.disable would import the compiler.
 uncompiled: Callable[[Any], Any] = getattr(torch, "_disable_dynamo", lambda function: function)
@@ -26,6 +27,18 @@ def breaks() -> bool:
 
 # torch.compile calls it when it traces, rather than tracing it: the stack is not what a compiled graph can follow
 breaks._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+
+
+def check_exported(owner: str, state: Optional[Mapping[str, Any]]) -> None:
+    """Refuse a state from before torch.export, which the program would continue from in every call."""
+    # what torch.export computed itself is of a type of its own, but where the compiler reads the source
+    if not is_exporting() or is_dynamo_compiling():
+        return
+    if any(type(value) in PLAIN for value in (state or {}).values()):
+        raise RuntimeError(
+            f"{owner} carries a state, which would be a constant of the exported program, whose calls all begin with "
+            "it; call sc.reset(net) before torch.export"
+        )
 
 
 def must_be_whole() -> bool:

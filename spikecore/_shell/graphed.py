@@ -79,7 +79,7 @@ class Graphed(Bound):
 
         Raises :class:`Unsupported` where the graph must be whole.
         """
-        resolved = self._bind(device_type)
+        resolved = self._computes(device_type)
         if resolved.backend.capabilities_on(device_type).torch_compile:
             return False
         if compiled.must_be_whole():

@@ -30,7 +30,7 @@ from spikecore._shell.repeated import folded, repeat, step_of, unfolded
 from spikecore.backend import MAX_STATIC_STEPS, Spec, Tensors, Unsupported
 from spikecore.dtypes import NAMES
 from spikecore.lang._normalised import normalised
-from spikecore.lang._plain import is_compiling, is_jit_tracing, is_plain, is_transforming
+from spikecore.lang._plain import is_compiling, is_exporting, is_jit_tracing, is_plain, is_transforming
 
 SHORTCUTS = ("", "before", "after")
 
@@ -145,6 +145,8 @@ class Prologued(FusedCalls):
     ) -> Optional[Results]:
         """The call as one program, None where it is to be computed one after the other."""
         owner, norm = type(self).__name__, prologue.norm
+        if is_exporting():
+            return None  # the reference computes it, see Bound._computes
         if not is_compiling():
             self._follow()
         quick = self._cache.quick  # kept: a concurrent change replaces it, and the new one must not get this call

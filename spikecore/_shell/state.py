@@ -81,6 +81,7 @@ class Stateful(nn.Module):
         if not (self.step == "single" or slot["_carrying"]):
             return slot
         if is_compiling():
+            compiled.check_exported(type(self).__name__, slot["_state"])
             self._check_traced()
             return slot
         if slot is self.__dict__:

@@ -438,3 +438,16 @@ def test_wrong_calls_and_settings_are_errors(snn):
             setattr(plain, name, "zero")
     plain.beta = torch.tensor(0.5)
     assert float(plain.neuron.beta) == float(plain.beta) == 0.5
+
+
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
+def test_a_converted_network_is_exported(snn):
+    """As plain operations, its loop over time unrolled."""
+    net, x = made(snn, "tutorial 5")
+    sc.convert(net)
+    with torch.no_grad():
+        want = net(x[:3])
+    with pytest.warns(UserWarning, match="were assigned during export"):  # states, which torch puts back
+        program = torch.export.export(net, (x[:3],))
+    assert not [node for node in program.graph.nodes if "spikecore" in str(node.target)]
+    assert all(torch.equal(*pair) for pair in zip(program.module()(x[:3]), want))

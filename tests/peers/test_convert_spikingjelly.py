@@ -402,3 +402,20 @@ def test_converting_twice_changes_nothing(j):
     before = repr(net)
     done = sc.convert(net)
     assert (done.replaced, done.left, repr(net)) == ({}, {}, before)
+
+
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
+def test_a_converted_network_is_exported(j):
+    """As plain operations, from rest; with a state that it carries it is refused."""
+    net, x = made(j, "model/parametric_lif_net.py MNISTNet", torch.float32)
+    sc.convert(net.eval())
+    with torch.no_grad():
+        want = net(x[:2])
+    with pytest.raises(RuntimeError, match="carries a state, which would be a constant of the exported program"):
+        torch.export.export(net, (x[:2],))
+    j.functional.reset_net(net)
+    with pytest.warns(UserWarning, match="were assigned during export"):  # memories, which torch puts back
+        program = torch.export.export(net, (x[:2],))
+    assert all(node.v == 0.0 for node in nodes(j, net).values())
+    assert not [node for node in program.graph.nodes if "spikecore" in str(node.target)]
+    assert torch.equal(program.module()(x[:2]), want)

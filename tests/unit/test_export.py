@@ -1,0 +1,198 @@
+"""``torch.export`` and ``torch.onnx.export`` of networks: plain operations of torch, whatever backend was asked for."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any, Callable, Dict, Tuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import spikecore as sc
+
+if not hasattr(getattr(torch, "compiler", None), "is_exporting"):
+    pytest.skip("torch says that it exports from 2.7 on", allow_module_level=True)
+
+# torch's own, of its own trees
+pytestmark = pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
+
+T, B = 3, 3
+#: Backends that need not work here, beside the reference: an exported network asks for none of their kernels.
+BACKENDS = ("cupy", "ipu", "auto")
+TimeBatched = sc.layers.TimeBatched
+
+
+class Loop(nn.Module):
+    """Neurons that take one step a call, reset within ``forward``."""
+
+    def __init__(self, backend: str) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 5), sc.LIF(step="single", backend=backend))
+
+    def forward(self, x: Tensor) -> Tensor:
+        sc.reset(self.net)
+        return torch.stack([self.net(now) for now in x])
+
+
+class Stream(nn.Module):
+    """One step with the state as input and output."""
+
+    def __init__(self, backend: str) -> None:
+        super().__init__()
+        self.linear, self.lif = nn.Linear(6, 5), sc.LIF(backend=backend)
+
+    def forward(self, x: Tensor, v: Tensor) -> Tuple[Tensor, Tensor]:
+        out, state = self.lif.run(self.linear(x).unsqueeze(0), state={"v": v})
+        return out.squeeze(0), state["v"]
+
+
+def dense(backend: str) -> nn.Module:
+    leaky = sc.Leaky(0.9, threshold=0.3, learn=("beta",), backend=backend)
+    return nn.Sequential(nn.Linear(6, 5), sc.LIF(backend=backend), nn.Linear(5, 4), leaky)
+
+
+def convolutional(backend: str) -> nn.Module:
+    first = [TimeBatched(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3)), sc.PLIF(torch.full((3,), 1.5), backend=backend)]
+    folded = TimeBatched(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 5))
+    return nn.Sequential(*first, folded, sc.ALIF(backend=backend))
+
+
+def recurrent(backend: str) -> nn.Module:
+    return nn.Sequential(sc.Recurrent(sc.LIF(backend=backend), nn.Linear(6, 6)), sc.LI(backend=backend))
+
+
+def fused(backend: str) -> nn.Module:
+    net = sc.fuse(nn.Sequential(TimeBatched(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3)), sc.LIF(backend=backend)))
+    one = sc.layers.NormNeuron(nn.BatchNorm2d(3), sc.LIF(backend=backend), fused=True)
+    return nn.Sequential(net, one)
+
+
+NETWORKS: Dict[str, Tuple[Callable[[str], nn.Module], Tuple[int, ...]]] = {
+    "dense": (dense, (6,)),
+    "convolutional": (convolutional, (1, 6, 6)),
+    "recurrent": (recurrent, (6,)),
+    "fused": (fused, (1, 6, 6)),
+    "a loop": (Loop, (6,)),
+}
+
+
+def made(name: str, backend: str) -> Tuple[nn.Module, Tensor, Tensor]:
+    """The network, its input, and its spikes on the reference."""
+    torch.manual_seed(0)
+    build, shape = NETWORKS[name]
+    net = build(backend).eval()
+    for module in net.modules():
+        if isinstance(module, (nn.Linear, nn.Conv2d)):
+            module.weight.data.abs_().mul_(0.7 if isinstance(module, nn.Linear) else 2.0)
+        elif isinstance(module, nn.BatchNorm2d):
+            module.weight.data.fill_(1.6)
+    x = torch.rand(T, B, *shape) * 3
+    reference = copy.deepcopy(net)
+    sc.set_backend(reference, "torch")
+    for module in reference.modules():
+        if isinstance(module, sc.layers.NormNeuron):
+            module.fused = False
+    with torch.no_grad():
+        want = reference(x)
+    assert 0.05 < want.mean() < 0.95
+    return net, x, want
+
+
+def operations(program: Any) -> Any:
+    return {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+
+
+#: Every network on one backend, and two on all of them.
+CASES = [*((name, "torch") for name in NETWORKS), *((name, each) for name in ("dense", "fused") for each in BACKENDS)]
+
+
+@pytest.mark.parametrize(("name", "backend"), CASES)
+def test_an_exported_network_is_plain_operations(name: str, backend: str) -> None:
+    """Its values are the reference's, and nothing in it is spikecore's; the backend need not be here."""
+    net, x, want = made(name, backend)
+    program = torch.export.export(net, (x,))
+    assert [each for each in operations(program) if "aten" not in each and "getitem" not in each] == []
+    assert torch.equal(program.module()(x), want)
+
+
+@pytest.mark.parametrize("name", ["dense", "convolutional", "recurrent", "a loop"])
+def test_the_batch_may_be_dynamic(name: str) -> None:
+    """One program for every batch; the number of steps is fixed."""
+    net, x, _ = made(name, "torch")
+    program = torch.export.export(net, (x,), dynamic_shapes=({1: torch.export.Dim("batch")},))
+    larger = torch.cat([x, x * 1.1], 1)
+    with torch.no_grad():
+        assert torch.equal(program.module()(larger), net(larger))
+
+
+def test_the_graph_grows_by_the_step() -> None:
+    """A LIF has as many operations for every further step."""
+    sizes = [len(torch.export.export(sc.LIF(), (torch.rand(t, 2, 3),)).graph.nodes) for t in (2, 4, 6)]
+    assert sizes[2] - sizes[1] == sizes[1] - sizes[0] > 0
+
+
+def test_a_saved_program_needs_no_neuron(tmp_path: Path) -> None:
+    """What is loaded computes by torch alone."""
+    net, x, want = made("dense", "auto")
+    torch.export.save(torch.export.export(net, (x,)), tmp_path / "net.pt2")
+    assert torch.equal(torch.export.load(tmp_path / "net.pt2").module()(x), want)
+
+
+def test_the_network_goes_on_as_before() -> None:
+    """Its backend, its runners and its state are those that it had."""
+    net, x, want = made("dense", "torch")
+    with torch.no_grad():
+        assert torch.equal(net(x), want)
+        torch.export.export(net, (x,))
+        assert torch.equal(net(x), want)
+    lif: Any = net[1]  # type: ignore[index]  # an nn.Sequential
+    assert lif.backend == "torch"
+
+
+def test_a_carried_state_is_refused() -> None:
+    """It would be a constant of the program; after a reset the program begins at rest."""
+    lif = sc.LIF(step="single", backend="torch")
+    x = torch.rand(B, 5) * 4
+    lif(x)
+    with pytest.raises(RuntimeError, match="LIF carries a state, which would be a constant of the exported program"):
+        torch.export.export(lif, (x,))
+    sc.reset(lif)
+    program = torch.export.export(lif, (x,))
+    want = lif(x)
+    assert torch.equal(program.module()(x), want)
+    assert torch.equal(program.module()(x), want)
+
+
+def test_a_state_may_be_an_input() -> None:
+    """Steps of a stream, from a program that gives the state back."""
+    torch.manual_seed(0)
+    net = Stream("cupy").eval()
+    xs, v = torch.rand(T, B, 6) * 6, torch.zeros(B, 5)
+    program = torch.export.export(net, (xs[0], v)).module()
+    steps = []
+    for x in xs:
+        out, v = program(x, v)
+        steps.append(out)
+    net.lif.backend = "torch"
+    assert torch.equal(torch.stack(steps), net.lif(net.linear(xs)))
+
+
+@pytest.mark.parametrize(("name", "backend"), [*CASES[: len(NETWORKS)], ("dense", "cupy")])
+def test_onnxruntime_gives_the_same_spikes(name: str, backend: str, tmp_path: Path) -> None:
+    """Of torch.onnx.export itself, with a dynamic batch."""
+    pytest.importorskip("onnx", reason="onnx, which is in the extra onnx, is not installed")
+    pytest.importorskip("onnxscript", reason="onnxscript, which is in the extra onnx, is not installed")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime, which is in the extra onnx, is not installed")
+
+    net, x, want = made(name, backend)
+    shapes = None if name == "fused" else ({1: torch.export.Dim("batch")},)
+    torch.onnx.export(net, (x,), str(tmp_path / "net.onnx"), dynamo=True, verbose=False, dynamic_shapes=shapes)
+    session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"))
+    (given,) = session.get_inputs()
+    (got,) = session.run(None, {given.name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(got), want, rtol=0, atol=0 if name != "recurrent" else 1e-6)
+    if shapes is not None:
+        (one,) = session.run(None, {given.name: x[:, :1].numpy()})
+        torch.testing.assert_close(torch.from_numpy(one), want[:, :1], rtol=0, atol=0 if name != "recurrent" else 1e-6)
