@@ -108,7 +108,11 @@ def neuron(content: Mapping[str, Any]) -> Optional[Neuron]:
         values[key] = nn.Parameter(array) if learnt else array
     options = {**content["settings"], "surrogate": like, "learn": tuple(content["learn"])}
     if kind is not PLIF:
-        built: Neuron = kind(**values, **options)
+        try:
+            built: Neuron = kind(**values, **options)
+        except ValueError:
+            # saved without the ranges of its class, in which these values are not
+            built = kind(**values, **options, bounds=None)
         return built
     w = values.pop("w")
     parametric = PLIF(**values, **options)

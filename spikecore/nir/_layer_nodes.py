@@ -1,4 +1,4 @@
-"""Layers and nodes of NIR: how each layer is written, and how each node is read."""
+"""Layers as nodes of NIR."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from spikecore.nir import _kept
 from spikecore.nir._forms import Unsaid
 from spikecore.nir._layers import DelaySteps, Scale, SumPool2d, Threshold
-from spikecore.nir._neuron_nodes import Reading, Writing
+from spikecore.nir._neuron_nodes import Writing
 from spikecore.nir._package import package
 from spikecore.surrogate import ATan
 
@@ -46,10 +46,13 @@ def _write_linear(layer: Any, place: Place) -> Any:
         raise _refuse(
             place, f"its input has samples of shape {list(place.shape)}, NIR's Affine takes [N]; flatten them"
         )
-    weight = _numbers(layer.weight, place)
+    weight, kept = (
+        _numbers(layer.weight, place),
+        _kept.written({"class": "Linear", "dtype": str(layer.weight.dtype)[6:]}),
+    )
     if layer.bias is None:
-        return package().Linear(weight=weight)
-    return package().Affine(weight=weight, bias=_numbers(layer.bias, place))
+        return package().Linear(weight=weight, metadata=kept)
+    return package().Affine(weight=weight, bias=_numbers(layer.bias, place), metadata=kept)
 
 
 def _convolution(layer: Any, place: Place) -> Dict[str, Any]:
@@ -60,7 +63,9 @@ def _convolution(layer: Any, place: Place) -> Dict[str, Any]:
         "weight": _numbers(layer.weight, place),
         "bias": _numbers(bias, place),
         "groups": layer.groups,
-        "metadata": _kept.written({"class": type(layer).__name__, "bias": layer.bias is not None}),
+        "metadata": _kept.written(
+            {"class": type(layer).__name__, "bias": layer.bias is not None, "dtype": str(layer.weight.dtype)[6:]}
+        ),
     }
 
 
@@ -143,10 +148,11 @@ def _write_threshold(layer: Threshold, place: Place) -> Any:
         kept = _kept.of_neuron(layer)
     except ValueError as error:
         raise _refuse(place, str(error)) from None
-    return package().Threshold(threshold=_thresholds(layer, place.shape, place.to.dtype), metadata=kept)
+    return package().Threshold(threshold=thresholds(layer, place.shape, place.to.dtype), metadata=kept)
 
 
-def _thresholds(layer: Threshold, shape: Sequence[int], dtype: str) -> Any:
+def thresholds(layer: Threshold, shape: Sequence[int], dtype: str) -> Any:
+    """A threshold for each element of a sample."""
     value: Any = layer.threshold
     if isinstance(value, Tensor) and value.ndim == 1 and len(shape) > 1:
         value = value.view(-1, *[1] * (len(shape) - 1))
@@ -171,122 +177,3 @@ WRITERS: Dict[Type[nn.Module], Callable[[Any, Place], Any]] = {
     Threshold: _write_threshold,
     DelaySteps: _write_delay,
 }
-
-
-def _tensor(array: Any) -> Tensor:
-    # a tensor of a writer that gave tensors, or NumPy's
-    value = array.detach().cpu() if isinstance(array, Tensor) else torch.from_numpy(np.array(array))
-    return value if value.is_floating_point() else value.float()
-
-
-def _read_linear(name: str, node: Any, how: Reading) -> nn.Module:
-    weight = _tensor(node.weight)
-    if weight.ndim != 2:
-        raise ValueError(f"sc.nir.load: node {name!r} has a weight of shape {list(weight.shape)}, wanted is [out, in]")
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=hasattr(node, "bias"), dtype=weight.dtype)
-    return _filled(layer, node, weight)
-
-
-def _filled(layer: Any, node: Any, weight: Tensor) -> nn.Module:
-    layer.weight = nn.Parameter(weight)
-    if layer.bias is not None:
-        layer.bias = nn.Parameter(_tensor(node.bias).to(weight.dtype))
-    return layer  # type: ignore[no-any-return]  # a module
-
-
-def _ints(value: Any) -> Any:
-    """A number, pair or word of a node as torch takes it."""
-    if isinstance(value, (str, bytes)):
-        return value if isinstance(value, str) else value.decode()
-    array = np.asarray(value)
-    return int(array) if array.ndim == 0 else tuple(int(each) for each in array)
-
-
-def _read_conv(kind: Type[nn.Module]) -> Callable[[str, Any, Reading], nn.Module]:
-    def read(name: str, node: Any, how: Reading) -> nn.Module:
-        weight, groups = _tensor(node.weight), _ints(node.groups)
-        kept = _kept.read(node.metadata)
-        # torch's own layer without a bias, unless someone gave it one since
-        biased = kept is None or kept.get("bias", True) or bool((_tensor(node.bias) != 0).any())
-        make: Any = kind
-        layer = make(
-            weight.shape[1] * groups,
-            weight.shape[0],
-            tuple(weight.shape[2:]),
-            stride=_ints(node.stride),
-            padding=_ints(node.padding),
-            dilation=_ints(node.dilation),
-            groups=groups,
-            bias=biased,
-            dtype=weight.dtype,
-        )
-        return _filled(layer, node, weight)
-
-    return read
-
-
-def _read_pool(kind: Type[nn.Module]) -> Callable[[str, Any, Reading], nn.Module]:
-    def read(name: str, node: Any, how: Reading) -> nn.Module:
-        make: Any = kind
-        pool: nn.Module = make(_ints(node.kernel_size), _ints(node.stride), _ints(node.padding))
-        return pool
-
-    return read
-
-
-def _read_flatten(name: str, node: Any, how: Reading) -> nn.Module:
-    start, end = _ints(node.start_dim), _ints(node.end_dim)
-    shape = node.input_type.get("input")
-    if shape is not None:
-        # from the last dimension on, so that time before the batch changes nothing, and sc.set_step takes it
-        start, end = [each - len(shape) if each >= 0 else each for each in (start, end)]
-    return nn.Flatten(start + 1 if start >= 0 else start, end + 1 if end >= 0 else end)
-
-
-def _read_scale(name: str, node: Any, how: Reading) -> nn.Module:
-    return Scale(_tensor(node.scale))
-
-
-def _read_threshold(name: str, node: Any, how: Reading) -> nn.Module:
-    kept, held = _kept.read(node.metadata), np.asarray(_tensor(node.threshold))
-    built: Any = None if kept is None else _kept.neuron(kept)
-    if built is not None and np.array_equal(_thresholds(built, held.shape, str(held.dtype)), held):
-        return built  # type: ignore[no-any-return]  # a Threshold
-    value = _tensor(node.threshold)
-    same = value.numel() and bool((value == value.reshape(-1)[0]).all())
-    return Threshold(threshold=float(value.reshape(-1)[0]) if same else value, **how.options)
-
-
-def steps_of(name: str, node: Any, how: Reading) -> Tensor:
-    """A delay in whole steps. ValueError where it is none."""
-    _, dt = how.needed(name, node)
-    seconds = np.asarray(_tensor(node.delay), np.float64)
-    steps = np.rint(seconds / dt)
-    if np.any(np.abs(seconds / dt - steps) > 1e-4) or np.any(steps < 0):
-        worst = seconds.flat[int(np.argmax(np.abs(seconds / dt - steps)))]
-        raise ValueError(
-            f"sc.nir.load: node {name!r} delays by {worst:g}, which is no whole number of steps of dt={dt:g}; give a "
-            "dt that divides every delay"
-        )
-    return torch.from_numpy(steps.astype(np.int64))
-
-
-def _read_delay(name: str, node: Any, how: Reading) -> nn.Module:
-    return DelaySteps(steps_of(name, node, how))
-
-
-#: Nodes that are layers -> how each is read.
-LAYER_NODES: Dict[str, Callable[[str, Any, Reading], nn.Module]] = {
-    "Affine": _read_linear,
-    "Linear": _read_linear,
-    "Conv1d": _read_conv(nn.Conv1d),
-    "Conv2d": _read_conv(nn.Conv2d),
-    "AvgPool2d": _read_pool(nn.AvgPool2d),
-    "SumPool2d": _read_pool(SumPool2d),
-    "Flatten": _read_flatten,
-    "Scale": _read_scale,
-    "Threshold": _read_threshold,
-    "Delay": _read_delay,
-}
-#: Layers whose input is one step, with batch in front; the others take time as well.
-OF_ONE_STEP: Tuple[Type[nn.Module], ...] = (nn.Conv1d, nn.Conv2d, nn.AvgPool2d, SumPool2d, nn.Flatten)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Type, Union
 
 import torch
 from torch import Tensor, nn
@@ -121,9 +121,13 @@ class DelaySteps(Stateful):
         known = torch.cat([past.to(x.dtype), x])
         steps = torch.arange(len(x), device=x.device).view(-1, *[1] * (x.ndim - 1))
         y = known.gather(0, (steps + longest - self.steps).expand_as(x))
-        return y, {"past": known[len(x) :]}
+        return y, {"past": known[len(x) :].clone()}
 
     def extra_repr(self) -> str:
         """The delays."""
         longest = self._longest
         return f"{list(self.steps.shape)}, 0 to {longest} steps" + (", step='single'" if self.step == "single" else "")
+
+
+#: Layers whose input is one step, with batch in front; the others take time as well.
+OF_ONE_STEP: Tuple[Type[nn.Module], ...] = (nn.Conv1d, nn.Conv2d, nn.AvgPool2d, SumPool2d, nn.Flatten)

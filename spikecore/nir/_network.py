@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from spikecore._shell.repeated import folded, unfolded
 from spikecore._shell.state import Stateful
-from spikecore.nir._layer_nodes import OF_ONE_STEP
+from spikecore.nir._layers import OF_ONE_STEP
 
 #: The name of the graph's input among the sources of a unit.
 INPUT = ""
@@ -33,11 +33,12 @@ class Network(nn.Module):
 
     def __init__(self, units: Sequence[Unit], sources: Sequence[str]) -> None:
         super().__init__()
+        # before the modules, which then get other names than these
+        self.wiring: List[Tuple[str, Tuple[str, ...]]] = [(unit.name, tuple(unit.sources)) for unit in units]
+        self.result = tuple(sources)
         self.places: Dict[str, str] = {}
         for unit in units:
             self.places[unit.name] = self._place(unit.name, unit.module)
-        self.wiring: List[Tuple[str, Tuple[str, ...]]] = [(unit.name, tuple(unit.sources)) for unit in units]
-        self.result = tuple(sources)
 
     def _place(self, name: str, module: nn.Module) -> str:
         """Register a module under the name of its node, dots being levels; the place that it got."""

@@ -103,6 +103,11 @@ def _seconds(owner: str, of: str, numbers: Mapping[str, Any], dt: float, way: st
             f"{owner}: its {what} keeps {1 - np.min(leak):g} of itself in a step, and NIR needs less than 1 of every "
             "neuron here, for a finite time constant above 0"
         )
+    if np.any(leak > 1):
+        raise ValueError(
+            f"{owner}: its {what} changes its sign in a step (it keeps {1 - np.max(leak):g} of itself), which no time "
+            "constant of NIR does"
+        )
     if way == "exp" and np.any(leak >= 1):
         raise ValueError(
             f"{owner}: its {what} keeps nothing of itself in a step, which no time constant above 0 does with "
@@ -127,7 +132,36 @@ def neuron_of(name: str, node: Any, how: Reading) -> Neuron:
             stacklevel=4,
         )
     convention, dt = how.needed(name, node)
+    _check(name, node, convention, dt)
     return _NEURONS[type(node).__name__](node, convention, dt, how.options)
+
+
+def _check(name: str, node: Any, like: Convention, dt: float) -> None:
+    """Refuse numbers from which no step follows."""
+    for key, value in vars(node).items():
+        if key in ("metadata", "input_type", "output_type"):
+            continue
+        array = np.asarray(value, np.float64)
+        if not np.all(np.isfinite(array)):
+            raise ValueError(
+                f"sc.nir.load: node {name!r}, a {type(node).__name__}, has {key}={array.flat[_worst(array)]}; a neuron "
+                "that does not leak must be an IF or I, whose numbers are finite"
+            )
+        if not key.startswith("tau"):
+            continue
+        shortest = float(array.min()) if array.size else dt
+        if shortest <= 0:
+            raise ValueError(f"sc.nir.load: node {name!r} has {key}={shortest:g}, which must be above 0")
+        if like.discretization == "euler" and dt / shortest > 1 + 1e-6:
+            raise ValueError(
+                f"sc.nir.load: node {name!r} has {key}={shortest:g}, shorter than the time step dt={dt:g}, so that "
+                "Euler's 1 - dt/tau is below 0; give the dt of its writer (in the unit of the file's tau), or "
+                "discretization='exp'"
+            )
+
+
+def _worst(array: Any) -> int:
+    return int(np.argmax(~np.isfinite(array)))
 
 
 def _first(node: Any) -> Any:

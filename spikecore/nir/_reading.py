@@ -16,9 +16,9 @@ from spikecore.neurons import Recurrent
 from spikecore.nir import _kept
 from spikecore.nir._conventions import CONVENTIONS, Convention, check_discretization, check_dt
 from spikecore.nir._graphs import Flat, common_name
-from spikecore.nir._layer_nodes import LAYER_NODES, steps_of
 from spikecore.nir._network import INPUT, Network, Unit
 from spikecore.nir._neuron_nodes import NEURON_NODES, Reading, neuron_of
+from spikecore.nir._node_layers import LAYER_NODES, steps_of
 from spikecore.nir._package import package
 from spikecore.surrogate import Surrogate
 

@@ -23,7 +23,8 @@ from spikecore.layers import TimeBatched
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 from spikecore.nir._forms import FORMS
-from spikecore.nir._layer_nodes import OF_ONE_STEP, WRITERS, Place, flatten_node
+from spikecore.nir._layer_nodes import WRITERS, Place, flatten_node
+from spikecore.nir._layers import OF_ONE_STEP
 from spikecore.nir._network import INPUT, Network
 from spikecore.nir._neuron_nodes import Writing, node_of
 from spikecore.nir._package import package
@@ -67,6 +68,12 @@ class Drawn:
 
     def add(self, name: str, node: Any, of: Value, shape: Sequence[int]) -> Value:
         """One node behind ``of``."""
+        if "/" in name:
+            raise ValueError(
+                f"sc.nir.save: module {name!r} has '/' in its name, which a file takes for a level; rename it"
+            )
+        while name in self.nodes:
+            name += "_"
         self.nodes[name] = node
         self.edges += [(source, name) for source in of.sources]
         node.input_type, node.output_type = types("input", of.shape), types("output", shape)

@@ -85,13 +85,22 @@ def save(
     to = Writing(float(dt), discretization, "float64" if wide else "float32")
     shape = _input_shape(net, input_shape)
     drawn = Drawn(to)
-    drawn.nodes["input"] = nir.Input(types("input", shape))
-    end = drawn.follow(net, "", Value(["input"], shape), _leading(net))
-    drawn.nodes["output"] = nir.Output(types("output", end.shape))
-    drawn.edges += [(source, "output") for source in end.sources]
+    first, last = _unlike(net, "input"), _unlike(net, "output")
+    drawn.nodes[first] = nir.Input(types("input", shape))
+    end = drawn.follow(net, "", Value([first], shape), _leading(net))
+    drawn.nodes[last] = nir.Output(types("output", end.shape))
+    drawn.edges += [(source, last) for source in end.sources]
     _tell(to.unsaid, keep)
     held = _kept.written({"dt": to.dt, "discretization": discretization})
     nir.write(str(path), nir.NIRGraph(drawn.nodes, drawn.edges, metadata=held, type_check=False))
+
+
+def _unlike(net: nn.Module, name: str) -> str:
+    """The name, or one like it that no module of the network has."""
+    taken = dict(net.named_modules())
+    while name in taken:
+        name += "_"
+    return name
 
 
 def _input_shape(net: nn.Module, given: Optional[Sequence[int]]) -> Tuple[int, ...]:

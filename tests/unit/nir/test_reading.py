@@ -13,8 +13,8 @@ from torch.nn import functional as F
 import spikecore as sc
 from places import check
 from spikecore.nir import CONVENTIONS, Convention
-from spikecore.nir._layer_nodes import LAYER_NODES
 from spikecore.nir._neuron_nodes import NEURON_NODES
+from spikecore.nir._node_layers import LAYER_NODES
 
 nir = pytest.importorskip("nir", reason="the package nir, which needs Python 3.10, is not installed")
 
@@ -276,6 +276,38 @@ def test_loops_of_two_neurons_and_ends(tmp_path) -> None:
         sc.nir.load(ends, dt=1e-3, discretization="euler")
     with pytest.raises(ValueError, match="delays by 0.0015, which is no whole number of steps of dt=0.001; give a dt"):
         sc.nir.load(_graph(nir.Delay(np.full(3, 1.5e-3))), dt=1e-3)
+
+
+def test_numbers_from_which_no_step_follows() -> None:
+    """Such as an infinite tau, which makes R dt/tau NaN, and a dt in another unit than tau."""
+    one, rest = np.ones(2), {"dt": 1e-3, "discretization": "euler"}
+    lif = {"tau": one, "r": one, "v_leak": one, "v_threshold": one}
+    for change, words in (
+        (
+            {"tau": np.array([1, np.inf])},
+            "node 'lif', a LIF, has tau=inf; a neuron that does not leak must be an IF or I",
+        ),
+        ({"v_leak": one * np.nan}, "has v_leak=nan"),
+        ({"tau": -one}, "node 'lif' has tau=-1, which must be above 0"),
+        (
+            {"tau": one * 1e-5},
+            "has tau=1e-05, shorter than the time step dt=0.001, so that Euler's 1 - dt/tau is below 0",
+        ),
+    ):
+        with pytest.raises(ValueError, match=re.escape(words)):
+            sc.nir.load(_graph(nir.LIF(**{**lif, **change})), **rest)
+    short = _graph(nir.LIF(**{**lif, "tau": one * 1e-5}))
+    assert sc.nir.load(short, dt=1e-3, discretization="exp").get_submodule("lif").decay == pytest.approx(0)
+
+
+def test_nodes_named_as_attributes_of_modules() -> None:
+    """They get a name that torch takes."""
+    names = ["in", "forward", "result", "a.training", "out"]
+    ends = nir.Input({"input": np.array([2])}), nir.Output({"output": np.array([2])})
+    nodes = dict(zip(names, [ends[0], *[nir.Linear(k * np.eye(2)) for k in (2, 3, 4)], ends[1]]))
+    net = sc.nir.load(nir.NIRGraph(nodes, list(zip(names, names[1:])), type_check=False))
+    assert net(torch.ones(1, 1, 2, dtype=torch.float64)).tolist() == [[[24.0, 24.0]]]
+    assert list(net.state_dict()) == ["forward_.weight", "result_.weight", "a.training_.weight"]
 
 
 def test_arguments_of_load(tmp_path) -> None:

@@ -176,6 +176,48 @@ def test_branches_sums_and_calls_of_flatten(tmp_path) -> None:
     }
 
 
+class Named(nn.Module):
+    """Modules with names that nodes of a graph have as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.input, self.flatten, self.output = nn.Linear(3, 4), sc.LIF(threshold=0.2), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.output(torch.flatten(self.flatten(self.input(x)), 2))
+
+
+def test_modules_named_as_ends_of_a_graph(tmp_path) -> None:
+    """The ends get other names; a slash is refused."""
+    torch.manual_seed(0)
+    net = Named()
+    _same(net, _trip(net, tmp_path / "net.nir"), torch.randn(4, 2, 3))
+    slash = nn.Sequential()
+    slash.add_module("a/b", nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="module 'a/b' has '/' in its name, which a file takes for a level; rename it"):
+        sc.nir.save(slash, tmp_path / "net.nir", dt=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_networks_of_sixteen_bits(dtype, tmp_path) -> None:
+    """Numbers are written as float32, and come back in their dtype."""
+    torch.manual_seed(0)
+    net = nn.Sequential(TimeBatched(nn.Conv1d(1, 2, 3)), nn.Flatten(2), nn.Linear(6, 3), sc.LIF(torch.tensor(2.0)))
+    net = net.to(dtype)
+    loaded = _trip(net, tmp_path / "net.nir", input_shape=(1, 5))
+    assert {value.dtype for value in loaded.parameters()} == {dtype}
+    x = 4 * torch.randn(4, 2, 1, 5, dtype=dtype)
+    assert torch.equal(loaded(x), net(x))
+
+
+def test_values_outside_of_the_ranges_of_a_class(tmp_path) -> None:
+    """A neuron without ranges comes back; a decay below 0 has no time constant."""
+    net = nn.Sequential(nn.Linear(2, 2), sc.LIF(threshold=-0.5, bounds=None))
+    assert _trip(net, tmp_path / "net.nir").get_submodule("1").threshold == -0.5
+    with pytest.raises(ValueError, match=r"its potential changes its sign in a step \(it keeps -1 of itself\)"):
+        sc.nir.save(nn.Sequential(nn.Linear(2, 2), sc.LIF(0.5, bounds=None)), tmp_path / "net.nir", dt=1e-3)
+
+
 def test_networks_of_single_steps(tmp_path) -> None:
     """They are saved with batch alone in front, and load as networks of whole sequences."""
     torch.manual_seed(0)
