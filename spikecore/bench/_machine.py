@@ -22,6 +22,7 @@ _LIBRARIES = {
     "numba": ("numba",),
     "spikingjelly": ("spikingjelly",),
     "snntorch": ("snntorch",),
+    "norse": ("norse",),
 }
 
 

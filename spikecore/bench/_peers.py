@@ -102,6 +102,39 @@ class SnnSingle(nn.Module):
         self.memory = None
 
 
+class NorseSingle(nn.Module):
+    """Norse's LIF without a current, as a single step that continues."""
+
+    def __init__(self, tau: float = 2.0) -> None:
+        super().__init__()
+        box = self.box = import_module("norse.torch.functional.lif_box")
+        # the time step is 1, so the time constant is in time steps
+        self.settings = box.LIFBoxParameters(tau_mem_inv=torch.tensor(1.0 / tau))
+        self.state: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Spikes of one time step."""
+        state = self.box.LIFBoxFeedForwardState(v=torch.zeros_like(x)) if self.state is None else self.state
+        spikes: Tensor
+        spikes, self.state = self.box.lif_box_feed_forward_step(x, state, self.settings, dt=1.0)
+        return spikes
+
+    def reset(self) -> None:
+        """Begin at rest."""
+        self.state = None
+
+
+class NorseSteps(NorseSingle):
+    """The same, called step by step; its state starts anew with every call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Spikes."""
+        self.reset()
+        spikes = torch.stack([super(NorseSteps, self).forward(now) for now in x.unbind(0)])
+        self.reset()
+        return spikes
+
+
 #: A neuron as a single step that continues, and what puts it at rest.
 Single = Tuple[nn.Module, Callable[[], Any]]
 
@@ -178,6 +211,11 @@ def _snn_single() -> Single:
     return layer, layer.reset
 
 
+def _norse_single() -> Single:
+    layer = NorseSingle()
+    return layer, layer.reset
+
+
 _FUNCTIONAL: Mapping[str, Callable[[], nn.Module]] = {
     "LIF": _functional("lif_multi_step", tau=2.0),
     "IF": _functional("if_multi_step"),
@@ -223,6 +261,17 @@ PEERS: Tuple[Peer, ...] = (
         _leaky(0.5, "zero"),
         "its Leaky(beta=0.5) stands in, which fires above the threshold only and is reset one step later",
         _snn_single,
+        loops=True,
+    ),
+    Peer(
+        "Norse",
+        "norse",
+        "norse.torch.functional.lif_box",
+        "its LIF without a current (LIFBox) in a loop over steps",
+        {},
+        NorseSteps,
+        "its LIFBox stands in, which fires above the threshold only and has its own surrogate",
+        _norse_single,
         loops=True,
     ),
 )

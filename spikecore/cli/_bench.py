@@ -45,7 +45,7 @@ def bench(
     repetitions: Optional[int] = typer.Option(
         None, help="Turns of every implementation; a figure is their median.  [9]"
     ),
-    peers: bool = typer.Option(True, help="Measure SpikingJelly and snnTorch, too, where they are installed."),
+    peers: bool = typer.Option(True, help="Measure SpikingJelly, snnTorch and Norse, too, where they are installed."),
     peer: List[str] = typer.Option([], help="Of other libraries measure this one only; may be repeated."),
     turn: Optional[float] = typer.Option(None, help="Seconds of a turn, at least.  [0.02; 0.05 on a CPU]"),
     workers: int = typer.Option(
