@@ -10,6 +10,7 @@ from typing import Any, Mapping, Tuple
 import spikecore as sc
 from spikecore.testing import _oracle as oracle
 from spikecore.testing._model import ALL_RESETS, HALVES, QUARTERS, Model, single, spread
+from spikecore.testing._models_papers import PAPERS
 from spikecore.testing._models_snntorch import SNNTORCH
 
 __all__ = ["ALL_RESETS", "BY_NAME", "HALVES", "MODELS", "QUARTERS", "Model", "single", "spread"]
@@ -201,5 +202,6 @@ MODELS: Tuple[Model, ...] = (
         exact_resets=("hard", "soft"),
     ),
     *SNNTORCH,
+    *PAPERS,
 )
 BY_NAME: Mapping[str, Model] = {model.name: model for model in MODELS}

@@ -91,7 +91,7 @@ def dispatched(function, *tensors):
 
 NEURONS = [
     *(sc.ALIF, sc.EIF, sc.IF, sc.Izhikevich, sc.KLIF, sc.LI, sc.LIF, sc.Leaky, sc.PLIF, sc.QIF, sc.Synaptic),
-    *(sc.Alpha, sc.Lapicque, sc.SynapticLeaky),
+    *(sc.Alpha, sc.Lapicque, sc.SynapticLeaky, sc.BRF, sc.CLIF, sc.GLIF, sc.SEAdLIF, sc.TCLIF, sc.TernaryLIF),
 ]
 SURROGATES = [
     kind

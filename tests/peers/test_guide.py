@@ -286,6 +286,8 @@ COUNTERPARTS = {
         "EIFNode": sc.EIF,
         "IzhikevichNode": sc.Izhikevich,
         "CUBALIFNode": sc.Synaptic,
+        "ComplementaryLIFNode": sc.CLIF,
+        "TernaryLIFNode": sc.TernaryLIF,
         "NonSpikingLIFNode": sc.LI,
     },
 }

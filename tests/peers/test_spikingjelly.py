@@ -78,6 +78,8 @@ NEURONS = {
         *(sc.Synaptic, {"alpha": 0.45, "beta": 0.8}, "CUBALIFNode", {"c_decay": 0.45, "v_decay": 0.8}),
         (-0.6, 0.9),
     ),
+    "TernaryLIF": (sc.TernaryLIF, TAU, "TernaryLIFNode", TAU, (-4.0, 5.0)),
+    "TernaryLIF-input-kept": (sc.TernaryLIF, KEPT, "TernaryLIFNode", KEPT, (-1.5, 2.0)),
 }
 #: id -> (our reset, our v_reset, theirs). Theirs calls a soft reset ``v_reset=None``, and then leaks towards 0.
 RESETS = {"hard": ("hard", 0.0, 0.0), "hard-below": ("hard", -0.15, -0.15), "soft": ("soft", 0.0, None)}
@@ -179,7 +181,7 @@ def test_input_puts_the_neuron_to_the_test(case, reset):
             x, state = drive(case, seed, neuron.states)
             results.append(neuron.run(x, state=state, record=("v",)))
             by_x.append(gradients(results[-1], ("v",), [x], seed)[0])
-        assert 0.1 <= results[0][0].mean() <= 0.6
+        assert 0.1 <= results[0][0].abs().mean() <= 0.6
         assert (results[0][0] != results[2][0]).double().mean() > 0.1
         assert (by_x[0] - by_x[1]).abs().mean() > 0.1 * by_x[0].abs().mean()
 
@@ -335,3 +337,54 @@ def test_surrogate_agrees_in_a_layer(jelly, name, reset, dtype):
         got, want = (gradients(values, ("v",), [x, state["v"]], seed) for values in (result, wanted))
         for mine_grad, their_grad in zip(got, want):
             assert error(mine_grad, their_grad) <= TOLERANCE[dtype]
+
+
+# -- neurons of single papers
+
+
+def run_both(ours, node, x, names):
+    """Spikes and states of both, step by step from rest."""
+    spikes, _, trace = ours.run(x, record=names)
+    node.reset()
+    steps = [(node(now), *(getattr(node, name) for name in names)) for now in x]
+    return (spikes, *trace.values()), tuple(map(torch.stack, zip(*steps)))
+
+
+@DTYPES
+def test_clif_is_complementary_lif_node(jelly, dtype):
+    """Spikes and both potentials are equal to the bit in float64 and float32, and so are gradients to rounding."""
+    spike = jelly.surrogate.ATan(2.0)
+    for seed in range(3):
+        node = jelly.neuron.ComplementaryLIFNode(tau=2.3, v_threshold=THRESHOLD, surrogate_function=spike)
+        neuron = sc.CLIF(2.3, threshold=THRESHOLD, backend="torch")
+        x = (2.6 * torch.rand(T, N, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) - 0.4).to(dtype)
+        xs = [x.clone().requires_grad_() for _ in range(2)]
+        got, want = run_both(neuron, node, xs[0], ("v", "m"))[0], run_both(neuron, node, xs[1], ("v", "m"))[1]
+        assert 0.1 <= got[0].mean() <= 0.6
+        for mine, peer in zip(got, want):
+            assert torch.equal(mine, peer)
+        mine, peer = (
+            torch.autograd.grad(sum((value * (1 + i)).sum() for i, value in enumerate(values)), at)[0]
+            for values, at in ((got, xs[0]), (want, xs[1]))
+        )
+        assert error(mine, peer) <= TOLERANCE[dtype]
+
+
+def test_glif_is_gated_lif_node_of_equal_conductances(jelly):
+    """Spikes are equal to the bit, and gradients of all parameters to rounding."""
+    names = {name: name for name in ("alpha", "beta", "gamma", "tau")}
+    names.update(leak="linear_decay", threshold="v_threshold", drop="v_subreset")
+    node = jelly.neuron.GatedLIFNode(T, inplane=5, surrogate_function=jelly.surrogate.ATan(2.0))
+    for gate, value in (("alpha", 0.4), ("beta", -0.3), ("gamma", 0.2)):  # which theirs draws from a global generator
+        getattr(node, gate).data.copy_(torch.linspace(-1.0, value, 5))
+    given = {f"w_{mine}": getattr(node, peer).detach().clone() for mine, peer in names.items()}
+    neuron = sc.GLIF(**given, w_conductance=torch.zeros(5), backend="torch")
+    x = (2.0 * torch.rand(T, 4, 5, 3, 3, generator=torch.Generator().manual_seed(0)) - 0.7).requires_grad_()
+    got, want = neuron(x), node(x)
+    assert 0.1 <= got.mean() <= 0.6
+    assert torch.equal(got, want)
+    weights = torch.randn(got.shape, generator=torch.Generator().manual_seed(1))
+    mine = torch.autograd.grad((got * weights).sum(), [x, *(getattr(neuron, f"w_{name}") for name in names)])
+    peer = torch.autograd.grad((want * weights).sum(), [x, *(getattr(node, name) for name in names.values())])
+    for ours_, theirs_ in zip(mine, peer):
+        assert (ours_ - theirs_).abs().max() <= 1e-5 * max(1.0, theirs_.abs().max().item())

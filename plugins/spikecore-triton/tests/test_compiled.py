@@ -15,12 +15,15 @@ import pytest
 
 NEURONS = [
     *({"neuron": name} for name in ("IF", "LIF", "PLIF", "KLIF", "ALIF", "QIF", "EIF", "Izhikevich", "LI")),
-    *({"neuron": name} for name in ("SynapticLeaky", "Alpha", "Lapicque")),
+    *({"neuron": name} for name in ("SynapticLeaky", "Alpha", "Lapicque", "TernaryLIF")),
+    *({"neuron": name} for name in ("BRF", "CLIF", "GLIF", "SEAdLIF", "TCLIF")),
     {"neuron": "Leaky", "options": {"beta": 0.9}},
     {"neuron": "Synaptic", "options": {"alpha": 0.5, "beta": 0.6}},
 ]
-#: Neurons made of + - * / alone.
-ARITHMETIC = [neuron for neuron in NEURONS if neuron["neuron"] not in ("PLIF", "EIF", "Alpha")]
+#: Neurons made of more than + - * /.
+OF_FUNCTIONS = ("PLIF", "EIF", "Alpha", "BRF", "CLIF", "GLIF", "SEAdLIF", "TCLIF")
+#: And those made of them alone.
+ARITHMETIC = [neuron for neuron in NEURONS if neuron["neuron"] not in OF_FUNCTIONS]
 
 
 def built(cases: List[Dict[str, Any]]) -> List[Dict[str, Any]]:

@@ -28,6 +28,7 @@ EXACT: Dict[str, Any] = {
     "KLIF": lambda **o: sc.KLIF(2.5, k=1.3, scale_reset=True, **o),
     "Synaptic": lambda **o: sc.Synaptic(0.6, 0.8, **o),
     **{f"SynapticLeaky {r}": lambda r=r, **o: sc.SynapticLeaky(reset=r, **o) for r in ("hard", "soft", "none")},
+    **{f"TernaryLIF {r}": lambda r=r, **o: sc.TernaryLIF(2.5, reset=r, **o) for r in ("hard", "soft", "none")},
     "SynapticLeaky at once": lambda **o: sc.SynapticLeaky(reset_delay=False, **o),
     **{f"Lapicque {r}": lambda r=r, **o: sc.Lapicque(R=1.3, C=1.7, reset=r, **o) for r in ("hard", "soft", "none")},
     "ALIF": lambda **o: sc.ALIF(2.5, **o),

@@ -321,6 +321,12 @@ class TestByHand:
         (sc.Leaky(0.9, reset_delay=False), 1),
         (sc.SynapticLeaky(0.6, 0.8, reset_delay=False), 1),
         (sc.Alpha(reset="soft"), 1),
+        (sc.CLIF().double(), 1),
+        (sc.GLIF().double(), 1),
+        (sc.TCLIF().double(), 1),
+        (sc.SEAdLIF(q=1.5, threshold=0.4), 1),
+        (sc.BRF(1.7, dt=0.5), 1),
+        (sc.TernaryLIF(), 1),
         (sc.Lapicque(R=1.5, C=2.5), 1),
     ]
 

@@ -50,6 +50,8 @@ class TestThreshold:
         (sc.Izhikevich(v_reset=0.0, v_rest=0.0), 2.0),
         (sc.Synaptic(), 1.0),
         (sc.ALIF(), 2.0),
+        (sc.TCLIF(), 2.0),
+        (sc.TernaryLIF(), 2.0),
     ]
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
