@@ -87,7 +87,7 @@ class Counting(TorchDispatchMode):
             given = flattened(args)
             folded = self._stack[-1][2] if self._stack else (0, 0)
             once = bool(hoisted_steps(args)) or (folded[0] > 1 and bool(given) and given[0].shape[:1] == (folded[1],))
-            if isinstance(module, TimeBatched) and given and given[0].ndim > 1:
+            if isinstance(module, TimeBatched) and module.step == "multi" and given and given[0].ndim > 1:
                 folded = given[0].shape[0], given[0].shape[1]
             outer = bool(self._stack) and self._stack[-1][3]
             self._stack.append((module, name, folded, once or outer))

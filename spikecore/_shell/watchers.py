@@ -79,7 +79,15 @@ def wanted(
 def tell(
     module: nn.Module, watchers: Tuple[Watcher, ...], outputs: Tensors, trace: Mapping[str, Tensor], single: bool
 ) -> None:
-    """Tell the watchers of a call."""
+    """Tell the watchers of a call.
+
+    Raises RuntimeError on an IPU, for which PopTorch compiles the network: its tensors hold no values.
+    """
+    if any(value.device.type == "ipu" for value in outputs):
+        raise RuntimeError(
+            f"{type(module).__name__} is watched by sc.monitor, and PopTorch compiles the call for an IPU: there "
+            "are no values to look at; call the network itself within the block, net(x), which runs on the host"
+        )
     if recompute.possible() and recompute.again():
         return
     for watcher in watchers:
