@@ -7,12 +7,13 @@ compilation), so its parts are used one by one: NVRTC, modules, launches.
 from __future__ import annotations
 
 import ctypes
+import re
 import struct
 import threading
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, cast
 
 import torch
 
@@ -20,9 +21,9 @@ from spikecore.backend import BackendError
 from spikecore.kernels import KERNELS, Lock, Recent, cache
 from spikecore_cupy.lines import BLOCK
 
+#: What every kernel includes; kernels with feedback include another one, too.
 HEADER = "spikecore.cuh"
-#: What kernels with feedback include beside it.
-FEEDBACK_HEADER = "recurrent.cuh"
+_INCLUDE = re.compile(r'^#include "(\w+\.cuh)"', re.MULTILINE)
 OPTIONS = ("--fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true", "-std=c++17", "-default-device")
 _POINTER, _SIZE = 1, 2  # CU_LAUNCH_PARAM_BUFFER_POINTER and _SIZE
 #: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES. Without it a block may have 48 KiB, what its text declares included.
@@ -33,16 +34,16 @@ _kernels: Recent[Any, Any] = Recent(KERNELS)
 _UNSUPPORTED_ARCH = "invalid value for --gpu-architecture"
 
 
-def header(name: str = HEADER) -> str:
-    """The text that every kernel includes, or another one that some include."""
-    return (Path(__file__).parent / name).read_text(encoding="utf-8")
-
-
 def headers(text: str) -> Dict[str, str]:
-    """The texts that a kernel includes, by their names."""
-    found = {HEADER: header()}
-    if f'#include "{FEEDBACK_HEADER}"' in text:
-        found[FEEDBACK_HEADER] = header(FEEDBACK_HEADER)
+    """The texts that a kernel includes, and those that they include, by their names."""
+    here, found = Path(__file__).parent, cast(Dict[str, str], {})
+    names = _INCLUDE.findall(text)
+    while names:
+        name = names.pop(0)
+        # a file that is not there is named by the compiler
+        if name not in found and (here / name).is_file():
+            found[name] = (here / name).read_text(encoding="utf-8")
+            names += _INCLUDE.findall(found[name])
     return found
 
 

@@ -20,11 +20,11 @@ inline unsigned char* block_memory() { return memories[rank_of_block]; }
 inline unsigned cluster_rank() { return rank_of_block; }
 inline void cluster_wait() { pthread_barrier_wait(&whole_cluster); }
 inline void block_wait() { pthread_barrier_wait(&whole_block[rank_of_block]); }
-inline void some_wait(int which, int) { pthread_barrier_wait(&warps[rank_of_block][which].some); }
-inline void start(unsigned long long*) {}
-inline void started() {}
-inline void expect(unsigned long long*, unsigned) {}
-inline void arrived(unsigned long long*, unsigned) { cluster_wait(); }
+inline void warps_wait(int which, int) { pthread_barrier_wait(&warps[rank_of_block][which].some); }
+inline void signal_start(unsigned long long*) {}
+inline void signals_started() {}
+inline void signal_expect(unsigned long long*, unsigned) {}
+inline void signal_wait(unsigned long long*, unsigned) { cluster_wait(); }
 inline void send(unsigned* here, unsigned rank, unsigned x, unsigned long long*) {
     *reinterpret_cast<unsigned*>(memories[rank] + (reinterpret_cast<unsigned char*>(here) - block_memory())) = x;
 }

@@ -1,5 +1,5 @@
-// What the kernels of spikecore are written with: packs of neighbouring neurons, 16-bit numbers, and the functions of
-// the language that C has no name for. Arithmetic is IEEE's, without contraction.
+// What the kernels of spikecore are written with: packs of neighbouring neurons, 16-bit numbers, the functions of the
+// language that C has no name for, and what the two files at the end have. Arithmetic is IEEE's, without contraction.
 #pragma once
 
 #ifndef INFINITY
@@ -103,154 +103,6 @@ template <int V, typename S> __device__ __forceinline__ void store(S* to, const 
 #define BLOCK_WAIT() __syncthreads()
 #endif
 
-// -- steps that begin beside a sector of memory, staged in shared memory
-//
-// Sectors of 32 bytes that two blocks write in parts are read and written by the memory once more, and narrow accesses
-// take a multiple of the instructions. So a block copies its part of every step to and from shared memory in whole
-// packs of 8 bytes, from the sector in which the part begins; its threads find their numbers there one by one.
-
-template <typename S> constexpr int PACKED = 8 / sizeof(S);  // numbers of a pack
-template <typename S> constexpr int ALIGNED = 32 / sizeof(S);  // numbers of a sector
-
-template <typename S, int N> struct alignas(32) Shared { S at[N]; };
-
-// The neurons of a block: each thread has V of them, blockDim.x apart. All threads take part, those without neurons too.
-template <int V> struct Part {
-    long long first, neurons;
-    int count;
-    __device__ __forceinline__ Part(long long neurons) : first(blockIdx.x * (long long)(V * blockDim.x)), neurons(neurons) {
-        count = neurons - first < V * (int)blockDim.x ? (int)(neurons - first) : V * (int)blockDim.x;
-    }
-};
-
-__device__ __forceinline__ void copy_in(void* to, const void* from) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm volatile(
-        "cp.async.ca.shared.global [%0], [%1], 8;"
-        :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(__cvta_generic_to_global(from)) : "memory"
-    );
-#else
-    *static_cast<unsigned long long*>(to) = *static_cast<const unsigned long long*>(from);
-#endif
-}
-// Until the block's copies have come.
-__device__ __forceinline__ void copied_in() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-    BLOCK_WAIT();
-}
-
-// The part of a block in T steps of a tensor. In shared memory, too, a step begins with the sector in which the part begins
-// in the tensor: so packs are aligned in both. Places are counted from the first sector, with 32 bits.
-template <typename S, int V, int T, int ROW> struct Staged {
-    S* rows;
-    long long base;
-    unsigned offset, neurons;
-    int count;
-    // `first` is the first of the steps
-    __device__ __forceinline__ Staged(S* rows, long long first, const Part<V>& part)
-        : rows(rows), neurons((unsigned)part.neurons), count(part.count) {
-        const long long at = first * part.neurons + part.first;
-        offset = (unsigned)at % ALIGNED<S>;
-        base = at - offset;
-    }
-    // threads of a block, known to the compiler
-    static __device__ __forceinline__ int threads() {
-#ifdef __CUDA_ARCH__
-        return (ROW - ALIGNED<S>) / V;
-#else
-        return blockDim.x;
-#endif
-    }
-    // how many numbers of its first sector are before the part, in step t, and where that sector is
-    __device__ __forceinline__ int ahead(int t) const { return (offset + t * neurons) % ALIGNED<S>; }
-    __device__ __forceinline__ unsigned sector(int t) const { return offset + t * neurons - ahead(t); }
-
-    // The pack at number k of step t, to and from shared memory. It is read if it lies in a sector that the part has
-    // numbers of, and written if all of it is the part's.
-    __device__ __forceinline__ void read_pack(const S* tensor, int t, int k) const {
-        if (k < ahead(t) + count) copy_in(rows + t * ROW + k, tensor + base + (sector(t) + k));
-    }
-    __device__ __forceinline__ void write_pack(S* tensor, int t, int k) const {
-        if (k >= ahead(t) && k + PACKED<S> <= ahead(t) + count) {
-            *reinterpret_cast<unsigned long long*>(tensor + base + (sector(t) + k)) =
-                *reinterpret_cast<const unsigned long long*>(rows + t * ROW + k);
-        }
-    }
-    // Of a pack that is not all the part's, what is.
-    __device__ __forceinline__ void write_numbers(S* tensor, int t, bool at_end) const {
-        const int end = ahead(t) + count, k = (at_end ? end : ahead(t)) / PACKED<S> * PACKED<S>;
-        #pragma unroll
-        for (int j = 0; j < PACKED<S>; ++j) {
-            if (k + j >= ahead(t) && k + j < end) (tensor + base)[sector(t) + k + j] = rows[t * ROW + k + j];
-        }
-    }
-
-    // Step t, but for the sector behind the block's last thread.
-    __device__ __forceinline__ void read(const S* tensor, int t) const {
-        #pragma unroll
-        for (int u = 0; u < V; u += PACKED<S>) read_pack(tensor, t, u * threads() + PACKED<S> * threadIdx.x);
-    }
-    __device__ __forceinline__ void write(S* tensor, int t) const {
-        #pragma unroll
-        for (int u = 0; u < V; u += PACKED<S>) write_pack(tensor, t, u * threads() + PACKED<S> * threadIdx.x);
-    }
-    // These sectors of so many steps, four packs each, and the packs at both ends of the part.
-    __device__ __forceinline__ void read_ends(const S* tensor, int steps) const {
-        for (int k = threadIdx.x; k < 4 * steps; k += threads()) {
-            read_pack(tensor, k / 4, V * threads() + k % 4 * PACKED<S>);
-        }
-    }
-    __device__ __forceinline__ void write_ends(S* tensor, int steps) const {
-        for (int k = threadIdx.x; k < 6 * steps; k += threads()) {
-            const int t = k / 6, end = k % 6;
-            if (end < 4) {
-                write_pack(tensor, t, V * threads() + end * PACKED<S>);
-            } else {
-                write_numbers(tensor, t, end == 5);
-            }
-        }
-    }
-
-    // The numbers of this thread in step t.
-    struct Numbers {
-        S at[V];
-        __device__ __forceinline__ S operator[](int j) const { return at[j]; }
-    };
-    __device__ __forceinline__ Numbers get(int t) const {
-        const S* from = rows + t * ROW + ahead(t) + threadIdx.x;
-        Numbers found;
-        #pragma unroll
-        for (int j = 0; j < V; ++j) found.at[j] = from[j * threads()];
-        return found;
-    }
-    __device__ __forceinline__ void put(int t, const Pack<S, V>& pack) const {
-        S* to = rows + t * ROW + ahead(t) + threadIdx.x;
-        #pragma unroll
-        for (int j = 0; j < V; ++j) to[j * threads()] = pack[j];
-    }
-};
-
-// Numbers of one step that are not staged: states, checkpoints, and parameters of each neuron.
-template <typename R, int V> __device__ __forceinline__ Pack<R, V> load_apart(const R* from, const Part<V>& part) {
-    Pack<R, V> found;
-    #pragma unroll
-    for (int j = 0; j < V; ++j) {
-        const int k = j * blockDim.x + threadIdx.x;
-        found[j] = k < part.count ? from[part.first + k] : R(0);
-    }
-    return found;
-}
-template <typename R, int V>
-__device__ __forceinline__ void store_apart(R* to, const Pack<R, V>& pack, const Part<V>& part) {
-    #pragma unroll
-    for (int j = 0; j < V; ++j) {
-        const int k = j * blockDim.x + threadIdx.x;
-        if (k < part.count) to[part.first + k] = pack[j];
-    }
-}
-
 // Whether a chunk has all of its steps, known when the kernel is compiled.
 template <bool B> struct Known {
     __device__ constexpr operator bool() const { return B; }
@@ -352,6 +204,9 @@ __device__ __forceinline__ double sigmoid(double x) { return 1.0 / (1.0 + exp(-x
 __device__ __forceinline__ float softplus(float x) { return maximum(x, 0.0f) + log1pf(expf(-fabsf(x))); }
 __device__ __forceinline__ double softplus(double x) { return maximum(x, 0.0) + log1p(exp(-fabs(x))); }
 
+__device__ __forceinline__ float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
+__device__ __forceinline__ double multiply_add(double a, double b, double c) { return fma(a, b, c); }
+
 // A division to within two units in the last place, of any numbers: eight instructions where the next one has three.
 __device__ __forceinline__ float full_quotient(float a, float b) {
 #ifdef __CUDA_ARCH__
@@ -405,111 +260,5 @@ __device__ __forceinline__ float divided(float x, float y) {
     return fabsf(q) >= 8.271806125530277e-25f ? q : plainly_divided(x, y);
 }
 
-// -- sums over the threads of a block, in a fixed order; the first thread gets the sum
-
-#ifdef __CUDA_ARCH__
-template <typename R> __device__ R block_sum(R x) {
-    __shared__ R parts[32];
-    for (int offset = 16; offset; offset /= 2) x += __shfl_down_sync(0xffffffffu, x, offset);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
-    __syncthreads();
-    x = threadIdx.x < blockDim.x / 32 ? parts[threadIdx.x] : R(0);
-    for (int offset = 16; offset; offset /= 2) x += __shfl_down_sync(0xffffffffu, x, offset);
-    return x;
-}
-#elif !defined(CLUSTERS)
-template <typename R> R block_sum(R x) { return x; }
-#endif
-
-// -- sums per channel over the threads of a block, in a fixed order
-
-// Each thread has V neighbouring neurons, and a number of each. Where `lanes` neighbouring threads lie in one channel, all
-// of them get the sum over these threads' numbers; else (lanes 0) neurons `period` apart have the same channel, and get
-// the sum over them. `parts` holds V numbers of each thread.
-template <int V, typename R>
-__device__ __forceinline__ void block_totals(R* parts, Pack<R, V>& x, int lanes, int period) {
-    const int here = threadIdx.x, threads = blockDim.x;
-    BLOCK_WAIT();  // until the parts of an earlier sum have been read
-    if (lanes) {
-        R sum = x[0];
-        #pragma unroll
-        for (int j = 1; j < V; ++j) sum += x[j];
-        parts[here] = sum;
-        const int lane = here % lanes;
-        for (int width = lanes; width > 1; width = (width + 1) / 2) {
-            BLOCK_WAIT();
-            if (lane < width / 2) parts[here] += parts[here + (width + 1) / 2];
-        }
-        BLOCK_WAIT();
-        #pragma unroll
-        for (int j = 0; j < V; ++j) x[j] = parts[here - lane];
-    } else if (period < V * threads) {
-        #pragma unroll
-        for (int j = 0; j < V; ++j) parts[V * here + j] = x[j];
-        BLOCK_WAIT();
-        for (int k = here; k < period; k += threads) {
-            R sum = parts[k];
-            #pragma unroll 8
-            for (int other = k + period; other < V * threads; other += period) sum += parts[other];
-            parts[k] = sum;
-        }
-        BLOCK_WAIT();
-        const int begin = V * here % period;  // a multiple of V, as the period is
-        #pragma unroll
-        for (int j = 0; j < V; ++j) x[j] = parts[begin + j];
-    }
-}
-
-// Store the sums of a block, block after block: one for each group of `lanes` threads, or `period`.
-template <int V, typename R>
-__device__ __forceinline__ void block_store(R* to, const Pack<R, V>& x, int lanes, int period) {
-    const int here = threadIdx.x;
-    if (lanes) {
-        if (here % lanes == 0) to[blockIdx.x * (long long)(blockDim.x / lanes) + here / lanes] = x[0];
-    } else if (V * here < period) {
-        store(to + blockIdx.x * (long long)period + V * here, x);
-    }
-}
-
-// The numbers that blocks left for channel c: number k of all is of channel k / inner % channels. A block adds them up,
-// with `side` channels side by side, so that its threads lie in lines.
-struct ChannelNumbers {
-    unsigned numbers, channels, inner, lines, line, c;
-    __device__ __forceinline__ ChannelNumbers(
-        unsigned numbers, unsigned channels, unsigned inner, unsigned side, unsigned c
-    ) : numbers(numbers), channels(channels), inner(inner), lines(blockDim.x / side), line(threadIdx.x / side), c(c) {}
-    // The sum over the numbers of this thread's line; several are loaded before the first is added.
-    template <typename R, typename F> __device__ __forceinline__ R sum(F value) const {
-        const unsigned whole = channels * inner, count = c < channels ? (numbers + whole - 1) / whole * inner : 0;
-        R found = 0;
-        for (unsigned begin = line; begin < count; begin += 8 * lines) {
-            R values[8];
-            #pragma unroll
-            for (int u = 0; u < 8; ++u) {
-                const unsigned k = begin + u * lines;
-                const unsigned at = inner == 1 ? k * channels + c : (k / inner * channels + c) * inner + k % inner;
-                values[u] = k < count && at < numbers ? value(at) : R(0);
-            }
-            #pragma unroll
-            for (int u = 0; u < 8; ++u) found += values[u];
-        }
-        return found;
-    }
-};
-
-// The sum over the lines of a block.
-template <typename R> __device__ __forceinline__ R lines_total(R* found, R sum, int side) {
-    const int here = threadIdx.x, line = here / side;
-    BLOCK_WAIT();  // until the numbers of an earlier sum have been read
-    found[here] = sum;
-    for (int width = blockDim.x / side; width > 1; width = (width + 1) / 2) {
-        BLOCK_WAIT();
-        if (line < width / 2) found[here] += found[here + (width + 1) / 2 * side];
-    }
-    BLOCK_WAIT();
-    return found[here % side];
-}
-
-__device__ __forceinline__ float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
-__device__ __forceinline__ double multiply_add(double a, double b, double c) { return fma(a, b, c); }
+#include "staged.cuh"
+#include "sums.cuh"

@@ -56,9 +56,8 @@ class Fed(Case):
     @property
     def label(self) -> str:
         """For people."""
-        return (
-            f"{self.neuron} {self.dtype} T={self.steps} B={self.batch} H={self.width} x{self.layers}, rate {self.rate}"
-        )
+        sizes = f"T={self.steps} B={self.batch} H={self.width} x{self.layers}"
+        return f"{self.neuron} {self.dtype} {sizes}, rate {self.rate}"
 
     def made(self, device: torch.device, generator: torch.Generator) -> Tensor:
         """Random numbers, as an input or a cotangent."""
@@ -277,14 +276,12 @@ def trained(case: Any, bench: Bench) -> List[Row]:
         for form in forms:
             row = name if form == "eager" else f"{name}, {form}"
             try:
-                calls[row] = _step(
-                    _made(partial(Classifier, make, case.width, case.layers), case, bench), x, labels, form
-                )
+                network = partial(Classifier, make, case.width, case.layers)
+                calls[row] = _step(_made(network, case, bench), x, labels, form)
             except Exception as error:
                 rows[row] = case.row(row, "failed", failure(error).reason)
     found = interleave(calls, bench.clock.batch, bench.plan)
-    for row in calls:
-        rows[row] = _row(case, row, Under(calls[row], {}), {"step": found})
+    rows.update({row: _row(case, row, Under(call, {}), {"step": found}) for row, call in calls.items()})
     return list(rows.values())
 
 

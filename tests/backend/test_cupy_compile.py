@@ -29,7 +29,7 @@ from spikecore.neuron import Neuron
 from spikecore.testing import _edge_table as edge_table
 from spikecore.testing._custom import CUSTOM
 from spikecore.testing._models import BY_NAME, MODELS, Model
-from spikecore_cupy.device import HEADER, OPTIONS, Kernel, compiled, header
+from spikecore_cupy.device import OPTIONS, Kernel, compiled, headers
 from spikecore_cupy.forms import form_of
 from spikecore_cupy.parts import Form
 from spikecore_cupy.source import print_kernel
@@ -225,7 +225,9 @@ def built(plan: Plan, *options: str) -> Tuple[str, str]:
     from cupy_backends.cuda.libs import nvrtc
 
     source = print_kernel(plan, form_of(plan))
-    program = nvrtc.createProgram(source.text, "kernel.cu", [header().encode()], [HEADER.encode()])
+    included = headers(source.text)
+    texts, names = [one.encode() for one in included.values()], [one.encode() for one in included]
+    program = nvrtc.createProgram(source.text, "kernel.cu", texts, names)
     try:
         nvrtc.compileProgram(program, (*OPTIONS, *options))
         ptx = nvrtc.getPTX(program)

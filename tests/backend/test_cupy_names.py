@@ -18,7 +18,7 @@ import spikecore_cupy
 from spikecore.lang._words import C_WORDS
 from spikecore.testing._loopback import installed
 from spikecore.testing.naming import assert_like_torch, awkward, identifiers, namings, plans, usable
-from spikecore_cupy.device import HEADER, header
+from spikecore_cupy.device import HEADER, headers
 from spikecore_cupy.host import HostBackend, reason
 from spikecore_cupy.parts import Form
 from spikecore_cupy.printer import CudaPrinter
@@ -43,8 +43,8 @@ CUDA = (
 def everything() -> List[str]:
     """Every identifier of what kernels include and are built from, and words of C, C++ and CUDA."""
     found = {*MISSED, *CUDA, *C_WORDS}
-    for name in ("spikecore.cuh", "host.h"):
-        found.update(identifiers((HERE / name).read_text(encoding="utf-8")))
+    for text in (*headers(f'#include "{HEADER}"').values(), (HERE / "host.h").read_text(encoding="utf-8")):
+        found.update(identifiers(text))
     return usable(found)
 
 
@@ -83,7 +83,9 @@ def test_nvrtc_compiles_every_name() -> None:
         neuron = naming.neuron()(surrogate=naming.surrogate())
         for plan in plans(neuron, 2 if k % 2 else None, torch.float16 if k % 3 else torch.float64):
             source = print_kernel(plan, Form(2))
-            program = nvrtc.createProgram(source.text, "kernel.cu", [header().encode()], [HEADER.encode()])
+            included = headers(source.text)
+            files, names = [one.encode() for one in included.values()], [one.encode() for one in included]
+            program = nvrtc.createProgram(source.text, "kernel.cu", files, names)
             try:
                 nvrtc.compileProgram(program, options)
             except nvrtc.NVRTCError:

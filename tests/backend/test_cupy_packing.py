@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from spikecore.dtypes import DTYPES
-from spikecore_cupy.device import HEADER, OPTIONS, header
+from spikecore_cupy.device import OPTIONS, headers
 from spikecore_cupy.packing import printed
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("nvrtc")]
@@ -19,7 +19,9 @@ def built(text: str, *options: str) -> Tuple[str, str]:
     """A kernel as PTX, and what the compiler said."""
     from cupy_backends.cuda.libs import nvrtc
 
-    program = nvrtc.createProgram(text, "kernel.cu", [header().encode()], [HEADER.encode()])
+    included = headers(text)
+    texts, names = [one.encode() for one in included.values()], [one.encode() for one in included]
+    program = nvrtc.createProgram(text, "kernel.cu", texts, names)
     try:
         nvrtc.compileProgram(program, (*OPTIONS, *options))
         ptx = nvrtc.getPTX(program)

@@ -17,7 +17,8 @@ from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.testing._loopback import installed
 from spikecore.testing.naming import identifiers, usable
 from spikecore_cupy import feedback_launcher
-from spikecore_cupy.device import FEEDBACK_HEADER, HEADER, header
+from spikecore_cupy.device import headers
+from spikecore_cupy.feedback import HEADER
 from spikecore_cupy.feedback_launcher import print_feedback, shape_for
 from spikecore_cupy.feedback_shape import (
     MEMORY,
@@ -198,7 +199,7 @@ def log_of(plan: Any, width: int, tiles: int) -> str:
     """What the assembler says of a kernel for an H100."""
     from cupy_backends.cuda.libs import nvrtc
 
-    from spikecore_cupy.device import OPTIONS, headers
+    from spikecore_cupy.device import OPTIONS
 
     found = shape_of(width, plan.dtype)
     assert found is not None
@@ -254,9 +255,9 @@ def test_a_kernel_means_the_same_with_its_own_words_as_names() -> None:
     """Words of the headers and of the kernels' own lines, as parameters and states: NVRTC compiles them."""
     nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc")
     texts = [print_feedback(plan, shape_for(plan, 40))[0].text for plan in plans(sc.ALIF(), torch.float32, True)]
-    words = usable({word for text in (*texts, header(), header(FEEDBACK_HEADER)) for word in identifiers(text)})
+    included = headers(f'#include "{HEADER}"')
+    words = usable({word for text in (*texts, *included.values()) for word in identifiers(text)})
     words = [word for word in words if word not in (*COMMON, "training", "x", *dir(sc.Neuron))]
-    included = {HEADER: header(), FEEDBACK_HEADER: header(FEEDBACK_HEADER)}
     for k in range(0, len(words), 26):
         part = words[k : k + 26]
         for plan in plans(named(part[2:] or ["p"], part[:2]), torch.float32, False):

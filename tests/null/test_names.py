@@ -13,7 +13,8 @@ from spikecore.lang._symbols import LONGEST, Symbols, ascii_name, on_one_line
 from spikecore.lang._words import C_WORDS
 from spikecore.neuron import Neuron
 from spikecore.testing.naming import Naming, frame, identifiers, namings, plans, same_but_for_names, usable
-from spikecore_cupy.device import header
+from spikecore_cupy.device import headers
+from spikecore_cupy.feedback import HEADER
 from spikecore_cupy.parts import Form
 from spikecore_cupy.source import print_kernel
 
@@ -60,8 +61,9 @@ def test_names_of_a_kernel_are_never_those_of_a_user(direction: int, steps: Any)
 @pytest.mark.parametrize("direction", [0, 1], ids=["forward", "backward"])
 def test_names_of_the_header_are_never_those_of_a_user(direction: int) -> None:
     """Nor those of what kernels include, words of C++, macros, and functions of C."""
+    files = headers(f'#include "{HEADER}"').values()
     words = "NULL M_PI M_PIf HUGE_VAL EOF INFINITY NAN errno stdin linux unix j0 y1 gamma signal main printf".split()
-    for naming in namings(usable([*identifiers(header()), *C_WORDS, *words]), 60):
+    for naming in namings(usable([*identifiers("".join(files)), *C_WORDS, *words]), 60):
         same_but_for_names(naming, kernel(direction, None))
 
 

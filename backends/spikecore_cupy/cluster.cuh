@@ -1,0 +1,60 @@
+// What a GPU has for a cluster of blocks, and for the products of a warp (recurrent.cuh): instructions of PTX that C++ has
+// no function for. On the CPU host_cluster.h has functions of the same names.
+#pragma once
+
+struct alignas(8) Operand {
+    unsigned of[2];
+};
+
+#ifdef __CUDA_ARCH__
+extern __shared__ __align__(16) unsigned char dynamic_memory[];
+__device__ __forceinline__ unsigned char* block_memory() { return dynamic_memory; }
+__device__ __forceinline__ unsigned cluster_rank() {
+    unsigned rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+__device__ __forceinline__ void cluster_wait() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void block_wait() { __syncthreads(); }
+__device__ __forceinline__ unsigned shared_address(const void* of) { return (unsigned)__cvta_generic_to_shared(of); }
+// A signal (an mbarrier) is complete when one thread has said how many bytes to expect and so many have been sent. All
+// threads of a block wait for it: a barrier of the cluster would also wait until all that was written to global memory
+// is there. A signal is complete once for each use, and its parity is 0 and 1 in turns.
+__device__ __forceinline__ void signal_start(unsigned long long* signal) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(shared_address(signal)) : "memory");
+}
+__device__ __forceinline__ void signals_started() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void signal_expect(unsigned long long* signal, unsigned bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+        :: "r"(shared_address(signal)), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void signal_wait(unsigned long long* signal, unsigned phase) {
+    asm volatile(
+        "{\n.reg .pred all;\nAGAIN:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 all, [%0], %1;\n"
+        "@!all bra AGAIN;\n}" :: "r"(shared_address(signal)), "r"(phase) : "memory");
+}
+__device__ __forceinline__ void warps_wait(int which, int threads) {
+    asm volatile("bar.sync %0, %1;" :: "r"(1 + which), "r"(threads) : "memory");
+}
+// To the same address in the memory of a block of the cluster, whose signal counts it.
+__device__ __forceinline__ void send(unsigned* here, unsigned rank, unsigned x, unsigned long long* signal) {
+    unsigned there, counts;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(here)), "r"(rank));
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counts) : "r"(shared_address(signal)), "r"(rank));
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+        :: "r"(there), "r"(x), "r"(counts) : "memory");
+}
+__device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], const Operand b) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.of[0]), "r"(b.of[1]));
+}
+__device__ __forceinline__ unsigned transposed(unsigned x) {
+    unsigned y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+#endif

@@ -1,0 +1,106 @@
+// Sums over the threads of a block, in a fixed order; the first thread gets the sum. Included by spikecore.cuh.
+#pragma once
+
+#ifdef __CUDA_ARCH__
+template <typename R> __device__ R block_sum(R x) {
+    __shared__ R parts[32];
+    for (int offset = 16; offset; offset /= 2) x += __shfl_down_sync(0xffffffffu, x, offset);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = threadIdx.x < blockDim.x / 32 ? parts[threadIdx.x] : R(0);
+    for (int offset = 16; offset; offset /= 2) x += __shfl_down_sync(0xffffffffu, x, offset);
+    return x;
+}
+#elif !defined(CLUSTERS)
+template <typename R> R block_sum(R x) { return x; }
+#endif
+
+// -- sums per channel over the threads of a block, in a fixed order
+
+// Each thread has V neighbouring neurons, and a number of each. Where `lanes` neighbouring threads lie in one channel, all
+// of them get the sum over these threads' numbers; else (lanes 0) neurons `period` apart have the same channel, and get
+// the sum over them. `parts` holds V numbers of each thread.
+template <int V, typename R>
+__device__ __forceinline__ void block_totals(R* parts, Pack<R, V>& x, int lanes, int period) {
+    const int here = threadIdx.x, threads = blockDim.x;
+    BLOCK_WAIT();  // until the parts of an earlier sum have been read
+    if (lanes) {
+        R sum = x[0];
+        #pragma unroll
+        for (int j = 1; j < V; ++j) sum += x[j];
+        parts[here] = sum;
+        const int lane = here % lanes;
+        for (int width = lanes; width > 1; width = (width + 1) / 2) {
+            BLOCK_WAIT();
+            if (lane < width / 2) parts[here] += parts[here + (width + 1) / 2];
+        }
+        BLOCK_WAIT();
+        #pragma unroll
+        for (int j = 0; j < V; ++j) x[j] = parts[here - lane];
+    } else if (period < V * threads) {
+        #pragma unroll
+        for (int j = 0; j < V; ++j) parts[V * here + j] = x[j];
+        BLOCK_WAIT();
+        for (int k = here; k < period; k += threads) {
+            R sum = parts[k];
+            #pragma unroll 8
+            for (int other = k + period; other < V * threads; other += period) sum += parts[other];
+            parts[k] = sum;
+        }
+        BLOCK_WAIT();
+        const int begin = V * here % period;  // a multiple of V, as the period is
+        #pragma unroll
+        for (int j = 0; j < V; ++j) x[j] = parts[begin + j];
+    }
+}
+
+// Store the sums of a block, block after block: one for each group of `lanes` threads, or `period`.
+template <int V, typename R>
+__device__ __forceinline__ void block_store(R* to, const Pack<R, V>& x, int lanes, int period) {
+    const int here = threadIdx.x;
+    if (lanes) {
+        if (here % lanes == 0) to[blockIdx.x * (long long)(blockDim.x / lanes) + here / lanes] = x[0];
+    } else if (V * here < period) {
+        store(to + blockIdx.x * (long long)period + V * here, x);
+    }
+}
+
+// The numbers that blocks left for channel c: number k of all is of channel k / inner % channels. A block adds them up,
+// with `side` channels side by side, so that its threads lie in lines.
+struct ChannelNumbers {
+    unsigned numbers, channels, inner, lines, line, c;
+    __device__ __forceinline__ ChannelNumbers(
+        unsigned numbers, unsigned channels, unsigned inner, unsigned side, unsigned c
+    ) : numbers(numbers), channels(channels), inner(inner), lines(blockDim.x / side), line(threadIdx.x / side), c(c) {}
+    // The sum over the numbers of this thread's line; several are loaded before the first is added.
+    template <typename R, typename F> __device__ __forceinline__ R sum(F value) const {
+        const unsigned whole = channels * inner, count = c < channels ? (numbers + whole - 1) / whole * inner : 0;
+        R found = 0;
+        for (unsigned begin = line; begin < count; begin += 8 * lines) {
+            R values[8];
+            #pragma unroll
+            for (int u = 0; u < 8; ++u) {
+                const unsigned k = begin + u * lines;
+                const unsigned at = inner == 1 ? k * channels + c : (k / inner * channels + c) * inner + k % inner;
+                values[u] = k < count && at < numbers ? value(at) : R(0);
+            }
+            #pragma unroll
+            for (int u = 0; u < 8; ++u) found += values[u];
+        }
+        return found;
+    }
+};
+
+// The sum over the lines of a block.
+template <typename R> __device__ __forceinline__ R lines_total(R* found, R sum, int side) {
+    const int here = threadIdx.x, line = here / side;
+    BLOCK_WAIT();  // until the numbers of an earlier sum have been read
+    found[here] = sum;
+    for (int width = blockDim.x / side; width > 1; width = (width + 1) / 2) {
+        BLOCK_WAIT();
+        if (line < width / 2) found[here] += found[here + (width + 1) / 2 * side];
+    }
+    BLOCK_WAIT();
+    return found[here % side];
+}
