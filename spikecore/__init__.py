@@ -1,6 +1,6 @@
 """One definition of a spiking neuron, written as equations; every accelerator runs it, trains it, and agrees on it."""
 
-from spikecore import encode, functional, layers, losses, metrics, nir, plot, stochastic, surrogate
+from spikecore import encode, functional, layers, losses, metrics, models, nir, plot, stochastic, surrogate
 from spikecore._carried import load_state_dict_of_state, state_dict_of_state
 from spikecore._convert import Conversion, convert, load_state
 from spikecore._delay import Delay
@@ -134,6 +134,7 @@ __all__ = [
     "load_state_dict_of_state",
     "losses",
     "metrics",
+    "models",
     "monitor",
     "nir",
     "ops",

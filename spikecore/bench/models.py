@@ -79,16 +79,7 @@ def _convolution(channels: int, out: int, size: int, stride: int) -> nn.Module:
 
 def vgg(steps: int, neuron: Activation, image: Tuple[int, ...] = (3, 32, 32), classes: int = 10) -> nn.Sequential:
     """Eight 3x3 convolutions with batch normalisation, halved by four average poolings; the read-out is linear."""
-    layers: List[nn.Module] = [sc.encode.Constant(steps)]
-    channels = image[0]
-    for widths in ((64, 128), (256, 256), (512, 512), (512, 512)):
-        for width in widths:
-            layers += [_convolution(channels, width, 3, 1), neuron()]
-            channels = width
-        layers.append(sc.layers.TimeBatched(nn.AvgPool2d(2)))
-    side = (image[1] // 16) * (image[2] // 16)
-    layers.append(sc.layers.TimeBatched(nn.Flatten(), nn.Linear(channels * side, classes)))
-    return nn.Sequential(*layers)
+    return sc.models.vgg(9, steps=steps, in_channels=image[0], size=image[1:], classes=classes, neuron=neuron)
 
 
 class AttentionBlock(nn.Module):

@@ -28,7 +28,8 @@ class SpikingSelfAttention(nn.Module):
     neuron, norm: as of :class:`SEWBlock`, ``norm`` of ``[B N, C]``: ``nn.BatchNorm1d``.
     attention_neuron: makes the neuron behind the products; None takes ``neuron``. The paper's fires at 0.5.
     scale: the factor of the products, 0.125 in the paper, whatever the number of channels.
-    bias: whether the linear layers have a bias. The paper's program for CIFAR has, that for ImageNet in the last alone.
+    bias: whether the linear layers have a bias.
+    qkv_bias: the same of the first three; None takes ``bias``. The authors' program for ImageNet has none there.
 
     Raises ValueError for channels that are no multiple of ``heads``, and for an input of another shape.
     Source: Zhou, Zhu, He, Wang, Yan, Tian, Yuan: Spikformer: When Spiking Neural Network Meets Transformer. ICLR 2023.
@@ -44,14 +45,16 @@ class SpikingSelfAttention(nn.Module):
         norm: MakeNorm = nn.BatchNorm1d,
         scale: float = 0.125,
         bias: bool = True,
+        qkv_bias: Optional[bool] = None,
     ) -> None:
         super().__init__()
         if heads < 1 or channels % heads:
             raise ValueError(f"SpikingSelfAttention: channels={channels} must be a multiple of heads={heads}")
         self.channels, self.heads, self.scale = channels, heads, scale
-        self.query = linear(channels, channels, neuron, norm, bias)
-        self.key = linear(channels, channels, neuron, norm, bias)
-        self.value = linear(channels, channels, neuron, norm, bias)
+        first = bias if qkv_bias is None else qkv_bias
+        self.query = linear(channels, channels, neuron, norm, first)
+        self.key = linear(channels, channels, neuron, norm, first)
+        self.value = linear(channels, channels, neuron, norm, first)
         self.fire = (attention_neuron or neuron)()
         self.projected = linear(channels, channels, neuron, norm, bias)
 

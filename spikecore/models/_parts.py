@@ -1,0 +1,39 @@
+"""What the networks share: where they begin, how they end, and their default neuron."""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, List, Optional, TypeVar
+
+from torch import nn
+
+from spikecore.encode import Constant
+from spikecore.layers import TimeBatched
+from spikecore.neurons import LIF
+
+#: Makes the neuron of one place, and the normalisation of so many channels.
+MakeNeuron = Callable[[], nn.Module]
+MakeNorm = Callable[[int], nn.Module]
+
+_Config = TypeVar("_Config")
+
+
+def lif() -> nn.Module:
+    """The neuron of networks that are given none: time constant 2, and spikes carry no gradient through the reset."""
+    return LIF(tau=2.0, detach_reset=True)
+
+
+def beginning(steps: Optional[int]) -> List[nn.Module]:
+    """An encoder that makes so many steps, or nothing in front of an input that has time."""
+    return [] if steps is None else [Constant(steps)]
+
+
+def read_out(channels: int, classes: int) -> nn.Module:
+    """The mean over an image, and a linear layer."""
+    return TimeBatched(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+
+
+def of_depth(owner: str, known: Dict[int, _Config], depth: int) -> _Config:
+    """The configuration of a depth. Raises ValueError for another one."""
+    if depth not in known:
+        raise ValueError(f"{owner}: depth must be one of {', '.join(map(str, known))}, got {depth!r}")
+    return known[depth]

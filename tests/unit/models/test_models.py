@@ -1,0 +1,165 @@
+"""Networks have the numbers of parameters of their papers, begin as theirs, and take what is done to networks."""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+import spikecore as sc
+from spikecore.layers import TEBN, MSBlock, SEWBlock, tdbn
+
+#: A network, and its parameters: those of the paper, or what is said beside it in docs/layers.md.
+COUNTS = [
+    (functools.partial(sc.models.sew_resnet, 18), 11_689_512),
+    (functools.partial(sc.models.sew_resnet, 34), 21_797_672),
+    (functools.partial(sc.models.sew_resnet, 50), 25_557_032),
+    (functools.partial(sc.models.ms_resnet, 18), 11_693_736),
+    (functools.partial(sc.models.ms_resnet, 34), 21_801_896),
+    (functools.partial(sc.models.ms_resnet, 104), 77_276_648 + 73_856),
+    (functools.partial(sc.models.vgg, 9, in_channels=2, size=48), 9_268_746),
+    (functools.partial(sc.models.vgg, 16), 14_728_266 - 4_224),
+    (functools.partial(sc.models.spikformer), 9_324_730),
+    (functools.partial(sc.models.spikformer, 4, 256, heads=8), 4_155_178),
+    (functools.partial(sc.models.spikformer, 8, 512, heads=8, patch=16, classes=1000, qkv_bias=False), 29_689_384),
+]
+
+#: Small ones, for images of 16 pixels.
+SMALL = {
+    "vgg": functools.partial(sc.models.vgg, 9, size=16),
+    "sew": functools.partial(sc.models.sew_resnet, 18, classes=10, small=True),
+    "ms": functools.partial(sc.models.ms_resnet, 18, classes=10, small=True, zero_init=False),
+    "spikformer": functools.partial(sc.models.spikformer, 2, 32, heads=4),
+}
+
+
+def images(size=16, batch=2, steps=None):
+    shape = (batch, 3, size, size) if steps is None else (steps, batch, 3, size, size)
+    return 3 * torch.rand(shape, generator=torch.Generator().manual_seed(0))
+
+
+def trained(net):
+    """In eval(), with the statistics of a batch."""
+    for module in net.modules():
+        if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
+            module.momentum = None
+    with torch.no_grad():
+        net(images(batch=4))
+    return net.eval()
+
+
+@pytest.mark.parametrize(("make", "count"), COUNTS, ids=[f"{make.func.__name__}{make.args}" for make, _ in COUNTS])
+def test_parameters(make, count):
+    """As many as the paper's."""
+    assert sum(value.numel() for value in make().parameters()) == count
+
+
+def test_weights_begin_as_in_the_papers():
+    """MS-ResNet: branches at 0, normalisations at the threshold; SEW: He's deviations; Spikformer: linear layers."""
+    for block in sc.models.ms_resnet(18).modules():
+        if isinstance(block, MSBlock):
+            first, last = block.body[1].module[1], block.body[3].module[1]
+            assert (first.weight == 0.5).all()
+            assert (last.weight == 0).all()
+    net = sc.models.sew_resnet(18)
+    weight = net[3].body[0].module[0].weight
+    assert weight.std().item() == pytest.approx((2 / (64 * 9)) ** 0.5, rel=0.05)
+    ones = [block.body[2].module[1].weight for block in net.modules() if isinstance(block, SEWBlock)]
+    assert all((one == 1).all() for one in ones)
+    zeros = sc.models.sew_resnet(18, zero_init=True)
+    assert all((b.body[2].module[1].weight == 0).all() for b in zeros.modules() if isinstance(b, SEWBlock))
+    read_out = sc.models.spikformer(1, 256, heads=8, classes=100)[-1]
+    assert read_out.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert (read_out.bias == 0).all()
+
+
+@pytest.mark.parametrize("kind", SMALL)
+class TestEach:
+    def test_images_and_sequences(self, kind):
+        """steps=T repeats images; without it the input has time. Every parameter learns."""
+        net, timed = SMALL[kind](steps=3), SMALL[kind]()
+        timed.load_state_dict(
+            {f"{int(k.split('.')[0]) - 1}.{k.split('.', 1)[1]}": v for k, v in net.state_dict().items()}
+        )
+        y = net(images())
+        assert y.shape == (3, 2, 10)
+        torch.testing.assert_close(timed(images().expand(3, 2, 3, 16, 16)), y, atol=1e-4, rtol=1e-4)
+        y.square().sum().backward()
+        assert all(value.grad is not None and value.grad.isfinite().all() for value in net.parameters())
+
+    def test_streams(self, kind):
+        """A stream of single steps gives what all steps give, in eval()."""
+        net = trained(SMALL[kind](steps=4)).double()
+        with torch.no_grad():
+            expected = net(images().double())
+            assert expected.std(0).max() > 0
+            sc.set_step(net, "single")
+            torch.testing.assert_close(torch.stack([net(images().double()) for _ in range(4)]), expected)
+
+    def test_fused(self, kind):
+        """sc.fuse takes all normalisations before neurons; values, gradients and keys stay."""
+        plain = SMALL[kind](steps=2).double()
+        fused = sc.fuse(copy.deepcopy(plain))
+        deferred = sum("Deferred" in type(module).__name__ for module in fused.modules())
+        assert deferred == {"vgg": 8, "sew": 20, "ms": 8, "spikformer": 5 + 2 * 6}[kind]
+        found = []
+        for net in (plain, fused):
+            y = net(images().double())
+            y.square().sum().backward()
+            found.append([y, *(value.grad for value in net.parameters())])
+        torch.testing.assert_close(*found)
+        assert list(plain.state_dict()) == list(fused.state_dict())
+
+    def test_other_normalisations_and_neurons(self, kind):
+        """TEBN outside TimeBatched, tdBN within; any neuron; the backend of all of them is set."""
+        for norm in (tdbn, functools.partial(TEBN, steps=2)):
+            keywords = {"token_norm": functools.partial(norm, dims=1)} if kind == "spikformer" else {}
+            net = SMALL[kind](steps=2, norm=norm, neuron=sc.PLIF, **keywords)
+            assert any(isinstance(module, sc.PLIF) for module in net.modules())
+            net(images()).sum().backward()
+            tebns = sum(isinstance(module, TEBN) for module in net.modules())
+            assert tebns == (0 if norm is tdbn else len(_norms(net)))
+
+    def test_explained_and_trained(self, kind):
+        """sc.explain sees its layers, and training_model lowers its loss, with channels-last images."""
+        net = SMALL[kind](steps=2, norm=nn.BatchNorm2d).to(memory_format=torch.channels_last)
+        x, y = images(batch=4).to(memory_format=torch.channels_last), torch.tensor([0, 1, 2, 3])
+        assert "LIF" in str(sc.explain(net, x))
+        step = sc.training_model(net, sc.losses.ce_rate, torch.optim.Adam(net.parameters(), 1e-3))
+        losses = [step(x, y)[1].item() for _ in range(6)]
+        assert min(losses[3:]) < losses[0]
+
+
+def _norms(net):
+    return [module for module in net.modules() if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d))]
+
+
+@pytest.mark.skipif(
+    not hasattr(getattr(torch, "compiler", None), "is_compiling"),
+    reason="before 2.3 torch does not say that it compiles",
+)
+@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")  # by torch's compiler itself
+def test_compiled():
+    """torch.compile gives what eager code gives."""
+    torch.compiler.reset()
+    net = trained(SMALL["spikformer"](steps=2)).double()
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(net, backend="aot_eager")(images().double()), net(images().double()))
+
+
+def test_wrong_arguments_are_named():
+    for make, text in (
+        (lambda: sc.models.sew_resnet(20), "sew_resnet: depth must be one of 18, 34, 50, 101, 152, got 20"),
+        (lambda: sc.models.ms_resnet(50), "ms_resnet: depth must be one of 18, 34, 104, got 50"),
+        (lambda: sc.models.vgg(10), "vgg: depth must be one of 9, 11, 13, 16, 19, got 10"),
+        (lambda: sc.models.vgg(9, size=(32, 15)), r"vgg: size must be 16 or more with 9 layers, .* got \(32, 15\)"),
+        (lambda: sc.models.spikformer(patch=5), "spikformer: patch must be one of 4, 8, 16 pixels, got 5"),
+        (lambda: sc.models.spikformer(channels=100), "spikformer: channels must be a multiple of 8, .*got 100"),
+        (lambda: sc.models.spikformer(heads=5), "channels=384 must be a multiple of heads=5"),
+        (lambda: sc.models.vgg(9, steps=0), "steps must be at least 1, got 0"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            make()
