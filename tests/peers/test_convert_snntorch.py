@@ -451,3 +451,17 @@ def test_a_converted_network_is_exported(snn):
         program = torch.export.export(net, (x[:3],))
     assert not [node for node in program.graph.nodes if "spikecore" in str(node.target)]
     assert all(torch.equal(*pair) for pair in zip(program.module()(x[:3]), want))
+
+
+def test_several_values_lie_along_the_last_dimension(snn):
+    """As they broadcast there, on images too; and whole numbers are numbers."""
+    lif = snn.Leaky(beta=torch.rand(5), threshold=1, reset_mechanism="zero")
+    theirs = copy.deepcopy(lif)
+    sc.convert(lif)
+    x, states = torch.rand(T, B, 5, 4, 5) * 2, [None, None]
+    for now in x:
+        got, states[0] = lif(now, states[0])
+        want, states[1] = theirs(now, states[1])
+        assert torch.equal(got, want)
+        assert torch.equal(*states)
+    assert 0.1 < want.mean() < 0.9

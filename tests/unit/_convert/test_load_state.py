@@ -159,3 +159,12 @@ def test_safetensors_load(tmp_path: Path) -> None:
     net = plif_net()
     sc.load_state(net, tmp_path / "net.safetensors")
     assert torch.equal(net(held["x"]), held["spikes"])
+
+
+def test_a_layer_alone_in_a_container_loads() -> None:
+    """SeqToANNContainer numbers it, and TimeBatched of one module does not."""
+    net = nn.Sequential(TimeBatched(nn.Linear(2, 3)))
+    weight, bias = torch.rand(3, 2), torch.rand(3)
+    sc.load_state(net, {"0.0.weight": weight, "0.0.bias": bias})
+    assert torch.equal(net.state_dict()["0.module.weight"], weight)
+    assert torch.equal(net.state_dict()["0.module.bias"], bias)
