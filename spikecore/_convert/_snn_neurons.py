@@ -1,4 +1,4 @@
-"""Neurons and surrogates of snnTorch 1.0 that have no public counterpart, in the order in which snnTorch computes them.
+"""Neurons with feedback and surrogates of snnTorch 1.0 that are not public, in the order in which it computes them.
 
 All fire above the threshold, and reset one step later unless ``reset_delay=False``. ``R`` is whether the potential at
 the start of the step was above the threshold; it carries no gradient. ``alpha`` and ``beta`` are limited to [0, 1].
@@ -58,26 +58,12 @@ class RLeaky(Delayed):
         return z, {"v": v}
 
 
-class Synaptic(Delayed):
-    """``i' = a i + x``, ``u' = b u + i'``, then ``- R threshold`` or ``- R u'``; ``i`` is not reset."""
-
-    states = {"i": 0.0, "v": 0.0}
-    params = {"alpha": 0.9, "beta": 0.8, "threshold": 1.0}
-
-    def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
-        r = self.fired(s.v, p)
-        i = ops.clamp(p.alpha, 0.0, 1.0) * s.i + x
-        u = self.less(ops.clamp(p.beta, 0.0, 1.0) * s.v + i, r, p)
-        z, v = self.fire(u, r, p)
-        return z, {"i": i, "v": v}
-
-
 class RSynaptic(Delayed):
-    """Synaptic with ``i' = a i + x + fed``."""
+    """``i' = a i + x + fed``, ``u' = b u + i'``, then ``- R threshold`` or ``- R u'``; ``i`` is not reset."""
 
     inputs = ("x", "fed")
-    states = Synaptic.states
-    params = Synaptic.params
+    states = {"i": 0.0, "v": 0.0}
+    params = {"alpha": 0.9, "beta": 0.8, "threshold": 1.0}
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
         r = self.fired(s.v, p)
@@ -85,42 +71,6 @@ class RSynaptic(Delayed):
         u = self.less(ops.clamp(p.beta, 0.0, 1.0) * s.v + i, r, p)
         z, v = self.fire(u, r, p)
         return z, {"i": i, "v": v}
-
-
-class Lapicque(Delayed):
-    """``u' = x R (1 / (R C)) dt + (1 - dt / (R C)) u``, then ``- R_t threshold`` or ``- R_t u'``."""
-
-    states = {"v": 0.0}
-    params = {"R": 1.0, "C": 1.0, "time_step": 1.0, "threshold": 1.0}
-
-    def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
-        r = self.fired(s.v, p)
-        rc = p.R * p.C
-        u = self.less(x * p.R * (1.0 / rc) * p.time_step + (1.0 - p.time_step / rc) * s.v, r, p)
-        z, v = self.fire(u, r, p)
-        return z, {"v": v}
-
-
-class Alpha(Delayed):
-    """``e' = a e + x``, ``i' = b i - x``, ``u' = tau (e' + i')`` with ``tau = log a / (log b - log a) + 1``.
-
-    A hard reset clears all three, ``- R e'`` and so on. A soft one gives ``e' - R threshold``, ``i' - R i'`` and
-    ``u' + R i``.
-    """
-
-    states = {"e": 0.0, "i": 0.0, "v": 0.0}
-    params = {"alpha": 0.9, "beta": 0.8, "threshold": 1.0}
-
-    def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
-        r = self.fired(s.v, p)
-        a, b = ops.clamp(p.alpha, 0.0, 1.0), ops.clamp(p.beta, 0.0, 1.0)
-        e, i = a * s.e + x, b * s.i - x
-        u = (ops.log(a) / (ops.log(b) - ops.log(a)) + 1.0) * (e + i)
-        if self.reset == "soft":
-            e, i, u = e - p.threshold * r, i - i * r, u + s.i * r
-        elif self.reset == "hard":
-            e, i, u = e - e * r, i - i * r, u - u * r
-        return self.spike(u - p.threshold, strict=True), {"e": e, "i": i, "v": u}
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from spikecore._convert._report import Left
 from spikecore._convert._snn_step import RESETS, FedStep, Step
 from spikecore._convert._swapped import become
 from spikecore.neuron import Neuron
-from spikecore.neurons import Leaky
+from spikecore.neurons import Alpha, Lapicque, Leaky, SynapticLeaky
 
 
 class Row(NamedTuple):
@@ -27,10 +27,10 @@ class Row(NamedTuple):
 NEURONS: Dict[str, Row] = {
     "Leaky": Row(Leaky, ("beta", "threshold"), {"mem": "v"}),
     "RLeaky": Row(_snn_neurons.RLeaky, ("beta", "threshold"), {"spk": None, "mem": "v"}),
-    "Synaptic": Row(_snn_neurons.Synaptic, ("alpha", "beta", "threshold"), {"syn": "i", "mem": "v"}),
+    "Synaptic": Row(SynapticLeaky, ("alpha", "beta", "threshold"), {"syn": "i", "mem": "v"}),
     "RSynaptic": Row(_snn_neurons.RSynaptic, ("alpha", "beta", "threshold"), {"spk": None, "syn": "i", "mem": "v"}),
-    "Lapicque": Row(_snn_neurons.Lapicque, ("R", "C", "time_step", "threshold"), {"mem": "v"}),
-    "Alpha": Row(_snn_neurons.Alpha, ("alpha", "beta", "threshold"), {"syn_exc": "e", "syn_inh": "i", "mem": "v"}),
+    "Lapicque": Row(Lapicque, ("R", "C", "time_step", "threshold"), {"mem": "v"}),
+    "Alpha": Row(Alpha, ("alpha", "beta", "threshold"), {"syn_exc": "i_exc", "syn_inh": "i_inh", "mem": "v"}),
 }
 #: The factory of a surrogate there -> ours, and the names of what it was given, in the order of our arguments.
 SURROGATES: Dict[str, Tuple[Any, Tuple[str, ...]]] = {
@@ -81,7 +81,11 @@ def _step(module: Any, row: Row) -> Callable[[], str]:
     if bool(module.reset_mechanism_val != _bound_reset(module)):
         raise Left("its reset_mechanism was changed after it was made, which snnTorch records and does not follow")
     values = {name: _floating(getattr(module, name)) for name in row.params}
-    neuron = row.build(**values, **options, surrogate=_surrogate(module))
+    options["surrogate"] = _surrogate(module)
+    try:
+        neuron = row.build(**values, **options)
+    except (TypeError, ValueError) as error:
+        raise Left(f"its numbers are refused here: {error}") from error
 
     def replace() -> str:
         states = {theirs: ours for theirs, ours in row.states.items() if ours is not None}
