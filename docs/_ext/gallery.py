@@ -1,7 +1,7 @@
 """Every neuron and surrogate with its docstring, equation, picture and parameters, written from the classes.
 
-Directives ``neuron-gallery`` and ``surrogate-gallery``. What there is, is ``__all__`` of the two modules, so that none
-can be forgotten; one that cannot be shown fails the build with its name.
+Directives ``neuron-gallery`` and ``surrogate-gallery``. What there is, is ``__all__`` of the modules, so that none can
+be forgotten; one that cannot be shown fails the build with its name.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from docutils import nodes
 from docutils.parsers.rst import Directive
 from docutils.statemachine import StringList
 from sphinx.util.logging import getLogger
-from torch import nn
 
 import spikecore as sc
 
 #: Bases and containers: no neuron by themselves, so without a picture.
-NO_NEURONS = {"Membrane", "Recurrent"}
+NO_NEURONS = {"Membrane", "Recurrent", "Stochastic"}
 
 
 def made(kind: Any) -> Any:
@@ -63,7 +62,8 @@ def neuron_section(kind: Any) -> List[str]:
     name = kind.__name__
     lines = [name, "-" * len(name), "", f".. currentmodule:: {kind.__module__}", "", *_documentation(kind), ""]
     if name in NO_NEURONS:
-        return [*lines, "", f":class:`Reference <spikecore.neurons.{name}>`.", ""]
+        where = "spikecore" if hasattr(sc, name) else "spikecore.neurons"
+        return [*lines, f"Arguments and source: :class:`{where}.{name}`.", ""]
     neuron = made(kind)
     picture, current = pictures.of_neuron(neuron)
     lines += _raw(formulas.of_neuron(str(neuron.program), frozenset(neuron.states)))
@@ -97,11 +97,11 @@ def surrogate_section(kind: Any) -> List[str]:
 
 
 def neurons() -> Iterator[Any]:
-    """Every class of :mod:`spikecore.neurons` that is a neuron, in the order of the module's own list."""
-    for name in sc.neurons.__all__:
-        value = getattr(sc.neurons, name)
-        if isinstance(value, type) and issubclass(value, nn.Module):
-            yield value
+    """Every neuron of :mod:`spikecore.neurons` and of ``sc``, by name."""
+    found = {getattr(sc.neurons, name) for name in sc.neurons.__all__}
+    public = (getattr(sc, name) for name in sc.__all__)
+    found |= {value for value in public if isinstance(value, type) and issubclass(value, sc.Neuron)} - {sc.Neuron}
+    yield from sorted(found, key=lambda kind: str(kind.__name__).lower())
 
 
 def surrogates() -> Iterator[Any]:

@@ -62,8 +62,11 @@ def response(neuron: Any) -> Tuple[float, Dict[str, torch.Tensor]]:
     for current in CURRENTS:
         x = torch.zeros(STEPS, 1)
         x[ON:OFF] = current
-        inputs = [x if k == 0 else torch.zeros_like(x) for k in range(len(neuron.program.inputs))]
-        with torch.no_grad():
+        # what a neuron draws itself is the last of its inputs
+        given = len(neuron.inputs) - len(getattr(neuron, "drawn", ()))
+        inputs = [x if k == 0 else torch.zeros_like(x) for k in range(given)]
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(0)
             out, _, trace = neuron.run(*inputs, record=tuple(neuron.states))
         first = out[0] if isinstance(out, tuple) else out
         spiking = bool(((first == 0) | (first.abs() == 1)).all())

@@ -53,6 +53,8 @@ PARAMETERS = {
     "time_step": ("second", "length of a time step"),
     "Alpha.alpha": (FRACTION, "part of the exciting current that remains after a step"),
     "Alpha.beta": (FRACTION, "part of the inhibiting current that remains after a step"),
+    "rate": ("spikes per time step", "how often it fires at the threshold"),
+    "delta": (POTENTIAL, "width of the noise"),
     "ALIF.beta": (POTENTIAL, "what a spike adds to the threshold"),
 }
 
