@@ -87,14 +87,15 @@ def of_neuron(neuron: Any) -> Tuple[str, float]:
     spikes = seen.pop("spikes", None)
     names = list(seen)
     figure, axes = _figure(len(names), [0.45, *[0.95 for _ in names[1:]]])
-    for k, (name, axis) in enumerate(zip(names, axes)):
+    fires = "v" if "v" in names else names[1]
+    for name, axis in zip(names, axes):
         if name == "input":
             axis.step(range(STEPS), seen[name], where="post", color=COLOURS[1], linewidth=1.2)
             axis.set_ylabel("x")
             continue
         axis.plot(range(STEPS), seen[name], color=COLOURS[0], linewidth=1.2)
         axis.set_ylabel(name)
-        if k == 1 and spikes is not None:
+        if name == fires and spikes is not None:
             top = axis.get_ylim()[1]
             fired = spikes.nonzero()[:, 0].tolist()
             axis.vlines(fired, top, top + 0.25 * (top - axis.get_ylim()[0]), color=COLOURS[2], linewidth=1.2)
