@@ -53,7 +53,7 @@ class GLIF(Neuron):
 
     ``alpha`` goes from a linear leak, by ``leak`` each step, to an exponential one, which keeps the part ``tau``;
     ``beta`` from the input as it is to one that ``conductance`` weighs; ``gamma`` from a reset by subtraction of
-    ``drop`` to one to what is left of 0. The reset is that of the spike ``z`` of the step before.
+    ``drop`` to a reset of ``kept`` to 0. The reset is that of the spike ``z`` of the step before.
 
     w_alpha, w_beta, w_gamma: 0 by default, which is a gate of a half. (The authors draw them from [-0.1, 0.1].)
     w_tau: log(1/3) by default, which is 0.25.
