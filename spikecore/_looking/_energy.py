@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, List, Tuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from spikecore._base.batches import device_of, flattened, run_network, to_device
 from spikecore._explain._preserved import preserved
@@ -17,6 +17,7 @@ from spikecore._looking._operations import Counting
 from spikecore._looking._table import html_table, table
 from spikecore._shell.checks import shown
 from spikecore._shell.processes import unwrapped
+from spikecore._shell.replicas import makes_time
 from spikecore.functional import stateful_modules, to_rest
 from spikecore.neurons import Recurrent
 
@@ -130,7 +131,8 @@ def energy(net: nn.Module, x: Any, *, e_mac: float = E_MAC, e_ac: float = E_AC) 
 
     net: a network, with or without neurons; it runs in eval mode, without gradients, from rest, and is afterwards as it
         was. What wraps it (``torch.compile``, ``DistributedDataParallel``) is left out.
-    x: a batch, as for ``training_model``. Without neurons dimension 0 is the batch.
+    x: a batch, as for ``training_model``: ``[T, B, ...]``, or ``[B, ...]`` where an encoder makes time, where neurons
+        take single steps, and without neurons; ``[B, T, ...]`` where the network itself puts time first.
     e_mac, e_ac: picojoules of an operation. The defaults are those of 32-bit floating point in 45 nm at 0.9 V, 3.7 pJ a
         multiplication and 0.9 pJ an addition: M. Horowitz, "Computing's energy problem (and what we can do about it)",
         IEEE International Solid-State Circuits Conference (ISSCC), 2014, pp. 10-14, Figure 1.1.9,
@@ -165,7 +167,7 @@ def energy(net: nn.Module, x: Any, *, e_mac: float = E_MAC, e_ac: float = E_AC) 
         run_network(net, inputs)
         called = [layer for layer in seen.layers if layer.calls] if seen is not None else []
         steps = max((layer.steps for layer in called), default=1)
-        samples = called[0].calls[-1].batch if called else given[0].shape[0] if given[0].ndim else 1
+        samples = _samples(net, given[0], steps)
     rows = []
     for one in counting.found.values():
         products, sums = (
@@ -176,6 +178,15 @@ def energy(net: nn.Module, x: Any, *, e_mac: float = E_MAC, e_ac: float = E_AC) 
         twin = (e_mac * products + e_ac * sums) / samples
         rows.append(Operations(one.name, one.kind, one.macs, one.acs, one.products, one.sums, cost, twin))
     return Energy(tuple(rows), samples, steps, float(e_mac), float(e_ac))
+
+
+def _samples(net: nn.Module, x: Tensor, steps: int) -> int:
+    """The size of the batch: of ``[T, B, ...]`` the second dimension, of an input without time the first."""
+    if x.ndim < 2 or makes_time(net) or x.shape[0] != steps:
+        return max(1, x.shape[0]) if x.ndim else 1
+    # neurons may have tokens in their batch, so that the input is asked
+    multi = any(isinstance(module, FIRING) and module.step == "multi" for module in net.modules())
+    return max(1, x.shape[1] if multi else x.shape[0])
 
 
 def _amount(count: float) -> str:

@@ -228,6 +228,29 @@ def test_hoisted_layers_and_delays():
         assert sc.energy(nn.Sequential(delay, sc.LIF()), x).acs == 4 * int(x[:-2].sum())
 
 
+@pytest.mark.parametrize("where", ["time first", "batch first", "encoder", "single", "none"])
+def test_energy_is_per_sample_wherever_the_batch_is(where):
+    """The batch is found in the input, as neurons may have tokens in theirs; per sample it costs what one does."""
+    torch.manual_seed(0)
+    layer = sc.layers.SpikingSelfAttention(8, 2, sc.LIF)
+    nets = {
+        "time first": (layer, spikes(4, 3, 5, 8)),
+        "batch first": (Turned(layer), spikes(4, 3, 5, 8).transpose(0, 1)),
+        "encoder": (nn.Sequential(sc.encode.Constant(4), layer), spikes(3, 5, 8)),
+        "single": (nn.Sequential(nn.Linear(8, 2), sc.LIF(step="single")), spikes(3, 8)),
+        "none": (nn.Linear(8, 2), spikes(3, 8)),
+    }
+    net, x = nets[where]
+    found = sc.energy(net, x)
+    assert found.samples == 3
+    assert found.twin == pytest.approx(4.6 * sum(row.products for row in found.layers) / found.steps / 3)
+
+
+class Turned(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x.transpose(0, 1))
+
+
 def test_the_table_says_what_was_counted():
     """Amounts per sample, energies with units, and where the constants stand."""
     found = sc.energy(nn.Sequential(nn.Linear(1000, 50), nn.ReLU()), image(4, 1000))
