@@ -41,7 +41,7 @@ def sew_resnet(
     A 7x7 convolution of stride 2, a neuron and max pooling, four stages of :class:`spikecore.layers.SEWBlock` (from 50
     layers on bottlenecks), the mean over the image, and a linear layer. ``small=True`` begins with a 3x3 convolution of
     stride 1 and without pooling, for images of some 32 pixels. 11.69 million parameters with 18 layers, 21.80 with 34,
-    25.56 with 50, 44.55 with 101 and 60.19 with 152, for 1000 classes, as in the paper.
+    25.56 with 50, 44.55 with 101 and 60.19 with 152, for 1000 classes, as a ResNet.
 
     steps: the number of time steps to repeat images ``[B, C, H, W]`` for; None: the input has time.
     neuron: ``LIF(tau=2, detach_reset=True)`` by default; the paper has integrate-and-fire neurons on ImageNet,
@@ -108,8 +108,8 @@ def ms_resnet(
     each of which halves the image, a neuron, the mean over the image, and a linear layer. The first convolution is
     7x7 with stride 2; with 104 layers it is three of 3x3, the first with stride 2, and shortcuts average.
     ``small=True`` begins with one 3x3 convolution of stride 1, and the first stage keeps the size. 11.69 million
-    parameters with 18 layers, 21.80 with 34, and 77.35 with 104, for 1000 classes; of the last the literature gives
-    77.28, which is it without the second and the third of the first convolutions, as the authors' program has them.
+    parameters with 18 layers, 21.80 with 34, and 77.35 with 104, for 1000 classes, counted of the same layers as in
+    the authors' program.
 
     steps: the number of time steps to repeat images ``[B, C, H, W]`` for; None: the input has time.
     neuron: the authors' by default, ``LIF(tau=4/3, decay_input=False, threshold=0.5)``; theirs fires above the
