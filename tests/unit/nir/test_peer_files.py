@@ -73,3 +73,11 @@ def test_names_and_classes_of_a_loaded_file(tmp_path) -> None:
         *("0.weight", "0.bias", "1.linear.weight", "1.linear.bias", "2.weight", "2.bias"),
         *("3.linear.weight", "3.linear.bias"),
     ]
+
+
+@pytest.mark.parametrize("name", ["snntorch_leaky", "snntorch_synaptic", "rockpool_neuron"])
+def test_gains_that_were_one_are_one(name: str, tmp_path) -> None:
+    """Their writers compute r from tau and round both to float32."""
+    file, *_ = _read(name, tmp_path)
+    neurons = [each for each in sc.nir.load(file, **how(name)).modules() if isinstance(each, sc.Neuron)]
+    assert [each.gain for each in neurons] == [1.0, 1.0]
