@@ -1,4 +1,4 @@
-"""Graphs that snnTorch, Norse, sinabs and Rockpool export, loaded, give the spikes that these libraries compute.
+"""Graphs that other libraries export, loaded, give the spikes that these libraries compute.
 
 Norse and snnTorch compute our spikes from our graphs.
 

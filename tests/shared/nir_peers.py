@@ -1,8 +1,8 @@
 """Networks of other libraries as graphs of NIR, with inputs and the outputs that their own library computes.
 
 ``tests/unit/nir/peers.zip`` has these, written by ``python tests/shared/nir_peers.py tests/unit/nir/peers.zip`` with
-snnTorch 1.0.0, Norse 1.1.0, sinabs 3.1.3, Rockpool 3.1.0, nir 1.0.8 and nirtorch 2.6. Each library is imported where it
-is used.
+snnTorch 1.0.0, Norse 1.1.0, sinabs 3.1.3, Rockpool 3.1.0, SpikingJelly 2.0.0, nir 1.0.8 and nirtorch 2.6. Each library
+is imported where it is used.
 """
 
 from __future__ import annotations
@@ -181,6 +181,26 @@ def _rockpool_neuron(modules: Any, size: int, **options: Any) -> Any:
     )
 
 
+def _spikingjelly() -> Written:
+    from spikingjelly.activation_based import functional, neuron
+    from spikingjelly.activation_based.nir_exchange import export_to_nir
+
+    torch.manual_seed(0)
+    x = _input(4.0)
+    net = nn.Sequential(
+        nn.Linear(WIDTH, 12),
+        neuron.LIFNode(tau=3.0, v_threshold=0.4),
+        nn.Linear(12, 8),
+        neuron.LIFNode(tau=2.5, decay_input=False, v_threshold=0.6),
+        nn.Linear(8, 6),
+        neuron.IFNode(v_threshold=0.5),
+    )
+    graph = export_to_nir(net, x[0])
+    functional.reset_net(net)
+    with torch.no_grad():
+        return graph, x, torch.stack([net(step) for step in x])
+
+
 def _once() -> Dict[str, Any]:
     return {"max_spikes_per_dt": torch.tensor(1.0)}
 
@@ -203,6 +223,7 @@ WRITERS: Dict[str, Callable[[], Written]] = {
     "rockpool_lif": lambda: _rockpool(_rockpool_lif, 0.3),
     "rockpool_lif_once": lambda: _rockpool(lambda modules, size: _rockpool_lif(modules, size, **_once()), 0.3),
     "rockpool_neuron": lambda: _rockpool(_rockpool_neuron, 2.0),
+    "spikingjelly": _spikingjelly,
 }
 
 

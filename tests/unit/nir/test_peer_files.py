@@ -1,4 +1,4 @@
-"""Files that snnTorch, Norse, sinabs and Rockpool wrote give the spikes that these libraries compute.
+"""Files that other libraries wrote give the spikes that these libraries compute.
 
 ``peers.zip`` was written by ``tests/shared/nir_peers.py``; ``tests/peers/test_nir.py`` does the same with the packages.
 """
