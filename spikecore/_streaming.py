@@ -14,6 +14,8 @@ from spikecore._shell.stepped import Stepped
 #: What has a step mode.
 Timed = Union[Stateful, Stepped]
 
+#: Kinds of torch.nn that compute along one dimension; None counts from the front, too.
+_ALONG = (nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.GLU)
 #: Kinds of torch.nn whose meaning depends on whether there is a time dimension, and what to do.
 _OF_TIME = {
     nn.RNNBase: "it is recurrent itself, and takes all steps in one call",
@@ -43,8 +45,9 @@ def set_step(net: nn.Module, step: str) -> nn.Module:
     order. So train with ``"multi"``, and stream in ``eval()``.
 
     Nothing is changed if something in ``net`` cannot follow. ValueError, with its name, for an encoder that makes all
-    steps together (``Latency``, ``Delta``), for ``nn.Flatten`` and ``nn.Unflatten`` outside ``TimeBatched`` that count
-    dimensions from the front, for torch's recurrent layers and attention, and for another ``step``; RuntimeError within
+    steps together (``Latency``, ``Delta``), for ``nn.Flatten``, ``nn.Unflatten``, ``nn.GLU`` and softmaxes outside
+    ``TimeBatched`` that count dimensions from the front, for torch's recurrent layers and attention, and for another
+    ``step``; RuntimeError within
     :func:`spikecore.carry_state`; TypeError for what is no module. What a module's own ``forward`` does with time, such
     as a mean over it, is not seen.
     """
@@ -90,6 +93,8 @@ def _reason(module: nn.Module) -> Optional[str]:
     if isinstance(module, nn.Flatten) and (module.start_dim >= 0 or module.end_dim >= 0):
         return "it counts dimensions from the front; put it into sc.layers.TimeBatched(nn.Flatten()), or count from -1"
     if isinstance(module, nn.Unflatten) and isinstance(module.dim, int) and module.dim >= 0:
+        return "it counts dimensions from the front; put it into sc.layers.TimeBatched, or count from -1"
+    if isinstance(module, _ALONG) and (module.dim is None or module.dim >= 0):
         return "it counts dimensions from the front; put it into sc.layers.TimeBatched, or count from -1"
     return next((why for kind, why in _OF_TIME.items() if isinstance(module, kind)), None)
 

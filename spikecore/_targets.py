@@ -103,7 +103,8 @@ def left_out(targets: Tensor, ignore_index: Optional[int]) -> Optional[Tensor]:
         return None
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
         raise TypeError(f"ignore_index must be an int or None, got {ignore_index!r}")
-    return targets == ignore_index
+    # in 64 bits: of uint8 targets 156 would be -100
+    return targets.long() == ignore_index
 
 
 def kept(outputs: Tensor, targets: Tensor, ignore_index: Optional[int]) -> Tensor:

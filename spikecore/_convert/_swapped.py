@@ -153,7 +153,13 @@ def _detached(value: Any) -> Any:
 
 
 def become(module: nn.Module, kind: Any, neuron: Neuron, names: Mapping[str, str], states: Mapping[str, str]) -> None:
-    """Make ``module`` one of ``kind`` that ``neuron`` computes. Their parameters are the neuron's already."""
+    """Make ``module`` one of ``kind`` that ``neuron`` computes. Their parameters are the neuron's already.
+
+    ``net.parameters()`` keeps its order, by which a saved optimiser finds them.
+    """
+    for own in [names[name] for name in module._parameters if name in names]:
+        if own in neuron._parameters:
+            neuron._parameters[own] = neuron._parameters.pop(own)
     for name in (*names, *kind._fixed):
         if name not in kind.stays:
             for held in (module.__dict__, module._parameters, module._buffers, module._modules):
@@ -161,4 +167,7 @@ def become(module: nn.Module, kind: Any, neuron: Neuron, names: Mapping[str, str
     module.__dict__["_names"], module.__dict__["_states"] = dict(names), dict(states)
     was: Any = type(module)
     module.__class__ = swapped(kind, was)
-    module._modules["neuron"] = neuron
+    others = dict(module._modules)
+    module._modules.clear()
+    # parameters of a module come before those of its children
+    module._modules.update({"neuron": neuron, **others})

@@ -94,7 +94,9 @@ class SequenceDropout(Stateful):
                     f"SequenceDropout: generator is on {self.generator.device} but x is on {one.device}; make it with "
                     f"torch.Generator(device={str(one.device)!r})"
                 )
-        drawn = torch.rand(one.shape, generator=self.generator, device=one.device)
+        # torch's function with a generator takes no sizes that torch.compile keeps open, not even for None
+        given: Dict[str, Any] = {} if self.generator is None else {"generator": self.generator}
+        drawn: Tensor = torch.rand(one.shape, device=one.device, **given)
         return (drawn >= self.p).to(one.dtype) * (1.0 / (1.0 - self.p) if self.p < 1.0 else 0.0)
 
     def _checked(self, state: Mapping[str, Any], one: Tensor) -> Tensor:

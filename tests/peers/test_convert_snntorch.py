@@ -465,3 +465,16 @@ def test_several_values_lie_along_the_last_dimension(snn):
         assert torch.equal(got, want)
         assert torch.equal(*states)
     assert 0.1 < want.mean() < 0.9
+
+
+def test_a_saved_optimiser_finds_its_parameters(snn):
+    """Their order stays, by which a state of an optimiser that was saved before is read after."""
+    net = nn.Sequential(
+        snn.RSynaptic(0.9, 0.8, linear_features=3, learn_alpha=True, learn_beta=True, learn_threshold=True),
+        snn.Leaky(0.9, threshold=1.5, learn_beta=True, learn_threshold=True),
+    )
+    before = [(name, value) for name, value in net.named_parameters()]
+    sc.convert(net)
+    after = [(name.replace("neuron.", ""), value) for name, value in net.named_parameters()]
+    assert [name for name, _ in before] == [name for name, _ in after]
+    assert all(torch.equal(one, other) for (_, one), (_, other) in zip(before, after))

@@ -81,6 +81,14 @@ def test_all_ignored(loss):
     assert loss(outputs(), y, ignore_index=-1, reduction="sum") == 0
 
 
+@pytest.mark.parametrize("loss", EVERY)
+def test_small_integers_are_compared_as_numbers(loss):
+    """Of uint8 labels, as files of images have them, 156 is not -100."""
+    x = torch.rand(T, 2, 200, generator=torch.Generator().manual_seed(0))
+    found = [loss(x, torch.tensor([156, 3], dtype=dtype), ignore_index=-100) for dtype in (torch.uint8, torch.int64)]
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize("loss", SMOOTHED[:3])
 def test_gradient_is_exact(loss):
     """Finite differences, of smoothed labels, weights, a mask and ignored samples at once."""

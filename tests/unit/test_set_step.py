@@ -138,6 +138,10 @@ def test_what_counts_dimensions_or_steps_is_refused():
     for module, text in (
         (nn.Flatten(2), r"'1' is Flatten\(start_dim=2.*counts dimensions from the front; put it into"),
         (nn.Unflatten(2, (1, 2)), r"'1' is Unflatten.*counts dimensions from the front"),
+        (nn.Softmax(1), r"'1' is Softmax\(dim=1.*counts dimensions from the front"),
+        (nn.LogSoftmax(), r"'1' is LogSoftmax.*counts dimensions from the front"),
+        (nn.Softmin(0), r"'1' is Softmin.*counts dimensions from the front"),
+        (nn.GLU(1), r"'1' is GLU.*counts dimensions from the front"),
         (nn.LSTM(3, 3), r"'1' is LSTM.*: it is recurrent itself"),
         (nn.MultiheadAttention(4, 1), r"(?s)'1' is Multihead.*: it attends over the dimension that time is in"),
     ):
@@ -146,7 +150,7 @@ def test_what_counts_dimensions_or_steps_is_refused():
             sc.set_step(net, "single")
         assert (net[0].step, net[2].step) == ("multi", "multi")
         sc.set_step(net, "multi")
-    net = nn.Sequential(sc.LIF(), nn.Flatten(-3), sc.LIF())
+    net = nn.Sequential(sc.LIF(), nn.Flatten(-3), sc.LIF(), nn.Softmax(-1))
     assert sc.set_step(net, "single")[2].step == "single"
     with pytest.raises(ValueError, match=r"sc\.set_step: step='stream' must be 'multi' .* or 'single'"):
         sc.set_step(net, "stream")

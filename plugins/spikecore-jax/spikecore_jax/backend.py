@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, List, NamedTuple, Sequence, Union
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spikecore.backend import BackendError
 from spikecore.kernels import (
     BackwardPlan,
     BackwardResults,
@@ -96,6 +98,7 @@ class Compiled:
         self, geometry: Geometry, params: Sequence[Any], inputs: Sequence[Tensor], state: Sequence[Tensor], *late: Any
     ) -> List[List[Tensor]]:
         """Results of a call, in groups; inputs are ``[T, N]``, states ``[N]``, and so are the groups behind them."""
+        _check_process()
         steps, neurons, device = geometry.steps, geometry.neurons, inputs[0].device
         rows, columns = (steps, neurons) if self._fits else (_bucket(steps, 16), _bucket(neurons, 1024))
         # JAX takes float64 only where that is turned on
@@ -135,6 +138,22 @@ class Compiled:
         if kind == "number":
             return numbers([value], self._compute)[0]
         return array(padded(value, 0, columns) if kind == "full" else value)
+
+
+#: The process in which JAX began to compute.
+_started: List[int] = []
+
+
+def _check_process() -> None:
+    """JAX computes in threads, which a fork of the process does not have: it would wait for them for ever."""
+    here = os.getpid()
+    if not _started:
+        _started.append(here)
+    if _started[0] != here:
+        raise BackendError(
+            "backend 'jax' computed in the process that this one was forked from, and its threads are not here; start "
+            "processes by multiprocessing.get_context('spawn'), or choose another backend"
+        )
 
 
 def _bucket(size: int, least: int) -> int:

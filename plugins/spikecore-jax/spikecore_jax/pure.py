@@ -94,8 +94,7 @@ class Function:
 
     def step(self, params: Mapping[str, Any], state: Mapping[str, Any], x: Arrays) -> Tuple[Any, State]:
         """One step ``[*N]``: for loops of one's own, such as one in which outputs come back through weights."""
-        each: Sequence[Any] = [x] if hasattr(x, "shape") else x
-        xs = [one[None] for one in each]
+        xs = [_checked(one)[None] for one in (x if isinstance(x, (tuple, list)) else [x])]
         outs, state = self(params, state, xs)
         return outs[0] if len(self.program.outputs) == 1 else tuple(out[0] for out in outs), state
 
@@ -108,7 +107,7 @@ class Function:
         return ForwardPlan(self.program, Spec(_TORCH[dtype], None, kinds, (), True), (), True, True)
 
     def _inputs(self, xs: Arrays) -> List[Any]:
-        inputs: List[Any] = [xs] if hasattr(xs, "shape") else list(xs)
+        inputs = [_checked(x) for x in (xs if isinstance(xs, (tuple, list)) else [xs])]
         if len(inputs) != len(self.program.inputs):
             names = ", ".join(self.program.inputs)
             raise ValueError(
@@ -178,7 +177,36 @@ class Function:
         values = self._values(back, placed, inputs[0], inputs[0].shape[1:])
         grad_outputs, grad_final = cotangents
         of_inputs, of_states, of_params = scan.backward(back, values, inputs, first, grad_outputs, grad_final, [])
-        return list(of_inputs), list(of_states), [_summed(grad, like) for grad, like in zip(of_params, placed)]
+        of_placed = [_summed(grad, like) for grad, like in zip(of_params, placed)]
+        return _once((list(of_inputs), list(of_states), of_placed), (saved, cotangents))
+
+
+def _given(gradients: Any, sources: Any) -> Any:
+    """Gradients, which have none of their own by what they were computed from: an adjoint is derived once.
+
+    JAX would give 0 for them, since no derivative passes the bits of a number.
+    """
+    return gradients
+
+
+def _refused(kept: Any, cotangents: Any) -> Any:
+    raise NotImplementedError(
+        "neurons of spikecore have first derivatives in JAX, by jax.grad or jax.vjp; for second ones compute in "
+        "PyTorch with backend='torch'"
+    )
+
+
+_once = jax.custom_vjp(_given)
+_once.defvjp(lambda gradients, sources: (gradients, None), _refused)
+
+
+def _checked(x: Any) -> jax.Array:
+    if not isinstance(x, (jax.Array, np.ndarray)):
+        raise TypeError(
+            f"xs is a {type(x).__module__}.{type(x).__name__}; give an array of JAX or NumPy [T, *N], or a tuple of "
+            "one for each input"
+        )
+    return jnp.asarray(x)
 
 
 def _array(value: Any) -> jax.Array:

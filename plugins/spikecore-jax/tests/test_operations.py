@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from typing import Any, List
 
 import pytest
 import torch
 
 import spikecore as sc
+from spikecore.backend import BackendError
 from spikecore.lang import ops
 
 POINTS = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -3.0, 1e-3, 1e30, -1e30, math.inf, -math.inf, math.nan]
@@ -97,3 +99,12 @@ def test_an_argument_may_change_after_the_call() -> None:
         out = neuron(given)
         given.zero_()
         assert torch.equal(out, expected)
+
+
+def test_a_forked_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX's threads are not in it, and a call would never end."""
+    neuron = sc.LIF(2.0, backend="jax")
+    neuron(torch.ones(2, 3))
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(BackendError, match="computed in the process that this one was forked from"):
+        neuron(torch.ones(2, 3))

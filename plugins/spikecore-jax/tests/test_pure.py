@@ -212,6 +212,30 @@ def test_what_does_not_fit_is_named(call: Any, text: str) -> None:
         call(f, jnp.ones((T, B, C)))
 
 
+def test_second_derivatives_are_refused() -> None:
+    """They are none of the adjoint's, and JAX would give 0 for them."""
+    f = spikecore_jax.function(sc.LI())
+
+    def first(tau: Any) -> Any:
+        return jax.grad(lambda tau: (f({**f.params, "tau": tau}, None, jnp.ones((3, 2)))[0] ** 2).sum())(tau)
+
+    assert first(2.0) != 0
+    with pytest.raises(NotImplementedError, match="first derivatives in JAX"):
+        jax.grad(first)(2.0)
+    with pytest.raises(TypeError, match="can't apply forward-mode"):
+        jax.jvp(first, (2.0,), (1.0,))
+
+
+def test_arrays_of_numpy_are_taken_and_tensors_are_not() -> None:
+    """JAX makes float32 of float64 where that is not turned on."""
+    f = spikecore_jax.function(sc.LIF(2.0))
+    x = np.random.default_rng(0).random((3, 2, 5)) * 2
+    found, _ = f(f.params, None, x)
+    assert np.array_equal(found, sc.LIF(2.0)(torch.from_numpy(x).float()))
+    with pytest.raises(TypeError, match=r"xs is a torch.Tensor; give an array of JAX or NumPy \[T, \*N\]"):
+        f(f.params, None, torch.ones(3, 2))
+
+
 def test_only_neurons_are_taken() -> None:
     with pytest.raises(TypeError, match="must be a spikecore neuron; of sc.Recurrent give its neuron"):
         spikecore_jax.function(torch.nn.Linear(1, 1))

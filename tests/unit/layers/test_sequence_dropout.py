@@ -170,3 +170,13 @@ def test_wrong_arguments_are_named():
         SequenceDropout()(torch.tensor(1.0))
     with pytest.raises(ValueError, match="SequenceDropout, which needs the time"):
         TimeBatched(SequenceDropout())
+
+
+@pytest.mark.skipif(not hasattr(torch.library, "register_autograd"), reason="torch.compile needs torch 2.4 or newer")
+def test_compiled_for_any_size():
+    """Batches of several sizes share one graph; the mask is one for all steps there, too."""
+    layer = torch.compile(SequenceDropout(0.5), backend="eager", dynamic=True)
+    for size in (8, 12, 20):
+        out = layer(torch.ones(3, size, 4))
+        assert set(out.unique().tolist()) == {0.0, 2.0}
+        assert torch.equal(out, out[:1].expand_as(out))
