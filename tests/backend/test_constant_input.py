@@ -18,7 +18,7 @@ from spikecore_cupy.host import HostBackend, reason
 #: Backends by name, and why one cannot be had here.
 BACKENDS = {
     "torch": None,
-    "numba": None if importlib.util.find_spec("numba") else "numba is not installed",
+    "numba": None if importlib.util.find_spec("spikecore_numba") else "spikecore-numba is not installed",
     "cupy_host": reason(),
 }
 STEPS = (2, 4, 16, 25, 40)

@@ -116,6 +116,7 @@ def saved(*args, **kwargs):
     if not left:
         signal.raise_signal(number)  # in this thread; from another, Ctrl-C may end in a callback that swallows it
 sc.save_checkpoint = saved
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores Ctrl-C
 sys.argv = sys.argv[3:]
 sys.path.insert(0, os.path.dirname(sys.argv[0]))  # as Python does for a program
 from common import data

@@ -287,14 +287,14 @@ def test_options_that_cannot_be_had(tmp_path, run, capsys, args, says):
     assert not (tmp_path / "out").exists()
 
 
-README = re.search(
-    r"## Training programs\n(.*?)\n## ", (EXAMPLES.parent / "README.md").read_text(encoding="utf-8"), re.S
+PAGE = (
+    (EXAMPLES.parent / "docs/programs.md").read_text(encoding="utf-8").partition("## A published recurrent network")[0]
 )
-COMMANDS = [line.split("#")[0].split()[1:] for line in README.group(1).splitlines() if line.startswith("python ")]
+COMMANDS = [line.split("#")[0].split()[1:] for line in PAGE.splitlines() if line.startswith("python ")]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_the_commands_of_the_readme(tmp_path, capsys, run, command):
+def test_the_commands_of_the_page(tmp_path, capsys, run, command):
     """On digits they train, cut to two batches; the others, without the GPU and the download, miss the data alone."""
     program, args = command[0].partition("/")[2], command[1:]
     if "digits" in args:

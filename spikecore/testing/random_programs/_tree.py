@@ -75,8 +75,12 @@ def order(roots: Iterable[Node]) -> List[Node]:
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 _INFIX.update({"eq": "==", "ne": "!=", "and": "&", "or": "|"})
-#: Operations that torch has under the same name, less those whose arguments torch wants otherwise.
-_TORCH = frozenset(op for name, op in FROM_TORCH.items() if name == op) - {"clamp", "detach", "where"}
+#: Operations that torch itself has under the same name, less those whose arguments torch wants otherwise.
+_TORCH = frozenset(op for name, op in FROM_TORCH.items() if name == op and hasattr(torch, op)) - {
+    "clamp",
+    "detach",
+    "where",
+}
 
 
 class _Text:
