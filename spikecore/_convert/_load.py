@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Sequence, Set, Tuple, Union
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Sequence, Set, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +26,10 @@ from spikecore.neurons import Recurrent
 
 #: Names under which programs keep the state of a network in a checkpoint.
 USUAL = ("state_dict", "model_state_dict", "net_state_dict", "model", "net", "network")
-#: Prefixes that wrappers of a whole network add: DataParallel and DistributedDataParallel, torch.compile.
-WRAPPERS = ("module.", "_orig_mod.")
+#: The name under which torch.compile holds what it compiled, a network or a part of one.
+COMPILED = "_orig_mod"
+#: The prefix of DataParallel and DistributedDataParallel, which wrap a whole network.
+PARALLEL = "module."
 
 
 def load_state(
@@ -44,7 +46,7 @@ def load_state(
     the ``SeqToANNContainer`` in its place, and those of :class:`spikecore.Recurrent` by snnTorch's ``recurrent`` and
     those of its neuron. A fixed ``beta``, ``alpha`` or ``threshold`` of snnTorch sets that of the neuron: one value a
     number, several a tensor. ``graded_spikes_factor`` must be 1, and ``reset_mechanism_val`` the reset of the neuron.
-    A prefix ``module.`` of DataParallel or ``_orig_mod.`` of torch.compile is left out.
+    Prefixes ``module.`` of DataParallel are left out, and ``_orig_mod.`` of torch.compile wherever it stands.
 
     file: a file of ``torch.save`` or of safetensors (``.safetensors``), or the entries themselves. In a checkpoint with
         more in it, the network's state is found under ``state_dict``, ``model_state_dict``, ``model``, ``net`` and the
@@ -57,8 +59,9 @@ def load_state(
     network that :func:`spikecore.convert` changed has its old names, and loads with ``load_state_dict`` itself.
 
     Raises TypeError for what is no network or no checkpoint, ValueError if several things in a file may be the state of
-    a network or, with ``order``, if an entry has no place, and RuntimeError for what ``load_state_dict`` refuses;
-    a ``net`` that ``copy.deepcopy`` takes is then as it was.
+    a network, if two entries are the same one of ``net`` or, with ``order``, if an entry has no place, OSError
+    (FileNotFoundError, PermissionError, IsADirectoryError) for a file that cannot be read, and RuntimeError for what
+    ``load_state_dict`` refuses; a ``net`` that ``copy.deepcopy`` takes is then as it was.
     """
     if not isinstance(net, nn.Module):
         raise TypeError(f"sc.load_state: net={shown(net)} must be a network (an nn.Module)")
@@ -94,21 +97,35 @@ def _entries(file: Any) -> Mapping[str, Tensor]:
 
 
 def _read(path: Path) -> Any:
+    _check_readable(path)
     if path.suffix == ".safetensors":
         try:
             from safetensors.torch import load_file
         except ImportError as error:
             raise ImportError("sc.load_state reads .safetensors by safetensors: pip install safetensors") from error
-        return load_file(str(path))
+        try:
+            return load_file(str(path))
+        except Exception as error:
+            raise ValueError(f"sc.load_state: {str(path)!r} is no file of safetensors: {error}") from error
     try:
         return torch.load(str(path), map_location="cpu", weights_only=True)
     except Exception as error:
-        if not path.is_file():
-            raise FileNotFoundError(f"sc.load_state: no file {str(path)!r}") from error
         raise ValueError(
             f"sc.load_state: {str(path)!r} holds more than tensors, or is no file of torch.save: {error}\nIf you trust "
             "it, read it yourself: sc.load_state(net, torch.load(path, map_location='cpu', weights_only=False)['net'])"
         ) from error
+
+
+def _check_readable(path: Path) -> None:
+    """Raise the OSError of a file that cannot be opened: the readers have other words for it."""
+    if path.is_dir():
+        raise IsADirectoryError(f"sc.load_state: {str(path)!r} is a folder; give the file in it")
+    try:
+        path.open("rb").close()
+    except PermissionError as error:
+        raise PermissionError(f"sc.load_state: no permission to read {str(path)!r}") from error
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # ValueError: a name that no file can have
+        raise FileNotFoundError(f"sc.load_state: no file {str(path)!r}") from error
 
 
 def _is_state(value: Any) -> bool:
@@ -116,25 +133,42 @@ def _is_state(value: Any) -> bool:
 
 
 def _unwrapped(net: nn.Module, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    for prefix in WRAPPERS:
-        if all(key.startswith(prefix) for key in state) and prefix[:-1] not in net._modules:
-            state = {key[len(prefix) :]: value for key, value in state.items()}
-    return state
+    """The entries by the names that they have without wrappers; nn.DataParallel(net) has names of its own."""
+    names = {key: ".".join([part for part in key.split(".") if part != COMPILED]) for key in state}
+    while PARALLEL[:-1] not in net._modules and all(name.startswith(PARALLEL) for name in names.values()):
+        names = {key: name[len(PARALLEL) :] for key, name in names.items()}
+    return _named(((key, names[key], value) for key, value in state.items()), "without its wrappers the same")
+
+
+def _named(entries: Iterable[Tuple[str, str, Tensor]], what: str) -> Dict[str, Tensor]:
+    """``(key, name, value)`` as name -> value. ValueError if two keys have one name, of which one would be lost."""
+    named: Dict[str, Tensor] = {}
+    keys: Dict[str, str] = {}
+    for key, name, value in entries:
+        if name in named:
+            raise ValueError(
+                f"sc.load_state: {keys[name]!r} and {key!r} of the checkpoint are both {name!r}, {what} entry; take "
+                "one of them out of it"
+            )
+        named[name], keys[name] = value, key
+    return named
 
 
 def _by_name(net: nn.Module, state: Mapping[str, Tensor]) -> Dict[str, Tensor]:
     places: Dict[str, List[Tuple[str, nn.Module]]] = {}
     for theirs, ours, module in _places(net, [""], ""):
         places.setdefault(theirs, []).append((ours, module))
-    named = {}
-    for key, value in state.items():
-        theirs, _, leaf = key.rpartition(".")
-        ours = next((path for path, module in places.get(theirs, ()) if _takes(module, leaf)), theirs)
-        # snnTorch's feedback of single weights is registered twice, as V and recurrent.V
-        if leaf == "V" and f"{theirs}.recurrent.V".lstrip(".") in state and ours == theirs:
-            continue
-        named[f"{ours}.{leaf}" if ours else leaf] = value
-    return named
+
+    def entries() -> Iterator[Tuple[str, str, Tensor]]:
+        for key, value in state.items():
+            theirs, _, leaf = key.rpartition(".")
+            ours = next((path for path, module in places.get(theirs, ()) if _takes(module, leaf)), theirs)
+            # snnTorch's feedback of single weights is registered twice, as V and recurrent.V
+            if leaf == "V" and f"{theirs}.recurrent.V".lstrip(".") in state and ours == theirs:
+                continue
+            yield key, f"{ours}.{leaf}" if ours else leaf, value
+
+    return _named(entries(), "in net the same")
 
 
 def _places(module: nn.Module, theirs: Sequence[str], ours: str) -> Iterator[Tuple[str, str, nn.Module]]:
@@ -145,6 +179,8 @@ def _places(module: nn.Module, theirs: Sequence[str], ours: str) -> Iterator[Tup
         if isinstance(module, TimeBatched):
             # layer.Conv2d, or a container with the module in it; several modules have the container's numbers
             inner = list(theirs) if _is_group(child) else [*theirs, *_below(theirs, "0")]
+        elif name == COMPILED:
+            inner = list(theirs)
         elif isinstance(module, Recurrent):
             inner = list(theirs) if name == "neuron" else _below(theirs, "recurrent")
         else:

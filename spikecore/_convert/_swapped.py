@@ -6,9 +6,11 @@ The states that such a module keeps are those of its neuron, too, so that ``sc.r
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
-from typing import Any, ClassVar, Dict, Mapping, Optional, Tuple
+from typing import Any, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
+import torch
 from torch import Tensor, nn
 
 from spikecore._shell.state import State, keep
@@ -90,6 +92,26 @@ class Named(Swapped):
             if name.partition(".")[0] not in own:
                 state_dict[f"{prefix}neuron.{name}"] = state_dict.pop(key)
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]  # of nn.Module
+        missing, unexpected, errors = args[-3:]
+        self.__dict__["_told"] = _Told(prefix, missing, unexpected, errors, len(errors))
+
+
+class _Told(NamedTuple):
+    """The lists of a ``load_state_dict`` that runs, and how many errors there were before the neuron's turn."""
+
+    prefix: str
+    missing: List[str]
+    unexpected: List[str]
+    errors: List[str]
+    before: int
+
+
+def _by_names_of_old(module: Any, _incompatible: Any) -> None:
+    """After a ``load_state_dict``: what the neuron said of its entries, by the names that ``state_dict`` has."""
+    prefix, missing, unexpected, errors, before = module.__dict__.pop("_told")
+    inner = re.compile(rf"(?<![\w.]){re.escape(prefix)}neuron\.")
+    for names, start in ((missing, 0), (unexpected, 0), (errors, before)):
+        names[start:] = [inner.sub(lambda _: prefix, name) for name in names[start:]]
 
 
 class Carrying(Named):
@@ -117,16 +139,18 @@ class Carrying(Named):
             return
         held = self._held()
         for name, own in self._states.items():
-            held[name] = self._rest(name) if state is None else state[own]
+            held[name] = self._rest(name) if state is None else _as_held(held[name], state[own])
         for name in self._beside:
             held[name] = self._rest(name) if state is None else _detached(held[name])
         self.__dict__["_agreed"] = state
 
     def _agree(self) -> None:
         held = self._held()
-        values = {own: held[name] for name, own in self._states.items()}
-        # numbers, of which the other library makes tensors when it sees an input: rest, or what the user set
-        state = values if all(isinstance(value, Tensor) for value in values.values()) else None
+        state = None
+        if any(isinstance(held[name], Tensor) or held[name] != self._rest(name) for name in self._states):
+            # a number stands for a tensor that is made when the next input gives its shape; as a state that is not
+            # None it is one that sc.reset takes back
+            state = {own: _tensor(held[name]) for name, own in self._states.items()}
         keep(self.neuron, state)
         self.__dict__["_agreed"] = state
 
@@ -148,6 +172,19 @@ class Carrying(Named):
         return build, made_of, {**content, **without_graph, **seen, "_agreed": None}
 
 
+def _tensor(value: Any) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.tensor(float(value))
+
+
+def _as_held(before: Any, value: Tensor) -> Any:
+    """A state of the neuron as the other library keeps it: of a number that was set, :func:`_tensor` made ``value``."""
+    if value.ndim or (isinstance(before, Tensor) and not before.ndim):
+        return value
+    number = value.item()
+    # the number itself, which may have more digits
+    return before if not isinstance(before, Tensor) and _tensor(before).item() == number else number
+
+
 def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
 
@@ -167,6 +204,7 @@ def become(module: nn.Module, kind: Any, neuron: Neuron, names: Mapping[str, str
     module.__dict__["_names"], module.__dict__["_states"] = dict(names), dict(states)
     was: Any = type(module)
     module.__class__ = swapped(kind, was)
+    module.register_load_state_dict_post_hook(_by_names_of_old)
     others = dict(module._modules)
     module._modules.clear()
     # parameters of a module come before those of its children

@@ -341,6 +341,7 @@ def test_their_tools_work_on_it(j):
 
 def test_ours_works_on_it(j):
     """sc.reset, sc.detach, sc.set_backend and sc.training_model reach the state of a node."""
+    torch.manual_seed(1)
     net = nn.Sequential(j.layer.Linear(4, 5), j.neuron.LIFNode())
     j.functional.set_step_mode(net, "m")
     sc.convert(net)
@@ -354,10 +355,11 @@ def test_ours_works_on_it(j):
     sc.reset(net)
     assert net[1].v == 0.0
     assert torch.equal(net(x), first)
-    sc.reset(net)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    step = sc.training_model(net, sc.losses.mse_count(), optimizer) if False else None
-    assert step is None
+    step = sc.training_model(
+        net, lambda y, target: ((y - target) ** 2).mean(), torch.optim.SGD(net.parameters(), lr=0.0)
+    )
+    for _ in range(2):
+        assert torch.equal(step(x, torch.zeros_like(first))[0], first)
 
 
 def test_a_memory_of_another_batch_starts_again(j):
@@ -419,3 +421,45 @@ def test_a_converted_network_is_exported(j):
     assert all(node.v == 0.0 for node in nodes(j, net).values())
     assert not [node for node in program.graph.nodes if "spikecore" in str(node.target)]
     assert torch.equal(program.module()(x[:2]), want)
+
+
+def test_a_number_that_was_set_is_reset(j):
+    """``node.v = 0.5`` counts in the next call, survives sc.detach and copies, and ends with either library's reset."""
+    x = torch.full((2,), 0.8)
+    for reset in (sc.reset, j.functional.reset_net):
+        theirs = nn.Sequential(j.neuron.LIFNode(), j.neuron.IzhikevichNode())
+        ours = copy.deepcopy(theirs)
+        sc.convert(ours)
+        for net in (theirs, ours):
+            net[0].v, net[1].w = 0.5, 0.25
+        assert ours[0].neuron.state == {"v": torch.tensor(0.5)}
+        sc.detach(ours)
+        assert (ours[0].v, ours[1].v, ours[1].w) == (0.5, 0.0, 0.25)
+        for net in (ours, copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+            assert torch.equal(net(x), theirs(x))
+            assert all(torch.equal(net[at].v, theirs[at].v) for at in (0, 1))
+            j.functional.reset_net(theirs)
+            theirs[0].v, theirs[1].w = 0.5, 0.25
+        ours[0].v, ours[1].w = 0.5, 0.25
+        reset(ours)
+        j.functional.reset_net(theirs)
+        assert (ours[0].v, ours[1].w) == (theirs[0].v, theirs[1].w) == (0.0, 0.0)
+        assert ours[0].neuron.state is None
+        assert torch.equal(ours(x), theirs(x))
+
+
+def test_what_a_checkpoint_lacks_has_the_names_of_old(j):
+    """Not those of the neuron within, which stand in no state_dict."""
+    net = nn.Sequential(j.layer.Linear(2, 3), j.neuron.ParametricLIFNode())
+    sc.convert(net)
+    state = net.state_dict()
+    lacking = {key: value for key, value in state.items() if key != "1.w"}
+    for entries, text in (
+        (lacking, r'Missing key\(s\) in state_dict: "1.w"'),
+        ({**state, "1.foo": state["1.w"]}, r'Unexpected key\(s\) in state_dict: "1.foo"'),
+        ({**state, "1.w": torch.zeros(3)}, r"\t1.w has shape \[3\], and w is one learnt value"),
+    ):
+        with pytest.raises(RuntimeError, match=text):
+            net.load_state_dict(entries)
+    assert net.load_state_dict(lacking, strict=False).missing_keys == ["1.w"]
+    assert copy.deepcopy(net)[1].load_state_dict({}, strict=False).missing_keys == ["w"]

@@ -151,6 +151,67 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
         sc.load_state([net], state)  # type: ignore[arg-type]  # what it refuses
 
 
+def test_a_file_that_cannot_be_read_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder, whatever its suffix, no permission, and a file that is none of safetensors: once read as 'no file'."""
+    net = leaky_net()
+    folder = tmp_path / "run.safetensors"
+    folder.mkdir()
+    for path in (tmp_path, folder):
+        with pytest.raises(IsADirectoryError, match=r"sc.load_state: '.*' is a folder; give the file in it"):
+            sc.load_state(net, path)
+    closed = tmp_path / "closed.pt"
+    torch.save(net.state_dict(), str(closed))
+
+    def refuse(self: Path, *_: Any) -> Any:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", refuse)  # a superuser may read everything
+        with pytest.raises(PermissionError, match="no permission to read '.*closed.pt'"):
+            sc.load_state(net, closed)
+    pytest.importorskip("safetensors.torch", reason="safetensors is in the extra train")
+    other = tmp_path / "other.safetensors"
+    other.write_text("nonsense")
+    with pytest.raises(ValueError, match="'.*other.safetensors' is no file of safetensors: "):
+        sc.load_state(net, other)
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    ["_orig_mod.module.", "module._orig_mod.", "_orig_mod._orig_mod.", "module._orig_mod.module.", "module.module."],
+)
+def test_prefixes_of_several_wrappers_go_in_any_order(prefix: str) -> None:
+    """torch.compile around DistributedDataParallel, and the other way round."""
+    net, other = plif_net(), plif_net()
+    result = sc.load_state(other, {prefix + key: value for key, value in net.state_dict().items()})
+    assert (result.missing_keys, result.unexpected_keys) == ([], [])
+    assert all(torch.equal(other.state_dict()[key], value) for key, value in net.state_dict().items())
+
+
+def test_a_part_that_was_compiled_has_the_names_of_what_was_not() -> None:
+    """In the checkpoint, in the network, and in both."""
+    plain, compiled = plif_net(), plif_net()
+    compiled[3] = torch.compile(compiled[3], backend="eager")
+    state, of_compiled = plain.state_dict(), compiled.state_dict()
+    assert set(of_compiled) - set(state)
+    for net, entries in ((plain, of_compiled), (compiled, state), (compiled, of_compiled)):
+        result = sc.load_state(net, entries)
+        assert (result.missing_keys, result.unexpected_keys) == ([], [])
+
+
+def test_two_entries_of_one_name_are_refused() -> None:
+    """One of them was lost, the last one in the file counted."""
+    net, weight = nn.Sequential(TimeBatched(nn.Linear(2, 3))), torch.rand(3, 2)
+    before = copy.deepcopy(net.state_dict())
+    text = "sc.load_state: '0.weight' and '0.0.weight' of the checkpoint are both '0.module.weight', in net the same"
+    with pytest.raises(ValueError, match=text):
+        sc.load_state(net, {"0.weight": weight, "0.0.weight": weight + 1, "0.bias": torch.zeros(3)})
+    text = "'0.bias' and '_orig_mod.0.bias' of the checkpoint are both '0.bias', without its wrappers the same"
+    with pytest.raises(ValueError, match=text):
+        sc.load_state(net, {"0.weight": weight, "0.bias": torch.zeros(3), "_orig_mod.0.bias": torch.ones(3)})
+    assert all(torch.equal(before[key], value) for key, value in net.state_dict().items())
+
+
 def test_safetensors_load(tmp_path: Path) -> None:
     """By their suffix."""
     save_file = pytest.importorskip("safetensors.torch", reason="safetensors is in the extra train").save_file
