@@ -1,8 +1,6 @@
-"""Modules of Flax and Equinox around a neuron, and weights that cross over."""
+"""Modules of Flax and Equinox around a neuron."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +8,6 @@ import pytest
 import torch
 
 import spikecore as sc
-from spikecore_jax import weights
 
 X = torch.randn(6, 3, 5, generator=torch.Generator().manual_seed(0)) * 2
 
@@ -52,21 +49,3 @@ def test_equinox() -> None:
     np.testing.assert_allclose(found.learnt["w"], grad, rtol=1e-5)
     first, state = module.run(xs[:2])
     assert np.array_equal(jnp.concatenate([first, module.run(xs[2:], state)[0]]), out)
-
-
-def test_weights_cross_over(tmp_path: Path) -> None:
-    """By a file of safetensors: names as the table says, dimensions as the library has them."""
-    files = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
-    net = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Conv2d(2, 4, (3, 1)), sc.PLIF())
-    files.save_file(net.state_dict(), tmp_path / "net.safetensors")
-    names = {"0.weight": "hidden.kernel", "0.bias": "hidden.bias", "1.weight": "conv.kernel", "2.w": "neuron.w"}
-    found = weights.load(tmp_path / "net.safetensors", names)
-    assert {name: value.shape for name, value in found.items()} == {
-        "hidden.kernel": (3, 5), "hidden.bias": (5,), "conv.kernel": (3, 1, 2, 4), "neuron.w": ()
-    }  # fmt: skip
-    assert np.array_equal(found["hidden.kernel"], net[0].weight.detach().numpy().T)
-    assert np.array_equal(found["conv.kernel"][2, 0, 1, 3], net[1].weight[3, 1, 2, 0].item())
-    kept = weights.renamed(net.state_dict(), {"1.weight": "conv.weight"}, flax=False)
-    assert np.array_equal(kept["conv.weight"], net[1].weight.detach().numpy())
-    with pytest.raises(KeyError, match=r"there is no '3.weight'; the network has 0.bias, 0.weight"):
-        weights.load(tmp_path / "net.safetensors", {"3.weight": "x"})
