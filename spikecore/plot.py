@@ -58,7 +58,7 @@ def raster(
         for which, colour in ((x > 0, color), (x < 0, "tab:red")):
             times, places = (index.numpy() for index in which.nonzero(as_tuple=True))
             ax.vlines(unit * times, places - 0.42, places + 0.42, colors=colour, linewidths=width)
-    ax.set(ylabel=label, xlim=(-0.5 * unit, (steps - 0.5) * unit), ylim=(-0.5, neurons - 0.5))
+    ax.set(ylabel=label, xlim=(-0.5 * unit, (max(1, steps) - 0.5) * unit), ylim=(-0.5, max(1, neurons) - 0.5))
     _name_time(ax, dt)
     return ax
 
@@ -141,7 +141,7 @@ def rates(seen: Any, *, ax: Any = None) -> Any:
         silent = float((each == 0).double().mean())
         text = f"{100 * silent:.0f} % silent" if silent else "none silent"
         ax.annotate(text, (max(high, float(each.mean())), row), (4, 0), textcoords="offset points", va="center", size=7)
-    ax.set(xlabel="spikes per time step", ylim=(len(found) - 0.5, -0.5))
+    ax.set(xlabel="spikes per time step", ylim=(max(1, len(found)) - 0.5, -0.5))
     ax.set_yticks(range(len(found)), list(found))
     ax.set_xlim(0, 1.25 * ax.get_xlim()[1])  # room for the words
     ax.set_ylabel("layer")

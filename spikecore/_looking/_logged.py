@@ -50,9 +50,10 @@ def _rates(layer: Layer) -> Optional[Tensor]:
 
 def _figures(call: Call) -> Iterator[Tuple[str, Any]]:
     """Pictures of the first sample of a call. A figure of its own each, which no global list of pyplot's keeps."""
-    from matplotlib.figure import Figure
 
     def axes() -> Any:
+        from matplotlib.figure import Figure  # where there is something to draw, and it need not be installed
+
         return Figure(figsize=(5.0, 3.0), constrained_layout=True).subplots()
 
     spikes = None if call.total is None else call.spikes

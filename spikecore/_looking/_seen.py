@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
@@ -13,6 +14,7 @@ from spikecore._base.locking import Lock
 from spikecore._looking._logged import log
 from spikecore._looking._table import as_html, as_text
 from spikecore._shell.prologue import prologue_of
+from spikecore._shell.state import Stateful
 from spikecore._shell.watchers import Watcher
 from spikecore.backend import Tensors
 from spikecore.lang import Node, Program
@@ -54,7 +56,8 @@ class Layer(Watcher):
     each. ``rate``: spikes per time step and neuron over all calls, None where the output is no spike or nothing was
     called. ``rates``: the same of each neuron, ``[...]`` as one sample of one step. ``silent``, ``saturated``: how many
     neurons never fired, and how many fired at every step of every sample. ``spikes``, and each recorded state by its
-    name or in ``states``: ``[T, B, ...]`` of the one call; of single-step neurons all calls, one after the other.
+    name or in ``states``: ``[T, B, ...]`` of the one call; of calls that continue one another, which are those of
+    single-step neurons and those within ``carry_state``, all steps in order, a ``sc.reset`` between them or not.
     """
 
     def __init__(self, name: str, kind: str, record: Tuple[str, ...], spikes: bool, grad: bool) -> None:
@@ -67,7 +70,8 @@ class Layer(Watcher):
         """Forget every call."""
         with self._lock:
             self._calls: List[Call] = []
-            self._single = True
+            #: Whether every call continues from the one before it, unless that was reset.
+            self._continued = True
             #: Sums over time and batch, by the device and the shape of a sample.
             self._sums: Dict[Tuple[torch.device, Tuple[int, ...]], Tensor] = {}
             self._samples = 0
@@ -77,6 +81,7 @@ class Layer(Watcher):
     def take(self, module: nn.Module, outputs: Tensors, trace: Mapping[str, Tensor], single: bool) -> None:
         """Note a call."""
         neuron: Any = module.neuron if isinstance(module, Recurrent) else module
+        carries = isinstance(module, Stateful) and module.carrying
         prologue = prologue_of(neuron) if isinstance(neuron, Neuron) else None
         added = prologue is not None and prologue.shortcut == "after"
         index = _spiking(neuron.program)
@@ -90,7 +95,7 @@ class Layer(Watcher):
         call = Call(steps, batch, y if self._keeps else None, dict(trace), count, y.numel())
         whole = (y == y.detach().round()).all() if added and total is not None else None
         with self._lock:
-            self._single = self._single and single
+            self._continued = self._continued and (single or carries)
             self._calls.append(call)
             if total is not None:
                 key = (y.device, tuple(y.shape[2:]))
@@ -112,9 +117,9 @@ class Layer(Watcher):
 
     @property
     def steps(self) -> int:
-        """Time steps of the longest call; of single-step neurons those of all calls."""
+        """Time steps of the longest call; of calls that continue one another those of all of them."""
         steps = [call.steps for call in self._calls]
-        return sum(steps) if self._single else max(steps)
+        return sum(steps) if self._continued else max(steps)
 
     @property
     def fires(self) -> bool:
@@ -191,8 +196,15 @@ class Layer(Watcher):
             raise ValueError(f"layer {self.name!r} ({self.kind}) has no {what}: {why}")
         if len(kept) == 1:
             return kept[0]
-        if self._single:
-            return torch.cat(kept)
+        if self._continued:
+            kinds = Counter([(tuple(value.shape[1:]), value.device) for value in kept])
+            if len(kinds) == 1:
+                return torch.cat(kept)
+            told = ", ".join(f"{list(shape)} on {device} in {count}" for (shape, device), count in kinds.items())
+            raise ValueError(
+                f"layer {self.name!r} ({self.kind}): {what} of {len(kept)} calls are no one sequence: a step is "
+                f"{told}; see seen[{self.name!r}].calls, or read it and call seen.clear() where a sequence ends"
+            )
         raise ValueError(
             f"layer {self.name!r} ({self.kind}) was called {len(kept)} times, and each call has its own {what}: see "
             f"seen[{self.name!r}].calls, or call seen.clear() between them"

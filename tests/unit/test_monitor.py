@@ -118,6 +118,44 @@ def test_single_steps_follow_one_another():
         assert single.state is not None
 
 
+def test_chunks_of_a_stream_follow_one_another():
+    """Within carry_state, of neurons and of Recurrent; a call from rest among them is a sequence of its own."""
+    x = driven(6, 3, 6)
+    for neuron in (sc.LIF(), sc.Recurrent(sc.LIF(), nn.Linear(6, 6))):
+        with sc.monitor(neuron, record=("v",), spikes=True) as whole:
+            neuron(x)
+        with sc.monitor(neuron, record=("v",), spikes=True) as seen, sc.carry_state(neuron):
+            for part in x.split(2):
+                neuron(part)
+        assert torch.allclose(seen[""].v, whole[""].v)
+        assert torch.equal(seen[""].spikes, whole[""].spikes)
+        assert (seen[""].steps, len(seen[""].calls)) == (6, 3)
+        with sc.monitor(neuron, record=("v",)) as seen:
+            neuron(x)
+            with sc.carry_state(neuron):
+                neuron(x)
+        with pytest.raises(ValueError, match="was called 2 times, and each call has its own v"):
+            _ = seen[""].v
+
+
+def test_sequences_of_other_shapes_are_told():
+    """Single steps with a reset between: one record while a step keeps its shape, and else not torch's error of cat."""
+    neuron = sc.LIF(step="single")
+    with sc.monitor(neuron, record=("v",), spikes=True) as seen:
+        for batch in (2, 2, 5):
+            for now in driven(3, batch, 6):
+                neuron(now)
+            sc.reset(neuron)
+            if len(seen[""].calls) == 6:
+                assert seen[""].v.shape == (6, 2, 6)
+    for what in ("v", "spikes"):
+        text = rf"{what} of 9 calls are no one sequence: a step is \[2, 6\] on cpu in 6, \[5, 6\] on cpu in 3; see seen"
+        with pytest.raises(ValueError, match=text):
+            getattr(seen[""], what)
+    assert [call.states["v"].shape for call in seen[""].calls][-1] == (1, 5, 6)
+    assert seen[""].rates.shape == (6,)
+
+
 def test_recurrent_is_one_layer_whose_steps_stay_one_call():
     """The neuron and the matrix within Recurrent are no layers of their own, and watching takes no loop."""
     net = nn.Sequential(nn.Linear(6, 6), sc.Recurrent(sc.ALIF(), nn.Linear(6, 6)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -56,6 +58,16 @@ def test_without_records_there_are_rates_alone(tmp_path):
     assert sorted(tags["scalars"]) == ["rate/net", "saturated/net", "silent/net"]
     assert tags["images"] == []
     assert [event.step for event in read(tmp_path).Scalars("rate/net")] == [1]
+
+
+def test_matplotlib_is_not_needed_where_nothing_is_drawn(tmp_path, monkeypatch):
+    """Rates and histograms alone, with figures=True, which is the default; it was imported nevertheless."""
+    net = network()
+    with tensorboard.SummaryWriter(str(tmp_path)) as writer, sc.monitor(net) as seen:
+        net(8 * torch.rand(10, 3, 6))
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+        seen.log(writer, 1)
+    assert sorted(read(tmp_path).Tags()["scalars"]) == ["rate/1", "saturated/1", "silent/1"]
 
 
 def test_a_writer_that_is_none_is_named():
