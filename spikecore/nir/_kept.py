@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any, Dict, List, Mapping, Optional
+import math
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from spikecore import surrogate as surrogates
+from spikecore._shell.checks import shown
+from spikecore._shell.ranges import Interval
 from spikecore.dtypes import compute_dtype
 from spikecore.neuron import Neuron
 from spikecore.neurons import PLIF
@@ -42,7 +45,14 @@ def read(metadata: Any) -> Optional[Dict[str, Any]]:
     if not isinstance(held, Mapping) or "content" not in held:
         return None
     text = held["content"]
-    content: Dict[str, Any] = json.loads(text.decode() if isinstance(text, bytes) else str(text))
+    try:
+        content = json.loads(text.decode() if isinstance(text, bytes) else str(text))
+    except ValueError as error:
+        raise ValueError(
+            f"sc.nir.load: metadata {KEY!r} is damaged, no JSON: {error}; remove it from the node"
+        ) from None
+    if not isinstance(content, dict):
+        raise ValueError(f"sc.nir.load: metadata {KEY!r} is damaged, {shown(content)}; remove it from the node")
     content["tensors"] = {name[7:]: value for name, value in held.items() if name.startswith("tensor_")}
     return content
 
@@ -72,6 +82,7 @@ def of_neuron(neuron: Neuron) -> Dict[str, Any]:
         "learn": list(neuron.learn),
         "numbers": numbers,
         "shapes": shapes,
+        "bounds": {name: _ends(within) for name, within in neuron.bounds.items()},
     }
     return written(content, tensors)
 
@@ -84,6 +95,11 @@ def _settings(neuron: Neuron) -> List[str]:
     ]
 
 
+def _ends(within: Interval) -> List[Optional[float]]:
+    """The ends of a range as ``bounds`` takes them: None for one at infinity."""
+    return [None if math.isinf(end) else end for end in (within.low, within.high)]
+
+
 def _surrogate(neuron: Neuron) -> List[Any]:
     held: Any = neuron.surrogate
     name = type(held).__name__
@@ -93,6 +109,19 @@ def _surrogate(neuron: Neuron) -> List[Any]:
             "neuron.surrogate = sc.surrogate.ATan(), and set yours again after loading"
         )
     return [name, {field.name: getattr(held, field.name) for field in dataclasses.fields(held)}]
+
+
+def rebuilt(content: Mapping[str, Any]) -> Tuple[Optional[Neuron], str]:
+    """The neuron that was kept; None, and why, if this version has no such class, surrogate or setting."""
+    kind = content.get("class")
+    if kind is None:
+        return None, "has metadata of spikecore that name no class"
+    if kind not in _CLASSES:
+        return None, f"was saved as a {kind}, which this version of spikecore does not know"
+    try:
+        return neuron(content), ""
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        return None, f"was saved as a {kind} that cannot be made here ({type(error).__name__}: {error})"
 
 
 def neuron(content: Mapping[str, Any]) -> Optional[Neuron]:
@@ -113,7 +142,7 @@ def neuron(content: Mapping[str, Any]) -> Optional[Neuron]:
         except ValueError:
             # saved without the ranges of its class, in which these values are not
             built = kind(**values, **options, bounds=None)
-        return built
+        return _within(built, content)
     w = values.pop("w")
     parametric = PLIF(**values, **options)
     if isinstance(w, Tensor):
@@ -124,4 +153,19 @@ def neuron(content: Mapping[str, Any]) -> Optional[Neuron]:
             parametric.register_buffer("w", w)
     else:
         parametric.w = w
-    return parametric
+    return _within(parametric, content)
+
+
+def _within(built: Neuron, content: Mapping[str, Any]) -> Neuron:
+    """With the ranges that it was saved with, where they were not those of its class; older files have none."""
+    wanted = content.get("bounds")
+    if wanted is None:
+        return built
+    other = {
+        name: pair for name, pair in wanted.items() if name not in built.bounds or _ends(built.bounds[name]) != pair
+    }
+    lifted = [name for name in built.bounds if name not in wanted]
+    if other or lifted:
+        changed: Dict[str, Any] = {**{name: tuple(pair) for name, pair in other.items()}, **dict.fromkeys(lifted)}
+        built.bounds = changed if wanted else None  # type: ignore[assignment]  # what the constructor takes
+    return built

@@ -13,6 +13,7 @@ from spikecore.neuron import Neuron
 from spikecore.nir import _kept
 from spikecore.nir._conventions import GAINS, Convention, leak_of, tau_of
 from spikecore.nir._forms import FORMS, Unsaid
+from spikecore.nir._limits import check_node, check_steps, fitting
 from spikecore.nir._neurons import NIRLI, NIRLIF, NIRCubaLI, NIRCubaLIF
 from spikecore.nir._package import package
 
@@ -64,14 +65,15 @@ def node_of(name: str, neuron: Neuron, shape: Sequence[int], to: Writing) -> Any
     owner = f"sc.nir.save: {type(neuron).__name__} at {name!r}"
     form = FORMS[type(neuron)](neuron)
     numbers = form.arrays(neuron, shape)
-    fields, unsaid = _numbers_of_node(owner, numbers, to.dt, to.discretization)
+    with np.errstate(all="ignore"):  # what overflows is refused by name
+        fields, unsaid = _numbers_of_node(owner, numbers, to.dt, to.discretization)
     to.unsaid += [(name, each) for each in (*form.unsaid, *unsaid)]
     kind = fields.pop("kind")
     try:
         kept = _kept.of_neuron(neuron)
     except ValueError as error:
         raise ValueError(f"{owner}: {error}") from None
-    arrays = {key: np.asarray(value, to.dtype) for key, value in fields.items()}
+    arrays = {key: fitting(owner, key, value, to.dtype, to.dt) for key, value in fields.items()}
     return getattr(package(), kind)(**arrays, metadata=kept)
 
 
@@ -120,48 +122,24 @@ def neuron_of(name: str, node: Any, how: Reading) -> Neuron:
     """The neuron of a node: the one that was kept, if it gives the node's numbers, else one of NIR's own."""
     kept = _kept.read(node.metadata)
     if kept is not None and how.own is not None:
-        built = _kept.neuron(kept)
+        built, why = _kept.rebuilt(kept)
         if built is not None:
             again = node_of(name, built, _shape(node), Writing(*how.own, dtype=str(_first(node).dtype)))
             if type(again) is type(node) and _equal(again, node):
                 return built
+            why = f"no longer has the numbers of the {kept['class']} that spikecore saved"
         warnings.warn(
-            f"sc.nir.load: node {name!r} no longer has the numbers of the {kept.get('class')} that spikecore saved, so "
-            f"it is loaded as NIR's {type(node).__name__}: hard reset, strict threshold, default surrogate",
+            f"sc.nir.load: node {name!r} {why}, so it is loaded as NIR's {type(node).__name__}: hard reset, strict "
+            "threshold, default surrogate",
             UserWarning,
             stacklevel=4,
         )
     convention, dt = how.needed(name, node)
-    _check(name, node, convention, dt)
-    return _NEURONS[type(node).__name__](node, convention, dt, how.options)
-
-
-def _check(name: str, node: Any, like: Convention, dt: float) -> None:
-    """Refuse numbers from which no step follows."""
-    for key, value in vars(node).items():
-        if key in ("metadata", "input_type", "output_type"):
-            continue
-        array = np.asarray(value, np.float64)
-        if not np.all(np.isfinite(array)):
-            raise ValueError(
-                f"sc.nir.load: node {name!r}, a {type(node).__name__}, has {key}={array.flat[_worst(array)]}; a neuron "
-                "that does not leak must be an IF or I, whose numbers are finite"
-            )
-        if not key.startswith("tau"):
-            continue
-        shortest = float(array.min()) if array.size else dt
-        if shortest <= 0:
-            raise ValueError(f"sc.nir.load: node {name!r} has {key}={shortest:g}, which must be above 0")
-        if like.discretization == "euler" and dt / shortest > 1 + 1e-6:
-            raise ValueError(
-                f"sc.nir.load: node {name!r} has {key}={shortest:g}, shorter than the time step dt={dt:g}, so that "
-                "Euler's 1 - dt/tau is below 0; give the dt of its writer (in the unit of the file's tau), or "
-                "discretization='exp'"
-            )
-
-
-def _worst(array: Any) -> int:
-    return int(np.argmax(~np.isfinite(array)))
+    check_node(name, node, convention, dt)
+    with np.errstate(all="ignore"):  # what overflows is refused by name
+        made = _NEURONS[type(node).__name__](node, convention, dt, how.options)
+    check_steps(name, node, made, dt)
+    return made
 
 
 def _first(node: Any) -> Any:

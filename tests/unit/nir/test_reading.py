@@ -287,7 +287,11 @@ def test_numbers_from_which_no_step_follows() -> None:
             {"tau": np.array([1, np.inf])},
             "node 'lif', a LIF, has tau=inf; a neuron that does not leak must be an IF or I",
         ),
-        ({"v_leak": one * np.nan}, "has v_leak=nan"),
+        ({"v_leak": one * np.nan}, "has v_leak=nan; it must be finite"),
+        (
+            {"v_threshold": one * np.inf},
+            "has v_threshold=inf; give a neuron that never fires a finite threshold, which its potential does not",
+        ),
         ({"tau": -one}, "node 'lif' has tau=-1, which must be above 0"),
         (
             {"tau": one * 1e-5},
@@ -298,6 +302,47 @@ def test_numbers_from_which_no_step_follows() -> None:
             sc.nir.load(_graph(nir.LIF(**{**lif, **change})), **rest)
     short = _graph(nir.LIF(**{**lif, "tau": one * 1e-5}))
     assert sc.nir.load(short, dt=1e-3, discretization="exp").get_submodule("lif").decay == pytest.approx(0)
+
+
+def test_steps_too_large_for_float32() -> None:
+    """A gain that overflowed gave a neuron that computes NaN."""
+    one = np.ones(2, np.float32)
+    with pytest.raises(ValueError, match=r"node 'if', a IF, has gain=1e\+68 in steps of dt=1e\+30, which is too large"):
+        sc.nir.load(_graph(nir.IF(r=one * 1e38, v_threshold=one)), dt=1e30, discretization="exp")
+    short = _graph(nir.LIF(tau=one * 1e-6, r=one, v_leak=0 * one, v_threshold=one))
+    with pytest.raises(ValueError, match="has gain=inf in steps of dt=1, which is too large; give the dt"):
+        sc.nir.load(short, convention="rockpool", dt=1.0)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{}", "has metadata of spikecore that name no class"),
+        ('{"class": "Foo"}', "was saved as a Foo, which this version of spikecore does not know"),
+        ('{"class": "LIF"}', r"was saved as a LIF that cannot be made here \(KeyError: 'surrogate'\)"),
+        (
+            '{"class": "LIF", "surrogate": ["Nope", {}], "numbers": {}, "shapes": {}, "settings": {}, "learn": []}',
+            "was saved as a LIF that cannot be made here .*Nope",
+        ),
+    ],
+)
+def test_what_was_kept_by_another_version_is_told(content: str, words: str) -> None:
+    """The node is read from its numbers, and the warning has the reason, not 'the numbers of the None'."""
+    one = np.ones(2)
+    node = nir.LIF(tau=one, r=one, v_leak=0 * one, v_threshold=one, metadata={"spikecore": {"content": content}})
+    graph = _graph(node)
+    graph.metadata = {"spikecore": {"content": '{"dt": 0.5, "discretization": "euler"}'}}
+    with pytest.warns(UserWarning, match=f"node 'lif' {words}.*, so it is loaded as NIR's LIF"):
+        loaded = sc.nir.load(graph)
+    assert loaded.get_submodule("lif").decay == 0.5
+
+
+@pytest.mark.parametrize("content", ["null", "{", "[1]"])
+def test_damaged_metadata_are_refused(content: str) -> None:
+    """Not a TypeError of None."""
+    graph = _graph(nir.Linear(np.eye(2), metadata={"spikecore": {"content": content}}))
+    with pytest.raises(ValueError, match="sc.nir.load: metadata 'spikecore' is damaged.*; remove it from the node"):
+        sc.nir.load(graph)
 
 
 def test_nodes_named_as_attributes_of_modules() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 
@@ -91,6 +92,32 @@ REFUSED = {
     "flat": (nn.Flatten, "start_dim=1 flattens time or batch of an input with 2 such dimensions; give start"),
     "both": (lambda: sc.LIF(step="single"), "neurons with step='multi' and with step='single'; make them one"),
 }
+
+
+@pytest.mark.parametrize(
+    ("make", "dt", "words"),
+    [
+        (sc.LIF, 1e39, "LIF at '1': tau would be 2e+39 in the file, which float32 cannot hold; give another dt"),
+        (sc.LIF, 1e-46, "tau would be 2e-46 in the file, which float32 cannot hold"),
+        (lambda: sc.LIF(1e300), 1e-3, "tau would be 1e+297 in the file, which float32 cannot hold"),
+        (sc.IF, 1e-40, "IF at '1': r would be 1e+40 in the file, which float32 cannot hold; give another dt"),
+        (lambda: sc.Synaptic(0.5, 0.5), 1e39, "Synaptic at '1': tau_syn would be 2e+39 in the file"),
+        (lambda: sc.LIF(v_reset=-math.inf), 1e-3, "LIF at '1': v_reset would be -inf in the file, and must be finite"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_numbers_that_the_file_cannot_hold(make, dt: float, words: str, tmp_path) -> None:
+    """They were written as infinity or 0, with a RuntimeWarning of NumPy's at most. float64 reaches further."""
+    net, file = nn.Sequential(nn.Linear(3, 4), make()), tmp_path / "net.nir"
+    with pytest.raises(ValueError, match=re.escape(words)) as refused:
+        sc.nir.save(net, file, dt=dt)
+    assert not file.exists()
+    if "float64" in str(refused.value):
+        sc.nir.save(net.double(), file, dt=dt)
+        assert repr(sc.nir.load(file).get_submodule("1")) == repr(net[1])
+    never = nn.Sequential(nn.Linear(3, 4), sc.LIF(threshold=math.inf))
+    sc.nir.save(never, file, dt=1e-3)
+    assert sc.nir.load(file).get_submodule("1").threshold == math.inf
 
 
 @pytest.mark.parametrize("what", REFUSED)

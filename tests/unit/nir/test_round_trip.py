@@ -218,6 +218,21 @@ def test_values_outside_of_the_ranges_of_a_class(tmp_path) -> None:
         sc.nir.save(nn.Sequential(nn.Linear(2, 2), sc.LIF(0.5, bounds=None)), tmp_path / "net.nir", dt=1e-3)
 
 
+@pytest.mark.parametrize(
+    "bounds", [None, {"tau": None}, {"tau": (1.5, None)}, {"tau": (None, 10.0), "threshold": (0.5, 2.0)}, {}]
+)
+def test_ranges_of_its_own_come_back(bounds, tmp_path) -> None:
+    """bounds=None was lost where the values lie in the ranges of the class, which then held the learnt ones."""
+    for neuron in (sc.LIF(2.0, learn=("tau",), bounds=bounds), sc.nir.NIRLIF(bounds=None if bounds is None else {})):
+        net = nn.Sequential(nn.Linear(2, 2), neuron)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            loaded = _trip(net, tmp_path / "net.nir").get_submodule("1")
+        assert loaded.bounds == neuron.bounds
+    if bounds is None:
+        assert sc.nir.load(tmp_path / "net.nir").get_submodule("1").bounds == {}
+
+
 def test_networks_of_single_steps(tmp_path) -> None:
     """They are saved with batch alone in front, and load as networks of whole sequences."""
     torch.manual_seed(0)
