@@ -92,7 +92,8 @@ test-plugins: $(NUMBA_INSTALLED) $(TRITON_INSTALLED) $(JAX_INSTALLED)
 	@cd plugins/spikecore-jax && $(abspath $(BIN))/python -m pytest $(PARALLEL) -k 'not surrogate' $(ARGS)
 
 test-kernels: $(NVRTC_INSTALLED)
-	@$(BIN)/python -m pytest $(PARALLEL) -m kernels tests/backend/test_cupy_compile.py tests/backend/test_cupy_host.py tests/backend/test_cupy_recurrent.py $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) -m kernels tests/backend/test_cupy_compile.py tests/backend/test_cupy_host.py tests/backend/test_cupy_recurrent.py \
+	    tests/backend/test_single.py $(ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check

@@ -10,6 +10,8 @@ from typing import Dict, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 
+from spikecore.lang._plain import is_followed
+
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """dtype of state and arithmetic: float64 for float64, float32 for every other floating-point dtype."""
@@ -49,3 +51,28 @@ NAMES: Dict[torch.dtype, str] = {row.dtype: row.name for row in TABLE}
 #: Those that are stored with fewer digits than arithmetic has, and those that are stored as they are computed.
 NARROW: Mapping[str, torch.dtype] = {row.name: row.dtype for row in TABLE if row.is_narrow}
 WIDE: Mapping[str, torch.dtype] = {row.name: row.dtype for row in TABLE if not row.is_narrow}
+
+#: Device type -> whether its tensors may be float64; of other device types one is tried.
+_FLOAT64: Dict[str, bool] = {"cpu": True, "cuda": True, "meta": True, "ipu": False, "mps": False}
+
+
+def has_float64(device_type: str) -> bool:
+    """Whether torch computes in float64 on this type of device: Apple's GPUs, and some of Intel's, have none.
+
+    What it is on a type that is not in a table here is tried once, with four operations. Where a graph of operations is
+    recorded none can be tried, and it is taken to be there until one was.
+    """
+    known = _FLOAT64.get(device_type)
+    if known is None:
+        if is_followed():
+            return True
+        known = _FLOAT64[device_type] = _tried(device_type)
+    return known
+
+
+def _tried(device_type: str) -> bool:
+    try:
+        value = torch.full((2,), 2.0, dtype=torch.float64, device=device_type)
+        return float((value * value).sqrt().sum()) == 4.0
+    except (RuntimeError, TypeError, AssertionError):
+        return False

@@ -93,7 +93,7 @@ def traces(
             raise ValueError(f"neurons: {one} is no index of {x.shape[1]} neurons")
     fired = None if spikes is None else _sequence("spikes", spikes, sample)
     ax = _axes(ax)
-    times = unit * torch.arange(x.shape[0], dtype=torch.float64)
+    times = unit * torch.arange(x.shape[0], dtype=torch.float64, device="cpu")
     shown = (
         [float(value) for value in (x[:, chosen].min(), x[:, chosen].max())] if x.shape[0] and chosen else [0.0, 1.0]
     )
@@ -169,11 +169,11 @@ def surrogates(*which: Surrogate, ax: Any = None, span: Tuple[float, float] = (-
         raise ValueError(f"span={span!r} must be (low, high) with low < high, and points={points!r} at least 2")
     many = len(which) > 4
     ax = _axes(ax, *((_WIDTH + 2.2, max(_HEIGHT, 0.16 * len(which) + 0.6)) if many else (_WIDTH, _HEIGHT + 0.5)))
-    u = torch.linspace(float(span[0]), float(span[1]), points, dtype=torch.float64)
+    u = torch.linspace(float(span[0]), float(span[1]), points, dtype=torch.float64, device="cpu")
     styles = ("-", "--", ":", "-.")
     for place, one in enumerate(which):
         value = one.derivative(u)
-        height = torch.as_tensor(value, dtype=torch.float64).detach().expand_as(u)
+        height = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach().expand_as(u)
         ax.plot(u.numpy(), height.numpy(), styles[place // 10 % len(styles)], linewidth=1.2, label=_named(one))
     ax.set(xlabel="potential minus threshold, u", ylabel="surrogate derivative", xlim=span)
     ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))

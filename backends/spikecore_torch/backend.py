@@ -5,13 +5,17 @@ It is short and obvious because it defines what every other backend must compute
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Optional, Tuple
 
-from spikecore.backend import Backend, ParamValue, Runner, Spec, Tensors, by_call
+from spikecore.backend import Backend, Capabilities, ParamValue, Runner, Spec, Tensors, by_call
+from spikecore.dtypes import has_float64
 from spikecore.interpreter import FeedbackLoop, Interpreter, is_autocast, step_spec
 from spikecore.lang import Program
 from spikecore.lang.eager import is_plain
 from spikecore_torch import CAPABILITIES
+
+_SINGLE = replace(CAPABILITIES, float64=False)
 
 
 class TorchBackend(Backend):
@@ -19,6 +23,10 @@ class TorchBackend(Backend):
 
     name = "torch"
     capabilities = CAPABILITIES
+
+    def capabilities_on(self, device_type: str) -> Capabilities:
+        """All of them, but float64 where the device has none."""
+        return CAPABILITIES if has_float64(device_type) else _SINGLE
 
     def compile(self, program: Program, spec: Spec) -> Runner:
         """An interpreter of the program; any step count, parameter kind and gradient is the same to it."""

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from spikecore._base.batches import flattened
 from spikecore._hoisting import hoisted_steps, observing
 from spikecore.backend import Unsupported
+from spikecore.dtypes import has_float64
 from spikecore.layers import TimeBatched
 from spikecore.neuron import Neuron
 
@@ -140,14 +141,14 @@ class Counting(TorchDispatchMode):
     def _factor(self, value: Tensor) -> _Factor:
         """How often the numbers of a tensor count."""
         if _storage(value) in self._weights:
-            return _Factor(torch.ones_like(value, dtype=torch.float64), False)
+            return _Factor(torch.ones_like(_wide(value)), False)
         spikes = _levels(value)
         return _Factor(_numbers(value), False) if spikes is None else _Factor(spikes, True)
 
 
 def _levels(x: Tensor) -> Optional[Tensor]:
     """How many spikes each number stands for; None for a tensor of other numbers."""
-    size = x.detach().double().abs()
+    size = _wide(x.detach()).abs()
     if not size.numel() or not bool(torch.isfinite(size).all()):
         return size if not size.numel() else None
     most = float(size.max())
@@ -222,13 +223,13 @@ def _pooled(of: Counting, args: Any, kwargs: Any) -> Tuple[int, int, int, int]:
 
 def _pooled_to_size(of: Counting, args: Any, kwargs: Any) -> Tuple[int, int, int, int]:
     x, sizes = args[:2]
-    windows = torch.ones((), dtype=torch.float64, device=x.device)
+    counts = _numbers(x)
+    windows = torch.ones((), dtype=torch.float64, device=counts.device)
     for length, wanted in zip(x.shape[-len(sizes) :], sizes):
-        found = torch.zeros(length, dtype=torch.float64, device=x.device)
+        found = torch.zeros(length, dtype=torch.float64, device=counts.device)
         for place in range(wanted):
             found[place * length // wanted : -(-(place + 1) * length // wanted)] += 1
         windows = windows.unsqueeze(-1) * found
-    counts = _numbers(x)
     return 0, int((counts * windows).sum()), 0, int((torch.ones_like(counts) * windows).sum())
 
 
@@ -238,7 +239,12 @@ def _meant(of: Counting, args: Any, kwargs: Any) -> Tuple[int, int, int, int]:
 
 
 def _numbers(x: Tensor) -> Tensor:
-    return (x != 0).double()
+    return _wide(x != 0)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In float64, whose sums of counts are exact: on the CPU if the device has none."""
+    return (x if has_float64(x.device.type) else x.cpu()).double()
 
 
 _RULES: Dict[str, Callable[..., Tuple[int, int, int, int]]] = {

@@ -17,6 +17,7 @@ from spikecore._shell.prologue import prologue_of
 from spikecore._shell.state import Stateful
 from spikecore._shell.watchers import Watcher
 from spikecore.backend import Tensors
+from spikecore.dtypes import has_float64
 from spikecore.lang import Node, Program
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
@@ -106,8 +107,8 @@ class Layer(Watcher):
                 self._whole[y.device] = whole & self._whole.get(y.device, whole)
 
     def _sum(self, y: Tensor, graded: bool) -> Tensor:
-        # float32 counts no further than 2**24, which an epoch can pass; Apple's GPUs have no float64
-        dtype = torch.float32 if y.device.type == "mps" else torch.float64
+        # float32 counts no further than 2**24, which an epoch can pass; not all devices have float64
+        dtype = torch.float64 if has_float64(y.device.type) else torch.float32
         return (y.abs() if graded else y).sum((0, 1) if y.ndim > 1 else 0, dtype=dtype)
 
     @property

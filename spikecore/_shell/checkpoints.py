@@ -66,7 +66,7 @@ def take(neuron: Any, state_dict: Mapping[str, Any], prefix: str, foreign: Forei
             continue
         held, held_to = neuron._buffers.get(name), neuron.bounds.get(name)
         if held is None and value.numel() == 1:
-            setattr(neuron, name, _inside(value.double(), held_to).item())
+            setattr(neuron, name, _inside(value.cpu().double(), held_to).item())
             taken.add(prefix + name)
         elif held is None:
             dtype = value.dtype if value.is_floating_point() else torch.get_default_dtype()

@@ -223,8 +223,8 @@ def _moved(norm: Any, x: Tensor, compute: torch.dtype, moments: Optional[Moments
         x = x.to(compute)  # torch 2.0 has no statistics of float16 there
     if found is not None:
         mean, variance = found
-    elif is_compiling():
-        # the operation below does not tell the compiler that it moves the running statistics
+    elif is_compiling() or x.device.type not in ("cpu", "cuda"):
+        # the operation below does not tell the compiler that it moves the running statistics, and MPS has none
         dims = [d for d in range(x.ndim) if d != 1]
         variance, mean = torch.var_mean(x.to(compute), dims, correction=0)
     elif moves and norm.running_mean.dtype == compute:

@@ -8,9 +8,6 @@ What torch's own functions leave open, or round in another way, is settled here:
 - The derivative of ``floor``, ``round`` and ``sign`` is 0 and ends a path, as ``detach`` does. Torch goes on with a
   cotangent of 0, which an infinite derivative further down makes NaN.
 - ``softplus`` has no threshold above which it is its argument; torch's has one, 20, where float64 is not done.
-- ``sqrt`` is rounded correctly on a CPU, where torch takes Intel's vector library, whose roots are off by one unit in
-  the last place for some values. On a GPU of NVIDIA's or AMD's torch's own is correct (it is compiled with the
-  compilers' default, ``-prec-sqrt=true`` for one). Other devices' roots are as they are: MPS has no float64.
 """
 
 from __future__ import annotations
@@ -203,35 +200,3 @@ def sign(x: Tensor) -> Tensor:
 def softplus(x: Tensor) -> Tensor:
     """``log(1 + exp(x))``, as ``maximum(x, 0) + log1p(exp(-abs(x)))``; its derivative is ``sigmoid(x)``."""
     return torch.logaddexp(x, number(0.0, x))
-
-
-def sqrt(x: Tensor) -> Tensor:
-    """Square root, on a CPU rounded correctly: float32 by way of float64, float64 with one step of Newton's."""
-    if x.device.type == "cpu":
-        if x.dtype == torch.float32:
-            # no root of a float32 is so close to the midpoint of two float32 that an error in float64 rounds it wrongly
-            return x.double().sqrt().to(x.dtype)
-        if x.dtype == torch.float64:
-            y = torch.sqrt(x)
-            return y + _error_of_sqrt(x.detach(), y.detach())
-    return torch.sqrt(x)
-
-
-#: Times this number, a float64 splits into two halves whose products are exact (Dekker, 1971).
-_SPLIT = 2.0**27 + 1.0
-#: Below the first, ``x`` is scaled up by the second, whose root is the third, so that no part of a product is lost.
-_SMALL, _UP, _ROOT_UP = 2.0**-900, 2.0**200, 2.0**100
-
-
-def _error_of_sqrt(x: Tensor, y: Tensor) -> Tensor:
-    """What must be added to ``y``, a float64 root of ``x`` to one unit in the last place, to have the nearest one."""
-    small = x < _SMALL
-    root, square = torch.where(small, y * _ROOT_UP, y), torch.where(small, x * _UP, x)
-    turned = root * _SPLIT
-    high = turned - (turned - root)
-    low = root - high
-    product = root * root
-    remainder = (square - product) - (((high * high - product) + 2.0 * high * low) + low * low)
-    error = remainder / (2.0 * root)
-    # 0, infinity and NaN have none; no error is -0, so that the root of -0 is -0
-    return torch.where(torch.isfinite(error), torch.where(small, error / _ROOT_UP, error), -torch.zeros_like(y))

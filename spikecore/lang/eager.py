@@ -2,7 +2,8 @@
 
 This table defines the language for everybody: ``sc.ops`` on tensors, the torch backend, and the tests of every other
 backend. Plain torch functions carry torch's own derivative rules; those of ``spike`` and ``select`` are in
-:mod:`spikecore.lang._choices`. What torch computes almost as the language has it is in :mod:`spikecore.lang._exact`.
+:mod:`spikecore.lang._choices`. What torch computes almost as the language has it is in :mod:`spikecore.lang._exact`,
+roots in :mod:`spikecore.lang._root`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from spikecore._base.errors import Unsupported
 from spikecore.lang import _exact as exact
+from spikecore.lang import _root as root
 from spikecore.lang._choices import select, spike
 from spikecore.lang._graph import topological
 from spikecore.lang._plain import Constants
@@ -40,7 +42,7 @@ TORCH: Functions = {
     "neg": torch.neg,
     "exp": torch.exp,
     "log": torch.log,
-    "sqrt": exact.sqrt,
+    "sqrt": root.sqrt,
     "sin": torch.sin,
     "cos": torch.cos,
     "tanh": torch.tanh,

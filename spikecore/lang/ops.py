@@ -28,7 +28,11 @@ def _apply(op: str, *args: Value) -> Value:
         return record(op, *args)
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
     if not tensors:
-        values = [torch.as_tensor(arg, dtype=None if isinstance(arg, bool) else torch.float64) for arg in args]
+        # on the CPU, whatever torch's default device is: not all have float64
+        values = [
+            torch.tensor(arg, dtype=torch.bool if isinstance(arg, bool) else torch.float64, device="cpu")
+            for arg in args
+        ]
         return numbers.computed(op, args, eager.TORCH[op](*values).item())
     # numbers take the dtype of the floating-point tensors, or the default one beside a mask alone
     floating = [arg for arg in tensors if arg.is_floating_point()]
@@ -49,7 +53,7 @@ def log(x: Value) -> Value:
 
 
 def sqrt(x: Value) -> Value:
-    """Square root; correctly rounded on CPUs and GPUs of NVIDIA's and AMD's, on every backend."""
+    """Square root; correctly rounded on every backend, but for an IPU's."""
     return _apply("sqrt", x)
 
 

@@ -96,7 +96,10 @@ def _lif(neuron: Any) -> Form:
 
 
 def _plif(neuron: Any) -> Form:
-    v_reset, leak = _exact(neuron, "v_reset"), torch.sigmoid(torch.as_tensor(_exact(neuron, "w"), dtype=torch.float64))
+    v_reset, leak = (
+        _exact(neuron, "v_reset"),
+        torch.sigmoid(torch.as_tensor(_exact(neuron, "w"), dtype=torch.float64, device="cpu")),
+    )
     gain = leak if neuron.decay_input else 1.0
     return Form(leak, gain, v_reset, _exact(neuron, "threshold"), v_reset, unsaid=_fires(neuron))
 
@@ -107,7 +110,7 @@ def _li(neuron: Any) -> Form:
 
 
 def _leaky(neuron: Any) -> Form:
-    beta = torch.as_tensor(_exact(neuron, "beta"), dtype=torch.float64).clamp(0, 1)
+    beta = torch.as_tensor(_exact(neuron, "beta"), dtype=torch.float64, device="cpu").clamp(0, 1)
     return Form(1.0 - beta, 1.0, 0.0, _exact(neuron, "threshold"), 0.0, unsaid=_fires(neuron, neuron.reset_delay))
 
 

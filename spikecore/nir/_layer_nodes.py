@@ -156,7 +156,7 @@ def thresholds(layer: Threshold, shape: Sequence[int], dtype: str) -> Any:
     value: Any = layer.threshold
     if isinstance(value, Tensor) and value.ndim == 1 and len(shape) > 1:
         value = value.view(-1, *[1] * (len(shape) - 1))
-    held = torch.as_tensor(value, dtype=torch.float64).detach().cpu().numpy()
+    held = value.detach().cpu().double().numpy() if isinstance(value, Tensor) else np.float64(value)
     return np.ascontiguousarray(np.broadcast_to(held, tuple(shape))).astype(dtype)
 
 

@@ -21,7 +21,9 @@ from spikecore._base.running import in_graph
 from spikecore._plugins.registry import default_registry
 from spikecore._plugins.selection import REFERENCE
 from spikecore.backend import Backend, BackendInfo, Runner, Spec
+from spikecore.dtypes import has_float64
 from spikecore.lang import Program
+from spikecore.testing._case import Undeclared
 from spikecore.testing._compare import Mismatch
 
 #: Seconds in which what a runtime still holds must be free.
@@ -216,7 +218,15 @@ class Context:
         """A module moved to the device under test."""
         return module._apply(self._placed)
 
+    def check_exists(self, dtype: torch.dtype) -> None:
+        """Raise :class:`Undeclared` if torch has no tensors of this dtype on the device under test."""
+        if dtype == torch.float64 and not has_float64(self.device.type):
+            raise Undeclared(
+                ("float64",), f"torch has no float64 on device '{self.device}', so there is no such tensor"
+            )
+
     def _placed(self, tensor: Tensor) -> Tensor:
+        self.check_exists(tensor.dtype)
         placed = self.backend.place(tensor, self.device).detach()
         if placed.shape != tensor.shape or placed.dtype != tensor.dtype or placed.device.type != self.device.type:
             raise Mismatch(

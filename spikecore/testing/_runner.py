@@ -20,6 +20,7 @@ import torch
 
 from spikecore._plugins.registry import default_registry
 from spikecore.backend import Backend, BackendError, BackendInfo, Capabilities, Unsupported
+from spikecore.dtypes import has_float64
 from spikecore.testing._case import Case, Collection, Undeclared
 from spikecore.testing._cases import CASES
 from spikecore.testing._compare import Mismatch
@@ -159,6 +160,8 @@ def _refused(case: Case, bench: Bench, lacks: Sequence[str], seeds: Dict[str, in
     names = ", ".join(lacks)
     if case.undeclared == "nothing":
         return "unsupported", f"{names} is not declared; PyTorch leaves no place to refuse it, so it was not tried"
+    if "float64" in lacks and not has_float64(torch.device(bench.device).type):
+        return "unsupported", f"torch has no float64 on device {bench.device!r}, so there is no tensor to refuse"
     try:
         case.run(Context(bench.backend, bench.device, seeds=seeds))
     except Unsupported as error:

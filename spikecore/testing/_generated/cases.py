@@ -12,6 +12,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import List, Optional, Tuple
 
+import torch
+
 from spikecore.backend import Unsupported
 from spikecore.testing._case import Case, Collection, Undeclared
 from spikecore.testing._compare import Mismatch
@@ -83,6 +85,7 @@ def _of_row(id: str, row: Row, seed: Optional[int]) -> Case:
 def _row(context: Context, row: Row, seed: Optional[int]) -> None:
     if seed is not None:
         context.seed("generated", seed)
+    context.check_exists(getattr(torch, row["param_dtype"]))
     holds(context, row)
 
 
