@@ -6,13 +6,20 @@ import warnings
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from spikecore._convert import _snntorch, _spikingjelly
+from spikecore._convert._hidden import hidden_modules
 from spikecore._convert._report import Conversion, Left
 from spikecore._shell.checks import shown
 
 #: How a module becomes one of ours: called, it changes the module and says what computes it now.
 Change = Callable[[], str]
+#: Why a parametrized neuron is left, whose class is one that torch made.
+PARAMETRIZED = (
+    "it is parametrized (torch.nn.utils.parametrize), and its parameters would become those of module.neuron; convert "
+    "the network without, and register the parametrization there"
+)
 #: Packages whose modules are known, and what finds the change for a module: None for one that needs none.
 LIBRARIES: Dict[str, Callable[[Any], Optional[Change]]] = {
     "snntorch": _snntorch.change,
@@ -39,7 +46,7 @@ def convert(net: nn.Module, *, strict: bool = False) -> Conversion:
     optimiser made before goes on, and the state that it carries stays. ``state_dict()`` has the same keys, and takes
     checkpoints from before. Reading and setting a number (``v_threshold``, ``beta``) reaches the neuron; what cannot be
     set any more raises, and says what to set. What has another meaning here is left: the module runs as before, and is
-    listed with the reason.
+    listed with the reason. So is a neuron in a plain list, tuple or dict, which is no part of the network for torch.
 
     Steps ``"m"`` of SpikingJelly are one call of all steps, and so are neurons in its ``MultiStepContainer`` and in a
     stateful ``StepModeContainer``. What loops over steps one by one gets no faster by this.
@@ -64,11 +71,15 @@ def convert(net: nn.Module, *, strict: bool = False) -> Conversion:
         try:
             change = find(module)
         except Left as reason:
-            left[name] = f"{type(module).__name__}: {reason}"
+            left[name] = f"{type(module).__name__}: {PARAMETRIZED if is_parametrized(module) else reason}"
             continue
         if change is not None:
             changes.append((name, module, change))
-    if not seen:
+    hidden = {
+        place: f"{type(module).__name__}: {why}" for place, module, why in hidden_modules(net) if _is_neuron(module)
+    }
+    left.update(hidden)
+    if not (seen or hidden):
         known = " or ".join(sorted(LIBRARIES))
         raise ValueError(f"sc.convert: no module of {known} in this {type(net).__name__}; there is nothing to convert")
     if left and strict:
@@ -81,6 +92,15 @@ def convert(net: nn.Module, *, strict: bool = False) -> Conversion:
     if left:
         warnings.warn(f"sc.convert left modules as they are\n{Conversion({}, left)}", stacklevel=2)
     return done
+
+
+def _is_neuron(module: nn.Module) -> bool:
+    """Whether a module would be replaced, or listed as left."""
+    find = _library(module)
+    try:
+        return find is not None and find(module) is not None
+    except Left:
+        return True
 
 
 def _library(module: nn.Module) -> Optional[Callable[[Any], Optional[Change]]]:

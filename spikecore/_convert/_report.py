@@ -18,7 +18,8 @@ class Conversion:
     left: name of a module of the other library that keeps a state of its own, or is a neuron, and runs as before -> its
         class and the reason.
 
-    Names are those of ``net.named_modules()``; that of the network itself is empty. Layers and containers without state
+    Names are those of ``net.named_modules()``; that of the network itself is empty. A neuron in a plain list or dict
+    has that of its place, ``"layers[0]"``. Layers and containers without state
     (``layer.Conv2d``, ``SeqToANNContainer``) are in neither: they are PyTorch's computation, and run as before.
     """
 

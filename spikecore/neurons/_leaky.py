@@ -12,7 +12,33 @@ from spikecore.lang import ops
 from spikecore.neuron import Neuron
 
 
-class Leaky(Neuron):
+class LateReset:
+    """What snnTorch's neurons share that fire above the threshold, and are reset by the spike of the step before."""
+
+    reset: str
+    reset_delay: bool
+    spike: Any
+
+    def fired(self, v: Any, p: Any) -> Any:
+        """``R``: whether the potential at the start of the step was above the threshold; it carries no gradient."""
+        return ops.detach(self.spike(v - p.threshold, strict=True))
+
+    def less(self, u: Any, r: Any, p: Any) -> Any:
+        """The new potential, reset by the spike of the step before."""
+        if self.reset == "soft":
+            return u - r * p.threshold
+        return ops.select(r, 0.0, u) if self.reset == "hard" else u
+
+    def fire(self, u: Any, r: Any, p: Any) -> Tuple[Any, Any]:
+        """The spike, and the potential behind it, which ``reset_delay=False`` resets at once."""
+        z = self.spike(u - p.threshold, strict=True)
+        if self.reset_delay or self.reset == "none":
+            return z, u
+        late = z - r
+        return z, u - late * (p.threshold if self.reset == "soft" else u)
+
+
+class Leaky(LateReset, Neuron):
     r"""Leaky integrate-and-fire with decay ``beta``, bit for bit as ``snntorch.Leaky`` 1.0 computes it.
 
     With :math:`b = \min(\max(\beta, 0), 1)`, and :math:`R = [u > \vartheta]` found from the potential at the start of
@@ -53,21 +79,16 @@ class Leaky(Neuron):
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
         b = ops.clamp(p.beta, 0.0, 1.0)
-        r = ops.detach(self.spike(s.v - p.threshold, strict=True))
-        if self.reset == "soft":
-            u = b * s.v + x - r * p.threshold
-        elif self.reset == "hard":
+        r = self.fired(s.v, p)
+        if self.reset == "hard":  # the old potential goes, and the input of the step stays
             u = b * ops.select(r, 0.0, s.v) + x
         else:
-            u = b * s.v + x
-        z = self.spike(u - p.threshold, strict=True)
-        if self.reset_delay or self.reset == "none":
-            return z, {"v": u}
-        late = z - r
-        return z, {"v": u - late * (p.threshold if self.reset == "soft" else u)}
+            u = self.less(b * s.v + x, r, p)
+        z, v = self.fire(u, r, p)
+        return z, {"v": v}
 
 
-class SynapticLeaky(Neuron):
+class SynapticLeaky(LateReset, Neuron):
     r"""Leaky integrate-and-fire with a synaptic current, bit for bit as ``snntorch.Synaptic`` 1.0 computes it.
 
     With :math:`a`, :math:`b` the parameters ``alpha``, ``beta`` limited to [0, 1], and :math:`R = [v > \vartheta]`
@@ -110,19 +131,16 @@ class SynapticLeaky(Neuron):
         self.reset = reset
         self.reset_delay = reset_delay
 
+    def current(self, x: Any, s: Any, p: Any) -> Any:
+        """The synaptic current after the input of a step."""
+        return ops.clamp(p.alpha, 0.0, 1.0) * s.i + x
+
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
-        r = ops.detach(self.spike(s.v - p.threshold, strict=True))
-        i = ops.clamp(p.alpha, 0.0, 1.0) * s.i + x
-        u = ops.clamp(p.beta, 0.0, 1.0) * s.v + i
-        if self.reset == "soft":
-            u = u - r * p.threshold
-        elif self.reset == "hard":
-            u = ops.select(r, 0.0, u)
-        z = self.spike(u - p.threshold, strict=True)
-        if self.reset_delay or self.reset == "none":
-            return z, {"i": i, "v": u}
-        late = z - r
-        return z, {"i": i, "v": u - late * (p.threshold if self.reset == "soft" else u)}
+        r = self.fired(s.v, p)
+        i = self.current(x, s, p)
+        u = self.less(ops.clamp(p.beta, 0.0, 1.0) * s.v + i, r, p)
+        z, v = self.fire(u, r, p)
+        return z, {"i": i, "v": v}
 
 
 class Alpha(Neuron):

@@ -463,3 +463,54 @@ def test_what_a_checkpoint_lacks_has_the_names_of_old(j):
             net.load_state_dict(entries)
     assert net.load_state_dict(lacking, strict=False).missing_keys == ["1.w"]
     assert copy.deepcopy(net)[1].load_state_dict({}, strict=False).missing_keys == ["w"]
+
+
+class Hidden(nn.Module):
+    """Neurons where nn.Module does not look, and one that is in both places."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.seen = make()
+        self.layers, self.inner = [make(), nn.Linear(2, 2), self.seen], nn.ModuleDict({"a": nn.Identity()})
+        self.inner["a"].of = {"x": [(make(),)]}
+        self.layers.append(self.layers)  # a list that holds itself
+        self.__dict__["past"] = nn.Sequential(make())
+
+
+def test_neurons_in_plain_containers_are_listed(j):
+    """They were in neither list, although they run as before and sc.reset does not reach them."""
+    net = Hidden(j.neuron.LIFNode)
+    with pytest.raises(ValueError, match=r"with strict=True nothing was changed\n0 replaced, 3 left"):
+        sc.convert(net, strict=True)
+    with pytest.warns(UserWarning, match=r"layers\[0\]: left: LIFNode: nn.Module does not see modules in a plain list"):
+        done = sc.convert(net)
+    assert list(done.replaced) == ["seen"]
+    assert list(done.left) == ["layers[0]", "past.0", "inner.a.of['x'][0][0]"]
+    assert "make inner.a.of an nn.ModuleDict" in done.left["inner.a.of['x'][0][0]"]
+    assert "past was set past nn.Module" in done.left["past.0"]
+    alone = nn.Sequential(nn.Identity())
+    alone.neurons = (j.neuron.IFNode(),)
+    with pytest.warns(UserWarning, match=r"neurons\[0\]: left: IFNode: .* plain tuple"):
+        assert not sc.convert(alone).replaced
+
+
+class Half(nn.Module):
+    def forward(self, w):
+        return w / 2
+
+
+def test_parametrized_neurons(j):
+    """Left with the reason before sc.convert, and registered on module.neuron behind it."""
+    from torch.nn.utils import parametrize
+
+    net = nn.Sequential(j.layer.Linear(2, 3), j.neuron.ParametricLIFNode(init_tau=3.0))
+    plain = copy.deepcopy(net)
+    parametrize.register_parametrization(net[1], "w", Half())
+    with pytest.warns(UserWarning, match=r"1: left: .*: it is parametrized .* register the parametrization there"):
+        sc.convert(net)
+    sc.convert(plain)
+    parametrize.register_parametrization(plain[1].neuron, "w", Half())
+    x = torch.rand(4, 2)
+    assert torch.equal(plain(x), net(x))
+    assert torch.equal(plain[1].v, net[1].v)
+    assert torch.equal(plain[1].w, net[1].w)
