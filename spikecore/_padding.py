@@ -21,14 +21,21 @@ from spikecore.lang._plain import is_plain
 
 
 class Steps:
-    """The real steps of ``x``, ``[T, B, ...]``, which is called ``name``; without a mask all steps are real."""
+    """The real steps of ``x``, ``[T, B, ...]``, which is called ``name``; without a mask all steps are real.
 
-    def __init__(self, name: str, x: Tensor, mask: Optional[Tensor]) -> None:
+    ``without``, bool ``[B]``, is True for samples that a loss leaves out: they need no real step, and all of theirs
+    count as real.
+    """
+
+    def __init__(self, name: str, x: Tensor, mask: Optional[Tensor], without: Optional[Tensor] = None) -> None:
         #: bool ``[T, B]``, True at real steps, and at padded ones.
         self._real: Optional[Tensor] = None
         self._padded: Optional[Tensor] = None
         if mask is not None:
             _check(name, x, mask)
+            if without is not None:
+                mask = mask.to(without.device) | without
+            _check_sequences(name, mask)
             # the mask of a closure may still be on the host; in a PopTorch graph this makes it a constant
             self._real = mask.to(x.device)
             self._padded = self._real.logical_not()
@@ -91,6 +98,9 @@ def _check(name: str, x: Tensor, mask: Tensor) -> None:
             f"mask must be [T, B], shape {tuple(x.shape[:2])} for {name} of shape {tuple(x.shape)}, got shape "
             f"{tuple(mask.shape)}{turned}"
         )
+
+
+def _check_sequences(name: str, mask: Tensor) -> None:
     if mask.is_cpu and is_plain(mask) and mask.numel() and not mask.any(0).all():
         empty = (~mask.any(0)).nonzero().flatten()
         first = ", ".join(map(str, empty[:3].tolist()))

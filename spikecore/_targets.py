@@ -107,9 +107,8 @@ def left_out(targets: Tensor, ignore_index: Optional[int]) -> Optional[Tensor]:
     return targets.long() == ignore_index
 
 
-def kept(outputs: Tensor, targets: Tensor, ignore_index: Optional[int]) -> Tensor:
+def kept(outputs: Tensor, without: Optional[Tensor]) -> Tensor:
     """Outputs ``[T, B, C]`` with 0 for samples that are left out, so that no NaN of theirs reaches a gradient."""
-    without = left_out(targets, ignore_index)
     return outputs if without is None else outputs.masked_fill(without.unsqueeze(-1), 0)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from spikecore._padding import Steps
 from spikecore._readout import check_readout, check_times, computed
-from spikecore._targets import Targets, combined, kept
+from spikecore._targets import Targets, combined, kept, left_out
 
 __all__ = ["ce_temporal", "mse_temporal"]
 
@@ -50,8 +50,9 @@ def ce_temporal(
     check_readout("outputs", outputs, targets)
     if inverse not in _INVERSES:
         raise ValueError(f"inverse must be one of {', '.join(map(repr, _INVERSES))}, got {inverse!r}")
-    outputs = kept(outputs, targets, ignore_index)
-    steps = Steps("outputs", outputs, mask)
+    without = left_out(targets, ignore_index)
+    outputs = kept(outputs, without)
+    steps = Steps("outputs", outputs, mask, without)
     (first,) = _spike_times(steps, computed(outputs), 1)
     sooner = -first if inverse == "negate" else 1.0 / (first + 1.0)
     labels = Targets(targets, outputs.shape[-1], weight, ignore_index, reduction)
@@ -83,21 +84,24 @@ def mse_temporal(
     ``outputs`` are spikes ``[T, B, C]``; a spike is what is not 0. ``on_target`` and ``off_target`` are numbers, or F
     numbers each, in increasing order. With ``target_is_time=True`` the ``targets`` are the wanted times themselves,
     ``[B, C]``, or ``[F, B, C]``, instead of class indices; ``weight`` and ``ignore_index``, about classes, are
-    then refused. Otherwise as for :func:`ce_count`; ValueError also for a time before ``-T`` and for different F.
+    then refused, and a time before ``-T`` is step 0, since nothing reads a tensor on the host. Otherwise as for
+    :func:`ce_count`; ValueError also for an ``on_target`` or ``off_target`` before ``-T`` and for different F.
     Source: snnTorch's ``mse_temporal_loss``, whose version 1.0 differs: it takes its default ``off_target=-1`` as
     0, ``"sum"`` and ``"none"`` keep the classes apart, and ``multi_spike=True`` finds the second spike of a neuron
     among the steps at which no neuron of the batch had its first.
     """
+    without: Optional[Tensor] = None
     if target_is_time:
         check_times("outputs", outputs, targets)
         if weight is not None or ignore_index is not None:
             raise ValueError("weight and ignore_index are about classes; with target_is_time=True leave them out")
     else:
         check_readout("outputs", outputs, targets)
-        outputs = kept(outputs, targets, ignore_index)
+        without = left_out(targets, ignore_index)
+        outputs = kept(outputs, without)
     if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not tolerance >= 0:
         raise ValueError(f"tolerance must be a number of steps, 0 or more, got {tolerance!r}")
-    steps, x = Steps("outputs", outputs, mask), computed(outputs)
+    steps, x = Steps("outputs", outputs, mask, without), computed(outputs)
     lengths = steps.count(x).unsqueeze(-1)
     if target_is_time:
         wanted = [_from_start(at.to(x.dtype), lengths) for at in (targets if targets.ndim == 3 else targets[None])]

@@ -40,6 +40,7 @@ class Encoder(Stepped):
         "after the other"
     )
 
+    mixes_time = True
     #: Names of the attributes that ``repr`` shows.
     settings: Tuple[str, ...] = ()
     #: Whether the input has no time yet: ``[*N] -> [T, *N]``.

@@ -16,8 +16,9 @@ Rules of this module:
 - Sequences of different lengths: ``mask``, bool ``[T, B]``, is True at real steps (``sc.functional.mask_of`` makes it
   from lengths). Sums, means and maxima over time are over real steps alone, and the T of an equation is then T_b, the
   number of real steps of the sequence: each has the loss that it has alone and without padding. Whatever the padded
-  outputs are, NaN and infinity included, their gradient is 0. A sequence without a real step is a ValueError; where the
-  mask cannot be read (on a GPU or IPU, in a compiled graph) its loss is NaN, and so are mean and sum.
+  outputs are, NaN and infinity included, their gradient is 0. A sequence without a real step is a ValueError unless
+  ``ignore_index`` leaves it out; where the mask cannot be read (on a GPU or IPU, in a compiled graph) its loss is NaN,
+  and so are mean and sum.
 - Arithmetic is float32, float64 for float64 outputs: a spike count in bfloat16 is exact only up to 256.
 - Plain operations only, nothing waits for a device to read a value, and checks look at shapes and dtypes alone, but for
   that of a mask on a CPU: every backend can compile a loss. That is also why no built-in torch loss is called here;
@@ -36,7 +37,7 @@ from torch import Tensor
 from spikecore._padding import Steps
 from spikecore._rates import rate_regularizer, rate_sparsity
 from spikecore._readout import check_readout, computed, pool
-from spikecore._targets import Targets, kept
+from spikecore._targets import Targets, kept, left_out
 from spikecore._temporal import ce_temporal, mse_temporal
 
 __all__ = [
@@ -75,8 +76,9 @@ def ce_count(
     Source: snnTorch's ``ce_count_loss``, but for the weighted mean.
     """
     check_readout("outputs", outputs, targets)
-    outputs = kept(outputs, targets, ignore_index)
-    counts = pool(Steps("outputs", outputs, mask).sum(computed(outputs)), num_classes)
+    without = left_out(targets, ignore_index)
+    outputs = kept(outputs, without)
+    counts = pool(Steps("outputs", outputs, mask, without).sum(computed(outputs)), num_classes)
     labels = Targets(targets, counts.shape[-1], weight, ignore_index, reduction)
     return labels.cross_entropy(counts.log_softmax(-1), label_smoothing)
 
@@ -100,8 +102,9 @@ def ce_rate(
     Arguments and errors as for :func:`ce_count`. Source: snnTorch's ``ce_rate_loss``, whose population code fails.
     """
     check_readout("outputs", outputs, targets)
-    outputs = kept(outputs, targets, ignore_index)
-    steps = Steps("outputs", outputs, mask)
+    without = left_out(targets, ignore_index)
+    outputs = kept(outputs, without)
+    steps = Steps("outputs", outputs, mask, without)
     # filled before the softmax as well: the derivative there of a padded NaN would be NaN times 0
     log_p = steps.mean(pool(steps.filled(computed(outputs)), num_classes).log_softmax(-1))
     return Targets(targets, log_p.shape[-1], weight, ignore_index, reduction).cross_entropy(log_p, label_smoothing)
@@ -126,8 +129,9 @@ def ce_max_membrane(
     Source: Zenke's SpyTorch, snnTorch's ``ce_max_membrane_loss``.
     """
     check_readout("outputs", outputs, targets)
-    outputs = kept(outputs, targets, ignore_index)
-    log_p = Steps("outputs", outputs, mask).max(computed(outputs)).log_softmax(-1)
+    without = left_out(targets, ignore_index)
+    outputs = kept(outputs, without)
+    log_p = Steps("outputs", outputs, mask, without).max(computed(outputs)).log_softmax(-1)
     return Targets(targets, log_p.shape[-1], weight, ignore_index, reduction).cross_entropy(log_p, label_smoothing)
 
 
@@ -154,8 +158,9 @@ def mse_count(
     There, ``"sum"`` and ``"none"`` keep the classes apart; here a sample is always one number.
     """
     check_readout("outputs", outputs, targets)
-    outputs = kept(outputs, targets, ignore_index)
-    steps = Steps("outputs", outputs, mask)
+    without = left_out(targets, ignore_index)
+    outputs = kept(outputs, without)
+    steps = Steps("outputs", outputs, mask, without)
     counts = pool(steps.sum(computed(outputs)), num_classes)
     labels = Targets(targets, counts.shape[-1], weight, ignore_index, reduction)
     length, group = outputs.shape[0], outputs.shape[-1] // counts.shape[-1]
@@ -189,8 +194,9 @@ def mse_membrane(
     one number under every reduction.
     """
     check_readout("outputs", outputs, targets)
-    outputs = kept(outputs, targets, ignore_index)
-    steps = Steps("outputs", outputs, mask)
+    without = left_out(targets, ignore_index)
+    outputs = kept(outputs, without)
+    steps = Steps("outputs", outputs, mask, without)
     # filled before the square as well: the derivative there of a padded NaN would be NaN times 0
     membrane = steps.filled(computed(outputs))
     labels = Targets(targets, membrane.shape[-1], weight, ignore_index, reduction)

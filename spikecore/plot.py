@@ -256,7 +256,7 @@ def _plain(value: Tensor) -> Tensor:
 
 def _thinned(values: Tensor) -> Tensor:
     """At most a million of the values: torch.quantile takes no more than sixteen."""
-    return values[:: max(1, values.numel() // 1_000_000)]
+    return values[:: max(1, -(-values.numel() // 1_000_000))]
 
 
 def _step(dt: Optional[float]) -> float:

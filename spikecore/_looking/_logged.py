@@ -67,4 +67,4 @@ def _figures(call: Call) -> Iterator[Tuple[str, Any]]:
 
 def _thinned(values: Tensor) -> Tensor:
     values = values.detach().flatten()
-    return values[:: max(1, values.numel() // _MOST)].float().cpu()
+    return values[:: max(1, -(-values.numel() // _MOST))].float().cpu()

@@ -49,14 +49,14 @@ class TimeBatched(Stepped):
                 if isinstance(part, Stateful):
                     where = f"module {position}" + (f", at {name!r}," if name else "")
                     raise ValueError(
-                        f"{where} of TimeBatched is a stateful neuron, {type(part).__name__}, which needs the time "
+                        f"{where} of TimeBatched is {type(part).__name__}, which has state and needs the time "
                         f"dimension; place it after, as in nn.Sequential(TimeBatched(conv), neuron)"
                     )
                 if isinstance(part, Stepped) and part.mixes_time:
                     where = f"module {position}" + (f", at {name!r}," if name else "")
                     raise ValueError(
                         f"{where} of TimeBatched is {type(part).__name__}, which needs the time dimension; place it "
-                        f"outside, as in nn.Sequential(TimeBatched(conv), {type(part).__name__}(...))"
+                        f"before or behind, as in nn.Sequential(TimeBatched(conv), {type(part).__name__}(...))"
                     )
         self.module = modules[0] if len(modules) == 1 else nn.Sequential(*modules)
         if step != "multi":

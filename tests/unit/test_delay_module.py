@@ -254,7 +254,7 @@ REFUSED = [
         r"wanted is \[2, 3, 5\]; give the inp",
     ),
     (lambda: made().to("meta")(drawn(T, B, J)), ValueError, "delay is on meta and the input is on cpu; move"),
-    (lambda: sc.layers.TimeBatched(made()), ValueError, "module 0 of TimeBatched is a stateful neuron, Delay"),
+    (lambda: sc.layers.TimeBatched(made()), ValueError, "module 0 of TimeBatched is Delay, which has state"),
 ]
 
 

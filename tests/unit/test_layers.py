@@ -121,11 +121,11 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("modules", "text"),
         [
-            ((Neuron(),), "module 0 of TimeBatched is a stateful neuron, Neuron, .*place it after"),
-            ((nn.Linear(2, 2), Neuron()), "module 1 of TimeBatched is a stateful neuron, Neuron"),
+            ((Neuron(),), "module 0 of TimeBatched is Neuron, which has state .*place it after"),
+            ((nn.Linear(2, 2), Neuron()), "module 1 of TimeBatched is Neuron, which has state"),
             (
                 (nn.Sequential(nn.Linear(2, 2), nn.Sequential(Neuron())),),
-                "module 0, at '1.0', of TimeBatched is a stateful neuron, Neuron",
+                "module 0, at '1.0', of TimeBatched is Neuron, which has state",
             ),
         ],
     )
@@ -133,6 +133,13 @@ class TestErrors:
         """A neuron needs the time dimension; one in any depth is refused at construction, by its place."""
         with pytest.raises(ValueError, match=text):
             TimeBatched(*modules)
+
+    @pytest.mark.parametrize("encoder", [sc.encode.Delta(), sc.encode.Poisson(4), sc.encode.Latency(4)])
+    def test_encoders_are_refused(self, encoder):
+        """Delta took the rows of a batch for steps: it returned spikes of the right shape and of wrong numbers."""
+        name = type(encoder).__name__
+        with pytest.raises(ValueError, match=f"module 1 of TimeBatched is {name}, which needs the time dimension"):
+            TimeBatched(nn.Linear(2, 2), encoder)
 
     def test_modules_are_checked(self):
         """There is at least one module, and nothing else."""

@@ -261,5 +261,5 @@ def test_delay_stands_by_itself():
     with torch.no_grad():
         torch.testing.assert_close(delay(flat), expected)
         torch.testing.assert_close(net(x), sc.LI()(expected))
-    with pytest.raises(ValueError, match="Delay, which needs the time dimension"):
+    with pytest.raises(ValueError, match="Delay, which has state and needs the time dimension"):
         TimeBatched(nn.Flatten(), sc.Delay(nn.Linear(12, 5), 3))

@@ -123,7 +123,7 @@ def test_wrong_arguments_are_named():
     ):
         TEBN(C, T)(values(2)[:3].float())
     with pytest.raises(
-        ValueError, match=r"module 1 of TimeBatched is TEBN, which needs the time dimension; place it out"
+        ValueError, match=r"module 1 of TimeBatched is TEBN, which needs the time dimension; place it before"
     ):
         TimeBatched(nn.Conv2d(2, C, 3), TEBN(C, T))
     net = nn.Sequential(TimeBatched(nn.Conv2d(2, C, 3)), TEBN(C, T), sc.LIF())

@@ -168,7 +168,7 @@ def test_wrong_arguments_are_named():
             SequenceDropout()(wrong)
     with pytest.raises(ValueError, match=r"SequenceDropout: x must be \[T, \.\.\.\] with time first"):
         SequenceDropout()(torch.tensor(1.0))
-    with pytest.raises(ValueError, match="SequenceDropout, which needs the time"):
+    with pytest.raises(ValueError, match="SequenceDropout, which has state and needs the time"):
         TimeBatched(SequenceDropout())
 
 
