@@ -6,6 +6,7 @@ from typing import Optional
 
 from torch import Tensor, nn
 
+from spikecore.layers._arguments import counts, makers
 from spikecore.layers._blocks import MakeNeuron, MakeNorm
 from spikecore.layers._norms import normalised
 
@@ -31,7 +32,8 @@ class SpikingSelfAttention(nn.Module):
     bias: whether the linear layers have a bias.
     qkv_bias: the same of the first three; None takes ``bias``. The authors' program for ImageNet has none there.
 
-    Raises ValueError for channels that are no multiple of ``heads``, and for an input of another shape.
+    Raises TypeError or ValueError for a number that is not whole or below 1, ValueError for channels that are no
+    multiple of ``heads`` and for an input of another shape, TypeError for a module where a function makes them.
     Source: Zhou, Zhu, He, Wang, Yan, Tian, Yuan: Spikformer: When Spiking Neural Network Meets Transformer. ICLR 2023.
     """
 
@@ -48,7 +50,9 @@ class SpikingSelfAttention(nn.Module):
         qkv_bias: Optional[bool] = None,
     ) -> None:
         super().__init__()
-        if heads < 1 or channels % heads:
+        counts("SpikingSelfAttention", channels=channels, heads=heads)
+        makers("SpikingSelfAttention", neuron=neuron, attention_neuron=attention_neuron or neuron, norm=norm)
+        if channels % heads:
             raise ValueError(f"SpikingSelfAttention: channels={channels} must be a multiple of heads={heads}")
         self.channels, self.heads, self.scale = channels, heads, scale
         first = bias if qkv_bias is None else qkv_bias

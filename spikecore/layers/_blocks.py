@@ -6,6 +6,7 @@ from typing import Callable, List
 
 from torch import Tensor, nn
 
+from spikecore.layers._arguments import counts, makers
 from spikecore.layers._norms import normalised, silenced
 from spikecore.layers._time_batched import TimeBatched
 
@@ -35,7 +36,8 @@ class SEWBlock(nn.Module):
     zero_init: whether the branch begins silent (weight 0 in its last normalisation), so that the block begins as the
         identity; not for ``"and"``.
 
-    Raises ValueError for another ``connect``, and for ``zero_init`` with ``"and"``.
+    Raises ValueError for another ``connect``, for ``zero_init`` with ``"and"`` and for a number below 1, TypeError for
+    one that is not whole and for a module where a function makes them.
     Source: Fang, Yu, Chen, Huang, Masquelier, Tian: Deep Residual Learning in Spiking Neural Networks. NeurIPS 2021.
     """
 
@@ -52,6 +54,8 @@ class SEWBlock(nn.Module):
         zero_init: bool = False,
     ) -> None:
         super().__init__()
+        counts("SEWBlock", in_channels=in_channels, channels=channels, stride=stride)
+        makers("SEWBlock", neuron=neuron, norm=norm)
         if connect not in _CONNECT:
             raise ValueError(f"SEWBlock: connect must be one of {', '.join(map(repr, _CONNECT))}, got {connect!r}")
         if zero_init and connect == "and":
@@ -100,8 +104,9 @@ class MSBlock(nn.Module):
         authors' network of 104 layers.
     zero_init: whether the branch begins at 0 (weight 0 in its last normalisation), as the authors' does.
 
-    Source: Hu, Deng, Wu, Yao, Li: Advancing Spiking Neural Networks Toward Deep Residual Learning. arXiv 2112.08954,
-    2021; IEEE TNNLS 2024; and their program.
+    Raises ValueError for a number below 1, TypeError for one that is not whole and for a module where a function makes
+    them. Source: Hu, Deng, Wu, Yao, Li: Advancing Spiking Neural Networks Toward Deep Residual Learning. arXiv
+    2112.08954, 2021; IEEE TNNLS 2024; and their program.
     """
 
     def __init__(
@@ -116,6 +121,8 @@ class MSBlock(nn.Module):
         zero_init: bool = True,
     ) -> None:
         super().__init__()
+        counts("MSBlock", in_channels=in_channels, channels=channels, stride=stride)
+        makers("MSBlock", neuron=neuron, norm=norm)
         norms = [norm(channels), norm(channels)]
         self.body = nn.Sequential(
             neuron(),

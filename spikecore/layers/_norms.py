@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Dict, Type
 
 import torch
 from torch import Tensor, nn
 
+from spikecore._shell.checks import shown
 from spikecore._shell.repeated import folded, unfolded
 from spikecore._shell.stepped import Stepped
+from spikecore.layers._arguments import counts
 from spikecore.layers._time_batched import TimeBatched
 
 _OF_DIMS: Dict[int, Type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -31,11 +34,15 @@ def tdbn(channels: int, *, threshold: float = 1.0, alpha: float = 1.0, dims: int
     alpha: 1, or ``1 / sqrt(n)`` where n such normalisations are added before a neuron, as behind a residual block.
     keywords: those of ``nn.BatchNorm``.
 
-    Raises ValueError for other ``dims`` and for a ``threshold`` or ``alpha`` that is not above 0.
+    Raises ValueError for other ``dims``, ``channels`` below 1 and a ``threshold`` or ``alpha`` that is not above 0 or
+    not finite, TypeError for what is no number.
     Source: Zheng, Wu, Deng, Hu, Li: Going Deeper With Directly-Trained Larger Spiking Neural Networks. AAAI 2021.
     """
+    counts("tdbn", channels=channels)
     for name, value in (("threshold", threshold), ("alpha", alpha)):
-        if not value > 0:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"tdbn: {name} must be a number, got {value!r}")
+        if not 0 < value < math.inf:
             raise ValueError(f"tdbn: {name} must be above 0, got {value!r}")
     norm: nn.Module = _of_dims("tdbn", dims)(channels, **keywords)
     weight: Any = norm.weight
@@ -74,12 +81,15 @@ class TEBN(Stepped):
             raise TypeError(f"TEBN: steps must be an int, the number of time steps, got {steps!r}")
         if steps < 1:
             raise ValueError(f"TEBN: steps must be 1 or more, got {steps}")
+        counts("TEBN", channels=channels)
         self.steps = steps
         self.norm = _of_dims("TEBN", dims)(channels, **keywords)
         self.scale = nn.Parameter(torch.ones(steps))
 
     def forward(self, x: Tensor) -> Tensor:
         """``[T, B, C, ...] -> [T, B, C, ...]``."""
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            raise TypeError(f"TEBN: x must be a floating-point tensor, got {shown(x)}")
         if x.ndim < 3 or x.shape[0] != self.steps:
             raise ValueError(
                 f"TEBN: x must be [T, B, C, ...] with T={self.steps}, the steps that it has factors for, got shape "

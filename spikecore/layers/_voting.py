@@ -29,6 +29,8 @@ class Voting(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., C * voters] -> [..., C]``."""
+        if not isinstance(x, Tensor):
+            raise TypeError(f"Voting: x must be a tensor, got {type(x).__name__}")
         if x.ndim == 0 or x.shape[-1] % self.voters:
             raise ValueError(
                 f"Voting: the last dimension of x must be a multiple of voters={self.voters}, got shape "

@@ -8,6 +8,7 @@ from typing import List, Optional
 from torch import nn
 
 from spikecore.layers import MSBlock, SEWBlock, TimeBatched, tdbn
+from spikecore.layers._arguments import counts, makers
 from spikecore.layers._norms import normalised
 from spikecore.models._parts import MakeNeuron, MakeNorm, beginning, lif, of_depth, read_out
 from spikecore.neurons import LIF
@@ -53,6 +54,8 @@ def sew_resnet(
     Source: Fang, Yu, Chen, Huang, Masquelier, Tian: Deep Residual Learning in Spiking Neural Networks. NeurIPS 2021.
     """
     blocks, bottleneck = of_depth("sew_resnet", _SEW, depth)
+    counts("sew_resnet", in_channels=in_channels, classes=classes)
+    makers("sew_resnet", neuron=neuron, norm=norm)
     layers = beginning(steps)
     stem = nn.Conv2d(in_channels, 64, 3 if small else 7, 1 if small else 2, 1 if small else 3, bias=False)
     layers += [normalised(stem, norm(64)), neuron()]
@@ -123,6 +126,8 @@ def ms_resnet(
     2021; IEEE TNNLS 2024; and their program.
     """
     blocks = of_depth("ms_resnet", _MS, depth)
+    counts("ms_resnet", in_channels=in_channels, classes=classes)
+    makers("ms_resnet", neuron=neuron, norm=norm)
     stem: nn.Module = nn.Conv2d(in_channels, 64, 7, 2, 3, bias=False)
     if small:
         stem = nn.Conv2d(in_channels, 64, 3, 1, 1, bias=False)

@@ -7,6 +7,7 @@ from typing import List, Optional
 from torch import Tensor, nn
 
 from spikecore.layers import SpikingSelfAttention, TimeBatched
+from spikecore.layers._arguments import counts, makers
 from spikecore.layers._attention import linear
 from spikecore.layers._norms import normalised
 from spikecore.models._parts import MakeNeuron, MakeNorm, beginning, lif
@@ -55,10 +56,14 @@ def spikformer(
     qkv_bias: as of the attention; the authors' program has it for CIFAR, and not for ImageNet.
 
     Linear weights begin as in the authors' program: normal with a deviation of 0.02, cut at 2 and -2, and biases 0.
-    Raises ValueError for another ``patch`` and for channels that do not divide.
+    Raises ValueError for another ``patch``, for channels that do not divide and for numbers below 1, TypeError for ones
+    that are not whole.
     Source: Zhou, Zhu, He, Wang, Yan, Tian, Yuan: Spikformer: When Spiking Neural Network Meets Transformer. ICLR 2023;
     and their program.
     """
+    counts("spikformer", depth=depth, channels=channels, heads=heads, hidden=hidden)
+    counts("spikformer", in_channels=in_channels, classes=classes)
+    makers("spikformer", neuron=neuron, attention_neuron=attention_neuron, norm=norm, token_norm=token_norm)
     if patch not in _HALVED:
         raise ValueError(f"spikformer: patch must be one of {', '.join(map(str, _HALVED))} pixels, got {patch!r}")
     if channels % 8:

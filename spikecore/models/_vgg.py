@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Tuple, Union
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 from torch import nn
 
 from spikecore.layers import TimeBatched
+from spikecore.layers._arguments import counts, makers
 from spikecore.layers._norms import normalised
 from spikecore.models._parts import MakeNeuron, MakeNorm, beginning, lif, of_depth
 
@@ -43,12 +44,15 @@ def vgg(
     neuron: ``LIF(tau=2, detach_reset=True)`` by default.
     norm: as of :class:`spikecore.layers.SEWBlock`.
 
-    Weights begin as torch makes them. Raises ValueError for another depth, and for images that nothing is left of.
+    Weights begin as torch makes them. Raises ValueError for another depth, for images that nothing is left of and for
+    numbers below 1, TypeError for a ``size`` that is not one or two whole numbers.
     Source: Deng, Li, Zhang, Gu: Temporal Efficient Training of Spiking Neural Network via Gradient Re-weighting. ICLR
     2022.
     """
     groups = of_depth("vgg", _WIDTHS, depth)
-    height, width = (size, size) if isinstance(size, int) else size
+    counts("vgg", in_channels=in_channels, classes=classes)
+    makers("vgg", neuron=neuron, norm=norm)
+    height, width = _height_and_width(size)
     least = 2 ** len(groups)
     if height < least or width < least:
         raise ValueError(
@@ -63,3 +67,10 @@ def vgg(
         layers.append(TimeBatched(nn.AvgPool2d(2) if depth == 9 else nn.MaxPool2d(2)))
     pixels = (height // least) * (width // least)
     return nn.Sequential(*layers, TimeBatched(nn.Flatten(), nn.Linear(channels * pixels, classes)))
+
+
+def _height_and_width(size: Any) -> Tuple[int, int]:
+    both = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
+    if len(both) != 2 or any(isinstance(one, bool) or not isinstance(one, int) for one in both):
+        raise TypeError(f"vgg: size={size!r} must be a whole number of pixels, or two: (height, width)")
+    return both[0], both[1]

@@ -33,8 +33,8 @@ _DRAWING = (
 )
 
 
-#: Modules of spikecore that do not, in a ``forward`` of their own: a program has no random numbers. ``Stochastic``, whose
-#: neurons draw some, has another ``forward``, and so counts as a layer that may draw.
+#: Modules of spikecore that do not, in a ``forward`` of their own: a program has no random numbers. ``Stochastic``,
+#: whose neurons draw some, has another ``forward``, and so counts as a layer that may draw.
 _STEADY = (Neuron, Recurrent, TimeBatched, NormNeuron, TEBN, Voting, SEWBlock, MSBlock, SpikingSelfAttention)
 
 
