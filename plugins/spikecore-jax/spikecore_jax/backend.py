@@ -23,7 +23,7 @@ from spikecore.kernels import (
     ReturningForwardLaunch,
 )
 from spikecore_jax import CAPABILITIES, scan
-from spikecore_jax.excuses import EXPECTED
+from spikecore_jax.expected_failures import EXPECTED
 from spikecore_jax.operations import Table, compiled, numbers
 from spikecore_jax.scan import DTYPES, Group, Values
 from spikecore_jax.tensors import array, padded, tensor

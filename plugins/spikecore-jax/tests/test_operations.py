@@ -1,4 +1,4 @@
-"""Every operation on normal numbers, infinities, NaN and zeros: beside the excuses for subnormal numbers on a CPU."""
+"""Every operation on normal numbers, infinities, NaN and zeros, which no expected failure covers."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ are finite, ``-gradient-zero`` for the cotangent 0 there, ``-gradient-infinite``
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from spikecore.testing._compare import Mismatch
 from spikecore.testing._context import Context
 from spikecore.testing._edge_table import CONSTANTS, GROUPS, Edge, expected, grid, made, signed, slopes
 from spikecore.testing._oracle import Array
+from spikecore.testing._subnormal import beside, foremost
 from spikecore.testing.random_programs.edges import POINTS
 
 #: Where functions that no library rounds correctly, and gradients, are compared: relative, and absolute.
@@ -104,6 +105,7 @@ def gradient(context: Context, group: str, name: str, kind: str, wide: bool = Fa
     tested = ~finite if kind == "gradient-infinite" else finite
     tested = tested & ~edge.open(*points) if edge.open else tested
     near = (_LOOSE if group == "surrogates" else NEAR)[wide]
+    checks: List[Callable[[], None]] = []
     for cotangent in {"gradient": (1.5, -1.0), "gradient-zero": (0.0,)}.get(kind, (1.5, -1.0, 0.0)):
         outs = neuron(*inputs)
         outs = [out for out in (outs if isinstance(outs, tuple) else (outs,)) if out.requires_grad]
@@ -116,7 +118,9 @@ def gradient(context: Context, group: str, name: str, kind: str, wide: bool = Fa
             got = np.zeros_like(wanted) if grad is None else grad.cpu().numpy()[0]
             what = f"the gradient of {_place(edge, k)} for a cotangent of {cotangent}"
             left_out = ~tested | (~finite & ((got == 0) | (got == cotangent))) if edge.lenient else ~tested
-            _same(edge, what, points, np.where(left_out, got, wanted), got, False, False, near)
+            wanted = np.where(left_out, got, wanted)
+            checks.append(partial(_same, edge, what, points, wanted, got, False, False, near))
+    foremost(checks, Mismatch)
 
 
 def double(context: Context, group: str, name: str) -> None:
@@ -180,8 +184,9 @@ def _same(
         f"edges: {what} of {edge.name} at ({at}) is {got[k]}, should be {wanted[k]}",
         f"  {int((~same).sum())} of {same.size} points differ",
     ]
-    hint = _hint(wanted[k], got[k])
-    raise Mismatch("\n".join([*lines, *[f"  {line}" for line in (edge.rule, hint and f"hint: {hint}") if line]]))
+    alone, hint = beside(~same, [*points, wanted], got.dtype), _hint(wanted[k], got[k])
+    told = (edge.rule, hint and f"hint: {hint}", alone)
+    raise Mismatch("\n".join([*lines, *[f"  {line}" for line in told if line]]))
 
 
 def _hint(wanted: Any, got: Any) -> Optional[str]:
@@ -221,6 +226,7 @@ def constant(context: Context, numbers: Sequence[float], wide: bool = False) -> 
     kind: Any = np.float64 if wide else np.float32
     x = np.asarray(POINTS, kind)
     outs = neuron(context.tensor(x[None], torch.float64 if wide else torch.float32))
+    checks: List[Callable[[], None]] = []
     for number in numbers:
         at = 4 * [str(n) for n in every].index(str(number))  # -0.0 equals 0.0, and NaN nothing
         with np.errstate(all="ignore"):
@@ -233,7 +239,9 @@ def constant(context: Context, numbers: Sequence[float], wide: bool = False) -> 
             }
         for i, (written, wanted) in enumerate(right.items()):
             edge = Edge(written, 1, abs, abs, list, True, f"{number!r} is {n!s} in {kind.__name__}")
-            _same(edge, "the value", [x], wanted, outs[at + i].cpu().numpy()[0], True, True, (0.0, 0.0))
+            got, numbers_there = outs[at + i].cpu().numpy()[0], [x, np.full_like(x, n)]
+            checks.append(partial(_same, edge, "the value", numbers_there, wanted, got, True, True, (0.0, 0.0)))
+    foremost(checks, Mismatch)
 
 
 #: The numbers within the range of float32. One program has them all.

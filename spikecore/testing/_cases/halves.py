@@ -14,6 +14,7 @@ from spikecore.testing._case import Collection
 from spikecore.testing._compare import Mismatch
 from spikecore.testing._context import Context
 from spikecore.testing._oracle import Array
+from spikecore.testing._subnormal import beside
 
 
 class Square(sc.Neuron):
@@ -104,9 +105,10 @@ def _same(what: str, at: Any, wanted: Array, got: Any, dtype: torch.dtype) -> No
     same = (wanted == found) | (np.isnan(wanted) & np.isnan(found))
     if same.all():
         return
-    k = int(np.flatnonzero(~same)[0])
+    k, alone = int(np.flatnonzero(~same)[0]), beside(~same, [*at.values(), wanted])
     where = ", ".join(f"{name} = {values[k]}" for name, values in at.items())
     raise Mismatch(
         f"edges: {what} at {where} is {found[k]}, should be {wanted[k]}\n  {int((~same).sum())} of {same.size} differ\n"
         "  arithmetic is float32; what comes out is rounded to 16 bits once, and is infinite beyond their range"
+        + (f"\n  {alone}" if alone else "")
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Optional, Tuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from spikecore.testing._context import Context
 from spikecore.testing._generated.make import case_of
 from spikecore.testing._generated.row import Row
 from spikecore.testing._generated.shrink import Shrunk, shrunk
+from spikecore.testing._subnormal import ALONE, foremost
 from spikecore.testing.random_programs._call import Difference, by_call
 from spikecore.testing.random_programs._case import Case
 from spikecore.testing.random_programs._comparison import compare, compared
@@ -28,8 +30,14 @@ def check_row(row: Row, backend: str, device: str) -> None:
 
 def compare_all(case: Case, backend: str, device: str) -> None:
     """Raise :class:`Difference` where results or gradients of a case differ. No gradient stands for zeros."""
-    for what, ours, wanted, tolerance in compared(case, by_call(case, backend, device), False):
-        compare(what, np.zeros(wanted.shape) if ours is None else ours, wanted, tolerance, "")
+    found = compared(case, by_call(case, backend, device), False)
+    foremost(
+        [
+            partial(compare, what, np.zeros(wanted.shape) if ours is None else ours, wanted, tolerance, "")
+            for what, ours, wanted, tolerance in found
+        ],
+        Difference,
+    )
 
 
 def holds(context: Context, row: Row) -> None:
@@ -59,6 +67,8 @@ def _failure(row: Row, context: Context) -> Optional[Tuple[str, Exception]]:
 def _kind(error: Exception) -> str:
     """Failures of one kind are taken for one fault."""
     if isinstance(error, Difference):
+        if ALONE in str(error):
+            return "subnormals"
         return "gradients" if str(error).startswith("gradient") else "values"
     return type(error).__name__
 

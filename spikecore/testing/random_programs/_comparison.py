@@ -6,6 +6,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
+from spikecore.testing._subnormal import beside
 from spikecore.testing.random_programs._call import Difference
 from spikecore.testing.random_programs._case import Case, rounded
 from spikecore.testing.random_programs._oracle import Run
@@ -36,10 +37,11 @@ def compare(what: str, ours: Any, wanted: Array, tolerance: Optional[Array], tol
     same |= np.isnan(ours) & np.isnan(wanted)
     if not same.all():
         at = tuple(int(i) for i in np.argwhere(~same)[0])
+        alone = beside(~same, [wanted]) if (ours[~same] == 0).all() else ""
         within = "" if tolerance is None else f" to within {np.broadcast_to(tolerance, wanted.shape)[at]:.3g}"
         raise Difference(
             f"{what}{list(at)} is {ours[at]!r}, should be {wanted[at]!r}{within}; {(~same).sum()} of {same.size} "
-            f"differ\n{told}"
+            f"differ{alone and f', {alone}'}\n{told}"
         )
 
 
