@@ -83,6 +83,13 @@ class Prologued(FusedCalls):
     states: Mapping[str, Union[float, str]]
     channel_dim: int
 
+    @property
+    def normalises(self) -> bool:
+        """Whether calls normalise the input first, as in :class:`spikecore.layers.NormNeuron` and after ``sc.fuse``: of
+        this the program says nothing.
+        """
+        return self._prologue is not None
+
     def _execute(
         self,
         inputs: Sequence[Tensor],

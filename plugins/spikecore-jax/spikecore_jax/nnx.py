@@ -7,7 +7,8 @@ from typing import Any, Dict, Optional, Tuple
 from flax import nnx
 
 import spikecore as sc
-from spikecore_jax.pure import Arrays, Function, State, function
+from spikecore_jax.arguments import Arrays
+from spikecore_jax.pure import Function, State, function
 
 
 class Neuron(nnx.Module):

@@ -46,7 +46,9 @@ class Table(Mapping[str, Callable[..., Any]]):
     """
 
     def __init__(self, zero: Any, constants: Iterable[Tuple[float, Any]]) -> None:
-        self._zero, self._one_zero = zero, zero.ravel()[0] if zero.ndim else zero
+        self._zero = zero
+        some = zero if zero.size else jnp.zeros(1, zero.dtype)  # of no neurons there is nothing to keep
+        self._one_zero = some.ravel()[0] if zero.ndim else zero
         self._constants = {_bits(value): array for value, array in constants}
         self._functions: Dict[str, Callable[..., Any]] = {
             name: self._lifted(function) for name, function in self._all().items()

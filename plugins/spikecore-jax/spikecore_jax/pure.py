@@ -8,7 +8,6 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 from jax import lax
 
 import spikecore as sc
@@ -16,11 +15,10 @@ from spikecore.backend import Spec
 from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.lang import Program
 from spikecore_jax import scan
+from spikecore_jax.arguments import Arrays, array, checked, inputs_of, placed, state_of, tied
 from spikecore_jax.operations import Table, numbers
 from spikecore_jax.scan import Values
 
-#: One array, or one for each input or output of a neuron.
-Arrays = Union[jax.Array, Sequence[jax.Array]]
 State = Dict[str, jax.Array]
 _TORCH = {name: dtype for dtype, name in scan.DTYPES.items()}
 #: Signalling NaNs that no arithmetic gives: where an input begins with one, which none does, :func:`_unknown` is 1.
@@ -30,14 +28,37 @@ _NEVER = {"uint32": 0x7FA1C5E3, "uint64": 0x7FF4A1C5E37B9D21}
 def function(neuron: sc.Neuron) -> Function:
     """The neuron as a pure function ``(params, state, xs) -> (outs, state)``: see :class:`Function`.
 
-    Raises ``TypeError`` for what is no neuron, and what :attr:`spikecore.Neuron.program` raises.
+    Raises ``TypeError`` for what is no neuron and for a neuron with a ``forward`` or ``run`` of its own, ``ValueError``
+    for one that normalises its input, and what :attr:`spikecore.Neuron.program` raises.
     """
     if not isinstance(neuron, sc.Neuron):
         raise TypeError(
             f"neuron={neuron!r} must be a spikecore neuron; of sc.Recurrent give its neuron, and write the loop with "
             "Function.step"
         )
-    return Function(neuron)
+    owner = type(neuron).__name__
+    for name in ("forward", "run"):
+        known = (getattr(sc.Neuron, name), getattr(sc.Stochastic, name))
+        if getattr(type(neuron), name) not in known or name in vars(neuron):
+            raise TypeError(
+                f"neuron={owner} has a {name} of its own, which would not be called in JAX, where only its dynamics is "
+                "known: compute there what it does beside them"
+            )
+    if neuron.normalises:
+        raise ValueError(
+            f"neuron={owner} normalises its input (NormNeuron or sc.fuse), which its dynamics does not say: call "
+            "sc.unfuse(net), or make the neuron anew, and normalise in JAX"
+        )
+    named, program = neuron.named_values(), neuron.program
+    own = [name for name in program.params if name not in program.numbers]
+    return Function(
+        program,
+        neuron.channel_dim,
+        {name: array(named[name]) for name in own},
+        tuple(name for name in own if getattr(named[name], "requires_grad", False)),
+        {name: float(named[name]) for name in program.numbers},
+        {name: neuron.bounds[name] for name in own if name in neuron.bounds},
+    )
 
 
 class Function:
@@ -45,56 +66,88 @@ class Function:
 
     ``outs, state = f(f.params, None, xs)`` computes all steps of ``xs [T, *N]`` by ``lax.scan``. The spikes are those
     of every backend of spikecore, to the bit for neurons made of ``+ - * /``, and so are the gradients, by the same
-    adjoint (``jax.custom_vjp``: reverse mode, once). An object holds no arrays but the first values of parameters, is
-    hashable by identity, and may be closed over.
+    adjoint (``jax.custom_vjp``: reverse mode, once). It depends on nothing that changes: later changes of the neuron
+    are not seen, functions of equal neurons are equal, and copies are the same object.
 
-    params: the parameters' values in the neuron, by name, learnt or not; scalars ``[]``, one value per channel ``[C]``
-    (along dimension ``channel_dim`` of one step) or any shape that broadcasts against ``[*N]``. Differentiate in those
-    named in ``learnt``, or in others.
+    A parameter outside its range (``neuron.bounds``) counts as the nearest value inside, with derivative 1, so that
+    one which is learnt can come back: as PyTorch's learnt parameters under ``torch.func``.
+
+    Random numbers of a :class:`spikecore.Stochastic` are inputs like any other, since JAX's keys are its user's:
+    ``f(params, state, (x, jax.random.uniform(key, x.shape)))``.
+
+    program: the equations. channel_dim: the dimension of one step that parameters of shape ``[C]`` lie along. learnt:
+    the names of what the neuron learns.
     """
 
-    def __init__(self, neuron: sc.Neuron) -> None:
-        self.program: Program = neuron.program
-        self.channel_dim: int = neuron.channel_dim
-        named = neuron.named_values()
-        own = [name for name in self.program.params if name not in self.program.numbers]
-        self.params: Dict[str, jax.Array] = {name: _array(named[name]) for name in own}
-        self.learnt = tuple(name for name in own if getattr(named[name], "requires_grad", False))
-        self._numbers = {name: float(named[name]) for name in self.program.numbers}
+    def __init__(
+        self,
+        program: Program,
+        channel_dim: int,
+        values: Mapping[str, np.ndarray],
+        learnt: Tuple[str, ...],
+        surrogate: Mapping[str, float],
+        bounds: Mapping[str, Any],
+    ) -> None:
+        self.program, self.channel_dim, self.learnt = program, channel_dim, learnt
+        self._made_of = (program, channel_dim, dict(values), learnt, dict(surrogate), dict(bounds))
+        self._values, self._numbers, self._bounds = dict(values), dict(surrogate), dict(bounds)
+        bits = tuple((name, value.dtype.str, value.shape, value.tobytes()) for name, value in values.items())
+        self._key = (program, channel_dim, learnt, bits, tuple(surrogate.items()), tuple(bounds.items()))
         self._run = jax.custom_vjp(self._forward, nondiff_argnums=(0,))
         self._run.defvjp(self._saved, self._backward)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Function) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __reduce__(self) -> Any:
+        return Function, self._made_of
+
+    def __deepcopy__(self, memo: Any) -> Function:
+        return self
+
+    @property
+    def params(self) -> Dict[str, jax.Array]:
+        """The parameters' values in the neuron, by name, learnt or not, in a new dictionary.
+
+        Calls take these names: scalars ``[]``, one value per channel ``[C]``, or any shape of two and more dimensions
+        that broadcasts against ``[*N]``. Differentiate in those named in ``learnt``, or in others. Numbers of a neuron
+        are float64 where JAX has it turned on, and float32 elsewhere.
+        """
+        return {name: jnp.asarray(value) for name, value in self._values.items()}
+
     def __repr__(self) -> str:
-        return f"Function({self.program.name}: {', '.join(self.params)})"
+        return f"Function({self.program.name}: {', '.join(self._values)})"
 
     def initial(self, params: Mapping[str, Any], shape: Sequence[int], dtype: Any = jnp.float32) -> State:
         """The state at rest for one step of this shape, in the dtype of arithmetic for inputs of ``dtype``."""
         plan = self._plan(jnp.dtype(dtype).name)
-        values = self._values(plan, self._placed(params, tuple(shape), plan), None, tuple(shape))
+        values = self._bound(plan, self._placed(params, tuple(shape), plan), None, tuple(shape))
         return dict(zip(self.program.states, scan.initial(plan, values)))
 
     def __call__(self, params: Mapping[str, Any], state: Optional[Mapping[str, Any]], xs: Arrays) -> Tuple[Any, State]:
         """Outputs ``[T, *N]`` in the dtype of ``xs``, one or a tuple as the neuron has, and the state after all steps.
 
         params: as :attr:`params`. state: by name, ``[*N]`` each; None starts at rest. xs: ``[T, *N]``, float16,
-        bfloat16, float32 or float64, a tuple of them for a neuron with several inputs; T at least 1.
+        bfloat16, float32 or float64, a tuple of them for a neuron with several inputs.
 
         Raises ``ValueError`` for names or shapes that do not fit.
         """
-        inputs = self._inputs(xs)
+        inputs = inputs_of(self.program, xs)
         shape, plan = inputs[0].shape[1:], self._plan(inputs[0].dtype.name)
-        placed = self._placed(params, shape, plan)
+        params_ = self._placed(params, shape, plan)
         if state is None:
-            values = self._values(plan, placed, None, shape)
-            first = scan.initial(plan, values)
+            first = scan.initial(plan, self._bound(plan, params_, None, shape))
         else:
-            first = self._state(state, shape, plan)
-        outs, final = self._run(plan, inputs, _tied(first, inputs[0]), _tied(placed, inputs[0]))
+            first = state_of(self.program, state, shape, scan.DTYPES[plan.compute])
+        outs, final = self._run(plan, *tied(inputs, first, params_))
         return outs[0] if len(outs) == 1 else tuple(outs), dict(zip(self.program.states, final))
 
     def step(self, params: Mapping[str, Any], state: Mapping[str, Any], x: Arrays) -> Tuple[Any, State]:
         """One step ``[*N]``: for loops of one's own, such as one in which outputs come back through weights."""
-        xs = [_checked(one)[None] for one in (x if isinstance(x, (tuple, list)) else [x])]
+        xs = [checked(one)[None] for one in (x if isinstance(x, (tuple, list)) else [x])]
         outs, state = self(params, state, xs)
         return outs[0] if len(self.program.outputs) == 1 else tuple(out[0] for out in outs), state
 
@@ -106,49 +159,19 @@ class Function:
         kinds = tuple("number" if name in self.program.numbers else "full" for name in self.program.params)
         return ForwardPlan(self.program, Spec(_TORCH[dtype], None, kinds, (), True), (), True, True)
 
-    def _inputs(self, xs: Arrays) -> List[Any]:
-        inputs = [_checked(x) for x in (xs if isinstance(xs, (tuple, list)) else [xs])]
-        if len(inputs) != len(self.program.inputs):
-            names = ", ".join(self.program.inputs)
-            raise ValueError(
-                f"xs has {len(inputs)} arrays, {self.program.name} has the inputs {names}; give one for each"
-            )
-        one = inputs[0]
-        if any(x.shape != one.shape or x.dtype != one.dtype for x in inputs) or one.ndim < 1 or not one.shape[0]:
-            shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in inputs)
-            raise ValueError(f"xs is {shapes}; give arrays [T, *N] of one shape and dtype, with T at least 1")
-        return inputs
-
-    def _state(self, state: Mapping[str, Any], shape: Tuple[int, ...], plan: ForwardPlan) -> List[Any]:
-        if {*state} != {*self.program.states}:
-            raise ValueError(
-                f"state has {', '.join(state) or 'nothing'}; {self.program.name} has {', '.join(self.program.states)}"
-            )
-        for name, value in state.items():
-            if jnp.shape(value) != shape:
-                raise ValueError(f"state {name!r} has shape {list(jnp.shape(value))}, one step has {list(shape)}")
-        return [jnp.asarray(state[name], scan.DTYPES[plan.compute]) for name in self.program.states]
-
     def _placed(self, params: Mapping[str, Any], shape: Tuple[int, ...], plan: ForwardPlan) -> List[Any]:
         """The parameters that are no numbers of a surrogate, so that they broadcast against ``shape``."""
-        if {*params} != {*self.params}:
-            raise ValueError(f"params has {', '.join(params) or 'nothing'}; give {', '.join(self.params)}")
-        placed = []
-        for name in self.params:
-            value = jnp.asarray(params[name], scan.DTYPES[plan.compute])
-            dims, along = len(shape), self.channel_dim
-            if value.ndim == 1 and dims > 1 and -dims <= along < dims and value.shape[0] == shape[along]:
-                view = [1] * dims
-                view[along] = value.shape[0]
-                value = value.reshape(view)
-            elif not _broadcasts(value.shape, shape):
-                raise ValueError(f"params {name!r} has shape {list(value.shape)}, one step has {list(shape)}")
-            placed.append(value)
-        return placed
+        if {*params} != {*self._values}:
+            raise ValueError(f"params has {', '.join(params) or 'nothing'}; give {', '.join(self._values)}")
+        ends = {name: held.ends(plan.compute) for name, held in self._bounds.items()}
+        return [
+            placed(name, params[name], shape, self.channel_dim, scan.DTYPES[plan.compute], ends.get(name))
+            for name in self._values
+        ]
 
     # -- what JAX differentiates
 
-    def _values(
+    def _bound(
         self, plan: Union[ForwardPlan, BackwardPlan], placed: Sequence[Any], x: Any, shape: Tuple[int, ...]
     ) -> Values:
         compute = scan.DTYPES[plan.compute]
@@ -161,7 +184,7 @@ class Function:
         return Values(Table(_unknown(x, shape, compute), zip(known, numbers(known, compute))), params, shape, compute)
 
     def _forward(self, plan: ForwardPlan, inputs: List[Any], first: List[Any], placed: List[Any]) -> Any:
-        values = self._values(plan, placed, inputs[0], inputs[0].shape[1:])
+        values = self._bound(plan, placed, inputs[0], inputs[0].shape[1:])
         outs, final, _ = scan.forward(plan, values, inputs, first)
         return outs, final
 
@@ -170,11 +193,11 @@ class Function:
 
     def _backward(self, plan: ForwardPlan, saved: Any, cotangents: Any) -> Any:
         inputs, first, placed = saved
-        names = tuple(self.params)
+        names = tuple(self._values)
         spec = dataclasses.replace(plan.spec, learn=names)
         n = len(self.program.outputs)
         back = BackwardPlan(self.program, spec, True, (True,) * n, (), True, (True,) * len(inputs), True, names)
-        values = self._values(back, placed, inputs[0], inputs[0].shape[1:])
+        values = self._bound(back, placed, inputs[0], inputs[0].shape[1:])
         grad_outputs, grad_final = cotangents
         of_inputs, of_states, of_params = scan.backward(back, values, inputs, first, grad_outputs, grad_final, [])
         of_placed = [_summed(grad, like) for grad, like in zip(of_params, placed)]
@@ -200,42 +223,14 @@ _once = jax.custom_vjp(_given)
 _once.defvjp(lambda gradients, sources: (gradients, None), _refused)
 
 
-def _checked(x: Any) -> jax.Array:
-    if not isinstance(x, (jax.Array, np.ndarray)):
-        raise TypeError(
-            f"xs is a {type(x).__module__}.{type(x).__name__}; give an array of JAX or NumPy [T, *N], or a tuple of "
-            "one for each input"
-        )
-    return jnp.asarray(x)
-
-
-def _array(value: Any) -> jax.Array:
-    if isinstance(value, torch.Tensor):
-        return jnp.asarray(
-            value.detach().to("cpu", torch.float64 if value.dtype == torch.float64 else torch.float32).numpy()
-        )
-    return jnp.asarray(value, jnp.float32)
-
-
 def _unknown(x: Any, shape: Tuple[int, ...], compute: str) -> Any:
     """0 for each neuron, of which a compiler cannot know it: a function that is compiled with others has no argument
     of its own.
     """
     bits = "uint64" if compute == "float64" else "uint32"
-    if x is None:
+    if x is None or not x.size:
         return jnp.zeros(shape, bits)
     return (lax.bitcast_convert_type(x[0].astype(compute), bits) == np.dtype(bits).type(_NEVER[bits])).astype(bits)
-
-
-def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
-    behind = to[len(to) - len(shape) :] if len(shape) <= len(to) else ()
-    return len(behind) == len(shape) and all(have in (1, want) for have, want in zip(shape, behind))
-
-
-def _tied(values: List[Any], x: Any) -> List[Any]:
-    """The same values, as varying over devices as ``x`` is: ``shard_map`` adds up their gradients over the devices."""
-    here = x[(0,) * x.ndim] == 0 if x.size else False
-    return [jnp.where(here, value, value) for value in values]
 
 
 def _summed(grad: Any, like: Any) -> Any:
