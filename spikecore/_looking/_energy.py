@@ -14,6 +14,7 @@ from spikecore._base.batches import device_of, flattened, run_network, to_device
 from spikecore._explain._preserved import preserved
 from spikecore._looking._monitor import FIRING, monitor
 from spikecore._looking._operations import Counting
+from spikecore._looking._seen import Layer
 from spikecore._looking._table import html_table, table
 from spikecore._shell.checks import shown
 from spikecore._shell.processes import unwrapped
@@ -97,7 +98,7 @@ class Energy:
     def _legend(self) -> Tuple[str, ...]:
         return (
             f"per sample, mean of {self.samples}, over {self.steps} time steps; {self.e_mac:g} pJ a MAC, {self.e_ac:g} "
-            "pJ an AC; computed: MACs and ACs of all that the layer has",
+            "pJ an AC; computed: MACs and ACs of all that the layer has, above 100 % where spikes are multiples",
             "ReLU twin: the same layers once, without time steps, every product a MAC",
         )
 
@@ -121,7 +122,9 @@ def energy(net: nn.Module, x: Any, *, e_mac: float = E_MAC, e_ac: float = E_AC) 
     is none. An input of spikes counts an accumulate (AC) for each product that is left, any other input a
     multiply-accumulate (MAC): so a first layer that gets an image is MACs, and one that gets events is ACs, without
     being told. Spikes are 0 and multiples of one number by whole numbers up to 4: the scale of average pooling, of a
-    threshold or of dropout is folded into the weights behind it, and a multiple of m counts m accumulates.
+    threshold or of dropout is folded into the weights behind it, and a multiple of m counts m accumulates. So a layer
+    behind neurons that give several spikes in a step, or behind added spikes, may have more accumulates than products,
+    and ``computed`` in its row of the table is then above 100 %.
     Of a product of two tensors that are no weights both factors must not be 0.
 
     Not counted: batch normalisation, which is folded into the layer before it; biases; maximum pooling, additions of
@@ -132,7 +135,9 @@ def energy(net: nn.Module, x: Any, *, e_mac: float = E_MAC, e_ac: float = E_AC) 
     net: a network, with or without neurons; it runs in eval mode, without gradients, from rest, and is afterwards as it
         was. What wraps it (``torch.compile``, ``DistributedDataParallel``) is left out.
     x: a batch, as for ``training_model``: ``[T, B, ...]``, or ``[B, ...]`` where an encoder makes time, where neurons
-        take single steps, and without neurons; ``[B, T, ...]`` where the network itself puts time first.
+        take single steps, and without neurons; ``[B, T, ...]`` where the network itself puts time first. Neurons in
+        single steps are called as the network calls them: one that takes one step counts one step, one whose
+        ``forward`` loops over ``[T, B, ...]`` counts T.
     e_mac, e_ac: picojoules of an operation. The defaults are those of 32-bit floating point in 45 nm at 0.9 V, 3.7 pJ a
         multiplication and 0.9 pJ an addition: M. Horowitz, "Computing's energy problem (and what we can do about it)",
         IEEE International Solid-State Circuits Conference (ISSCC), 2014, pp. 10-14, Figure 1.1.9,
@@ -145,8 +150,8 @@ def energy(net: nn.Module, x: Any, *, e_mac: float = E_MAC, e_ac: float = E_AC) 
     modules = stateful_modules(net)
     net = unwrapped(net)
     for name, value in (("e_mac", e_mac), ("e_ac", e_ac)):
-        if not (isinstance(value, (int, float)) and 0 <= value < math.inf):
-            raise ValueError(f"{name}={value!r} must be picojoules of an operation, 0 or more")
+        if isinstance(value, bool) or not (isinstance(value, (int, float)) and 0 <= value < math.inf):
+            raise ValueError(f"{name}={value!r} must be picojoules of an operation, a number of 0 or more")
     inputs = to_device(x, device_of(net))
     given = flattened(inputs)
     if not given:
@@ -167,7 +172,7 @@ def energy(net: nn.Module, x: Any, *, e_mac: float = E_MAC, e_ac: float = E_AC) 
         run_network(net, inputs)
         called = [layer for layer in seen.layers if layer.calls] if seen is not None else []
         steps = max((layer.steps for layer in called), default=1)
-        samples = _samples(net, given[0], steps)
+        samples = _samples(net, given[0], steps, called)
     rows = []
     for one in counting.found.values():
         products, sums = (
@@ -180,13 +185,20 @@ def energy(net: nn.Module, x: Any, *, e_mac: float = E_MAC, e_ac: float = E_AC) 
     return Energy(tuple(rows), samples, steps, float(e_mac), float(e_ac))
 
 
-def _samples(net: nn.Module, x: Tensor, steps: int) -> int:
+def _samples(net: nn.Module, x: Tensor, steps: int, called: List[Layer]) -> int:
     """The size of the batch: of ``[T, B, ...]`` the second dimension, of an input without time the first."""
     if x.ndim < 2 or makes_time(net) or x.shape[0] != steps:
         return max(1, x.shape[0]) if x.ndim else 1
-    # neurons may have tokens in their batch, so that the input is asked
     multi = any(isinstance(module, FIRING) and module.step == "multi" for module in net.modules())
-    return max(1, x.shape[1] if multi else x.shape[0])
+    if not multi and steps == 1:
+        return 1
+    # of as many samples as steps, the neurons say which: they have the batch, or the batch and its tokens in one
+    seen = {call.batch for layer in called for call in layer.calls}
+    for which in (lambda size: size in seen, lambda size: all(size and batch % size == 0 for batch in seen)):
+        first, second = which(x.shape[0]), which(x.shape[1])
+        if first != second:
+            return int(x.shape[0] if first else max(1, x.shape[1]))
+    return max(1, x.shape[1])
 
 
 def _amount(count: float) -> str:

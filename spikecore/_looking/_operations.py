@@ -24,8 +24,9 @@ from spikecore._base.batches import flattened
 from spikecore._hoisting import hoisted_steps, observing
 from spikecore.backend import Unsupported
 from spikecore.dtypes import has_float64
-from spikecore.layers import TimeBatched
+from spikecore.layers import Delay, TimeBatched
 from spikecore.neuron import Neuron
+from spikecore.neurons import Recurrent
 
 #: Spikes are at most so many times one number.
 _MOST = 4
@@ -138,6 +139,18 @@ class Counting(TorchDispatchMode):
             return one, _Factor(_numbers(b), False)
         return one, other
 
+    def lags(self, weight: Tensor) -> int:
+        """How many weights a connection has among these: a :class:`spikecore.Delay` may be computed with one for each
+        number of steps, of which one is not 0.
+        """
+        module = self._stack[-1][0]
+        if isinstance(module, Recurrent):
+            module = module.linear
+        if not isinstance(module, Delay):
+            return 1
+        every, size = weight.numel(), module.linear.weight.numel()
+        return module.max_delay + 1 if every == size * (module.max_delay + 1) else 1
+
     def _factor(self, value: Tensor) -> _Factor:
         """How often the numbers of a tensor count."""
         if _storage(value) in self._weights:
@@ -177,7 +190,8 @@ def _product(a: Tensor, b: Tensor, of: Counting) -> Tuple[int, int, int, int]:
     """``[..., m, k] @ [..., k, n]``."""
     one, other = of.factors(a, b)
     counted = one.counts.sum(-2) * other.counts.sum(-1)
-    return _sorted(one.spikes or other.spikes, counted, a.numel() * b.shape[-1])
+    dense = a.numel() * b.shape[-1]
+    return _sorted(one.spikes or other.spikes, counted, dense // of.lags(b) if b.ndim == 2 else dense)
 
 
 def _matrices(first: int) -> Callable[..., Tuple[int, int, int, int]]:
@@ -204,7 +218,7 @@ def _convolution(of: Counting, args: Any, kwargs: Any) -> Tuple[int, int, int, i
     counted = torch.convolution(one.counts, summed, *how)
     every = torch.ones_like(summed) * (weight.shape[1] if transposed else weight.shape[0] // groups)
     dense = torch.convolution(torch.ones_like(one.counts[:1]), every, *how).sum()
-    return _sorted(one.spikes or other.spikes, counted, int(dense.round()) * x.shape[0])
+    return _sorted(one.spikes or other.spikes, counted, int(dense.round()) * x.shape[0] // of.lags(weight))
 
 
 def _pooled(of: Counting, args: Any, kwargs: Any) -> Tuple[int, int, int, int]:

@@ -228,6 +228,60 @@ def test_hoisted_layers_and_delays():
         assert sc.energy(nn.Sequential(delay, sc.LIF()), x).acs == 4 * int(x[:-2].sum())
 
 
+@pytest.mark.parametrize("batch", [2, 40])
+@pytest.mark.parametrize("per", ["connection", "input"])
+@pytest.mark.parametrize("learn", [(), ("delay",)], ids=["fixed", "learnt"])
+def test_the_twin_of_a_delay_is_its_linear_layer(batch, per, learn):
+    """However it is computed: with a weight for each lag, one was counted for each, 10 times too many."""
+    x = spikes(7, batch, 6, rate=0.6)
+    plain = nn.Sequential(sc.Delay(nn.Linear(6, 5), 9, delay=2.0, learn=learn, per=per), sc.LIF())
+    fed = sc.Recurrent(sc.LIF(threshold=0.3), sc.Delay(nn.Linear(6, 6), 9, delay=2.0, learn=learn, per=per))
+    for net, outputs in ((plain, 5), (fed, 6)):
+        found = sc.energy(net, x)
+        assert found.layers[0].products == 7 * batch * 6 * outputs
+        assert found.twin == pytest.approx(4.6 * 6 * outputs)
+        assert found.acs > 0
+
+
+class Looped(nn.Module):
+    """Single-step neurons, called for one step after the other."""
+
+    def __init__(self, steps: int = 0) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 5), sc.LIF(step="single"), nn.Linear(5, 2))
+        self.steps = steps
+
+    def forward(self, x):
+        return torch.stack([self.body(now) for now in ([x] * self.steps if self.steps else x)])
+
+
+@pytest.mark.parametrize(
+    ("net", "shape", "samples"),
+    [
+        (Looped(), (4, 3, 6), 3),
+        (Looped(), (4, 8, 6), 8),
+        (Looped(), (4, 1, 6), 1),
+        (Looped(4), (4, 6), 4),
+        (Looped(4), (3, 6), 3),
+        (Looped(4), (4, 1, 6), 4),
+    ],
+)
+def test_samples_of_networks_that_loop_over_steps(net, shape, samples):
+    """Time was taken for the batch where neurons take single steps, and the batch for channels."""
+    found = sc.energy(net, spikes(*shape))
+    assert (found.steps, found.samples) == (4, samples)
+    assert found.twin == pytest.approx(4.6 * 40 * (spikes(*shape)[..., 0].numel() // samples / (1 if net.steps else 4)))
+
+
+def test_several_spikes_in_a_step_are_several_accumulates():
+    """The share that is computed is then above 100 %, and the table says why."""
+    x = torch.tensor([[1.0, 2.0, 3.0, 2.0]])
+    found = sc.energy(nn.Linear(4, 3), x)
+    assert (found.acs, found.macs, found.layers[0].products) == (24, 0, 12)
+    assert "200.0 %" in str(found)
+    assert "above 100 % where spikes are multiples" in str(found)
+
+
 @pytest.mark.parametrize("where", ["time first", "batch first", "encoder", "single", "none"])
 def test_energy_is_per_sample_wherever_the_batch_is(where):
     """The batch is found in the input, as neurons may have tokens in theirs; per sample it costs what one does."""
@@ -269,6 +323,6 @@ def test_wrong_arguments_are_named():
         sc.energy(3, torch.ones(2, 2))
     with pytest.raises(TypeError, match="x=3 has no tensor"):
         sc.energy(layer, 3)
-    for wrong in (-1.0, float("nan"), "4"):
-        with pytest.raises(ValueError, match="e_ac=.* must be picojoules of an operation, 0 or more"):
+    for wrong in (-1.0, float("nan"), "4", True):
+        with pytest.raises(ValueError, match="e_ac=.* must be picojoules of an operation, a number of 0 or more"):
             sc.energy(layer, torch.ones(2, 2), e_ac=wrong)
