@@ -1,4 +1,4 @@
-"""Weights of a network of PyTorch as arrays of JAX, by a file of safetensors or directly.
+"""Weights of a network of PyTorch as arrays of JAX and back, by a file of safetensors or directly.
 
 The libraries differ in names and in the order of dimensions. ``k`` are the sizes of a kernel, ``g`` is ``groups``:
 
@@ -40,17 +40,18 @@ What is not in the file has to be given to the layers of JAX:
 from __future__ import annotations
 
 from os import PathLike
-from typing import Any, Callable, Dict, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple, Union
 
 import jax.numpy as jnp
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 import spikecore as sc
 
 Moved = Callable[[Any, Tensor], Tensor]
-#: Of one library, for each entry of a layer: its name there, and how its dimensions are moved.
-Entries = Mapping[str, Tuple[str, Moved]]
+#: Of one library, for each entry of a layer: its name there, how its dimensions are moved, and how they are moved back.
+Entries = Mapping[str, Tuple[str, Moved, Moved]]
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -63,46 +64,66 @@ def _same(layer: Any, value: Tensor) -> Tensor:
     return value
 
 
+def _transposed(layer: Any, value: Tensor) -> Tensor:
+    return value.T
+
+
 def _channels_last(layer: Any, value: Tensor) -> Tensor:
     return value.movedim((1, 0), (-2, -1))
 
 
+def _channels_first(layer: Any, value: Tensor) -> Tensor:
+    return value.movedim((-2, -1), (1, 0))
+
+
+def _turned(value: Tensor) -> Tensor:
+    return value.flip(*range(2, value.ndim))
+
+
 def _turned_last(layer: Any, value: Tensor) -> Tensor:
-    return value.flip(*range(2, value.ndim)).movedim((0, 1), (-2, -1))
+    return _turned(value).movedim((0, 1), (-2, -1))
 
 
-def _turned_first(layer: Any, value: Tensor) -> Tensor:
-    inputs, outputs, g = *value.shape[:2], layer.groups
-    by_group = value.flip(*range(2, value.ndim)).reshape(g, inputs // g, outputs, *value.shape[2:])
-    return by_group.transpose(1, 2).reshape(g * outputs, inputs // g, *value.shape[2:])
+def _last_turned(layer: Any, value: Tensor) -> Tensor:
+    return _turned(value.movedim((-2, -1), (0, 1)))
+
+
+def _swapped(layer: Any, value: Tensor) -> Tensor:
+    """``[a, b/g, *k]`` as ``[b, a/g, *k]``, turned round: the same both ways."""
+    a, part, g = *value.shape[:2], layer.groups
+    by_group = _turned(value).reshape(g, a // g, part, *value.shape[2:])
+    return by_group.transpose(1, 2).reshape(g * part, a // g, *value.shape[2:])
 
 
 def _with_ones(layer: Any, value: Tensor) -> Tensor:
     return value.reshape(-1, *[1] * len(layer.kernel_size))
 
 
-_BIAS: Entries = {"bias": ("bias", _same)}
-_SCALE: Entries = {"weight": ("scale", _same), **_BIAS}
-_STATISTICS: Entries = {"running_mean": ("mean", _same), "running_var": ("var", _same)}
-_LAST: Entries = {"weight": ("kernel", _channels_last), **_BIAS}
-_TURNED_LAST: Entries = {"weight": ("kernel", _turned_last), **_BIAS}
-_NORM: Entries = {**_SCALE, **_STATISTICS}
-_KEPT: Entries = {name: (name, _same) for name in ("weight", "bias", "running_mean", "running_var")}
-_WITH_ONES: Entries = {"weight": ("weight", _same), "bias": ("bias", _with_ones)}
-_TURNED_FIRST: Entries = {**_WITH_ONES, "weight": ("weight", _turned_first)}
+def _without_ones(layer: Any, value: Tensor) -> Tensor:
+    return value.reshape(-1)
+
+
+_BIAS: Entries = {"bias": ("bias", _same, _same)}
+_SCALE: Entries = {"weight": ("scale", _same, _same), **_BIAS}
+_NORM: Entries = {**_SCALE, "running_mean": ("mean", _same, _same), "running_var": ("var", _same, _same)}
+_LAST: Entries = {"weight": ("kernel", _channels_last, _channels_first), **_BIAS}
+_TURNED: Entries = {"weight": ("kernel", _turned_last, _last_turned), **_BIAS}
+_KEPT: Entries = {name: (name, _same, _same) for name in ("weight", "bias", "running_mean", "running_var")}
+_ONES: Entries = {"weight": ("weight", _same, _same), "bias": ("bias", _with_ones, _without_ones)}
+_SWAPPED: Entries = {**_ONES, "weight": ("weight", _swapped, _swapped)}
 _TABLES: Mapping[str, Mapping[type, Entries]] = {
     "flax": {
-        nn.Linear: {"weight": ("kernel", lambda layer, value: value.T), **_BIAS},
+        nn.Linear: {"weight": ("kernel", _transposed, _transposed), **_BIAS},
         **dict.fromkeys(CONVOLUTIONS, _LAST),
-        **dict.fromkeys(TRANSPOSED, _TURNED_LAST),
-        nn.Embedding: {"weight": ("embedding", _same)},
+        **dict.fromkeys(TRANSPOSED, _TURNED),
+        nn.Embedding: {"weight": ("embedding", _same, _same)},
         **dict.fromkeys(NORMS, _NORM),
         nn.LayerNorm: _SCALE,
     },
     "equinox": {
         **dict.fromkeys(KNOWN, _KEPT),
-        **dict.fromkeys(CONVOLUTIONS, _WITH_ONES),
-        **dict.fromkeys(TRANSPOSED, _TURNED_FIRST),
+        **dict.fromkeys(CONVOLUTIONS, _ONES),
+        **dict.fromkeys(TRANSPOSED, _SWAPPED),
     },
 }
 
@@ -131,25 +152,52 @@ def converted(
     net: nn.Module, names: Mapping[str, str], library: str = "flax", state: Optional[Mapping[str, Tensor]] = None
 ) -> Dict[str, Any]:
     """As :func:`load`, of a ``state_dict``; None for that of ``net``."""
+    state = net.state_dict() if state is None else state
+    found: Dict[str, Any] = {}
+    for key, ours, layer, own, there, _ in _pairs(net, names, library):
+        if key not in state:
+            raise KeyError(f"there is no {key!r}; the file has {', '.join(sorted(state))}")
+        if state[key].shape != own.shape:
+            raise ValueError(f"{key!r} has shape {list(state[key].shape)}, in the network {list(own.shape)}")
+        found[ours] = _array(there(layer, state[key].detach()))
+    return found
+
+
+def state_dict(
+    arrays: Mapping[str, Any], net: nn.Module, names: Mapping[str, str], library: str = "flax"
+) -> Dict[str, Tensor]:
+    """The way back: the entries of PyTorch for ``net.load_state_dict(found, strict=False)``, of arrays with the names
+    that :func:`load` gives them.
+
+    Raises what :func:`load` raises, of ``arrays``.
+    """
+    found: Dict[str, Tensor] = {}
+    for key, ours, layer, own, there, back in _pairs(net, names, library):
+        if ours not in arrays:
+            raise KeyError(f"there is no {ours!r}; arrays has {', '.join(sorted(arrays))}")
+        value, shape = jnp.asarray(arrays[ours]), there(layer, torch.empty_like(own, device="meta")).shape
+        if value.shape != tuple(shape):
+            raise ValueError(f"{ours!r} has shape {list(value.shape)}, in the network {list(shape)}")
+        found[key] = back(layer, _tensor(value)).contiguous()
+    return found
+
+
+def _pairs(
+    net: nn.Module, names: Mapping[str, str], library: str
+) -> Iterator[Tuple[str, str, nn.Module, Tensor, Moved, Moved]]:
+    """Of each entry: its name in PyTorch and in JAX, its layer, its value in the network, how it is moved and back."""
     if library not in _TABLES:
         raise ValueError(f"library={library!r} must be one of {', '.join(map(repr, _TABLES))}")
-    state, layers = net.state_dict() if state is None else state, dict(net.named_modules())
-    found: Dict[str, Any] = {}
+    layers = dict(net.named_modules())
     for name, ours in names.items():
         if name not in layers:
             raise KeyError(f"names has {name!r}, which is no layer; the network has {', '.join(filter(None, layers))}")
         layer = layers[name]
-        for entry, (theirs, moved) in _entries(name, layer, library).items():
-            own = layer.state_dict().get(entry)
-            if own is None:
-                continue
-            key = f"{name}.{entry}" if name else entry
-            if key not in state:
-                raise KeyError(f"there is no {key!r}; the file has {', '.join(sorted(state))}")
-            if state[key].shape != own.shape:
-                raise ValueError(f"{key!r} has shape {list(state[key].shape)}, in the network {list(own.shape)}")
-            found[f"{ours}.{theirs}"] = _array(moved(layer, state[key].detach()))
-    return found
+        own = layer.state_dict()
+        for entry, (theirs, there, back) in _entries(name, layer, library).items():
+            if entry in own:
+                key = f"{name}.{entry}" if name else entry
+                yield key, f"{ours}.{theirs}", layer, own[entry], there, back
 
 
 def _entries(name: str, layer: nn.Module, library: str) -> Entries:
@@ -157,7 +205,7 @@ def _entries(name: str, layer: nn.Module, library: str) -> Entries:
     if isinstance(layer, sc.Neuron):
         inside = "learnt." if library == "equinox" else ""
         learnt = [one for one, _ in layer.named_parameters(recurse=False) if one in layer.program.params]
-        return {one: (f"{inside}{one}", _same) for one in learnt}
+        return {one: (f"{inside}{one}", _same, _same) for one in learnt}
     if type(layer) not in KNOWN:
         inner = ", ".join(f"{name}.{one}" for one, _ in layer.named_children())
         raise TypeError(
@@ -182,3 +230,9 @@ def _array(value: Tensor) -> Any:
     if value.dtype == torch.bfloat16:  # NumPy has none
         return jnp.asarray(value.float().numpy(), jnp.bfloat16)
     return jnp.asarray(value.numpy())
+
+
+def _tensor(value: Any) -> Tensor:
+    if value.dtype == jnp.bfloat16:
+        return torch.from_numpy(np.array(value, np.float32)).bfloat16()
+    return torch.from_numpy(np.array(value))

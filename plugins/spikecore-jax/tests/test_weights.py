@@ -62,6 +62,15 @@ def saved(layer: nn.Module, tmp_path: Path) -> Tuple[Path, nn.Module]:
     return tmp_path / "net.safetensors", copy.deepcopy(net).to("meta")
 
 
+def comes_back(arrays: Any, net: nn.Module, layer: nn.Module, library: str) -> None:
+    """The way back gives every entry but the count of batches, to the bit."""
+    found = weights.state_dict(arrays, net, {"1": "own"}, library)
+    wanted = {f"1.{key}": value for key, value in layer.state_dict().items() if key != "num_batches_tracked"}
+    assert {*found} == {*wanted}
+    for key, value in wanted.items():
+        assert torch.equal(found[key], value)
+
+
 def in_flax(layer: Any, nnx: Any) -> Tuple[Any, Any]:
     """Flax's layer of the same sizes, and a function that gives its outputs in PyTorch's order of dimensions."""
     rngs, bias = nnx.Rngs(0), getattr(layer, "bias", None) is not None
@@ -98,6 +107,7 @@ def test_flax(name: str, tmp_path: Path) -> None:
     own, call = in_flax(layer, nnx)
     path, net = saved(layer, tmp_path)
     arrays = weights.load(path, net, {"1": "own"})
+    comes_back(arrays, net, layer, "flax")
     for key, value in arrays.items():
         variable = getattr(own, key.partition(".")[2])
         assert variable.shape == value.shape
@@ -136,6 +146,7 @@ def test_equinox(name: str, tmp_path: Path) -> None:
     own, call = in_equinox(layer, eqx)
     path, net = saved(layer, tmp_path)
     arrays = weights.load(path, net, {"1": "own"}, "equinox")
+    comes_back(arrays, net, layer, "equinox")
     assert len(arrays) == len(jax.tree.leaves(eqx.filter(own, eqx.is_array)))
     for key, value in arrays.items():
         attribute = key.partition(".")[2]
@@ -182,7 +193,9 @@ def test_dtypes_are_kept(dtype: torch.dtype) -> None:
     """Every one that JAX has."""
     layer = nn.Linear(3, 2).to(dtype)
     with jax.enable_x64(True):
-        found = weights.converted(layer, {"": "own"})["own.kernel"]
+        arrays = weights.converted(layer, {"": "own"})
+        assert torch.equal(weights.state_dict(arrays, layer, {"": "own"})["weight"], layer.weight)
+        found = arrays["own.kernel"]
         assert str(found.dtype) == str(dtype)[6:]
         assert np.array_equal(np.asarray(found, np.float64), layer.weight.detach().double().numpy().T)
 
@@ -227,3 +240,7 @@ def test_names_that_do_not_fit(tmp_path: Path) -> None:
         weights.converted(net, {"0": "own"}, state=nn.Sequential(nn.Linear(3, 5)).state_dict())
     with pytest.raises(ValueError, match="library='haiku' must be one of 'flax', 'equinox'"):
         weights.converted(net, {"0": "own"}, "haiku")
+    with pytest.raises(KeyError, match=r"there is no 'own\.kernel'; arrays has own\.weight"):
+        weights.state_dict({"own.weight": jnp.ones(3)}, net, {"0": "own"})
+    with pytest.raises(ValueError, match=r"'own\.kernel' has shape \[2, 3\], in the network \[3, 2\]"):
+        weights.state_dict({"own.kernel": jnp.ones((2, 3)), "own.bias": jnp.ones(2)}, net, {"0": "own"})
