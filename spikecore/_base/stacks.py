@@ -91,6 +91,11 @@ def traced(frame: FrameType) -> Iterator[Level]:
         translator = getattr(translator, "parent", None)
 
 
+def graph_of(frame: FrameType) -> Optional[object]:
+    """What identifies the graph that torch.compile makes now, where the code that it traces is in a module."""
+    return next((token_of(level.notes) for level in traced(frame) if level.owner is not None), None)
+
+
 def _translator(frame: Optional[FrameType]) -> Any:
     """The object of torch.compile that traces the innermost code; None where this torch has no such object."""
     while frame is not None:

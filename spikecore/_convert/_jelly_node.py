@@ -13,7 +13,6 @@ from torch import Tensor
 
 from spikecore._convert._swapped import Carrying, Named, Swapped
 from spikecore._hoisting import is_watched_itself
-from spikecore._shell.compiled import check_exported
 
 Memories = Tuple[Any, ...]
 FIXED = {"v_reset": "set neuron.reset and neuron.v_reset", "surrogate_function": "set neuron.surrogate"}
@@ -58,6 +57,7 @@ class Node(Carrying):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """A call of one step or all steps, by ``step_mode``."""
+        self._check_carried()
         self._follow()
         out = super().forward(*args, **kwargs)  # type: ignore[misc]  # of MemoryModule
         self._agree()
@@ -87,6 +87,7 @@ class Node(Carrying):
 
     def all_steps(self, x_seq: Tensor) -> Tensor:
         """A call of all steps, whatever ``step_mode`` is."""
+        self._check_carried()
         self._follow()
         out = self.multi_step_forward(x_seq)
         self._agree()
@@ -103,7 +104,6 @@ class Node(Carrying):
     def _start(self, x: Tensor, memories: Memories) -> Optional[Dict[str, Tensor]]:
         """The neuron's state; None at rest. A memory of another shape is put to rest, as SpikingJelly does."""
         held = dict(zip(self._states, memories))
-        check_exported(type(self).__name__, held)
         shape, dtype = x.shape[1:], torch.float64 if x.dtype == torch.float64 else torch.float32
         rest = self._memories_rv
         for name, value in held.items():

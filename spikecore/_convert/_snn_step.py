@@ -47,6 +47,8 @@ class Step(Carrying):
 
     def forward(self, input_: Tensor, *states: Optional[Tensor], **named: Optional[Tensor]) -> Any:
         """``(spk, *states)`` after one step; with ``init_hidden`` and without ``output`` the spikes alone."""
+        if not any(value is not None for value in (*states, *named.values())):
+            self._check_carried()
         if states or named:
             self._take(states, named)
         else:

@@ -7,13 +7,17 @@ The states that such a module keeps are those of its neuron, too, so that ``sc.r
 from __future__ import annotations
 
 import re
+import sys
 from functools import lru_cache
 from typing import Any, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
+from spikecore._base.stacks import graph_of
+from spikecore._shell.compiled import check_exported, check_exported_first
 from spikecore._shell.state import State, keep
+from spikecore.lang._plain import is_dynamo_compiling
 from spikecore.neuron import Neuron
 
 
@@ -132,6 +136,23 @@ class Carrying(Named):
         """The value of a state at rest."""
         raise NotImplementedError
 
+    def _check_carried(self) -> None:
+        """Refuse a state from before torch.export, as a neuron with ``step="single"`` does."""
+        state = self.neuron.state
+        check_exported(type(self).__name__, state)
+        if is_dynamo_compiling():
+            self._check_traced(state is None)
+
+    def _check_traced(self, at_rest: bool) -> None:
+        before, now = self.__dict__.get("_graph"), graph_of(sys._getframe())
+        self.__dict__["_graph"] = now
+        if not at_rest and (now is None or now is not before):
+            # the first call in this graph, and what the compiler reads in it has not been set yet
+            check_exported_first(type(self).__name__, self.neuron.state)
+
+    # torch.compile calls it when it traces, rather than tracing it: it reads the stack
+    _check_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+
     def _follow(self) -> None:
         """Take the neuron's state, if something else than this module changed it."""
         state = self.neuron.state
@@ -169,7 +190,7 @@ class Carrying(Named):
         for held in without_graph.values():
             held.update({name: _detached(held[name]) for name in (*self._states, *self._beside)})
         seen = {"v_seq": _detached(content["v_seq"])} if "v_seq" in content else {}
-        return build, made_of, {**content, **without_graph, **seen, "_agreed": None}
+        return build, made_of, {**content, **without_graph, **seen, "_agreed": None, "_graph": None}
 
 
 def _tensor(value: Any) -> Tensor:

@@ -32,7 +32,13 @@ breaks._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions
 def check_exported(owner: str, state: Optional[Mapping[str, Any]]) -> None:
     """Refuse a state from before torch.export, which the program would continue from in every call."""
     # what torch.export computed itself is of a type of its own, but where the compiler reads the source
-    if not is_exporting() or is_dynamo_compiling():
+    if not is_dynamo_compiling():
+        check_exported_first(owner, state)
+
+
+def check_exported_first(owner: str, state: Optional[Mapping[str, Any]]) -> None:
+    """The same of a state that the exported program has not computed."""
+    if not is_exporting():
         return
     if any(type(value) in PLAIN for value in (state or {}).values()):
         raise RuntimeError(

@@ -82,7 +82,7 @@ class Stateful(nn.Module):
             return slot
         if is_compiling():
             compiled.check_exported(type(self).__name__, slot["_state"])
-            self._check_traced()
+            self._check_traced(slot["_state"] is None)
             return slot
         if slot is self.__dict__:
             before = None if slot["_state"] is None else slot["_calls"]
@@ -93,8 +93,12 @@ class Stateful(nn.Module):
             slot["_state"] = freed.guarded(type(self).__name__, slot["_state"], slot["_passed"])
         return slot
 
-    def _check_traced(self) -> None:
-        self.__dict__["_calls"] = reuse.check_traced_call(self, self.__dict__["_calls"])
+    def _check_traced(self, at_rest: bool) -> None:
+        before = self.__dict__["_calls"]
+        now = self.__dict__["_calls"] = reuse.check_traced_call(self, before)
+        if not at_rest and (before is None or now.graph is None or before.graph is not now.graph):
+            # the first call in this graph, and what the compiler reads in it has not been set yet
+            compiled.check_exported_first(type(self).__name__, self.__dict__["_state"])
 
     # torch.compile calls it when it traces, rather than tracing it: it reads the stack
     _check_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes

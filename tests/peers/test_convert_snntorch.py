@@ -478,3 +478,19 @@ def test_a_saved_optimiser_finds_its_parameters(snn):
     after = [(name.replace("neuron.", ""), value) for name, value in net.named_parameters()]
     assert [name for name, _ in before] == [name for name, _ in after]
     assert all(torch.equal(one, other) for (_, one), (_, other) in zip(before, after))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.filterwarnings("ignore")
+def test_a_state_that_is_carried_is_not_exported(snn, strict):
+    """As of a neuron of ours: it would be a constant of the program, with which every call begins."""
+    net, x = nn.Sequential(nn.Linear(4, 5), snn.Leaky(0.9, init_hidden=True)), torch.rand(3, 4) * 4
+    sc.convert(net)
+    with torch.no_grad():
+        want = net(x)
+        with pytest.raises(RuntimeError, match="carries a state, which would be a constant of the exported program"):
+            torch.export.export(net, (x,), strict=strict)
+        sc.reset(net)
+        program = torch.export.export(net, (x,), strict=strict).module()
+        assert torch.equal(program(x), want)
+        assert torch.equal(program(x), want)

@@ -514,3 +514,23 @@ def test_parametrized_neurons(j):
     assert torch.equal(plain(x), net(x))
     assert torch.equal(plain[1].v, net[1].v)
     assert torch.equal(plain[1].w, net[1].w)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.filterwarnings("ignore")
+def test_a_state_that_is_carried_is_not_exported(j, strict):
+    """As of a neuron of ours: it would be a constant of the program, with which every call begins."""
+    net, x = nn.Sequential(nn.Linear(4, 5), j.neuron.LIFNode()), torch.rand(3, 4) * 4
+    sc.convert(net)
+    with torch.no_grad():
+        want = net(x)
+        with pytest.raises(RuntimeError, match="carries a state, which would be a constant of the exported program"):
+            torch.export.export(net, (x,), strict=strict)
+        sc.reset(net)
+        program = torch.export.export(net, (x,), strict=strict).module()
+        assert torch.equal(program(x), want)
+        assert torch.equal(program(x), want)
+        sc.reset(net)
+        net[1].v = 0.5
+        with pytest.raises(RuntimeError, match="carries a state, which would be a constant of the exported program"):
+            torch.export.export(net, (x,), strict=strict)
