@@ -84,7 +84,8 @@ test: $(INSTALLED)
 	@$(BIN)/python -m pytest $(PARALLEL) $(SUPPORT) $(ARGS)
 
 # Most of the time is compilation, which every core can share. Triton's kernels run in its interpreter where there is no
-# GPU; that they compile for one takes minutes more (tests/test_compiled.py). XLA takes seconds for each surrogate.
+# GPU. Some are compiled for AMD's GPUs (tests/test_amd.py); that all compile, for NVIDIA's as well, takes minutes more
+# (tests/test_compiled.py). XLA takes seconds for each surrogate.
 test-plugins: $(NUMBA_INSTALLED) $(TRITON_INSTALLED) $(JAX_INSTALLED)
 	@test -s $(NUMBA_INSTALLED)
 	@cd plugins/spikecore-numba && $(abspath $(BIN))/python -m pytest $(PARALLEL) $(SUPPORT) $(ARGS)

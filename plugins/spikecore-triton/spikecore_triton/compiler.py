@@ -37,11 +37,21 @@ def _module(source: Source) -> ModuleType:
     return module
 
 
-@functools.lru_cache(maxsize=None)
 def options() -> Dict[str, Any]:
-    """What a launch says beside the arguments."""
-    # Warps have 64 threads on AMD's data-centre GPUs. One stage, because a text issues the loads of a chunk together
-    # and leaves nothing to pipeline.
-    chosen = {"num_warps": THREADS // (64 if torch.version.hip else 32), "num_stages": 1, "enable_fp_fusion": False}
+    """What a launch on the current device says beside the arguments."""
+    return _options_on(torch.cuda.current_device()) if torch.version.hip else options_for("cuda", 32)
+
+
+@functools.lru_cache(maxsize=None)
+def options_for(vendor: str, warp: int) -> Dict[str, Any]:
+    """The same for GPUs of ``"cuda"`` or ``"hip"`` with so many threads in a warp."""
+    # one stage, because a text issues the loads of a chunk together and leaves nothing to pipeline
+    chosen = {"num_warps": THREADS // warp, "num_stages": 1, "enable_fp_fusion": False}
     # without it, the floor of a subnormal number would be that of zero
-    return chosen if torch.version.hip else {**chosen, "enable_reflect_ftz": False}
+    return chosen if vendor == "hip" else {**chosen, "enable_reflect_ftz": False}
+
+
+@functools.lru_cache(maxsize=None)
+def _options_on(device: int) -> Dict[str, Any]:
+    # a warp has 64 threads on AMD's data-centre GPUs and 32 on Radeon
+    return options_for("hip", int(torch.cuda.get_device_properties(device).warp_size))

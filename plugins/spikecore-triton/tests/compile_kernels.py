@@ -4,8 +4,10 @@ python compile_kernels.py '[{"neuron": "LIF", "dtype": "float32", "steps": 4, "t
 
 Besides: "options" of the neuron, "surrogate", "kind" of all parameters, which are learnt then, "record" of all states,
 "final" states with gradients, "aligned" (true) whether sizes and addresses are multiples of 16, and "left" steps after
-the last whole chunk. Each answer has "block", the neurons of one, the text of "forward" and "backward", and for NVIDIA
-the "registers" of a thread and the "spilled" bytes.
+the last whole chunk. Each answer has "block", the neurons of one, the text of "forward" and "backward", the LLVM
+code that it was made of as "llvm", and for NVIDIA the "registers" of a thread and the "spilled" bytes.
+
+"neuron" may be "packing": then "forward" packs numbers of this dtype as bits, and "backward" unpacks them.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from triton.compiler import ASTSource, compile
 import spikecore as sc
 from spikecore.backend import Spec
 from spikecore.kernels import BackwardPlan, ForwardPlan
-from spikecore_triton.compiler import compiled, options
+from spikecore_triton import packing
+from spikecore_triton.compiler import compiled, options_for
 from spikecore_triton.source import print_kernel
 from spikecore_triton.writer import Source
 
@@ -34,6 +37,7 @@ TARGETS = {
     "sm_80": (GPUTarget("cuda", 80, 32), "ptx"),
     "sm_90": (GPUTarget("cuda", 90, 32), "ptx"),
     "gfx942": (GPUTarget("hip", "gfx942", 64), "amdgcn"),
+    "gfx1100": (GPUTarget("hip", "gfx1100", 32), "amdgcn"),
 }
 STORED = ("inputs", "outputs", "grad_outputs", "grad_inputs")
 
@@ -64,7 +68,8 @@ class Everything(sc.Neuron):
 def plan_of(case: Dict[str, Any], direction: str) -> Union[ForwardPlan, BackwardPlan]:
     """The plan that a case names."""
     chosen = {"surrogate": getattr(sc.surrogate, case["surrogate"])()} if "surrogate" in case else {}
-    make = Everything if case["neuron"] == "Everything" else getattr(sc, case["neuron"])
+    own = {"Everything": Everything, "Signs": Signs}
+    make = own.get(case["neuron"]) or getattr(sc, case["neuron"])
     neuron = make(**case.get("options", {}), **chosen)
     program, kind, final = neuron.program, case.get("kind", "number"), case.get("final", False)
     learn = () if kind == "number" else program.params
@@ -76,9 +81,18 @@ def plan_of(case: Dict[str, Any], direction: str) -> Union[ForwardPlan, Backward
     return BackwardPlan(program, spec, final, outputs, record, final, inputs, final, learn)
 
 
-def made(source: Source, case: Dict[str, Any]) -> Tuple[str, Tuple[int, int]]:
-    """What the compiler makes of a printed kernel: its text, and registers and bytes spilled."""
-    target, result = TARGETS[case.get("target", "sm_90")]
+class Signs(sc.Neuron):
+    """Zeros that are negated."""
+
+    states = {"v": 0.0}
+    params: Any = {}
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        return -self.spike(x - 1.0), {"v": s.v - sc.ops.where(x > 0.5, 1.0, 0.0) * -1.0}
+
+
+def made(source: Source, case: Dict[str, Any]) -> Tuple[str, str, Tuple[int, int]]:
+    """What the compiler makes of a printed kernel: its text, the LLVM code before, registers and bytes spilled."""
     kinds = {"pointer": "*", "number": "fp32"}
     signature = {a.name: kinds.get(a.kind, "i64") for a in source.arguments}
     for a in source.arguments:
@@ -87,9 +101,23 @@ def made(source: Source, case: Dict[str, Any]) -> Tuple[str, Tuple[int, int]]:
     special = [i for i, a in enumerate(source.arguments) if a.kind in ("pointer", "neurons", "stride")]
     attributes = {(i,): [["tt.divisibility", 16]] for i in special} if case.get("aligned", True) else {}
     ast = ASTSource(compiled(source), {**signature, "BLOCK": "constexpr"}, {"BLOCK": source.block}, attributes)
-    chosen = options() if result == "ptx" else {"num_warps": 2, "num_stages": 1, "enable_fp_fusion": False}
-    found = compile(ast, target=target, options=chosen).asm
-    return found[result], resources(found["cubin"]) if result == "ptx" else (0, 0)
+    return compiled_for(ast, case)
+
+
+def packing_of(case: Dict[str, Any], direction: str) -> ASTSource:
+    """The kernel that packs, or the one that unpacks."""
+    kernel = packing.pack_bits if direction == "forward" else packing.unpack_bits
+    kinds = {"numbers": f"*{NAMES[case['dtype']]}", "data": "*u8", "right": "*fp32", "count": "i64", "compare": "i32"}
+    chosen = {"BITS": 2, "BYTES": packing.BLOCK * 2 // 8}
+    signature = {name: kinds.get(name, "constexpr" if name in chosen else "fp32") for name in kernel.arg_names}
+    return ASTSource(kernel, signature, chosen)
+
+
+def compiled_for(ast: ASTSource, case: Dict[str, Any]) -> Tuple[str, str, Tuple[int, int]]:
+    """The same, with the options of a launch."""
+    target, result = TARGETS[case.get("target", "sm_90")]
+    found = compile(ast, target=target, options=options_for(target.backend, target.warp_size)).asm
+    return found[result], found["llir"], resources(found["cubin"]) if result == "ptx" else (0, 0)
 
 
 def resources(binary: bytes) -> Tuple[int, int]:
@@ -107,11 +135,15 @@ def main() -> None:
     """Compile all, answer in their order."""
     answers = []
     for case in json.loads(sys.argv[1]):
-        answer: Dict[str, Any] = {"block": {}, "registers": {}, "spilled": {}}
+        answer: Dict[str, Any] = {"block": {}, "llvm": {}, "registers": {}, "spilled": {}}
         for direction in ("forward", "backward"):
-            source = print_kernel(plan_of(case, direction), case.get("left", 0))
-            answer["block"][direction] = source.block
-            answer[direction], (registers, spilled) = made(source, case)
+            if case["neuron"] == "packing":
+                text, llvm, (registers, spilled) = compiled_for(packing_of(case, direction), case)
+            else:
+                source = print_kernel(plan_of(case, direction), case.get("left", 0))
+                answer["block"][direction] = source.block
+                text, llvm, (registers, spilled) = made(source, case)
+            answer[direction], answer["llvm"][direction] = text, llvm
             answer["registers"][direction], answer["spilled"][direction] = registers, spilled
         answers.append(answer)
     json.dump(answers, sys.stdout)

@@ -5,8 +5,12 @@ Kernels are kept beside pytest's own cache, between runs, unless the environment
 
 from __future__ import annotations
 
+import json
 import os
-from typing import List
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, List
 
 import pytest
 import torch
@@ -33,3 +37,20 @@ def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
 def device() -> str:
     """Where tensors must be for the backend to take them."""
     return "cuda" if GPU else "cpu"
+
+
+@pytest.fixture(scope="session")
+def built() -> Callable[[List[Dict[str, Any]]], List[Dict[str, Any]]]:
+    """What compilers make of cases of compile_kernels.py, in a process without the interpreter."""
+
+    def compiled(cases: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
+        env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+        env["TRITON_CACHE_DIR"] = str(Path(os.environ["SPIKECORE_CACHE_DIR"]) / "compiled")
+        program = str(Path(__file__).with_name("compile_kernels.py"))
+        command = [sys.executable, program, json.dumps(cases)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=env)
+        assert done.returncode == 0, done.stderr[-3000:]
+        answers: List[Dict[str, Any]] = json.loads(done.stdout)
+        return answers
+
+    return compiled
