@@ -84,8 +84,10 @@ class Named(Swapped):
         prefix = kwargs.get("prefix", "")
         entries = super().state_dict(*args, **kwargs)  # type: ignore[misc]  # of nn.Module
         inner = f"{prefix}neuron."
+        theirs = {own: name for name, own in self._names.items()}
         for key in [key for key in entries if key.startswith(inner)]:
-            entries[prefix + key[len(inner) :]] = entries.pop(key)
+            name = key[len(inner) :]
+            entries[prefix + theirs.get(name, name)] = entries.pop(key)
         return entries
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
@@ -94,7 +96,7 @@ class Named(Swapped):
         for key in [key for key in state_dict if key.startswith(prefix)]:
             name = key[len(prefix) :]
             if name.partition(".")[0] not in own:
-                state_dict[f"{prefix}neuron.{name}"] = state_dict.pop(key)
+                state_dict[f"{prefix}neuron.{self._names.get(name, name)}"] = state_dict.pop(key)
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]  # of nn.Module
         missing, unexpected, errors = args[-3:]
         self.__dict__["_told"] = _Told(prefix, missing, unexpected, errors, len(errors))
@@ -113,9 +115,12 @@ class _Told(NamedTuple):
 def _by_names_of_old(module: Any, _incompatible: Any) -> None:
     """After a ``load_state_dict``: what the neuron said of its entries, by the names that ``state_dict`` has."""
     prefix, missing, unexpected, errors, before = module.__dict__.pop("_told")
-    inner = re.compile(rf"(?<![\w.]){re.escape(prefix)}neuron\.")
+    inner = re.compile(rf"(?<![\w.]){re.escape(prefix)}neuron\.(\w*)")
+    theirs = {own: name for name, own in module._names.items()}
     for names, start in ((missing, 0), (unexpected, 0), (errors, before)):
-        names[start:] = [inner.sub(lambda _: prefix, name) for name in names[start:]]
+        names[start:] = [
+            inner.sub(lambda found: prefix + theirs.get(found[1], found[1]), name) for name in names[start:]
+        ]
 
 
 class Carrying(Named):

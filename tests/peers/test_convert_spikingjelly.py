@@ -534,3 +534,27 @@ def test_a_state_that_is_carried_is_not_exported(j, strict):
         net[1].v = 0.5
         with pytest.raises(RuntimeError, match="carries a state, which would be a constant of the exported program"):
             torch.export.export(net, (x,), strict=strict)
+
+
+def test_numbers_that_were_made_parameters_keep_their_names(j):
+    """``v_threshold`` is the neuron's ``threshold``, and in state_dict what it was, both ways and in errors."""
+    net = nn.Sequential(j.layer.Linear(2, 3), j.neuron.CUBALIFNode())
+    for name in ("v_threshold", "c_decay"):
+        value = getattr(net[1], name)
+        delattr(net[1], name)
+        setattr(net[1], name, nn.Parameter(torch.tensor(float(value))))
+    state = copy.deepcopy(net.state_dict())
+    sc.convert(net)
+    assert sorted(net.state_dict()) == sorted(state)
+    other = {key: value + 0.125 for key, value in state.items()}
+    net.load_state_dict(other)
+    assert (net[1].neuron.threshold.item(), net[1].neuron.alpha.item()) == (
+        other["1.v_threshold"].item(),
+        other["1.c_decay"].item(),
+    )
+    assert net[1].v_threshold is net[1].neuron.threshold
+    del other["1.c_decay"]
+    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "1.c_decay"'):
+        net.load_state_dict(other)
+    net(torch.rand(4, 2) * 5).sum().backward()
+    assert net[1].v_threshold.grad is not None
