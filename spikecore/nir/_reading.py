@@ -150,9 +150,9 @@ def _loop(flat: Flat, loop: Any, how: Reading, made: Dict[str, nn.Module]) -> No
     names = ", ".join(sorted(repr(name) for name in loop))
     if len(neurons) != 1:
         raise ValueError(
-            f"sc.nir.load: nodes {names} lead to each other with {len(neurons)} neurons in the loop, and a graph does not "
-            "say which of the edges waits for a step; loops with one neuron are loaded, as sc.Recurrent. Take an edge out, "
-            "load the rest, and write the loop over time steps yourself (sc.set_step(net, 'single'))"
+            f"sc.nir.load: nodes {names} lead to each other with {len(neurons)} neurons in the loop, and a graph does "
+            "not say which of its edges waits for a step; loops with one neuron are loaded, as sc.Recurrent. Take an "
+            "edge out, load the rest, and write the loop over time yourself, with sc.set_step(net, 'single')"
         )
     (start,) = neurons
     chain: List[str] = []

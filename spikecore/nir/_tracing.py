@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from spikecore._delay import Delay
 from spikecore._hoisting import is_watched_itself
@@ -46,7 +47,7 @@ class _Tracer(torch.fx.Tracer):
     """Stops at every module that is a node, or that is refused by name."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, _LEAVES) or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, _LEAVES) or is_parametrized(m) or super().is_leaf_module(m, module_qualified_name)
 
 
 class Value:
@@ -179,6 +180,9 @@ class Drawn:
                 f"{owner}: a network is saved as it infers, where dropout does nothing; call net.eval() first"
             )
         hint = _HINTS.get(type(module).__name__)
+        if is_parametrized(module):
+            named = ", ".join(map(repr, module.parametrizations))
+            hint = f"{named} is parametrized; torch.nn.utils.parametrize.remove_parametrizations keeps its values"
         if isinstance(module, Encoder):
             hint = "a graph begins behind the encoder; save the network without it"
         known = ", ".join(sorted(kind.__name__ for kind in (*FORMS, *WRITERS, Recurrent, Delay)))

@@ -8,8 +8,10 @@ from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from spikecore._shell import checks
+from spikecore._shell.processes import unwrapped
 from spikecore._shell.state import Stateful
 from spikecore.nir import _kept
 from spikecore.nir._conventions import check_discretization, check_dt
@@ -54,7 +56,8 @@ def save(
     ``>``: the reader differs where a potential is equal to the threshold, as it may be with whole numbers.
 
     net: modules of :mod:`torch.nn` and spikecore that the page on NIR lists, in any module whose ``forward`` calls
-        modules, adds their outputs and flattens. Nodes have the names of its modules.
+        modules, adds their outputs and flattens. Nodes have the names of its modules. Of a network that
+        ``torch.compile``, ``DistributedDataParallel`` or ``nn.DataParallel`` wraps, the network itself is written.
     path: the file, which is replaced.
     dt: the time step, in seconds.
     discretization: how a reader is meant to make steps, ``"euler"`` as most do or ``"exp"``; kept in the file.
@@ -81,6 +84,10 @@ def save(
     if isinstance(keep, str) or any(name not in KEEPABLE for name in keep):
         raise ValueError(f"sc.nir.save: keep={keep!r} must be a tuple of some of {', '.join(KEEPABLE)}")
     nir = package()
+    net = unwrapped(net)
+    unmade = [name for name, value in (*net.named_parameters(), *net.named_buffers()) if value.is_meta]
+    if unmade:
+        raise ValueError(f"sc.nir.save: {unmade[0]!r} is on the meta device, without numbers; load the weights first")
     wide = any(value.dtype == torch.float64 for value in net.parameters())
     to = Writing(float(dt), discretization, "float64" if wide else "float32")
     shape = _input_shape(net, input_shape)
@@ -110,7 +117,8 @@ def _input_shape(net: nn.Module, given: Optional[Sequence[int]]) -> Tuple[int, .
                 f"sc.nir.save: input_shape={given!r} must be sizes without time and batch, as in (2, 34, 34)"
             )
         return tuple(given)
-    first: Any = next((part for part in net.modules() if not list(part.children())), None)
+    leaves = [part for part in net.modules() if is_parametrized(part) or not list(part.children())]
+    first: Any = next(iter(leaves), None)
     if isinstance(first, nn.Linear):
         return (first.in_features,)
     raise ValueError(

@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 import spikecore as sc
 from spikecore.layers import NormNeuron, TimeBatched
@@ -127,6 +128,34 @@ def test_what_is_no_node_is_refused_by_name(what: str, tmp_path) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
         sc.nir.save(nn.Sequential(nn.Linear(3, 4), make(), sc.LI()), tmp_path / "net.nir", dt=1e-3)
     assert not (tmp_path / "net.nir").exists()
+
+
+class Half(nn.Module):
+    def forward(self, w):
+        return w / 2
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_parametrized_modules_and_meta_tensors(place: int, tmp_path) -> None:
+    """The module and the way out; the parametrization itself was named instead of the layer."""
+    net, file, what = nn.Sequential(nn.Linear(3, 4), sc.PLIF()), tmp_path / "net.nir", ("weight", "w")[place]
+    parametrize.register_parametrization(net[place], what, Half())
+    kind = ("ParametrizedLinear", "ParametrizedPLIF")[place]
+    words = f"{kind} at '{place}' is no node of NIR; '{what}' is parametrized; torch.nn.utils.parametrize.remove_"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        sc.nir.save(net, file, dt=1e-3)
+    parametrize.remove_parametrizations(net[place], what)
+    sc.nir.save(net, file, dt=1e-3)
+    with pytest.raises(ValueError, match=r"sc.nir.save: '0.weight' is on the meta device, without numbers; load the"):
+        sc.nir.save(nn.Sequential(nn.Linear(3, 4, device="meta"), sc.LIF()), tmp_path / "meta.nir", dt=1e-3)
+
+
+def test_what_wraps_a_network_is_left_out(tmp_path) -> None:
+    """torch.compile and nn.DataParallel: nodes have the names of the network."""
+    net = nn.Sequential(nn.Linear(3, 4), sc.LIF())
+    for wrapped in (torch.compile(net, backend="eager"), nn.DataParallel(net)):
+        sc.nir.save(wrapped, tmp_path / "net.nir", dt=1e-3)
+        assert list(sc.nir.load(tmp_path / "net.nir").state_dict()) == list(net.state_dict())
 
 
 def test_pooling_and_padding_that_nir_has_not(tmp_path) -> None:
