@@ -252,7 +252,9 @@ def check_device(info: BackendInfo, device: str) -> None:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from error
+        # torch's first sentence: others list every device that it has
+        said = str(error).splitlines()[0].split(". ")[0].rstrip(".")
+        raise ValueError(f"device {device!r} cannot be used here: {said}") from error
     if not info.takes(torch.device(device).type):
         raise ValueError(f"backend {info.name!r} computes on {', '.join(info.devices)}, not on device {device!r}")
 

@@ -289,6 +289,7 @@ class TestShell:
         [
             ("torch", "nope", "device 'nope' cannot be used here"),
             ("torch", "cuda:99", "device 'cuda:99' cannot be used here"),
+            ("torch", "ve", "device 've' cannot be used here"),
             ("loopback", "meta", "backend 'loopback' computes on cpu, not on device 'meta'"),
         ],
     )
@@ -300,6 +301,7 @@ class TestShell:
         assert result.exit_code == 2
         assert words in " ".join(result.output.split())
         assert "failed" not in result.output
+        assert "is only available for these backends" not in " ".join(result.output.split())
 
     def test_some_cases_of_a_sound_backend(self):
         """A line per case and per tier, and a verdict that does not call it the whole."""
