@@ -85,12 +85,12 @@ test: $(INSTALLED)
 
 # Most of the time is compilation, which every core can share. Triton's kernels run in its interpreter where there is no
 # GPU. Some are compiled for AMD's GPUs (tests/test_amd.py); that all compile, for NVIDIA's as well, takes minutes more
-# (tests/test_compiled.py). XLA takes seconds for each surrogate.
+# (tests/test_compiled.py).
 test-plugins: $(NUMBA_INSTALLED) $(TRITON_INSTALLED) $(JAX_INSTALLED)
 	@test -s $(NUMBA_INSTALLED)
 	@cd plugins/spikecore-numba && $(abspath $(BIN))/python -m pytest $(PARALLEL) $(SUPPORT) $(ARGS)
 	@cd plugins/spikecore-triton && $(abspath $(BIN))/python -m pytest $(PARALLEL) --ignore tests/test_compiled.py $(ARGS)
-	@cd plugins/spikecore-jax && $(abspath $(BIN))/python -m pytest $(PARALLEL) -k 'not surrogate' $(ARGS)
+	@cd plugins/spikecore-jax && $(abspath $(BIN))/python -m pytest $(PARALLEL) $(ARGS)
 
 test-kernels: $(NVRTC_INSTALLED)
 	@$(BIN)/python -m pytest $(PARALLEL) -m kernels tests/backend/test_cupy_compile.py tests/backend/test_cupy_host.py tests/backend/test_cupy_recurrent.py \

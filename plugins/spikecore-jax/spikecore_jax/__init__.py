@@ -12,7 +12,7 @@ from spikecore.backend import BackendInfo, Capabilities
 __version__ = "0.1.0"
 
 #: The oldest JAX that takes options of XLA for one function.
-OLDEST_JAX = (0, 5)
+OLDEST_JAX = (0, 6)
 
 CAPABILITIES = Capabilities(
     float16=True,
@@ -61,7 +61,7 @@ def spikecore_backends() -> List[BackendInfo]:
             devices=("cpu", "cuda"),
             capabilities=CAPABILITIES,
             probe=_probe,
-            install_hint="pip install 'jax>=0.5', or for a GPU 'jax[cuda13]'",
+            install_hint="pip install 'jax>=0.6', or for a GPU 'jax[cuda13]'",
             api=(1, 1),
         )
     ]

@@ -26,7 +26,7 @@ from spikecore_jax import CAPABILITIES, scan
 from spikecore_jax.expected_failures import EXPECTED
 from spikecore_jax.operations import Table, compiled, numbers
 from spikecore_jax.scan import DTYPES, Group, Values
-from spikecore_jax.tensors import array, padded, tensor
+from spikecore_jax.tensors import array, padded, tensor, x64
 
 Plan = Union[ForwardPlan, BackwardPlan]
 
@@ -102,7 +102,7 @@ class Compiled:
         steps, neurons, device = geometry.steps, geometry.neurons, inputs[0].device
         rows, columns = (steps, neurons) if self._fits else (_bucket(steps, 16), _bucket(neurons, 1024))
         # JAX takes float64 only where that is turned on
-        with jax.enable_x64(True) if self.plan.compute == torch.float64 else jax.enable_x64(jax.config.jax_enable_x64):
+        with x64(self.plan.compute == torch.float64 or jax.config.jax_enable_x64):
             groups = [[array(padded(value, rows, columns)) for value in group] for group in (inputs, state, *late)]
             placed = [self._placed(kind, value, columns) for kind, value in zip(self.plan.spec.params, params)]
             with jax.default_device(_device_of(device)):

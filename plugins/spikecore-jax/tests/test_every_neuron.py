@@ -12,6 +12,7 @@ import torch
 
 import spikecore as sc
 import spikecore_jax
+from spikecore_jax.tensors import x64
 
 T, B, C = 12, 3, 7
 #: Arguments that have no default, and by how much inputs are larger so that there are spikes.
@@ -69,7 +70,7 @@ def check(neuron: sc.Neuron, scale: float = 2.0) -> None:
     grads = torch.autograd.grad(
         [*outs, *final.values()], [*xs, *learnt.values()], [*weights, *ends], materialize_grads=True
     )
-    with jax.enable_x64(True):
+    with x64(True):
         f = spikecore_jax.function(neuron)
 
         def loss(params: Any, given: Any) -> Any:
@@ -123,7 +124,7 @@ def test_other_neurons(name: str) -> None:
     check(OTHERS[name]())
 
 
-@pytest.mark.parametrize("surrogate", [name for name in S.__all__ if name != "Surrogate"])
-def test_surrogates(surrogate: str) -> None:
+@pytest.mark.parametrize("name", [name for name in S.__all__ if name != "Surrogate"])
+def test_derivatives_of_spikes(name: str) -> None:
     """The derivative of a spike is the surrogate's formula."""
-    check(sc.LIF(2.0, surrogate=getattr(S, surrogate)()))
+    check(sc.LIF(2.0, surrogate=getattr(S, name)()))

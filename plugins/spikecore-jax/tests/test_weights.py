@@ -15,6 +15,7 @@ from torch import nn
 
 import spikecore as sc
 from spikecore_jax import weights
+from spikecore_jax.tensors import x64
 
 #: A layer, and the shape of its input; sizes are odd, and kernels, strides, paddings differ along each dimension.
 LAYERS: Dict[str, Tuple[Any, Tuple[int, ...]]] = {
@@ -192,7 +193,7 @@ def test_neurons(library: str) -> None:
 def test_dtypes_are_kept(dtype: torch.dtype) -> None:
     """Every one that JAX has."""
     layer = nn.Linear(3, 2).to(dtype)
-    with jax.enable_x64(True):
+    with x64(True):
         arrays = weights.converted(layer, {"": "own"})
         assert torch.equal(weights.state_dict(arrays, layer, {"": "own"})["weight"], layer.weight)
         found = arrays["own.kernel"]
