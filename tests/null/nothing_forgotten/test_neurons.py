@@ -88,6 +88,11 @@ def with_a_range(own: bool = False) -> Set[str]:
     return found
 
 
+def of_escape_noise() -> Set[str]:
+    """The same of the neuron that fires at random, which is in no module of spikecore.neurons."""
+    return {f"{param} of EscapeNoise" for param in ranges.declared(sc.EscapeNoise)}
+
+
 def described() -> Set[str]:
     """Those that the table of ranges has."""
     section = after(page("docs/parameters.md"), "## Ranges")
@@ -136,7 +141,7 @@ NEURON_PLACES: Dict[str, Place] = {
     "plugins/spikecore-triton/tests/test_compiled.py: NEURONS": at_least(
         modelled, lambda: re.findall(r"\w+", listed("plugins/spikecore-triton/tests/test_compiled.py", "NEURONS"))
     ),
-    "docs/parameters.md: ## Ranges": exactly(with_a_range, described),
+    "docs/parameters.md: ## Ranges": exactly(lambda: with_a_range() | of_escape_noise(), described),
     "README.md: Ready-made": at_least(lambda: neurons() - {"Membrane"}, lambda: quoted(page("README.md"))),
     "README.md: the number of neurons": exactly(
         lambda: [str(len({*(neurons() - {"Membrane"}), "EscapeNoise"}))],
