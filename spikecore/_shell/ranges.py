@@ -4,6 +4,8 @@ Rules of this module:
 
 - A learnt parameter is projected: at every call, and before it is saved, a value outside its range becomes the nearest
   value inside. A value inside keeps every bit, a gradient is never touched, and nothing waits for a device.
+- Of a range above 0 a learnt value whose inverse square is near infinity counts as outside: derivatives with respect to
+  a divisor have that factor, so that a width of 1e-25 gave NaN (0 times infinity) for gradients in float32.
 - The projection is in place, in the parameter's own memory, at every call. Version counters cannot tell when it is
   needed: torch's fused optimisers, replayed CUDA graphs and weights read back from a device do not raise them.
 - Where a parameter must not be changed in place (``torch.compile``, ``torch.func``, forward-mode differentiation,
@@ -24,6 +26,7 @@ from torch import Tensor, nn
 
 from spikecore._shell.checks import shown
 from spikecore.backend import Range
+from spikecore.dtypes import compute_dtype
 from spikecore.lang._plain import is_followed, is_plain
 
 Named = Sequence[Tuple[str, Any]]
@@ -55,7 +58,8 @@ class Interval:
         # torch 2.0 clamps no float16 on a CPU
         wide = value.float() if value.dtype == torch.float16 else value
         if self.open:
-            return torch.where(wide <= self.low, wide.clamp(self._least(value.dtype)), wide).to(value.dtype)
+            least = self._least(value.dtype)
+            return torch.where(wide <= self._floor(value.dtype), wide.clamp(least), wide).to(value.dtype)
         return wide.clamp(_finite(self.low), _finite(self.high)).to(value.dtype)
 
     def project(self, value: Tensor) -> None:
@@ -63,13 +67,22 @@ class Interval:
         if value.dtype == torch.float16 and value.is_cpu:
             value.copy_(self.nearest(value))
         elif self.open:
-            torch.threshold_(value, self.low, self._least(value.dtype))
+            torch.threshold_(value, self._floor(value.dtype), self._least(value.dtype))
         else:
             value.clamp_(self.low, self.high)
 
     def ends(self, dtype: torch.dtype) -> Range:
         """The range as backends take it, of a parameter of this dtype."""
-        return Range(self.low, self.high, self._least(dtype) if self.open else self.low)
+        if self.open:
+            return Range(self._floor(dtype), self.high, self._least(dtype))
+        return Range(self.low, self.high, self.low)
+
+    def _floor(self, dtype: torch.dtype) -> float:
+        """The value down to which, itself included, learnt ones are outside an open range."""
+        if self.low != 0.0:
+            return self.low
+        # 16-bit parameters are computed with in float32
+        return 1e3 * math.sqrt(torch.finfo(compute_dtype(dtype)).tiny)
 
     def _least(self, dtype: torch.dtype) -> float:
         return self.low + torch.finfo(dtype).eps * max(1.0, abs(self.low))

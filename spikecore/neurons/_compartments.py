@@ -96,9 +96,10 @@ class SEAdLIF(Neuron):
 class BRF(Neuron):
     """Balanced resonate-and-fire (Higuchi et al., ICML 2024, arXiv 2402.14603): an oscillator that a spike damps::
 
-        r  = (sqrt(1 - (dt omega)^2) - 1) / dt - b - q
-        v' = v + r v dt - omega y dt + x dt
-        y' = y + omega v dt + r y dt
+        w  = min(omega, (1 - 2^-20) / dt)
+        r  = (sqrt(1 - (dt w)^2) - 1) / dt - b - q
+        v' = v + r v dt - w y dt + x dt
+        y' = y + w v dt + r y dt
         z  = [v' > threshold + q]
         q' = gamma q + z
 
@@ -107,7 +108,8 @@ class BRF(Neuron):
     it the threshold and the damping, for some steps; there is no other reset.
 
     omega: angular frequency, in radians per unit of ``dt``; 0 or above, and at most ``1 / dt``; 10 by default, as the
-        authors', who draw and learn one for each neuron from [5, 10].
+        authors', who draw and learn one for each neuron from [5, 10]. One that is learnt past ``1 / dt``, where the
+        root has no value, counts as the highest frequency, and learns nothing there.
     b: distance of the damping from the boundary, 0 or above; 1 by default. (The authors draw it from [0, 3].)
     dt: length of a time step, above 0; 0.01 by default.
     gamma: what remains of ``q`` after a step, in [0, 1]; 0.9 by default.
@@ -137,11 +139,13 @@ class BRF(Neuron):
             _check_frequency(self.omega, self.dt)
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
-        turn = p.dt * p.omega
+        # at 1 / dt the root has no derivative, and above no value: a learnt omega may get there
+        omega = ops.minimum(p.omega, (1.0 - 2.0**-20) / p.dt)
+        turn = p.dt * omega
         boundary = (ops.sqrt(1.0 - turn * turn) - 1.0) / p.dt
         r = boundary - p.b - s.q
-        v = s.v + r * s.v * p.dt - p.omega * s.y * p.dt + x * p.dt
-        y = s.y + p.omega * s.v * p.dt + r * s.y * p.dt
+        v = s.v + r * s.v * p.dt - omega * s.y * p.dt + x * p.dt
+        y = s.y + omega * s.v * p.dt + r * s.y * p.dt
         z = self.spike(v - p.threshold - s.q, strict=True)
         return z, {"v": v, "y": y, "q": s.q * p.gamma + z}
 

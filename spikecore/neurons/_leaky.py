@@ -146,9 +146,9 @@ class SynapticLeaky(LateReset, Neuron):
 class Alpha(Neuron):
     r"""Potential in the form of an alpha function, the difference of two currents, as ``snntorch.Alpha`` 1.0 has it.
 
-    With :math:`a`, :math:`b` the parameters ``alpha``, ``beta`` limited to [0, 1], and :math:`R = [v > \vartheta]`
-    found from the potential at the start of the step and carrying no gradient::
+    With :math:`R = [v > \vartheta]` found from the potential at the start of the step and carrying no gradient::
 
+        a   = alpha in [1/1024, 1];  b = min(beta in [1/1024, 1], 1023/1024 a)
         tau = log(a) / (log(b) - log(a)) + 1
         e   = a i_exc + x
         n   = b i_inh - x
@@ -159,16 +159,18 @@ class Alpha(Neuron):
         z   = [v' > threshold]
 
     ``alpha`` and ``beta`` are the parts of the exciting and the inhibiting current that remain after one step.
-    ``alpha`` is above ``beta``, so that a positive input raises the potential, and ``beta`` below 1; both in [0, 1].
-    Learnt, they are kept in [0, 1] each, and where they meet there is a division by 0. ``threshold`` is 0 or above. All
-    states start at 0. There is no reset within the step. Bit for bit where the logarithm is torch's, on the torch
-    backend; to its rounding elsewhere. A ``state_dict`` of ``snntorch.Alpha`` loads.
+    ``alpha`` is above ``beta``, so that a positive input raises the potential, and ``beta`` below 1; both are in
+    [1/1024, 1], since ``tau`` has no derivative at 0. Where learning brings ``beta`` nearer to ``alpha`` than a
+    1024th, or above, the equations take 1023/1024 of ``alpha`` for it, and it learns nothing: where they are equal
+    snnTorch divides by 0. ``threshold`` is 0 or above. All states start at 0. There is no reset within the step. Bit
+    for bit where the logarithm is torch's, on the torch backend; to its rounding elsewhere. A ``state_dict`` of
+    ``snntorch.Alpha`` loads.
     """
 
     states = {"i_exc": 0.0, "i_inh": 0.0, "v": 0.0}
     params = {"alpha": 0.9, "beta": 0.8, "threshold": 1.0}
     configuration = {**Neuron.configuration, "reset": checks.reset}
-    bounds = {"alpha": (0.0, 1.0), "beta": (0.0, 1.0), "threshold": (0.0, None)}
+    bounds = {"alpha": (2.0**-10, 1.0), "beta": (2.0**-10, 1.0), "threshold": (0.0, None)}
 
     def __init__(
         self,
@@ -185,7 +187,9 @@ class Alpha(Neuron):
             _check_order(self.alpha, self.beta)
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
-        a, b = ops.clamp(p.alpha, 0.0, 1.0), ops.clamp(p.beta, 0.0, 1.0)
+        # a learnt beta may have reached alpha, or 0: tau and its derivatives stay finite
+        a = ops.clamp(p.alpha, 2.0**-10, 1.0)
+        b = ops.minimum(ops.clamp(p.beta, 2.0**-10, 1.0), (1.0 - 2.0**-10) * a)
         r = ops.detach(self.spike(s.v - p.threshold, strict=True))
         exc = a * s.i_exc + x
         inh = b * s.i_inh - x
@@ -203,8 +207,11 @@ def _check_order(alpha: Any, beta: Any) -> None:
     both = [value.detach() if isinstance(value, Tensor) else value for value in (alpha, beta)]
     if any(isinstance(value, Tensor) and value.device.type != "cpu" for value in both):
         return  # no wait for a device
-    if not bool(torch.as_tensor(both[0] > both[1]).all()):
-        raise ValueError(f"Alpha: beta={beta!r} must be below alpha={alpha!r}: the potential is their difference")
+    if not bool(torch.as_tensor((1.0 - 2.0**-10) * both[0] >= both[1]).all()):
+        raise ValueError(
+            f"Alpha: beta={beta!r} must be below alpha={alpha!r}, by a 1024th of it or more: the potential is their "
+            "difference"
+        )
 
 
 class Lapicque(Neuron):

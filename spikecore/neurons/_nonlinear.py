@@ -11,8 +11,9 @@ from spikecore.neurons._membrane import Membrane
 class QIF(Membrane):
     """Quadratic integrate-and-fire: ``h = v + (x + a0 (v - v_rest) (v - v_c)) / tau``, then fire and reset.
 
-    ``v_c`` is the critical potential above which ``v`` grows by itself. ``tau`` and ``a0`` are above 0; the threshold
-    may be anywhere. SpikingJelly's ``QIFNode``.
+    ``v_c`` is the critical potential above which ``v`` grows by itself: without a hard reset without bound, so that
+    potentials and gradients become infinite and NaN. ``tau`` and ``a0`` are above 0; the threshold may be anywhere.
+    SpikingJelly's ``QIFNode``.
     """
 
     params = {"tau": 2.0, "v_c": 0.8, "a0": 1.0, "v_rest": 0.0, **Membrane.params, "v_reset": -0.1}
@@ -42,10 +43,14 @@ class QIF(Membrane):
 
 
 class EIF(Membrane):
-    """Exponential integrate-and-fire: ``h = v + (x + v_rest - v + delta_t exp((v - theta_rh) / delta_t)) / tau``.
+    """Exponential integrate-and-fire::
 
-    ``theta_rh`` is the rheobase potential, ``delta_t`` (above 0) the sharpness of the upstroke. ``tau`` is 1 or above,
-    as in LIF; the threshold may be anywhere. SpikingJelly's ``EIFNode``.
+        h = v + (x + v_rest - v + delta_t exp(min((v - theta_rh) / delta_t, 40))) / tau
+
+    then fire and reset. ``theta_rh`` is the rheobase potential, ``delta_t`` (above 0) the sharpness of the upstroke.
+    ``tau`` is 1 or above, as in LIF; the threshold may be anywhere. SpikingJelly's ``EIFNode``, but for the limit of
+    the exponent: an upstroke of exp(40) is far above any threshold, and without a limit it is infinite for a small
+    ``delta_t``, or where nothing resets the potential, and gradients are NaN.
     """
 
     params = {"tau": 2.0, "delta_t": 1.0, "theta_rh": 0.8, "v_rest": 0.0, **Membrane.params, "v_reset": -0.1}
@@ -76,7 +81,9 @@ class EIF(Membrane):
         )
 
     def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
-        h = s.v + (x + p.v_rest - s.v + p.delta_t * ops.exp((s.v - p.theta_rh) / p.delta_t)) / p.tau
+        # e^40 times itself is finite in float32, as a norm of gradients needs it
+        upstroke = p.delta_t * ops.exp(ops.minimum((s.v - p.theta_rh) / p.delta_t, 40.0))
+        h = s.v + (x + p.v_rest - s.v + upstroke) / p.tau
         z = self.spike(h - p.threshold)
         return z, {"v": self.after_spike(h, z, p)}
 
@@ -89,7 +96,8 @@ class Izhikevich(Membrane):
 
     then reset of ``v``. ``detach_reset`` concerns ``v`` only: the spike's push on ``w`` keeps its gradient. ``w``
     starts at ``w_rest``. ``tau`` and ``a0`` are above 0, ``tau_w``, with which ``w`` leaks, is 1 or above; the
-    threshold may be anywhere. SpikingJelly's ``IzhikevichNode``.
+    threshold may be anywhere. As of :class:`QIF`, ``v`` grows without bound where the reset is not ``"hard"``.
+    SpikingJelly's ``IzhikevichNode``.
     """
 
     states = {"v": "v_reset", "w": "w_rest"}

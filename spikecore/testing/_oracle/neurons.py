@@ -130,26 +130,28 @@ def quadratic_back(g: Array, v: Array, p: Any) -> Tuple[Array, Dict[str, Array]]
 
 
 class EIF(Membrane):
-    """``h = v + (x + v_rest - v + delta_t e) / tau`` with ``e = exp((v - theta_rh) / delta_t)``."""
+    """``h = v + (x + v_rest - v + delta_t e) / tau`` with ``e = exp(min((v - theta_rh) / delta_t, 40))``."""
 
     params = ("tau", "delta_t", "theta_rh", "v_rest", *Membrane.params)
 
     def step(self, s: Any, p: Any, *x: Array) -> Step:
-        e = np.exp((s.v - p.theta_rh) / p.delta_t)
+        e = np.exp(np.minimum((s.v - p.theta_rh) / p.delta_t, 40.0))
         driven = x[0] + p.v_rest - s.v + p.delta_t * e
         return self.fired(s.v + driven / p.tau, p, driven=driven, e=e)
 
     def back(self, k: Any, s: Any, p: Any, g_next: Any, *g_out: Array) -> Cotangents:
         g_h, g_p = self.fired_back(k, p, g_next.v, g_out[0])
         g = g_h / p.tau
+        above = (s.v - p.theta_rh) / p.delta_t
+        steep = k.e * (above < 40.0)
         g_p = {
             **g_p,
             "v_rest": g,
-            "theta_rh": -g * k.e,
-            "delta_t": g * k.e * (1 - (s.v - p.theta_rh) / p.delta_t),
+            "theta_rh": -g * steep,
+            "delta_t": g * (k.e - steep * above),
             "tau": -g_h * k.driven / p.tau**2,
         }
-        return Cotangents((g,), {"v": g_h + g * (k.e - 1)}, g_p)
+        return Cotangents((g,), {"v": g_h + g * (steep - 1)}, g_p)
 
 
 class Izhikevich(Membrane):

@@ -153,31 +153,37 @@ class BRF(Oracle):
     strict = True
 
     def step(self, s: Any, p: Any, *x: Array) -> Step:
-        turn = p.dt * p.omega
+        omega = np.minimum(p.omega, (1 - 2.0**-20) / p.dt)
+        turn = p.dt * omega
         root = np.sqrt(np.ones_like(turn) - turn * turn)
         r = (root - np.ones_like(turn)) / p.dt - p.b - s.q
-        v = s.v + r * s.v * p.dt - p.omega * s.y * p.dt + x[0] * p.dt
-        y = s.y + p.omega * s.v * p.dt + r * s.y * p.dt
+        v = s.v + r * s.v * p.dt - omega * s.y * p.dt + x[0] * p.dt
+        y = s.y + omega * s.v * p.dt + r * s.y * p.dt
         u = v - p.threshold - s.q
         z = self.fire(u)
-        return Step(outputs=(z,), next={"v": v, "y": y, "q": s.q * p.gamma + z}, tested=u, x=x[0], root=root, r=r)
+        return Step(
+            outputs=(z,), next={"v": v, "y": y, "q": s.q * p.gamma + z}, tested=u, x=x[0], root=root, r=r, w=omega
+        )
 
     def back(self, k: Any, s: Any, p: Any, g_next: Any, *g_out: Array) -> Cotangents:
         g_u = (g_out[0] if self.detach else g_out[0] + g_next.q) * self.surrogate(k.tested)
         g_v, g_y = g_next.v + g_u, g_next.y
         g_r = (g_v * s.v + g_y * s.y) * p.dt
-        g_turn = -g_r / p.dt * p.dt * p.omega / k.root
-        to_dt = g_v * (k.r * s.v - p.omega * s.y + k.x) + g_y * (p.omega * s.v + k.r * s.y)
+        g_turn = -g_r / p.dt * p.dt * k.w / k.root
+        to_dt = g_v * (k.r * s.v - k.w * s.y + k.x) + g_y * (k.w * s.v + k.r * s.y)
+        g_w = (g_y * s.v - g_v * s.y) * p.dt + g_turn * p.dt
+        free = p.omega == k.w
+        to_dt = to_dt - np.where(free, 0.0, g_w * k.w / p.dt)
         g_p = {
-            "omega": (g_y * s.v - g_v * s.y) * p.dt + g_turn * p.dt,
+            "omega": np.where(free, g_w, 0.0),
             "b": -g_r,
-            "dt": to_dt + g_turn * p.omega - g_r * (k.root - 1) / p.dt**2,
+            "dt": to_dt + g_turn * k.w - g_r * (k.root - 1) / p.dt**2,
             "gamma": g_next.q * s.q,
             "threshold": -g_u,
         }
         g_state = {
-            "v": g_v * (1 + k.r * p.dt) + g_y * p.omega * p.dt,
-            "y": g_y * (1 + k.r * p.dt) - g_v * p.omega * p.dt,
+            "v": g_v * (1 + k.r * p.dt) + g_y * k.w * p.dt,
+            "y": g_y * (1 + k.r * p.dt) - g_v * k.w * p.dt,
             "q": g_next.q * p.gamma - g_u - g_r,
         }
         return Cotangents((g_v * p.dt,), g_state, g_p)

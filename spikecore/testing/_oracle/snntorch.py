@@ -13,14 +13,14 @@ import numpy as np
 from spikecore.testing._oracle.through_time import Array, Cotangents, Oracle, Step
 
 
-def limited(value: Array) -> Array:
-    """The value in [0, 1]."""
-    return np.minimum(np.maximum(value, np.zeros_like(value)), np.ones_like(value))
+def limited(value: Array, low: float = 0.0) -> Array:
+    """The value in [low, 1]."""
+    return np.minimum(np.maximum(value, np.full_like(value, low)), np.ones_like(value))
 
 
-def within(value: Array) -> Array:
+def within(value: Array, low: float = 0.0) -> Array:
     """1 where a value is its own limit, else 0."""
-    return ((value >= 0) & (value <= 1)).astype(float)
+    return ((value >= low) & (value <= 1)).astype(float)
 
 
 class Delayed(Oracle):
@@ -90,13 +90,24 @@ class SynapticLeaky(Delayed):
 
 
 class Alpha(Delayed):
-    """``e = a i_exc + x``, ``n = b i_inh - x``, ``u = tau (e + n)`` with ``tau = log(a) / (log(b) - log(a)) + 1``."""
+    """``e = a i_exc + x``, ``n = b i_inh - x``, ``u = tau (e + n)`` with ``tau = log(a) / (log(b) - log(a)) + 1``.
+
+    ``a`` and ``b`` are ``alpha`` and ``beta`` in [1/1024, 1], and ``b`` is 1023/1024 of ``a`` at most.
+    """
+
+    least = 2.0**-10
 
     rest = {"i_exc": 0.0, "i_inh": 0.0, "v": 0.0}
     params = ("alpha", "beta", "threshold")
 
+    def decays(self, p: Any) -> Tuple[Array, Array, Array]:
+        """Both decays, and 1 where that of ``beta`` follows ``alpha``."""
+        a, b = limited(p.alpha, self.least), limited(p.beta, self.least)
+        most = a * (1 - self.least)
+        return a, np.minimum(b, most), (b > most).astype(float)
+
     def step(self, s: Any, p: Any, *x: Array) -> Step:
-        a, b, before = limited(p.alpha), limited(p.beta), s.v - p.threshold
+        (a, b, _), before = self.decays(p), s.v - p.threshold
         r = self.fire(before)
         exc, inh = a * s.i_exc + x[0], b * s.i_inh - x[0]
         tau = np.log(a) / (np.log(b) - np.log(a)) + np.ones_like(a)
@@ -113,7 +124,7 @@ class Alpha(Delayed):
         return Step(outputs=(z,), next=after, tested=tested, edges=(before,), r=r, tau=tau, total=total)
 
     def back(self, k: Any, s: Any, p: Any, g_next: Any, *g_out: Array) -> Cotangents:
-        a, b = limited(p.alpha), limited(p.beta)
+        a, b, follows = self.decays(p)
         g_tested = g_out[0] * self.surrogate(k.tested)
         g_u, g_exc, g_inh, g_threshold = g_next.v + g_tested, g_next.i_exc, g_next.i_inh, -g_tested
         g_old = np.zeros_like(g_u)
@@ -125,9 +136,11 @@ class Alpha(Delayed):
         g_exc, g_inh = g_exc + g_u * k.tau, g_inh + g_u * k.tau
         log_a, log_b = np.log(a), np.log(b)
         slope = g_tau / (log_b - log_a) ** 2
+        g_b = g_inh * s.i_inh - slope * log_a / b
+        g_a = g_exc * s.i_exc + slope * log_b / a + follows * g_b * (1 - self.least)
         g_p = {
-            "alpha": (g_exc * s.i_exc + slope * log_b / a) * within(p.alpha),
-            "beta": (g_inh * s.i_inh - slope * log_a / b) * within(p.beta),
+            "alpha": g_a * within(p.alpha, self.least),
+            "beta": g_b * (1 - follows) * within(p.beta, self.least),
             "threshold": g_threshold,
         }
         return Cotangents((g_exc - g_inh,), {"i_exc": g_exc * a, "i_inh": g_inh * b + g_old, "v": 0.0 * g_u}, g_p)

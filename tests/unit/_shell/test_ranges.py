@@ -65,7 +65,7 @@ OUTSIDE = [
     (sc.SynapticLeaky, {}, "beta", -0.5, 0.0),
     (sc.SynapticLeaky, {}, "threshold", -0.5, 0.0),
     (sc.Alpha, {"beta": 0.3}, "alpha", 1.25, 1.0),
-    (sc.Alpha, {}, "beta", -0.25, 0.0),
+    (sc.Alpha, {}, "beta", -0.25, 2.0**-10),
     (sc.Alpha, {}, "threshold", -0.5, 0.0),
     (sc.Lapicque, {}, "R", 0.0, EPS),
     (sc.Lapicque, {}, "C", -1.0, EPS),

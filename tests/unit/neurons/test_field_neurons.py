@@ -21,7 +21,7 @@ class TestArguments:
     @pytest.mark.parametrize("beta", [0.9, 0.95, torch.tensor([0.5, 0.9])])
     def test_alpha_is_above_beta(self, beta):
         """The potential of Alpha is the difference of its currents, in this order."""
-        with pytest.raises(ValueError, match=r"^Alpha: beta=.* must be below alpha=0\.9: the potential is their diff"):
+        with pytest.raises(ValueError, match=r"^Alpha: beta=.* must be below alpha=0\.9, by a 1024th of it or more: "):
             sc.Alpha(0.9, beta)
         assert sc.Alpha(0.9, beta, bounds=None)(torch.zeros(2, 1, 2)).shape == (2, 1, 2)
 
