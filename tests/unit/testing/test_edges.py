@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, List, Set
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import spikecore as sc
+from spikecore.lang import _root as lang_root
 from spikecore.testing.random_programs.edges import TABLE, check_edges, check_paths
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -94,19 +95,38 @@ def test_the_root_of_float32_is_rounded_correctly() -> None:
     assert (torch.from_numpy(_root(x)) == sc.ops.sqrt(x)).all()
 
 
+class Watch(TorchDispatchMode):
+    """What torch is called for, and the dtypes that come of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: List[str] = []
+        self.dtypes: Set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.seen.append(str(func))
+        self.dtypes.add(out.dtype)
+        return out
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_root_on_other_devices_is_their_own(dtype: torch.dtype) -> None:
-    """One operation: float64 is slow on a GPU, and some devices have none."""
-    seen = []
+def test_the_root_on_a_gpu_is_its_own(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """One operation on CUDA, whose root is right, and on an IPU, whose graph has it as one."""
+    assert lang_root._OWN == ("cuda", "ipu")
+    monkeypatch.setattr(lang_root, "_OWN", ("meta",))
+    x = torch.empty(3, dtype=dtype, device="meta")
+    with Watch() as watch:
+        sc.ops.sqrt(x)
+    assert watch.seen == ["aten.sqrt.default"]
 
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(str(func))
-            return func(*args, **(kwargs or {}))
 
-    with Watch():
-        sc.ops.sqrt(torch.empty(3, dtype=dtype, device="meta"))
-    assert seen[1:] == ["aten.sqrt.default"]
+def test_the_root_on_other_devices_takes_no_float64() -> None:
+    """Some have none."""
+    x = torch.empty(3, device="meta")
+    with Watch() as watch:
+        sc.ops.sqrt(x)
+    assert watch.dtypes == {torch.float32, torch.bool}
 
 
 def _root(x: Tensor) -> Any:
