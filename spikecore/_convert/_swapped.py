@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 import sys
 from functools import lru_cache
+from numbers import Real
 from typing import Any, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from spikecore._base.stacks import graph_of
+from spikecore._shell.checks import shown
 from spikecore._shell.compiled import check_exported, check_exported_first
 from spikecore._shell.state import State, keep
 from spikecore.lang._plain import is_dynamo_compiling
@@ -70,11 +72,15 @@ class Named(Swapped):
                 f"{type(self).__name__}.{name} cannot be set since sc.convert: {self._fixed[name]} of this module"
             )
         else:
+            self._check(name, value)
             super().__setattr__(name, value)
             self._after(name)
 
     def _before(self, name: str) -> None:
         """Before an attribute is read that this module may not have yet."""
+
+    def _check(self, name: str, value: Any) -> None:
+        """Before an attribute is set."""
 
     def _after(self, name: str) -> None:
         """After an attribute was set."""
@@ -183,6 +189,13 @@ class Carrying(Named):
     def _before(self, name: str) -> None:
         if name in self.__dict__.get("_states", ()) or name in self._beside:
             self._follow()
+
+    def _check(self, name: str, value: Any) -> None:
+        if name in self.__dict__.get("_states", ()) and not isinstance(value, (Tensor, Real)):
+            raise TypeError(
+                f"{type(self).__name__}.{name} is a state, a tensor or a number, got {shown(value)}; to put it to "
+                "rest, call sc.reset"
+            )
 
     def _after(self, name: str) -> None:
         if name in self.__dict__.get("_states", ()):

@@ -448,6 +448,16 @@ def test_a_number_that_was_set_is_reset(j):
         assert torch.equal(ours(x), theirs(x))
 
 
+@pytest.mark.parametrize("value", [None, "0.5", [0.5]])
+def test_a_state_that_is_no_number_is_refused(j, value):
+    """Where it is set: in the next call it was an error of float()."""
+    net = nn.Sequential(j.neuron.LIFNode())
+    sc.convert(net)
+    with pytest.raises(TypeError, match="LIFNode.v is a state, a tensor or a number, got .*; to put it to rest, call"):
+        net[0].v = value
+    assert net[0].v == 0.0
+
+
 def test_what_a_checkpoint_lacks_has_the_names_of_old(j):
     """Not those of the neuron within, which stand in no state_dict."""
     net = nn.Sequential(j.layer.Linear(2, 3), j.neuron.ParametricLIFNode())
