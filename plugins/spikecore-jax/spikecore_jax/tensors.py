@@ -15,8 +15,8 @@ from torch.utils.dlpack import from_dlpack
 def x64(on: bool) -> Any:
     """A context in which JAX has float64, or has it not."""
     # JAX 0.8 took it out of jax.experimental, and JAX 0.6 is the last one for Python 3.10
-    enable = getattr(jax, "enable_x64", None) or importlib.import_module("jax.experimental").enable_x64
-    return enable(on)
+    place = jax if hasattr(jax, "enable_x64") else importlib.import_module("jax.experimental")
+    return place.enable_x64(on)
 
 
 def array(value: Tensor) -> Any:
