@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Optional
 
 from torch import Tensor, nn
@@ -54,6 +55,10 @@ class SpikingSelfAttention(nn.Module):
         makers("SpikingSelfAttention", neuron=neuron, attention_neuron=attention_neuron or neuron, norm=norm)
         if channels % heads:
             raise ValueError(f"SpikingSelfAttention: channels={channels} must be a multiple of heads={heads}")
+        if isinstance(scale, bool) or not isinstance(scale, (int, float)):
+            raise TypeError(f"SpikingSelfAttention: scale={scale!r} must be a number, the factor of the products")
+        if not math.isfinite(scale):
+            raise ValueError(f"SpikingSelfAttention: scale={scale!r} must be finite")
         self.channels, self.heads, self.scale = channels, heads, scale
         first = bias if qkv_bias is None else qkv_bias
         self.query = linear(channels, channels, neuron, norm, first)
@@ -64,6 +69,8 @@ class SpikingSelfAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[T, B, N, C] -> [T, B, N, C]``, or ``[B, N, C]`` of one step."""
+        if not isinstance(x, Tensor):
+            raise TypeError(f"SpikingSelfAttention: x must be a tensor, got {type(x).__name__}")
         if x.ndim < 3 or x.shape[-1] != self.channels:
             raise ValueError(
                 f"SpikingSelfAttention: x must be [T, B, N, C] with C={self.channels}, or [B, N, C] of one step, got "

@@ -26,7 +26,7 @@ class SEWBlock(nn.Module):
         s = x, or neuron(norm(conv1x1(x)))                      where stride or channels change
         y = a + s  ("add"),   a * s  ("and"),   (1 - a) * s  ("iand")
 
-    ``[T, B, in_channels, H, W] -> [T, B, channels, H', W']``, H' and W' divided by ``stride``. With
+    ``[T, B, in_channels, H, W] -> [T, B, channels, H', W']``, H' and W' divided by ``stride``, rounded up. With
     ``bottleneck=True`` the branch has three convolutions, 1x1, 3x3 and 1x1, and ``4 * channels`` come out. Sums of
     ``"add"`` are whole numbers, and grow with every block; the other two stay spikes.
 
@@ -95,13 +95,14 @@ class MSBlock(nn.Module):
         y = norm(conv(neuron(norm(conv(neuron(x)))))) + s       two 3x3 convolutions
         s = x, or norm(conv1x1(x))                              where stride or channels change
 
-    ``[T, B, in_channels, H, W] -> [T, B, channels, H', W']``, H' and W' divided by ``stride``. What goes in and comes
-    out are input currents of neurons, not spikes: the first layer of a network is a convolution without a neuron, and
-    one neuron follows the last block. Convolutions of the branch see spikes alone.
+    ``[T, B, in_channels, H, W] -> [T, B, channels, H', W']``, H' and W' divided by ``stride``, rounded up. What goes in
+    and comes out are input currents of neurons, not spikes: the first layer of a network is a convolution without a
+    neuron, and one neuron follows the last block. Convolutions of the branch see spikes alone.
 
     neuron, norm: as of :class:`SEWBlock`.
     pooled_shortcut: whether the shortcut averages over squares of ``stride`` instead of leaving pixels out, as in the
-        authors' network of 104 layers.
+        authors' network of 104 layers. At the edge of an image that the stride does not divide it averages over the
+        pixels that are left.
     zero_init: whether the branch begins at 0 (weight 0 in its last normalisation), as the authors' does.
 
     Raises ValueError for a number below 1, TypeError for one that is not whole and for a module where a function makes
@@ -136,7 +137,9 @@ class MSBlock(nn.Module):
         if stride != 1 or in_channels != channels:
             pooled = pooled_shortcut and stride != 1
             one = normalised(convolution(in_channels, channels, 1, 1 if pooled else stride), norm(channels))
-            self.shortcut = nn.Sequential(TimeBatched(nn.AvgPool2d(stride)), one) if pooled else one
+            # rounded up, as strided convolutions do: of 7 pixels the branch leaves 4, and a pooling that rounds down 3
+            pool = nn.AvgPool2d(stride, ceil_mode=True)
+            self.shortcut = nn.Sequential(TimeBatched(pool), one) if pooled else one
 
     def forward(self, x: Tensor) -> Tensor:
         """``[T, B, C, H, W]``, or ``[B, C, H, W]`` of one step."""

@@ -15,6 +15,7 @@ from spikecore.layers._arguments import counts
 from spikecore.layers._time_batched import TimeBatched
 
 _OF_DIMS: Dict[int, Type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+_FORMS = {1: "[T, B, C] or [T, B, C, L]", 2: "[T, B, C, H, W]", 3: "[T, B, C, D, H, W]"}
 
 
 def tdbn(channels: int, *, threshold: float = 1.0, alpha: float = 1.0, dims: int = 2, **keywords: Any) -> nn.Module:
@@ -95,6 +96,13 @@ class TEBN(Stepped):
                 f"TEBN: x must be [T, B, C, ...] with T={self.steps}, the steps that it has factors for, got shape "
                 f"{tuple(x.shape)}"
             )
+        for dims, kind in _OF_DIMS.items():  # a converted norm, such as nn.SyncBatchNorm, is none of these
+            fits = x.ndim - 3 == dims or (x.ndim == 3 and dims == 1)
+            if type(self.norm) is kind and not (fits and x.shape[2] == self.norm.num_features):
+                raise ValueError(
+                    f"TEBN: x must be {_FORMS[dims]} with C={self.norm.num_features} and dims={dims}, got shape "
+                    f"{tuple(x.shape)}"
+                )
         y = unfolded(self.norm(folded(x)), x.shape[0], x.shape[1])
         return y * self.scale.to(y.dtype).reshape(-1, *[1] * (y.ndim - 1))
 
@@ -120,6 +128,6 @@ def silenced(norm: nn.Module) -> None:
 
 
 def _of_dims(owner: str, dims: int) -> Type[Any]:
-    if dims not in _OF_DIMS:
+    if isinstance(dims, bool) or not isinstance(dims, int) or dims not in _OF_DIMS:
         raise ValueError(f"{owner}: dims must be 1, 2 or 3, as of nn.BatchNorm1d, 2d and 3d, got {dims!r}")
     return _OF_DIMS[dims]

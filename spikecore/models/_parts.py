@@ -34,6 +34,6 @@ def read_out(channels: int, classes: int) -> nn.Module:
 
 def of_depth(owner: str, known: Dict[int, _Config], depth: int) -> _Config:
     """The configuration of a depth. Raises ValueError for another one."""
-    if depth not in known:
+    if isinstance(depth, bool) or not isinstance(depth, int) or depth not in known:
         raise ValueError(f"{owner}: depth must be one of {', '.join(map(str, known))}, got {depth!r}")
     return known[depth]

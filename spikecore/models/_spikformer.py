@@ -64,7 +64,7 @@ def spikformer(
     counts("spikformer", depth=depth, channels=channels, heads=heads, hidden=hidden)
     counts("spikformer", in_channels=in_channels, classes=classes)
     makers("spikformer", neuron=neuron, attention_neuron=attention_neuron, norm=norm, token_norm=token_norm)
-    if patch not in _HALVED:
+    if isinstance(patch, bool) or not isinstance(patch, int) or patch not in _HALVED:
         raise ValueError(f"spikformer: patch must be one of {', '.join(map(str, _HALVED))} pixels, got {patch!r}")
     if channels % 8:
         raise ValueError(f"spikformer: channels must be a multiple of 8, the widths of the stem, got {channels!r}")

@@ -99,12 +99,24 @@ def _window(layer: Any) -> Dict[str, Any]:
 
 def _write_avg_pool(layer: nn.AvgPool2d, place: Place) -> Any:
     padded = any(_pair(layer.padding))
-    if layer.ceil_mode or layer.divisor_override is not None or (padded and not layer.count_include_pad):
+    if (
+        (layer.ceil_mode and _rounds(layer, place.shape))
+        or layer.divisor_override is not None
+        or (padded and not layer.count_include_pad)
+    ):
         raise _refuse(
             place,
-            "ceil_mode, divisor_override and count_include_pad=False are not in NIR's AvgPool2d; use the defaults",
+            "ceil_mode for a size that is not divided, divisor_override and count_include_pad=False are not in NIR's "
+            "AvgPool2d; use the defaults",
         )
     return package().AvgPool2d(**_window(layer))
+
+
+def _rounds(layer: nn.AvgPool2d, shape: Tuple[int, ...]) -> bool:
+    """Whether windows of so large an image leave a rest."""
+    stride = layer.kernel_size if layer.stride is None else layer.stride
+    ways = zip(shape[-2:], _pair(layer.padding), _pair(layer.kernel_size), _pair(stride))
+    return any((size + 2 * padding - window) % step for size, padding, window, step in ways)
 
 
 def _write_sum_pool(layer: SumPool2d, place: Place) -> Any:

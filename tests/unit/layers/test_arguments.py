@@ -31,6 +31,22 @@ WRONG = [
         TypeError,
         "TEBN: x must be a floating-point tensor",
     ),
+    (lambda: layers.TEBN(4, 2)(torch.ones(2, 3, 5, 8, 8)), ValueError, r"TEBN: x must be \[T, B, C, H, W\] with C=4"),
+    (lambda: layers.TEBN(4, 2)(torch.ones(2, 3, 4)), ValueError, r"and dims=2, got shape \(2, 3, 4\)"),
+    (lambda: layers.TEBN(4, 2, dims=[2]), ValueError, r"TEBN: dims must be 1, 2 or 3, .* got \[2\]"),
+    (lambda: layers.SpikingSelfAttention(8, 2, sc.LIF)(None), TypeError, "SpikingSelfAttention: x must be a tensor"),
+    (
+        lambda: layers.SpikingSelfAttention(8, 2, sc.LIF, scale="a"),
+        TypeError,
+        "SpikingSelfAttention: scale='a' must be a number",
+    ),
+    (
+        lambda: layers.SpikingSelfAttention(8, 2, sc.LIF, scale=float("nan")),
+        ValueError,
+        "SpikingSelfAttention: scale=nan must be finite",
+    ),
+    (lambda: models.vgg([9]), ValueError, r"vgg: depth must be one of 9, .* got \[9\]"),
+    (lambda: models.spikformer(patch=[4]), ValueError, r"spikformer: patch must be one of .* pixels, got \[4\]"),
     (lambda: layers.Voting(2)(None), TypeError, "Voting: x must be a tensor, got NoneType"),
     (
         lambda: models.vgg(size=(3, 32, 32)),

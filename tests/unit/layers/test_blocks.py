@@ -96,6 +96,22 @@ def test_ms_block(out, stride, pooled):
         torch.testing.assert_close(block(x), a + s)
 
 
+@pytest.mark.parametrize("size", [(7, 7), (9, 6), (3, 3), (1, 5)])
+@pytest.mark.parametrize("stride", [2, 3])
+def test_shortcuts_of_sizes_that_the_stride_does_not_divide(size, stride):
+    """Pooling rounded down where convolutions round up: an error, or of 3 pixels one that was added to all."""
+    x = 3 * torch.rand(T, B, C, *size, generator=torch.Generator().manual_seed(2)) - 0.5
+    wanted = tuple(-(-length // stride) for length in size)
+    for pooled in (False, True):
+        block = scattered(MSBlock(C, 8, LIF, stride=stride, pooled_shortcut=pooled)).eval()
+        assert block.body(x).shape == block.shortcut(x).shape == (T, B, 8, *wanted)
+    found = block.shortcut[0](x)
+    for row, column in ((0, 0), (wanted[0] - 1, wanted[1] - 1)):
+        square = x[..., row * stride : (row + 1) * stride, column * stride : (column + 1) * stride]
+        torch.testing.assert_close(found[..., row, column], square.mean((-2, -1)))
+    assert SEWBlock(C, 8, LIF, stride=stride)(x).shape == (T, B, 8, *wanted)
+
+
 def test_zero_init():
     """The branch gives nothing at first: the block is the identity, and its last normalisation still learns."""
     x = 3 * spikes(T, B, C, 8, 8)

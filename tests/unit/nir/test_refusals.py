@@ -158,11 +158,19 @@ def test_what_wraps_a_network_is_left_out(tmp_path) -> None:
         assert list(sc.nir.load(tmp_path / "net.nir").state_dict()) == list(net.state_dict())
 
 
+def test_pooling_that_rounds_up_nothing_is_written(tmp_path) -> None:
+    """Of a size that the windows divide, ceil_mode changes nothing."""
+    x = torch.rand(2, 3, 2, 9, 6)
+    net = nn.Sequential(TimeBatched(nn.AvgPool2d(3, ceil_mode=True)), sc.IF())
+    sc.nir.save(net, tmp_path / "net.nir", dt=1e-3, input_shape=(2, 9, 6))
+    assert torch.equal(sc.nir.load(tmp_path / "net.nir")(x), net(x))
+
+
 def test_pooling_and_padding_that_nir_has_not(tmp_path) -> None:
     """Options of layers that are nodes."""
     for layer, words in (
         (nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"), "padding_mode='circular', NIR pads with zeros"),
-        (nn.AvgPool2d(3, ceil_mode=True), "ceil_mode, divisor_override and count_include_pad=False are not in NIR's"),
+        (nn.AvgPool2d(3, ceil_mode=True), "ceil_mode for a size that is not divided, divisor_override and count_"),
         (nn.AvgPool2d(3, padding=1, count_include_pad=False), "count_include_pad=False"),
         (nn.Linear(8, 8), "its input has samples of shape [2, 8, 8], NIR's Affine takes [N]; flatten"),
     ):
