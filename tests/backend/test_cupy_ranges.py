@@ -131,7 +131,7 @@ def test_inputs_in_other_orders_of_memory_take_the_short_way(
 
 @pytest.mark.parametrize("kind", ["scalar", "channel"])
 def test_ends_that_are_outside_and_nan(kind: str) -> None:
-    """Beside an open end lies the least value above it; NaN is in no range and stays."""
+    """Beside an open end lies one epsilon, for values that no gradient can be divided by, too; NaN stays."""
 
     class Decaying(sc.Neuron):
         states = {"v": 0.0}
@@ -145,7 +145,15 @@ def test_ends_that_are_outside_and_nan(kind: str) -> None:
     x, shape = drive(kind), KINDS[kind][0]
     neuron = Decaying(rate=torch.full(shape, 0.5), learn=("rate",), backend="cupy_host")
     neuron(x)
-    for value, inside in ((0.0, EPS), (-3.0, EPS), (EPS, EPS), (1e-30, 1e-30), (4.0, 4.0), (math.nan, math.nan)):
+    for value, inside in (
+        (0.0, EPS),
+        (-3.0, EPS),
+        (EPS, EPS),
+        (1e-12, 1e-12),
+        (1e-30, EPS),
+        (4.0, 4.0),
+        (math.nan, math.nan),
+    ):
         neuron.rate.data.fill_(value)
         neuron(x)
         assert torch.equal(neuron.rate, torch.full(shape, inside)) or math.isnan(inside)
