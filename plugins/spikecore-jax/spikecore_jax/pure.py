@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import jax
 import jax.numpy as jnp
@@ -174,14 +174,18 @@ class Function:
     def _bound(
         self, plan: Union[ForwardPlan, BackwardPlan], placed: Sequence[Any], x: Any, shape: Tuple[int, ...]
     ) -> Values:
-        compute = scan.DTYPES[plan.compute]
-        known = scan.constants(plan)
+        compute, known = scan.DTYPES[plan.compute], scan.constants(plan)
+        zero = _unknown(x, shape, compute)
+        # XLA computes with numbers that it knows before a call, in another order: Lapicque's potential differed. States
+        # at rest, for which there is no x, are differentiated by JAX, which sees nothing through bits
+        hidden: Callable[[Any], Any] = jnp.asarray if x is None else Table(zero, ()).kept
         each = iter(placed)
         params = [
-            numbers([self._numbers[name]], compute)[0] if name in self._numbers else next(each)
+            hidden(jnp.asarray(numbers([self._numbers[name]], compute)[0]) if name in self._numbers else next(each))
             for name in self.program.params
         ]
-        return Values(Table(_unknown(x, shape, compute), zip(known, numbers(known, compute))), params, shape, compute)
+        constants = [hidden(jnp.asarray(value)) for value in numbers(known, compute)]
+        return Values(Table(zero, zip(known, constants)), params, shape, compute)
 
     def _forward(self, plan: ForwardPlan, inputs: List[Any], first: List[Any], placed: List[Any]) -> Any:
         values = self._bound(plan, placed, inputs[0], inputs[0].shape[1:])

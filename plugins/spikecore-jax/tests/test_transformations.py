@@ -214,3 +214,22 @@ def test_shapes_of_parameters_follow_the_rules_of_pytorch() -> None:
             f(f.params, None, x)
         with pytest.raises(ValueError, match="does not fit dimension channel_dim=1"):
             neuron(torch.from_numpy(x))
+
+
+@pytest.mark.parametrize("name", ["Lapicque", "QIF"])
+def test_parameters_that_the_compiler_knows_are_computed_with_as_others(name: str) -> None:
+    """XLA folds products of numbers that it knows, and moved potentials and gradients by a unit in the last place."""
+    neuron = getattr(sc, name)(channel_dim=-1)
+    f, x = spikecore_jax.function(neuron), torch.randn(24, 8, 16, generator=torch.Generator().manual_seed(1)) * 2
+    given = x.requires_grad_()
+    out, end = neuron.run(given)
+    (grad,) = torch.autograd.grad((out * torch.cos(torch.arange(16.0))).sum(), given)
+    xs, weights = jnp.asarray(x.detach().numpy()), jnp.asarray(torch.cos(torch.arange(16.0)).numpy())
+
+    def both(xs: Any) -> Any:
+        (found, state), back = jax.vjp(lambda z: f(f.params, None, z), xs)
+        zeros = jax.tree.map(jnp.zeros_like, state)
+        return found, state["v"], back((jnp.broadcast_to(weights, found.shape), zeros))[0]
+
+    for ours, theirs in zip(jax.jit(both)(xs), (out, end["v"], grad)):
+        assert np.array_equal(ours, theirs.detach())
