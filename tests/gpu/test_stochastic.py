@@ -63,6 +63,7 @@ def test_each_replay_of_a_graph_draws_anew():
     assert not torch.equal(replayed[0], replayed[1])
 
 
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 def test_a_generator_of_the_cpu_is_refused_in_a_graph():
     """Each replay would have the same numbers."""
     neuron, x = Drawn(backend="torch", generator=torch.Generator()).cuda(), torch.zeros(4, 50, device="cuda")
