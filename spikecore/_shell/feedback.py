@@ -41,6 +41,9 @@ class FedBack(Prologued):
         others = (*(state or ()), *matrix.tensors)
         if any(type(value) not in PLAIN or value.device != x.device for value in others):
             return "weight, bias or state is no plain tensor beside x"
+        if any(value.layout is not torch.strided for value in (x, *others)):
+            # a kernel reads memory by strides
+            return "weight, bias, state or x is sparse, or has no strides"
         width = x.shape[-1] if x.ndim > 1 else 0
         if matrix.weight.shape != (width, width) or (matrix.bias is not None and matrix.bias.shape != (width,)):
             return "linear does not keep the shape of a step"

@@ -13,6 +13,7 @@ from spikecore._hoisting import is_watched, is_watched_itself
 from spikecore._shell import checks, compiled, watchers
 from spikecore._shell.feedback import Matrix, fed_back, under_autocast, why_not
 from spikecore._shell.state import State, Stateful
+from spikecore._shell.stepped import Stepped
 from spikecore.backend import Tensors, Unsupported
 from spikecore.lang._plain import is_compiling
 from spikecore.neuron import Neuron
@@ -24,9 +25,9 @@ FEEDBACK = "feedback"
 class Recurrent(Stateful):
     """A neuron whose last output comes back: ``y[t] = neuron(x[t] + linear(y[t-1]))``, with ``y[-1] = 0``.
 
-    ``linear`` is any module that keeps the shape of one time step: ``nn.Linear(C, C)``, a convolution, an elementwise
-    gain. The state is that of the neuron and ``"feedback"``, the last output. ``step``, ``run``, ``record``,
-    ``carry_state`` and ``reset`` work as for any neuron.
+    ``linear`` is any module without state that keeps the shape of one time step: ``nn.Linear(C, C)``, a convolution, an
+    elementwise gain. The state is that of the neuron and ``"feedback"``, the last output. ``step``, ``run``,
+    ``record``, ``carry_state`` and ``reset`` work as for any neuron.
 
     With ``sc.Delay(nn.Linear(C, C), max_delay)`` an output comes back ``delay + 1`` steps later. The state then has
     ``"past"``, too, ``[*N, max_delay]``: the outputs before the last one, the newest last. The steps are a loop.
@@ -63,14 +64,11 @@ class Recurrent(Stateful):
         self.fused = fused
 
     @staticmethod
-    def _check_delays(neuron: Neuron, linear: nn.Module) -> None:
-        """Refuse delays that a loop over the steps would not see."""
+    def _check_linear(neuron: Neuron, linear: nn.Module) -> None:
+        """Refuse what a loop over the steps would call wrongly: it gives ``linear`` one step, ``[B, ...]``."""
         if not isinstance(linear, Delay):
-            if any(isinstance(part, Delay) for part in linear.modules()):
-                raise ValueError(
-                    f"Recurrent: linear is {type(linear).__name__} with a Delay in it, which would take the steps one "
-                    "by one for whole sequences; give the Delay itself, Recurrent(neuron, Delay(nn.Linear(C, C), 20))"
-                )
+            for part in linear.modules():
+                _check_part(type(linear).__name__, part)
             return
         if linear.step != "multi":
             raise ValueError("Recurrent: linear has step='single'; give the step mode to Recurrent(step=...) instead")
@@ -84,7 +82,7 @@ class Recurrent(Stateful):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "linear" and isinstance(value, nn.Module):
-            self._check_delays(self.neuron, value)
+            self._check_linear(self.neuron, value)
         super().__setattr__(name, value)
 
     @property
@@ -177,6 +175,8 @@ class Recurrent(Stateful):
     def _through(self, x: Tensor, past: Optional[Tensor]) -> Callable[[Tensor], Tensor]:
         """What an output comes back through, one step after the other."""
         if not isinstance(self.linear, Delay):
+            if not is_compiling():
+                self._check_linear(self.neuron, self.linear)  # modules may have come into it, or a step been set
             return self.linear
         if not is_compiling() and is_watched_itself(self.linear):
             raise RuntimeError(
@@ -234,3 +234,24 @@ class Recurrent(Stateful):
             return told
         steps = f"steps=a loop ({self._looped})" if self._looped else "steps=one call"
         return f"{told}, {steps}" if told else steps
+
+
+def _check_part(kind: str, part: nn.Module) -> None:
+    """Refuse a module within ``linear``, a ``kind``, that would take a batch for steps, or go on from the last call."""
+    if isinstance(part, Delay):
+        raise ValueError(
+            f"Recurrent: linear is {kind} with a Delay in it, which would take the steps one "
+            "by one for whole sequences; give the Delay itself, Recurrent(neuron, Delay(nn.Linear(C, C), 20))"
+        )
+    name = type(part).__name__
+    where = f"linear is {kind}" if kind == name else f"linear is {kind} with {name} in it"
+    if isinstance(part, Stateful):
+        raise ValueError(
+            f"Recurrent: {where}, whose state would be no part of that of Recurrent; give a module without state, and "
+            "write neurons that feed each other as the equations of one, or as a loop over neuron.run(x, state=state)"
+        )
+    if isinstance(part, Stepped) and part.step == "multi":
+        raise ValueError(
+            f"Recurrent: {where} with step='multi', which would take the batch of a step for time; call "
+            "sc.set_step(linear, 'single') first"
+        )

@@ -257,6 +257,35 @@ class TestErrors:
         with pytest.raises(ValueError, match="^Recurrent: TwoInputs must have one input and one output to feed back$"):
             Recurrent(TwoInputs(), layer())
 
+    @pytest.mark.parametrize("step", ["multi", "single"])
+    @pytest.mark.parametrize("part", [sc.LI, sc.layers.SequenceDropout, lambda: Recurrent(sc.LIF(), layer())])
+    def test_state_within_the_layer(self, part, step):
+        """A module of several steps took the batch of a step for time, and mixed its rows; it is refused, as are
+        single steps, whose state no call, ``reset`` or ``run`` of Recurrent would know of.
+        """
+        inner = sc.set_step(part(), step)
+        name = type(inner).__name__
+        with pytest.raises(ValueError, match=f"^Recurrent: linear is {name}, whose state would be no part of that of"):
+            Recurrent(sc.LIF(), inner)
+        with pytest.raises(ValueError, match=f"^Recurrent: linear is Sequential with {name} in it, whose state would"):
+            Recurrent(sc.LIF(), nn.Sequential(layer(), inner))
+        net = Recurrent(sc.LIF(), nn.Sequential(layer()))
+        net.linear.append(inner)
+        with pytest.raises(ValueError, match=f"^Recurrent: linear is Sequential with {name} in it, whose state would"):
+            net(values(T, B, C))
+
+    def test_time_within_the_layer(self):
+        """What knows of time gets one step, and says so where it was set for all of them."""
+        folds = sc.layers.TimeBatched(nn.Conv1d(C, C, 1))
+        with pytest.raises(ValueError, match=r"^Recurrent: linear is TimeBatched with step='multi', which would take"):
+            Recurrent(sc.LIF(), folds)
+        x = values(T, B, C, 2, dtype=torch.float32)
+        single = Recurrent(sc.LIF(), sc.set_step(folds, "single"))
+        assert torch.equal(single(x), Recurrent(sc.LIF(), folds.module)(x))
+        folds.step = "multi"
+        with pytest.raises(ValueError, match=r"^Recurrent: linear is TimeBatched with step='multi', which would take"):
+            single(x)
+
     def test_single_step_neuron(self):
         """The step mode belongs to Recurrent."""
         with pytest.raises(

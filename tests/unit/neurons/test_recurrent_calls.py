@@ -99,6 +99,18 @@ def test_what_no_matrix_can_be_is_a_loop(net: Any, says: str) -> None:
         assert str(told.value) == f"Recurrent was to run all steps in one call (fused=True): {says}"
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+def test_sparse_weights_are_a_loop() -> None:
+    """Kernels read memory by strides, which a sparse weight has none of; torch multiplies by it."""
+    dense, sparse = layer(fused=False), layer()
+    weight = dense.linear.weight.detach().tril()
+    dense.linear.weight = nn.Parameter(weight)
+    sparse.linear.weight = nn.Parameter(weight.to_sparse_csr())
+    x = drawn(T, B, C)
+    assert torch.allclose(sparse(x), dense(x), rtol=1e-12, atol=1e-12)
+    assert sparse.looped == "weight, bias, state or x is sparse, or has no strides"
+
+
 def test_hooks_of_all_modules_are_called_at_every_step() -> None:
     """Those that torch calls for every module, of whatever kind."""
     seen = []
