@@ -25,7 +25,7 @@ from tqdm import tqdm
 import spikecore as sc
 from common import data, pictures
 from common.files import Stopped, tell_of_earlier
-from common.options import EPOCHS, SEED, Defaults, at_least, which_backend
+from common.options import EPOCHS, OUT, SEED, Defaults, any_seed, at_least, out_folder, which_backend
 from common.pictures import plt
 
 STEPS = 8  # time steps per image
@@ -150,8 +150,8 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--backend", default=None, help="name of a backend; see `spikecore backends`")
     parser.add_argument("--device", default="cpu", help="torch device, for example cuda")
     parser.add_argument("--epochs", type=at_least(1), default=30, help=EPOCHS)
-    parser.add_argument("--seed", type=int, default=0, help=SEED)
-    parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder of everything that a run writes")
+    parser.add_argument("--seed", type=any_seed, default=0, help=SEED)
+    parser.add_argument("--out", type=out_folder, default=Path("runs/demo"), help=OUT)
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in the output folder")
     return parser
 

@@ -36,7 +36,7 @@ import spikecore as sc
 from common import heartbeats, pictures, resonators
 from common.files import DataError, Stopped, tell_of_earlier
 from common.heartbeats import CHANNELS, CLASSES, MADE_UP, Heartbeats, Part
-from common.options import EPOCHS, SEED, Defaults, at_least, settings, which_backend
+from common.options import EPOCHS, OUT, SEED, Defaults, any_seed, at_least, out_folder, settings, which_backend
 
 HIDDEN, BATCH, LR = 36, 16, 0.1
 DT = 0.01  # of a step, in the unit of 1 / omega
@@ -219,8 +219,8 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--backend", default=None, help="name of a backend; see `spikecore backends`")
     parser.add_argument("--device", default="cpu", help="torch device, for example cuda")
     parser.add_argument("--epochs", type=at_least(1), default=400, help=EPOCHS)
-    parser.add_argument("--seed", type=int, default=0, help=SEED)
-    parser.add_argument("--out", type=Path, default=Path("runs/ecg"), help="folder of everything that a run writes")
+    parser.add_argument("--seed", type=any_seed, default=0, help=SEED)
+    parser.add_argument("--out", type=out_folder, default=Path("runs/ecg"), help=OUT)
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in the output folder")
     return parser
 

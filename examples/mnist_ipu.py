@@ -27,7 +27,7 @@ import spikecore as sc
 from common import data
 from common.data import left_out
 from common.files import DataError, Stopped, tell_of_earlier
-from common.options import EPOCHS, SEED, Defaults, at_least, which_backend
+from common.options import EPOCHS, OUT, SEED, Defaults, any_seed, at_least, out_folder, which_backend
 
 #: For the error where there is no MNIST: this program has no ``--folder`` and downloads nothing.
 WAY_OUT = "Give the folder of these files with --data, or leave out --data for scikit-learn's digits"
@@ -101,10 +101,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="torch device; cpu for backend ipu")
     parser.add_argument("--epochs", type=at_least(1), default=10, help=EPOCHS)
     parser.add_argument("--batch-size", type=at_least(1), default=120, help="images of a step")
-    parser.add_argument("--seed", type=int, default=0, help=SEED)
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/mnist_ipu"), help="folder of everything that a run writes"
-    )
+    parser.add_argument("--seed", type=any_seed, default=0, help=SEED)
+    parser.add_argument("--out", type=out_folder, default=Path("runs/mnist_ipu"), help=OUT)
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in the output folder")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # `kill` ends it as Ctrl-C does

@@ -29,7 +29,7 @@ from tqdm import tqdm
 import spikecore as sc
 from common import vowels
 from common.files import DataError, Stopped
-from common.options import EPOCHS, Defaults, at_least, which_backend
+from common.options import EPOCHS, OUT, Defaults, any_seed, at_least, out_folder, share, which_backend
 from common.pictures import plt
 from common.vowels import COEFFICIENTS, SPEAKERS, Part, Vowels
 
@@ -222,12 +222,14 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--folder", type=Path, help="of the two files of Japanese Vowels; without it, aeon's")
     parser.add_argument("--network", choices=("both", *NETWORKS), default="both", help="what is trained")
     parser.add_argument("--hidden", type=at_least(1), default=64, help="neurons, or cells of the LSTM")
-    parser.add_argument("--dropout", type=float, default=0.5, help="part of the hidden outputs left out in training")
+    parser.add_argument("--dropout", type=share, default=0.5, help="part of the hidden outputs left out in training")
     parser.add_argument("--backend", default=None, help="name of a backend; see `spikecore backends`")
     parser.add_argument("--device", default="cpu", help="torch device, for example cuda")
     parser.add_argument("--epochs", type=at_least(1), default=60, help=EPOCHS)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="each network is trained from each")
-    parser.add_argument("--out", type=Path, default=Path("runs/speech"), help="folder of everything that a run writes")
+    parser.add_argument(
+        "--seeds", type=any_seed, nargs="+", default=[0, 1, 2], help="each network is trained from each"
+    )
+    parser.add_argument("--out", type=out_folder, default=Path("runs/speech"), help=OUT)
     return parser
 
 

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from spikecore.lang._plain import is_jit_tracing
+
 
 class Delayed(NamedTuple):
     """What delayed inputs are multiplied by in one call."""
@@ -80,7 +82,8 @@ def following(longest: int, x: Tensor, past: Optional[Tensor]) -> Tensor:
 def one_by_one(of: Delayed, x: Tensor, past: Optional[Tensor]) -> Callable[[Tensor], Tensor]:
     """From the input of a step to its output, called for one step after the other of ``x``."""
     looks_up = of.sigma is None and x[:1].numel() // max(x.shape[-1], 1) <= of.longest + 1
-    if x.shape[0] == 1 or (looks_up and not torch.is_grad_enabled()):
+    # torch.jit.trace traces a second time without gradients, and compares both traces
+    if x.shape[0] == 1 or (looks_up and not (torch.is_grad_enabled() or is_jit_tracing())):
         return _Collecting(of, past)
     return _Sending(of, past)
 

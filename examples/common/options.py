@@ -24,6 +24,7 @@ FREE = ("out", "resume", "folder", "download", "workers")
 DIGITS = "these come with scikit-learn"
 EPOCHS = "passes over the training data"
 SEED = "of every random number"
+OUT = "folder of everything that a run writes"
 
 
 class Defaults(argparse.ArgumentDefaultsHelpFormatter):
@@ -120,8 +121,8 @@ def parser(
     training.add_argument("--batch-size", type=at_least(1), default=given["batch_size"], help="samples of a step")
     training.add_argument("--lr", type=float, default=given["lr"], help="learning rate at the start; a cosine ends it")
     training.add_argument("--limit", type=at_least(1), help="at most so many batches of an epoch, for a quick try")
-    training.add_argument("--seed", type=int, default=0, help=SEED)
-    training.add_argument("--out", type=Path, default=Path(out), help="folder of everything that a run writes")
+    training.add_argument("--seed", type=any_seed, default=0, help=SEED)
+    training.add_argument("--out", type=out_folder, default=Path(out), help=OUT)
     training.add_argument("--resume", action="store_true", help="go on from the checkpoint in the output folder")
     return made
 
@@ -137,6 +138,37 @@ def at_least(least: int) -> Callable[[str], int]:
 
     number.__name__ = "whole number"
     return number
+
+
+def any_seed(text: str) -> int:
+    """A type for argparse: the whole numbers that torch takes for a seed."""
+    value = int(text)
+    if not -(2**63) <= value < 2**64:
+        raise argparse.ArgumentTypeError(f"{value} must be from -2**63 to 2**64 - 1")
+    return value
+
+
+any_seed.__name__ = "whole number"
+
+
+def share(text: str) -> float:
+    """A type for argparse: numbers from 0 to 1."""
+    value = float(text)
+    if not 0.0 <= value <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text} must be from 0 to 1")
+    return value
+
+
+share.__name__ = "number"
+
+
+def out_folder(text: str) -> Path:
+    """A type for argparse: a folder that is there, or can be made."""
+    path = Path(text)
+    there = next((one for one in (path, *path.parents) if one.exists()), None)
+    if there is not None and not there.is_dir():
+        raise argparse.ArgumentTypeError(f"{there} is a file; give a folder")
+    return path
 
 
 def check(made: argparse.ArgumentParser, options: argparse.Namespace) -> None:

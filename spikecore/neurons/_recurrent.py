@@ -15,7 +15,7 @@ from spikecore._shell.feedback import Matrix, fed_back, under_autocast, why_not
 from spikecore._shell.state import State, Stateful
 from spikecore._shell.stepped import Stepped
 from spikecore.backend import Tensors, Unsupported
-from spikecore.lang._plain import is_compiling
+from spikecore.lang._plain import is_compiling, with_traced_sizes
 from spikecore.neuron import Neuron
 
 #: Name of the fed-back output in the state.
@@ -128,6 +128,7 @@ class Recurrent(Stateful):
         watchers.tell(self, told, (out,), trace, self.step == "single")
         return out, end, {name: trace[name] for name in record}
 
+    @with_traced_sizes
     def _computed(
         self, x: Tensor, state: Optional[Mapping[str, Tensor]], record: Tuple[str, ...], final: bool
     ) -> Tuple[Tensor, State, Dict[str, Tensor]]:

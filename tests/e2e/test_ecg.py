@@ -227,6 +227,7 @@ class TestProgram:
             (["--time", "--resume"], "--resume goes on with a training, and --time trains nothing"),
             (["--data", "made-up", "--device", "nowhere"], "--device nowhere: "),
             (["--data", "made-up", "--backend", "nothing"], "unknown backend 'nothing'"),
+            (["--seed", str(2**64)], "argument --seed: 18446744073709551616 must be from -2**63"),
         ],
     )
     def test_what_cannot_be_had(self, small, tmp_path, run, capsys, args, says):

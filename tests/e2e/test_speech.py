@@ -173,7 +173,10 @@ def test_files_that_are_not_there(run, capsys, tmp_path, monkeypatch):
         (("--backend", "nonesuch"), "nonesuch"),
         (("--network", "lstm", "--backend", "torch"), "--backend changes nothing with --network lstm"),
         (("--device", "cuda:99"), "speech.py: error: "),
-        (("--dropout", "1.5"), "dropout"),
+        (("--dropout", "1.5"), "argument --dropout: 1.5 must be from 0 to 1"),
+        (("--dropout", "nan"), "argument --dropout: nan must be from 0 to 1"),
+        (("--seeds", "0", str(2**64)), "argument --seeds: 18446744073709551616 must be from -2**63"),
+        (("--out", __file__), f"argument --out: {__file__} is a file; give a folder"),
     ],
 )
 def test_wrong_options(run, capsys, tmp_path, args, text):

@@ -276,6 +276,10 @@ def test_a_checkpoint_of_another_version(whole, run, tmp_path, lost):
         (["--epochs", "few"], "argument --epochs: invalid whole number value: 'few'"),
         (["--lr", "-1"], "Invalid learning rate: -1.0"),
         (["--backend", "nothing"], "unknown backend 'nothing'"),
+        (["--seed", str(2**64)], "argument --seed: 18446744073709551616 must be from -2**63 to 2**64 - 1"),
+        (["--seed", "one"], "argument --seed: invalid whole number value: 'one'"),
+        (["--out", __file__], f"argument --out: {__file__} is a file; give a folder"),
+        (["--out", f"{__file__}/runs"], f"argument --out: {__file__} is a file; give a folder"),
     ],
 )
 def test_options_that_cannot_be_had(tmp_path, run, capsys, args, says):

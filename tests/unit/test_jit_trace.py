@@ -41,6 +41,25 @@ def test_a_trace_warns_of_nothing_and_serves_any_batch(make):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        NETS["layers"],
+        lambda: sc.LIF(2.5, learn=("tau",), backend="torch"),
+        lambda: sc.Recurrent(sc.ALIF(learn=("beta",), backend="torch"), nn.Linear(3, 3)),
+        lambda: sc.Recurrent(sc.Leaky(0.9, backend="torch"), sc.Delay(nn.Linear(3, 3), 2)),
+        lambda: sc.Recurrent(sc.Leaky(0.9, backend="torch"), sc.Delay(nn.Linear(3, 3), 2)).eval(),
+    ],
+)
+def test_a_trace_of_what_learns_is_checked(make):
+    """torch traces twice and compares the text of both graphs, which had the address of the surrogate's function."""
+    torch.manual_seed(0)
+    net = make()
+    traced = torch.jit.trace(net, drive(T, 1))
+    assert torch.equal(traced(drive(T, 5)), net(drive(T, 5)))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning")
 def test_a_trace_is_of_one_number_of_time_steps():
     """Another number raises; the neuron itself takes it as before."""
     lif = sc.LIF(2.5, backend="torch")
