@@ -11,6 +11,7 @@ from torch import Tensor
 
 from spikecore.backend import MAX_STATIC_STEPS, Spec
 from spikecore.kernels._arguments import Call
+from spikecore.kernels._exact_product import SpikesTimes, is_quicker
 from spikecore.kernels._execution import Execution
 from spikecore.kernels._feedback_call import FeedbackCall, Gradients, Results, Wanted, filling_backward, filling_forward
 from spikecore.kernels._launches import Launch, Launcher
@@ -56,7 +57,7 @@ class FeedbackSteps:
         # states come and go in turns in two sets of tensors; the first is that of the caller
         spare = [[new(shape, dtype=compute) for _ in states] for _ in range(min(2, steps))]
         launch, geometry = self._forward(1, fed.call), fed.geometry(1)
-        product = _Product(fed)
+        product = _Product(fed, self.program.outputs[0].op == "spike")
         last = fed.first
         for t in range(steps):
             u = us[t if save else 0]
@@ -137,9 +138,17 @@ def chunk_of(steps: int) -> int:
 
 
 class _Product:
-    """What one step gives to the next: ``y @ W.T + b``, with the bits of ``torch.nn.functional.linear``."""
+    """What one step gives to the next: ``y @ W.T + b``, with the bits of ``torch.nn.functional.linear``; where spikes
+    are multiplied as exact parts, with its accuracy (:mod:`spikecore.kernels._exact_product`).
+    """
 
-    def __init__(self, fed: FeedbackCall) -> None:
+    def __init__(self, fed: FeedbackCall, spikes: bool) -> None:
+        self.quick: Optional[SpikesTimes] = None
+        batch = fed.first.shape[:-1].numel()
+        if spikes and fed.first.dtype == fed.weight.dtype and is_quicker(fed.weight, batch, fed.shape[0]):
+            self.quick = SpikesTimes(fed.weight, fed.bias, batch)
+        # the output before the first step may be no spike
+        self.first = fed.first
         self.weight, self.bias = fed.weight.t(), fed.bias
         self.shape, self.rows = fed.shape[1:], (-1, fed.shape[-1])
         like = torch.empty(self.shape, dtype=fed.weight.dtype, device=fed.weight.device)
@@ -147,6 +156,8 @@ class _Product:
 
     def __call__(self, last: Tensor) -> Tensor:
         rows = last.view(self.rows).to(self.weight.dtype)
+        if self.quick is not None and last is not self.first:
+            return self.quick(rows).view(self.shape)
         if self.bias is None:
             torch.mm(rows, self.weight, out=self.out)
         else:

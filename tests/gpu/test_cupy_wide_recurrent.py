@@ -1,0 +1,135 @@
+"""Wide layers with feedback on a GPU, whose steps multiply spikes as exact parts of bfloat16, on cupy and triton."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, List
+
+import pytest
+import torch
+from torch import nn
+
+import spikecore as sc
+from spikecore.kernels import _exact_product
+
+pytestmark = pytest.mark.gpu
+STEPS, BATCH = 40, 256
+
+
+@pytest.fixture(autouse=True)
+def calls(monkeypatch: pytest.MonkeyPatch) -> List[int]:
+    """The width of each product that was taken so."""
+    if not hasattr(torch.ops.aten.mm, "dtype") or torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("needs tensor cores with bfloat16, and torch 2.8")
+    found: List[int] = []
+    multiplied = _exact_product.multiplied
+
+    def counted(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        found.append(b.shape[1])
+        return multiplied(a, b)
+
+    monkeypatch.setattr(_exact_product, "multiplied", counted)
+    return found
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Normal numbers, the same in each run."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).cuda()
+
+
+def layer(width: int, backend: str, bias: bool = True) -> Any:
+    """A recurrent layer with weights of many bits, so small that a spike more hardly makes others."""
+    net = sc.Recurrent(sc.LIF(tau=2.0), nn.Linear(width, width, bias=bias), fused=True).cuda()
+    with torch.no_grad():
+        for k, value in enumerate(net.parameters()):
+            value.copy_(drawn(*value.shape, seed=width + k) / (20 * width**0.5))
+    sc.set_backend(net, backend)
+    return net
+
+
+def results(net: Any, x: torch.Tensor) -> List[torch.Tensor]:
+    """Output, last potential, and all gradients."""
+    x = x.detach().clone().requires_grad_()
+    out, state = net.run(x)
+    given = [out, state["v"]]
+    cotangents = [drawn(*value.shape, seed=k).to(value.dtype) for k, value in enumerate(given)]
+    return [out.detach(), state["v"].detach(), *torch.autograd.grad(given, [x, *net.parameters()], cotangents)]
+
+
+@pytest.mark.parametrize("width", [512, 520, 1000, 1024, 2048])
+def test_a_product_is_as_near_as_that_of_float32(width: int) -> None:
+    """To float64. Without the smallest parts it would be 4e-6."""
+    weight, bias = drawn(width, width) / width**0.5, drawn(width, seed=1)
+    spikes = (drawn(BATCH, width, seed=2) > 1).float()
+    exact = torch.addmm(bias.double(), spikes.double(), weight.double().t())
+    found = _exact_product.SpikesTimes(weight, bias, BATCH)(spikes)
+    assert (found - exact).norm() <= 3e-7 * exact.norm()
+
+
+@pytest.mark.parametrize("backend", ["cupy", "triton"])
+@pytest.mark.parametrize(("width", "bias"), [(1000, True), (1024, True), (1024, False), (1032, True)])
+def test_results_are_those_of_the_float64_loop(calls: List[int], width: int, bias: bool, backend: str) -> None:
+    """But for spikes at a threshold, of which float32's own product has some, too."""
+    net, x = layer(width, backend, bias), drawn(STEPS, BATCH, width, seed=3) * 2
+    found = results(net, x)
+    assert calls == [width] * (STEPS - 1)
+    assert all(torch.equal(a, b) for a, b in zip(found, results(net, x)))
+    exact = copy.deepcopy(net).double()
+    exact.fused = False
+    sc.set_backend(exact, "torch")
+    spikes, potential, *gradients = results(exact, x.double())
+    assert 0.01 < spikes.mean() < 0.9
+    assert (found[0] != spikes).double().mean() <= 1e-5
+    for k, (mine, its) in enumerate(zip(found[1:], [potential, *gradients])):
+        assert (mine - its).norm() <= 1e-2 * its.norm(), k
+
+
+@pytest.mark.parametrize("width", [1000, 1024])
+def test_bits_where_sums_are_exact(calls: List[int], width: int) -> None:
+    """Weights that are multiples of 1/64 have the same sums in any order; the first output is no spike."""
+    net, x = layer(width, "cupy"), drawn(STEPS, BATCH, width, seed=3) * 2
+    with torch.no_grad():
+        for value in net.parameters():
+            value.copy_((value * 5120).round() / 64)
+    state = {"v": torch.zeros(BATCH, width).cuda(), "feedback": torch.full((BATCH, width), 0.5).cuda()}
+    found = net.run(x, state=state)[0]
+    assert calls == [width] * (STEPS - 1)
+    net.fused = False
+    sc.set_backend(net, "torch")
+    assert found.any()
+    assert torch.equal(found, net.run(x, state=state)[0])
+
+
+@pytest.mark.parametrize(("width", "batch", "steps"), [(1001, 256, 40), (1024, 1, 40), (1024, 256, 1), (1024, 0, 40)])
+def test_what_is_multiplied_as_ever(calls: List[int], width: int, batch: int, steps: int) -> None:
+    """Rows that are not aligned, and what is too little."""
+    net, x = layer(width, "cupy"), drawn(steps, batch, width, seed=3) * 2
+    assert net(x).shape == x.shape
+    assert not calls
+
+
+def test_in_a_captured_graph(calls: List[int]) -> None:
+    """Nothing synchronises, and memory is the graph's own."""
+    net, x = layer(1024, "cupy"), drawn(STEPS, BATCH, 1024, seed=3) * 2
+    expected = results(net, x)
+    given = x.clone().requires_grad_()
+    leaves, cotangents = [given, *net.parameters()], [drawn(*expected[k].shape, seed=k) for k in range(2)]
+
+    def both() -> List[torch.Tensor]:
+        out, state = net.run(given)
+        values = [out, state["v"]]
+        return [*(value.detach() for value in values), *torch.autograd.grad(values, leaves, cotangents)]
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        both()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = both()
+    for value in found:
+        value.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(found, expected))
