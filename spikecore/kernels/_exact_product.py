@@ -36,15 +36,20 @@ def is_quicker(weight: Tensor, rows: int, steps: int) -> bool:
     width = weight.shape[0]
     if weight.dtype != torch.float32 or weight.device.type != "cuda" or torch.version.cuda is None:
         return False
-    if width < WIDE or width % 8 or rows * width * width < WORK or steps < STEPS or _may_round():
+    if width < WIDE or width % 8 or rows * width * width < WORK or steps < STEPS:
         return False
-    return hasattr(torch.ops.aten.mm, "dtype") and torch.cuda.get_device_capability(weight.device) >= (8, 0)
+    if not hasattr(torch.ops.aten.mm, "dtype") or torch.cuda.get_device_capability(weight.device) < (8, 0):
+        return False
+    return not _may_round()
 
 
 def _may_round() -> bool:
-    # from torch 2.9 on, where reading the older name raises once the newer one was set
-    precision = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
-    return bool(torch.backends.cuda.matmul.allow_tf32) if precision is None else bool(precision == "tf32")
+    matmul = torch.backends.cuda.matmul
+    try:
+        # from torch 2.9 on, where reading the older name raises once the newer one was set
+        return bool(matmul.fp32_precision == "tf32")
+    except (AttributeError, AssertionError):  # an older torch raises either for a name that it does not know
+        return bool(matmul.allow_tf32)
 
 
 def multiplied(a: Tensor, b: Tensor) -> Tensor:

@@ -85,9 +85,22 @@ def test_which_products_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_quicker(gpu(1024), 256, 100)
 
 
-@pytest.mark.parametrize("asked", [SimpleNamespace(allow_tf32=True), SimpleNamespace(fp32_precision="tf32")], ids=str)
+class Older:
+    """``torch.backends.cuda.matmul`` of torch 2.0: a name that it does not know is a failed assertion."""
+
+    allow_tf32 = True
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError("Unknown attribute " + name)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [SimpleNamespace(allow_tf32=True), Older(), SimpleNamespace(fp32_precision="tf32")],
+    ids=["attribute error", "assertion", "newer"],
+)
 def test_products_that_may_round_to_tf32_do(monkeypatch: pytest.MonkeyPatch, asked: Any) -> None:
-    """They were asked for, by the name until torch 2.8 or the newer one."""
+    """They were asked for, by the older name or the newer one."""
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     monkeypatch.setattr(torch.ops.aten.mm, "dtype", object(), raising=False)
