@@ -21,7 +21,7 @@ from spikecore.lang import Program
 from spikecore_cupy import CAPABILITIES
 from spikecore_cupy.chunks import longest
 from spikecore_cupy.device import Kernel
-from spikecore_cupy.feedback_launcher import FeedbackLauncher, print_feedback, shape_for
+from spikecore_cupy.feedback_launcher import FeedbackLauncher, print_feedback, shapes_for
 from spikecore_cupy.feedback_shape import length_of, takes
 from spikecore_cupy.forms import form_of
 from spikecore_cupy.launcher import Launcher
@@ -75,7 +75,7 @@ class CupyBackend(KernelBackend):
     def text(self, plan: Plan) -> str:
         if plan.spec.feedback is not None:
             # the width of a row is known when a launch has its weight
-            return print_feedback(plan, shape_for(plan, SHOWN))[0].text
+            return print_feedback(plan, shapes_for(plan, SHOWN)[0])[0].text
         return print_kernel(plan, form_of(plan)).text
 
     def pack(self, numbers: Tensor, whole: Whole, like: Optional[Tensor] = None) -> Bits:

@@ -38,13 +38,25 @@ __device__ __forceinline__ void signal_wait(unsigned long long* signal, unsigned
 __device__ __forceinline__ void warps_wait(int which, int threads) {
     asm volatile("bar.sync %0, %1;" :: "r"(1 + which), "r"(threads) : "memory");
 }
-// To the same address in the memory of a block of the cluster, whose signal counts it.
-__device__ __forceinline__ void send(unsigned* here, unsigned rank, unsigned x, unsigned long long* signal) {
+// What a block has written is seen by copies that one of its threads begins behind a barrier.
+__device__ __forceinline__ void written() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// So many bytes, to the same address in the memory of a block of the cluster, whose signal counts them.
+__device__ __forceinline__ void copy(unsigned* here, unsigned rank, unsigned bytes, unsigned long long* signal) {
     unsigned there, counts;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(here)), "r"(rank));
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counts) : "r"(shared_address(signal)), "r"(rank));
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
-        :: "r"(there), "r"(x), "r"(counts) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+        :: "r"(there), "r"(shared_address(here)), "r"(bytes), "r"(counts) : "memory");
+}
+// A number to a thread's own place in shared memory. What a thread begins between two calls of `loads_begun` is a group;
+// `loads_wait<N>` waits for all groups but the last N. (A wait for a load to a register is one for all that were begun
+// before it, which a load of two steps ahead is.)
+__device__ __forceinline__ void begin_load(float* to, const float* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(shared_address(to)), "l"(from) : "memory");
+}
+__device__ __forceinline__ void loads_begun() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void loads_wait() {
+    asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
 }
 __device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], const Operand b) {
     asm volatile(

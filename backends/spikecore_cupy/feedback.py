@@ -18,6 +18,8 @@ from spikecore_cupy.printer import CudaPrinter
 from spikecore_cupy.writer import Writer
 
 HEADER = "recurrent.cuh"
+#: Where a step of a tensor is, from the text of its number.
+At = Callable[[str], str]
 
 
 class FeedbackWriter(Writer):
@@ -94,16 +96,39 @@ class FeedbackWriter(Writer):
         tensor = self.argument("weights", "pointer", "params", len(self.program.params))
         return f"i.take_weights({tensor});"
 
-    def first_two(self, name: str, kind: str, load: Callable[[str], str], last: str = "") -> List[str]:
-        """Loads of two steps of a stream: the first, or ``last`` and the one before. A step is loaded two ahead.
-        Those of even steps have the first place: so the compiler knows the place of each step of an unrolled loop.
-        """
-        lines = [f"Pack<{kind}, V> {name}[2];"]
-        if not last:
-            return [*lines, *(f"if ({k} < steps) {name}[{k}] = {load(str(k))};" for k in range(2))]
-        inner = [f"const int step = {last} - ((steps - 1 - k) & 1);", f"if (step >= 0) {name}[k] = {load('step')};"]
-        return [*lines, "#pragma unroll", "for (int k = 0; k < 2; ++k) {", *indented(inner), "}"]
+    @property
+    def arrives(self) -> bool:
+        """Whether the first stream goes to shared memory: numbers of 4 bytes can be copied there."""
+        return self.stored == "float"
 
-    def loading(self, tensor: str, group: str, number: int) -> Callable[[str], str]:
-        """The load of a step of a tensor of all steps."""
-        return lambda step: f"load<V>({self.all(tensor, group, number, step)})"
+    def first_two(self, name: str, kind: str, at: At, step: str, arrives: bool, number: int = 0) -> List[str]:
+        """Loads of two steps of a stream, ``step`` from their place ``k``. A step is loaded two ahead; those of even
+        steps have the first place: so the compiler knows the place of each step of an unrolled loop.
+        """
+        lines = [] if arrives else [f"Pack<{kind}, V> {name}[2];"]
+        inner = [
+            f"const int step = {step};",
+            f"if (step >= 0 && step < steps) {self.next(name, at, 'k', 'step', arrives, number)}",
+        ]
+        lines += ["#pragma unroll", "for (int k = 0; k < 2; ++k) {", *indented(inner), "}"]
+        return ["if (i.works()) {", *indented(lines), "}"] if arrives else lines
+
+    def next(self, name: str, at: At, place: str, step: str, arrives: bool, number: int = 0) -> str:
+        """Begin to load a step of a stream."""
+        if arrives:
+            return f"begin_arrival({at(step)}, {number}, {place});"
+        return f"{name}[{place}] = load<V>({at(step)});"
+
+    def shared_step(self, each: Sequence[str], after: Sequence[str], buffer: str) -> List[str]:
+        """What a step computes and gives, and what is done while the numbers go to all blocks."""
+        if self.shape.cluster == 1:
+            # the next step begins behind the barrier
+            each, after = [*each, *after], []
+        lines = ["if (i.works()) {", *indented(each), "}", f"i.pass({buffer});"]
+        if after:
+            lines += ["if (i.works()) {", *indented(after), "}"]
+        return [*lines, f"i.wait({buffer});"]
+
+    def each_step(self, tensor: str, group: str, number: int) -> At:
+        """Where a step of a tensor of all steps is."""
+        return lambda step: self.all(tensor, group, number, step)

@@ -4,15 +4,23 @@ the adjoint from its last step to the first. What the adjoint is computed from i
 
 from __future__ import annotations
 
-from typing import Callable, List
+from typing import List, Optional
 
 from spikecore.kernels import BackwardPlan
 from spikecore.kernels.writing import indented, input_leaf, output_cotangent, state_cotangent
 from spikecore_cupy.backward import BackwardWriter
-from spikecore_cupy.feedback import FeedbackWriter
+from spikecore_cupy.feedback import At, FeedbackWriter
 from spikecore_cupy.feedback_shape import Shape, parts_of
 from spikecore_cupy.lines import over_neurons
 from spikecore_cupy.parts import Form, Function, Source
+
+#: The last two steps; k is 0 for the even one.
+LAST_TWO = "steps - 1 - ((steps - 1 - k) & 1)"
+PASSED = "i.pass((steps - 1) & 1), i.wait((steps - 1) & 1);"
+#: Of the chunk before, the two steps behind those that are done, and step T + 1 - t: the first ones of another chunk
+#: before where there are no more of it. Negative where there is no such chunk.
+EARLIER_TWO = "begin - T + done + ((done + k) & 1) - (done + ((done + k) & 1) < T ? 0 : 2 * T)"
+EARLIER = "begin + 1 - t - (t > 1 ? 0 : 2 * T)"
 
 
 class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
@@ -21,62 +29,76 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
     def __init__(self, plan: BackwardPlan, shape: Shape) -> None:
         # what the base finds needs a form, whose width depends on the shape alone
         super().__init__(plan, Form(shape.each, shape.length))
-        #: Where what is kept of a step lies: the drive first.
-        self._slots = {node: k + 1 for k, node in enumerate(self._kept)}
-        self.shape = shape._replace(value_parts=parts_of(plan.dtype), kept=1 + len(self._slots))
+        self.shape = shape._replace(value_parts=parts_of(plan.dtype))
 
     def source(self) -> Source:
         adjoint = self._adjoint()
         step = self.function("step", self._recomputed())
-        functions = [step, adjoint] if self._kept else [adjoint]
-        drive = f"{self.local[input_leaf(self.program.inputs[0])]}s"
-        used = any(node.op == "input" for function in functions for node in function.takes)
+        #: Whether the adjoint reads the drive, which is kept first; what of a step is kept, and where.
+        self._reads = any(node.op == "input" for node in adjoint.takes)
+        self._slots = {node: k + self._reads for k, node in enumerate(self._kept)}
+        drives = self._reads or (bool(self._kept) and any(node.op == "input" for node in step.takes))
+        arriving = 1 + drives if self.arrives else 0
+        self.shape = self.shape._replace(kept=self._reads + len(self._slots), arriving=arriving)
         streams = self._cotangents()
         # of those that the chunk's last step reads, two steps ahead, from the last step to the first
-        ahead: List[str] = []
+        first: List[str] = []
+        taken: List[str] = []
         following: List[str] = []
-        for stream in streams:
-            load = self.loading(stream.tensor, stream.group, stream.number)
-            ahead += self.first_two(stream.name, stream.kind, load, "steps - 1")
-            following += [
-                f"const Pack<{stream.kind}, V> {self._now(stream.name)} = {stream.name}[t % 2];",
-                f"if (begin + t >= 2) {stream.name}[t % 2] = {load('(begin + t - 2)')};",
-            ]
-        load_drive = self.loading(drive, "inputs", 0)
+        for k, stream in enumerate(streams):
+            at, arrives = self.each_step(stream.tensor, stream.group, stream.number), self.arrives and k == 0
+            first += self.first_two(stream.name, stream.kind, at, LAST_TWO, arrives)
+            if not arrives:
+                taken.append(f"const Pack<{stream.kind}, V> {self._now(stream.name)} = {stream.name}[t % 2];")
+            following.append(f"if (begin + t >= 2) {self.next(stream.name, at, 't % 2', '(begin + t - 2)', arrives)}")
         body = [self.weights(), *self.opening(), *self._first_cotangents(), *self._zeros()]
         body += ["const int chunks = (steps + T - 1) / T;", "int begin = (chunks - 1) * T;"]
-        if used:
-            body += ["if (i.works()) {", *indented(self._first_drives(load_drive)), "}"]
-            body.append(f"Pack<{self.stored}, V> earlier[2];")
-        if self._kept:
-            body += [self.pack(self._next(name)) for name in self._states]
-            body += self._states_of("(chunks - 1)", "{")
-        body += ahead
+        again: List[str] = []
+        if drives or self._kept:
+            at = self.each_step(f"{self.local[input_leaf(self.program.inputs[0])]}s", "inputs", 0)
+            body += self._first_again(step, at if drives else None)
+            drive = "i.arriving(1, 1 - t % 2, j)" if self.arrives else self.value("earlier[1 - t % 2][j]")
+            again += ["if (chunk) {", *indented(self._again(step, drive, "place")), "}"]
+            if drives:
+                first = [*self.first_two("earlier", self.stored, at, EARLIER_TWO, self.arrives, 1), *first]
+                again.append(f"const int ahead = {EARLIER};")
+                again.append(f"if (ahead >= 0) {self.next('earlier', at, '1 - t % 2', 'ahead', self.arrives, 1)}")
+            following += self._states_of("(chunk - 2)", "if (chunk > 1 && t == (count > 1)) {")
+        body += first
+        if self.arrives:
+            # these loads are in a group that is complete before the first step: behind it is one more
+            body += ["loads_begun();", "loads_begun();"]
         # the last step gets nothing from a later one
         body += [self.pack("gave"), *over_neurons(["gave[j] = 0.0f;"])]
-        body += ["i.begin();", "if (i.works()) i.give((steps - 1) & 1, gave);", "i.wait((steps - 1) & 1);"]
+        body += ["i.begin();", "if (i.works()) i.give((steps - 1) & 1, gave);", PASSED]
+        now = "i.arriving(0, t % 2, j)" if self.arrives else self.value(f"{self._now(streams[0].name)}[j]")
+        each = [*taken, *over_neurons([f"back[j] += {now};"]), *self._back_step(adjoint), "i.give(1 - t % 2, gave);"]
+        grad = self._grad_input(self.program.inputs[0])
+        # while other blocks give their numbers
+        after = [f"store({self.all(f'{grad}s', 'grad_inputs', 0)}, {grad});", *following, *again]
+        if self.arrives:
+            each.insert(0, "loads_wait<1>();")
+            after.append("loads_begun();")
         inner = ["const int count = steps - begin < T ? steps - begin : T;"]
         if self._kept:
-            inner += ["if (i.works()) {", *indented(self._again(step)), "}"]
-            following += self._states_of("(chunk - 1)", "if (chunk && t == (count > 1)) {")
+            inner += [
+                "if (chunk < chunks - 1 && i.works()) {",
+                *(f"    {state} = {self._next(state)};" for state in self._packs()),
+                "}",
+            ]
         inner += [
             "#pragma unroll 2",
             "for (int t = T - 1; t >= 0; --t) {",
             "    if (t >= count) continue;",
-            *indented(following),
+            "    const int place = (chunks - 1 - chunk) & 1 ? T - 1 - t : t;",
+            "    float back[V];",
+            "    i.product(t % 2, back);",
+            f"    {self.pack(grad, self.stored)}",
+            *indented(self.shared_step(each, after, "1 - t % 2")),
+            "}",
+            "begin -= T;",
         ]
-        if used:
-            # two steps ahead, as all that is loaded
-            inner += ["    if (chunk) {", *indented(indented(self._earlier("t + 2", "t % 2", "t + 2 < count")))]
-            inner += [f"        earlier[t % 2] = {load_drive('(begin + t - T)')};", "    }"]
-        inner += ["    float back[V];", "    i.product(t % 2, back);", "    if (i.works()) {"]
-        inner += indented(indented(self._back_step(adjoint)))
-        inner += ["        i.give(1 - t % 2, gave);", "    }", "    i.wait(1 - t % 2);", "}"]
-        if used:
-            last = [line for t in range(2) for line in self._earlier(str(t), str(t), f"{t} < count")]
-            inner += ["if (chunk) {", *indented(last), "}"]
-        inner.append("begin -= T;")
-        body += ["for (int chunk = chunks - 1; chunk >= 0; --chunk) {", *indented(inner), "}"]
+        body += ["for (int chunk = chunks - 1; chunk >= 0; --chunk) {", *indented(inner), "}", "i.end();"]
         scaled = [line for name, node in self._derivative.factors.items() for line in self._scaled(name, node)]
         body += ["if (i.works()) {", *indented([*self._last_cotangents(), *scaled, *self._store_sums()]), "}"]
         for name in self._scalars:
@@ -87,7 +109,7 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
                 f"const {self.real} {of_block} = block_sum(own_sum({total}, i));",
                 f"if (threadIdx.x == 0) {tensor}[blockIdx.x] = {of_block};",
             ]
-        return self.finished(functions, body)
+        return self.finished([step, adjoint] if self._kept else [adjoint], body)
 
     def _now(self, stream: str) -> str:
         """What a stream has for the step that is computed."""
@@ -102,57 +124,60 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
             ]
         return lines
 
-    def _first_drives(self, load: Callable[[str], str]) -> List[str]:
-        """The drive of the last chunk, and what is behind it of the chunk before: each step puts one in its place."""
-        here = [
-            "const int from = begin + t < steps ? t : t - T;",
-            "if (begin + from < 0) continue;",
-            f"const Pack<{self.stored}, V> found = {load('(begin + from)')};",
-            *over_neurons([f"i.kept(t, 0, j) = {self.value('found[j]')};"]),
-        ]
-        return ["for (int t = 0; t < T; ++t) {", *indented(here), "}"]
+    def _packs(self) -> List[str]:
+        """The states of the steps that are computed again."""
+        return [self.state(name) for name in self._states]
 
-    def _earlier(self, step: str, place: str, where: str) -> List[str]:
-        """What was loaded of the chunk before takes the place of a step that is done."""
-        keep = over_neurons([f"i.kept({step}, 0, j) = {self.value(f'earlier[{place}][j]')};"])
-        return [f"if ({where} && i.works()) {{", *indented(keep), "}"]
+    def _next(self, state: str) -> str:
+        """A state before the next chunk to be computed again, which is loaded before."""
+        return self.unique(f"{state}_next")
 
-    def _next(self, name: str) -> str:
-        """The state before the next chunk to be computed: loaded while the chunk behind it goes on."""
-        return self.unique(f"{self.state(name)}_next")
-
-    def _states_of(self, chunk: str, head: str) -> List[str]:
-        """Loads of the states before a chunk."""
-        if not self._states:
+    def _states_of(self, chunk: str, head: str, following: bool = True) -> List[str]:
+        """Loads of the states before a chunk: those of the next one to be computed again, or of the present one."""
+        if not self._kept or not self._states:
             return []
         first, saved = [], []
         for name in self._states:
-            target = self._next(name)
+            target = self._next(self.state(name)) if following else self.state(name)
             first += self.starting(name, target)
             saved.append(f"{target} = load<V>({self.saved_at(name, chunk)});")
         inner = [f"if ({chunk} == 0) {{", *indented(first), "} else {", *indented(saved), "}"]
         return [head, *indented(inner), "}"]
 
-    def _again(self, step: Function) -> List[str]:
-        """The steps of a chunk again, which keep what the adjoint is computed from."""
-        lines: List[str] = []
-        states = [self.state(name) for name in self._states]
-        for name, state in zip(self._states, states):
-            lines.append(f"Pack<{self.real}, V> {state} = {self._next(name)};")
-        slots = [f"i.kept(t, {self._slots[node]}, j)" for node in self._kept]
-        where = {input_leaf(name): "i.kept(t, 0, j)" for name in self.program.inputs}
+    def _first_again(self, step: Function, at: Optional[At]) -> List[str]:
+        """The steps of the last chunk again, and the first ones of the chunk before, for which there is a place."""
+        lines = [line for state in self._packs() for line in (self.pack(state), self.pack(self._next(state)))]
+        value = self.value("found[j]")
+
+        def loop(until: str, time: str, place: str) -> List[str]:
+            found = [f"const Pack<{self.stored}, V> found = load<V>({at(time)});"] if at is not None else []
+            inner = indented([*found, *self._again(step, value, place)])
+            return [f"for (int k = 0; k < {until}; ++k) {{", *inner, "}"]
+
+        inner = self._states_of("(chunks - 1)", "{", False) + loop("steps - begin", "(begin + k)", "k")
+        before = self._states_of("(chunks - 2)", "{", False) + loop("done", "(begin - T + k)", "T - 1 - k")
+        inner += ["if (chunks > 1) {", *indented(before), "}"]
+        return [*lines, "const int done = T - (steps - begin);", "if (i.works()) {", *indented(inner), "}"]
+
+    def _again(self, step: Function, drive: str, place: str) -> List[str]:
+        """A step again from its drive, which keeps what the adjoint is computed from in a place."""
+        lines = over_neurons([f"i.kept({place}, 0, j) = {drive};"]) if self._reads else []
+        if not self._kept:
+            return lines
+        states = self._packs()
+        slots = [f"i.kept({place}, {self._slots[node]}, j)" for node in self._kept]
         following = [self.unique(f"{state}_following") for state in states]
-        inner = [self.pack(name) for name in following]
-        inner += self.each(step, [*(f"{name}[j]" for name in following), *slots], where)
-        inner += [f"{state} = {new};" for state, new in zip(states, following)]
-        return [*lines, "for (int t = 0; t < count; ++t) {", *indented(inner), "}"]
+        lines += [self.pack(name) for name in following]
+        where = {input_leaf(name): drive for name in self.program.inputs}
+        lines += self.each(step, [*(f"{name}[j]" for name in following), *slots], where)
+        return [*lines, *(f"{state} = {new};" for state, new in zip(states, following))]
 
     def _back_step(self, adjoint: Function) -> List[str]:
         """One step backwards of a thread's neurons."""
-        where = {node: f"i.kept(t, {slot}, j)" for node, slot in self._slots.items()}
-        where.update((input_leaf(name), "i.kept(t, 0, j)") for name in self.program.inputs)
+        where = {node: f"i.kept(place, {slot}, j)" for node, slot in self._slots.items()}
+        where.update((input_leaf(name), "i.kept(place, 0, j)") for name in self.program.inputs)
         cotangent = output_cotangent(0)
-        where[cotangent] = f"{self.value(f'{self._now(self.local[cotangent])}[j]')} + back[j]"
+        where[cotangent] = "back[j]"
         for name, carried in self._carried.items():
             traced = f" + {self._now(self._trace(name))}[j]" if name in self.plan.trace else ""
             where[state_cotangent(name)] = f"{carried}[j]{traced}"
@@ -171,8 +196,7 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
             number = self.unique(f"{grad}_j")
             inner = [f"{self.real} {number};", *inner, f"{grad}.set(j, rounded<{self.stored}>({number}));"]
             inner.append(f"gave[j] = value({grad}[j]);")
-        lines = [self.pack(grad, self.stored), *over_neurons(inner)]
-        return [*lines, f"store({self.all(f'{grad}s', 'grad_inputs', 0)}, {grad});"]
+        return over_neurons(inner)
 
     def _store_sums(self) -> List[str]:
         lines = []

@@ -22,6 +22,7 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         length = shape.length
         self.shape = shape._replace(value_parts=parts, length=1, kept=0)
         super().__init__(plan, Form(self.shape.each, length))
+        self.shape = self.shape._replace(arriving=int(self.arrives))
 
     def source(self) -> Source:
         plan, program, states = self.plan, self.program, self._states
@@ -48,30 +49,34 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         if later:
             starts += self._parts_of_first(gave)
         back = self._rounded(f"{'(back[j] + extra[j])' if later else 'back[j]'}{added}")
-        starts += [f"if (i.works()) i.give(1, {gave});", "i.wait(1);"]
+        starts += [f"if (i.works()) i.give(1, {gave});", "i.pass(1);", "i.wait(1);"]
         x = input_leaf(program.inputs[0])
-        load = self.loading(f"{self.local[x]}s", "inputs", 0)
-        inner = [f"Pack<{stored}, V> drive;", *over_neurons([self._drive(back)])]
-        inner = [*self._saving(), *inner]
-        if plan.checkpoints:
-            # of `all`, a checkpoint of all steps has no stride
-            us = self.argument("drives", "pointer", "checkpoints", 0)
-            inner.append(f"store({us} + t * neurons + i, drive);")
-        inner += self._step_of(step, x, gave)
+        at = self.each_step(f"{self.local[x]}s", "inputs", 0)
+        out = self._outs[0]
+        inner = [*self._saving(), *over_neurons([self._drive(back)]), *self._step_of(step, x, gave)]
         if later:
             inner += over_neurons(["extra[j] = 0.0f;"])
         inner.append(f"i.give(k, {gave});")
+        # behind the use of what has arrived, whose place it takes
+        after = [f"if (t + 2 < steps) {self.next('arriving', at, 'k', '(t + 2)', self.arrives)}"]
+        if self.arrives:
+            inner.insert(0, "loads_wait<1>();")
+            after.append("loads_begun();")
+        if plan.checkpoints:
+            # of `all`, a checkpoint of all steps has no stride
+            us = self.argument("drives", "pointer", "checkpoints", 0)
+            after.append(f"store({us} + t * neurons + i, drive);")
+        after.append(f"store({self.all(self._tensors[0], 'outputs', 0)}, {out});")
+        for k, name in enumerate(map(self.state, self.plan.record)):
+            after.append(f"store({self.all(f'{name}_trace', 'trace', k)}, {name});")
         steps = [
             "const int t = pair + k;",
             "if (t >= steps) continue;",
-            f"const Pack<{stored}, V> now = arriving[k];",
-            f"if (t + 2 < steps) arriving[k] = {load('(t + 2)')};",
             "float back[V];",
             "i.product(1 - k, back);",
-            "if (i.works()) {",
-            *indented(inner),
-            "}",
-            "i.wait(k);",
+            f"Pack<{stored}, V> drive;",
+            self.pack(out, stored),
+            *self.shared_step(inner, after, "k"),
         ]
         # two steps by name: an array that is not indexed by a constant would be in memory
         loop = [
@@ -81,8 +86,11 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         ]
         loop += [*indented(indented(steps)), "    }", "}"]
         ending = [f"store({self.one(f'{s}_end', 'final', k)}, {s});" for k, s in enumerate(states) if plan.final]
-        begin = ["constexpr int begin = 0;", *self.first_two("arriving", stored, load)]
-        body = [self.weights(), *self.opening(), *starts, *begin, *loop, *ending]
+        begin = ["constexpr int begin = 0;", *self.first_two("arriving", stored, at, "k", self.arrives)]
+        if self.arrives:
+            # these loads are in a group that is complete before the first step: behind it is one more
+            begin += ["loads_begun();", "loads_begun();"]
+        body = [self.weights(), *self.opening(), *starts, *begin, *loop, "i.end();", *ending]
         return self.finished([step], body)
 
     def _parts_of_first(self, gave: str) -> List[str]:
@@ -93,6 +101,7 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
             f"const int buffer = ({parts} - part + 1) % 2;",
             *over_neurons(["rest[j] -= first_bits(rest[j]);"]),
             "if (i.works()) i.give(buffer, rest);",
+            "i.pass(buffer);",
             "i.wait(buffer);",
             "float more[V];",
             "i.product(buffer, more);",
@@ -111,7 +120,8 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         return text if self.stored == self.real else f"value(rounded<{self.stored}>({text}))"
 
     def _drive(self, back: str) -> str:
-        total = f"{self.value('now[j]')} + {back}" if "value(" in back else f"now[j] + ({back})"
+        now = "i.arriving(0, k, j)" if self.arrives else "arriving[k][j]"
+        total = f"{self.value(now)} + {back}" if "value(" in back else f"{now} + ({back})"
         return f"drive.set(j, {total if self.stored == self.real else f'rounded<{self.stored}>({total})'});"
 
     def _saving(self) -> List[str]:
@@ -122,7 +132,7 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         return ["if (t && t % T == 0) {", "    const int chunk = t / T;", *indented(lines), "}"]
 
     def _step_of(self, step: Function, x: Node, gave: str) -> List[str]:
-        """One step of a thread's neurons: compute, and store outputs and what is recorded."""
+        """One step of a thread's neurons."""
         out, node = self._outs[0], self.program.outputs[0]
         following = [self.unique(f"{name}_following") for name in self._states]
         lines = [self.pack(name) for name in (*following, self.unique(f"{out}_number"))]
@@ -131,15 +141,10 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         lines += [f"{name} = {new};" for name, new in zip(self._states, following)]
         number = targets[-1]
         exact = self.stored == self.real
-        lines.append(self.pack(out, self.stored))
         lines += over_neurons(
             [
                 f"{out}.set(j, {number if exact else f'{self.conversion(node)}({number})'});",
                 f"{gave}[j] = {self.value(f'{out}[j]')};",
             ]
         )
-        lines.append(f"store({self.all(self._tensors[0], 'outputs', 0)}, {out});")
-        for k, state in enumerate(self.plan.record):
-            name = self.state(state)
-            lines.append(f"store({self.all(f'{name}_trace', 'trace', k)}, {name});")
         return lines

@@ -12,18 +12,18 @@ from spikecore.kernels.writing import Places
 from spikecore_cupy.device import shared
 from spikecore_cupy.feedback_backward import FeedbackBackwardWriter
 from spikecore_cupy.feedback_forward import FeedbackForwardWriter
-from spikecore_cupy.feedback_shape import MEMORY, Shape, length_of, shape_of, with_rows
+from spikecore_cupy.feedback_shape import MEMORY, Shape, for_batch, length_of, shapes_of
 from spikecore_cupy.parts import Source
 
 Plan = Union[ForwardPlan, BackwardPlan]
 
 
-def shape_for(plan: Plan, width: int, clusters: bool = True) -> Shape:
-    """How the kernels of a plan are laid out for rows of so many neurons."""
-    shape = shape_of(width, plan.dtype, clusters)
-    if shape is None:
+def shapes_for(plan: Plan, width: int, clusters: bool = True) -> Sequence[Shape]:
+    """How the kernels of a plan may be laid out for rows of so many neurons, the layout with most blocks first."""
+    found = shapes_of(width, plan.dtype, clusters)
+    if not found:
         raise BackendError(f"a feedback of {width} neurons does not fit the registers of a cluster")
-    return shape._replace(length=length_of(plan.program, plan.spec))
+    return [shape._replace(length=length_of(plan.program, plan.spec)) for shape in found]
 
 
 def print_feedback(plan: Plan, shape: Shape) -> Tuple[Source, Shape]:
@@ -65,27 +65,25 @@ class FeedbackLauncher:
 
     def _printed(self, width: int, batch: int, device: int) -> _Printed:
         clusters = self.kernel.clusters(device)  # type: ignore[attr-defined]  # a class of kernels
-        shape = shape_for(self.plan, width, clusters)
-        # whether there is room for what backward keeps is known once it is printed
-        shape = with_rows(shape, batch, self.kernel.multiprocessors(device))  # type: ignore[attr-defined]
+        shapes = shapes_for(self.plan, width, clusters)
+        shape = for_batch(shapes, batch, self.kernel.multiprocessors(device))  # type: ignore[attr-defined]
         found = self._kernels.get(shape)
         if found is None:
-            found = self._kernels[shape] = _Printed(self.kernel, self.plan, shape, self.groups)
+            found = self._kernels[shape] = _Printed(self.kernel, self.plan, shape, shapes[0], self.groups)
         return found
 
 
 class _Printed:
     """A kernel, its shape, and where its arguments are."""
 
-    def __init__(self, kernel: Callable[..., Any], plan: Plan, shape: Shape, groups: Sequence[str]) -> None:
-        source, self.shape = _fitting(plan, shape)
+    def __init__(
+        self, kernel: Callable[..., Any], plan: Plan, shape: Shape, first: Shape, groups: Sequence[str]
+    ) -> None:
+        source, self.shape = print_feedback(plan, shape)
+        if self.shape.memory > MEMORY:
+            # what backward keeps is known now, and more blocks have room for it
+            source, self.shape = print_feedback(plan, first)
         places = Places(source.arguments, groups)
         self.pointers, self.sums = places.of("pointer"), places.of("sum")
         self.strides, self.numbers, self.channels = places.of("stride"), places.of("number"), places.channels()
         self.kernel = shared(kernel, source.name, source.text, source.types, self.shape.memory)
-
-
-def _fitting(plan: Plan, shape: Shape) -> Tuple[Source, Shape]:
-    """The text with as many rows of the batch, or with 8 where shared memory has no room for more."""
-    source, found = print_feedback(plan, shape)
-    return (source, found) if found.memory <= MEMORY else print_feedback(plan, shape._replace(tiles=1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import List, NamedTuple, Optional
+from typing import List, NamedTuple, Sequence, Tuple
 
 import torch
 
@@ -19,18 +19,21 @@ MEMORY = 232448 - 1024
 SIGNALS = 4
 #: 32-bit registers that the warps of one of the four parts of a multiprocessor have for a lane, and a thread at most.
 REGISTERS, MOST = 512, 255
-#: Registers of a thread beside those of its weights: with plenty of them, and with as few as do with some in memory.
-PLENTY, FEW, FEWEST = 90, 32, 24
-#: Threads of a block at most, where fewer do, too.
-MANY = 512
+#: Registers of a thread beside those of its weights: with as many all is in registers, with as few it still works.
+PLENTY, FEWEST = 60, 24
+#: Neurons of a layer whose warps do not share a sum, and neurons of a block at least in a cluster: fewer do not pay.
+NARROW, SMALL = 64, 32
 #: Clusters of so many blocks that an H200 holds at once, if a block fills a multiprocessor, as the driver's
 #: cuOccupancyMaxActiveClusters says. Where one more is asked for, it runs alone, and a step takes twice the time.
 CO_RESIDENT = {1: 132, 2: 66, 4: 30, 8: 15}
 MULTIPROCESSORS = 132
+#: What a step takes with half of a cluster's blocks, and what each block more on a multiprocessor adds. On an H200, of
+#: 128 to 256 neurons: 1.2 to 1.4, and 0.2 to 0.3.
+HALF, SHARED = 1.2, 0.25
 #: Numbers of a neuron that are kept of the steps of a chunk at most, and steps of a chunk at most.
 KEPT, LONGEST = 24, 8
-#: Warps that may share a sum.
-SPLITS = (1, 2, 4)
+#: Warps that may share a sum; blocks of a cluster.
+SPLITS, CLUSTERS = (1, 2, 4), (8, 4, 2, 1)
 
 
 def parts_of(dtype: torch.dtype) -> int:
@@ -50,6 +53,7 @@ class Shape(NamedTuple):
     value_parts: int = 3
     length: int = 1
     kept: int = 0
+    arriving: int = 0
 
     @property
     def blocks_tiles(self) -> int:
@@ -74,7 +78,17 @@ class Shape(NamedTuple):
     @property
     def weights(self) -> int:
         """Registers of a thread that hold weights."""
-        return -(-self.blocks_tiles * self.cluster // self.split) * self.weight_parts * 4
+        return -(-math.ceil(self.width / 16) // self.split) * self.weight_parts * 4
+
+    @property
+    def registers(self) -> int:
+        """Registers that a thread has at most."""
+        return min(MOST, REGISTERS // -(-self.threads // 128) // 8 * 8)
+
+    @property
+    def order(self) -> Tuple[int, bool]:
+        """What the order of a sum follows from: layouts of one width with the same give the same bits."""
+        return self.split, self.registers - self.weights >= 80
 
     @property
     def memory(self) -> int:
@@ -83,7 +97,8 @@ class Shape(NamedTuple):
         fragments = 2 * self.value_parts * self.tiles * groups * self.cluster * 64
         parts = self.split * groups * self.tiles * 128 if self.split > 1 else 0
         workers = 2 * self.tiles // (self.each // 2)
-        return 4 * (SIGNALS + fragments + parts + self.length * self.kept * self.each * 32 * groups * workers)
+        numbers = (self.length * self.kept + 2 * self.arriving) * self.each * 32 * groups * workers
+        return 4 * (SIGNALS + fragments + parts + numbers)
 
     @property
     def text(self) -> str:
@@ -92,36 +107,39 @@ class Shape(NamedTuple):
 
 
 def _fits(shape: Shape, room: int) -> bool:
-    registers = min(MOST, REGISTERS // -(-shape.threads // 128) // 8 * 8)
-    return shape.threads <= 1024 and shape.weights + room <= registers
+    return shape.threads <= 1024 and shape.weights + room <= shape.registers
 
 
 @lru_cache(maxsize=256)
-def shape_of(width: int, dtype: torch.dtype, clusters: bool = True) -> Optional[Shape]:
-    """The layout that was the fastest on an H200 of those whose registers hold the weights; None where none do.
+def shapes_of(width: int, dtype: torch.dtype, clusters: bool = True) -> Tuple[Shape, ...]:
+    """The layouts of a width whose registers hold the weights, that with most blocks first; none where it is too wide.
 
-    ``clusters``: whether there are any, as there are from compute capability 9.0 on. The order of sums follows from
-    the width alone, so that neither the batch nor the GPU changes a bit of a row.
+    All of them give the same bits, so that the batch changes no bit of a row. ``clusters``: whether there are any, as
+    there are from compute capability 9.0 on.
     """
-    # up to four blocks, even where some registers are in memory: twice the blocks take more time (of 256 rows of 360
-    # neurons 3.3 ms with four, 4.0 with eight, of which 16 clusters do not run at once)
-    for room in (PLENTY, FEWEST):
-        for cluster in (1, 2, 4) if clusters else (1,):
-            for split in SPLITS:
-                found = Shape(width, cluster, split, 1, parts_of(dtype))
-                if _fits(found, room):
-                    return found
-    eight = [Shape(width, 8, split, 1, parts_of(dtype)) for split in SPLITS if clusters]
-    fitting = [shape for shape in eight if _fits(shape, FEW) and shape.threads <= MANY]
-    return fitting[-1] if fitting else None
+    parts, split = parts_of(dtype), 1 if width <= NARROW else 2
+    sizes = [c for c in CLUSTERS if c == 1 or (clusters and split > 1 and width >= c * SMALL)]
+    found = [shape for shape in (Shape(width, c, split, 1, parts) for c in sizes) if _fits(shape, PLENTY)]
+    if not found:
+        # one block with some registers in memory
+        found = [shape for shape in (Shape(width, 1, s, 1, parts) for s in SPLITS) if _fits(shape, FEWEST)][:1]
+    return tuple([shape for shape in found if shape.order == found[0].order])
 
 
-def with_rows(shape: Shape, batch: int, multiprocessors: int) -> Shape:
-    """The same with as many rows of the batch for a cluster as let all clusters run at once, or 16 at most."""
-    at_once = CO_RESIDENT[shape.cluster] * multiprocessors // MULTIPROCESSORS
-    wider = shape._replace(tiles=2)
-    many = -(-batch // shape.rows) > at_once
-    return wider if many and wider.memory <= MEMORY else shape
+def for_batch(shapes: Sequence[Shape], batch: int, multiprocessors: int) -> Shape:
+    """Of the layouts of a width the one with which all rows of a batch take the least time: many blocks for a cluster
+    as long as all clusters run at once.
+    """
+
+    def time(shape: Shape) -> float:
+        at_once = max(1, CO_RESIDENT[shape.cluster] * multiprocessors // MULTIPROCESSORS)
+        registers = min(shape.registers, shape.weights + PLENTY)
+        together = max(1, min(REGISTERS * 128 // (registers * shape.threads), MEMORY // shape.memory))
+        load = -(-batch // (shape.rows * at_once))
+        turns = -(-load // together)
+        return turns * (1 + SHARED * (-(-load // turns) - 1)) / float(HALF ** math.log2(shape.cluster))
+
+    return min(shapes, key=time)
 
 
 @lru_cache(maxsize=256)
@@ -152,11 +170,10 @@ def takes(program: Program, spec: Spec, width: int, clusters: bool = True) -> bo
     """
     if spec.compute != torch.float32 or program.statistics or program.seeds or width < 1:
         return False
-    shape = shape_of(width, spec.dtype, clusters)
-    if shape is None:
-        return False
-    kept = kept_of(program, spec)
-    return shape._replace(length=length_of(program, spec), kept=kept).memory <= MEMORY
+    kept, arriving = kept_of(program, spec), 2 if spec.dtype == torch.float32 else 0
+    found = shapes_of(width, spec.dtype, clusters)
+    needed = [one._replace(length=length_of(program, spec), kept=kept, arriving=arriving) for one in found[:1]]
+    return bool(needed) and needed[0].memory <= MEMORY
 
 
 def shapes(width: int, dtype: torch.dtype) -> List[Shape]:

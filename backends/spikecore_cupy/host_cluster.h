@@ -25,8 +25,30 @@ inline void signal_start(unsigned long long*) {}
 inline void signals_started() {}
 inline void signal_expect(unsigned long long*, unsigned) {}
 inline void signal_wait(unsigned long long*, unsigned) { cluster_wait(); }
-inline void send(unsigned* here, unsigned rank, unsigned x, unsigned long long*) {
-    *reinterpret_cast<unsigned*>(memories[rank] + (reinterpret_cast<unsigned char*>(here) - block_memory())) = x;
+// To the memory of another block at once: it waits for all blocks before it reads, and they for it before they end.
+inline void copy(unsigned* here, unsigned rank, unsigned bytes, unsigned long long*) {
+    memcpy(memories[rank] + (reinterpret_cast<unsigned char*>(here) - block_memory()), here, bytes);
+}
+inline void written() {}
+
+// A load is done as late as may be: at the wait for its group.
+struct Load {
+    float* to;
+    const float* from;
+    long group;
+};
+enum { MOST_LOADS = 4096 };
+static thread_local Load loads[MOST_LOADS];
+static thread_local long begun_loads, done_loads, load_groups;
+inline void begin_load(float* to, const float* from) {
+    loads[begun_loads++ % MOST_LOADS] = {to, from, load_groups};
+}
+inline void loads_begun() { ++load_groups; }
+template <int N> inline void loads_wait() {
+    for (; done_loads < begun_loads && loads[done_loads % MOST_LOADS].group < load_groups - N; ++done_loads) {
+        const Load& load = loads[done_loads % MOST_LOADS];
+        *load.to = *load.from;
+    }
 }
 
 inline Warp& own_warp() { return warps[rank_of_block][threadIdx.x / 32]; }

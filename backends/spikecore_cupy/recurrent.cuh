@@ -4,7 +4,8 @@
 // The matrix stays in registers, as operands of mma.m16n8k16. It is split in parts of 8 bits, bfloat16 each, whose sum it
 // is, and so are the numbers that it is multiplied by: products are exact, sums are float's. A spike is one part.
 // What neurons give to one another goes through shared memory: every block has those of all blocks of its cluster, in the
-// layout of an operand, twice, so that one barrier a step is enough. The time of a step does not depend on their values.
+// layout of an operand, twice, so that one barrier a step is enough. A block's numbers go to another block as one copy:
+// of stores of words a multiprocessor took 1.6 in a cycle (H200). The time of a step does not depend on the numbers.
 #pragma once
 
 #include "cluster.cuh"
@@ -18,10 +19,13 @@ __device__ __forceinline__ unsigned pair_of(float a, float b) {
 
 // The sizes of a kernel, and where a thread is in them. WIDTH neurons in a row; SPLIT warps share 16 neurons: each adds up
 // a part of the numbers that come to them. Weights have WP parts, and the numbers that are multiplied by them VP.
-// LENGTH steps of a chunk keep KEPT numbers of each neuron in shared memory.
-template <int WIDTH, int CLUSTER, int SPLIT, int TILES, int WP, int VP, int LENGTH, int KEPT> struct Layer {
+// LENGTH steps of a chunk keep KEPT numbers of each neuron in shared memory; of ARRIVING tensors numbers of two steps
+// are there or on their way.
+template <int WIDTH, int CLUSTER, int SPLIT, int TILES, int WP, int VP, int LENGTH, int KEPT, int ARRIVING>
+struct Layer {
     static constexpr int H = WIDTH, C = CLUSTER, KS = SPLIT, NT = TILES;
-    static constexpr int MT = (H + 16 * C - 1) / (16 * C), KT = MT * C, NK = (KT + KS - 1) / KS;
+    // KT groups of 16 neurons have a place; a warp multiplies NK of those that there are, whatever the cluster.
+    static constexpr int MT = (H + 16 * C - 1) / (16 * C), KT = MT * C, NK = ((H + 15) / 16 + KS - 1) / KS;
     static constexpr int BLOCK_THREADS = 32 * MT * KS, ROWS = 8 * NT;
     // A unit is two rows of the batch of one neuron in each thread; a thread has MINE of the 2 * NT of its 16 neurons.
     static constexpr int UNITS = 2 * NT, MINE = (UNITS + KS - 1) / KS, V = 2 * MINE, WORKERS = UNITS / MINE;
@@ -29,8 +33,11 @@ template <int WIDTH, int CLUSTER, int SPLIT, int TILES, int WP, int VP, int LENG
     static constexpr int SMALL = WP + VP > 4 ? WP + VP - 4 : 0, PRODUCTS = WP * VP - SMALL * (SMALL + 1) / 2;
     static constexpr int HOLDERS = 32 * MT * WORKERS;
     static constexpr int FRAGMENTS = 2 * VP * NT * KT * 64, PARTS = KS > 1 ? KS * MT * NT * 128 : 0;
+    // What a block gives lies together, in the place of its rank: GIVEN words.
+    static constexpr int GIVEN = FRAGMENTS / 2 / C;
     // Before them, two signals, of two words each.
-    static constexpr int SIGNALS = 4, MEMORY = 4 * (SIGNALS + FRAGMENTS + PARTS + LENGTH * KEPT * V * HOLDERS);
+    static constexpr int NUMBERS = (LENGTH * KEPT + 2 * ARRIVING) * V * HOLDERS;
+    static constexpr int SIGNALS = 4, MEMORY = 4 * (SIGNALS + FRAGMENTS + PARTS + NUMBERS);
     // Sums whose products do not wait for one another, as many as registers beside the weights allow. The same for any
     // NT, so that rows have the same bits.
     // Each of the four parts of a multiprocessor has 512 registers for a lane, and a quarter of the warps.
@@ -79,10 +86,14 @@ template <int WIDTH, int CLUSTER, int SPLIT, int TILES, int WP, int VP, int LENG
         return reinterpret_cast<unsigned*>(block_memory()) + SIGNALS;
     }
     __device__ __forceinline__ float* parts() const { return reinterpret_cast<float*>(fragments() + FRAGMENTS); }
+    __device__ __forceinline__ float& number(int place, int j) const {
+        return (parts() + PARTS)[(place * V + j) * HOLDERS + (mt * WORKERS + ks) * 32 + lane];
+    }
     // Number n that is kept of step t for this thread's neuron j.
-    __device__ __forceinline__ float& kept(int t, int n, int j) const {
-        float* all = parts() + PARTS;
-        return all[((t * KEPT + n) * V + j) * HOLDERS + (mt * WORKERS + ks) * 32 + lane];
+    __device__ __forceinline__ float& kept(int t, int n, int j) const { return number(t * KEPT + n, j); }
+    // The number of an even or odd step of tensor n that arrives for it.
+    __device__ __forceinline__ float& arriving(int n, int k, int j) const {
+        return number(LENGTH * KEPT + 2 * n + k, j);
     }
     // Before anything is given.
     __device__ __forceinline__ void begin() const {
@@ -90,35 +101,41 @@ template <int WIDTH, int CLUSTER, int SPLIT, int TILES, int WP, int VP, int LENG
         if (threadIdx.x == 0) {
             signal_start(signal(0)), signal_start(signal(1));
             signals_started();
-            signal_expect(signal(0), 2 * FRAGMENTS), signal_expect(signal(1), 2 * FRAGMENTS);
+            signal_expect(signal(0), 4 * (C - 1) * GIVEN), signal_expect(signal(1), 4 * (C - 1) * GIVEN);
         }
         cluster_wait();
     }
-    // Until all blocks have given to one of the two buffers of this block.
+    // Pass what this block has given to all others, with one copy to each of them. Its own threads have it behind the
+    // barrier.
+    __device__ __forceinline__ void pass(int buffer) const {
+        if (C > 1) written();
+        block_wait();
+        if (threadIdx.x >= C || threadIdx.x == rank) return;
+        copy(fragments() + buffer * (FRAGMENTS / 2) + rank * GIVEN, threadIdx.x, 4 * GIVEN, signal(buffer));
+    }
+    // Until all blocks have passed what they gave to one of the two buffers.
     //
     // That two buffers and one signal for each are enough:
-    // - Numbers are there before they are read. A store of `send` and its count are one operation, whose count releases
-    //   at the scope of the cluster; `signal_wait` acquires at this scope, and sees a complete phase only.
-    // - Numbers have been read before others take their place. A thread gives to buffer b again after its wait for
-    //   buffer 1 - b, which needs what all warps of all blocks gave to 1 - b; these numbers were computed from those in
-    //   b, and warps that share a sum meet at `warps_wait` between. (Of rows beyond the batch, which give 0 whatever they
-    //   read, no other row's numbers are computed.)
-    // - No phase is missed or counted twice. The first thread expects the next use of b before it gives to 1 - b, so
-    //   before any number of that use is sent; and that use is complete only after every thread has given to 1 - b or
-    //   met a warp that has, so after its wait for b. Initially the count is of one arrival, so that numbers that come
-    //   before the first thread has said how many complete nothing.
-    // - No block ends while others send to it: the last wait is for the last numbers.
-    // compute-sanitizer's racecheck (CUDA 13.0) warns of a block's stores to its own memory and the reads behind them, in
-    // clusters of more than one block alone. By the first point they are in order; it is supposed, not known, that the
-    // tool does not follow the counts of st.async.
+    // - Numbers are there before they are read. A copy and its count are one operation, whose count releases at the scope
+    //   of the cluster; `signal_wait` acquires at this scope, and sees a complete phase only.
+    // - Numbers have been read before others take their place. A block passes to buffer b again after its wait for
+    //   buffer 1 - b, so after all blocks passed to 1 - b, whose warps had read b when they met at the barrier of `pass`.
+    //   Copies from b have ended by then, too: each block passed to 1 - b after its wait for b.
+    // - No phase is missed or counted twice. The first thread expects the next use of b before its block passes to 1 - b,
+    //   so before any other block passes to b again.
     __device__ __forceinline__ void wait(int buffer) {
-        if (C == 1) {
-            block_wait();
-            return;
-        }
+        if (C == 1) return;
         signal_wait(signal(buffer), phases >> buffer & 1);
         phases ^= 1u << buffer;
-        if (threadIdx.x == 0) signal_expect(signal(buffer), 2 * FRAGMENTS);
+        if (threadIdx.x == 0) signal_expect(signal(buffer), 4 * (C - 1) * GIVEN);
+    }
+    // Of all threads, at the end: a block's memory is there until the last copies from it and to it have ended.
+    __device__ __forceinline__ void end() const {
+        if (C > 1) cluster_wait();
+    }
+    // Where in a buffer the part q of the numbers of group k of 16 neurons and of group n of 8 rows begins.
+    static __device__ constexpr int place(int k, int q, int n) {
+        return ((k / MT * VP + q) * NT + n) * MT * 64 + k % MT * 64;
     }
 
     // The weights of this thread: row k of `from` is what number k adds to each of H sums.
@@ -151,7 +168,7 @@ template <int WIDTH, int CLUSTER, int SPLIT, int TILES, int WP, int VP, int LENG
             for (int n = 0; n < NT; ++n) {
                 #pragma unroll
                 for (int q = 0; q < VP; ++q) {
-                    const Operand b = *reinterpret_cast<const Operand*>(given + ((q * NT + n) * KT + k) * 64);
+                    const Operand b = *reinterpret_cast<const Operand*>(given + place(k, q, n));
                     #pragma unroll
                     for (int p = 0; p < WP; ++p)
                         if (p + q < 3) multiply(c[(i * PRODUCTS + q * WP - q * (q - 1) / 2 + p) % CHAINS][n], w[i][p], b);
@@ -189,7 +206,7 @@ template <int WIDTH, int CLUSTER, int SPLIT, int TILES, int WP, int VP, int LENG
         }
     }
 
-    // Give the numbers of this thread's neurons to all blocks of the cluster, in one of the two buffers.
+    // Put the numbers of this thread's neurons in one of the two buffers, from where `pass` takes them.
     template <typename R> __device__ __forceinline__ void give(int buffer, const Pack<R, V>& numbers) const {
         #pragma unroll
         for (int l = 0; l < MINE; ++l) {
@@ -200,14 +217,7 @@ template <int WIDTH, int CLUSTER, int SPLIT, int TILES, int WP, int VP, int LENG
                 const float p = first_bits(a), r = first_bits(b);
                 a -= p, b -= r;
                 const unsigned word = transposed(pair_of(p, r));
-                const int k = rank * MT + mt;
-                unsigned* to = fragments() + buffer * (FRAGMENTS / 2) + ((q * NT + tile) * KT + k) * 64 + 2 * lane + half;
-                if (C == 1) {
-                    *to = word;
-                } else {
-                    #pragma unroll
-                    for (int other = 0; other < C; ++other) send(to, other, word, signal(buffer));
-                }
+                fragments()[buffer * (FRAGMENTS / 2) + place(rank * MT + mt, q, tile) + 2 * lane + half] = word;
             }
         }
     }
@@ -251,6 +261,13 @@ __device__ __forceinline__ void store(const Gathered<S, L>& of, const Pack<S, V>
     #pragma unroll
     for (int j = 0; j < V; ++j)
         if (of.layer.has(j)) here[L::beyond(j)] = pack[j];
+}
+// Begin to load the numbers of a thread's neurons to where they arrive.
+template <typename L> __device__ __forceinline__ void begin_arrival(const Gathered<const float, L>& of, int n, int k) {
+    const float* here = of.from + of.layer.first;
+    #pragma unroll
+    for (int j = 0; j < sizeof(of.layer.offset) / sizeof(int); ++j)
+        begin_load(&of.layer.arriving(n, k, j), here + of.layer.offset[j]);
 }
 template <int V, int... N>
 __device__ __forceinline__ Channels<V> channels_of(const Layer<N...>&, long long, long long) {

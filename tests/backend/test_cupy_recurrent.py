@@ -19,17 +19,17 @@ from spikecore.testing.naming import identifiers, usable
 from spikecore_cupy import feedback_launcher
 from spikecore_cupy.device import headers
 from spikecore_cupy.feedback import HEADER
-from spikecore_cupy.feedback_launcher import print_feedback, shape_for
+from spikecore_cupy.feedback_launcher import print_feedback, shapes_for
 from spikecore_cupy.feedback_shape import (
     MEMORY,
     Shape,
+    for_batch,
     kept_of,
     length_of,
     parts_of,
-    shape_of,
     shapes,
+    shapes_of,
     takes,
-    with_rows,
 )
 from spikecore_cupy.host import HostClustersBackend, reason
 
@@ -113,7 +113,7 @@ def test_every_layout_gives_the_loop(
 ) -> None:
     """Outputs, states and records to the bit."""
     shape = Shape(width, *layout, parts_of(torch.float32))
-    monkeypatch.setattr(feedback_launcher, "shape_of", lambda *_: shape)
+    monkeypatch.setattr(feedback_launcher, "shapes_of", lambda *_: (shape,))
     net = layer(sc.ALIF(learn=("threshold",), backend="torch"), width, torch.float32)
     compare(host, net, drawn(steps, batch, width) * 2, ("v", "a"), 1e-6)
 
@@ -143,7 +143,7 @@ def test_more_rows_for_a_cluster_change_no_bit(host: str, monkeypatch: pytest.Mo
     with torch.no_grad():
         net.linear.weight.copy_(drawn(12, 12))
     found = results(net, x, ("v",))
-    monkeypatch.setattr(feedback_launcher, "with_rows", lambda shape, *_: shape._replace(tiles=2))
+    monkeypatch.setattr(feedback_launcher, "for_batch", lambda shapes, *_: shapes[0]._replace(tiles=2))
     again = results(net, x, ("v",))
     assert all(torch.equal(a, b) for a, b in zip(found[0], again[0]))
     assert torch.equal(found[1]["x"], again[1]["x"])
@@ -170,20 +170,42 @@ def plans(neuron: Any, dtype: torch.dtype, full: bool) -> Tuple[ForwardPlan, Bac
 def test_every_width_has_a_shape_that_fits_or_none(dtype: torch.dtype) -> None:
     """Registers and shared memory hold what is said to fit; the widest are those of the documentation."""
     widest = {torch.float32: 512, torch.float16: 512, torch.bfloat16: 768}[dtype]
-    assert [width for width in range(1, 1100) if shape_of(width, dtype) is None] == list(range(widest + 1, 1100))
+    assert [width for width in range(1, 1100) if not shapes_of(width, dtype)] == list(range(widest + 1, 1100))
     for width in range(1, widest + 1, 13):
-        shape = shape_of(width, dtype)
-        assert shape is not None
-        assert shape.threads * shape.weights < 65536
-        assert shape.memory <= MEMORY
-        assert shape in shapes(width, dtype)
+        for shape in shapes_of(width, dtype):
+            assert shape.threads * shape.weights < 65536
+            assert shape.memory <= MEMORY
+            assert shape in shapes(width, dtype)
 
 
-def test_clusters_that_do_not_run_at_once_get_more_rows() -> None:
-    """16 clusters of 8 blocks do not fit 132 multiprocessors."""
-    shape = shape_of(512, torch.float32)
-    assert shape is not None
-    assert [with_rows(shape, batch, 132).rows for batch in (32, 120, 121, 256)] == [8, 8, 16, 16]
+@pytest.mark.parametrize(
+    ("width", "batches", "clusters"),
+    [(64, (1, 4096), [1, 1]), (128, (32, 512, 2048), [4, 2, 1]), (192, (32, 512), [4, 2]), (512, (1, 4096), [8, 8])],
+)
+def test_clusters_that_do_not_run_at_once_have_fewer_blocks(width: int, batches: Any, clusters: List[int]) -> None:
+    """As long as there is a layout that gives the same bits."""
+    found = shapes_of(width, torch.float32)
+    assert [for_batch(found, batch, 132).cluster for batch in batches] == clusters
+    assert len({shape.order for shape in found}) == 1
+
+
+def test_a_cluster_of_fewer_blocks_changes_no_bit(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch decides how many there are."""
+    net, x = layer(sc.LIF(tau=2.0, backend=host), 70, torch.float32), drawn(9, 3, 70)
+    with torch.no_grad():
+        net.linear.weight.copy_(drawn(70, 70))
+    found = results(net, x, ("v",))
+    chosen: List[Shape] = []
+
+    def fewest(shapes: Sequence[Shape], *_: Any) -> Shape:
+        chosen[:] = [shapes[0], shapes[-1]]
+        return shapes[-1]
+
+    monkeypatch.setattr(feedback_launcher, "for_batch", fewest)
+    again = results(net, x, ("v",))
+    assert [shape.cluster for shape in chosen] == [2, 1]
+    assert all(torch.equal(a, b) for a, b in zip(found[0], again[0]))
+    assert torch.equal(found[1]["x"], again[1]["x"])
 
 
 def test_what_takes_a_launch_for_each_step() -> None:
@@ -195,15 +217,14 @@ def test_what_takes_a_launch_for_each_step() -> None:
     assert not takes(program, replace(spec, dtype=torch.float64), 8)
 
 
-def log_of(plan: Any, width: int, tiles: int) -> str:
+def log_of(plan: Any, width: int, which: int) -> str:
     """What the assembler says of a kernel for an H100."""
     from cupy_backends.cuda.libs import nvrtc
 
     from spikecore_cupy.device import OPTIONS
 
-    found = shape_of(width, plan.dtype)
-    assert found is not None
-    shape = found._replace(length=length_of(plan.program, plan.spec), tiles=tiles)
+    found = shapes_of(width, plan.dtype)[which]
+    shape = found._replace(length=length_of(plan.program, plan.spec))
     source, _ = print_feedback(plan, shape)
     included = headers(source.text)
     texts, names = [one.encode() for one in included.values()], [one.encode() for one in included]
@@ -215,12 +236,14 @@ def log_of(plan: Any, width: int, tiles: int) -> str:
         nvrtc.destroyProgram(program)
 
 
-@pytest.mark.parametrize(("width", "tiles"), [(1, 1), (64, 1), (128, 1), (192, 1), (256, 1)])
-def test_no_array_is_in_memory(width: int, tiles: int) -> None:
+@pytest.mark.parametrize(
+    ("width", "which"), [(1, 0), (64, 0), (128, 0), (128, 1), (128, 2), (192, 0), (192, 1), (256, 0), (360, 0)]
+)
+def test_no_array_is_in_memory(width: int, which: int) -> None:
     """The weights stay in registers: a spill would be read at every step."""
     pytest.importorskip("cupy_backends")
     for plan in plans(sc.LIF(), torch.float32, False):
-        log = log_of(plan, width, tiles)
+        log = log_of(plan, width, which)
         assert " 0 bytes stack frame, 0 bytes spill stores" in log, log
         assert log.count("bytes stack frame") == log.count(" 0 bytes stack frame"), log
 
@@ -231,7 +254,7 @@ def test_every_neuron_compiles(model: str, dtype: torch.dtype) -> None:
     """With everything that a call may have and want."""
     pytest.importorskip("cupy_backends")
     for plan in plans(getattr(sc, model)(), dtype, True):
-        assert "error" not in log_of(plan, 40, 1)
+        assert "error" not in log_of(plan, 40, 0)
     assert kept_of(plan.program, plan.spec) < 24
 
 
@@ -254,14 +277,14 @@ def named(params: Sequence[str], states: Sequence[str]) -> Any:
 def test_a_kernel_means_the_same_with_its_own_words_as_names() -> None:
     """Words of the headers and of the kernels' own lines, as parameters and states: NVRTC compiles them."""
     nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc")
-    texts = [print_feedback(plan, shape_for(plan, 40))[0].text for plan in plans(sc.ALIF(), torch.float32, True)]
+    texts = [print_feedback(plan, shapes_for(plan, 40)[0])[0].text for plan in plans(sc.ALIF(), torch.float32, True)]
     included = headers(f'#include "{HEADER}"')
     words = usable({word for text in (*texts, *included.values()) for word in identifiers(text)})
     words = [word for word in words if word not in (*COMMON, "training", "x", *dir(sc.Neuron))]
     for k in range(0, len(words), 26):
         part = words[k : k + 26]
         for plan in plans(named(part[2:] or ["p"], part[:2]), torch.float32, False):
-            text = print_feedback(plan, shape_for(plan, 16))[0].text
+            text = print_feedback(plan, shapes_for(plan, 16)[0])[0].text
             program = nvrtc.createProgram(
                 text, "kernel.cu", [t.encode() for t in included.values()], [n.encode() for n in included]
             )

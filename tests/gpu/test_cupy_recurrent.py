@@ -82,8 +82,7 @@ def test_sizes(model: str, steps: int, batch: int, width: int) -> None:
 @pytest.mark.parametrize("shape", shapes(96, torch.float32), ids=lambda shape: str(tuple(shape[1:4])))
 def test_every_layout(monkeypatch: pytest.MonkeyPatch, shape: Any) -> None:
     """All numbers of blocks, warps and rows that a kernel of this width may have."""
-    monkeypatch.setattr(feedback_launcher, "shape_of", lambda *_: shape._replace(tiles=1))
-    monkeypatch.setattr(feedback_launcher, "with_rows", lambda found, *_: found._replace(tiles=shape.tiles))
+    monkeypatch.setattr(feedback_launcher, "shapes_of", lambda *_: (shape,))
     # a program of its own, since kernels are kept for each shape but runners for each program
     compare(layer(sc.LIF(tau=2.0, learn=("tau",)), 96), drawn(19, 21, 96) * 2, ("v",))
 
