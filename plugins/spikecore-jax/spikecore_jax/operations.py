@@ -7,7 +7,10 @@ constants. Each moves a potential by one unit in the last place, and with it a s
 - every product and every divisor passes through an exclusive or of its bits with a 0 that is an argument of the
   compiled function: no compiler knows it, and none can look through it;
 - constants are arguments, too (:class:`Table`);
-- the simplifier is off (:data:`OPTIONS`).
+- the simplifier is off (:data:`OPTIONS`);
+- on a GPU, where XLA's float32 quotients and roots may be off by one unit in the last place (PTX's ``div.full``), both
+  are computed in float64, and hidden before they are rounded: of a quotient that is rounded LLVM makes one of float32.
+  Quotients and roots of float64 numbers that are float32's have the same bits, rounded twice, as rounded once.
 
 ``lax.optimization_barrier`` and ``lax.reduce_precision`` do not keep LLVM from contracting (jaxlib 0.10.2).
 """
@@ -22,9 +25,12 @@ import numpy as np
 from jax import lax
 
 from spikecore.lang import Node, topological
+from spikecore_jax.tensors import x64
 
 #: Of XLA, for one compiled function.
 OPTIONS = {"xla_disable_hlo_passes": "algsimp"}
+#: Platforms on which float32 quotients and roots are not rounded correctly.
+INEXACT = ("cuda", "rocm")
 
 
 def constants_of(roots: Sequence[Node]) -> Tuple[float, ...]:
@@ -70,6 +76,8 @@ class Table(Mapping[str, Callable[..., Any]]):
     def kept(self, value: Any) -> Any:
         """The same value, of which no compiler knows how it was computed."""
         zero = self._zero if value.ndim else self._one_zero
+        if value.dtype.itemsize != zero.dtype.itemsize:
+            zero = lax.convert_element_type(zero, jnp.uint64)
         return lax.bitcast_convert_type(lax.bitcast_convert_type(value, zero.dtype) ^ zero, value.dtype)
 
     def _lifted(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,7 +85,19 @@ class Table(Mapping[str, Callable[..., Any]]):
 
     def _div(self, a: Any, b: Any) -> Any:
         a, b = jnp.broadcast_arrays(a, b)
-        return a / self.kept(b)
+        return self._rounded(lax.div, a, self.kept(b))
+
+    def _rounded(self, function: Callable[..., Any], *numbers: Any) -> Any:
+        """A quotient or a root, rounded correctly on any platform."""
+        if numbers[0].dtype != jnp.float32:
+            return function(*numbers)
+
+        def wide(*numbers: Any) -> Any:
+            with x64(True):
+                found = function(*[lax.convert_element_type(number, jnp.float64) for number in numbers])
+                return lax.convert_element_type(self.kept(found), jnp.float32)
+
+        return lax.platform_dependent(*numbers, default=function, **dict.fromkeys(INEXACT, wide))
 
     def _all(self) -> Dict[str, Callable[..., Any]]:
         return {
@@ -88,7 +108,7 @@ class Table(Mapping[str, Callable[..., Any]]):
             "neg": lax.neg,
             "exp": lax.exp,
             "log": lax.log,
-            "sqrt": lax.sqrt,
+            "sqrt": lambda a: self._rounded(lax.sqrt, a),
             "sin": lax.sin,
             "cos": lax.cos,
             "tanh": lax.tanh,

@@ -11,6 +11,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.dlpack import from_dlpack
 
+#: Bytes.
+ALIGNMENT = 16
+
 
 def x64(on: bool) -> Any:
     """A context in which JAX has float64, or has it not."""
@@ -21,7 +24,16 @@ def x64(on: bool) -> Any:
 
 def array(value: Tensor) -> Any:
     """A tensor as an array, in its own memory where that is dense and aligned as XLA asks."""
-    return jax.dlpack.from_dlpack(value.detach().contiguous())
+    return jax.dlpack.from_dlpack(aligned(value.detach().contiguous()))
+
+
+def aligned(value: Tensor) -> Tensor:
+    """A dense tensor, or a copy of one that begins where XLA takes none.
+
+    On a CPU XLA copies what is not aligned itself. On CUDA the compiled function raises "Address of buffer 2 must be a
+    multiple of 10", a hexadecimal number: so begin a step of a longer tensor and a state carried from one.
+    """
+    return value.clone() if value.device.type != "cpu" and value.data_ptr() % ALIGNMENT else value
 
 
 def tensor(value: Any, steps: int, neurons: int, device: torch.device) -> Tensor:

@@ -7,12 +7,16 @@ import math
 import os
 from typing import Any, List
 
+import jax
+import numpy as np
 import pytest
 import torch
 
 import spikecore as sc
 from spikecore.backend import BackendError
 from spikecore.lang import ops
+from spikecore_jax import operations
+from spikecore_jax.tensors import aligned, x64
 
 POINTS = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -3.0, 1e-3, 1e30, -1e30, math.inf, -math.inf, math.nan]
 ONE = (
@@ -108,3 +112,51 @@ def test_a_forked_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getpid", lambda: -1)
     with pytest.raises(BackendError, match="computed in the process that this one was forked from"):
         neuron(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["float32", "x64"])
+def test_quotients_and_roots_of_platforms_that_approximate_them(monkeypatch: pytest.MonkeyPatch, wide: bool) -> None:
+    """The way that a GPU takes, on a CPU."""
+    monkeypatch.setattr(operations, "INEXACT", (jax.default_backend(),))
+    random = np.random.default_rng(0)
+    a, b = (random.standard_normal(20_000) * np.exp2(random.integers(-60, 60, 20_000)) for _ in range(2))
+    a, b = a.astype(np.float32), b.astype(np.float32)
+
+    def both(zero: Any, a: Any, b: Any) -> Any:
+        table = operations.Table(zero, [])
+        return table["div"](a, b), table["sqrt"](jax.lax.abs(a))
+
+    with x64(wide):
+        made = operations.compiled(both)
+        quotient, root = made(np.uint32(0), a, b)
+        lines = made.lower(np.uint32(0), a, b).compile().as_text().splitlines()
+    assert quotient.dtype == root.dtype == np.float32
+    ordinary = np.abs(a / b) > np.finfo(np.float32).tiny
+    assert ordinary.sum() > 15_000
+    assert np.array_equal(np.asarray(quotient)[ordinary], (a / b)[ordinary])
+    assert np.array_equal(root, np.sqrt(np.abs(a)))
+    # what is rounded to float32 is what came from integers, of which no compiler knows a quotient
+    rounded = [line for line in lines if "= f32" in line and " convert(" in line]
+    assert len(rounded) == 2
+    assert all("convert(%bitcast" in line for line in rounded)
+
+
+def test_a_tensor_that_begins_where_xla_takes_none_is_copied() -> None:
+    """On CUDA: from a multiple of 16 bytes on."""
+
+    class Given:
+        device = torch.device("cuda")
+
+        def __init__(self, begin: int) -> None:
+            self.begin = begin
+
+        def data_ptr(self) -> int:
+            return self.begin
+
+        def clone(self) -> str:
+            return "a copy"
+
+    values: Any = [Given(begin) for begin in (0, 64, 20, 40)]
+    assert [aligned(value) == "a copy" for value in values] == [False, False, True, True]
+    x = torch.zeros(5)[1:]
+    assert aligned(x) is x
