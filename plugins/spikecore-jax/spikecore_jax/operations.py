@@ -10,6 +10,7 @@ constants. Each moves a potential by one unit in the last place, and with it a s
 - the simplifier is off (:data:`OPTIONS`);
 - on a GPU, where XLA's float32 quotients and roots may be off by one unit in the last place (PTX's ``div.full``), both
   are computed in float64, and hidden before they are rounded: of a quotient that is rounded LLVM makes one of float32.
+  Their arguments are hidden, too: XLA leaves out a rounding to float32 whose result becomes float64 again.
   Quotients and roots of float64 numbers that are float32's have the same bits, rounded twice, as rounded once.
 
 ``lax.optimization_barrier`` and ``lax.reduce_precision`` do not keep LLVM from contracting (jaxlib 0.10.2).
@@ -94,7 +95,7 @@ class Table(Mapping[str, Callable[..., Any]]):
 
         def wide(*numbers: Any) -> Any:
             with x64(True):
-                found = function(*[lax.convert_element_type(number, jnp.float64) for number in numbers])
+                found = function(*[lax.convert_element_type(self.kept(number), jnp.float64) for number in numbers])
                 return lax.convert_element_type(self.kept(found), jnp.float32)
 
         return lax.platform_dependent(*numbers, default=function, **dict.fromkeys(INEXACT, wide))

@@ -135,10 +135,11 @@ def test_quotients_and_roots_of_platforms_that_approximate_them(monkeypatch: pyt
     assert ordinary.sum() > 15_000
     assert np.array_equal(np.asarray(quotient)[ordinary], (a / b)[ordinary])
     assert np.array_equal(root, np.sqrt(np.abs(a)))
-    # what is rounded to float32 is what came from integers, of which no compiler knows a quotient
-    rounded = [line for line in lines if "= f32" in line and " convert(" in line]
-    assert len(rounded) == 2
-    assert all("convert(%bitcast" in line for line in rounded)
+    # what is converted is what came from integers, of which no compiler knows what was computed
+    for dtype, count in (("f64", 3), ("f32", 2)):
+        converted = [line for line in lines if f"= {dtype}" in line and " convert(" in line]
+        assert len(converted) == count
+        assert all("convert(%bitcast" in line for line in converted)
 
 
 def test_a_tensor_that_begins_where_xla_takes_none_is_copied() -> None:
