@@ -48,11 +48,12 @@ __device__ __forceinline__ void copy(unsigned* here, unsigned rank, unsigned byt
     asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
         :: "r"(there), "r"(shared_address(here)), "r"(bytes), "r"(counts) : "memory");
 }
-// A number to a thread's own place in shared memory. What a thread begins between two calls of `loads_begun` is a group;
+// A word to a thread's own place in shared memory: the one that a number of 16 bits is in. What a thread begins between two calls of `loads_begun` is a group;
 // `loads_wait<N>` waits for all groups but the last N. (A wait for a load to a register is one for all that were begun
 // before it, which a load of two steps ahead is.)
-__device__ __forceinline__ void begin_load(float* to, const float* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(shared_address(to)), "l"(from) : "memory");
+__device__ __forceinline__ void begin_load(float* to, const void* from) {
+    const unsigned long long word = (unsigned long long)from & ~3ull;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(shared_address(to)), "l"(word) : "memory");
 }
 __device__ __forceinline__ void loads_begun() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> __device__ __forceinline__ void loads_wait() {

@@ -96,31 +96,20 @@ class FeedbackWriter(Writer):
         tensor = self.argument("weights", "pointer", "params", len(self.program.params))
         return f"i.take_weights({tensor});"
 
-    @property
-    def arrives(self) -> bool:
-        """Whether the first stream goes to shared memory: numbers of 4 bytes can be copied there."""
-        return self.stored == "float"
-
-    def first_two(self, name: str, kind: str, at: At, step: str, arrives: bool, number: int = 0) -> List[str]:
-        """Loads of two steps of a stream, ``step`` from their place ``k``. A step is loaded two ahead; those of even
-        steps have the first place: so the compiler knows the place of each step of an unrolled loop.
+    def first_two(self, at: At, step: str, number: int) -> List[str]:
+        """Begin to load two steps of tensor ``number`` of those that arrive, ``step`` from their place ``k``. A step is
+        loaded two ahead, those of even steps to the first place: so the place in an unrolled loop is a constant.
         """
-        lines = [] if arrives else [f"Pack<{kind}, V> {name}[2];"]
-        inner = [
-            f"const int step = {step};",
-            f"if (step >= 0 && step < steps) {self.next(name, at, 'k', 'step', arrives, number)}",
-        ]
-        lines += ["#pragma unroll", "for (int k = 0; k < 2; ++k) {", *indented(inner), "}"]
-        return ["if (i.works()) {", *indented(lines), "}"] if arrives else lines
+        begun = f"if (step >= 0 && step < steps) begin_arrival({at('step')}, {number}, k);"
+        return ["for (int k = 0; k < 2; ++k) {", f"    const int step = {step};", f"    {begun}", "}"]
 
-    def next(self, name: str, at: At, place: str, step: str, arrives: bool, number: int = 0) -> str:
-        """Begin to load a step of a stream."""
-        if arrives:
-            return f"begin_arrival({at(step)}, {number}, {place});"
-        return f"{name}[{place}] = load<V>({at(step)});"
+    def arriving_first(self, loads: Sequence[str]) -> List[str]:
+        """The loads before the first step: in a group that is complete then, since behind it is one more."""
+        return ["if (i.works()) {", *indented(loads), "}", "loads_begun();", "loads_begun();"]
 
     def shared_step(self, each: Sequence[str], after: Sequence[str], buffer: str) -> List[str]:
-        """What a step computes and gives, and what is done while the numbers go to all blocks."""
+        """What a step computes and gives, and what is done while the numbers go to all blocks, loads among it."""
+        each, after = ["loads_wait<1>();", *each], [*after, "loads_begun();"]
         if self.shape.cluster == 1:
             # the next step begins behind the barrier
             each, after = [*each, *after], []

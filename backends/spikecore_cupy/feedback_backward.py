@@ -4,7 +4,7 @@ the adjoint from its last step to the first. What the adjoint is computed from i
 
 from __future__ import annotations
 
-from typing import List, Optional
+from typing import Dict, List, Optional
 
 from spikecore.kernels import BackwardPlan
 from spikecore.kernels.writing import indented, input_leaf, output_cotangent, state_cotangent
@@ -12,7 +12,7 @@ from spikecore_cupy.backward import BackwardWriter
 from spikecore_cupy.feedback import At, FeedbackWriter
 from spikecore_cupy.feedback_shape import Shape, parts_of
 from spikecore_cupy.lines import over_neurons
-from spikecore_cupy.parts import Form, Function, Source
+from spikecore_cupy.parts import Form, Function, Source, Stream
 
 #: The last two steps; k is 0 for the even one.
 LAST_TWO = "steps - 1 - ((steps - 1 - k) & 1)"
@@ -30,6 +30,8 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         # what the base finds needs a form, whose width depends on the shape alone
         super().__init__(plan, Form(shape.each, shape.length))
         self.shape = shape._replace(value_parts=parts_of(plan.dtype))
+        #: What of a stream has arrived for neuron j.
+        self._arrived: Dict[str, str] = {}
 
     def source(self) -> Source:
         adjoint = self._adjoint()
@@ -38,47 +40,38 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         self._reads = any(node.op == "input" for node in adjoint.takes)
         self._slots = {node: k + self._reads for k, node in enumerate(self._kept)}
         drives = self._reads or (bool(self._kept) and any(node.op == "input" for node in step.takes))
-        arriving = 1 + drives if self.arrives else 0
-        self.shape = self.shape._replace(kept=self._reads + len(self._slots), arriving=arriving)
         streams = self._cotangents()
-        # of those that the chunk's last step reads, two steps ahead, from the last step to the first
+        self.shape = self.shape._replace(kept=self._reads + len(self._slots), arriving=len(streams) + drives)
+        # two steps ahead, from the last step to the first
         first: List[str] = []
-        taken: List[str] = []
         following: List[str] = []
         for k, stream in enumerate(streams):
-            at, arrives = self.each_step(stream.tensor, stream.group, stream.number), self.arrives and k == 0
-            first += self.first_two(stream.name, stream.kind, at, LAST_TWO, arrives)
-            if not arrives:
-                taken.append(f"const Pack<{stream.kind}, V> {self._now(stream.name)} = {stream.name}[t % 2];")
-            following.append(f"if (begin + t >= 2) {self.next(stream.name, at, 't % 2', '(begin + t - 2)', arrives)}")
+            at = self.each_step(stream.tensor, stream.group, stream.number)
+            first += self.first_two(at, LAST_TWO, k)
+            following.append(f"if (begin + t >= 2) begin_arrival({at('(begin + t - 2)')}, {k}, t % 2);")
+            found = f"arrived({at('(begin + t)')}, {k}, t % 2, j)"
+            self._arrived[stream.name] = self.value(found) if stream.kind == self.stored else found
         body = [self.weights(), *self.opening(), *self._first_cotangents(), *self._zeros()]
         body += ["const int chunks = (steps + T - 1) / T;", "int begin = (chunks - 1) * T;"]
         again: List[str] = []
         if drives or self._kept:
-            at = self.each_step(f"{self.local[input_leaf(self.program.inputs[0])]}s", "inputs", 0)
+            at, k = self.each_step(f"{self.local[input_leaf(self.program.inputs[0])]}s", "inputs", 0), len(streams)
             body += self._first_again(step, at if drives else None)
-            drive = "i.arriving(1, 1 - t % 2, j)" if self.arrives else self.value("earlier[1 - t % 2][j]")
+            drive = self.value(f"arrived({at('(begin - 1 - t)')}, {k}, 1 - t % 2, j)")
             again += ["if (chunk) {", *indented(self._again(step, drive, "place")), "}"]
             if drives:
-                first = [*self.first_two("earlier", self.stored, at, EARLIER_TWO, self.arrives, 1), *first]
+                first += self.first_two(at, EARLIER_TWO, k)
                 again.append(f"const int ahead = {EARLIER};")
-                again.append(f"if (ahead >= 0) {self.next('earlier', at, '1 - t % 2', 'ahead', self.arrives, 1)}")
+                again.append(f"if (ahead >= 0) begin_arrival({at('ahead')}, {k}, 1 - t % 2);")
             following += self._states_of("(chunk - 2)", "if (chunk > 1 && t == (count > 1)) {")
-        body += first
-        if self.arrives:
-            # these loads are in a group that is complete before the first step: behind it is one more
-            body += ["loads_begun();", "loads_begun();"]
+        body += self.arriving_first(first)
         # the last step gets nothing from a later one
         body += [self.pack("gave"), *over_neurons(["gave[j] = 0.0f;"])]
         body += ["i.begin();", "if (i.works()) i.give((steps - 1) & 1, gave);", PASSED]
-        now = "i.arriving(0, t % 2, j)" if self.arrives else self.value(f"{self._now(streams[0].name)}[j]")
-        each = [*taken, *over_neurons([f"back[j] += {now};"]), *self._back_step(adjoint), "i.give(1 - t % 2, gave);"]
+        each = [*self._back_step(adjoint, streams[0]), "i.give(1 - t % 2, gave);"]
         grad = self._grad_input(self.program.inputs[0])
         # while other blocks give their numbers
         after = [f"store({self.all(f'{grad}s', 'grad_inputs', 0)}, {grad});", *following, *again]
-        if self.arrives:
-            each.insert(0, "loads_wait<1>();")
-            after.append("loads_begun();")
         inner = ["const int count = steps - begin < T ? steps - begin : T;"]
         if self._kept:
             inner += [
@@ -110,10 +103,6 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
                 f"if (threadIdx.x == 0) {tensor}[blockIdx.x] = {of_block};",
             ]
         return self.finished([step, adjoint] if self._kept else [adjoint], body)
-
-    def _now(self, stream: str) -> str:
-        """What a stream has for the step that is computed."""
-        return self.unique(f"{stream}_now")
 
     def _zeros(self) -> List[str]:
         lines = []
@@ -172,14 +161,13 @@ class FeedbackBackwardWriter(FeedbackWriter, BackwardWriter):
         lines += self.each(step, [*(f"{name}[j]" for name in following), *slots], where)
         return [*lines, *(f"{state} = {new};" for state, new in zip(states, following))]
 
-    def _back_step(self, adjoint: Function) -> List[str]:
+    def _back_step(self, adjoint: Function, output: Stream) -> List[str]:
         """One step backwards of a thread's neurons."""
         where = {node: f"i.kept(place, {slot}, j)" for node, slot in self._slots.items()}
         where.update((input_leaf(name), "i.kept(place, 0, j)") for name in self.program.inputs)
-        cotangent = output_cotangent(0)
-        where[cotangent] = "back[j]"
+        where[output_cotangent(0)] = f"{self._arrived[output.name]} + back[j]"
         for name, carried in self._carried.items():
-            traced = f" + {self._now(self._trace(name))}[j]" if name in self.plan.trace else ""
+            traced = f" + {self._arrived[self._trace(name)]}" if name in self.plan.trace else ""
             where[state_cotangent(name)] = f"{carried}[j]{traced}"
         grad = self._grad_input(self.program.inputs[0])
         exact = self.stored == self.real

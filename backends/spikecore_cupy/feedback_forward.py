@@ -7,7 +7,7 @@ from typing import List
 from spikecore.kernels import ForwardPlan
 from spikecore.kernels.writing import indented, input_leaf
 from spikecore.lang import Node
-from spikecore_cupy.feedback import FeedbackWriter
+from spikecore_cupy.feedback import At, FeedbackWriter
 from spikecore_cupy.feedback_shape import Shape, parts_of
 from spikecore_cupy.forward import ForwardWriter
 from spikecore_cupy.lines import over_neurons
@@ -20,9 +20,8 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
     def __init__(self, plan: ForwardPlan, shape: Shape) -> None:
         parts = 1 if plan.program.outputs[0].op == "spike" else parts_of(plan.dtype)
         length = shape.length
-        self.shape = shape._replace(value_parts=parts, length=1, kept=0)
+        self.shape = shape._replace(value_parts=parts, length=1, kept=0, arriving=1)
         super().__init__(plan, Form(self.shape.each, length))
-        self.shape = self.shape._replace(arriving=int(self.arrives))
 
     def source(self) -> Source:
         plan, program, states = self.plan, self.program, self._states
@@ -53,15 +52,12 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         x = input_leaf(program.inputs[0])
         at = self.each_step(f"{self.local[x]}s", "inputs", 0)
         out = self._outs[0]
-        inner = [*self._saving(), *over_neurons([self._drive(back)]), *self._step_of(step, x, gave)]
+        inner = [*self._saving(), *over_neurons([self._drive(at, back)]), *self._step_of(step, x, gave)]
         if later:
             inner += over_neurons(["extra[j] = 0.0f;"])
         inner.append(f"i.give(k, {gave});")
         # behind the use of what has arrived, whose place it takes
-        after = [f"if (t + 2 < steps) {self.next('arriving', at, 'k', '(t + 2)', self.arrives)}"]
-        if self.arrives:
-            inner.insert(0, "loads_wait<1>();")
-            after.append("loads_begun();")
+        after = [f"if (t + 2 < steps) begin_arrival({at('(t + 2)')}, 0, k);"]
         if plan.checkpoints:
             # of `all`, a checkpoint of all steps has no stride
             us = self.argument("drives", "pointer", "checkpoints", 0)
@@ -86,10 +82,7 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
         ]
         loop += [*indented(indented(steps)), "    }", "}"]
         ending = [f"store({self.one(f'{s}_end', 'final', k)}, {s});" for k, s in enumerate(states) if plan.final]
-        begin = ["constexpr int begin = 0;", *self.first_two("arriving", stored, at, "k", self.arrives)]
-        if self.arrives:
-            # these loads are in a group that is complete before the first step: behind it is one more
-            begin += ["loads_begun();", "loads_begun();"]
+        begin = ["constexpr int begin = 0;", *self.arriving_first(self.first_two(at, "k", 0))]
         body = [self.weights(), *self.opening(), *starts, *begin, *loop, "i.end();", *ending]
         return self.finished([step], body)
 
@@ -119,9 +112,9 @@ class FeedbackForwardWriter(FeedbackWriter, ForwardWriter):
     def _rounded(self, text: str) -> str:
         return text if self.stored == self.real else f"value(rounded<{self.stored}>({text}))"
 
-    def _drive(self, back: str) -> str:
-        now = "i.arriving(0, k, j)" if self.arrives else "arriving[k][j]"
-        total = f"{self.value(now)} + {back}" if "value(" in back else f"{now} + ({back})"
+    def _drive(self, at: At, back: str) -> str:
+        now = self.value(f"arrived({at('t')}, 0, k, j)")
+        total = f"{now} + {back}" if "value(" in back else f"{now} + ({back})"
         return f"drive.set(j, {total if self.stored == self.real else f'rounded<{self.stored}>({total})'});"
 
     def _saving(self) -> List[str]:

@@ -170,10 +170,11 @@ def takes(program: Program, spec: Spec, width: int, clusters: bool = True) -> bo
     """
     if spec.compute != torch.float32 or program.statistics or program.seeds or width < 1:
         return False
-    kept, arriving = kept_of(program, spec), 2 if spec.dtype == torch.float32 else 0
+    length, kept = length_of(program, spec), kept_of(program, spec)
     found = shapes_of(width, spec.dtype, clusters)
-    needed = [one._replace(length=length_of(program, spec), kept=kept, arriving=arriving) for one in found[:1]]
-    return bool(needed) and needed[0].memory <= MEMORY
+    return (
+        bool(found) and found[0]._replace(length=length, kept=kept, arriving=2 + len(program.states)).memory <= MEMORY
+    )
 
 
 def shapes(width: int, dtype: torch.dtype) -> List[Shape]:

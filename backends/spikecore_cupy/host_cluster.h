@@ -33,21 +33,22 @@ inline void written() {}
 
 // A load is done as late as may be: at the wait for its group.
 struct Load {
-    float* to;
-    const float* from;
-    long group;
+    unsigned char* to;
+    const unsigned char* from;
+    long size, group;
 };
 enum { MOST_LOADS = 4096 };
 static thread_local Load loads[MOST_LOADS];
 static thread_local long begun_loads, done_loads, load_groups;
-inline void begin_load(float* to, const float* from) {
-    loads[begun_loads++ % MOST_LOADS] = {to, from, load_groups};
+template <typename S> inline void begin_load(float* to, const S* from) {
+    unsigned char* here = reinterpret_cast<unsigned char*>(to) + (reinterpret_cast<unsigned long long>(from) & 3);
+    loads[begun_loads++ % MOST_LOADS] = {here, reinterpret_cast<const unsigned char*>(from), sizeof(S), load_groups};
 }
 inline void loads_begun() { ++load_groups; }
 template <int N> inline void loads_wait() {
     for (; done_loads < begun_loads && loads[done_loads % MOST_LOADS].group < load_groups - N; ++done_loads) {
         const Load& load = loads[done_loads % MOST_LOADS];
-        *load.to = *load.from;
+        memcpy(load.to, load.from, load.size);
     }
 }
 

@@ -262,12 +262,17 @@ __device__ __forceinline__ void store(const Gathered<S, L>& of, const Pack<S, V>
     for (int j = 0; j < V; ++j)
         if (of.layer.has(j)) here[L::beyond(j)] = pack[j];
 }
-// Begin to load the numbers of a thread's neurons to where they arrive.
-template <typename L> __device__ __forceinline__ void begin_arrival(const Gathered<const float, L>& of, int n, int k) {
-    const float* here = of.from + of.layer.first;
+// Begin to load the numbers of a thread's neurons, of tensor n of those that arrive, to place k; and one that is there.
+template <typename S, typename L>
+__device__ __forceinline__ void begin_arrival(const Gathered<const S, L>& of, int n, int k) {
+    const S* here = of.from + of.layer.first;
     #pragma unroll
-    for (int j = 0; j < sizeof(of.layer.offset) / sizeof(int); ++j)
-        begin_load(&of.layer.arriving(n, k, j), here + of.layer.offset[j]);
+    for (int j = 0; j < L::V; ++j) begin_load(&of.layer.arriving(n, k, j), here + of.layer.offset[j]);
+}
+template <typename S, typename L>
+__device__ __forceinline__ S arrived(const Gathered<const S, L>& of, int n, int k, int j) {
+    const unsigned long long address = (unsigned long long)(of.from + of.layer.at(j));
+    return reinterpret_cast<const S*>(&of.layer.arriving(n, k, j))[(address & 3) / sizeof(S)];
 }
 template <int V, int... N>
 __device__ __forceinline__ Channels<V> channels_of(const Layer<N...>&, long long, long long) {
