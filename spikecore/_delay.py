@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from spikecore._base.autocast import autocast_dtype
 from spikecore._delayed import Delayed, all_steps, following, whole
 from spikecore._hoisting import is_watched_itself
 from spikecore._positions import PARAMS, PER, Positions
@@ -60,7 +61,8 @@ class Delay(Positions):
 
     Raises TypeError for a ``linear`` that is no ``nn.Linear``, and for arguments of a wrong type; ValueError for a
     delay outside its range or of another shape, for a ``sigma`` of fixed delays, and for an input of another width;
-    RuntimeError for a ``linear`` with hooks, which nothing would call.
+    RuntimeError for a ``linear`` with hooks, which nothing would call; TypeError for an input of another dtype than the
+    weight outside autocast.
 
     Hammouamri, Khalfaoui-Hassani, Masquelier: Learning Delays in Spiking Neural Networks using Dilated Convolutions
     with Learnable Spacings. ICLR 2024.
@@ -109,29 +111,45 @@ class Delay(Positions):
     def delayed(self, x: Tensor) -> Delayed:
         """What inputs such as ``x`` ``[T, ..., in_features]`` are multiplied by now."""
         linear: Any = self.linear
+        # another layer may stand there since: one that adds to what its weight gives, or a quantised one
+        if not is_compiling() and (is_watched_itself(linear) or type(linear).forward is not nn.Linear.forward):
+            raise RuntimeError(
+                f"Delay: linear has hooks or a forward of its own ({type(linear).__name__}), which nothing would call, "
+                "since Delay takes its weight and bias; put hooks on the Delay, and compute the weight by "
+                "torch.nn.utils.parametrize"
+            )
         if x.ndim < 2 or x.shape[-1] != linear.in_features:
             single = self.step == "single"
             form = "[..., in_features] of one step" if single else "[T, ..., in_features]"
             shape = list(x.shape[1:] if single else x.shape)
             raise ValueError(f"Delay: x must be {form} with in_features={linear.in_features}, got shape {shape}")
-        # another layer may stand there since: one that adds to what its weight gives, or a quantised one
-        if not is_compiling() and (is_watched_itself(linear) or type(linear).forward is not nn.Linear.forward):
-            raise RuntimeError(
-                "Delay: linear has hooks or a forward of its own, which nothing would call, since Delay takes its "
-                "weight and bias; put hooks on the Delay, and compute the weight by torch.nn.utils.parametrize"
-            )
         learnt, within = "delay" in self.learn, self._ranges()
         named = [(name, getattr(self, name)) for name in PARAMS if getattr(self, name) is not None]
         weight, bias = linear.weight, linear.bias  # once: a parametrisation computes it whenever it is read
         every = [*named, ("linear.weight", weight)]
         checks.same_device("Delay", x.device, every)
         processes.check_gathered("Delay", x, every)
+        self._check_weight(x, weight)
         values = {name: ranges.inside(value, within[name]) if name in self.learn else value for name, value in named}
         sigma = values["sigma"] if learnt and self.training else None
         if sigma is None:
             # a delay that is NaN has no whole number: it makes its weights NaN, so that it is seen here, too
             weight = weight + (0 * values["delay"].detach()).to(weight.dtype)
         return Delayed(weight, bias, values["delay"], sigma, self.max_delay)
+
+    def _check_weight(self, x: Tensor, weight: Tensor) -> None:
+        """Say what would be an error of torch's about tensors that its user does not see."""
+        delay: Any = self.delay
+        if delay.shape != weight.shape[2 - delay.ndim :]:
+            raise ValueError(
+                f"Delay: linear.weight has shape {list(weight.shape)}, and delay {list(delay.shape)}: another layer "
+                "was put in the place of linear; make a new Delay of it"
+            )
+        if x.dtype != weight.dtype and autocast_dtype(x.device.type) is None:
+            raise TypeError(
+                f"Delay: x is {x.dtype} and linear.weight is {weight.dtype}; give both one dtype, by x.to(...) or "
+                "layer.to(...)"
+            )
 
     def past_before(self, owner: str, state: Mapping[str, Any], x: Tensor, carried: bool) -> Tensor:
         """The past in a state for a call with ``x``, which is checked; ``owner`` is whose state it is."""

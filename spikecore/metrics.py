@@ -9,6 +9,7 @@ from torch import Tensor
 
 from spikecore._padding import Steps
 from spikecore._readout import check_readout, pool
+from spikecore._targets import left_out
 
 __all__ = ["accuracy"]
 
@@ -20,6 +21,7 @@ def accuracy(
     by: str = "count",
     num_classes: Optional[int] = None,
     mask: Optional[Tensor] = None,
+    ignore_index: Optional[int] = None,
 ) -> Tensor:
     """The fraction of samples whose predicted class is the target, a 0-d float32 tensor on the device of ``spikes``.
 
@@ -35,11 +37,15 @@ def accuracy(
     whatever ``spikes`` holds there, NaN included. A sequence without a real step is a ValueError; where the mask cannot
     be read (on a GPU or IPU, in a compiled graph) the accuracy is NaN.
 
+    Samples whose target is ``ignore_index`` are left out, as by losses: the fraction is of the others, NaN if there is
+    none. Without it a target that is no class is a sample that is never right.
+
     Raises TypeError for a wrong dtype, ValueError for a wrong shape, ``num_classes`` or ``by``. Source: snnTorch's
     ``accuracy_rate`` and ``accuracy_temporal``, which read the result on the host.
     """
     check_readout("spikes", spikes, targets, floating=False)
-    steps = Steps("spikes", spikes, mask)
+    without = left_out(targets, ignore_index)
+    steps = Steps("spikes", spikes, mask, without)
     spikes = steps.filled(spikes)
     if by == "count":
         # float32 counts are exact up to 2**24; those in the spikes' own half precision would tie where they differ.
@@ -51,7 +57,11 @@ def accuracy(
         predicted = _first_step(fired).argmin(-1)
     else:
         raise ValueError(f"by must be 'count' or 'first_spike', got {by!r}")
-    return steps.valid((predicted == targets.to(predicted.device)).float()).mean()
+    right = steps.valid((predicted == targets.to(predicted.device)).float())
+    if without is None:
+        return right.mean()
+    without = without.to(right.device)
+    return right.masked_fill(without, 0).sum() / without.logical_not().float().sum()
 
 
 def _first_step(fired: Tensor) -> Tensor:

@@ -280,8 +280,9 @@ class Adapted(nn.Linear):
         lambda layer: layer.linear.register_forward_hook(lambda *_: None),
         lambda layer: layer.linear.register_full_backward_pre_hook(lambda *_: None),
         lambda layer: setattr(layer, "linear", Adapted(J, OUT)),
+        lambda layer: setattr(layer, "linear", nn.Conv1d(J, OUT, 1)),
     ],
-    ids=["hook", "before backward", "forward"],
+    ids=["hook", "before backward", "forward", "convolution"],
 )
 def test_hooks_of_the_layer_are_refused(change):
     """Nothing would call them: the old weight_norm, which computes the weight in one, would leave it as it was."""
@@ -289,6 +290,25 @@ def test_hooks_of_the_layer_are_refused(change):
     change(layer)
     with pytest.raises(RuntimeError, match=r"linear has hooks .* put hooks on the Delay"):
         layer(drawn(T, B, J))
+
+
+def test_a_layer_of_another_size_in_its_place():
+    """It was an error of torch's, about two tensors or an attribute."""
+    layer = made()
+    layer.linear = nn.Linear(J, OUT + 1)
+    with pytest.raises(
+        ValueError, match=rf"^Delay: linear.weight has shape \[{OUT + 1}, {J}\], and delay \[{OUT}, {J}\]"
+    ):
+        layer(drawn(T, B, J))
+
+
+def test_an_input_of_another_dtype():
+    """One sentence in the place of four of torch's, which speak of matrices and of a bias; autocast converts."""
+    for layer in (made(), made().eval(), made(per="input")):
+        with pytest.raises(TypeError, match="^Delay: x is torch.float64 and linear.weight is torch.float32; give both"):
+            layer(drawn(T, B, J).double())
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert layer(drawn(T, B, J).bfloat16()).dtype == torch.bfloat16
 
 
 class Shard(torch.Tensor):

@@ -99,6 +99,23 @@ def test_nothing_is_read_on_the_host(by):
     assert accuracy(torch.empty(T, B, C, device="meta"), targets, by=by, num_classes=3).device.type == "meta"
 
 
+@pytest.mark.parametrize("by", ["count", "first_spike"])
+def test_samples_without_a_label_are_left_out(by):
+    """They counted as wrong; the losses leave them out. They need no real step, and what they hold does not matter."""
+    x, y = spikes(), labels()
+    y[::3] = -100
+    real = torch.ones(T, B, dtype=torch.bool)
+    real[:, 0] = False
+    x[:, 3] = float("nan")
+    wanted = accuracy(x[:, y >= 0], y[y >= 0], by=by)
+    assert torch.equal(accuracy(x, y, by=by, mask=real, ignore_index=-100), wanted)
+    assert torch.equal(accuracy(x, y, by=by, ignore_index=-100), wanted)
+    assert torch.equal(accuracy(x, y, by=by, ignore_index=-1), accuracy(x, y, by=by))
+    assert accuracy(x, torch.full_like(y, 2), by=by, ignore_index=2).isnan()
+    with pytest.raises(ValueError, match="mask is False at every step of 1 of 40 sequences"):
+        accuracy(x, y, by=by, mask=real)
+
+
 def test_wrong_arguments_are_named():
     """Each wrong argument is an error with its name, its value and what would be right."""
     with pytest.raises(ValueError, match=r"spikes must be \[T, B, C\].*got shape \(40, 6\)"):
