@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Dict, List
 
 import pytest
@@ -224,6 +225,36 @@ def test_a_kernel_under_another_name_is_not_run(tmp_path: Path) -> None:
     again = run(tmp_path)
     assert again[1] == first[1]
     assert (forward.read_bytes(), backward.read_bytes()) == (one, two)
+
+
+@pytest.mark.parametrize("on", [True, False])
+@pytest.mark.parametrize("fails", [False, True])
+def test_garbage_is_not_collected_while_numba_compiles(monkeypatch: pytest.MonkeyPatch, on: bool, fails: bool) -> None:
+    """Afterwards the collector is as it was, also where compiling failed."""
+    import gc
+
+    from spikecore.backend import BackendError
+
+    seen = []
+
+    def compile_(source: Any, types: Any) -> Any:
+        seen.append(gc.isenabled())
+        if fails:
+            raise ValueError("no")
+        return "entry"
+
+    monkeypatch.setattr(compiler, "_compile", compile_)
+    before = gc.isenabled()
+    (gc.enable if on else gc.disable)()
+    try:
+        if fails:
+            with pytest.raises(BackendError, match="cannot compile kernel k: ValueError: no"):
+                compiler._made(SimpleNamespace(name="k"), ())
+        else:
+            assert compiler._made(SimpleNamespace(name="k"), ()) == "entry"
+        assert (seen, gc.isenabled()) == ([False], on)
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 def test_passes_that_are_left_out_are_passes_of_numba() -> None:
