@@ -40,18 +40,31 @@ def check_places(net: nn.Module, carries: bool = False) -> List[Stateful]:
     modules = stateful_modules(net)
     if not any(carries or module.continues for module in modules):
         return modules
+    told = _told_twice(net, len(modules), carries)
+    if told:
+        raise ValueError(told)
+    return modules
+
+
+def _told_twice(net: nn.Module, now: int, carries: bool) -> str:
+    """What is wrong where one of the ``now`` modules with state is at two places of ``net``, "" where none is."""
     # a search of names takes far longer than a reset, and a network that was searched rarely changes
     size, twice = _searched.get(net, (-1, {}))
-    if size != len(modules):
+    if size != now:
         twice = reuse.registered_twice(net)
-        _searched[net] = len(modules), twice
+        _searched[net] = now, twice
     for module, (first, second) in twice.items():
         if isinstance(module, Stateful) and (carries or module.continues):
-            raise ValueError(
+            return (
                 f"{type(module).__name__} carries its state and is in the network twice, as {first!r} and {second!r}: "
                 "each would go on from the other's state; make a neuron for each place"
             )
-    return modules
+    return ""
+
+
+# torch.compile calls it when it traces. Traced, it would guard what is known of all networks: another one that is reset
+# would compile the graph anew, and one that goes while it is traced was an IndexError of torch's
+_told_twice._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
 
 def _neurons(net: nn.Module, function: str, carries: bool = False) -> List[Stateful]:

@@ -427,3 +427,29 @@ def test_only_dense_tensors(make, text, warm):
         lif(x[0])
     with pytest.raises(TypeError, match=f"^LIF: {text}"):
         lif(make(x))
+
+
+@pytest.mark.skipif(TORCH < (2, 6), reason="torch.compile of neurons needs torch 2.6 here")
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # the compiler's own
+def test_a_compiled_reset_knows_of_no_other_network():
+    """Each network that was reset since compiled the graph anew, since it stood in a table of all of them."""
+    from torch._dynamo.testing import CompileCounter
+
+    def made():
+        def steps(self, x):
+            sc.reset(self)
+            return torch.stack([self.lif(now) for now in x])
+
+        return Using(steps, lif=sc.LIF(step="single", backend="torch"))
+
+    net, others, counter, x = made(), [made() for _ in range(3)], CompileCounter(), torch.rand(T, B, C)
+    torch._dynamo.reset()
+    used = torch.compile(net, backend=counter)
+    with torch.no_grad():
+        first = used(x)
+        compiled = counter.frame_count
+        for other in others:
+            other(x)
+            assert torch.equal(used(x), first)
+        assert counter.frame_count == compiled
+        assert torch.equal(net(x), first)
