@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
 
@@ -12,6 +10,7 @@ import pytest
 import torch
 
 import spikecore as sc
+import warm
 from spikecore._plugins import selection
 from spikecore._plugins.registry import default_registry
 from spikecore.backend import BackendError, Unsupported
@@ -138,7 +137,7 @@ except sc.BackendError as error:
 def test_a_numba_that_cannot_be_imported_stops_nobody(tmp_path: Path) -> None:
     """A program that did not ask for it runs on the reference, with a warning; one that did gets the reason."""
     environ = {**os.environ, "SPIKECORE_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", BROKEN], capture_output=True, text=True, check=False, env=environ)
+    done = warm.run("-c", BROKEN, env=environ)
     same, error = done.stdout.splitlines()
     assert same == "True", done.stderr
     assert error.startswith("backend 'numba' cannot compile here: importing Numba raised ModuleNotFoundError: ")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 import pytest
 
+import warm
 from spikecore_numba import compiler
 
 CALL = """
@@ -33,15 +33,24 @@ def run(folder: Path, surrogate: str = "ATan", tau: str = "2.0", **environ: str)
     return out.splitlines()
 
 
-def start(folder: Path, surrogate: str = "ATan", tau: str = "2.0", **environ: str) -> subprocess.Popen[str]:
+def start(folder: Path, surrogate: str = "ATan", tau: str = "2.0", **environ: str) -> Any:
     env = {**os.environ, "SPIKECORE_CACHE_DIR": str(folder), **environ}
-    return subprocess.Popen(
-        [sys.executable, "-c", CALL.format(surrogate=surrogate, tau=tau)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=env,
-    )
+    return warm.start("-c", CALL.format(surrogate=surrogate, tau=tau), env=env)
+
+
+@pytest.fixture(scope="module")
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Tuple[Path, List[str]]:
+    """The folder in which a process has compiled the kernels of :data:`CALL`, and what it said."""
+    folder = tmp_path_factory.mktemp("kernels")
+    return folder, run(folder)
+
+
+@pytest.fixture
+def first(compiled_once: Tuple[Path, List[str]], tmp_path: Path) -> List[str]:
+    """What the process said that compiled first. ``tmp_path`` is a copy of its folder, which the test may change."""
+    folder, said = compiled_once
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    return said
 
 
 def files(folder: Path) -> Dict[str, bytes]:
@@ -49,9 +58,8 @@ def files(folder: Path) -> Dict[str, bytes]:
     return {path.name: path.read_bytes() for path in found}
 
 
-def test_second_process_loads_without_numba(tmp_path: Path) -> None:
+def test_second_process_loads_without_numba(first: List[str], tmp_path: Path) -> None:
     """The first process compiles and keeps text and code; the next one does not even import Numba."""
-    first = run(tmp_path)
     kept = files(tmp_path)
     assert first[1].startswith("True")
     assert sorted(name.partition("-")[0] + Path(name).suffix for name in kept) == [
@@ -66,9 +74,9 @@ def test_second_process_loads_without_numba(tmp_path: Path) -> None:
     assert files(tmp_path) == kept
 
 
+@pytest.mark.usefixtures("first")
 def test_other_numbers_are_the_same_kernel(tmp_path: Path) -> None:
     """Numbers are arguments of a kernel; another formula is another kernel."""
-    run(tmp_path)
     kept = set(files(tmp_path))
     run(tmp_path, tau="3.0")
     assert set(files(tmp_path)) == kept
@@ -76,9 +84,8 @@ def test_other_numbers_are_the_same_kernel(tmp_path: Path) -> None:
     assert set(files(tmp_path)) > kept
 
 
-def test_broken_entries_are_compiled_anew(tmp_path: Path) -> None:
+def test_broken_entries_are_compiled_anew(first: List[str], tmp_path: Path) -> None:
     """A cut or overwritten file is noticed and replaced."""
-    first = run(tmp_path)
     whole = files(tmp_path)
     for k, name in enumerate(sorted(name for name in whole if name.endswith(".o"))):
         path = tmp_path / "numba" / name
@@ -112,9 +119,9 @@ def test_processes_that_start_together(tmp_path: Path) -> None:
     assert run(tmp_path)[1].startswith("False")
 
 
-def test_first_call_is_quick(tmp_path: Path) -> None:
+def test_first_call_is_quick(first: List[str], tmp_path: Path) -> None:
     """A first call compiles in seconds, from the disk in a fraction of one."""
-    cold = float(run(tmp_path)[0].split()[1])
+    cold = float(first[0].split()[1])
     warm = min(float(run(tmp_path)[0].split()[1]) for _ in range(2))
     print(f"first call {cold:.2f} s, from the disk {warm:.2f} s")
     # three times what is promised, for machines that are busy
@@ -215,9 +222,8 @@ def test_what_is_forgotten_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [engine() for engine in engines] == [None] * 3
 
 
-def test_a_kernel_under_another_name_is_not_run(tmp_path: Path) -> None:
+def test_a_kernel_under_another_name_is_not_run(first: List[str], tmp_path: Path) -> None:
     """Files that changed places are compiled again; results stay right."""
-    first = run(tmp_path)
     forward, backward = sorted((tmp_path / "numba").glob("*.o"), key=lambda path: "backward" in path.name)
     one, two = forward.read_bytes(), backward.read_bytes()
     forward.write_bytes(two)

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import spikecore as sc
+import warm
 from spikecore_numba import threads
 
 
@@ -113,9 +114,7 @@ print("whole", lif(x).shape == x.shape)
 def test_a_fork_while_another_thread_compiles(tmp_path: Path) -> None:
     """The child compiles its own first kernel: no lock, ours or Numba's, is left shut in it."""
     environ = {**os.environ, "SPIKECORE_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILING], capture_output=True, text=True, check=False, timeout=120, env=environ
-    )
+    done = warm.run("-c", COMPILING, timeout=120, env=environ)
     assert done.stdout.split() == ["whole", "True"], done.stderr
 
 
@@ -288,5 +287,5 @@ y = sc.ALIF(backend="numba")(x)
 y.backward(torch.ones(4, 3, device="cpu"))
 assert y.tolist() == expected and x.grad.device.type == "cpu"
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = warm.run("-c", code)
     assert done.returncode == 0, done.stderr
