@@ -24,6 +24,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
+_COMPILER = getattr(torch, "compiler", None)
+
+
 def _never() -> bool:
     return False
 
@@ -32,8 +35,6 @@ def _never() -> bool:
 
 #: Whether torch.compile traces now. Torch says so from 2.3 on; it compiles kernels from 2.4 on, the reference from 2.6.
 is_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", _never)
-#: Whether torch.export traces now, which torch.onnx.export does, too. Torch says so from 2.7 on.
-is_exporting: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_exporting", _never)
 #: Whether the compiler's front end reads Python now, as torch.export(strict=True) has it do.
 is_dynamo_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_dynamo_compiling", _never)
 #: Whether a transform of torch.func is at work: vmap, grad, jvp and those made of them.
@@ -43,6 +44,15 @@ dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack
 _tracing_state: Callable[[], object] = torch._C._get_tracing_state
 #: Tensors with memory of their own; others, such as those that stand for shapes only, go through torch's dispatcher.
 PLAIN = (Tensor, nn.Parameter)
+
+
+def is_exporting() -> bool:
+    """Whether torch.export traces now, which torch.onnx.export does, too. Torch says so from 2.7 on.
+
+    Its flag is read, since its function of this name is True for the front end of torch.compile as well (seen in torch
+    2.11; 2.13 reads the flag there): a compiled network took the ways of an exported one, unfused.
+    """
+    return bool(getattr(_COMPILER, "_is_exporting_flag", False))
 
 
 def is_batched(value: Tensor) -> bool:
