@@ -1,5 +1,6 @@
-"""Backward kernels with feedback: the states of a chunk again from its checkpoint and the drive, without a product, and
-the adjoint from its last step to the first. What the adjoint is computed from is kept in shared memory.
+"""Backward kernels with feedback: the adjoint, from the last step to the first, and the states of a chunk again from its
+checkpoint and the drive, without a product. What the adjoint is computed from is kept in shared memory. The states of a
+chunk are computed again while the adjoint of the chunk behind it waits for other blocks.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from spikecore_cupy.parts import Form, Function, Source, Stream
 #: The last two steps; k is 0 for the even one.
 LAST_TWO = "steps - 1 - ((steps - 1 - k) & 1)"
 PASSED = "i.pass((steps - 1) & 1), i.wait((steps - 1) & 1);"
-#: Of the chunk before, the two steps behind those that are done, and step T + 1 - t: the first ones of another chunk
-#: before where there are no more of it. Negative where there is no such chunk.
+#: While the adjoint goes from the last step of a chunk to the first, the chunk before is computed again from its first
+#: step to the last: its step T - 1 - t takes the place of step t, which is done. EARLIER is the time of the step two
+#: behind that one, T + 1 - t, whose drive is loaded then; past the chunk's end, a step of the chunk before it.
+#: EARLIER_TWO are the times of the two steps that come first, behind the ``done`` ones, which had a place from the
+#: beginning. A time is negative where there is no such chunk.
 EARLIER_TWO = "begin - T + done + ((done + k) & 1) - (done + ((done + k) & 1) < T ? 0 : 2 * T)"
 EARLIER = "begin + 1 - t - (t > 1 ? 0 : 2 * T)"
 
