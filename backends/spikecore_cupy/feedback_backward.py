@@ -1,6 +1,7 @@
-"""Backward kernels with feedback: the adjoint, from the last step to the first, and the states of a chunk again from its
-checkpoint and the drive, without a product. What the adjoint is computed from is kept in shared memory. The states of a
-chunk are computed again while the adjoint of the chunk behind it waits for other blocks.
+"""Backward kernels with feedback: the adjoint of all steps, and the states again from checkpoints and the drive.
+
+There is no product for the states. What the adjoint is computed from is kept in shared memory. The states of a chunk
+are computed again while the adjoint of the chunk behind it waits for other blocks.
 """
 
 from __future__ import annotations
