@@ -45,6 +45,19 @@ def _bits(value: float) -> int:
     return int(np.float64(value).view(np.int64))
 
 
+def approximates() -> bool:
+    """Whether JAX has a device whose float32 quotients and roots are approximate; numbers of its other devices are
+    right either way. (With ``lax.platform_dependent`` JAX 0.6 cannot derive a scan.)
+    """
+    for platform in INEXACT:
+        try:
+            if jax.devices(platform):
+                return True
+        except RuntimeError:  # how JAX says that there is none
+            continue
+    return False
+
+
 class Table(Mapping[str, Callable[..., Any]]):
     """The functions of a compiled function: op name -> function, as ``spikecore.kernels.Functions``.
 
@@ -98,7 +111,7 @@ class Table(Mapping[str, Callable[..., Any]]):
                 found = function(*[lax.convert_element_type(self.kept(number), jnp.float64) for number in numbers])
                 return lax.convert_element_type(self.kept(found), jnp.float32)
 
-        return lax.platform_dependent(*numbers, default=function, **dict.fromkeys(INEXACT, wide))
+        return wide(*numbers) if approximates() else function(*numbers)
 
     def _all(self) -> Dict[str, Callable[..., Any]]:
         return {
