@@ -23,6 +23,14 @@ def pyplot() -> Any:
     return module
 
 
+def check_suffix(path: Path) -> None:
+    """Raise ValueError for a path whose suffix is no format of a picture, and what :func:`pyplot` raises."""
+    known = pyplot().figure().canvas.get_supported_filetypes()
+    pyplot().close()
+    if path.suffix and path.suffix[1:].lower() not in known:
+        raise ValueError(f"{path}: {path.suffix!r} is no format of a picture; there are: {', '.join(sorted(known))}")
+
+
 def plot(report: Report, path: Path) -> None:
     """Write the picture; the suffix of the path says in which format."""
     figure = figure_of(report)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -30,6 +31,16 @@ SUITES = (
 #: Time steps that people use, of which few are powers of two, and layouts: the suite ``steps`` has them.
 STEP_LAYOUTS = ("flat", "odd", "contiguous", "channels-last", "batch before time")
 BETWEEN = (10, 20, 25, 50, 100, 250, 500, 1000)
+#: Field -> its option, and the suites that heed it. The others measure the same whatever it is.
+_HEEDING: Mapping[str, Tuple[str, Sequence[str]]] = {
+    "neurons": ("--neuron", ("neurons", "layouts", "steps", "small", "documents")),
+    "dtypes": ("--dtype", ("neurons", "layouts", "steps", "small")),
+    "steps": ("--steps", ("neurons", "layouts", "steps", "small")),
+    "elements": ("--elements", ("neurons", "layouts", "steps")),
+    "layouts": ("--layout", ("steps",)),
+    "networks": ("--network", ("networks",)),
+    "forms": ("--form", ("networks",)),
+}
 
 
 @dataclass(frozen=True)
@@ -76,14 +87,37 @@ class Settings:
         _known("form", self.forms, tuple(FORMS))
         _known("layout", self.layouts, STEP_LAYOUTS)
         _known("peer", self.peer_names, tuple(peer.name for peer in PEERS))
-        if self.workers < 0:
-            raise ValueError(f"workers={self.workers} must be 0 or more")
+        if self.peer_names and not self.peers:
+            raise ValueError(
+                f"peer {self.peer_names[0]!r} cannot be measured with peers=False; leave out one of the two"
+            )
         numbers = {"steps": self.steps, "size": (self.size,)}
         numbers.update(elements=_given(self.elements), repetitions=_given(self.repetitions))
         for name, values in numbers.items():
             for value in values:
                 if value < 1:
                     raise ValueError(f"{name}={value} must be 1 or more")
+        for name in ("workers", "compile_steps"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
+        for name, seconds in (("turn", self.turn), ("patience", self.patience)):
+            # NaN fails both comparisons
+            if seconds is not None and not 0 < seconds < math.inf:
+                raise ValueError(f"{name}={seconds} must be a number of seconds above 0")
+
+    def check_use(self) -> None:
+        """Raise ValueError for an option that none of the suites heeds: the figures would be taken for those of it.
+
+        For what a user chose. After :meth:`on` every field holds a choice.
+        """
+        for name, (option, heeding) in _HEEDING.items():
+            values = getattr(self, name)
+            if values and not set(heeding).intersection(self.suites):
+                chosen = values if isinstance(values, int) else ", ".join(map(str, values))
+                raise ValueError(
+                    f"{option} {chosen} does not change what --suite {', '.join(self.suites)} measures; leave it out, "
+                    f"or measure a suite that it is for: {', '.join(heeding)}"
+                )
 
     def on(self, device: torch.device) -> Settings:
         """The same with every choice made."""

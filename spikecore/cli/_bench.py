@@ -10,7 +10,7 @@ import gc
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, List, Optional
+from typing import TYPE_CHECKING, List, Optional, Sequence, Tuple, TypeVar
 
 import typer
 from rich.console import Console
@@ -20,6 +20,8 @@ from rich.text import Text
 if TYPE_CHECKING:
     from spikecore.bench._cases import Job
     from spikecore.bench._report import Report
+
+_Value = TypeVar("_Value")
 
 
 def bench(
@@ -71,37 +73,40 @@ def bench(
 
     import torch
 
+    from spikecore.bench._plot import check_suffix
     from spikecore.bench._plot import plot as draw
-    from spikecore.bench._plot import pyplot
-    from spikecore.bench._report import from_json
     from spikecore.bench._run import prepare
-    from spikecore.bench._settings import SUITES, Settings
+    from spikecore.bench._settings import Settings
     from spikecore.cli._bench_tables import show
 
     try:
         for path in (json, plot):
             if path is not None and not path.parent.is_dir():
                 raise ValueError(f"{path}: there is no directory {path.parent}")
+            if path is not None and path.is_dir():
+                raise ValueError(f"{path} is a directory; give a file in it")
         if plot is not None:
-            pyplot()  # before anything is measured
+            check_suffix(plot)  # before anything is measured
         if given is not None and json is not None:
             raise ValueError(f"--json {json}: with --from nothing is measured, and there is nothing to write")
         if threads is not None:
+            if threads < 1:
+                raise ValueError(f"threads={threads} must be 1 or more")
             torch.set_num_threads(threads)
         settings = Settings(
-            suites=SUITES if "all" in suite else tuple(suite),
+            suites=_suites(suite),
             device=device,
-            backends=tuple(backend),
+            backends=_each_once(backend),
             peers=peers,
-            neurons=tuple(neuron),
-            dtypes=tuple(dtype),
-            steps=tuple(steps),
-            layouts=tuple(layout),
+            neurons=_each_once(neuron),
+            dtypes=_each_once(dtype),
+            steps=_each_once(steps),
+            layouts=_each_once(layout),
             elements=elements,
             size=size,
-            networks=tuple(network),
-            forms=tuple(form),
-            peer_names=tuple(peer),
+            networks=_each_once(network),
+            forms=_each_once(form),
+            peer_names=_each_once(peer),
             turn=turn,
             workers=workers,
             patience=patience,
@@ -109,7 +114,8 @@ def bench(
             repetitions=repetitions,
             quick=quick,
         )
-        report, jobs = prepare(settings) if given is None else (from_json(given.read_text(encoding="utf-8")), [])
+        settings.check_use()
+        report, jobs = prepare(settings) if given is None else (_read(given), [])
     except (OSError, ValueError, RuntimeError, ModuleNotFoundError) as error:
         raise typer.BadParameter(str(error)) from error
     logging.getLogger("torch._library").setLevel(logging.ERROR)  # says on a CPU that there is no Triton
@@ -123,6 +129,30 @@ def bench(
     if wrong:
         console.print(Text(f"not timed, because what it computes is wrong: {', '.join(wrong)}", style="bold red"))
         raise typer.Exit(1)
+
+
+def _suites(named: Sequence[str]) -> Tuple[str, ...]:
+    """The suites to measure; names beside ``all`` are checked, too."""
+    from spikecore.bench._settings import SUITES
+
+    if "all" not in named:
+        return _each_once(named)
+    return _each_once([*SUITES, *(name for name in named if name != "all")])
+
+
+def _each_once(values: Sequence[_Value]) -> Tuple[_Value, ...]:
+    """What is named twice is measured once."""
+    return tuple(dict.fromkeys(values))
+
+
+def _read(path: Path) -> Report:
+    """The report in a file. Raises ValueError, naming the file, for one that holds something else."""
+    from spikecore.bench._report import from_json
+
+    try:
+        return from_json(path.read_text(encoding="utf-8"))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"--from {path}: this is no report that spikecore bench --json wrote ({error})") from error
 
 
 def _measure(report: Report, jobs: List[Job], json: Optional[Path]) -> None:

@@ -289,6 +289,11 @@ def test_compile_stops_at_its_steps() -> None:
         ({"dtypes": ("int8",)}, "there are: float16, bfloat16, float32, float64"),
         ({"steps": (0,)}, "steps=0 must be 1 or more"),
         ({"elements": 0}, "elements=0 must be 1 or more"),
+        ({"turn": float("nan")}, "turn=nan must be a number of seconds above 0"),
+        ({"turn": 0.0}, "turn=0.0 must be a number of seconds above 0"),
+        ({"patience": -1.0}, "patience=-1.0 must be a number of seconds above 0"),
+        ({"compile_steps": -1}, "compile_steps=-1 must be 0 or more"),
+        ({"peers": False, "peer_names": ("snnTorch",)}, "peer 'snnTorch' cannot be measured with peers=False"),
     ],
 )
 def test_wrong_settings_are_errors_that_name_the_right_ones(wrong: Dict[str, Any], says: str) -> None:

@@ -199,7 +199,7 @@ def test_command_shows_and_draws_a_report_again(tmp_path: Any, monkeypatch: pyte
     assert "<svg" in (tmp_path / "again.svg").read_text(encoding="utf-8")
     for given, says in (
         (["--from", str(tmp_path / "none.json")], "No such file"),
-        (["--from", str(tmp_path / "again.svg")], "Expecting value"),
+        (["--from", str(tmp_path / "again.svg")], "this is no report that spikecore bench --json wrote"),
         (["--from", str(tmp_path / "report.json"), "--json", str(tmp_path / "new.json")], "nothing is measured"),
     ):
         result = runner.invoke(cli.app, ["bench", *given])
@@ -210,7 +210,7 @@ def test_command_shows_and_draws_a_report_again(tmp_path: Any, monkeypatch: pyte
 def test_command_fails_for_a_wrong_backend() -> None:
     """It says so last, and exits with 1; the tables are there all the same."""
     with installed(Mutant):
-        result = invoke("--suite", "small")
+        result = invoke("--suite", "neurons")
     assert result.exit_code == 1
     assert "mutant wrong:" in result.output
     assert "not timed, because what it computes is wrong: mutant" in result.output
@@ -222,13 +222,34 @@ def test_command_fails_for_a_wrong_backend() -> None:
         (["--suite", "nothing"], "suite 'nothing'"),
         (["--backend", "nothing"], "'nothing' is not installed"),
         (["--json", "no/such/place.json"], "there is no directory"),
+        (["--json", "."], ". is a directory; give a file in it"),
+        (["--plot", "bench.xyz"], "bench.xyz: '.xyz' is no format of a picture; there are: "),
+        (["--suite", "all", "--suite", "nothing"], "suite 'nothing' is not known"),
+        (["--threads", "0"], "threads=0 must be 1 or more"),
+        (["--suite", "neurons", "--form", "eager"], "--form eager does not change what --suite neurons measures"),
+        (
+            ["--suite", "networks", "--suite", "calls"],
+            "--steps 3 does not change what --suite networks, calls measures",
+        ),
+        (["--suite", "small"], "--elements 30 does not change what --suite small measures; leave it out, or measure"),
     ],
 )
 def test_command_refuses_before_it_measures(arguments: List[str], says: str) -> None:
-    """A wrong argument is an error at once, in words."""
+    """A wrong argument is an error at once, in words, and so is one that would change nothing."""
+    if "--plot" in arguments:
+        pytest.importorskip("matplotlib")
     result = invoke(*arguments)
     assert result.exit_code == 2
     assert says in " ".join(result.output.replace("│", " ").split())
+
+
+def test_what_is_named_twice_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Suites, numbers of steps and all other names."""
+    seen: List[Any] = []
+    monkeypatch.setattr(run, "prepare", lambda settings: seen.append(settings) or (REPORT, []))
+    invoke(*"--suite neurons --suite neurons --steps 3 --steps 4 --dtype float32 --dtype float32".split())
+    (settings,) = seen
+    assert (settings.suites, settings.steps, settings.dtypes) == (("neurons",), (3, 4), ("float32",))
 
 
 def test_command_without_matplotlib_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
