@@ -6,7 +6,7 @@ from typing import Callable, List, NamedTuple, Sequence, Tuple
 
 from torch import nn
 
-from spikecore._explain._layers import REPEATED, Layer
+from spikecore._explain._layers import OWN, REPEATED, Layer
 from spikecore._explain._shown import size
 from spikecore._plugins.selection import REFERENCE, automatic_order
 from spikecore._shell.binding import backend_on
@@ -61,7 +61,7 @@ def _repeated(layers: Sequence[Layer], setting: Setting) -> List[str]:
         return []
     steps, products = found[0].steps, sum(layer.products for layer in layers)
     share = sum(layer.products for layer in found) / products if products else 0.0
-    part = f", {100 * share:.0f} % of the network's multiplications" if share else ""
+    part = f", {100 * share:.0f} % of the multiplications of linear layers and convolutions" if share else ""
     return [
         f"{_named(found)} computed the same {steps} times{part}: with sc.encode.Constant({steps}) in front, layers in "
         "sc.layers.TimeBatched are computed once, and so are others after sc.hoist(net), which sc.training_model does; "
@@ -105,7 +105,7 @@ def _copied(layers: Sequence[Layer], setting: Setting) -> List[str]:
         found += [
             (one.bytes, f"{layer.name or layer.kind} ({one.when}): {one.reason}")
             for one in layer.copies
-            if one.bytes > _SMALL * largest and not one.converts and REPEATED not in one.reason
+            if one.bytes > _SMALL * largest > 0 and not (one.converts or REPEATED in one.reason or OWN in one.reason)
         ]
     if not found:
         return []

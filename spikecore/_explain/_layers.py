@@ -9,6 +9,8 @@ from spikecore._explain._shown import as_html, as_text
 
 #: In the reason of a copy: time steps that hold the same were written out.
 REPEATED = "a step that is repeated"
+#: The same: what a layout of the data would not change.
+OWN = "lays out its weight or output for itself"
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class Layer:
     ``copies``: what was laid out anew or converted in it. ``words``, ``floor``: numbers that its neurons moved through
     memory per time step and neuron, forward and backward, and the least possible; None for any other layer.
     ``steps``: time steps that the layer had at once; 0 where that is not known. ``repeated``: true where all of them
-    held the same, so that all but one were computed for nothing. ``products``: multiplications of its weights, forward.
+    held the same, so that all but one were computed for nothing. ``products``: multiplications of its weights in linear
+    layers and convolutions, forward.
     ``saved``: bytes that it keeps for backward; a tensor that several layers keep counts at the first one.
     ``saved_spikes``: how many of these are spikes, of a layer that is no neuron. ``rate``: the fraction of outputs that
     are spikes; None for a layer that gives other numbers than 0 and 1.

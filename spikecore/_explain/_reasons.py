@@ -7,11 +7,12 @@ from typing import Dict, List, Tuple
 import torch
 
 from spikecore._delay import Delay
-from spikecore._explain._layers import REPEATED, Copy
+from spikecore._explain._layers import OWN, REPEATED, Copy
 from spikecore._explain._traffic import Moved, Traffic
 from spikecore._explain._watching import Given, Seen
 from spikecore._shell.state import Stateful
 from spikecore.layers import TimeBatched
+from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 
 
@@ -25,9 +26,19 @@ def copies(seen: Seen, moved: Traffic) -> Tuple[Copy, ...]:
     if isinstance(seen.module, Recurrent) and isinstance(seen.module.linear, Delay):
         return ()  # of weights by lag and of sums that wait, which no layout of the data would take away
     found: Dict[Tuple[str, bool, str], List[int]] = {}
-    for one in moved.copies:
-        key = ("backward" if one.backward else "forward", one.converts, _reason(seen, one))
-        found.setdefault(key, []).append(one.numbers)
+    #: Copies of the input in the forward pass. It is kept as it was given, so that backward copies it again.
+    inputs = 0
+    for one in sorted(moved.copies, key=lambda one: one.backward):
+        if isinstance(seen.module, Recurrent) and one.numbers not in _whole(seen):
+            continue  # of the weight and of one step's state, which no layout of the data would take away
+        reason = _reason(seen, one)
+        if isinstance(seen.module, Neuron) and not one.converts and one.numbers in _whole(seen):
+            if not one.backward:
+                inputs += not _has_dense_steps(seen.inputs[0])
+            elif inputs:
+                inputs -= 1
+                reason = f"{_not_dense(seen.inputs[0])}, and it was kept as it was given"
+        found.setdefault(("backward" if one.backward else "forward", one.converts, reason), []).append(one.numbers)
     size = _width(seen)
     return tuple(Copy(*key, len(numbers), size * sum(numbers)) for key, numbers in found.items())
 
@@ -44,11 +55,37 @@ def _reason(seen: Seen, one: Moved) -> str:
         if one.backward:
             return "the gradient of the output does not lie as the input does"
         if first is not None and not _has_dense_steps(first):
-            return f"the steps of the input are not dense in memory (strides {first.strides})"
+            return _not_dense(first)
         return "an input, state or parameter does not lie as the first input does"
+    repeated = first is not None and first.layout.startswith("one step repeated")
+    if first is not None and repeated and not one.backward and one.numbers == _numbers(first):
+        return f"{REPEATED} {first.shape[0]} times is written out"
     operation = next((name for name in reversed(one.within) if not _is_copying(name)), "")
     within = operation.replace("aten::", "").replace("autograd::engine::evaluate_function: ", "")
+    if (
+        first is not None
+        and first.layout == "contiguous"
+        and "convolution" in within
+        and one.numbers != _numbers(first)
+    ):
+        return f"{within} {OWN}"
     return f"{within} needs the numbers in another layout" if within else "numbers are laid out anew"
+
+
+def _not_dense(x: Given) -> str:
+    return f"the steps of the input are not dense in memory (strides {x.strides})"
+
+
+def _whole(seen: Seen) -> Tuple[int, ...]:
+    """How many numbers the inputs of a layer have."""
+    return tuple(map(_numbers, seen.inputs))
+
+
+def _numbers(x: Given) -> int:
+    count = 1
+    for length in x.shape:
+        count *= length
+    return count
 
 
 def _is_copying(name: str) -> bool:

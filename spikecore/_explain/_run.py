@@ -62,8 +62,9 @@ def explain(
     compiled kernels the least they move; what runs in threads of a network's own is not seen.
 
     Raises TypeError or ValueError, naming the argument, for a ``net`` that is no module, an ``x`` without tensors, a
-    loss that is no number with a gradient, and outputs without gradients while ``training``; RuntimeError while torch's
-    profiler is running, which this uses; BackendError for a backend that cannot be had; and what the network raises.
+    ``training`` that is no bool, a ``loss`` that is no function or gives no number with a gradient, and outputs without
+    gradients while ``training``; RuntimeError while torch's profiler is running, which this uses; BackendError for a
+    backend that cannot be had; and what the network raises.
     """
     modules = stateful_modules(net)
     net = unwrapped(net)
@@ -71,6 +72,10 @@ def explain(
     given = flattened(inputs)
     if not given:
         raise TypeError(f"x={shown(x)} has no tensor; give the network's input, or a tuple or dict of inputs")
+    if not isinstance(training, bool):
+        raise TypeError(f"training={shown(training)} must be True, or False for a forward pass in eval mode")
+    if not (loss is None or callable(loss)):
+        raise TypeError(f"loss={shown(loss)} must be a function of the outputs of net, or None for their sum")
     asked = None if backend is None else request(backend, "explain()")
     if torch._C._autograd._profiler_enabled():
         raise RuntimeError("explain uses torch's profiler, which is running; call it outside of the profiled block")
@@ -175,7 +180,6 @@ def _is_layer(seen: Seen) -> bool:
 def _layer(seen: Seen, moved: Traffic, times: Iterable[int], training: bool) -> Layer:
     first, last = seen.inputs[0] if seen.inputs else None, seen.output
     stateful = isinstance(seen.module, Stateful)
-    products = _products(seen) * seen.calls
     return Layer(
         name=seen.name,
         kind=type(seen.module).__name__,
@@ -190,7 +194,7 @@ def _layer(seen: Seen, moved: Traffic, times: Iterable[int], training: bool) -> 
         **_moved_words(seen, moved, training),
         steps=seen.steps if seen.steps in times else 0,
         repeated=_is_layer(seen) and not stateful and seen.repeated and seen.steps in times and moved.words > 0,
-        products=products,
+        products=_products(seen),
         saved=seen.saved,
         saved_spikes=seen.saved_spikes,
         rate=seen.spikes / seen.outputs if stateful and seen.only_spikes and seen.outputs else None,
@@ -238,20 +242,21 @@ def _words_of_prologue(norm: nn.Module, reads: List[float], wanted: List[bool], 
 
 
 def _products(seen: Seen) -> int:
-    """Multiplications of one call of a layer with weights."""
-    module, last = seen.module, seen.output
-    weight = getattr(module.linear if isinstance(module, Delay) else module, "weight", None)
-    if last is None or not isinstance(weight, Tensor):
-        return 0
-    count = 1
-    for size in last.shape:
-        count *= size
+    """Multiplications of a layer with weights, in all calls."""
+    module = seen.module.linear if isinstance(seen.module, Recurrent) else seen.module
     if isinstance(module, Delay):
-        return count * module.linear.in_features * (module.max_delay + 1 if module.delay.ndim == 2 else 1)
+        return seen.given * module.linear.in_features * (module.max_delay + 1 if module.delay.ndim == 2 else 1)
     if isinstance(module, nn.Linear):
-        return count * module.in_features
-    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    return count * (weight.numel() // weight.shape[0]) if isinstance(module, kinds) else 0
+        return seen.given * module.in_features
+    for kinds, numbers in ((_CONVOLUTIONS, seen.given), (_TRANSPOSED, seen.taken)):
+        # each number of the output is made of so many, or each of the input goes to so many
+        if isinstance(module, kinds):
+            return numbers * (module.weight.numel() // module.weight.shape[0])
+    return 0
+
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 #: What sc.fuse has layers keep for backward.

@@ -41,8 +41,9 @@ class Seen:
         #: Inputs and output of the first call.
         self.inputs: Tuple[Given, ...] = ()
         self.output: Optional[Given] = None
-        #: Numbers of the first input, of all calls.
+        #: Numbers of the first input, of all calls; and those of it and of the output, a step that is repeated once.
         self.elements = 0
+        self.taken = self.given = 0
         #: Time steps at once in the first call, 0 if unknown, and whether they held the same.
         self.steps = 0
         self.repeated = False
@@ -82,6 +83,8 @@ class Watching:
         self._stack: List[Tuple[Seen, record_function, Tuple[int, int, bool]]] = []
         self._kept: Set[int] = {_storage(tensor) for tensor in (*net.parameters(), *net.buffers())}
         self._spikes: Dict[int, int] = {}
+        #: What layers keep in the storages of spikes, and its bytes.
+        self._said: List[Tuple[Seen, Tensor, int]] = []
 
     @property
     def top(self) -> Optional[Seen]:
@@ -103,7 +106,9 @@ class Watching:
                     wrapped.append(module)
             with cast(ContextManager[Any], torch.autograd.graph.saved_tensors_hooks(self._keep, lambda kept: kept)):
                 yield
+            self._note_kept_spikes()
         finally:
+            self._said.clear()
             while self._stack:  # where a layer raised
                 self._stack.pop()[1].__exit__(None, None, None)
             for module in wrapped:
@@ -139,6 +144,7 @@ class Watching:
         folded = self._stack[-1][2] if self._stack else (0, 0, False)
         with record_function(ASIDE), torch.no_grad():
             seen.elements += given[0].numel() if given else 0
+            seen.taken += _apart(given[0]) if given else 0
             if seen.calls == 1:
                 seen.inputs = tuple(map(_described, given))
                 if hoisted:
@@ -171,6 +177,7 @@ class Watching:
         entered.__exit__(None, None, None)
         with record_function(ASIDE), torch.no_grad():
             for value in results[:1]:
+                seen.given += _apart(value)
                 if seen.output is None:
                     seen.output = _described(value)
                 if _may_fire(seen.module):
@@ -198,13 +205,28 @@ class Watching:
                 size = value.untyped_storage().nbytes()
                 seen.saved += size
                 if self._spikes.get(storage) == size and not _may_fire(seen.module):
-                    seen.saved_spikes += size
+                    self._said.append((seen, value, size))
         return value
+
+    def _note_kept_spikes(self) -> None:
+        """Add up what is kept of spikes. The address alone does not tell: once spikes are freed, other numbers may get
+        their memory. Looked at behind the forward pass, for within it this would be seen as an operation of the layer.
+        """
+        with record_function(ASIDE), torch.no_grad():
+            for seen, value, size in self._said:
+                if bool(((value == 1) | (value == 0)).all()):
+                    seen.saved_spikes += size
 
 
 def _may_fire(module: nn.Module) -> bool:
     """Whether outputs of 0 and 1 are spikes of this module."""
     return isinstance(module, Stateful) and not isinstance(module, Delay)
+
+
+def _apart(x: Tensor) -> int:
+    """How many numbers a tensor has; a step that is repeated counts once."""
+    repeated = x.layout is torch.strided and x.ndim > 0 and x.stride(0) == 0 and x.shape[0] > 1
+    return x.numel() // x.shape[0] if repeated else x.numel()
 
 
 def _storage(tensor: Tensor) -> int:
