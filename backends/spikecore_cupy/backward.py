@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Dict, List, Sequence
 
 from spikecore.kernels import BackwardPlan
+from spikecore.kernels.cut import smallest_cut
 from spikecore.kernels.writing import (
     indented,
     output_cotangent,
     state_cotangent,
 )
-from spikecore.lang import Node
+from spikecore.lang import Node, topological
 from spikecore_cupy.chunks import ChunkWriter
-from spikecore_cupy.derivative import derivative
+from spikecore_cupy.derivative import derivative, inputs_in_halves
 from spikecore_cupy.lines import over_neurons
 from spikecore_cupy.parts import Form, Function, Source, Stream
 
@@ -28,7 +29,7 @@ class BackwardWriter(ChunkWriter):
         roots = [*found.roots, *plan.following.values()]
         super().__init__(plan, "backward", form, [*roots, *found.factors.values()], found.approximate)
         #: What is kept of every recomputed step of a chunk, by its name.
-        self._kept = self.kept_values(found.cut)
+        self._kept = self.kept_values(smallest_cut(found.roots, inputs_in_halves(plan) if form.again else ()))
         #: The states that are recomputed, those whose cotangents are carried, and the latter's variables.
         self._states = plan.recomputed_states
         self._carried = {name: self.carried(name) for name in plan.carried_cotangents}
@@ -49,7 +50,8 @@ class BackwardWriter(ChunkWriter):
         # an input that both read is loaded once
         chunk = self.loads([*before, *(stream for stream in back if stream not in before)], len(self.plan.wanted))
         chunk += self._recomputation(step, before) if self._kept else []
-        chunk += self.over_steps([*self.numbers(back), *self._adjoint_step(adjoint)], backwards=True)
+        copies = self._copies(adjoint)
+        chunk += self.over_steps([*self.numbers(back), *self._adjoint_step(adjoint, copies)], backwards=True)
         chunk += self.written()
         chunks = self.backward_chunks(chunk)
         each = [*self._first_cotangents(), *chunks, *self._last_cotangents()]
@@ -60,7 +62,8 @@ class BackwardWriter(ChunkWriter):
             until, each = self.argument("span", "span"), self.over_groups(each)
         scaled = [line for name, node in self._derivative.factors.items() for line in self._scaled(name, node)]
         zero = self._zero_sums()
-        body = [*self.opening(), *([] if self._summed else zero), *each, *scaled, *self._store_sums()]
+        again = [line for node, name in copies.items() for line in self._copied(node, name)]
+        body = [*self.opening(), *again, *([] if self._summed else zero), *each, *scaled, *self._store_sums()]
         functions = [step, adjoint] if self._kept else [adjoint]
         if not (self._scalars or self._summed):
             return self.finished(functions, [*self.leaving(until), *body])
@@ -116,9 +119,40 @@ class BackwardWriter(ChunkWriter):
             body = [*(f"hold({stream.name}[t]);" for stream in inputs), *body]
         return [*lines, *self.over_steps([*self.numbers(inputs), *body])]
 
-    def _adjoint_step(self, adjoint: Function) -> List[str]:
+    def _taken_again(self, adjoint: Function) -> List[Node]:
+        """The inputs that the adjoint takes once more from registers that hold two numbers each."""
+        halves = inputs_in_halves(self.plan) if self.form.again and not self.form.staged else ()
+        return [node for node in adjoint.takes if node in halves]
+
+    def _copies(self, adjoint: Function) -> Dict[Node, str]:
+        """Of what is known before the first step, that which the adjoint needs to compute again what a step computed;
+        and the names of the copies that it takes instead, for the compiler would keep what a step computed.
+        """
+        if not self.form.again:
+            return {}
+        before = [*self.uniform, *self.varying]
+        known = {node for node in (*self._one, *self._many, *before) if not node.is_bool}
+        stepped = {*topological([*self.plan.following.values(), *self._kept], known=before)}
+        # what is computed from a number that is taken once more is computed again without a copy
+        fresh = set(self._taken_again(adjoint))
+        copied = set()
+        for node in topological(self._derivative.roots, known=[*before, *self._kept]):
+            if node.args and node in stepped and node not in self._kept:
+                if fresh.isdisjoint(node.args):
+                    copied.update(known.intersection(node.args))
+                fresh.add(node)
+        return {node: self.unique(f"{self.local[node]}_again") for node in adjoint.takes if node in copied}
+
+    def _copied(self, node: Node, name: str) -> List[str]:
+        """Lines that copy what is known before the first step."""
+        if node in self.shared:
+            return [f"const {self.real} {name} = again({self.local[node]});"]
+        return [self.pack(name), *over_neurons([f"{name}[j] = again({self.local[node]}[j]);"])]
+
+    def _adjoint_step(self, adjoint: Function, copies: Dict[Node, str]) -> List[str]:
         """One step backwards of all neurons of a thread."""
         where = {node: f"{name}[t][j]" for node, name in self._kept.items()}
+        where.update((node, name if node in self.shared else f"{name}[j]") for node, name in copies.items())
         for k in range(len(self.program.outputs)):
             leaf = output_cotangent(k)
             where[leaf] = self.value(f"{self.of_step(self.local[leaf])}[j]")
@@ -134,6 +168,7 @@ class BackwardWriter(ChunkWriter):
         # only what the adjoint reads: a held number that nobody reads would still take its register
         late = [self.local[node] for node in adjoint.takes if node.op == "out_grad" and not (exact or self.form.staged)]
         lines = [f"hold({name}[t]);" for name in late]
+        lines += [f"take_again({self.local[node]}[t]);" for node in self._taken_again(adjoint)]
         lines += [self.pack(name, self.stored) for name in grads]
         # without, the compiler computes what does not depend on later steps for all steps first, and runs out of
         # registers

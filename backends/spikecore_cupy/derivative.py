@@ -20,6 +20,7 @@ from typing import Dict, FrozenSet, Mapping, NamedTuple, Sequence, Tuple, Union
 
 from spikecore.kernels import BackwardPlan, ForwardPlan, with_reciprocals
 from spikecore.kernels.cut import smallest_cut
+from spikecore.kernels.writing import input_leaf
 from spikecore.lang import Node, loop_invariant, topological
 
 Plan = Union[ForwardPlan, BackwardPlan]
@@ -56,6 +57,11 @@ def derivative(plan: BackwardPlan) -> Derivative:
     """The adjoint of a plan, with approximate divisions where they pay."""
     found = _divided(plan)
     return _contracted(plan, found) if normalises(plan) or (found.approximate and not plan.learn) else found
+
+
+def inputs_in_halves(plan: Plan) -> Sequence[Node]:
+    """The inputs that lie two numbers to a register, as they came from memory."""
+    return () if plan.dtype == plan.compute else tuple(input_leaf(name) for name in plan.program.inputs)
 
 
 def normalises(plan: Plan) -> bool:

@@ -34,6 +34,8 @@ class Form(NamedTuple):
     together: bool = False
     #: Blocks of a launch at most, whose threads have several groups of neurons then; 0 for any number.
     grid: int = 0
+    #: Whether the adjoint computes again what a step gave, where that saves registers.
+    again: bool = False
 
 
 class Source(NamedTuple):

@@ -24,11 +24,26 @@ def span_of(form: Form, neurons: int, channels: Sequence[Tuple[int, int]], whole
     unit = form.width
     for inner, count in channels:
         unit *= inner * count // gcd(unit, inner * count)
-    if form.grid:
-        return min(neurons, max(1, form.grid * whole // unit) * unit)
     units = -(-neurons // unit)
+    if form.grid:
+        return min(neurons, _in_waves(units, unit, form.grid * whole) * unit)
     if neurons <= SMALL and units <= FEW and all(found == (1, unit) for found in channels):
         return unit
     rounds = -(-units // max(1, SPAN // unit))
     # all threads get as many groups, but for the last
     return min(neurons, -(-units // rounds) * unit)
+
+
+def _in_waves(units: int, unit: int, once: int) -> int:
+    """How many of the ``units`` are computed side by side, where a GPU holds ``once`` neurons at a time.
+
+    If a unit, all channels of an image, is a large part of what a GPU holds, blocks for as many whole units as it holds
+    leave multiprocessors idle; blocks for more units run one behind the other, the last ones beside nothing. Of some
+    numbers that is taken for which the slowest multiprocessor has the fewest groups to compute, and of equal ones the
+    smallest, since each block reads parameters and leaves sums.
+    """
+    first = max(1, once // unit)
+    return min(
+        range(first, min(4 * first + 3, max(units, first)) + 1),
+        key=lambda count: (-(-count * unit // once) * -(-units // count), count),
+    )

@@ -191,6 +191,25 @@ template <typename R> inline void hold(R&) {}
 // The same number, of which the compiler knows nothing. It would compute 0 or 1 as an integer, whose negation has no -0.
 template <typename R> __device__ __forceinline__ R opaque(R x) { hold(x); return x; }
 
+// The same number, once more: what is computed from it is computed again and not kept since it was computed from the first.
+// Where a step backwards needs h - threshold, ptxas, for which an empty line of assembly is none, would keep it of every
+// step beside h. It does not know that blocks have one thread in this direction.
+#ifdef __CUDA_ARCH__
+__device__ __forceinline__ float again(float x) { return __int_as_float(__float_as_int(x) + (int)(blockDim.z - 1)); }
+__device__ __forceinline__ double again(double x) {
+    return __longlong_as_double(__double_as_longlong(x) + (long long)(blockDim.z - 1));
+}
+// Numbers that lie two to a register, whose conversions would be kept.
+template <typename S, int V> __device__ __forceinline__ void take_again(Halves<S, V>& x) {
+    #pragma unroll
+    for (int k = 0; k < V / 2; ++k) x.words[k] += blockDim.z - 1;
+}
+template <typename S> __device__ __forceinline__ void take_again(Pack<S, 1>&) {}
+#else
+template <typename R> inline R again(R x) { return x; }
+template <typename R> inline void take_again(R&) {}
+#endif
+
 // -- functions of the language
 
 template <typename R> __device__ __forceinline__ R sign(R x) { return x > 0 ? R(1) : x < 0 ? R(-1) : R(0); }

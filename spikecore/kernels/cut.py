@@ -8,22 +8,26 @@ step of the chunk, so the fewer the better: for LIF one (the potential before th
 from __future__ import annotations
 
 from collections import deque
-from typing import Deque, Dict, List, Sequence, Set, Tuple
+from typing import Collection, Deque, Dict, List, Sequence, Set, Tuple
 
 from spikecore.lang import Node, topological
 
 #: Time-varying leaves of a step, and those that belong to the backward pass.
 _MOVING, _ARRIVING = ("input", "state"), ("out_grad", "next_grad")
-#: A vertex of the flow network. Each node is split into its entrance (0) and its exit (1), with an edge of capacity 1
-#: between them: to cut that edge is to keep the node's value.
+#: A vertex of the flow network. Each node is split into its entrance (0) and its exit (1), with an edge between them
+#: whose capacity is the size of the node's value: to cut that edge is to keep the value.
 _Place = Tuple[Node, int]
+#: Capacity of the edge of a value, and of one that takes half the memory.
+_WHOLE, _HALF = 2, 1
 #: Units of flow on each edge.
 _Flow = Dict[Tuple[_Place, _Place], int]
 
 
-def smallest_cut(roots: Sequence[Node]) -> Tuple[Node, ...]:
+def smallest_cut(roots: Sequence[Node], halves: Collection[Node] = ()) -> Tuple[Node, ...]:
     """The fewest nodes, each computed from inputs and states, from which and from parameters the roots can be computed
     without any other input or state; in the order of computation, and as close to the roots as there is a choice.
+
+    ``halves`` are nodes that count half, because their values take half the memory of others.
     """
     order = topological(roots)
     forward = _forward(order)
@@ -40,11 +44,12 @@ def smallest_cut(roots: Sequence[Node]) -> Tuple[Node, ...]:
     # the cut can be computed from it
     starts = [node for node in order if node.op in _MOVING]
     flow: _Flow = {}
-    # max-flow min-cut: each augmenting path adds one unit, and when there is no further one, a minimum cut has as many
-    # nodes as there are units of flow
-    while _augment(starts, last, users, flow):
+    sizes = {node: _HALF if node in halves else _WHOLE for node in users}
+    # max-flow min-cut: each augmenting path adds one unit, and when there is no further one, the nodes of a minimum cut
+    # are together as large as there are units of flow
+    while _augment(starts, last, users, sizes, flow):
         pass
-    reaching = _reaching(last, users, flow)
+    reaching = _reaching(last, users, sizes, flow)
     # of all minimum cuts the one nearest to the roots: least is left for the adjoint to compute again
     return tuple(node for node in order if (node, 1) in reaching and (node, 0) not in reaching)
 
@@ -61,7 +66,7 @@ def _forward(order: Sequence[Node]) -> Set[Node]:
     return moving
 
 
-def _steps(place: _Place, users: Dict[Node, List[Node]], flow: _Flow) -> List[_Place]:
+def _steps(place: _Place, users: Dict[Node, List[Node]], sizes: Dict[Node, int], flow: _Flow) -> List[_Place]:
     """Where one more unit of flow can go from a place. A condition may be computed, but not kept."""
     node, exit_ = place
     found: List[_Place] = []
@@ -71,14 +76,16 @@ def _steps(place: _Place, users: Dict[Node, List[Node]], flow: _Flow) -> List[_P
             found.append((node, 0))
     else:
         # a condition has unlimited capacity, so that no minimum cut contains it: kernels keep numbers, no truth values
-        if node.is_bool or not flow.get((place, (node, 1))):
+        if node.is_bool or flow.get((place, (node, 1)), 0) < sizes[node]:
             found.append((node, 1))
         # residual edges: flow that came in from an argument can be sent another way
         found += [(arg, 1) for arg in node.args if flow.get(((arg, 1), place))]
     return found
 
 
-def _augment(starts: Sequence[Node], last: Set[Node], users: Dict[Node, List[Node]], flow: _Flow) -> bool:
+def _augment(
+    starts: Sequence[Node], last: Set[Node], users: Dict[Node, List[Node]], sizes: Dict[Node, int], flow: _Flow
+) -> bool:
     """Send one more unit of flow from a start to one of the last, if there is a way."""
     came: Dict[_Place, _Place] = {}
     waiting: Deque[_Place] = deque((node, 0) for node in starts)
@@ -95,7 +102,7 @@ def _augment(starts: Sequence[Node], last: Set[Node], users: Dict[Node, List[Nod
                     flow[before, place] = flow.get((before, place), 0) + 1
                 place = before
             return True
-        for further in _steps(place, users, flow):
+        for further in _steps(place, users, sizes, flow):
             if further not in seen:
                 seen.add(further)
                 came[further] = place
@@ -103,13 +110,13 @@ def _augment(starts: Sequence[Node], last: Set[Node], users: Dict[Node, List[Nod
     return False
 
 
-def _reaching(last: Set[Node], users: Dict[Node, List[Node]], flow: _Flow) -> Set[_Place]:
+def _reaching(last: Set[Node], users: Dict[Node, List[Node]], sizes: Dict[Node, int], flow: _Flow) -> Set[_Place]:
     """The places from which one more unit of flow could reach the last."""
     # backwards from the last along residual edges, which _steps() gives forwards only
     back: Dict[_Place, List[_Place]] = {}
     for node in users:
         for place in ((node, 0), (node, 1)):
-            for further in _steps(place, users, flow):
+            for further in _steps(place, users, sizes, flow):
                 back.setdefault(further, []).append(place)
     found: Set[_Place] = {(node, 1) for node in last}
     waiting = list(found)
