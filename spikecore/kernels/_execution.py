@@ -244,6 +244,14 @@ class Execution:
             found = self._backwards.put(key, gradients)
         return found
 
+    def fitted(self, layout: Layout, grads: Sequence[Optional[Tensor]]) -> List[Optional[Tensor]]:
+        """Cotangents of a call's results as its kernels read them: dense in its layout, copies where they are not."""
+        ends = range(self.n_outputs, self.n_outputs + self.n_final)
+        return [
+            grad if grad is None else layout.fit(grad) if k in ends else layout.fit_steps(grad)
+            for k, grad in enumerate(grads)
+        ]
+
     def _arriving(
         self, layout: Layout, x: Tensor, grads: Sequence[Optional[Tensor]], final: bool
     ) -> Tuple[List[Tensor], List[Tensor], List[Tensor]]:

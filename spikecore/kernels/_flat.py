@@ -258,6 +258,8 @@ class _Rest(torch.autograd.Function):
         x, *saved = ctx.saved_tensors
         params, kept = saved[:count], saved[count] if saved[count:] else None
         wanted = list(ctx.needs_input_grad[2:])
+        # as in spikecore::backward: what has to be copied is copied where the compiler sees it
+        grad = Layout.decoded(x.shape[1:], order).fit_steps(grad)
         if wanted == [True, *[False] * count]:
             found = torch.ops.spikecore.rest_backward(key, x, grad, kept, params, numbers, order)
             return (None, None, found, *[None] * count)

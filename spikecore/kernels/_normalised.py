@@ -62,6 +62,8 @@ class NormalisingExecution(Execution):
             return super().backward(call, tensors, checkpoints, grads, wanted, layout)
         if self.correct is not None:
             return self._corrected(self.correct, call, tensors, checkpoints, grads, wanted, layout)
+        # one copy for both passes where one is needed
+        grads = self.fitted(layout, resolved(grads))
         moving = self.arguments.n_moving(call)
         named = [self.program.params[index] for index in self.arguments.tensor_params]
         summed = self.program.statistics[2:]

@@ -197,11 +197,14 @@ def _setup(ctx: Any, inputs: Tuple[Any, ...], output: List[Tensor]) -> None:
 def _differentiate(ctx: Any, grads: Sequence[Optional[Tensor]]) -> Tuple[Any, ...]:
     given: ForwardArguments = ctx.given
     saved = ctx.saved_tensors
+    layout = Layout.decoded(saved[0].shape[1:], ctx.order)
     arguments = BackwardArguments(
         key=given.key,
         tensors=list(saved[: ctx.n_tensors]),
         checkpoints=list(saved[ctx.n_tensors :]),
-        grads=list(grads[: ctx.count]),
+        # copied here and not within the op, so that the compiler writes them as they are to be read: cotangents of a
+        # global average pooling, contiguous, were copied six times to channels-last, 1.5 % of a step of SEW-ResNet18
+        grads=find(given.key).fitted(layout, grads[: ctx.count]),
         numbers=given.numbers,
         record=given.record,
         has_initial_state=given.has_initial_state,

@@ -130,6 +130,28 @@ def test_backward_is_a_pass_for_the_sums_and_one_for_the_input() -> None:
     assert [(plan.inputs, len(plan.learn)) for plan in backend.plans] == [((True,), 2)]
 
 
+def test_a_cotangent_is_copied_once_for_both_passes() -> None:
+    """A contiguous cotangent of channels-last images: both passes read one copy of it."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Copies(TorchDispatchMode):
+        """Counts copies of tensors of the cotangent's size."""
+
+        count = 0
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function in (torch.ops.aten.clone.default, torch.ops.aten.copy_.default):
+                self.count += args[0].shape == cotangent.permute(0, 1, 3, 4, 2).shape
+            return function(*args, **(kwargs or {}))
+
+    x = LAYOUTS["channels-last"](image()).requires_grad_()
+    cotangent = torch.cos(image()).contiguous()
+    out = pair(Loop())[0](x)
+    with Copies() as copies:
+        out.backward(cotangent)
+    assert copies.count == 1
+
+
 class Correcting(Counting):
     """What statistics add to the gradient of the input is added by a launch of its own."""
 

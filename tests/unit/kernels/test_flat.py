@@ -153,6 +153,41 @@ def test_a_compiled_network_computes_from_the_step_that_repeats() -> None:
 
 
 @compiled
+@pytest.mark.skipif(torch.__version__ < "2.6", reason="older compilers break the graph at a neuron")
+@pytest.mark.parametrize("final", [False, True], ids=["rest", "forward"])
+def test_a_compiled_cotangent_lies_as_the_kernels_read_it(final: bool) -> None:
+    """The graph, whose compiler writes it so, and not the op copies the cotangent of channels-last images to their
+    layout.
+    """
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    torch._dynamo.reset()
+    strides: List[Sequence[int]] = []
+
+    def keep(graph: Any, _: Any) -> Any:
+        for node in graph.graph.nodes:
+            if node.target in (torch.ops.spikecore.rest_backward.default, torch.ops.spikecore.backward.default):
+                grad = node.args[3][0] if final else node.args[2]
+                strides.append(grad.meta["val"].stride())
+        return make_boxed_func(graph.forward)
+
+    neuron = bound(sc.LIF(), Loop(4))
+
+    def means(x: Any) -> Any:
+        out, state = neuron.run(x) if final else (neuron(x), None)
+        pooled = torch.nn.functional.adaptive_avg_pool2d(out.flatten(0, 1), 1)
+        return pooled if state is None else pooled.sum() + state["v"].sum()
+
+    x, grads = LAYOUTS["channels-last"](image(6)), []
+    for run in (means, torch.compile(means, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep), fullgraph=True)):
+        leaf = x.clone(memory_format=torch.preserve_format).requires_grad_()
+        grads.append(torch.autograd.grad(torch.cos(run(leaf)).sum(), leaf)[0])
+    torch.testing.assert_close(grads[1], grads[0])
+    assert strides == [x.stride()]
+
+
+@compiled
 def test_a_repeated_input_of_a_graph_has_a_gradient_at_every_step() -> None:
     """What comes into a graph may be a leaf, or what a hook looks at."""
     torch._dynamo.reset()
