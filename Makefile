@@ -93,8 +93,7 @@ test-plugins: $(NUMBA_INSTALLED) $(TRITON_INSTALLED) $(JAX_INSTALLED)
 	@cd plugins/spikecore-jax && $(abspath $(BIN))/python -m pytest $(PARALLEL) $(ARGS)
 
 test-kernels: $(NVRTC_INSTALLED)
-	@$(BIN)/python -m pytest $(PARALLEL) -m kernels tests/backend/test_cupy_compile.py tests/backend/test_cupy_host.py tests/backend/test_cupy_recurrent.py \
-	    tests/backend/test_single.py $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) -m kernels tests $(ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check
