@@ -61,10 +61,10 @@ def explain(
     modes, states of neurons, torch's random streams. The copies and words are those of operations of torch, and of
     compiled kernels the least they move; what runs in threads of a network's own is not seen.
 
-    Raises TypeError or ValueError, naming the argument, for a ``net`` that is no module, an ``x`` without tensors, a
-    ``training`` that is no bool, a ``loss`` that is no function or gives no number with a gradient, and outputs without
-    gradients while ``training``; RuntimeError while torch's profiler is running, which this uses; BackendError for a
-    backend that cannot be had; and what the network raises.
+    Raises TypeError or ValueError, naming the argument, for a ``net`` that is no module, an ``x`` without tensors, the
+    meta device, a ``training`` that is no bool, a ``loss`` that is no function or gives no number with a gradient, and
+    outputs without gradients while ``training``; RuntimeError while torch's profiler is running, which this uses;
+    BackendError for a backend that cannot be had; and what the network raises.
     """
     modules = stateful_modules(net)
     net = unwrapped(net)
@@ -72,6 +72,10 @@ def explain(
     given = flattened(inputs)
     if not given:
         raise TypeError(f"x={shown(x)} has no tensor; give the network's input, or a tuple or dict of inputs")
+    if any(one.is_meta for one in (*net.parameters(), *net.buffers(), *given)):
+        raise ValueError(
+            "net and x are on the meta device, which holds no numbers to run on; give both on another device"
+        )
     if not isinstance(training, bool):
         raise TypeError(f"training={shown(training)} must be True, or False for a forward pass in eval mode")
     if not (loss is None or callable(loss)):

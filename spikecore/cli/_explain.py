@@ -46,6 +46,8 @@ def explain(
     # torch's profiler, which sees the operations, writes to stderr that it starts
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     try:
+        if not 0 <= seed < 2**63:
+            raise ValueError(f"--seed {seed} must be from 0 to 2**63 - 1")
         torch.manual_seed(seed)
         place = _device(device)
         net = _network(network).to(place, _one("dtype", dtype))
@@ -92,9 +94,16 @@ def _file(path: Path) -> Any:
 
 
 def _device(name: str) -> torch.device:
+    """The device of this name. Raises ValueError for one that is not here."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+    try:
+        found = torch.device(name)
+        torch.empty(0, device=found)
+    except (AssertionError, RuntimeError) as error:  # torch without CUDA fails an assertion
+        why = str(error).splitlines()[0]
+        raise ValueError(f"--device {name!r} is not usable here ({why}); give cpu, or leave it out") from error
+    return found
 
 
 def _one(what: str, name: Optional[str]) -> torch.dtype:

@@ -148,3 +148,9 @@ def test_arguments_that_are_none() -> None:
         sc.explain(net, x, training="no")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="loss=3 must be a function of the outputs of net, or None"):
         sc.explain(net, x, loss=3)  # type: ignore[arg-type]
+
+
+def test_the_meta_device_is_refused() -> None:
+    """There are no numbers on it."""
+    with pytest.raises(ValueError, match="on the meta device, which holds no numbers to run on"):
+        sc.explain(nn.Linear(3, 3, device="meta"), torch.rand(2, 3))
