@@ -219,7 +219,7 @@ class Neuron(Watched):
         quick = self._cache.quick  # kept: a concurrent change replaces it, and the new one must not get this entry
         inputs = checks.inputs(owner, self.inputs, inputs)
         x = inputs[0]
-        if is_compiling() and self._left_out(x.device.type, self._cache.stamp):
+        if is_compiling() and self._left_out(x.device.type, self._stamp()):
             return self._execute_eagerly(given, state, record, final, single)  # type: ignore[no-any-return]  # as here
         named = self._values()
         if self._parameters and self._ranges:
@@ -244,7 +244,7 @@ class Neuron(Watched):
         # index: torch.compile, which may take T for a variable, is to fix it here
         steps = operator.index(x.shape[0]) if x.shape[0] <= MAX_STATIC_STEPS else None
         spec = (x.dtype, steps, kinds, learn, final)
-        kind = self._find(x.device.type, spec, gradients, state_gradients, bool(record), self._cache.stamp)
+        kind = self._find(x.device.type, spec, gradients, state_gradients, bool(record), self._stamp())
         self._settle()
         runner = self._cache.runners[kind]
         trace_: Tensors = ()

@@ -199,10 +199,17 @@ class Bound(Stateful):
         self.__dict__["_cache"] = replace(now, numbers=numbers, quick={})
         return True
 
+    def _stamp(self) -> str:
+        """The stamp. torch.compile guards it from here on, so it is settled before: a call without torch.compile would
+        settle it later, after which the next compiled call would compile anew.
+        """
+        if is_compiling():
+            self._settle()
+        return self._cache.stamp
+
     def _settle(self) -> None:
         """Take the program's key as the stamp, so that neurons of one program share what torch.compile makes."""
-        # not while torch.compile traces: what it guards must not change under it
-        if self._cache.stamp.startswith(_UNTRACED) and not is_compiling():
+        if self._cache.stamp.startswith(_UNTRACED):
             key = self._traced().key
             self._cache.stamp = key
 
@@ -213,7 +220,7 @@ class Bound(Stateful):
         super().__setstate__(state)
         self._forget(binding=True)
 
-    # torch.compile runs these two when it meets them and takes what they return as a constant: hashing and loading
+    # torch.compile runs these when it meets them and takes what they return as a constant: hashing and loading
     # cannot be traced. What it compiled is used again while ``stamp``, which it guards, is the same.
 
     def _used(self, stamp: str) -> Tuple[str, ...]:
@@ -251,6 +258,7 @@ class Bound(Stateful):
     # what torch.compiler.assume_constant_result sets, without importing the compiler with spikecore
     _used._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
     _find._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as above
+    _settle._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as above
 
 
 def request(backend: Optional[str], source: str) -> Request:

@@ -28,7 +28,7 @@ class Graphed(Bound):
 
     def _values(self) -> List[Tuple[str, Any]]:
         """The parameters of the program, by name: the neuron's own, and the numbers of its surrogate."""
-        return [*[(name, getattr(self, name)) for name in self._used(self._cache.stamp)], *self._cache.numbers.items()]
+        return [*[(name, getattr(self, name)) for name in self._used(self._stamp())], *self._cache.numbers.items()]
 
     def _in_graph(self, x: Tensor) -> Optional[Tensor]:
         """The output of a call at rest as one op of the graph that torch.compile makes; None for another call.
@@ -46,7 +46,7 @@ class Graphed(Bound):
         steps = operator.index(x.shape[0]) if x.shape[0] <= MAX_STATIC_STEPS else None
         grad = torch.is_grad_enabled()
         kind = self._graph_kind(
-            x.dtype, x.device.type, x.layout, x.ndim, steps, grad and x.requires_grad, self._cache.stamp
+            x.dtype, x.device.type, x.layout, x.ndim, steps, grad and x.requires_grad, self._stamp()
         )
         return None if kind is None else in_graph(self._cache.runners[kind], x, values)
 

@@ -188,7 +188,7 @@ class Prologued(FusedCalls):
         spec = (steps.dtype, fixed, kinds, tuple(learnt) if grad else (), final)
         how = (skip is not None, norms.takes_batch(norm), affine if grad else (False, False), bool(prologue.fused))
         flags = (gradients, state_gradients, bool(record))
-        lacks = self._find_fused(steps.device.type, spec, how, flags, self._cache.stamp)
+        lacks = self._find_fused(steps.device.type, spec, how, flags, self._stamp())
         if lacks:
             prologue.refuse(owner, lacks)
             return None
@@ -228,7 +228,7 @@ class Prologued(FusedCalls):
         # parameters per channel are placed along the dimension that is normalised over
         if self.channel_dim != 1 and any(isinstance(value, Tensor) for _, value in self._values()):
             return f"channel_dim={self.channel_dim}, and a parameter is a tensor"
-        if is_compiling() and self._left_out(x.device.type, self._cache.stamp):
+        if is_compiling() and self._left_out(x.device.type, self._stamp()):
             return "the backend does not support torch_compile"
         return ""
 

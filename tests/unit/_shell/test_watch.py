@@ -152,6 +152,33 @@ def test_under_torch_compile(cls):
     assert counter.frame_count == 1
 
 
+def _recorded():
+    neuron = sc.LIF()
+    return lambda x: neuron.run(x, record=("v",))
+
+
+@pytest.mark.skipif(TORCH < (2, 6) or sys.version_info >= (3, 14), reason="this torch does not compile a neuron")
+@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize(
+    "make",
+    [sc.LIF, lambda: sc.PLIF(2.0), _recorded, lambda: sc.layers.NormNeuron(torch.nn.BatchNorm1d(4), sc.LIF())],
+    ids=["LIF", "PLIF", "recorded", "NormNeuron"],
+)
+def test_a_call_without_torch_compile_in_between_compiles_nothing_anew(make):
+    """The first compiled call of a neuron guarded a stamp that the first plain call replaced: a validation without
+    torch.compile after the first compiled step had the next step compile again, for minutes in a large network.
+    """
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch._dynamo.reset()
+    plain, x, counter = make(), torch.rand(5, 3, 4), CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(plain, backend=counter)
+    for _ in range(3):
+        compiled(x)
+        plain(x)
+    assert counter.frame_count == 1
+
+
 class ShownAll(Scaled):
     """Its definition sees all attributes at once."""
 
