@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import contextmanager
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple, cast
 
@@ -83,8 +84,8 @@ class Watching:
         self._stack: List[Tuple[Seen, record_function, Tuple[int, int, bool]]] = []
         self._kept: Set[int] = {_storage(tensor) for tensor in (*net.parameters(), *net.buffers())}
         self._spikes: Dict[int, int] = {}
-        #: What layers keep in the storages of spikes, and its bytes.
-        self._said: List[Tuple[Seen, Tensor, int]] = []
+        #: What layers had autograd keep: (it, by whom, whether it is none of what the layer got, whether spikes).
+        self._held: List[Tuple[weakref.ReferenceType[_Held], Seen, bool, bool]] = []
 
     @property
     def top(self) -> Optional[Seen]:
@@ -104,11 +105,11 @@ class Watching:
                 if isinstance(module, (Neuron, Recurrent, Delay)):
                     vars(module)["run"] = self._run(seen, module.run)  # which no hook sees
                     wrapped.append(module)
-            with cast(ContextManager[Any], torch.autograd.graph.saved_tensors_hooks(self._keep, lambda kept: kept)):
+            with cast(ContextManager[Any], torch.autograd.graph.saved_tensors_hooks(self._keep, _Held.tensor)):
                 yield
-            self._note_kept_spikes()
+            self._note_kept()
         finally:
-            self._said.clear()
+            self._held.clear()
             while self._stack:  # where a layer raised
                 self._stack.pop()[1].__exit__(None, None, None)
             for module in wrapped:
@@ -193,29 +194,55 @@ class Watching:
         if value.is_floating_point() and value.numel():
             self._spikes[_storage(value)] = value.element_size() * value.numel()
 
-    def _keep(self, value: Tensor) -> Tensor:
+    def _keep(self, value: Tensor) -> _Held:
         """The hook of tensors that are saved for backward."""
-        seen = self.top
+        seen, held = self.top, _Held(value)
         if seen is not None and value.layout is torch.strided:
-            storage = _storage(value)
-            if storage not in self._given[-1]:
-                seen.checkpoints += value.numel()
-            if storage not in self._kept:
-                self._kept.add(storage)
-                size = value.untyped_storage().nbytes()
-                seen.saved += size
-                if self._spikes.get(storage) == size and not _may_fire(seen.module):
-                    self._said.append((seen, value, size))
-        return value
+            storage, size = _storage(value), value.untyped_storage().nbytes()
+            made = storage not in self._given[-1]
+            spikes = self._spikes.get(storage) == size and not _may_fire(seen.module)
+            self._held.append((weakref.ref(held), seen, made, spikes))
+        return held
 
-    def _note_kept_spikes(self) -> None:
-        """Add up what is kept of spikes. The address alone does not tell: once spikes are freed, other numbers may get
-        their memory. Looked at behind the forward pass, for within it this would be seen as an operation of the layer.
+    def _note_kept(self) -> None:
+        """Add up what autograd keeps, now that the forward pass is over: a part whose outputs nobody took is gone, and
+        other numbers may have got its memory, or that of spikes.
         """
         with record_function(ASIDE), torch.no_grad():
-            for seen, value, size in self._said:
-                if bool(((value == 1) | (value == 0)).all()):
+            for held, seen, made, spikes in self._held:
+                value = getattr(held(), "value", None)
+                if value is None:
+                    continue
+                storage, size = _storage(value), value.untyped_storage().nbytes()
+                seen.checkpoints += value.numel() if made else 0
+                if storage in self._kept:
+                    continue
+                self._kept.add(storage)
+                seen.saved += size
+                if spikes and bool(((value == 1) | (value == 0)).all()):
                     seen.saved_spikes += size
+
+
+class _Held:
+    """A tensor as autograd keeps it: gone when autograd drops it."""
+
+    __slots__ = ("__weakref__", "value", "version")
+
+    def __init__(self, value: Tensor) -> None:
+        # a result that is saved by its own node would keep that node alive, which keeps the result: for ever, where no
+        # backward pass goes through it
+        self.value = value if value.is_leaf else value.detach()
+        self.version = value._version
+
+    def tensor(self) -> Tensor:
+        """The tensor for the backward pass, which torch does not check where hooks keep it."""
+        if self.value._version != self.version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"[{self.value.type()} {list(self.value.shape)}] is at version {self.value._version}; expected version "
+                f"{self.version} instead"
+            )
+        return self.value
 
 
 def _may_fire(module: nn.Module) -> bool:

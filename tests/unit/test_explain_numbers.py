@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any, List, Tuple
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import spikecore as sc
 from kernel_loop import Loop as KernelLoop
@@ -154,3 +156,59 @@ def test_the_meta_device_is_refused() -> None:
     """There are no numbers on it."""
     with pytest.raises(ValueError, match="on the meta device, which holds no numbers to run on"):
         sc.explain(nn.Linear(3, 3, device="meta"), torch.rand(2, 3))
+
+
+def test_what_autograd_dropped_is_not_kept() -> None:
+    """A part of the network whose outputs nobody took keeps nothing; what it shared counts where it is kept."""
+
+    class Monitors(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen, self.used = nn.Sequential(nn.Linear(6, 64), nn.Tanh()), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x + 1
+            self.seen(x)
+            return self.used(x)
+
+    found = sc.explain(Monitors(), torch.rand(2, 6))
+    assert [(layer.name, layer.saved) for layer in found.layers] == [("seen.0", 0), ("seen.1", 0), ("used", 4 * 2 * 6)]
+    assert found.saved == 4 * 2 * 6
+
+
+def test_a_network_that_raises_leaves_no_graph_behind() -> None:
+    """What a rectifier saves is its own output. The hook that kept it as it was kept its whole graph for ever where no
+    backward pass followed, as in a network that runs out of memory.
+    """
+    memory: List[Any] = []
+
+    class Raises(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.tanh = nn.Linear(6, 6), nn.Tanh()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = self.tanh(self.linear(x))
+            memory.append(StorageWeakRef(out.untyped_storage()))
+            raise MemoryError("no more")
+
+    with pytest.raises(MemoryError, match="no more"):
+        sc.explain(Raises(), torch.rand(2, 6))
+    gc.collect()
+    assert memory[0].expired()
+
+
+def test_a_write_that_spoils_the_gradient_is_said() -> None:
+    """As torch says it without the hooks of ``explain``."""
+
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = self.linear(x).exp()
+            return out.mul(out.add_(1.0))
+
+    with pytest.raises(RuntimeError, match=r"modified by an inplace operation: .* is at version 1; expected version 0"):
+        sc.explain(Writes(), torch.rand(2, 6))
