@@ -60,7 +60,9 @@ class Interval:
         if self.open:
             least = self._least(value.dtype)
             return torch.where(wide <= self._floor(value.dtype), wide.clamp(least), wide).to(value.dtype)
-        return wide.clamp(_finite(self.low), _finite(self.high)).to(value.dtype)
+        low, high = _finite(self.low), _finite(self.high)
+        # torch clamps to one end at least; a threshold above a v_reset that is learnt below 0 has none
+        return value if low is None and high is None else wide.clamp(low, high).to(value.dtype)
 
     def project(self, value: Tensor) -> None:
         """As :meth:`nearest`, in place, in one operation but for float16 on a CPU."""

@@ -181,6 +181,20 @@ class TestKept:
 class TestTransformed:
     """Where a parameter must not be changed in place, the value computed with is inside, with derivative 1."""
 
+    @pytest.mark.parametrize("v_reset", [-0.5, torch.tensor([-0.25, 0.5])])
+    def test_functional_call_without_ends(self, v_reset):
+        """A threshold above a ``v_reset`` that is learnt below 0 has no range: torch, which clamps to one end at least,
+        raised, and so did torch.compile, which calls the neuron in this way.
+        """
+        lif, x = sc.LIF(learn=("threshold", "v_reset"), v_reset=v_reset), drive(6, 3, 2)
+        given = {name: value.detach().clone().requires_grad_() for name, value in lif.named_parameters()}
+        found = torch.func.functional_call(lif, given, (x,))
+        expected = lif(x)
+        assert torch.equal(found, expected)
+        grads = torch.autograd.grad(found.sum(), list(given.values()))
+        for one, other in zip(grads, torch.autograd.grad(expected.sum(), [getattr(lif, name) for name in given])):
+            assert torch.equal(one, other)
+
     def test_functional_call(self):
         """The tensor that stands in for a parameter is not written to, and its gradient is that of the value inside."""
         x, lif = drive(6, 2, 3), sc.LI(2.0, learn=("tau",))
