@@ -14,7 +14,7 @@ from spikecore_cupy.chunks import chunk_length, longest
 from spikecore_cupy.derivative import normalises
 from spikecore_cupy.device import shared
 from spikecore_cupy.divisors import divisors, is_power_of_two
-from spikecore_cupy.forms import beside_of, form_of
+from spikecore_cupy.forms import beside_of, form_of, in_chunks
 from spikecore_cupy.parts import Form
 from spikecore_cupy.source import print_kernel
 from spikecore_cupy.spans import span_of
@@ -244,7 +244,8 @@ class Launcher:
 
     def _compiled(self, width: int, length: int, powers: bool, sums: bool) -> Any:
         # printed when they first come: an odd size has a narrower kernel, and few lengths of chunks ever come
-        form = self._form._replace(width=width, length=length, powers=powers, sums=sums)
+        form = self._form._replace(width=width, powers=powers, sums=sums)
+        form = in_chunks(self.plan, form, length) if length else form._replace(length=length)
         source = print_kernel(self.plan, form)
         kernel = shared(self.kernel, source.name, source.text, source.types)
         self._kernels[width, length, powers, sums] = kernel
