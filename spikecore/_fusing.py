@@ -41,12 +41,14 @@ def fuse(net: nn.Module) -> nn.Module:
     The network computes what it computed before, to rounding; a backend that can compute normalisation and neuron in
     one kernel then does, in which nothing normalised is stored. Modules, parameters and buffers stay where they are, so
     ``state_dict()`` has the same keys, and an optimiser made before goes on. Left as they are: ``nn.SyncBatchNorm`` and
-    other classes, a normalisation or a neuron that is in the network twice, those with hooks, and all that a module's
-    own ``forward`` puts together: there, use :class:`spikecore.layers.NormNeuron`. :func:`unfuse` undoes it; call it
-    before other modules are put in the place of these (``SyncBatchNorm.convert_sync_batchnorm``).
+    other classes, a normalisation or a neuron that is in the network twice, those with hooks or a ``forward`` of the
+    object's own, and all that a module's own ``forward`` puts together: there, use
+    :class:`spikecore.layers.NormNeuron`. :func:`unfuse` undoes it; call it before other modules are put in the place of
+    these (``SyncBatchNorm.convert_sync_batchnorm``).
 
     The parts of an ``nn.Sequential`` must be called by it alone: ``net[0](x)`` of a fused network is not normalised.
-    A hook that such a normalisation gets afterwards sees the same, and what it gives back is normalised.
+    A hook that such a normalisation gets afterwards sees the same, and what it gives back is normalised; one that such
+    a neuron gets afterwards sees what is not normalised yet.
     Raises TypeError for what is no module.
     """
     for norm, neuron in _pairs(_checked("fuse", net)):
@@ -59,7 +61,10 @@ def fuse(net: nn.Module) -> nn.Module:
 
 
 def unfuse(net: nn.Module) -> nn.Module:
-    """Undo :func:`fuse` in ``net``, which is given back; a :class:`spikecore.layers.NormNeuron` stays what it is."""
+    """Undo :func:`fuse` in ``net``, which is given back; a :class:`spikecore.layers.NormNeuron` stays what it is.
+
+    Raises RuntimeError for a normalisation whose class was changed since, as by ``nn.utils.parametrize``.
+    """
     made = {module.neuron for module in _checked("unfuse", net).modules() if isinstance(module, NormNeuron)}
     for module in net.modules():
         prologue = prologue_of(module)
@@ -105,7 +110,13 @@ def _is_sequence(module: nn.Module) -> bool:
 
 
 def _can_normalise(module: nn.Module) -> bool:
-    return isinstance(module, Neuron) and len(module.inputs) == 1 and prologue_of(module) is None
+    return (
+        isinstance(module, Neuron)
+        and len(module.inputs) == 1
+        and prologue_of(module) is None
+        # hooks see the input of the neuron, and gradients with respect to it, which would be those of the normalisation
+        and not is_watched(module)
+    )
 
 
 def _parts(sequence: nn.Module, places: Counter[nn.Module], folded: bool = False) -> Iterator[Part]:

@@ -33,10 +33,12 @@ class NormNeuron(nn.Module):
     them so.
 
     ``norm`` and ``neuron`` are modules of this one: ``state_dict`` has ``norm.weight``, ``neuron.tau`` and so on. The
-    neuron normalises from then on, wherever it is called.
+    neuron normalises from then on, wherever it is called. ``norm`` itself is not called: hooks that it gets afterwards
+    are not, either.
 
     Raises TypeError for a ``norm`` of another kind, ``nn.SyncBatchNorm`` for one, and for a ``neuron`` that is none;
-    ValueError for a neuron with several inputs, for one that normalises already, and for an unknown ``shortcut``.
+    ValueError for a ``norm`` with hooks (``nn.utils.weight_norm``), for a neuron with several inputs, for one that
+    normalises already, and for an unknown ``shortcut``.
     """
 
     def __init__(

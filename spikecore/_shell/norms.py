@@ -73,6 +73,13 @@ _PLAIN: Dict[Type[nn.Module], Type[nn.Module]] = {deferred: plain for plain, def
 def check_norm(owner: str, norm: Any) -> None:
     """Refuse a module that is not one of torch's three batch normalisations."""
     if type(norm) in _DEFERRED:
+        if is_watched(norm):
+            # nn.utils.weight_norm and prune make the weight in such a hook, and a neuron that never calls the module
+            # would go on with the weight of the time before
+            raise ValueError(
+                f"{owner}: norm is a {type(norm).__name__} with hooks or a forward of its own, which a neuron that "
+                f"normalises would pass over (nn.utils.weight_norm and prune make hooks); {_WAY_OUT}"
+            )
         return
     if isinstance(norm, nn.SyncBatchNorm):
         raise TypeError(
@@ -93,9 +100,12 @@ def can_defer(module: nn.Module) -> bool:
 
 
 def is_watched(module: nn.Module) -> bool:
-    """Whether a module has hooks of its own, which see what goes into it and what comes out."""
+    """Whether hooks of its own, or a ``forward`` of its own, see what goes into a module and what comes out."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, kind, None) for kind in kinds)
+    own = vars(module).get("forward")
+    # that of sc.checkpoint calls the parts of a sequence in their order, as nn.Sequential does
+    changed = own is not None and not getattr(own, "calls_in_order", False)
+    return changed or any(getattr(module, kind, None) for kind in kinds)
 
 
 def defer(norm: nn.Module) -> None:
@@ -105,6 +115,12 @@ def defer(norm: nn.Module) -> None:
 
 def restore(norm: nn.Module) -> None:
     """Have ``norm`` normalise again."""
+    if isinstance(norm, Deferred) and type(norm) not in _PLAIN:
+        # nn.utils.parametrize derives a class from that of the module
+        raise RuntimeError(
+            f"sc.unfuse: a batch normalisation became a {type(norm).__name__} after sc.fuse, which cannot be undone "
+            "now; first take away what changed its class, such as by nn.utils.parametrize.remove_parametrizations"
+        )
     norm.__class__ = _PLAIN.get(type(norm), type(norm))
 
 
@@ -168,7 +184,8 @@ def takes(norm: Any, x: Tensor) -> bool:
     compute = compute_dtype(x.dtype)
     held = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
     return (
-        x.ndim in dims[_PLAIN.get(type(norm), type(norm))]
+        # a class that is in no table was made later, as by nn.utils.parametrize: torch computes it
+        x.ndim in dims.get(_PLAIN.get(type(norm), type(norm)), ())
         and x.shape[2] == norm.num_features
         # of one number per channel torch computes no variance, and says so
         and x.numel() > x.shape[2]

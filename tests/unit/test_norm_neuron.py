@@ -8,6 +8,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import spikecore as sc
 from spikecore._shell.norms import constants
@@ -144,6 +145,13 @@ class TestNormNeuron:
             NormNeuron(norm(), nn.ReLU())
         with pytest.raises(ValueError, match="shortcut='behind' must be None, 'before'"):
             NormNeuron(norm(), lif(), shortcut="behind")
+        for watch in (lambda m: prune.identity(m, "weight"), lambda m: m.register_forward_hook(lambda *_: None)):
+            watched = norm()
+            watch(watched)
+            with pytest.raises(
+                ValueError, match="norm is a BatchNorm2d with hooks or a forward of its own.*leave it in"
+            ):
+                NormNeuron(watched, lif())
         layer = NormNeuron(norm(), lif(), shortcut="before")
         with pytest.raises(ValueError, match="normalises its input already"):
             NormNeuron(norm(), layer.neuron)
@@ -245,12 +253,53 @@ class TestFuse:
         with pytest.raises(TypeError, match=r"sc\.fuse: net=3 is a int"):
             sc.fuse(3)
 
+    @pytest.mark.parametrize("part", ["norm", "neuron", "sequence", "wrapper"])
+    @pytest.mark.parametrize("how", ["forward", "register_forward_pre_hook", "register_full_backward_hook"])
+    def test_what_watches_a_part_sees_what_it_saw(self, part, how):
+        """Hooks, and a ``forward`` of the object: gradients and outputs that they change are those of the plain net."""
+        wrapper = TimeBatched(nn.Conv2d(2, C, 3, padding=1), nn.BatchNorm2d(C))
+        net = nn.Sequential(wrapper, lif())
+        module = {"norm": wrapper.module[1], "neuron": net[1], "sequence": wrapper.module, "wrapper": wrapper}[part]
+        if how == "forward":
+            own = module.forward
+            module.forward = lambda x: own(x) * 3
+        elif how == "register_forward_pre_hook":
+            module.register_forward_pre_hook(lambda _, args: (args[0] * args[0],))
+        else:
+            module.register_full_backward_hook(lambda _, grads, __: tuple(g if g is None else g * 3 for g in grads))
+        x = drive(T, B, 2, 4, 4).requires_grad_()
+        results = []
+        for change in (lambda net: net, sc.fuse):
+            y = change(net)(x)
+            results.append((y, *torch.autograd.grad((y * torch.linspace(-1.0, 2.0, y.numel()).view(y.shape)).sum(), x)))
+        assert "computed by the neuron" not in repr(net)
+        assert all(torch.equal(mine, its) for mine, its in zip(*results))
+
+    def test_a_class_that_is_changed_afterwards(self):
+        """Parametrized after ``sc.fuse``: it computes the same, and ``sc.unfuse`` says what stands in the way."""
+        net, x = network(), drive(T, B, 2, 4, 4)
+        plain = copy.deepcopy(net)
+        sc.fuse(net)(x)
+        plain(x)
+        for one in (net, plain):
+            nn.utils.parametrize.register_parametrization(one[0].module[1], "weight", nn.Softplus())
+        for mine, its in zip(*both(net, plain, x)):
+            torch.testing.assert_close(mine, its)
+        with pytest.raises(RuntimeError, match=r"became a Parametrized.* after sc\.fuse.*remove_parametrizations"):
+            sc.unfuse(net)
+        nn.utils.parametrize.remove_parametrizations(net[0].module[1], "weight")
+        assert "computed by the neuron" not in repr(sc.unfuse(net))
+
     def test_another_module_in_the_place_of_a_deferred_norm_is_refused(self):
         """The neuron would go on with the one that was replaced."""
         with pytest.raises(RuntimeError, match=r"call sc\.unfuse\(net\) first"):
             nn.SyncBatchNorm.convert_sync_batchnorm(sc.fuse(network()))
         with pytest.raises(ValueError, match="computed by another neuron"):
             NormNeuron(sc.fuse(network())[0].module[1], lif())
+
+    def test_a_checkpointed_sequence_is_fused(self):
+        """Its ``forward`` is one of the object's own, which calls the parts in order."""
+        assert repr(sc.fuse(sc.checkpoint(network(), every=1))).count("computed by the neuron") == 2
 
     def test_checkpointed_groups_move_running_statistics_once(self):
         """Also where the neuron that normalises is in another group than the module that it normalises for."""
