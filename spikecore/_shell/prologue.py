@@ -225,6 +225,9 @@ class Prologued(FusedCalls):
             return "torch traces or transforms the call, or x is no plain tensor"
         if x.dtype not in NAMES or x.layout is not torch.strided or not norms.takes(prologue.norm, steps):
             return f"x of shape {list(x.shape)} and {x.dtype} is no plain input of the normalisation"
+        norm: Any = prologue.norm
+        if not norm.eps > 0:  # a constant channel would be 0 / 0, and newer versions of torch refuse it
+            return f"eps={norm.eps} of the normalisation is not above 0"
         # parameters per channel are placed along the dimension that is normalised over
         if self.channel_dim != 1 and any(isinstance(value, Tensor) for _, value in self._values()):
             return f"channel_dim={self.channel_dim}, and a parameter is a tensor"

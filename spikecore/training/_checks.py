@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -23,3 +24,13 @@ def check_optimizer(optimizer: Any, net: nn.Module) -> None:
     mine = {id(parameter) for parameter in net.parameters()}
     if not any(id(held) in mine for group in optimizer.param_groups for held in group["params"]):
         raise ValueError("optimizer holds no parameter of this network; make it from net.parameters()")
+
+
+def check_step(optimizer: torch.optim.Optimizer) -> None:
+    """Raise TypeError for an optimiser whose step needs a closure, as that of LBFGS: it runs the network again."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise TypeError(
+            f"optimizer={type(optimizer).__name__} runs the network several times in a step, by a closure, and a "
+            "training step runs it once; use another optimiser, or call optimizer.step(closure) in a loop of your own"
+        )

@@ -26,7 +26,7 @@ from spikecore.functional import own_state, stateful_modules
 from spikecore.neuron import Neuron
 from spikecore.training import _optimizer_state as optimizer_state
 from spikecore.training import _restore as restore
-from spikecore.training._checks import check_loss, check_optimizer
+from spikecore.training._checks import check_loss, check_optimizer, check_step
 from spikecore.training._form import Form
 from spikecore.training._options import TrainingOptions
 from spikecore.training._steps import Loss
@@ -75,6 +75,7 @@ class EagerTraining:
 
     def _differentiated(self, inputs: Any, targets: Any, device: Optional[torch.device]) -> Tuple[Any, Tensor]:
         scaler = self.options.scaler
+        check_step(self.optimizer)  # before anything changes
         self.optimizer.zero_grad(set_to_none=True)
         with own_state(self._stateful):
             with _casting(self.options, device), self._form.packing():

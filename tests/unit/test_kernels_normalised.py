@@ -347,6 +347,14 @@ def test_weight_or_bias_may_be_missing(missing: str, training: bool) -> None:
         same(mine.double(), its.double(), rtol=1e-4, atol=2e-5)
 
 
+def test_an_eps_of_nothing_is_left_to_torch() -> None:
+    """A kernel gave no spikes, in silence, where a channel is constant and where torch refuses the number."""
+    layer = NormNeuron(norm(eps=0.0), sc.LIF(), fused=True)
+    bound(layer.neuron, Loop())
+    with pytest.raises(Unsupported, match=r"eps=0\.0 of the normalisation is not above 0"):
+        layer(image())
+
+
 def test_half_modules_normalise_by_float32() -> None:
     """A network that was turned into bfloat16, running statistics too."""
     made = [NormNeuron(norm().bfloat16(), bound(sc.LIF(), Loop()), fused=True)]
