@@ -56,7 +56,9 @@ class Derivative(NamedTuple):
 def derivative(plan: BackwardPlan) -> Derivative:
     """The adjoint of a plan, with approximate divisions where they pay."""
     found = _divided(plan)
-    return _contracted(plan, found) if normalises(plan) or found.approximate else found
+    if normalises(plan) or (found.approximate and not (plan.learn and plan.spec.feedback)):
+        return _contracted(plan, found)
+    return found
 
 
 def inputs_in_halves(plan: Plan) -> Sequence[Node]:

@@ -112,9 +112,9 @@ def _normalising(plan: Plan) -> Form:
     while width > 2 and _needed(plan, width, least) > MOST:
         width //= 2
     blocks = max([1, *(count for count in range(2, 7) if _needed(plan, width, least) <= _registers(count))])
-    # to compute again what the registers have no place for: without, the compiler kept up to 200 bytes of a thread in
-    # memory, and 6 steps of LIF in bfloat16 took 290 us of eight layers' largest and not 235. Where all has its place,
-    # 8 steps took 294 us, and 313 with what is computed again
+    # What the registers have no place for is computed again: otherwise the compiler kept up to 200 bytes of a thread in
+    # memory, and LIF behind 128 x 32 x 32 in bfloat16 with 6 steps took 290 us on an H200, not 235. Where registers do,
+    # nothing is: with 8 steps that took 294 us, and 313 with what could be computed again.
     again = _needed(plan, width, each) > _registers(blocks)
     return Form(width, blocks=blocks, grid=blocks * MULTIPROCESSORS, down=any(plan.inputs), again=again)
 

@@ -191,15 +191,15 @@ template <typename R> inline void hold(R&) {}
 // The same number, of which the compiler knows nothing. It would compute 0 or 1 as an integer, whose negation has no -0.
 template <typename R> __device__ __forceinline__ R opaque(R x) { hold(x); return x; }
 
-// The same number, once more: what is computed from it is computed again and not kept since it was computed from the first.
-// Where a step backwards needs h - threshold, ptxas, for which an empty line of assembly is none, would keep it of every
-// step beside h. It does not know that blocks have one thread in this direction.
+// A copy of a number, which the compiler takes for another one: blockDim.z is 1, but only the launch knows. What is computed
+// from the copy is computed again, and no register keeps what was computed from the number. hold() does not do that: ptxas
+// does not see its empty line of assembly, and kept h - threshold of every step beside h.
 #ifdef __CUDA_ARCH__
 __device__ __forceinline__ float again(float x) { return __int_as_float(__float_as_int(x) + (int)(blockDim.z - 1)); }
 __device__ __forceinline__ double again(double x) {
     return __longlong_as_double(__double_as_longlong(x) + (long long)(blockDim.z - 1));
 }
-// Numbers that lie two to a register, whose conversions would be kept.
+// The same for numbers that lie two to a register, of which the compiler kept what they are converted to.
 template <typename S, int V> __device__ __forceinline__ void take_again(Halves<S, V>& x) {
     #pragma unroll
     for (int k = 0; k < V / 2; ++k) x.words[k] += blockDim.z - 1;
