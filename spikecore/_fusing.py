@@ -11,7 +11,7 @@ from torch import nn
 
 from spikecore import _convolving, _pooling
 from spikecore._shell.checks import shown
-from spikecore._shell.norms import can_defer, defer, is_watched, restore
+from spikecore._shell.norms import can_defer, check_restorable, defer, is_watched, restore
 from spikecore._shell.prologue import Prologue, prologue_of, set_prologue
 from spikecore.layers import NormNeuron, TimeBatched
 from spikecore.neuron import Neuron
@@ -66,11 +66,14 @@ def unfuse(net: nn.Module) -> nn.Module:
     Raises RuntimeError for a normalisation whose class was changed since, as by ``nn.utils.parametrize``.
     """
     made = {module.neuron for module in _checked("unfuse", net).modules() if isinstance(module, NormNeuron)}
+    neurons = [module for module in net.modules() if isinstance(module, Neuron) and module not in made]
+    fused = [(neuron, prologue) for neuron in neurons for prologue in [prologue_of(neuron)] if prologue is not None]
+    for _, prologue in fused:
+        check_restorable(prologue.norm)  # of all, before the first is undone
+    for neuron, prologue in fused:
+        restore(prologue.norm)
+        set_prologue(neuron, None)
     for module in net.modules():
-        prologue = prologue_of(module)
-        if prologue is not None and isinstance(module, Neuron) and module not in made:
-            restore(prologue.norm)
-            set_prologue(module, None)
         _pooling.restore(module)
         _convolving.restore(module)
     return net

@@ -236,7 +236,8 @@ class BackwardWriter(ChunkWriter):
 
     def _scaled(self, name: str, factor: Node) -> List[str]:
         """The product of a sum with what is a factor of all its parts."""
-        return over_neurons([f"{self._sum(name)}[j] *= {self.at(factor)};"])
+        by = self.printer.expression(factor, {}) if factor.op == "const" else self.at(factor)
+        return over_neurons([f"{self._sum(name)}[j] *= {by};"])
 
     # -- names
 

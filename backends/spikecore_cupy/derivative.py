@@ -56,6 +56,7 @@ class Derivative(NamedTuple):
 def derivative(plan: BackwardPlan) -> Derivative:
     """The adjoint of a plan, with approximate divisions where they pay."""
     found = _divided(plan)
+    # kernels with feedback that learn were measured with products and sums apart
     if normalises(plan) or (found.approximate and not (plan.learn and plan.spec.feedback)):
         return _contracted(plan, found)
     return found

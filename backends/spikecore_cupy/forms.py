@@ -17,6 +17,9 @@ from spikecore_cupy.parts import Form
 REGISTERS = 64
 #: The same where there are several chunks, and the compiler is told how many blocks should fit.
 CHUNK_REGISTERS = 100
+#: Of the 96 registers of a thread where five blocks fit, those for what 10 steps keep of learnt parameters of each
+#: channel in float32, and a few more; 12 steps keep 72.
+KEPT_OF_FIVE = 62
 #: Registers of a thread of a program that normalises at most, before it has fewer neurons.
 MOST = 168
 #: Bytes of shared memory of a block that needs no leave for more.
@@ -61,14 +64,14 @@ def in_chunks(plan: Plan, form: Form, length: int) -> Form:
     what is kept leaves enough of their 96 registers.
 
     Tau and threshold in bfloat16, 100 and 250 steps: 0.77 of a copy's speed, 0.73 as the compiler chose; in float32, 25
-    steps, 0.83 and 0.78. With what 12 steps keep in float32, or four neurons with a soft reset in bfloat16, five blocks
-    were slower: 0.77 and 0.81, 0.67 and 0.84.
+    steps, 0.83 and 0.78. Where more is kept, five blocks were slower: 12 steps in float32 0.77 with five blocks, 0.81
+    without; 12 steps of four neurons with a soft reset in bfloat16 0.67 and 0.84.
     """
     form = form._replace(length=length)
     if not isinstance(plan, BackwardPlan) or plan.compute != torch.float32 or normalises(plan):
         return form
     channels = any(plan.kinds[name] == "channel" for name in plan.learn)
-    return form._replace(blocks=5) if channels and 24 + form.width * _kept(plan, length) <= 86 else form
+    return form._replace(blocks=5) if channels and form.width * _kept(plan, length) <= KEPT_OF_FIVE else form
 
 
 def beside_of(plan: Plan) -> Optional[Beside]:
@@ -113,7 +116,7 @@ def _normalising(plan: Plan) -> Form:
         width //= 2
     blocks = max([1, *(count for count in range(2, 7) if _needed(plan, width, least) <= _registers(count))])
     # What the registers have no place for is computed again: otherwise the compiler kept up to 200 bytes of a thread in
-    # memory, and LIF behind 128 x 32 x 32 in bfloat16 with 6 steps took 290 us on an H200, not 235. Where registers do,
+    # memory, and LIF behind 128 x 32 x 32 in bfloat16 with 6 steps took 289 us on an H200, not 234. Where registers do,
     # nothing is: with 8 steps that took 294 us, and 313 with what could be computed again.
     again = _needed(plan, width, each) > _registers(blocks)
     return Form(width, blocks=blocks, grid=blocks * MULTIPROCESSORS, down=any(plan.inputs), again=again)

@@ -119,11 +119,7 @@ class Launcher:
         key = (width, length, powers, arranged is not None)
         kernel = self._kernels.get(key) or self._compiled(*key)
         threads = self._threads if arranged is None else arranged.block
-        span = (
-            span_of(self._form, neurons, [channels[index] for index in self._per_channel], width * threads)
-            if self._grouped
-            else neurons
-        )
+        span = self._span(neurons, channels, width * threads)
         # rounded up: the last block has threads without neurons
         blocks = -(-span // (threads * width))
         sums: Sequence[Tensor] = ()
@@ -167,11 +163,7 @@ class Launcher:
         if self._totals is not None:
             arranged = arrangement(width, *channels[self._learnt_at[0]], self._threads)
         threads = self._threads if arranged is None else arranged.block
-        span = (
-            span_of(self._form, neurons, [channels[index] for index in self._per_channel], width * threads)
-            if self._grouped
-            else neurons
-        )
+        span = self._span(neurons, channels, width * threads)
         if self._grouped:
             constants.append(span)
         blocks = -(-span // (threads * width))
@@ -240,6 +232,9 @@ class Launcher:
         return width
 
     def _span(self, neurons: int, channels: Channels, whole: int) -> int:
+        """How far apart the groups of a thread are; all neurons where it has one group."""
+        if not self._grouped:
+            return neurons
         return span_of(self._form, neurons, [channels[index] for index in self._per_channel], whole)
 
     def _compiled(self, width: int, length: int, powers: bool, sums: bool) -> Any:

@@ -38,12 +38,14 @@ def _in_waves(units: int, unit: int, once: int) -> int:
     """How many of the ``units`` are computed side by side, where a GPU holds ``once`` neurons at a time.
 
     If a unit, all channels of an image, is a large part of what a GPU holds, blocks for as many whole units as it holds
-    leave multiprocessors idle; blocks for more units run one behind the other, the last ones beside nothing. Of some
-    numbers that is taken for which the slowest multiprocessor has the fewest groups to compute, and of equal ones the
-    smallest, since each block reads parameters and leaves sums.
+    leave multiprocessors idle, and blocks for more units run in waves, the last of which may be short. The count is
+    taken for which the slowest multiprocessor has the fewest groups to compute, and of equal counts the smallest, since
+    each block reads parameters and leaves sums.
     """
     first = max(1, once // unit)
-    return min(
-        range(first, min(4 * first + 3, max(units, first)) + 1),
-        key=lambda count: (-(-count * unit // once) * -(-units // count), count),
-    )
+    most = min(4 * first + 3, max(units, first))
+    waves = range(-(-first * unit // once), -(-most * unit // once) + 1)
+    # of counts with as many waves the largest has the fewest groups for each thread, and of these the smallest is taken
+    counts = [min(most, max(first, wave * once // unit)) for wave in waves]
+    counts = [max(first, -(-units // -(-units // count))) for count in counts]
+    return min(counts, key=lambda count: (-(-count * unit // once) * -(-units // count), count))

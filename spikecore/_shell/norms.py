@@ -113,14 +113,18 @@ def defer(norm: nn.Module) -> None:
     norm.__class__ = _DEFERRED[type(norm)]
 
 
-def restore(norm: nn.Module) -> None:
-    """Have ``norm`` normalise again."""
+def check_restorable(norm: nn.Module) -> None:
+    """Raise RuntimeError for a deferred normalisation that cannot normalise again, since its class was changed."""
     if isinstance(norm, Deferred) and type(norm) not in _PLAIN:
         # nn.utils.parametrize derives a class from that of the module
         raise RuntimeError(
             f"sc.unfuse: a batch normalisation became a {type(norm).__name__} after sc.fuse, which cannot be undone "
             "now; first take away what changed its class, such as by nn.utils.parametrize.remove_parametrizations"
         )
+
+
+def restore(norm: nn.Module) -> None:
+    """Have ``norm`` normalise again; see :func:`check_restorable`."""
     norm.__class__ = _PLAIN.get(type(norm), type(norm))
 
 

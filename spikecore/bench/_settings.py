@@ -119,6 +119,12 @@ class Settings:
                     f"or measure a suite that it is for: {', '.join(heeding)}"
                 )
 
+    def check_shown(self) -> None:
+        """Raise ValueError for what was chosen where a report is shown and nothing is measured."""
+        chosen = [option for name, (option, _) in _HEEDING.items() if getattr(self, name)]
+        if chosen:
+            raise ValueError(f"{', '.join(chosen)}: with --from nothing is measured; leave it out")
+
     def on(self, device: torch.device) -> Settings:
         """The same with every choice made."""
         gpu, quick = device.type == "cuda", self.quick

@@ -115,6 +115,8 @@ def bench(
             quick=quick,
         )
         settings.check_use()
+        if given is not None:
+            settings.check_shown()
         report, jobs = prepare(settings) if given is None else (_read(given), [])
     except (OSError, ValueError, RuntimeError, ModuleNotFoundError) as error:
         raise typer.BadParameter(str(error)) from error

@@ -21,6 +21,7 @@ from spikecore.kernels._launches import CorrectionLaunch, Launcher
 from spikecore.kernels._layout import Layout, layout_of
 from spikecore.kernels._memory import resolved
 from spikecore.kernels._returned import ReturningExecution
+from spikecore.kernels._saved import check_saved
 from spikecore.lang import Program
 from spikecore.lang._normalised import corrected, moments
 
@@ -62,8 +63,10 @@ class NormalisingExecution(Execution):
             return super().backward(call, tensors, checkpoints, grads, wanted, layout)
         if self.correct is not None:
             return self._corrected(self.correct, call, tensors, checkpoints, grads, wanted, layout)
+        tensors, grads = resolved(tensors), resolved(grads)
+        check_saved(self.program, self.spec, call.has_initial_state, tensors, checkpoints, grads, layout)
         # one copy for both passes where one is needed
-        grads = self.fitted(layout, resolved(grads))
+        grads = self.fitted(layout, grads)
         moving = self.arguments.n_moving(call)
         named = [self.program.params[index] for index in self.arguments.tensor_params]
         summed = self.program.statistics[2:]

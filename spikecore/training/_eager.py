@@ -59,6 +59,8 @@ class EagerTraining:
         self.options = _options(options)
         self._stateful = stateful_modules(net)
         self._form = Form(self.net, self.options, optimizer)
+        #: Whether it is known that the optimiser's step needs no closure.
+        self._steps_alone = False
 
     @property
     def form(self) -> Dict[str, str]:
@@ -75,7 +77,9 @@ class EagerTraining:
 
     def _differentiated(self, inputs: Any, targets: Any, device: Optional[torch.device]) -> Tuple[Any, Tensor]:
         scaler = self.options.scaler
-        check_step(self.optimizer)  # before anything changes
+        if not self._steps_alone:
+            check_step(self.optimizer)  # before anything changes
+            self._steps_alone = True
         self.optimizer.zero_grad(set_to_none=True)
         with own_state(self._stateful):
             with _casting(self.options, device), self._form.packing():

@@ -281,12 +281,14 @@ class TestFuse:
         plain = copy.deepcopy(net)
         sc.fuse(net)(x)
         plain(x)
+        other = nn.Sequential(sc.fuse(network()), net)
         for one in (net, plain):
             nn.utils.parametrize.register_parametrization(one[0].module[1], "weight", nn.Softplus())
         for mine, its in zip(*both(net, plain, x)):
             torch.testing.assert_close(mine, its)
         with pytest.raises(RuntimeError, match=r"became a Parametrized.* after sc\.fuse.*remove_parametrizations"):
-            sc.unfuse(net)
+            sc.unfuse(other)
+        assert "computed by the neuron" in repr(other[0])  # undone as a whole or not at all
         nn.utils.parametrize.remove_parametrizations(net[0].module[1], "weight")
         assert "computed by the neuron" not in repr(sc.unfuse(net))
 

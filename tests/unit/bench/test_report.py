@@ -200,6 +200,7 @@ def test_command_shows_and_draws_a_report_again(tmp_path: Any, monkeypatch: pyte
     for given, says in (
         (["--from", str(tmp_path / "none.json")], "No such file"),
         (["--from", str(tmp_path / "again.svg")], "this is no report that spikecore bench --json wrote"),
+        (["--from", str(tmp_path / "report.json"), "--form", "eager"], "--form: with --from nothing is measured"),
         (["--from", str(tmp_path / "report.json"), "--json", str(tmp_path / "new.json")], "nothing is measured"),
     ):
         result = runner.invoke(cli.app, ["bench", *given])
