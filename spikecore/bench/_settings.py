@@ -100,10 +100,11 @@ class Settings:
         for name in ("workers", "compile_steps"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
-        for name, seconds in (("turn", self.turn), ("patience", self.patience)):
-            # NaN fails both comparisons
-            if seconds is not None and not 0 < seconds < math.inf:
-                raise ValueError(f"{name}={seconds} must be a number of seconds above 0")
+        # NaN fails each comparison; with no patience nothing is waited for
+        if self.turn is not None and not 0 < self.turn < math.inf:
+            raise ValueError(f"turn={self.turn} must be a number of seconds above 0")
+        if not 0 <= self.patience < math.inf:
+            raise ValueError(f"patience={self.patience} must be a number of seconds, 0 or more")
 
     def check_use(self) -> None:
         """Raise ValueError for an option that none of the suites heeds: the figures would be taken for those of it.
