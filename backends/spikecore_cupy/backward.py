@@ -121,7 +121,7 @@ class BackwardWriter(ChunkWriter):
 
     def _taken_again(self, adjoint: Function) -> List[Node]:
         """The inputs that the adjoint takes once more from registers that hold two numbers each."""
-        halves = inputs_in_halves(self.plan) if self.form.again and not self.form.staged else ()
+        halves = inputs_in_halves(self.plan) if self.form.again else ()
         return [node for node in adjoint.takes if node in halves]
 
     def _copies(self, adjoint: Function) -> Dict[Node, str]:

@@ -200,9 +200,7 @@ class Bound(Stateful):
         return True
 
     def _stamp(self) -> str:
-        """The stamp. torch.compile guards it from here on, so it is settled before: a call without torch.compile would
-        settle it later, after which the next compiled call would compile anew.
-        """
+        """The stamp, settled first: torch.compile guards it, and would compile anew where a later call settles it."""
         if is_compiling():
             self._settle()
         return self._cache.stamp

@@ -257,12 +257,11 @@ class Execution:
     ) -> Tuple[List[Tensor], List[Tensor], List[Tensor]]:
         """The cotangents that are there, of outputs, final states and recorded states."""
         n, m = self.n_outputs, self.n_outputs + self.n_final
-        outputs = [layout.fit_steps(grad) for grad in grads[:n] if grad is not None]
+        grads = self.fitted(layout, grads)
         ends: List[Tensor] = []
         if final:
-            compute = self.spec.compute
-            ends = [layout.empty((), x, compute).zero_() if g is None else layout.fit(g) for g in grads[n:m]]
-        return outputs, ends, [layout.fit_steps(grad) for grad in grads[m:] if grad is not None]
+            ends = [layout.empty((), x, self.spec.compute).zero_() if g is None else g for g in grads[n:m]]
+        return [grad for grad in grads[:n] if grad is not None], ends, [grad for grad in grads[m:] if grad is not None]
 
     def _returned(
         self,
