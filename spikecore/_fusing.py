@@ -12,8 +12,10 @@ from torch import nn
 from spikecore import _convolving, _pooling
 from spikecore._shell.checks import shown
 from spikecore._shell.norms import can_defer, check_restorable, defer, is_watched, restore
-from spikecore._shell.prologue import Prologue, prologue_of, set_prologue
+from spikecore._shell.prologue import Prologue
+from spikecore._shell.prologued import prologue_of, set_prologue
 from spikecore.layers import NormNeuron, TimeBatched
+from spikecore.layers._adding import Adding
 from spikecore.neuron import Neuron
 
 
@@ -33,6 +35,7 @@ def fuse(net: nn.Module) -> nn.Module:
         TimeBatched(..., nn.BatchNorm2d(C)), neuron  # multi-step
         nn.BatchNorm2d(C), neuron  # neuron of step="single"
 
+    The kernel of the last neuron of a :class:`spikecore.layers.SEWBlock` adds the block's shortcut to its spikes.
     Pooling of windows that do not overlap, wherever it stands, keeps less for backward: ``nn.MaxPool2d`` a byte for
     each maximum, instead of its input and an index of 8 bytes, and ``nn.AvgPool2d`` nothing, instead of its input.
     On a GPU an ``nn.Conv2d`` computes the gradient of its weight before that of its input, so that spikes that are kept
@@ -51,9 +54,12 @@ def fuse(net: nn.Module) -> nn.Module:
     a neuron gets afterwards sees what is not normalised yet.
     Raises TypeError for what is no module.
     """
-    for norm, neuron in _pairs(_checked("fuse", net)):
+    ending = {module.ending() for module in _checked("fuse", net).modules() if isinstance(module, Adding)}
+    for norm, neuron in _pairs(net):
         defer(norm)
-        set_prologue(neuron, Prologue(norm))
+        # what a block adds to the neuron's spikes goes into its kernel
+        adds = neuron in ending
+        set_prologue(neuron, Prologue(norm, "after" if adds else "", optional=adds))
     for module in net.modules():
         _pooling.make_compact(module)
         _convolving.defer_input(module)

@@ -7,7 +7,8 @@ from typing import Any, Optional
 from torch import Tensor, nn
 
 from spikecore._shell.norms import check_norm
-from spikecore._shell.prologue import SHORTCUTS, Prologue, prologue_of, set_prologue
+from spikecore._shell.prologue import SHORTCUTS, Prologue
+from spikecore._shell.prologued import prologue_of, set_prologue
 from spikecore.neuron import Neuron
 
 

@@ -11,7 +11,7 @@ from spikecore._explain._shown import size
 from spikecore._plugins.selection import REFERENCE, automatic_order
 from spikecore._shell.binding import backend_on
 from spikecore._shell.norms import can_defer
-from spikecore._shell.prologue import prologue_of
+from spikecore._shell.prologued import prologue_of
 from spikecore._shell.state import Stateful
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent

@@ -25,7 +25,8 @@ from spikecore._shell.binding import chosen_anew, request
 from spikecore._shell.checks import shown
 from spikecore._shell.norms import Deferred
 from spikecore._shell.processes import unwrapped
-from spikecore._shell.prologue import prologue_of
+from spikecore._shell.prologue import Prologue
+from spikecore._shell.prologued import prologue_of
 from spikecore._shell.state import Stateful
 from spikecore.functional import stateful_modules, to_rest
 from spikecore.kernels import KernelBackend
@@ -219,7 +220,7 @@ def _moved_words(seen: Seen, moved: Traffic, training: bool) -> Dict[str, Option
     count = len(neuron.program.inputs)
     floor = by_kernels = words_of_call(neuron, reads[:count], wanted[:count], backward)
     if prologue is not None:
-        statistics, beside = _words_of_prologue(prologue.norm, reads, wanted, backward)
+        statistics, beside = _words_of_prologue(prologue, reads, wanted, backward)
         floor += statistics + beside
         by_kernels += 0.0 if prologue.reason else beside
     words = moved.words / seen.elements
@@ -231,17 +232,21 @@ def _moved_words(seen: Seen, moved: Traffic, training: bool) -> Dict[str, Option
     return {"words": words, "floor": floor}
 
 
-def _words_of_prologue(norm: nn.Module, reads: List[float], wanted: List[bool], backward: bool) -> Tuple[float, float]:
+def _words_of_prologue(
+    prologue: Prologue, reads: List[float], wanted: List[bool], backward: bool
+) -> Tuple[float, float]:
     """What batch normalisation and a shortcut move beside the neuron behind them: for statistics, and for the rest.
 
     Statistics read the input. So does the backward pass once more, with the cotangent, for the sums that its gradient
     needs. Where the input is one step repeated, the cotangent summed over time takes as little as the input: it is
-    written and read instead. A shortcut is read, and its gradient written.
+    written and read instead. A shortcut is read, and its gradient written, which is the cotangent where the shortcut is
+    behind the neuron.
     """
+    norm = prologue.norm
     takes = norm.training or getattr(norm, "running_mean", None) is None
     words = min(1 + reads[0], 3 * reads[0]) if takes and backward else 0.0
     for read, wants in zip(reads[1:], wanted[1:]):
-        words += read + (read if backward and wants else 0)
+        words += read + (read if backward and wants and prologue.shortcut == "before" else 0)
     return reads[0] if takes else 0.0, words
 
 
@@ -276,8 +281,9 @@ def _notes(seen: Seen) -> Tuple[str, ...]:
     prologue = prologue_of(seen.module)
     if prologue is not None:
         skip = {"": "", "before": ", and adds a shortcut before it", "after": ", and adds a shortcut to its spikes"}
+        added = skip[prologue.shortcut] if len(seen.inputs) > 1 else ""
         apart = f"; not in one kernel: {prologue.reason}" if prologue.reason else ""
-        found.append(f"normalises its input{skip[prologue.shortcut]}{apart}")
+        found.append(f"normalises its input{added}{apart}")
     if isinstance(seen.module, Deferred):
         found.append("the neuron behind it normalises")
     found.extend(text for kind, text in _KEEPS.items() if isinstance(seen.module, kind))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from spikecore._base.locking import Lock
 from spikecore._looking._logged import log
 from spikecore._looking._table import as_html, as_text
-from spikecore._shell.prologue import prologue_of
+from spikecore._shell.prologued import prologue_of
 from spikecore._shell.state import Stateful
 from spikecore._shell.watchers import Watcher
 from spikecore.backend import Tensors
@@ -84,7 +84,8 @@ class Layer(Watcher):
         neuron: Any = module.neuron if isinstance(module, Recurrent) else module
         carries = isinstance(module, Stateful) and module.carrying
         prologue = prologue_of(neuron) if isinstance(neuron, Neuron) else None
-        added = prologue is not None and prologue.shortcut == "after"
+        # an optional one is not given to a neuron that is watched
+        added = prologue is not None and prologue.shortcut == "after" and not prologue.optional
         index = _spiking(neuron.program)
         y = outputs[index or 0]
         if not self._grad:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from spikecore._base.autocast import autocast_dtype
 from spikecore._shell import checks, marked, parameters, processes, ranges
-from spikecore._shell.prologue import Prologued
+from spikecore._shell.prologued import Prologued
 from spikecore.backend import FEEDBACK_BIAS, FEEDBACK_WEIGHT, Feedback, Tensors
 from spikecore.lang._plain import PLAIN, is_plain
 

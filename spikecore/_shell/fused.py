@@ -46,7 +46,7 @@ def kind_of(norm: Any, shortcut: str, asked: bool, x: Tensor, skip: Optional[Ten
     """What decides the runner of a call at rest that asks for outputs alone, beside the neuron's own parameters. It
     differs from what :func:`earlier.kind_of` gives for any call.
 
-    ``asked``: whether one program was asked for. ``skip``: the shortcut that goes into the kernel.
+    ``asked``: whether one program was asked for. ``skip``: the shortcut, if one goes into the kernel.
     """
     grad, steps = torch.is_grad_enabled(), x.shape[0]
     weight, bias = norm._parameters.get("weight"), norm._parameters.get("bias")

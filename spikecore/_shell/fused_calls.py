@@ -50,7 +50,8 @@ class FusedCalls(Ranged):
             outputs = self._by_runner(found, x, skip, earlier.placed(found.earlier, own), by)
         prologue.reason = ""
         if marked.readers:
-            marked.note(self._cache.program, outputs, self._cache.bound)
+            added = skip if prologue.shortcut == "after" else None
+            marked.note(self._cache.program, outputs, self._cache.bound, added)
         return outputs, None, ()
 
     def _by_runner(

@@ -2,8 +2,9 @@
 
 A saved-tensor hook gets a tensor and must know what it holds without reading it, which would wait for the device. So a
 neuron notes on the node of each output that is spikes, by the rules of its program, which output it is and the version
-of the tensor. A note lives as long as the node, and says nothing about what was changed in place since: who reads it
-compares versions. Without a reader (:func:`wanting`) nothing is noted.
+of the tensor; where its kernel added a shortcut to the spikes, it notes what output of which node was added. A note
+lives as long as the node, and says nothing about what was changed in place since: who reads it compares versions.
+Without a reader (:func:`wanting`) nothing is noted.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from spikecore._plugins.selection import Resolved
 from spikecore.backend import Backend
 from spikecore.lang import Program
 
-#: The key of the note in ``node.metadata``, which torch keeps for each node.
-_NOTE = "spikecore.spikes"
+#: The keys of the notes in ``node.metadata``, which torch keeps for each node.
+_NOTE, _ADDED = "spikecore.spikes", "spikecore.added"
+#: An output of a node of autograd.
+Output = Tuple[Any, int]
 
 #: How many readers there are, in any thread.
 readers = 0
@@ -54,8 +57,26 @@ def spiking(program: Program) -> Tuple[int, ...]:
     return tuple(index for index, node in enumerate(program.outputs) if node.op == "spike")
 
 
-def note(program: Optional[Program], outputs: Sequence[Tensor], bound: Mapping[str, Resolved]) -> None:
-    """Note on the nodes of a call's outputs which of them are spikes. ``bound`` are the backends by type of device."""
+@lru_cache(maxsize=512)
+def summing(program: Program) -> Mapping[int, int]:
+    """Indices of the outputs that are spikes to which an input was added, and the indices of these inputs."""
+    found = {}
+    for index, node in enumerate(program.outputs):
+        kinds = tuple([argument.op for argument in node.args]) if node.op == "add" else ()
+        if kinds == ("spike", "input"):
+            found[index] = program.inputs.index(str(node.args[1].attr))
+    return found
+
+
+def note(
+    program: Optional[Program],
+    outputs: Sequence[Tensor],
+    bound: Mapping[str, Resolved],
+    added: Optional[Tensor] = None,
+) -> None:
+    """Note on the nodes of a call's outputs which of them are spikes. ``bound`` are the backends by type of device,
+    ``added`` what was added to the first output.
+    """
     global notes  # noqa: PLW0603  # only ever compared with what it was: what is lost between threads does not matter
     for index in () if program is None else spiking(program):
         out = outputs[index]
@@ -63,6 +84,8 @@ def note(program: Optional[Program], outputs: Sequence[Tensor], bound: Mapping[s
         if node is not None:
             found: Dict[int, int] = node.metadata.setdefault(_NOTE, {})
             found[out.output_nr] = out._version
+            if added is not None and not index:
+                node.metadata.setdefault(_ADDED, {})[out.output_nr] = added.grad_fn, added.output_nr
             notes += 1
             resolved = bound.get(out.device.type)
             if resolved is not None:
@@ -72,4 +95,10 @@ def note(program: Optional[Program], outputs: Sequence[Tensor], bound: Mapping[s
 def version(node: Any, index: int) -> Optional[int]:
     """The version that output ``index`` of a node had when it was noted as spikes; None for another."""
     noted: Optional[Dict[int, int]] = node.metadata.get(_NOTE)
+    return None if noted is None else noted.get(index)
+
+
+def added_to(node: Any, index: int) -> Optional[Output]:
+    """What was added to the spikes that output ``index`` of a node was noted as; None where nothing was."""
+    noted: Optional[Dict[int, Output]] = node.metadata.get(_ADDED)
     return None if noted is None else noted.get(index)

@@ -52,14 +52,15 @@ class ConformanceCommand(TyperCommand):
 
 def conformance(
     name: Optional[str] = typer.Argument(None, help="The backend to test.", show_default=False),
-    tier: List[str] = typer.Option([], metavar="TIER", help=_TIER_HELP),
+    tier: List[str] = typer.Option([], "--tier", metavar="TIER", help=_TIER_HELP),
     case: List[str] = typer.Option(
         [],
+        "--case",
         metavar="ID",
         help="Run this case, or those of a pattern: 'gradient/*'; may be repeated, and keeps the order.",
     ),
     device: Optional[str] = typer.Option(
-        None, metavar="DEVICE", help="Torch device; the CPU if the backend takes it, else its first."
+        None, "--device", metavar="DEVICE", help="Torch device; the CPU if the backend takes it, else its first."
     ),
     require: bool = typer.Option(
         False, "--require", help="A backend that cannot be tested is a failure (also: SPIKECORE_REQUIRE)."
@@ -75,14 +76,19 @@ def conformance(
         None, "--badge", metavar="FILE", help="Write the verdict as an SVG badge."
     ),
     compare: Optional[Path] = typer.Option(
-        None, metavar="OLD.json", help="Say what changed since this report; what got worse is a failure."
+        None, "--compare", metavar="OLD.json", help="Say what changed since this report; what got worse is a failure."
     ),
     seed: Optional[int] = typer.Option(
-        None, metavar="N", min=0, help="Draw generated and random cases from this seed (also: SPIKECORE_SEED)."
+        None,
+        "--seed",
+        metavar="N",
+        min=0,
+        help="Draw generated and random cases from this seed (also: SPIKECORE_SEED).",
     ),
     list_cases: bool = typer.Option(False, "--list", help="List the cases and what must hold; run nothing."),
     write_support: Optional[str] = typer.Option(
         None,
+        "--write-support",
         metavar="FILE",
         help="Run NAME, or every usable backend, and remake its column of the support table in this file.",
     ),

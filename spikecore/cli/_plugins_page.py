@@ -18,7 +18,9 @@ def plugins_page(
     new: List[Path] = typer.Option(
         [], "--add", metavar="FILE", help="Put this report of spikecore conformance --json into DIR; may be repeated."
     ),
-    write: Optional[Path] = typer.Option(None, metavar="FILE", help="Write the page into this file instead."),
+    write: Optional[Path] = typer.Option(
+        None, "--write", metavar="FILE", help="Write the page into this file instead."
+    ),
 ) -> None:
     """Print the list of plugins that docs/plugins.md is, made from the results of conformance runs."""
     try:

@@ -10,7 +10,7 @@ from typing import Any, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spikecore.backend import BackendError, Tensors
+from spikecore.backend import BackendError
 from spikecore.kernels._again import Again, Instead
 from spikecore.kernels._arguments import Call
 from spikecore.kernels._execution import Execution
@@ -32,7 +32,8 @@ class Boundary(torch.autograd.Function):
         count = execution.n_outputs + execution.n_final + len(call.record)
         ctx.context = execution, instead, call, len(tensors), execution.layout(tensors)
         # tensors go through torch, which frees them after backward and finds those that were changed in place
-        ctx.save_for_backward(*tensors, *results[count:])
+        kept = tensors if execution.passing is None else execution.passing.kept(tensors)
+        ctx.save_for_backward(*kept, *results[count:])
         # a cotangent that does not arrive is None, and the backward kernel has no argument for it
         ctx.set_materialize_grads(False)
         return tuple(results[:count])
@@ -40,7 +41,9 @@ class Boundary(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
         ctx._spikecore_passed = True
-        return (None, None, None, *derived(ctx.context, ctx.needs_input_grad[3:], ctx.saved_tensors, grads))
+        saved, passing = ctx.saved_tensors, ctx.context[0].passing
+        saved = saved if passing is None else passing.restored(saved)
+        return (None, None, None, *derived(ctx.context, ctx.needs_input_grad[3:], saved, grads))
 
 
 class OneStep(Boundary):
@@ -70,9 +73,21 @@ def _timed(tensors: Sequence[Any], count: int) -> Tuple[Any, ...]:
 
 
 def derived(
-    context: Context, wanted: Sequence[bool], saved: Tensors, grads: Sequence[Optional[Tensor]]
+    context: Context, wanted: Sequence[bool], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]]
 ) -> Sequence[Optional[Tensor]]:
     """Gradients of a call's tensors, with a graph of their own under ``create_graph=True``."""
+
+    def find(left: Sequence[bool]) -> Sequence[Optional[Tensor]]:
+        return _derived(context, left, saved, grads)
+
+    passing = context[0].passing
+    return find(wanted) if passing is None else passing.through(find, wanted, grads) or ()
+
+
+def _derived(
+    context: Context, wanted: Sequence[bool], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]]
+) -> Sequence[Optional[Tensor]]:
+    """The same of those that are no cotangents."""
     if not torch.is_grad_enabled():
         return _gradients(context, wanted, saved, grads)
     with torch.no_grad():
@@ -81,12 +96,12 @@ def derived(
 
 
 def _gradients(
-    context: Context, wanted: Sequence[bool], saved: Tensors, grads: Sequence[Optional[Tensor]]
+    context: Context, wanted: Sequence[bool], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]]
 ) -> Sequence[Optional[Tensor]]:
     """Gradients of a call's tensors, by the kernel, or by another runner where the kernel cannot be had."""
     execution, _, call, count, layout = context
     try:
-        return execution.backward(call, saved[:count], saved[count:], grads, wanted, layout)
+        return execution.backward(call, saved[:count], tuple(saved[count:]), grads, wanted, layout)
     except BackendError as error:
         return _again(context, wanted, grads).gradients(error, grads, saved[:count])
 

@@ -8,6 +8,7 @@ Where mean and standard deviation are functions of the input, backward is two la
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -247,20 +248,23 @@ class _Crossing(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, context: Any, *tensors: Tensor) -> Tensor:
         direct, laid, params = ctx.context = context
-        inputs = tensors[: direct.n_inputs]
+        inputs, passing = tensors[: direct.n_inputs], direct.execution.passing
         checkpoints = direct.checkpoints(laid, inputs[0])
         out: Tensor = direct.forward(laid, inputs, params, checkpoints)
-        ctx.save_for_backward(*tensors, *checkpoints)
+        kept = tensors if passing is None else passing.kept(tensors)
+        ctx.save_for_backward(*kept, *checkpoints)
         ctx.set_materialize_grads(False)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
         direct, laid, numbers = ctx.context
-        saved, wanted = ctx.saved_tensors, ctx.needs_input_grad[1:]
+        saved, wanted, passing = ctx.saved_tensors, ctx.needs_input_grad[1:], direct.execution.passing
+        saved = saved if passing is None else passing.restored(saved)
         if grad is not None and not torch.is_grad_enabled():
+            find = functools.partial(direct.gradients, laid=laid, numbers=numbers, saved=saved, grad=grad)
             try:
-                found = direct.gradients(wanted, laid, numbers, saved, grad)
+                found = find(wanted) if passing is None else passing.through(find, wanted, (grad,))
             except BackendError:  # the other way meets it, too, and knows what to do then
                 found = None
             if found is not None:

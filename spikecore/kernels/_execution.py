@@ -19,6 +19,7 @@ from spikecore.kernels._launches import BackwardLaunch, ForwardLaunch, KernelPar
 from spikecore.kernels._layout import Layout, layout_of
 from spikecore.kernels._memory import not_negated, resolved
 from spikecore.kernels._parts import parameter_gradient
+from spikecore.kernels._passing import passing
 from spikecore.kernels._plan import BackwardPlan, ForwardPlan, saved_states
 from spikecore.kernels._saved import check_saved
 from spikecore.kernels._sized import launch_of
@@ -46,6 +47,7 @@ class Execution:
         self.backend, self.program, self.spec = backend, program, spec
         self.arguments = Arguments(program, spec)
         self.chunk = backend.chunk_of(program, spec)
+        self.passing = passing(program, spec)
         self.n_outputs = len(program.outputs)
         self.n_final = len(program.states) if spec.final else 0
         # bounded: a network that asks for ever other records or gradients would keep its kernels for ever

@@ -278,7 +278,12 @@ def saved_states(program: Program, spec: Spec, has_initial_state: bool) -> Tuple
 
     Which cotangents will arrive is not known in forward, so these are the states that a plan with all recomputes.
     """
-    everything = BackwardPlan(
+    return every_gradient(program, spec, has_initial_state).recomputed_states
+
+
+def every_gradient(program: Program, spec: Spec, has_initial_state: bool) -> BackwardPlan:
+    """The backward kernel for all cotangents that finds every gradient: what it reads no other one reads more than."""
+    return BackwardPlan(
         program,
         spec,
         has_initial_state=has_initial_state,
@@ -289,4 +294,3 @@ def saved_states(program: Program, spec: Spec, has_initial_state: bool) -> Tuple
         state=has_initial_state,
         learn=spec.learn,
     )
-    return everything.recomputed_states

@@ -9,14 +9,26 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from typing import Any, Dict, List, MutableMapping, NamedTuple, Optional, Sequence, Tuple, Union, get_type_hints
+from typing import (
+    Any,
+    Dict,
+    List,
+    Mapping,
+    MutableMapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+    get_type_hints,
+)
 
 import torch
 from torch import Tensor
 
 from spikecore._base.locking import Lock
 from spikecore._base.recent import RUNNERS, Recent
-from spikecore._shell.marked import spiking
+from spikecore._shell.marked import spiking, summing
 from spikecore.backend import Unsupported
 from spikecore.kernels._arguments import Call
 from spikecore.kernels._execution import Execution
@@ -109,6 +121,16 @@ def spiking_outputs(target: object, args: Sequence[Any]) -> Tuple[int, ...]:
     return () if execution is None else spiking(execution.program)
 
 
+def summing_outputs(target: object, args: Sequence[Any]) -> Mapping[int, int]:
+    """Which results of an op in a graph are spikes to which a tensor was added: the number of the result, and that of
+    the tensor among the op's ``tensors``.
+    """
+    if str(target) not in _NEURONS or not isinstance(args[0], str):
+        return {}
+    execution = _executions.get(args[0]) or _held.get(args[0])
+    return {} if execution is None else summing(execution.program)
+
+
 def register() -> None:
     """Define the two ops, once, where torch is new enough."""
     with _lock:
@@ -191,12 +213,16 @@ def _setup(ctx: Any, inputs: Tuple[Any, ...], output: List[Tensor]) -> None:
     ctx.given, ctx.n_tensors, ctx.count = given._replace(tensors=[]), len(given.tensors), count
     ctx.order = execution.layout(given.tensors).encoded
     ctx.wanted = [tensor.requires_grad for tensor in given.tensors]
-    ctx.save_for_backward(*given.tensors, *output[count:])
+    kept = given.tensors if execution.passing is None else execution.passing.kept(given.tensors)
+    ctx.save_for_backward(*kept, *output[count:])
 
 
 def _differentiate(ctx: Any, grads: Sequence[Optional[Tensor]]) -> Tuple[Any, ...]:
     given: ForwardArguments = ctx.given
-    saved = ctx.saved_tensors
+    execution, saved, grads = find(given.key), ctx.saved_tensors, grads[: ctx.count]
+    passing = execution.passing
+    if passing is not None:
+        saved = passing.restored(saved)
     layout = Layout.decoded(saved[0].shape[1:], ctx.order)
     arguments = BackwardArguments(
         key=given.key,
@@ -204,16 +230,22 @@ def _differentiate(ctx: Any, grads: Sequence[Optional[Tensor]]) -> Tuple[Any, ..
         checkpoints=list(saved[ctx.n_tensors :]),
         # copied here and not within the op, so that the compiler writes them as they are to be read: cotangents of a
         # global average pooling, contiguous, were copied six times to channels-last, 1.5 % of a step of SEW-ResNet18
-        grads=find(given.key).fitted(layout, grads[: ctx.count]),
+        grads=execution.fitted(layout, grads),
         numbers=given.numbers,
         record=given.record,
         has_initial_state=given.has_initial_state,
         wanted=ctx.wanted,
         order=ctx.order,
     )
-    found = iter(torch.ops.spikecore.backward(*arguments))
+
+    def by_kernels(wanted: Sequence[bool]) -> List[Optional[Tensor]]:
+        found = iter(torch.ops.spikecore.backward(*arguments._replace(wanted=[*wanted])))
+        return [next(found) if wants else None for wants in wanted]
+
+    # a cotangent that is a gradient does not go through the op, whose results may not be its arguments
+    whole = by_kernels(ctx.wanted) if passing is None else passing.through(by_kernels, ctx.wanted, grads)
     gradients = {
-        "tensors": [next(found) if wants else None for wants in ctx.wanted],
+        "tensors": whole,
         # torch takes an empty list for one of tensors, and wants as many gradients back
         "numbers": None if given.numbers else [],
         "record": None if given.record else [],

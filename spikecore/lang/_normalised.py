@@ -2,7 +2,9 @@
 
 The input x of a program becomes, with ``mean`` and ``rstd`` per channel of x over all steps and neurons,
 
-    y = (x - mean) * (rstd * weight) + bias [+ skip]
+    y = (x - mean) * (rstd * weight) + bias [+ skip before the neuron]
+
+and a skip behind the neuron is added to the program's first output.
 
 Let g be the cotangent of y, n how many numbers a channel has and ``xhat = (x - mean) * rstd``. The gradients of
 ``bias`` and ``weight`` are the sums of g and of ``g * xhat`` over a channel, and with these
@@ -40,10 +42,11 @@ class Corrected(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def normalised(program: Program, skip: bool, statistics: bool) -> Normalised:
-    """``program`` with its first input normalised, and with ``skip`` a second input added to that.
+def normalised(program: Program, shortcut: str, statistics: bool) -> Normalised:
+    """``program`` with its first input normalised.
 
-    ``statistics``: whether mean and rstd are functions of the input; else they are given, as the running ones are.
+    shortcut: where a second input is added: to what is normalised ("before"), to the first output ("after"), "" for
+    nowhere. statistics: whether mean and rstd are functions of the input; else they are given, as the running ones are.
     """
     taken = [*program.inputs, *program.states, *program.params]
     mean, rstd, weight, bias = names = tuple(
@@ -51,21 +54,23 @@ def normalised(program: Program, skip: bool, statistics: bool) -> Normalised:
     )
     x = Node("input", (), program.inputs[0])
     y = (Expr(x) - _param(mean)) * (_param(rstd) * _param(weight)) + _param(bias)
-    inputs = program.inputs
-    if skip:
-        shortcut = _free("skip", taken)
-        y = y + Expr(Node("input", (), shortcut))
-        inputs = (*inputs, shortcut)
+    inputs = (*program.inputs, _free("skip", taken)) if shortcut else program.inputs
+    skip = Expr(Node("input", (), inputs[-1]))
+    if shortcut == "before":
+        y = y + skip
 
     def behind(node: Node) -> Node:
         return substitute(node, {x: y.node})
 
+    outputs = [behind(node) for node in program.outputs]
+    if shortcut == "after":
+        outputs[0] = (Expr(outputs[0]) + skip).node
     return Normalised(
         Program(
             program.name,
             inputs=inputs,
             states=program.states,
-            outputs=[behind(node) for node in program.outputs],
+            outputs=outputs,
             next=[behind(node) for node in program.next],
             initial=program.initial,
             params=_before_numbers(program, names),

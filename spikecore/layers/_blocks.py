@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Callable, List
+from typing import Callable, List, Optional
 
 from torch import Tensor, nn
 
+from spikecore.layers._adding import Adding
 from spikecore.layers._arguments import counts, makers
 from spikecore.layers._norms import normalised, silenced
 from spikecore.layers._time_batched import TimeBatched
+from spikecore.neuron import Neuron
 
 #: Makes the neuron of one place, and the normalisation of so many channels.
 MakeNeuron = Callable[[], nn.Module]
@@ -17,7 +19,7 @@ MakeNorm = Callable[[int], nn.Module]
 _CONNECT = ("add", "and", "iand")
 
 
-class SEWBlock(nn.Module):
+class SEWBlock(Adding):
     """Spike-element-wise residual block: the block's spikes and those of its input are joined element by element.
 
     ::
@@ -78,9 +80,15 @@ class SEWBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[T, B, C, H, W]``, or ``[B, C, H, W]`` of one step."""
+        if self.connect == "add":
+            return self.sum(x, self.shortcut)
         a, s = self.body(x), self.shortcut(x)
-        joined: Tensor = a + s if self.connect == "add" else a * s if self.connect == "and" else (1 - a) * s
+        joined: Tensor = a * s if self.connect == "and" else (1 - a) * s
         return joined
+
+    def ending(self) -> Optional[Neuron]:
+        """The neuron to whose spikes those of the shortcut are added."""
+        return super().ending() if self.connect == "add" else None
 
     def extra_repr(self) -> str:
         """How branch and shortcut are joined."""

@@ -7,6 +7,7 @@ from typing import List, Optional
 from torch import Tensor, nn
 
 from spikecore.layers import SpikingSelfAttention, TimeBatched
+from spikecore.layers._adding import Adding
 from spikecore.layers._arguments import counts, makers
 from spikecore.layers._attention import linear
 from spikecore.layers._norms import normalised
@@ -99,7 +100,7 @@ def spikformer(
     return net
 
 
-class Added(nn.Module):
+class Added(Adding):
     """``x + modules(x)``, one after the other."""
 
     def __init__(self, *modules: nn.Module) -> None:
@@ -108,8 +109,7 @@ class Added(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Of any shape, which ``modules`` keep."""
-        added: Tensor = x + self.body(x)
-        return added
+        return self.sum(x, nn.Identity())
 
 
 class EachToken(nn.Module):

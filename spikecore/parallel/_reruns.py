@@ -25,7 +25,7 @@ from spikecore._base.batches import flattened
 from spikecore._shell.binding import Bound, numbers_of, traced_program
 from spikecore._shell.norms import Deferred
 from spikecore._shell.processes import is_shard
-from spikecore._shell.prologue import prologue_of
+from spikecore._shell.prologued import prologue_of
 from spikecore._shell.state import Stateful, own_names
 from spikecore.parallel._draws import may_draw
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any, List
 
 import pytest
+from typer.models import OptionInfo
 from typer.testing import CliRunner
 
 import spikecore
@@ -133,3 +134,14 @@ def test_main_runs_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         cli.main()
     assert caught.value.code == 0
     assert capsys.readouterr().out == f"spikecore {spikecore.__version__}\n"
+
+
+def test_options_with_a_metavar_say_their_names() -> None:
+    """Typer 0.27 calls an option that is given a metavar and no name by the metavar: ``--DEVICE`` for ``--device``."""
+    unnamed = []
+    for command in cli.app.registered_commands:
+        for name, parameter in inspect.signature(command.callback or inspect).parameters.items():
+            option: Any = parameter.default
+            if isinstance(option, OptionInfo) and option.metavar and not option.param_decls:
+                unnamed.append(f"{command.name}: {name}")
+    assert unnamed == []

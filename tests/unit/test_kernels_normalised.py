@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from kernel_loop import LAYOUTS, SHAPE, Loop, bound, image, rows, same
-from spikecore._shell.prologue import prologue_of
+from spikecore._shell.prologued import prologue_of
 from spikecore.backend import Spec, Unsupported
 from spikecore.kernels import BackwardPlan, Geometry, KernelRunner
 from spikecore.kernels._normalised import Moments

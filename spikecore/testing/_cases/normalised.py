@@ -44,13 +44,13 @@ def add_to(cases: Collection) -> None:
     add("input-alone", "weight and bias get theirs where the input needs none", partial(training, wanted=False))
     add("soft", f"{one}, with detached resets", partial(training, reset="soft", detach=True))
     shortcut = (*_BACK, "several_inputs")
-    add("shortcut", "a shortcut in front of the neuron gets its gradient", partial(training, skip=True), shortcut)
-    add(
-        "shortcut-image",
-        "a shortcut of an image, channels innermost, gets its gradient",
-        partial(training, skip=True, shape=_IMAGE, channels_last=True),
-        shortcut,
-    )
+    for name, where in (("shortcut", "before"), ("shortcut-behind", "after")):
+        holds = f"a shortcut {'in front of' if where == 'before' else 'behind'} the neuron gets its gradient"
+        image = partial(training, skip=where, shape=_IMAGE, channels_last=True)
+        add(name, holds, partial(training, skip=where), shortcut)
+        add(f"{name}-image", f"{holds}: an image, channels innermost", image, shortcut)
+    alone = "a shortcut behind the neuron gets its gradient where nothing else does"
+    add("shortcut-alone", alone, shortcut_alone, shortcut)
     add("state", "from a given state, with its gradient", state, (*_BACK, "state_gradients"))
     add("running", "running statistics move once a call, by momentum or as an average", running, _FORWARD)
     add("eval", "in eval mode the running statistics normalise, and stay", evaluation)
@@ -67,7 +67,7 @@ def training(
     affine: bool = True,
     frozen: bool = False,
     wanted: bool = True,
-    skip: bool = False,
+    skip: str = "",
     channels_last: bool = False,
 ) -> None:
     """One call in training, forward and backward, against the oracle."""
@@ -82,8 +82,8 @@ def training(
         learn=own,
         values={"tau": np.linspace(1.5, 3.0, shape[2])} if learn else {},  # one per channel
     )
-    shortcut = np.random.default_rng(5).integers(-2, 3, s.inputs[0].shape) / 4.0 if skip else None
-    layer, x, k = _layer(s, affine, shortcut)
+    shortcut = _shortcut(s) if skip else None
+    layer, x, k = _layer(s, affine, shortcut, skip)
     norm: Any = layer.norm
     if frozen:
         norm.requires_grad_(False)
@@ -91,7 +91,8 @@ def training(
     if shortcut is not None:
         given.append(_laid(context.tensor(shortcut, s.dtype), channels_last).requires_grad_())
     output = layer(*given)
-    s.check_outputs(output)
+    # of quarters the difference is exact
+    s.check_outputs(output - given[1].detach() if skip == "after" else output)
     cotangent = s.cotangent(output)
     s.backward(output, _laid(cotangent, channels_last))
     expected = s.gradients(cotangent)
@@ -99,12 +100,27 @@ def training(
     if wanted:
         s.check("input gradient", given[0].grad, to_x, suspects=_suspects(k, expected.inputs[0]))
     if shortcut is not None:
-        s.check("input gradient", given[1].grad, expected.inputs[0], name="skip")
+        to_skip = expected.inputs[0] if skip == "before" else as_array(cotangent)
+        s.check("input gradient", given[1].grad, to_skip, name="skip")
     if affine and not frozen:
         s.check("parameter gradient", norm.weight.grad, to_weight, name="weight")
         s.check("parameter gradient", norm.bias.grad, to_bias, name="bias")
     for name in own:
         s.check("parameter gradient", getattr(s.neuron, name).grad, expected.params[name], name=name)
+
+
+def shortcut_alone(context: Context) -> None:
+    """A call whose shortcut alone needs a gradient: it is the cotangent."""
+    s = Subject(context, "lif", "hard")
+    shortcut = _shortcut(s)
+    layer, x, _ = _layer(s, True, shortcut, "after")
+    layer.requires_grad_(False)
+    skip = context.tensor(shortcut, s.dtype, True)
+    output = layer(context.tensor(x, s.dtype), skip)
+    s.check_outputs(output - skip.detach())
+    cotangent = s.cotangent(output)
+    s.backward(output, cotangent)
+    s.check("input gradient", skip.grad, as_array(cotangent), name="skip")
 
 
 def state(context: Context) -> None:
@@ -167,9 +183,16 @@ def evaluation(context: Context) -> None:
         same("a running statistic in eval mode", s.of, as_array(now), kept)
 
 
-def _layer(s: Subject, affine: bool, skip: Optional[Array]) -> Tuple[NormNeuron, Array, normalised.Passed]:
+def _shortcut(s: Subject) -> Array:
+    """Quarters, which are exact in every dtype."""
+    return np.random.default_rng(5).integers(-2, 3, s.inputs[0].shape) / 4.0
+
+
+def _layer(
+    s: Subject, affine: bool, skip: Optional[Array], where: str = ""
+) -> Tuple[NormNeuron, Array, normalised.Passed]:
     """The layer around the subject's neuron that gives it the subject's input, and the input that it takes for that."""
-    y = s.inputs[0] - (0.0 if skip is None else skip)
+    y = s.inputs[0] - (skip if skip is not None and where == "before" else 0.0)
     # 16-bit numbers times a power of two are 16-bit numbers
     scale, shift = (0.5, 0.0) if s.dtype_name in NARROW else (0.5, 3.0)
     norm, x = normalised.Norm(y, y, 1e-5).inverse(y, scale, shift)
@@ -184,7 +207,7 @@ def _layer(s: Subject, affine: bool, skip: Optional[Array]) -> Tuple[NormNeuron,
         # what it normalises to is the subject's input from now on
         norm = normalised.Norm(np.ones(y.shape[2]), np.zeros(y.shape[2]), norm.eps)
         s.takes([normalised.forward(norm, x).hat])
-    layer = NormNeuron(s.context.place(made), s.neuron, shortcut=None if skip is None else "before", fused=True)
+    layer = NormNeuron(s.context.place(made), s.neuron, shortcut=where or None, fused=True)
     return layer, x, normalised.forward(norm, x)
 
 

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from spikecore._base import bits as numbers
 from spikecore._base.bits import Whole
 from spikecore.backend import Unsupported
-from spikecore.kernels._registered import ONE, spiking_outputs
+from spikecore.kernels._registered import ONE, spiking_outputs, summing_outputs
 from spikecore.training._packed import bits as packing
 from spikecore.training._packed import origin
 from spikecore.training._packed.bits import LEAST, is_dense
@@ -120,6 +120,9 @@ def _whole(node: fx.Node, held: Dict[fx.Node, Optional[Whole]]) -> Optional[Whol
         source, index = args
         if index in spiking_outputs(source.target, source.args):
             return Whole(1)
+        shortcut = summing_outputs(source.target, source.args).get(index)
+        if shortcut is not None:
+            return added([Whole(1), held.get(source.args[1][shortcut])])
         return held.get(source) if index == 0 or _name(source) not in _POOLS else None
     if str(node.target) == ONE:
         return Whole(1) if spiking_outputs(node.target, args) else None

@@ -132,7 +132,7 @@ def origin(tensor: Tensor) -> Optional[Whole]:
     # what an operation gave has not been written to yet
     if tensor._version != (noted or 0):
         return None
-    return _SPIKES if noted is not None else _held(node, index, {})
+    return _held(node, index, {})
 
 
 def _held(node: Any, index: int, seen: Dict[Any, Optional[Whole]]) -> Optional[Whole]:
@@ -140,7 +140,8 @@ def _held(node: Any, index: int, seen: Dict[Any, Optional[Whole]]) -> Optional[W
     if node is None or len(seen) > _MOST:
         return None
     if marked.version(node, index) is not None:
-        return _SPIKES
+        shortcut = marked.added_to(node, index)
+        return _SPIKES if shortcut is None else added([_SPIKES, _held(*shortcut, seen)])
     if node not in seen:
         seen[node] = None
         name = node.name()

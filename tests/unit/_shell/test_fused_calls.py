@@ -15,7 +15,7 @@ import spikecore as sc
 from fused_layers import NEURONS, C, Moving, Slow, agree, equal, layers, norm, results
 from kernel_loop import LAYOUTS, Loop, bound, image
 from spikecore._shell.moved import BY_KERNELS
-from spikecore._shell.prologue import prologue_of
+from spikecore._shell.prologued import prologue_of
 from spikecore.backend import Unsupported
 from spikecore.kernels import KernelRunner
 from spikecore.kernels._execution import Execution

@@ -120,13 +120,17 @@ def test_what_the_graph_saves(name: str, last: bool, monkeypatch: pytest.MonkeyP
         assert (torch.float32, shape) in saved
 
 
-def test_residual_blocks() -> None:
-    """SEW's sums take two bits, neurons' outputs one; every gradient is that of the unpacked graph."""
+@pytest.mark.parametrize("fused", [False, True])
+def test_residual_blocks(fused: bool) -> None:
+    """SEW's sums take two bits, neurons' outputs one; every gradient is that of the unpacked graph. The sums of a fused
+    network are made by the kernels of neurons.
+    """
 
     def make() -> nn.Module:
         blocks = [models.SEWBlock(16, 16, neuron) for _ in range(2)]
         first, last = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 4, 3)
-        return nn.Sequential(sc.layers.TimeBatched(first), neuron(), *blocks, sc.layers.TimeBatched(last))
+        net = nn.Sequential(sc.layers.TimeBatched(first), neuron(), *blocks, sc.layers.TimeBatched(last))
+        return sc.fuse(net) if fused else net
 
     x = torch.rand(2, 2, 3, 8, 8, generator=torch.Generator().manual_seed(1)) * 4
     (plain, whole, _), (ours, saved, _) = traced(make, x, False), traced(make, x, True)

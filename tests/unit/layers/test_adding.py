@@ -1,0 +1,131 @@
+"""Residual sums within the kernel of the neuron in front of them: ``sc.fuse`` and ``SEWBlock``."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, List
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import spikecore as sc
+from kernel_loop import Loop, bound
+from spikecore.layers import SEWBlock
+from spikecore.testing._loopback import installed
+
+T, B = 4, 3
+
+
+def neuron() -> sc.Neuron:
+    """A neuron on a backend whose kernels are loops."""
+    made: sc.Neuron = bound(sc.LIF(), Loop(4))
+    return made
+
+
+def block(*arguments: int, make: Any = neuron, **options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return SEWBlock(*arguments, make, **options)
+
+
+def images(channels: int = 4) -> Tensor:
+    return (torch.rand(T, B, channels, 6, 6, generator=torch.Generator().manual_seed(1)) < 0.4).float()
+
+
+def results(net: nn.Module, x: Tensor) -> List[Tensor]:
+    """Output and all gradients."""
+    given = x.clone().requires_grad_()
+    y = net(given)
+    (y * torch.linspace(-1.0, 2.0, y.numel()).view(y.shape)).sum().backward()
+    return [y.detach(), given.grad, *[p.grad for p in net.parameters()]]  # type: ignore[list-item]  # they are there
+
+
+@pytest.mark.parametrize("options", [{}, {"stride": 2}, {"bottleneck": True}], ids=str)
+def test_a_fused_block_computes_what_it_computed(options: Any) -> None:
+    """Outputs and gradients; torch adds no spikes, where it added them before."""
+    plain, fused = block(4, 4, **options), sc.fuse(block(4, 4, **options))
+    for mine, its in zip(results(fused, images()), results(plain, images())):
+        torch.testing.assert_close(mine, its, rtol=1e-4, atol=2e-5)
+    assert plain(images()).grad_fn.name() == "AddBackward0"
+    assert fused(images()).grad_fn.name() != "AddBackward0"
+    undone = sc.unfuse(fused)
+    assert torch.equal(undone(images()), plain(images()))
+
+
+@pytest.mark.parametrize("connect", ["and", "iand"])
+def test_other_joints_stay_outside(connect: str) -> None:
+    """Only sums are part of a kernel."""
+    plain = block(4, 4, connect=connect)
+    fused = sc.fuse(copy.deepcopy(plain))
+    assert torch.equal(fused(images()), plain(images()))
+    with pytest.raises(TypeError, match="takes 1 input"):
+        fused.body[-1](images(), images())
+
+
+def test_sums_of_other_dtypes_and_orders_are_torchs() -> None:
+    """A shortcut of another dtype, another order of memory, one that broadcasts: as without fusing."""
+    fused = sc.fuse(block(4, 4))
+    last = fused.body[-1]
+    x = images()
+    spikes = last(x)
+    for skip in (x.double(), x.movedim(2, -1).contiguous().movedim(-1, 2)):
+        found = last(x, skip)
+        assert found.dtype == (spikes + skip).dtype
+        assert torch.equal(found, spikes + skip)
+    fused.shortcut = nn.AdaptiveAvgPool3d((4, 1, 1))
+    assert fused(x).shape == x.shape
+
+
+def test_whoever_sees_the_spikes_still_sees_them() -> None:
+    """A hook of the neuron, one of the body, a monitor: the block is computed with its sum outside."""
+    fused = sc.fuse(block(4, 4))
+    wanted, seen = fused(images()), []
+    for module in (fused.body, fused.body[-1]):
+        handle = module.register_forward_hook(lambda module, args, out: seen.append(out))
+        assert torch.equal(fused(images()), wanted)
+        handle.remove()
+    assert len(seen) == 2
+    for spikes in seen:
+        assert set(spikes.unique().tolist()) <= {0.0, 1.0}
+    with sc.monitor(fused) as watched:
+        assert torch.equal(fused(images()), wanted)
+    assert watched["body.3"].rate == pytest.approx(seen[0].mean().item())
+
+
+def test_explain_tells_of_the_shortcut() -> None:
+    """Hooks that only look do not change what is computed."""
+    with installed(Loop, devices=("cpu",)) as name:
+        found = sc.explain(sc.fuse(block(4, 4, make=lambda: sc.LIF(backend=name))), images())
+    (layer,) = [layer for layer in found.layers if layer.name == "body.3"]
+    assert layer.notes == ("normalises its input, and adds a shortcut to its spikes",)
+    (first,) = [layer for layer in found.layers if layer.name == "body.1"]
+    assert first.notes == ("normalises its input",)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_sums_are_packed(fused: bool) -> None:
+    """A layer behind two blocks keeps the sums 0, 1, 2 and 3 in two bits each."""
+    net = nn.Sequential(sc.layers.TimeBatched(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4)), neuron())
+    net.extend([block(4, 4), block(4, 4)])
+    net = sc.fuse(net) if fused else net
+    read_out = sc.layers.TimeBatched(nn.Conv2d(4, 2, 3))
+    x = 4 * torch.rand(T, B, 1, 16, 16)
+    with sc.packed_spikes() as packs:
+        sums = net(x)
+        before = packs.after
+        y = read_out(sums)
+    assert packs.after - before == sums.numel() * 2 // 8
+    y.square().sum().backward()
+    grad = read_out.module.weight.grad.clone()
+    read_out.zero_grad()
+    read_out(sums.detach()).square().sum().backward()
+    torch.testing.assert_close(grad, read_out.module.weight.grad)
+
+
+def test_single_steps() -> None:
+    """The block of one step adds the shortcut, too, and carries its states."""
+    plain = block(4, 4, make=lambda: bound(sc.LIF(step="single"), Loop(4)))
+    plain = sc.set_step(plain, "single")
+    fused = sc.fuse(copy.deepcopy(plain))
+    for x in images():
+        assert torch.equal(fused(x), plain(x))
