@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any, List
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from kernel_loop import Loop, bound
+from spikecore._shell.prologued import prologue_of
 from spikecore.layers import SEWBlock
 from spikecore.testing._loopback import installed
 
@@ -72,6 +74,7 @@ def test_sums_of_other_dtypes_and_orders_are_torchs() -> None:
         found = last(x, skip)
         assert found.dtype == (spikes + skip).dtype
         assert torch.equal(found, spikes + skip)
+        assert found.grad_fn.name() == "AddBackward0"
     fused.shortcut = nn.AdaptiveAvgPool3d((4, 1, 1))
     assert fused(x).shape == x.shape
 
@@ -120,6 +123,28 @@ def test_sums_are_packed(fused: bool) -> None:
     read_out.zero_grad()
     read_out(sums.detach()).square().sum().backward()
     torch.testing.assert_close(grad, read_out.module.weight.grad)
+
+
+def test_a_backend_without_several_inputs() -> None:
+    """It normalises within its kernels all the same, and torch adds; of two that are to be one program, too."""
+
+    class Without(Loop):
+        capabilities = replace(Loop.capabilities, several_inputs=False)
+
+    def make() -> sc.Neuron:
+        made: sc.Neuron = bound(sc.LIF(), Without(4))
+        return made
+
+    fused = sc.fuse(block(4, 4, make=make))
+    found = results(fused, images())
+    for mine, its in zip(found, results(block(4, 4), images())):
+        torch.testing.assert_close(mine, its, rtol=1e-4, atol=2e-5)
+    assert prologue_of(fused.body[-1]).reason == ""
+    assert fused(images()).grad_fn.name() == "AddBackward0"
+    layer = sc.layers.NormNeuron(nn.BatchNorm2d(4), make(), shortcut="after", fused=True)
+    assert layer(images(), images()).max() >= 1.0
+    with pytest.raises(sc.Unsupported, match="several_inputs"):
+        sc.layers.NormNeuron(nn.BatchNorm2d(4), make(), shortcut="before", fused=True)(images(), images())
 
 
 def test_single_steps() -> None:
