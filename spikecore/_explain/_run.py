@@ -239,14 +239,13 @@ def _words_of_prologue(
 
     Statistics read the input. So does the backward pass once more, with the cotangent, for the sums that its gradient
     needs. Where the input is one step repeated, the cotangent summed over time takes as little as the input: it is
-    written and read instead. A shortcut is read, and its gradient written, which is the cotangent where the shortcut is
-    behind the neuron.
+    written and read instead. A shortcut is read, and the gradient of one before the neuron written.
     """
     norm = prologue.norm
     takes = norm.training or getattr(norm, "running_mean", None) is None
     words = min(1 + reads[0], 3 * reads[0]) if takes and backward else 0.0
     for read, wants in zip(reads[1:], wanted[1:]):
-        words += read + (read if backward and wants and prologue.shortcut == "before" else 0)
+        words += read + read * (backward and wants and prologue.shortcut == "before")
     return reads[0] if takes else 0.0, words
 
 

@@ -31,6 +31,9 @@ class Prologue:
     whether a call may have no ``skip``, although there is a shortcut.
     """
 
+    #: That of a prologue that was pickled before there was such a one.
+    optional = False
+
     def __init__(
         self, norm: nn.Module, shortcut: str = "", fused: Optional[bool] = None, optional: bool = False
     ) -> None:

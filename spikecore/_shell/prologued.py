@@ -142,7 +142,7 @@ class Prologued(FusedCalls):
         how = (shortcut, norms.takes_batch(norm), affine if grad else (False, False), bool(prologue.fused))
         flags = (gradients, state_gradients, bool(record))
         lacks = self._find_fused(steps.device.type, spec, how, flags, self._stamp())
-        if lacks and how[0] == "after":
+        if lacks and shortcut == "after" and not prologue.fused:
             # normalisation and neuron alone need less of a backend
             found = self._fused(prologue, x, None, state, record, final, single)
             return None if found is None else added(found, skip)

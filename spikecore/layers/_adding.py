@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from spikecore._hoisting import is_watched
 from spikecore._shell.prologued import prologue_of
+from spikecore._shell.state import has_watchers
 from spikecore.neuron import Neuron
 
 
@@ -42,4 +43,4 @@ class Adding(nn.Module):
 
     def _is_seen(self, last: Neuron) -> bool:
         plain = type(self.body).forward is nn.Sequential.forward
-        return not plain or bool(last._watchers) or is_watched(self.body) or is_watched(last)
+        return not plain or has_watchers(last) or is_watched(self.body) or is_watched(last)
