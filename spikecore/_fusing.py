@@ -54,7 +54,8 @@ def fuse(net: nn.Module) -> nn.Module:
     a neuron gets afterwards sees what is not normalised yet.
     Raises TypeError for what is no module.
     """
-    ending = {module.ending() for module in _checked("fuse", net).modules() if isinstance(module, Adding)}
+    blocks = [module for module in _checked("fuse", net).modules() if isinstance(module, Adding)]
+    ending = {neuron for module in blocks for neuron in [module.ending()] if neuron is not None}
     for norm, neuron in _pairs(net):
         defer(norm)
         # what a block adds to the neuron's spikes goes into its kernel

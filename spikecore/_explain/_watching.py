@@ -15,6 +15,7 @@ from spikecore._delay import Delay
 from spikecore._explain._described import is_channels_last, is_repeated, memory_layout
 from spikecore._explain._traffic import ASIDE, RANGE
 from spikecore._hoisting import hoisted_steps, observing
+from spikecore._shell.prologued import prologue_of
 from spikecore._shell.state import Stateful
 from spikecore.layers import TimeBatched
 from spikecore.neuron import Neuron
@@ -82,6 +83,8 @@ class Watching:
         #: Storages of what the modules that run now were given, and of their parameters.
         self._given: List[Set[int]] = []
         self._stack: List[Tuple[Seen, record_function, Tuple[int, int, bool]]] = []
+        #: Of each of these the shortcut that it adds to its spikes.
+        self._added: List[Optional[Tensor]] = []
         self._kept: Set[int] = {_storage(tensor) for tensor in (*net.parameters(), *net.buffers())}
         self._spikes: Dict[int, int] = {}
         #: What layers had autograd keep: (it, by whom, whether it is none of what the layer got, whether spikes).
@@ -110,6 +113,7 @@ class Watching:
             self._note_kept()
         finally:
             self._held.clear()
+            self._added.clear()
             while self._stack:  # where a layer raised
                 self._stack.pop()[1].__exit__(None, None, None)
             for module in wrapped:
@@ -158,6 +162,7 @@ class Watching:
         entered = record_function(f"{RANGE}{seen.number}")
         entered.__enter__()
         self._stack.append((seen, entered, folded))
+        self._added.append(given[1] if len(given) > 1 and _adds_behind(seen.module) else None)
         self._given.append({_storage(one) for one in (*given, *seen.module.parameters(recurse=False))})
 
     def _note_steps(self, seen: Seen, x: Tensor, folded: Tuple[int, int, bool]) -> None:
@@ -174,6 +179,7 @@ class Watching:
 
     def _end(self, seen: Seen, results: List[Tensor]) -> None:
         _, entered, _ = self._stack.pop()
+        added = self._added.pop()
         self._given.pop()
         entered.__exit__(None, None, None)
         with record_function(ASIDE), torch.no_grad():
@@ -182,16 +188,18 @@ class Watching:
                 if seen.output is None:
                     seen.output = _described(value)
                 if _may_fire(seen.module):
-                    self._note_spikes(seen, value)
+                    self._note_spikes(seen, value, added)
 
-    def _note_spikes(self, seen: Seen, value: Tensor) -> None:
-        fires = value == 1
-        if not bool((fires | (value == 0)).all()):
+    def _note_spikes(self, seen: Seen, value: Tensor, added: Optional[Tensor]) -> None:
+        # of whole numbers the difference is exact
+        spikes = value if added is None else value - added
+        fires = spikes == 1
+        if not bool((fires | (spikes == 0)).all()):
             seen.only_spikes = False
             return
         seen.spikes += int(fires.sum())
         seen.outputs += value.numel()
-        if value.is_floating_point() and value.numel():
+        if added is None and value.is_floating_point() and value.numel():
             self._spikes[_storage(value)] = value.element_size() * value.numel()
 
     def _keep(self, value: Tensor) -> _Held:
@@ -248,6 +256,12 @@ class _Held:
 def _may_fire(module: nn.Module) -> bool:
     """Whether outputs of 0 and 1 are spikes of this module."""
     return isinstance(module, Stateful) and not isinstance(module, Delay)
+
+
+def _adds_behind(module: nn.Module) -> bool:
+    """Whether a neuron adds a shortcut to its spikes."""
+    prologue = prologue_of(module)
+    return prologue is not None and prologue.shortcut == "after"
 
 
 def _apart(x: Tensor) -> int:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from spikecore._shell.fused_calls import Results
 from spikecore.backend import Unsupported
-from spikecore.lang._plain import is_compiling, is_plain
+from spikecore.lang._plain import is_compiling, is_jit_tracing, is_plain
 
 SHORTCUTS = ("", "before", "after")
 
@@ -28,10 +28,10 @@ class Prologue:
     """Batch normalisation and a shortcut in front of one neuron.
 
     fused: whether they must be part of the kernel (True), must not (False), or are where they can (None). optional:
-    whether a call may have no ``skip``, although there is a shortcut.
+    whether a call may have no ``skip``, although there is a shortcut, or one that is broadcast.
     """
 
-    #: That of a prologue that was pickled before there was such a one.
+    #: The default of prologues that were pickled by versions without this attribute.
     optional = False
 
     def __init__(
@@ -45,9 +45,9 @@ class Prologue:
         """The input and the shortcut of a call, which are checked as far as the neuron does not."""
         names = ("x", "skip") if self.shortcut and not (self.optional and len(inputs) == 1) else ("x",)
         if len(inputs) != len(names):
+            count = "1 or 2 inputs" if self.optional else f"{len(names)} input{'s' * (len(names) != 1)}"
             raise TypeError(
-                f"{owner}, which normalises its input, takes {len(names)} input{'s' * (len(names) != 1)} "
-                f"({', '.join(names)}), got {len(inputs)}"
+                f"{owner}, which normalises its input, takes {count} ({', '.join(names)}), got {len(inputs)}"
             )
         for name, value in zip(names, inputs):
             if not isinstance(value, Tensor):
@@ -57,7 +57,7 @@ class Prologue:
         if x.ndim < least:
             raise ValueError(f"{owner}: x must be {form} to be normalised over all but C, got shape {list(x.shape)}")
         skip = inputs[1] if len(names) > 1 else None
-        if skip is not None and skip.shape != x.shape:
+        if skip is not None and not self.optional and skip.shape != x.shape:
             raise ValueError(
                 f"{owner}: skip has shape {list(skip.shape)} and x has {list(x.shape)}; a shortcut has the shape of x"
             )
@@ -72,9 +72,14 @@ class Prologue:
 
 def lie_alike(x: Tensor, skip: Tensor) -> bool:
     """Whether a kernel reads both as they are."""
-    if not (is_compiling() or is_plain(skip)):
+    if is_jit_tracing() or not (is_compiling() or is_plain(skip)):
         return False
-    alike = x.dtype == skip.dtype and x.device == skip.device and x.layout is torch.strided is skip.layout
+    alike = (
+        x.shape == skip.shape
+        and x.dtype == skip.dtype
+        and x.device == skip.device
+        and x.layout is torch.strided is skip.layout
+    )
     return alike and x.stride() == skip.stride()
 
 

@@ -66,8 +66,8 @@ class Prologued(FusedCalls):
         prologue: Any = self._prologue
         x, skip = prologue.taken(type(self).__name__, inputs, single)
         before = skip if prologue.shortcut == "before" else None
-        # what of it goes into the program: a shortcut behind the neuron may have another dtype or order of memory
-        within = skip if before is not None or (skip is not None and lie_alike(x, skip)) else None
+        # what of it goes into the program
+        within = skip if before is not None or (skip is not None and self._adds(prologue, x, skip)) else None
         step = None if single or prologue.fused else step_of(x)
         found = None
         ordinary = step is None and state is None and not (record or final or single or is_compiling())
@@ -85,6 +85,26 @@ class Prologued(FusedCalls):
         if found is None:
             found, within = self._execute((y if before is None else y + before,), state, record, final, single), before
         return found if within is skip else added(found, skip)
+
+    def _adds(self, prologue: Prologue, x: Tensor, skip: Tensor) -> bool:
+        """Whether a shortcut behind the neuron is part of its program. One of another shape, dtype or order of memory
+        is not, and none where the first output is not spikes: rounded once, the sum would be another one.
+        """
+        if prologue.fused is False or not lie_alike(x, skip):
+            return False
+        if not is_compiling():
+            self._follow()
+        return self._can_add(x.device.type, bool(prologue.fused), self._stamp())
+
+    def _can_add(self, device_type: str, asked: bool, stamp: str) -> bool:
+        """Whether a kernel adds a shortcut to spikes. ``asked``: whether one program was asked for."""
+        if 0 not in marked.spiking(self._traced()):
+            return False
+        backend = self._bind(device_type).backend
+        return asked or (backend.name != REFERENCE and backend.capabilities_on(device_type).several_inputs)
+
+    # as _find_fused
+    _can_add._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
     def _normalised(self, norm: Any, x: Tensor, single: bool) -> Tensor:
         """The input as torch normalises it."""
@@ -142,10 +162,6 @@ class Prologued(FusedCalls):
         how = (shortcut, norms.takes_batch(norm), affine if grad else (False, False), bool(prologue.fused))
         flags = (gradients, state_gradients, bool(record))
         lacks = self._find_fused(steps.device.type, spec, how, flags, self._stamp())
-        if lacks and shortcut == "after" and not prologue.fused:
-            # normalisation and neuron alone need less of a backend
-            found = self._fused(prologue, x, None, state, record, final, single)
-            return None if found is None else added(found, skip)
         if lacks:
             prologue.refuse(owner, lacks)
             return None

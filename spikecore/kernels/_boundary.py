@@ -10,7 +10,7 @@ from typing import Any, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spikecore.backend import BackendError
+from spikecore.backend import BackendError, Tensors
 from spikecore.kernels._again import Again, Instead
 from spikecore.kernels._arguments import Call
 from spikecore.kernels._execution import Execution
@@ -28,11 +28,13 @@ class Boundary(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, execution: Execution, instead: Instead, call: Call, *tensors: Tensor) -> Tuple[Tensor, ...]:
-        results = execution.forward(call, tensors, save=True)
+        passing = execution.passing
+        save = passing is None or passing.reads(ctx.needs_input_grad[3:])
+        results = execution.forward(call, tensors, save=save)
         count = execution.n_outputs + execution.n_final + len(call.record)
         ctx.context = execution, instead, call, len(tensors), execution.layout(tensors)
         # tensors go through torch, which frees them after backward and finds those that were changed in place
-        kept = tensors if execution.passing is None else execution.passing.kept(tensors)
+        kept = tensors if passing is None else passing.kept(tensors) if save else ()
         ctx.save_for_backward(*kept, *results[count:])
         # a cotangent that does not arrive is None, and the backward kernel has no argument for it
         ctx.set_materialize_grads(False)
@@ -73,7 +75,7 @@ def _timed(tensors: Sequence[Any], count: int) -> Tuple[Any, ...]:
 
 
 def derived(
-    context: Context, wanted: Sequence[bool], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]]
+    context: Context, wanted: Sequence[bool], saved: Tensors, grads: Sequence[Optional[Tensor]]
 ) -> Sequence[Optional[Tensor]]:
     """Gradients of a call's tensors, with a graph of their own under ``create_graph=True``."""
 
@@ -81,11 +83,11 @@ def derived(
         return _derived(context, left, saved, grads)
 
     passing = context[0].passing
-    return find(wanted) if passing is None else passing.through(find, wanted, grads) or ()
+    return find(wanted) if passing is None else passing.through(find, wanted, grads)
 
 
 def _derived(
-    context: Context, wanted: Sequence[bool], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]]
+    context: Context, wanted: Sequence[bool], saved: Tensors, grads: Sequence[Optional[Tensor]]
 ) -> Sequence[Optional[Tensor]]:
     """The same of those that are no cotangents."""
     if not torch.is_grad_enabled():
@@ -96,12 +98,12 @@ def _derived(
 
 
 def _gradients(
-    context: Context, wanted: Sequence[bool], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]]
+    context: Context, wanted: Sequence[bool], saved: Tensors, grads: Sequence[Optional[Tensor]]
 ) -> Sequence[Optional[Tensor]]:
     """Gradients of a call's tensors, by the kernel, or by another runner where the kernel cannot be had."""
     execution, _, call, count, layout = context
     try:
-        return execution.backward(call, saved[:count], tuple(saved[count:]), grads, wanted, layout)
+        return execution.backward(call, saved[:count], saved[count:], grads, wanted, layout)
     except BackendError as error:
         return _again(context, wanted, grads).gradients(error, grads, saved[:count])
 

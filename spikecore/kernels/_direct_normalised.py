@@ -8,7 +8,6 @@ Where mean and standard deviation are functions of the input, backward is two la
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -249,33 +248,40 @@ class _Crossing(torch.autograd.Function):
     def forward(ctx: Any, context: Any, *tensors: Tensor) -> Tensor:
         direct, laid, params = ctx.context = context
         inputs, passing = tensors[: direct.n_inputs], direct.execution.passing
-        checkpoints = direct.checkpoints(laid, inputs[0])
+        save = passing is None or passing.reads(ctx.needs_input_grad[1:])
+        checkpoints = direct.checkpoints(laid, inputs[0]) if save else ()
         out: Tensor = direct.forward(laid, inputs, params, checkpoints)
-        kept = tensors if passing is None else passing.kept(tensors)
+        kept = tensors if passing is None else passing.kept(tensors) if save else ()
         ctx.save_for_backward(*kept, *checkpoints)
         ctx.set_materialize_grads(False)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
-        direct, laid, numbers = ctx.context
-        saved, wanted, passing = ctx.saved_tensors, ctx.needs_input_grad[1:], direct.execution.passing
-        saved = saved if passing is None else passing.restored(saved)
-        if grad is not None and not torch.is_grad_enabled():
-            find = functools.partial(direct.gradients, laid=laid, numbers=numbers, saved=saved, grad=grad)
-            try:
-                found = find(wanted) if passing is None else passing.through(find, wanted, (grad,))
-            except BackendError:  # the other way meets it, too, and knows what to do then
-                found = None
-            if found is not None:
-                return (None, *found)
-        n, end = direct.n_inputs, direct.n_inputs + len(direct.tensors)
-        values = saved[n:end]
-        call = direct.at_rest._replace(numbers=tuple([None if isinstance(p, Tensor) else p for p in numbers]))
-        context = direct.execution, direct.instead, call, end, laid.layout
-        results = direct.derive(context, wanted, (*saved[:n], *direct.placed(values), *saved[end:]), (grad,))
-        shaped = [one if one is None else one.view(value.shape) for one, value in zip(results[n:], values)]
-        return (None, *results[:n], *shaped)
+        saved, wanted, passing = ctx.saved_tensors, ctx.needs_input_grad[1:], ctx.context[0].execution.passing
+        if passing is None:
+            return (None, *_found(ctx, wanted, saved, grad))
+        saved = passing.restored(saved)
+        return (None, *passing.through(lambda left: _found(ctx, left, saved, grad), wanted, (grad,)))
+
+
+def _found(ctx: Any, wanted: Sequence[bool], saved: Tensors, grad: Optional[Tensor]) -> Sequence[Optional[Tensor]]:
+    """The ``wanted`` gradients of inputs and parameters."""
+    direct, laid, numbers = ctx.context
+    if grad is not None and not torch.is_grad_enabled():
+        try:
+            found: Optional[Sequence[Optional[Tensor]]] = direct.gradients(wanted, laid, numbers, saved, grad)
+        except BackendError:  # the other way meets it, too, and knows what to do then
+            found = None
+        if found is not None:
+            return found
+    n, end = direct.n_inputs, direct.n_inputs + len(direct.tensors)
+    values = saved[n:end]
+    call = direct.at_rest._replace(numbers=tuple([None if isinstance(p, Tensor) else p for p in numbers]))
+    context = direct.execution, direct.instead, call, end, laid.layout
+    results = direct.derive(context, wanted, (*saved[:n], *direct.placed(values), *saved[end:]), (grad,))
+    shaped = [one if one is None else one.view(value.shape) for one, value in zip(results[n:], values)]
+    return (*results[:n], *shaped)
 
 
 #: As in :mod:`spikecore.kernels._direct`.

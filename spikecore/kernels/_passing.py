@@ -1,7 +1,7 @@
-"""Inputs that are only added to an output, as a shortcut is to spikes: what backward has no work with.
+"""Inputs that are only added to an output, as a shortcut is to spikes: their gradient is that output's cotangent.
 
-The gradient of such an input is the output's cotangent as it arrives, and no gradient is computed from its values. So
-autograd keeps nothing of it, kernels write nothing for it, and the cotangent goes on to where the input came from.
+No gradient is computed from their values. So autograd keeps nothing of them, kernels write nothing for them, and the
+cotangent goes on to where the input came from.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 from torch import Tensor
 
-from spikecore.backend import Spec
+from spikecore.backend import Spec, Tensors
 from spikecore.kernels._closure import leaves_of
 from spikecore.kernels._plan import every_gradient
 from spikecore.lang import Program
@@ -23,33 +23,46 @@ class Passing(NamedTuple):
     #: For each its index among the inputs, and the index of the output that it is added to.
     added: Tuple[Tuple[int, int], ...]
 
-    def kept(self, tensors: Sequence[Tensor]) -> List[Tensor]:
+    def reads(self, wanted: Sequence[bool]) -> bool:
+        """Whether kernels have to find any of the ``wanted`` gradients of a call's tensors."""
+        return True in self._left(wanted)
+
+    def kept(self, tensors: Sequence[Tensor]) -> Tensors:
         """Of a call's tensors those that a backward pass reads."""
         dropped = [index for index, _ in self.added]
-        return [tensor for index, tensor in enumerate(tensors) if index not in dropped]
+        return tuple([tensor for index, tensor in enumerate(tensors) if index not in dropped])
 
-    def restored(self, kept: Sequence[Tensor]) -> List[Tensor]:
-        """As many tensors as a call had: the first input, of the same shape and dtype, where a tensor was dropped."""
+    def restored(self, kept: Sequence[Tensor]) -> Tensors:
+        """As many tensors as a call had. In the place of a dropped one stands the first input, which has its shape and
+        dtype: whoever gets these tensors may look at shapes, and must not read its numbers. Nothing, of nothing.
+        """
         tensors = [*kept]
-        for index, _ in self.added:
+        for index, _ in self.added if kept else ():
             tensors.insert(index, kept[0])
-        return tensors
+        return tuple(tensors)
 
     def through(
         self,
-        find: Callable[[Sequence[bool]], Optional[Sequence[Optional[Tensor]]]],
+        find: Callable[[Sequence[bool]], Sequence[Optional[Tensor]]],
         wanted: Sequence[bool],
         grads: Sequence[Optional[Tensor]],
-    ) -> Optional[List[Optional[Tensor]]]:
+    ) -> List[Optional[Tensor]]:
         """The ``wanted`` gradients of a call's tensors, from the cotangents of its results: the cotangents that are
-        gradients, and those that ``find`` gives, which gets which of the others are wanted; None where it gives None.
+        gradients, and those that ``find`` gives, which gets which of the others are wanted, if any is.
         """
-        arrived = {index: grads[output] for index, output in self.added if grads[output] is not None}
-        left = [wants and index not in arrived for index, wants in enumerate(wanted)]
-        found = find(left) if True in left else [None] * len(left)
-        if found is None:
-            return None
-        return [arrived[i] if wants and i in arrived else one for i, (wants, one) in enumerate(zip(wanted, found))]
+        left = self._left(wanted)
+        found: List[Optional[Tensor]] = [None] * len(left)
+        if True in left:
+            found = [*find(left)]
+        for index, output in self.added:
+            found[index] = grads[output] if wanted[index] else None
+        return found
+
+    def _left(self, wanted: Sequence[bool]) -> List[bool]:
+        left = [*wanted]
+        for index, _ in self.added:
+            left[index] = False
+        return left
 
 
 @lru_cache(maxsize=256)

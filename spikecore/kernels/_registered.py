@@ -213,16 +213,35 @@ def _setup(ctx: Any, inputs: Tuple[Any, ...], output: List[Tensor]) -> None:
     ctx.given, ctx.n_tensors, ctx.count = given._replace(tensors=[]), len(given.tensors), count
     ctx.order = execution.layout(given.tensors).encoded
     ctx.wanted = [tensor.requires_grad for tensor in given.tensors]
-    kept = given.tensors if execution.passing is None else execution.passing.kept(given.tensors)
+    passing, kept = execution.passing, given.tensors
+    if passing is not None:
+        kept = [*passing.kept(kept)] if passing.reads(ctx.wanted) else []
     ctx.save_for_backward(*kept, *output[count:])
 
 
 def _differentiate(ctx: Any, grads: Sequence[Optional[Tensor]]) -> Tuple[Any, ...]:
     given: ForwardArguments = ctx.given
-    execution, saved, grads = find(given.key), ctx.saved_tensors, grads[: ctx.count]
-    passing = execution.passing
-    if passing is not None:
-        saved = passing.restored(saved)
+    grads, passing = grads[: ctx.count], find(given.key).passing
+
+    def by_kernels(wanted: Sequence[bool]) -> Sequence[Optional[Tensor]]:
+        return _by_kernels(ctx, wanted, grads)
+
+    # a cotangent that is a gradient does not go through the op, whose results may not be its arguments
+    found = by_kernels(ctx.wanted) if passing is None else passing.through(by_kernels, ctx.wanted, grads)
+    gradients = {
+        "tensors": found,
+        # torch takes an empty list for one of tensors, and wants as many gradients back
+        "numbers": None if given.numbers else [],
+        "record": None if given.record else [],
+    }
+    return tuple([gradients.get(name) for name in ForwardArguments._fields])
+
+
+def _by_kernels(ctx: Any, wanted: Sequence[bool], grads: Sequence[Optional[Tensor]]) -> List[Optional[Tensor]]:
+    """The ``wanted`` gradients of a call's tensors, through the op."""
+    given: ForwardArguments = ctx.given
+    execution, saved = find(given.key), ctx.saved_tensors
+    saved = saved if execution.passing is None else execution.passing.restored(saved)
     layout = Layout.decoded(saved[0].shape[1:], ctx.order)
     arguments = BackwardArguments(
         key=given.key,
@@ -234,20 +253,8 @@ def _differentiate(ctx: Any, grads: Sequence[Optional[Tensor]]) -> Tuple[Any, ..
         numbers=given.numbers,
         record=given.record,
         has_initial_state=given.has_initial_state,
-        wanted=ctx.wanted,
+        wanted=[*wanted],
         order=ctx.order,
     )
-
-    def by_kernels(wanted: Sequence[bool]) -> List[Optional[Tensor]]:
-        found = iter(torch.ops.spikecore.backward(*arguments._replace(wanted=[*wanted])))
-        return [next(found) if wants else None for wants in wanted]
-
-    # a cotangent that is a gradient does not go through the op, whose results may not be its arguments
-    whole = by_kernels(ctx.wanted) if passing is None else passing.through(by_kernels, ctx.wanted, grads)
-    gradients = {
-        "tensors": whole,
-        # torch takes an empty list for one of tensors, and wants as many gradients back
-        "numbers": None if given.numbers else [],
-        "record": None if given.record else [],
-    }
-    return tuple([gradients.get(name) for name in ForwardArguments._fields])
+    found = iter(torch.ops.spikecore.backward(*arguments))
+    return [next(found) if wants else None for wants in wanted]

@@ -246,12 +246,14 @@ class KernelRunner:
 
     def _cross(self, call: Call, tensors: Tensors) -> Sequence[Tensor]:
         self._refuse(tensors)
-        save = torch.is_grad_enabled() and True in [tensor.requires_grad for tensor in tensors]
+        wanted = [tensor.requires_grad for tensor in tensors]
+        save = torch.is_grad_enabled() and True in wanted
         # a compiler, a dispatch mode or a tensor of another type follows ops of torch; a launch it would not see
         if self.flat and is_compiling() and not (call.has_initial_state or call.record):
             return run_flat(self.key, call, tensors)
         if is_compiling() or dispatch_modes() or type(tensors[0]) not in PLAIN or not _plain(tensors):
-            return run_registered(self.key, call, tensors, save)
+            passing = self.execution.passing
+            return run_registered(self.key, call, tensors, save and (passing is None or passing.reads(wanted)))
         if save:
             crossed: Sequence[Tensor] = Boundary.apply(self.execution, self.instead, call, *tensors)
             return crossed

@@ -23,24 +23,28 @@ class Adding(nn.Module):
 
     def ending(self) -> Optional[Neuron]:
         """The neuron at the end of the body, None where there is another module."""
-        *_, last = [None, *self.body]
+        body = self.body
+        # anything may have been put in its place
+        if not isinstance(body, nn.Sequential) or type(body).forward is not nn.Sequential.forward or not len(body):
+            return None
+        last = [*body][-1]
         return last if isinstance(last, Neuron) else None
 
-    def sum(self, x: Tensor, shortcut: Callable[[Tensor], Tensor]) -> Tensor:
-        """``body(x) + shortcut(x)``, the body computed first."""
+    def sum(self, x: Tensor, shortcut: Optional[Callable[[Tensor], Tensor]] = None) -> Tensor:
+        """``body(x) + shortcut(x)``, the body computed first; ``body(x) + x`` without a shortcut."""
         last = self.ending()
         prologue = None if last is None else prologue_of(last)
         if last is None or prologue is None or not prologue.optional or self._is_seen(last):
-            added: Tensor = self.body(x) + shortcut(x)
+            y = self.body(x)
+            added: Tensor = y + (x if shortcut is None else shortcut(x))
             return added
         y = x
         for module in [*self.body][:-1]:
             y = module(y)
-        skip = shortcut(x)
-        # in other shapes, which broadcast or raise, it is for torch to add them
-        added = last(y, skip) if y.shape == skip.shape else last(y) + skip
+        added = last(y, x if shortcut is None else shortcut(x))
         return added  # noqa: RET504  # typed above: a call of a module is Any
 
     def _is_seen(self, last: Neuron) -> bool:
-        plain = type(self.body).forward is nn.Sequential.forward
-        return not plain or has_watchers(last) or is_watched(self.body) or is_watched(last)
+        # torch 2.0 has no Module.compile
+        compiled = getattr(self.body, "_compiled_call_impl", None) is not None
+        return compiled or has_watchers(last) or is_watched(self.body) or is_watched(last)

@@ -109,7 +109,7 @@ class Added(Adding):
 
     def forward(self, x: Tensor) -> Tensor:
         """Of any shape, which ``modules`` keep."""
-        return self.sum(x, nn.Identity())
+        return self.sum(x)
 
 
 class EachToken(nn.Module):

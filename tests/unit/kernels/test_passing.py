@@ -136,10 +136,27 @@ def test_where_the_shortcut_alone_needs_a_gradient_nothing_is_launched(form: str
     """Frozen parameters, and an input without a gradient."""
     backend = Noting()
     layer = layer_of(backend).requires_grad_(False)
-    skip = image(6).requires_grad_()
-    run(form, layer, image(6), skip).square().sum().backward()
+    x, skip = image(6), image(6).requires_grad_()
+    kept: List[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        y = run(form, layer, x, skip)
+    assert [one.shape for one in kept] == []
+    before = y.detach().clone()
+    x.zero_()  # nobody needs it for backward
+    y.backward(2 * before)
     assert backend.inputs == []
-    torch.testing.assert_close(skip.grad, 2 * run("direct", layer, image(6), skip).detach())
+    torch.testing.assert_close(skip.grad, 2 * before)
+
+
+def test_without_a_cotangent_there_is_no_gradient() -> None:
+    """Of a loss on the state alone: no launch writes zeros for the shortcut."""
+    backend = Noting()
+    layer, x, skip = layer_of(backend), image(6).requires_grad_(), image(6, seed=1).requires_grad_()
+    _, state = layer.neuron.run(x, skip)
+    found = torch.autograd.grad(state["v"].sum(), (x, skip), allow_unused=True)
+    assert found[0] is not None
+    assert found[1] is None
+    assert {inputs[1] for inputs in backend.inputs} == {False}
 
 
 def test_second_derivatives() -> None:

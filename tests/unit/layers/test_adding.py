@@ -14,6 +14,7 @@ import spikecore as sc
 from kernel_loop import Loop, bound
 from spikecore._shell.prologued import prologue_of
 from spikecore.layers import SEWBlock
+from spikecore.models._spikformer import Added
 from spikecore.testing._loopback import installed
 
 T, B = 4, 3
@@ -101,6 +102,8 @@ def test_explain_tells_of_the_shortcut() -> None:
         found = sc.explain(sc.fuse(block(4, 4, make=lambda: sc.LIF(backend=name))), images())
     (layer,) = [layer for layer in found.layers if layer.name == "body.3"]
     assert layer.notes == ("normalises its input, and adds a shortcut to its spikes",)
+    plain = sc.explain(block(4, 4), images())
+    assert layer.rate == next(layer.rate for layer in plain.layers if layer.name == "body.3") > 0
     (first,) = [layer for layer in found.layers if layer.name == "body.1"]
     assert first.notes == ("normalises its input",)
 
@@ -153,3 +156,55 @@ def test_single_steps() -> None:
     fused = sc.fuse(copy.deepcopy(plain))
     for x in images():
         assert torch.equal(fused(x), plain(x))
+
+
+def other_body(kind: str) -> nn.Module:
+    """A block whose body is no plain sequence of modules."""
+    made = block(4, 4)
+    if kind == "compiled":
+        made.body = torch.compile(made.body, backend="eager")
+    elif kind == "compiled in place":
+        made.body.compile(backend="eager")
+    elif kind == "no sequence":
+        made.body = nn.Identity()
+    else:
+        made.body = nn.Sequential()
+    return made
+
+
+@pytest.mark.parametrize("kind", ["compiled", "compiled in place", "no sequence", "empty"])
+def test_bodies_of_other_kinds_are_called(kind: str) -> None:
+    """What was put in the place of the body is called as it is, fused or not."""
+    if kind == "compiled in place" and not hasattr(nn.Module, "compile"):
+        pytest.skip("this torch has no Module.compile")
+    torch._dynamo.reset()
+    made = other_body(kind)
+    with torch.no_grad():
+        before = made(images())
+        assert torch.equal(sc.fuse(made)(images()), before)
+    if kind == "compiled in place":
+        calls: List[int] = []
+        made.body._compiled_call_impl = lambda x: calls.append(1) or x
+        assert torch.equal(made(images()), 2 * images())
+        assert calls == [1]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_blocks_are_traced_by_torch_fx(fused: bool) -> None:
+    """No branch on a value, and no module that is not part of the network."""
+
+    class Tracer(torch.fx.Tracer):
+        def is_leaf_module(self, m: nn.Module, name: str) -> bool:
+            return not isinstance(m, (SEWBlock, Added))
+
+    for made in (block(4, 4), Added(sc.layers.TimeBatched(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)), neuron())):
+        net = sc.fuse(made) if fused else made
+        graph = torch.fx.GraphModule(net, Tracer().trace(net))
+        assert torch.equal(graph(images()), net(images()))
+
+
+def test_outputs_that_are_no_spikes_are_added_to_by_torch() -> None:
+    """A read-out in 16 bits: the kernel would round the sum once, and torch rounds output and sum."""
+    layer = sc.layers.NormNeuron(nn.BatchNorm2d(4), bound(sc.LI(), Loop(4)), shortcut="after")
+    x, skip = images().bfloat16(), torch.rand(T, B, 4, 6, 6).bfloat16()
+    assert torch.equal(layer(x, skip), layer(x, torch.zeros_like(skip)) + skip)
