@@ -31,8 +31,8 @@ class NormNeuron(nn.Module):
     reads x once beside its statistics, backward reads x and the cotangent twice, and nothing normalised is stored. With
     another backend, on the reference, and where something else stands in the way, normalisation and neuron are computed
     one after the other. ``fused=True`` raises :class:`spikecore.Unsupported` instead; ``fused=False`` always computes
-    them so. A shortcut behind a neuron is added by torch, ``fused=True`` or not, where the output is no spikes, or where
-    the shortcut has another dtype than x or lies in another order of memory.
+    them so. A shortcut behind a neuron is added by torch, whatever ``fused`` is, where the output is no spikes, or the
+    shortcut has another dtype than x or another order of memory.
 
     ``norm`` and ``neuron`` are modules of this one: ``state_dict`` has ``norm.weight``, ``neuron.tau`` and so on. The
     neuron normalises from then on, wherever it is called. ``norm`` itself is not called: hooks that it gets afterwards
