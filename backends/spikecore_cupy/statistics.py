@@ -16,7 +16,7 @@ from spikecore.backend import Spec
 from spikecore.kernels import KERNELS, Geometry, Moved, Recent
 from spikecore_cupy.device import shared
 from spikecore_cupy.printer import TYPES
-from spikecore_cupy.sums import THREADS, arrangement, side_by_side
+from spikecore_cupy.sums import THREADS, adding, arrangement
 
 #: Threads of a block, and blocks of a launch: two for each multiprocessor of an H200 (three took 24.0 us instead of
 #: 23.3, in a small layer 8.8 instead of 7.5). The same on every GPU, since the order of a sum decides its bits.
@@ -72,8 +72,7 @@ class Statistics:
         last = self._last.get(held) or self._finishing(held)
         results = torch.empty((2, plan.channels), dtype=self.compute, device=x.device)
         pointers = [0 if value is None else value.data_ptr() for value in (mean, variance, count)]
-        threads = THREADS if last.block > 1 else 1
-        side = side_by_side(threads, plan.inner)
+        threads, side = adding(plan.numbers, plan.channels, plan.inner, THREADS if last.block > 1 else 1)
         arguments = (plan.numbers, plan.channels, plan.inner, side, parts.data_ptr(), results.data_ptr(), *pointers)
         last(-(-plan.channels // side), device, (*arguments, plan.each, eps, factor), threads)
         mean, rstd = results.unbind(0)
@@ -84,6 +83,9 @@ class Statistics:
         of 16.
         """
         steps, neurons, ((inner, channels),) = geometry
+        if step == neurons:
+            # dense steps are read as one
+            steps, neurons = 1, steps * neurons
         # 16 bytes, or what sizes and alignment allow, of which all lie in one channel or each in another
         width = 128 // self._bits
         bits = neurons | step | aligned * 8 // self._bits | (channels if inner == 1 else inner)
@@ -120,66 +122,84 @@ _FIRST = f"""\
 #include "spikecore.cuh"
 
 constexpr int V = WIDTH;  // neighbouring numbers of a thread
-constexpr int G = 2, U = 4;  // groups and steps that are loaded together
+constexpr int L = 8;  // loads of a thread that are under way together, and as many behind them
 
 // Mean, squares about it and count of the numbers that a block has of each channel.
-extern "C" __global__ void __launch_bounds__({BLOCK}, 3) channel_moments(
+extern "C" __global__ void __launch_bounds__({BLOCK}, 2) channel_moments(
     const long long neurons, const long long step, const long long span, const long long numbers, const int steps,
     const int lanes, const int period, const STORED* __restrict__ xs, REAL* __restrict__ parts
 ) {{
-    BLOCK_SHARED REAL scratch[{BLOCK} * V];
+    BLOCK_SHARED REAL scratch[2 * {BLOCK} * V];
     const long long first = V * (blockIdx.x * (long long)blockDim.x + threadIdx.x);
+    // a thread has the numbers at first, first + span, ... of every step
+    const long long groups = first < span && first < neurons ? (neurons - first + span - 1) / span : 0;
+    const long long over = step - groups * span, count = groups * steps;
     Pack<REAL, V> shift, total, squares;
     #pragma unroll
     for (int j = 0; j < V; ++j) shift[j] = total[j] = squares[j] = 0;
-    long long count = 0;
-    if (first < span && first < neurons) {{
-        const Pack<STORED, V> start = load<V>(xs + first);
+    if (count) {{
+        const STORED* at = xs + first;
+        long long left = count, group = groups;
+        const auto taken = [&]() {{
+            const Pack<STORED, V> found = load<V>(at);
+            at += span;
+            if (--group == 0) at += over, group = groups;
+            return found;
+        }};
+        const auto add = [&](const Pack<STORED, V>& x) {{
+            #pragma unroll
+            for (int j = 0; j < V; ++j) {{
+                const REAL away = value(x[j]) - shift[j];
+                total[j] += away;
+                squares[j] = multiply_add(away, away, squares[j]);
+            }}
+        }};
+        const Pack<STORED, V> start = load<V>(at);
         #pragma unroll
         for (int j = 0; j < V; ++j) shift[j] = value(start[j]);
-        for (long long i = first; i < neurons; i += G * span) {{
-            const bool both = i + span < neurons;
-            count += both ? G * steps : steps;
-            for (int t = 0; t < steps; t += U) {{
-                Pack<STORED, V> x[G][U];
-                #pragma unroll
-                for (int k = 0; k < G * U; ++k)
-                    if (t + k % U < steps && (k < U || both))
-                        x[k / U][k % U] = load<V>(xs + (t + k % U) * step + i + k / U * span);
-                #pragma unroll
-                for (int k = 0; k < G * U; ++k) {{
-                    if (t + k % U >= steps || (k >= U && !both)) continue;
-                    #pragma unroll
-                    for (int j = 0; j < V; ++j) {{
-                        const REAL away = value(x[k / U][k % U][j]) - shift[j];
-                        total[j] += away;
-                        squares[j] = multiply_add(away, away, squares[j]);
-                    }}
-                }}
-            }}
+        Pack<STORED, V> x[L], next[L];
+        if (left >= L) {{
+            #pragma unroll
+            for (int k = 0; k < L; ++k) x[k] = taken();
         }}
+        for (; left >= 2 * L; left -= L) {{
+            // what is added next is under way while this is added
+            #pragma unroll
+            for (int k = 0; k < L; ++k) next[k] = taken();
+            #pragma unroll
+            for (int k = 0; k < L; ++k) add(x[k]), x[k] = next[k];
+        }}
+        const int rest = left % L;
+        #pragma unroll
+        for (int k = 0; k < L; ++k)
+            if (k < rest) next[k] = taken();
+        if (left >= L) {{
+            #pragma unroll
+            for (int k = 0; k < L; ++k) add(x[k]);
+        }}
+        #pragma unroll
+        for (int k = 0; k < L; ++k)
+            if (k < rest) add(next[k]);
     }}
     const REAL n = count, share = count ? 1 / n : 0;
-    Pack<REAL, V> counts, means, common;
+    Pack<REAL, V> means, found[2];  // found: numbers, and their sums
     #pragma unroll
     for (int j = 0; j < V; ++j) {{
         squares[j] -= total[j] * (total[j] * share);
-        counts[j] = n;
         means[j] = shift[j] + total[j] * share;
-        common[j] = n * means[j];
+        found[0][j] = n, found[1][j] = n * means[j];
     }}
-    block_totals(scratch, counts, lanes, period);
-    block_totals(scratch, common, lanes, period);
+    block_totals(scratch, found, lanes, period);
     #pragma unroll
     for (int j = 0; j < V; ++j) {{
-        common[j] = counts[j] > 0 ? common[j] / counts[j] : 0;
-        const REAL away = means[j] - common[j];
+        found[1][j] = found[0][j] > 0 ? found[1][j] / found[0][j] : 0;
+        const REAL away = means[j] - found[1][j];
         squares[j] += n * away * away;
     }}
     block_totals(scratch, squares, lanes, period);
-    block_store(parts, common, lanes, period);
+    block_store(parts, found[1], lanes, period);
     block_store(parts + numbers, squares, lanes, period);
-    block_store(parts + 2 * numbers, counts, lanes, period);
+    block_store(parts + 2 * numbers, found[0], lanes, period);
 }}
 """
 
@@ -192,30 +212,33 @@ extern "C" __global__ void __launch_bounds__({THREADS}) channel_statistics(
     REAL* __restrict__ results, HELD* __restrict__ running_mean, HELD* __restrict__ running_variance,
     long long* __restrict__ calls, const REAL n, const REAL eps, const REAL factor
 ) {{
-    BLOCK_SHARED REAL found[{THREADS}];
+    BLOCK_SHARED REAL found[2 * {THREADS}];
     const int c = blockIdx.x * side + threadIdx.x % side;
+    const bool writes = threadIdx.x < side && c < channels, moves = writes && running_mean;
+    // loaded now, so that nothing waits for them behind the sums
+    const REAL m = moves ? value(running_mean[c]) : 0, v = moves ? value(running_variance[c]) : 0;
     const REAL *means = parts, *squares = parts + numbers, *counts = parts + 2ll * numbers;
     const ChannelNumbers of(numbers, channels, inner, side, c);
     // the means of blocks lie near one another, so that one pass is enough
     const REAL near = c < channels ? means[c * inner] : 0;
-    REAL away = 0;
-    const REAL about = of.sum<REAL>([&](unsigned at) {{
+    REAL sums[] = {{0, 0}};
+    sums[1] = of.sum<REAL>([&](unsigned at) {{
         const REAL n = counts[at], d = means[at] - near;
-        away += n * d;
+        sums[0] += n * d;
         return squares[at] + n * d * d;
     }});
-    const REAL share = lines_total(found, away, side) / n;
-    const REAL mean = near + share, spread = lines_total(found, about, side) / n - share * share;
+    lines_totals(found, sums, side);
+    const REAL share = sums[0] / n;
+    const REAL mean = near + share, spread = sums[1] / n - share * share;
     // not fmax, which takes 0 for NaN
     const REAL variance = spread < 0 ? (REAL)0 : spread;
-    if (threadIdx.x < side && c < channels) {{
+    if (writes) {{
         results[c] = mean;
         results[channels + c] = 1 / sqrt(variance + eps);
-        if (running_mean) {{
-            const REAL m = value(running_mean[c]), v = value(running_variance[c]);
-            running_mean[c] = rounded<HELD>(m + factor * (mean - m));
-            running_variance[c] = rounded<HELD>(v + factor * (variance * (n / (n - 1)) - v));
-        }}
+    }}
+    if (moves) {{
+        running_mean[c] = rounded<HELD>(m + factor * (mean - m));
+        running_variance[c] = rounded<HELD>(v + factor * (variance * (n / (n - 1)) - v));
     }}
     if (calls && blockIdx.x == 0 && threadIdx.x == 0) ++*calls;
 }}

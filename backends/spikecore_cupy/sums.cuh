@@ -18,41 +18,61 @@ template <typename R> R block_sum(R x) { return x; }
 
 // -- sums per channel over the threads of a block, in a fixed order
 
-// Each thread has V neighbouring neurons, and a number of each. Where `lanes` neighbouring threads lie in one channel, all
-// of them get the sum over these threads' numbers; else (lanes 0) neurons `period` apart have the same channel, and get
-// the sum over them. `parts` holds V numbers of each thread.
-template <int V, typename R>
-__device__ __forceinline__ void block_totals(R* parts, Pack<R, V>& x, int lanes, int period) {
+// Each thread has V neighbouring neurons, and N numbers of each. Where `lanes` neighbouring threads lie in one channel,
+// all of them get the sums over these threads' numbers; else (lanes 0) neurons `period` apart have the same channel, and
+// get the sums over them. `parts` holds N * V numbers of each thread.
+template <int N, int V, typename R>
+__device__ __forceinline__ void block_totals(R* parts, Pack<R, V> (&x)[N], int lanes, int period) {
     const int here = threadIdx.x, threads = blockDim.x;
     BLOCK_WAIT();  // until the parts of an earlier sum have been read
     if (lanes) {
-        R sum = x[0];
         #pragma unroll
-        for (int j = 1; j < V; ++j) sum += x[j];
-        parts[here] = sum;
+        for (int n = 0; n < N; ++n) {
+            R sum = x[n][0];
+            #pragma unroll
+            for (int j = 1; j < V; ++j) sum += x[n][j];
+            parts[n * threads + here] = sum;
+        }
         const int lane = here % lanes;
         for (int width = lanes; width > 1; width = (width + 1) / 2) {
             BLOCK_WAIT();
-            if (lane < width / 2) parts[here] += parts[here + (width + 1) / 2];
+            if (lane >= width / 2) continue;
+            #pragma unroll
+            for (int n = 0; n < N; ++n) parts[n * threads + here] += parts[n * threads + here + (width + 1) / 2];
         }
         BLOCK_WAIT();
         #pragma unroll
-        for (int j = 0; j < V; ++j) x[j] = parts[here - lane];
+        for (int n = 0; n < N; ++n)
+            #pragma unroll
+            for (int j = 0; j < V; ++j) x[n][j] = parts[n * threads + here - lane];
     } else if (period < V * threads) {
         #pragma unroll
-        for (int j = 0; j < V; ++j) parts[V * here + j] = x[j];
+        for (int n = 0; n < N; ++n)
+            #pragma unroll
+            for (int j = 0; j < V; ++j) parts[V * (n * threads + here) + j] = x[n][j];
         BLOCK_WAIT();
-        for (int k = here; k < period; k += threads) {
-            R sum = parts[k];
+        for (int k = here; k < N * period; k += threads) {
+            R* of = parts + k / period * (V * threads);
+            R sum = of[k % period];
             #pragma unroll 8
-            for (int other = k + period; other < V * threads; other += period) sum += parts[other];
-            parts[k] = sum;
+            for (int other = k % period + period; other < V * threads; other += period) sum += of[other];
+            of[k % period] = sum;
         }
         BLOCK_WAIT();
         const int begin = V * here % period;  // a multiple of V, as the period is
         #pragma unroll
-        for (int j = 0; j < V; ++j) x[j] = parts[begin + j];
+        for (int n = 0; n < N; ++n)
+            #pragma unroll
+            for (int j = 0; j < V; ++j) x[n][j] = parts[n * V * threads + begin + j];
     }
+}
+
+// The same for one number.
+template <int V, typename R>
+__device__ __forceinline__ void block_totals(R* parts, Pack<R, V>& x, int lanes, int period) {
+    Pack<R, V> one[] = {x};
+    block_totals(parts, one, lanes, period);
+    x = one[0];
 }
 
 // Store the sums of a block, block after block: one for each group of `lanes` threads, or `period`.
@@ -92,15 +112,19 @@ struct ChannelNumbers {
     }
 };
 
-// The sum over the lines of a block.
-template <typename R> __device__ __forceinline__ R lines_total(R* found, R sum, int side) {
-    const int here = threadIdx.x, line = here / side;
-    BLOCK_WAIT();  // until the numbers of an earlier sum have been read
-    found[here] = sum;
-    for (int width = blockDim.x / side; width > 1; width = (width + 1) / 2) {
+// The sums over the lines of a block, of N numbers of each thread; `found` holds as many.
+template <int N, typename R> __device__ __forceinline__ void lines_totals(R* found, R (&sums)[N], int side) {
+    const int here = threadIdx.x, line = here / side, threads = blockDim.x;
+    BLOCK_WAIT();  // until the numbers of earlier sums have been read
+    #pragma unroll
+    for (int n = 0; n < N; ++n) found[n * threads + here] = sums[n];
+    for (int width = threads / side; width > 1; width = (width + 1) / 2) {
         BLOCK_WAIT();
-        if (line < width / 2) found[here] += found[here + (width + 1) / 2 * side];
+        if (line >= width / 2) continue;
+        #pragma unroll
+        for (int n = 0; n < N; ++n) found[n * threads + here] += found[n * threads + here + (width + 1) / 2 * side];
     }
     BLOCK_WAIT();
-    return found[here % side];
+    #pragma unroll
+    for (int n = 0; n < N; ++n) sums[n] = found[n * threads + here % side];
 }

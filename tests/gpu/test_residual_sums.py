@@ -21,7 +21,7 @@ def _net(backend, last):
     def neuron():
         return sc.LIF(backend=backend, detach_reset=True)
 
-    first = sc.layers.TimeBatched(nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32))
+    first = sc.layers.TimeBatched(nn.Conv2d(3, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32))
     blocks = [sc.layers.SEWBlock(32, 32, neuron), sc.layers.SEWBlock(32, 48, neuron, stride=2)]
     net = sc.fuse(nn.Sequential(first, neuron(), *blocks, sc.layers.SEWBlock(48, 48, neuron))).to(DEVICE)
     return net.to(memory_format=torch.channels_last) if last else net
