@@ -46,24 +46,25 @@ __device__ __forceinline__ void block_totals(R* parts, Pack<R, V> (&x)[N], int l
             #pragma unroll
             for (int j = 0; j < V; ++j) x[n][j] = parts[n * threads + here - lane];
     } else if (period < V * threads) {
+        // number n of neuron j of every thread lies in a row of its own: neighbours in a row are in different banks
+        const int apart = period / V;  // threads with the same channels
         #pragma unroll
         for (int n = 0; n < N; ++n)
             #pragma unroll
-            for (int j = 0; j < V; ++j) parts[V * (n * threads + here) + j] = x[n][j];
+            for (int j = 0; j < V; ++j) parts[(n * V + j) * threads + here] = x[n][j];
         BLOCK_WAIT();
-        for (int k = here; k < N * period; k += threads) {
-            R* of = parts + k / period * (V * threads);
-            R sum = of[k % period];
+        for (int k = here; k < N * V * apart; k += threads) {
+            R* row = parts + k / apart * threads;
+            R sum = row[k % apart];
             #pragma unroll 8
-            for (int other = k % period + period; other < V * threads; other += period) sum += of[other];
-            of[k % period] = sum;
+            for (int other = k % apart + apart; other < threads; other += apart) sum += row[other];
+            row[k % apart] = sum;
         }
         BLOCK_WAIT();
-        const int begin = V * here % period;  // a multiple of V, as the period is
         #pragma unroll
         for (int n = 0; n < N; ++n)
             #pragma unroll
-            for (int j = 0; j < V; ++j) x[n][j] = parts[n * V * threads + begin + j];
+            for (int j = 0; j < V; ++j) x[n][j] = parts[(n * V + j) * threads + here % apart];
     }
 }
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from spikecore.bench.models import Network
+from spikecore.training._compiling import with_own_code
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,11 @@ class Form:
         made.step = torch.compile(made.step)  # type: ignore[method-assign]
         return made
 
+    def loss(self) -> Callable[..., Any]:
+        """Cross entropy of spike counts; compiled where a captured step is, as ``fast=True`` has it."""
+        by_itself = self.compiled and self.graph and not self.packed
+        return _compiled(sc.losses.ce_count) if by_itself else sc.losses.ce_count
+
     def images(self, images: Tensor) -> Tensor:
         """Images ``[B, C, H, W]`` in its layout; what has no height and width stays."""
         as_it_is = not self.channels_last or images.ndim != 4
@@ -88,25 +94,24 @@ class Form:
 
 
 class _Compiled(nn.Module):
-    """A network compiled by itself.
-
-    torch.compile keeps what it made with the code that it was given, up to 8 results, and looks through all of them at
-    each call. Networks of one class have the same code, so each gets a function with code of its own.
-    """
+    """A network compiled by itself, with code of its own: networks of one class have the same."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
-
-        def forward(x: Tensor) -> Any:
-            return net(x)
-
-        forward.__code__ = forward.__code__.replace(co_name=f"forward_{next(_numbers)}")
-        self.run: Callable[[Tensor], Any] = torch.compile(forward)
+        self.run = _compiled(net)
 
     def forward(self, x: Tensor) -> Any:
         """The outputs of the network."""
         return self.run(x)
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    made: Callable[..., Any] = torch.compile(with_own_code(run))
+    return made
 
 
 def forget_compiled() -> None:
@@ -116,7 +121,6 @@ def forget_compiled() -> None:
         dynamo.reset()
 
 
-_numbers = itertools.count()
 EAGER = Form()
 #: Forms by name: every mixture.
 FORMS: Mapping[str, Form] = {

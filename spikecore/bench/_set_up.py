@@ -105,7 +105,7 @@ def train(
     images = form.images(torch.rand(batch, *network.image, device=device, generator=generator))
     labels = torch.randint(network.classes, (batch,), device=device, generator=generator)
     optimizer = form.optimizer(net.parameters(), device)
-    step = sc.training_model(net, sc.losses.ce_count, optimizer, backend=backend, options=form.options(network))
+    step = sc.training_model(net, form.loss(), optimizer, backend=backend, options=form.options(network))
 
     def call(i: int) -> Any:
         with _precision(network):

@@ -58,7 +58,7 @@ class EagerTraining:
         self.optimizer = optimizer
         self.options = _options(options)
         self._stateful = stateful_modules(net)
-        self._form = Form(self.net, self.options, optimizer)
+        self._form = Form(self.net, self.options, optimizer, loss)
         #: Whether it is known that the optimiser's step needs no closure.
         self._steps_alone = False
 
@@ -75,6 +75,10 @@ class EagerTraining:
         self._update(scaler)
         return tree_map(Tensor.detach, outputs), loss.detach()
 
+    def never_captured(self) -> None:
+        """Take note that there will be no graph of this step."""
+        self._form.never_captured()
+
     def _differentiated(self, inputs: Any, targets: Any, device: Optional[torch.device]) -> Tuple[Any, Tensor]:
         scaler = self.options.scaler
         if not self._steps_alone:
@@ -84,7 +88,7 @@ class EagerTraining:
         with own_state(self._stateful):
             with _casting(self.options, device), self._form.packing():
                 outputs = self._form.run(inputs)
-                loss = self.loss(outputs, beside(outputs, targets))
+                loss = self._form.loss(outputs, beside(outputs, targets))
             check_loss(loss)
             (loss if scaler is None else scaler.scale(loss)).backward()
         return outputs, loss
@@ -129,7 +133,7 @@ class EagerTraining:
             held = [p for group in self.optimizer.param_groups for p in group["params"]]
             torch.nn.utils.clip_grad_norm_(held, self.options.clip_norm)
         if scaler is None:
-            self.optimizer.step()
+            self._form.update()
         else:
             scaler.step(self.optimizer)
             scaler.update()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import nullcontext
-from typing import Any, Callable, ContextManager, Dict, List, Tuple, Type
+from typing import Any, Callable, ContextManager, Dict, List, Optional, Set
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from spikecore._shell.processes import is_shard
 from spikecore.backend import Unsupported
 from spikecore.parallel import Pipeline
 from spikecore.training import _layout as layout
+from spikecore.training._compiling import Compiled, Update, compiler_errors, reason, update_of
 from spikecore.training._options import TrainingOptions
 from spikecore.training._packed import packed_spikes
 from spikecore.training._packed.compiled import compiling_options
@@ -34,13 +35,19 @@ class Left(Exception):
 
 
 class Form:
-    """How ``net`` is run, from the options."""
+    """How ``net`` is run, from the options; in training, ``loss`` and ``optimizer``, too."""
 
-    def __init__(self, net: nn.Module, options: TrainingOptions, optimizer: Any = None) -> None:
-        self.net, self.options = net, options
-        #: Of each option, what became of it.
-        self.form: Dict[str, str] = {}
+    def __init__(self, net: nn.Module, options: TrainingOptions, optimizer: Any = None, loss: Any = None) -> None:
+        self.net, self.options, self.optimizer = net, options, optimizer
+        self._became: Dict[str, str] = {}
         self._run: Any = net
+        self._plain_loss = loss
+        #: The compiled loss and update; None where they run as they are.
+        self._loss: Optional[Compiled] = None
+        self._update: Optional[Update] = None
+        self._told: Set[str] = set()
+        #: Whether a step has come as far as the loss.
+        self._reached = False
         self._dims = 0
         self._weights: List[Tensor] = []
         self._compiled = self._proven = self._packs = False
@@ -53,17 +60,24 @@ class Form:
             self.use(name, use)
         self.lay_out_states(optimizer)
 
+    @property
+    def form(self) -> Dict[str, str]:
+        """Of each option, what became of it."""
+        beside = self._as_they_are()
+        compiled = f"{USED}, but for {'; '.join(f'{what}: {why}' for what, why in beside.items())}" if beside else USED
+        return {**self._became, **({"compile": compiled} if self._compiled else {})}
+
     def use(self, name: str, use: Callable[[], None]) -> None:
         """Do what an option asks for; ``use`` raises :class:`Left` where that cannot be."""
         asked = getattr(self.options, name)
         packs = name == "pack_spikes"
         wanted = asked or (asked is None and self.options.fast and not packs)
         if not wanted or (packs and not self._trains):
-            self.form[name] = NOT_ASKED
+            self._became[name] = NOT_ASKED
             return
         try:
             use()
-            self.form[name] = USED
+            self._became[name] = USED
         except Left as left:
             self.leave_out(name, str(left))
 
@@ -71,7 +85,7 @@ class Form:
         """Note that an option is left out. Raises Unsupported where it was asked for by name."""
         if getattr(self.options, name):
             raise Unsupported(f"{name}=True cannot be: {why}; use {name}=False")
-        self.form[name] = f"left out: {why}"
+        self._became[name] = f"left out: {why}"
         warnings.warn(
             f"fast=True: {name} is left out, because {why}; {name}=False says so without this warning",
             RuntimeWarning,
@@ -95,6 +109,22 @@ class Form:
         """The network on one batch."""
         return run_network(self._run, inputs)
 
+    def loss(self, outputs: Any, targets: Any) -> Any:
+        """The loss of one batch."""
+        self._reached = True
+        found = (self._loss or self._plain_loss)(outputs, targets)
+        self._tell()
+        return found
+
+    def update(self) -> None:
+        """One step of the optimiser."""
+        (self._update or self.optimizer.step)()
+        self._tell()
+
+    def never_captured(self) -> None:
+        """Run loss and update as they are: what is not captured is not faster for being compiled."""
+        self._loss = self._update = None
+
     def attempt(self, work: Callable[[], Any]) -> Any:
         """The result of ``work``, which runs the network; where it cannot be compiled, without compilation.
 
@@ -103,16 +133,21 @@ class Form:
         """
         if not self._compiled:
             return work()
+        self._reached = False
         kept = None if self._proven else [(buffer, buffer.clone()) for buffer in self.net.buffers()]
         try:
             result = work()
-        except _compiler_errors() as error:
-            self._run, self._compiled = self.net, False
+        except compiler_errors() as error:
             for buffer, value in kept or ():
                 with torch.no_grad():
                     buffer.copy_(value)
-            first = next((line for line in str(error).splitlines() if line.strip()), "")
-            self.leave_out("compile", f"torch.compile raised {type(error).__name__}: {first}")
+            if self._loss is not None and not self._loss.why and self._reached:
+                # the loss's part of the backward pass may be what failed
+                self._loss.why = reason(error)
+                return self.attempt(work)
+            self._run, self._compiled = self.net, False
+            self.never_captured()
+            self.leave_out("compile", reason(error))
             return work()
         self._proven = True
         return result
@@ -149,6 +184,8 @@ class Form:
         # fullgraph: a network that breaks into parts is compiled part by part while it runs, and cannot go back then
         self._run = torch.compile(self.net, fullgraph=True, dynamic=False, options=options)
         self._compiled = True
+        if self._trains and self.options.captures():
+            self._loss, self._update = Compiled(self._plain_loss), update_of(self.optimizer)
 
     def _use_packing(self) -> None:
         if self._no_packing:
@@ -160,6 +197,19 @@ class Form:
             )
         self._packs = True
 
+    # -- what runs as it is
+
+    def _as_they_are(self) -> Dict[str, str]:
+        """Of loss and update, why they are not compiled with the network."""
+        found = {"the loss": self._loss, "the update": self._update}
+        return {what: one.why for what, one in found.items() if one is not None and one.why}
+
+    def _tell(self) -> None:
+        for what, why in self._as_they_are().items():
+            if what not in self._told:
+                self._told.add(what)
+                warnings.warn(f"compile: {what} runs as it is, because {why}", RuntimeWarning, stacklevel=2)
+
 
 def is_compiled(net: nn.Module) -> bool:
     """Whether a network or a part of it is under torch.compile, by a wrapper or by ``net.compile()``."""
@@ -167,16 +217,3 @@ def is_compiled(net: nn.Module) -> bool:
         getattr(one, "_compiled_call_impl", None) is not None or type(one).__name__ == "OptimizedModule"
         for one in net.modules()
     )
-
-
-def _compiler_errors() -> Tuple[Type[Exception], ...]:
-    from torch._dynamo.exc import TorchDynamoException
-
-    found: List[Any] = [TorchDynamoException]
-    try:
-        from torch._inductor.exc import InductorError
-
-        found.append(InductorError)
-    except ImportError:  # before torch 2.7 these are BackendCompilerFailed, of the first kind
-        pass
-    return tuple(found)
