@@ -103,6 +103,23 @@ def test_statistics_are_those_of_float64(dtype, sizes, layout, kernel):
 @pytest.mark.kernels
 @pytest.mark.skipif(reason() is not None, reason=str(reason()))
 @pytest.mark.parametrize("layout", ["first", "last"])
+@pytest.mark.parametrize(("steps", "batch"), [(1, 2), (3, 1), (5, 7), (11, 40), (8, 70)])
+@pytest.mark.parametrize("kernel", [HostKernel, HostBlocks])
+def test_statistics_of_steps_that_lie_apart(kernel, steps, batch, layout):
+    """What lies between them is not read; a thread goes from the groups of one step to those of the next."""
+    x = _image(torch.float32, layout, (steps, batch + 2, 8, 8, 8))
+    x[:, batch:] = float("nan")
+    x = x[:, :batch]
+    geometry = Geometry(steps, x[0].numel(), (_lies(x),))
+    mean, rstd = Statistics(kernel, Spec(torch.float32, steps, ()))(geometry, x, 1e-5, None)
+    numbers = x.double().transpose(0, 2).flatten(1)
+    torch.testing.assert_close(mean.double(), numbers.mean(1), rtol=2e-5, atol=1e-6)
+    torch.testing.assert_close(rstd.double(), (numbers.var(1, unbiased=False) + 1e-5).rsqrt(), rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.kernels
+@pytest.mark.skipif(reason() is not None, reason=str(reason()))
+@pytest.mark.parametrize("layout", ["first", "last"])
 @pytest.mark.parametrize("odd", [float("nan"), float("inf")])
 @pytest.mark.parametrize("kernel", [HostKernel, HostBlocks])
 def test_statistics_of_nan_are_nan(kernel, odd, layout):
