@@ -2,54 +2,60 @@
 
 Rules of this module:
 
-- Only a step that is captured has them compiled. A compiled function costs the host more than the few operations of a
-  loss do, and a replay costs it nothing.
+- Only a step that is captured has them compiled, and the eager steps just before the capture, which compile and load
+  the kernels. A compiled function costs the host more than the few operations of a loss do, and a replay costs nothing.
+- Loss and optimiser are those that the step has when it is made; a copy of a step compiles its own.
 - Where torch.compile cannot take one of them, it runs as it is, and ``why`` has the reason.
-- An update is compiled for the numbers in it. Once a hyperparameter that is no tensor has another value, the update
-  runs as it is: a schedule would compile it anew at every value.
 """
 
 from __future__ import annotations
 
+import inspect
 import itertools
+import types
 import warnings
-from typing import Any, Callable, List, Optional, Tuple, Type
+from typing import Any, Callable, Dict, List, Tuple, Type
 
 import torch
 from torch import Tensor
+from torch.optim import optimizer as _torch_optimizer
 
 #: Optimisers whose updates are compiled. Of others, and of classes derived from these, it is not known that a compiled
 #: update is theirs.
 _KNOWN = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+_GLOBAL_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 _numbers = itertools.count()
 
 
 def with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` with code that no other function has.
+    """A copy of a Python function with code that no other function has.
 
     torch.compile keeps what it made with the code that it was given, up to 8 results, and looks through all of them at
     each call. Functions that one line of Python defines share their code.
     """
-    function.__code__ = function.__code__.replace(co_name=f"{function.__name__}_{next(_numbers)}")
-    return function
+    code = function.__code__.replace(co_name=f"{function.__name__}_{next(_numbers)}")
+    made = types.FunctionType(
+        code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
 
 
 class Compiled:
-    """``function`` by torch.compile, and ``function`` itself once that raises."""
+    """``function`` by torch.compile, and ``function`` itself once the compiler cannot take it."""
 
-    def __init__(self, function: Callable[..., Any], whole: bool = True) -> None:
-        def run(*arguments: Any) -> Any:
-            return function(*arguments)
-
-        self._plain = function
-        self._run: Callable[..., Any] = torch.compile(with_own_code(run), fullgraph=whole, dynamic=False)
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
         #: Why it runs as it is; empty while it is compiled.
         self.why = ""
+        self._run: Any = None
 
     def __call__(self, *arguments: Any) -> Any:
         """What the function gives."""
         if self.why:
-            return self._plain(*arguments)
+            return self.function(*arguments)
+        if self._run is None:
+            self._run = torch.compile(self._compilable(), fullgraph=True)
         try:
             with warnings.catch_warnings():
                 # the compiler asks every tensor for its gradient, outputs of a network too, and fails where the warning
@@ -57,58 +63,87 @@ class Compiled:
                 warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)
                 return self._run(*arguments)
         except compiler_errors() as error:
-            self.why = reason(error)
-            return self._plain(*arguments)
+            why = reason(error)
+        # an error of its own is not the compiler's
+        found = self.function(*arguments)
+        self.why = why
+        return found
+
+    def __getstate__(self) -> Dict[str, Any]:
+        """For copies, which compile anew: what is compiled belongs to one function."""
+        return {**self.__dict__, "_run": None}
+
+    def _compilable(self) -> Callable[..., Any]:
+        function = self.function
+
+        def run(*arguments: Any) -> Any:
+            return function(*arguments)
+
+        return with_own_code(run)
 
 
-class Update:
-    """``optimizer.step()`` by torch.compile, while the hyperparameters that are no tensors stay as they are."""
+class Update(Compiled):
+    """``optimizer.step()``, compiled while the optimiser is as :func:`is_usual` says and its numbers stay."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
-        # parts: torch breaks the graph where it turns gradients off
-        self._run = Compiled(lambda: type(optimizer).step(optimizer), whole=False)
-        self._settings: Optional[List[Any]] = None
-
-    @property
-    def why(self) -> str:
-        """Why it runs as it is; empty while it is compiled."""
-        return self._run.why
+        super().__init__(optimizer.step)
+        self.optimizer = optimizer
+        self._settings: List[Dict[str, Any]] = []
 
     def __call__(self) -> None:
         """One update."""
+        # looked up now: it may have been replaced since
+        self.function = self.optimizer.step
+        if not is_usual(self.optimizer):
+            self.function()
+            return
         found = [
-            (name, value)
-            for group in self._optimizer.param_groups
-            for name, value in group.items()
-            if name != "params" and not isinstance(value, Tensor)
+            {name: value for name, value in group.items() if name != "params" and not isinstance(value, Tensor)}
+            for group in self.optimizer.param_groups
         ]
-        if self._settings is None:
-            self._settings = found
-        elif found != self._settings and not self.why:
-            changed = sorted({one[0] for one, other in zip(found, self._settings) if one != other})
-            self._run.why = (
-                f"{' and '.join(changed) or 'the number of groups'} changed; a learning rate that is to change is a "
-                "tensor, lr=torch.tensor(0.001, device='cuda')"
-            )
-        # as the step that a scheduler puts in the place of the optimiser's
-        self._optimizer._opt_called = True  # type: ignore[attr-defined]
-        self._run()
+        changed = {
+            name
+            for group, before in zip(found, self._settings)
+            for name in group.keys() & before.keys()
+            if group[name] != before[name]
+        }
+        self._settings = found
+        if changed and not self.why:
+            # a schedule would compile it anew at every value
+            self.why = f"{' and '.join(sorted(changed))} changed"
+            if "lr" in changed:
+                self.why += "; a learning rate that is to change is a tensor, lr=torch.tensor(0.001, device='cuda')"
+        # what a scheduler's wrapper of the step notes
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]
+        with torch.no_grad():
+            super().__call__()
+
+    def __getstate__(self) -> Dict[str, Any]:
+        """For copies: without the optimiser's bound method, which is looked up at every call."""
+        return {**super().__getstate__(), "function": None}
+
+    def _compilable(self) -> Callable[..., Any]:
+        # within the wrappers that run hooks, note the time and turn gradients off; the last would break the graph
+        step, optimizer = with_own_code(inspect.unwrap(type(self.optimizer).step)), self.optimizer
+
+        def run() -> None:
+            step(optimizer)
+
+        return with_own_code(run)
 
 
-def update_of(optimizer: Any) -> Optional[Update]:
-    """The compiled update of an optimiser; None for one that is to run as its user has set it up.
-
-    That is one with ``fused`` or ``foreach`` given, with hooks, a ``step`` of its own, or of a class not known here. A
-    scheduler's ``step`` notes that it was called, and no more.
+def is_usual(optimizer: Any) -> bool:
+    """Whether an optimiser does what its class does, and left to torch how: one of a known class, without hooks, a
+    ``step`` of its own (but for that of a scheduler, which notes that it was called), ``fused`` or ``foreach``.
     """
     own = vars(optimizer).get("step")
     if type(optimizer) not in _KNOWN or not (own is None or hasattr(own, "_wrapped_by_lr_sched")):
-        return None
-    if any(group.get(name) is not None for group in optimizer.param_groups for name in ("fused", "foreach")):
-        return None
-    hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-    return None if any(getattr(optimizer, name, None) for name in hooks) else Update(optimizer)
+        return False
+    for group in optimizer.param_groups:
+        if group.get("differentiable") or any(group.get(name) is not None for name in ("fused", "foreach")):
+            return False
+    hooks = [getattr(optimizer, name, None) for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")]
+    return not any([*hooks, *(getattr(_torch_optimizer, name, None) for name in _GLOBAL_HOOKS)])
 
 
 def reason(error: BaseException) -> str:
@@ -119,13 +154,14 @@ def reason(error: BaseException) -> str:
 
 def compiler_errors() -> Tuple[Type[Exception], ...]:
     """What torch.compile raises."""
-    from torch._dynamo.exc import TorchDynamoException
+    from torch._dynamo import exc
 
-    found: List[Any] = [TorchDynamoException]
+    # the last one, of too many results for one function, is not of the first kind
+    found: List[Any] = [exc.TorchDynamoException, getattr(exc, "FailOnRecompileLimitHit", None)]
     try:
         from torch._inductor.exc import InductorError
 
         found.append(InductorError)
     except ImportError:  # before torch 2.7 these are BackendCompilerFailed, of the first kind
         pass
-    return tuple(found)
+    return tuple(kind for kind in found if kind is not None)

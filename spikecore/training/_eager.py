@@ -58,7 +58,7 @@ class EagerTraining:
         self.optimizer = optimizer
         self.options = _options(options)
         self._stateful = stateful_modules(net)
-        self._form = Form(self.net, self.options, optimizer, loss)
+        self._form = Form(self.net, self.options, optimizer)
         #: Whether it is known that the optimiser's step needs no closure.
         self._steps_alone = False
 
@@ -71,13 +71,14 @@ class EagerTraining:
         """Train on one batch; the outputs and the loss, detached, are those from before the update."""
         device, scaler = device_of(self.net), self.options.scaler
         inputs, targets = self._form.inputs(to_device(inputs, device)), to_device(targets, device)
-        outputs, loss = self._form.attempt(lambda: self._differentiated(inputs, targets, device))
+        others = [self.loss] if isinstance(self.loss, nn.Module) else []
+        outputs, loss = self._form.attempt(lambda: self._differentiated(inputs, targets, device), *others)
         self._update(scaler)
         return tree_map(Tensor.detach, outputs), loss.detach()
 
-    def never_captured(self) -> None:
-        """Take note that there will be no graph of this step."""
-        self._form.never_captured()
+    def as_captured(self) -> ContextManager[None]:
+        """Around a step that is captured, and those before it that load what it needs."""
+        return self._form.as_captured()
 
     def _differentiated(self, inputs: Any, targets: Any, device: Optional[torch.device]) -> Tuple[Any, Tensor]:
         scaler = self.options.scaler
@@ -88,7 +89,7 @@ class EagerTraining:
         with own_state(self._stateful):
             with _casting(self.options, device), self._form.packing():
                 outputs = self._form.run(inputs)
-                loss = self._form.loss(outputs, beside(outputs, targets))
+                loss = self._form.loss(self.loss, outputs, beside(outputs, targets))
             check_loss(loss)
             (loss if scaler is None else scaler.scale(loss)).backward()
         return outputs, loss
@@ -133,7 +134,7 @@ class EagerTraining:
             held = [p for group in self.optimizer.param_groups for p in group["params"]]
             torch.nn.utils.clip_grad_norm_(held, self.options.clip_norm)
         if scaler is None:
-            self._form.update()
+            self._form.update(self.optimizer)
         else:
             scaler.step(self.optimizer)
             scaler.update()
@@ -153,6 +154,10 @@ class EagerInference:
         self.options = _options(options)
         self._stateful = stateful_modules(net)
         self._form = Form(self.net, self.options)
+
+    def as_captured(self) -> ContextManager[None]:
+        """As that of training."""
+        return self._form.as_captured()
 
     @property
     def form(self) -> Dict[str, str]:

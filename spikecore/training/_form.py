@@ -9,9 +9,10 @@ Rules of this module:
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from contextlib import nullcontext
-from typing import Any, Callable, ContextManager, Dict, List, Optional, Set
+from contextlib import contextmanager, nullcontext
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Set
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from spikecore._shell.processes import is_shard
 from spikecore.backend import Unsupported
 from spikecore.parallel import Pipeline
 from spikecore.training import _layout as layout
-from spikecore.training._compiling import Compiled, Update, compiler_errors, reason, update_of
+from spikecore.training._compiling import Compiled, Update, compiler_errors, reason
 from spikecore.training._options import TrainingOptions
 from spikecore.training._packed import packed_spikes
 from spikecore.training._packed.compiled import compiling_options
@@ -35,14 +36,14 @@ class Left(Exception):
 
 
 class Form:
-    """How ``net`` is run, from the options; in training, ``loss`` and ``optimizer``, too."""
+    """How ``net`` is run, from the options; in training, loss and update, too."""
 
-    def __init__(self, net: nn.Module, options: TrainingOptions, optimizer: Any = None, loss: Any = None) -> None:
-        self.net, self.options, self.optimizer = net, options, optimizer
+    def __init__(self, net: nn.Module, options: TrainingOptions, optimizer: Any = None) -> None:
+        self.net, self.options = net, options
         self._became: Dict[str, str] = {}
         self._run: Any = net
-        self._plain_loss = loss
-        #: The compiled loss and update; None where they run as they are.
+        #: Whether the step that runs is captured, or is to load what a captured one needs.
+        self._beside = False
         self._loss: Optional[Compiled] = None
         self._update: Optional[Update] = None
         self._told: Set[str] = set()
@@ -50,7 +51,9 @@ class Form:
         self._reached = False
         self._dims = 0
         self._weights: List[Tensor] = []
-        self._compiled = self._proven = self._packs = False
+        self._compiled = self._packs = False
+        #: Of steps that are captured, or not: whether one was compiled and ran.
+        self._proven: Set[bool] = set()
         self._trains, self._no_packing = optimizer is not None, ""
         for name, use in (
             ("channels_last", self._use_channels_last),
@@ -109,24 +112,39 @@ class Form:
         """The network on one batch."""
         return run_network(self._run, inputs)
 
-    def loss(self, outputs: Any, targets: Any) -> Any:
+    @contextmanager
+    def as_captured(self) -> Iterator[None]:
+        """Around a step that is captured, or that is to load what a captured one needs."""
+        self._beside = True
+        try:
+            yield
+        finally:
+            self._beside = False
+
+    def loss(self, loss: Any, outputs: Any, targets: Any) -> Any:
         """The loss of one batch."""
         self._reached = True
-        found = (self._loss or self._plain_loss)(outputs, targets)
-        self._tell()
+        if not (self._beside and self._compiled):
+            return loss(outputs, targets)
+        if self._loss is None or self._loss.function is not loss:
+            self._loss = Compiled(loss)
+        found = self._loss(outputs, targets)
+        self._tell("the loss", self._loss.why)
         return found
 
-    def update(self) -> None:
+    def update(self, optimizer: Any) -> None:
         """One step of the optimiser."""
-        (self._update or self.optimizer.step)()
-        self._tell()
+        if not (self._beside and self._compiled):
+            optimizer.step()
+            return
+        if self._update is None or self._update.optimizer is not optimizer:
+            self._update = Update(optimizer)
+        self._update()
+        self._tell("the update", self._update.why)
 
-    def never_captured(self) -> None:
-        """Run loss and update as they are: what is not captured is not faster for being compiled."""
-        self._loss = self._update = None
-
-    def attempt(self, work: Callable[[], Any]) -> Any:
-        """The result of ``work``, which runs the network; where it cannot be compiled, without compilation.
+    def attempt(self, work: Callable[[], Any], *others: nn.Module) -> Any:
+        """The result of ``work``, which runs the network and ``others``; where these cannot be compiled, without
+        compilation.
 
         Compilation comes when a kind of batch is first met, the backward pass's within ``backward``. Buffers are put
         back then, since the forward pass has moved them.
@@ -134,22 +152,22 @@ class Form:
         if not self._compiled:
             return work()
         self._reached = False
-        kept = None if self._proven else [(buffer, buffer.clone()) for buffer in self.net.buffers()]
+        held = itertools.chain.from_iterable(module.buffers() for module in (self.net, *others))
+        kept = [] if self._beside in self._proven else [(buffer, buffer.clone()) for buffer in held]
         try:
             result = work()
         except compiler_errors() as error:
-            for buffer, value in kept or ():
+            for buffer, value in kept:
                 with torch.no_grad():
                     buffer.copy_(value)
-            if self._loss is not None and not self._loss.why and self._reached:
+            if self._beside and self._reached and self._loss is not None and not self._loss.why:
                 # the loss's part of the backward pass may be what failed
                 self._loss.why = reason(error)
-                return self.attempt(work)
+                return self.attempt(work, *others)
             self._run, self._compiled = self.net, False
-            self.never_captured()
             self.leave_out("compile", reason(error))
             return work()
-        self._proven = True
+        self._proven.add(self._beside)
         return result
 
     # -- the options
@@ -184,8 +202,6 @@ class Form:
         # fullgraph: a network that breaks into parts is compiled part by part while it runs, and cannot go back then
         self._run = torch.compile(self.net, fullgraph=True, dynamic=False, options=options)
         self._compiled = True
-        if self._trains and self.options.captures():
-            self._loss, self._update = Compiled(self._plain_loss), update_of(self.optimizer)
 
     def _use_packing(self) -> None:
         if self._no_packing:
@@ -204,11 +220,11 @@ class Form:
         found = {"the loss": self._loss, "the update": self._update}
         return {what: one.why for what, one in found.items() if one is not None and one.why}
 
-    def _tell(self) -> None:
-        for what, why in self._as_they_are().items():
-            if what not in self._told:
-                self._told.add(what)
-                warnings.warn(f"compile: {what} runs as it is, because {why}", RuntimeWarning, stacklevel=2)
+    def _tell(self, what: str, why: str) -> None:
+        # that a number changed is no failure, and ``form`` has it
+        if why.startswith("torch.compile") and what not in self._told:
+            self._told.add(what)
+            warnings.warn(f"compile: {what} runs as it is, because {why}", RuntimeWarning, stacklevel=2)
 
 
 def is_compiled(net: nn.Module) -> bool:

@@ -20,7 +20,8 @@ class TrainingOptions:
     channels_last: if true, convolutions and their inputs have their channels last in memory.
     compile: if true, the network is run by ``torch.compile``, whole and for fixed sizes. The first step of each kind of
         batch compiles, which takes up to minutes. In a step that is captured the loss is compiled, too, and the update
-        of Adam, AdamW and SGD, unless ``fused`` or ``foreach`` was given to the optimiser.
+        of Adam, AdamW and SGD: not of a derived class, with hooks, with a ``step`` of its own, with ``fused`` or
+        ``foreach`` given, or once a hyperparameter that is a number has changed.
 
     None is as False here; :class:`CudaOptions` may decide.
     """
@@ -34,10 +35,6 @@ class TrainingOptions:
 
     #: Whether options that are None are to be as they are fastest.
     fast: ClassVar[bool] = False
-
-    def captures(self) -> bool:
-        """Whether the step is to be captured."""
-        return False
 
     def __post_init__(self) -> None:
         if self.clip_norm is not None and not self.clip_norm > 0:

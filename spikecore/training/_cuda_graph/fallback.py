@@ -10,7 +10,6 @@ from torch import Tensor
 from spikecore.backend import Unsupported
 from spikecore.training._cuda_graph.options import CudaOptions
 from spikecore.training._cuda_graph.step import GraphedInference, GraphedTraining
-from spikecore.training._eager import EagerTraining
 
 
 class _Captured:
@@ -44,8 +43,6 @@ class _Captured:
 
     def _leave_out(self, why: str) -> None:
         self._graphed, self._why = None, why
-        if isinstance(self._eager, EagerTraining):
-            self._eager.never_captured()
         warnings.warn(
             f"fast=True: graph is left out, because {why}; graph=False says so without this warning",
             RuntimeWarning,

@@ -27,10 +27,6 @@ class CudaOptions(TrainingOptions):
     max_graphs: int = 4
     fast: bool = False  # type: ignore[misc]  # a field here, a constant of the class above
 
-    def captures(self) -> bool:
-        """Whether the step is to be captured."""
-        return self.fast if self.graph is None else self.graph
-
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("graph", self.graph)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Hashable, List, Sequence, Tuple
 
@@ -107,16 +108,23 @@ class _Graphed:
 
     def _run_eagerly(self, batch: Sequence[Any], kind: Hashable, runs: int) -> Any:
         options = self.options
+        # in the last two: one compiles what is compiled in a captured step alone, and the other one is as that will be
+        soon = options.warmup - 2 <= runs < options.warmup
+
+        def run() -> Any:
+            with self._eager.as_captured() if soon else nullcontext():
+                return self._eager(*batch)
+
         # the last step before the capture: earlier ones make things lazily, which may wait for the GPU
         if runs + 1 == options.warmup:
-            result, waits = self._capture.watch(lambda: self._eager(*batch))
+            result, waits = self._capture.watch(run)
             if waits:
                 self._refused(
                     f"it makes the host wait for the GPU at {', '.join(sorted(set(waits)))}, as .item(), .cpu(), a "
                     "boolean mask or a printed value do; take that out of it"
                 )
         else:
-            result = self._capture.run(lambda: self._eager(*batch))
+            result = self._capture.run(run)
         # what the step itself made or changed, such as new states of the optimiser, is no change between steps
         self._seen = self._circumstances()
         if len(self._runs) >= _MOST_KINDS:
@@ -156,7 +164,8 @@ class _Graphed:
         held = [value for module in self._modules for value in vars(module).values()]
         generators = [value for value in held if isinstance(value, torch.Generator) and is_device(value.device, device)]
         try:
-            replay = self._capture.record(work, generators)
+            with self._eager.as_captured():
+                replay = self._capture.record(work, generators)
         except Exception as error:
             # capturing ran the step's Python, which set gradients and states to tensors that were never computed
             put_back()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any, Callable, List, Optional
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 import spikecore as sc
 from graphed import Rerun
 from spikecore.training import _models
-from spikecore.training._compiling import Update, update_of
+from spikecore.training._compiling import Compiled, Update, is_usual
 from spikecore.training._cuda_graph import facts, step
 
 pytestmark = pytest.mark.skipif(
@@ -36,8 +37,9 @@ class Compiler:
         self.in_backward: Optional[str] = None
 
     def __call__(self, what: Callable[..., Any], **options: Any) -> Any:
-        # the loss is made before the update
-        name = "net" if isinstance(what, nn.Module) else "update" if "loss" in self.given else "loss"
+        name = (
+            "net" if isinstance(what, nn.Module) else "update" if "optimizer" in what.__code__.co_freevars else "loss"
+        )
         self.given.append(name)
 
         def run(*arguments: Any) -> Any:
@@ -73,12 +75,16 @@ def _net() -> nn.Module:
     return nn.Sequential(*parts)
 
 
+def _batch(i: int) -> Any:
+    generator = torch.Generator().manual_seed(i)
+    return torch.rand(5, 4, 6, generator=generator) * 3, torch.randint(3, (4,), generator=generator)
+
+
 def _trained(net: nn.Module, options: Any = None, steps: int = 7, change: Any = None) -> Any:
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
     made = sc.training_model(net, sc.losses.ce_count, optimizer, options=options)
     for i in range(steps):
-        generator = torch.Generator().manual_seed(i)
-        made(torch.rand(5, 4, 6, generator=generator) * 3, torch.randint(3, (4,), generator=generator))
+        made(*_batch(i))
         if change is not None:
             change(i, optimizer)
     return made
@@ -181,33 +187,89 @@ def test_without_a_graph_they_run_as_they_are(compiler: Compiler) -> None:
     net, plain = _net(), _net()
     made = _trained(net, FAST, steps=2)
     Rerun.made[-1].error = RuntimeError("operation not permitted")
-    generators = [torch.Generator().manual_seed(i) for i in range(2, 6)]
-    batches = [(torch.rand(5, 4, 6, generator=g) * 3, torch.randint(3, (4,), generator=g)) for g in generators]
-    made(*batches[0])
+    made(*_batch(2))
     before = compiler.called.count("loss")
     with pytest.warns(RuntimeWarning, match="graph is left out"):
-        made(*batches[1])
-    for one in batches[2:]:
-        made(*one)
+        made(*_batch(3))
+    for i in range(4, 6):
+        made(*_batch(i))
     _trained(plain, steps=6)
     _same(net, plain)
     assert compiler.called.count("loss") == compiler.called.count("update") == before
     assert made.form["compile"] == "used"
 
 
-def test_a_hyperparameter_that_changes(compiler: Compiler) -> None:
+def test_the_first_steps_are_not_compiled(compiler: Compiler) -> None:
+    """Two steps before a capture load what it needs; what changes in every step is never compiled."""
+    _trained(_net(), FAST, steps=1)
+    assert set(compiler.called) == {"net"}
+    _trained(_net(), FAST, steps=8, change=lambda i, optimizer: optimizer.param_groups[0].update(lr=0.1 / (i + 2)))
+    assert set(compiler.called) == {"net"}
+
+
+@pytest.mark.parametrize("every", [4, 5])
+def test_a_hyperparameter_that_changes(compiler: Compiler, every: int) -> None:
     """A number would be compiled anew at every value: the update runs as it is from the first change on."""
 
     def change(i: int, optimizer: Any) -> None:
-        if i == 3:
-            optimizer.param_groups[0]["lr"] = 0.05
+        optimizer.param_groups[0]["lr"] = 0.1 / (1 + (i + 1) // every)
 
     net, plain = _net(), _net()
-    with pytest.warns(RuntimeWarning, match=r"the update runs as it is, because lr changed; .*lr=torch.tensor"):
-        made = _trained(net, FAST, steps=9, change=change)
-    _trained(plain, steps=9, change=change)
+    made = _trained(net, FAST, steps=14, change=change)
+    _trained(plain, steps=14, change=change)
     _same(net, plain)
-    assert "the update: lr changed" in made.form["compile"]
+    assert "the update: lr changed; a learning rate that is to change is a tensor" in made.form["compile"]
+    assert compiler.called.count("update") < 5
+
+
+def test_a_loss_and_an_optimiser_may_be_replaced(compiler: Compiler) -> None:
+    """As in a step that is not compiled: what the step has is what runs."""
+    found = []
+    for options in (FAST, None):
+        net = _net()
+        made = _trained(net, options, steps=3)
+        inner = made._eager if options else made
+        inner.loss = lambda outputs, targets: 2 * sc.losses.ce_count(outputs, targets)
+        inner.optimizer = torch.optim.SGD(net.parameters(), 0.01)
+        with inner.as_captured():
+            inner(*_batch(3))
+        found.append(net)
+    _same(*found)
+
+
+def test_a_step_of_the_optimisers_own_is_heard_of_later(compiler: Compiler) -> None:
+    """One that the user, or another library, puts in the place of the optimiser's."""
+    net = _net()
+    made = _trained(net, sc.CudaOptions(graph=True, compile=True, warmup=6), steps=5)
+    assert "update" in compiler.called
+    kept = copy.deepcopy(net.state_dict())
+    made.optimizer.step = lambda closure=None: None
+    made(*_batch(5))
+    assert all(
+        torch.equal(kept[name], value)
+        for name, value in net.state_dict().items()
+        if "running" not in name and "num" not in name
+    )
+
+
+def test_a_copy_of_a_step_trains_the_copy(compiler: Compiler) -> None:
+    """Its own network, with its own optimiser."""
+    net = _net()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    first = sc.training_model(net, sc.losses.ce_count, optimizer, options=sc.TrainingOptions(compile=True))
+    with first.as_captured():
+        first(*_batch(0))
+    assert "update" in compiler.called
+    kept = copy.deepcopy(net.state_dict())
+    compiled = first._form._update
+    second = copy.deepcopy(compiled)
+    assert second.optimizer is not optimizer
+    for parameter in second.optimizer.param_groups[0]["params"]:
+        parameter.grad = torch.ones_like(parameter)
+    second()
+    assert all(torch.equal(kept[name], value) for name, value in net.state_dict().items())
+    moved = second.optimizer.param_groups[0]["params"][0]
+    assert not torch.equal(moved, next(net.parameters()))
 
 
 class _Own(torch.optim.Adam):
@@ -241,19 +303,19 @@ def _with_its_own_step(parameters: Any) -> Any:
 )
 def test_an_optimiser_that_was_set_up_runs_as_it_was(make: Any) -> None:
     """So does one of a class that is not known here."""
-    assert update_of(make([nn.Parameter(torch.ones(3))])) is None
+    assert not is_usual(make([nn.Parameter(torch.ones(3))]))
+    assert is_usual(torch.optim.Adam([nn.Parameter(torch.ones(3))]))
 
 
 @pytest.mark.parametrize("scheduled", [False, True])
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
 def test_an_update_compiled_by_torch_itself(kind: Any, scheduled: bool) -> None:
     """No stand-in: the weights of the plain update to rounding, beside a scheduler, too."""
-    torch._dynamo.reset()
     weights = [nn.Parameter(torch.linspace(-1, 1, 7)) for _ in range(2)]
     optimizers = [kind([weight], lr=torch.tensor(0.1), weight_decay=0.01) for weight in weights]
     schedules = [torch.optim.lr_scheduler.StepLR(one, 2, 0.5) for one in optimizers] if scheduled else []
-    update = update_of(optimizers[0])
-    assert isinstance(update, Update)
+    update = Update(optimizers[0])
+    assert is_usual(optimizers[0])
     for i in range(5):
         for weight in weights:
             weight.grad = torch.linspace(0, 1, 7) * (i - 1.5)
@@ -268,8 +330,6 @@ def test_an_update_compiled_by_torch_itself(kind: Any, scheduled: bool) -> None:
 
 def test_a_loss_compiled_by_torch_itself() -> None:
     """No stand-in: the loss and its gradient to rounding, also where warnings are errors, as here."""
-    from spikecore.training._compiling import Compiled
-
     torch._dynamo.reset()
     layer, found = nn.Linear(4, 3), []
     x, targets = torch.rand(5, 8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
@@ -280,4 +340,55 @@ def test_a_loss_compiled_by_torch_itself() -> None:
         value.backward()
         found.append((value.detach(), one.weight.grad))
     torch.testing.assert_close(*found)
+    assert not made.why
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)])
+def test_as_many_updates_as_one_likes_are_compiled(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile keeps 8 results for a function, and many optimisers are of one class."""
+    real, graphs = torch.compile, []
+
+    def counting(graph: Any, examples: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda function, **options: real(function, backend=counting, **options))
+    for k in range(1, 11):
+        weight = nn.Parameter(torch.ones(3))
+        update = Update(kind([weight]))
+        for _ in range(3):
+            weight.grad = torch.ones(3)
+            update()
+        # of SGD one more, for the first step makes the buffers of its momentum
+        assert len(graphs) in (k, 2 * k)
+        assert not update.why
+
+
+def test_a_loss_whose_numbers_change_trains_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the compiler has made as many results as it keeps, the loss runs as it is."""
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **options: real(function, backend="eager", **options))
+    changes = {"by": ""}
+    loss = Compiled(lambda outputs, targets: sc.losses.ce_count(outputs, targets) * len(changes["by"]))
+    x, targets = torch.rand(5, 8, 3), torch.arange(8) % 3
+    for i in range(20):
+        changes["by"] = "x" * i
+        torch.testing.assert_close(loss(x, targets), i * sc.losses.ce_count(x, targets))
+    assert "FailOnRecompileLimitHit" in loss.why or "limit" in loss.why
+
+
+def test_a_batch_that_the_loss_refuses_is_no_matter_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error comes as it is, and the loss stays compiled."""
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        if len(targets) == 3:
+            raise ValueError("no batches of three")
+        return outputs.sum()
+
+    made = Compiled(loss)
+    with pytest.raises(ValueError, match="no batches of three") as told:
+        made(torch.rand(2), torch.zeros(3))
+    assert told.value.__context__ is None
+    assert not made.why
+    made(torch.rand(2), torch.zeros(2))
     assert not made.why
