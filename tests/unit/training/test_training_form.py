@@ -257,6 +257,20 @@ class TestFast:
         assert made.form["pack_spikes"] == made.form["graph"] == "used"
         assert compiler.calls == 1
 
+    def test_a_compiler_that_keeps_no_more_results(self, compiler: Compiler, gpu: Any) -> None:
+        """As one that fails: its error is of another kind."""
+        from torch._dynamo import exc
+
+        if not hasattr(exc, "FailOnRecompileLimitHit"):
+            pytest.skip("this torch has no such error")
+        net, plain = network(), network()
+        made, _ = trained(net, sc.CudaOptions(fast=True), steps=2)
+        compiler.error = exc.FailOnRecompileLimitHit("8 results")
+        with pytest.warns(RuntimeWarning, match="compile is left out, because torch.compile raised .*8 results"):
+            made(*batch(2))
+        trained(plain, None, steps=3)
+        close(net, plain)
+
     def test_a_capture_that_fails_is_left_out(self, compiler: Compiler, gpu: Any) -> None:
         """Training goes on eagerly, with the step that was not captured."""
         net, plain = network(), network()
