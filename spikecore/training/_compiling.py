@@ -41,45 +41,59 @@ def with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-class Compiled:
+class OwnCode:
+    """``function`` by torch.compile, with code of its own, when it is first called. A copy compiles its own function.
+
+    Networks of one class, too, share their code: one that met eight kinds of batches would leave nothing for the next.
+    """
+
+    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+        self.function, self._options = function, options
+        self._run: Any = None
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """What the function gives. Raises what torch.compile raises."""
+        if self._run is None:
+            self._run = torch.compile(self._compilable(), fullgraph=True, **self._options)
+        return self._run(*arguments, **keywords)
+
+    def __getstate__(self) -> Dict[str, Any]:
+        """For copies: what is compiled belongs to one function."""
+        return {**self.__dict__, "_run": None}
+
+    def _compilable(self) -> Callable[..., Any]:
+        function = self.function
+
+        def run(*arguments: Any, **keywords: Any) -> Any:
+            return function(*arguments, **keywords)
+
+        return with_own_code(run)
+
+
+class Compiled(OwnCode):
     """``function`` by torch.compile, and ``function`` itself once the compiler cannot take it."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
+        super().__init__(function)
         #: Why it runs as it is; empty while it is compiled.
         self.why = ""
-        self._run: Any = None
 
     def __call__(self, *arguments: Any) -> Any:
         """What the function gives."""
         if self.why:
             return self.function(*arguments)
-        if self._run is None:
-            self._run = torch.compile(self._compilable(), fullgraph=True)
         try:
             with warnings.catch_warnings():
                 # the compiler asks every tensor for its gradient, outputs of a network too, and fails where the warning
                 # that these have none is an error
                 warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)
-                return self._run(*arguments)
+                return super().__call__(*arguments)
         except compiler_errors() as error:
             why = reason(error)
         # an error of its own is not the compiler's
         found = self.function(*arguments)
         self.why = why
         return found
-
-    def __getstate__(self) -> Dict[str, Any]:
-        """For copies, which compile anew: what is compiled belongs to one function."""
-        return {**self.__dict__, "_run": None}
-
-    def _compilable(self) -> Callable[..., Any]:
-        function = self.function
-
-        def run(*arguments: Any) -> Any:
-            return function(*arguments)
-
-        return with_own_code(run)
 
 
 class Update(Compiled):

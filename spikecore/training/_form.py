@@ -22,7 +22,7 @@ from spikecore._shell.processes import is_shard
 from spikecore.backend import Unsupported
 from spikecore.parallel import Pipeline
 from spikecore.training import _layout as layout
-from spikecore.training._compiling import Compiled, Update, compiler_errors, reason
+from spikecore.training._compiling import Compiled, OwnCode, Update, compiler_errors, reason
 from spikecore.training._options import TrainingOptions
 from spikecore.training._packed import packed_spikes
 from spikecore.training._packed.compiled import compiling_options
@@ -200,7 +200,7 @@ class Form:
             except Unsupported as error:
                 self._no_packing = str(error)
         # fullgraph: a network that breaks into parts is compiled part by part while it runs, and cannot go back then
-        self._run = torch.compile(self.net, fullgraph=True, dynamic=False, options=options)
+        self._run = OwnCode(self.net, dynamic=False, options=options)
         self._compiled = True
 
     def _use_packing(self) -> None:

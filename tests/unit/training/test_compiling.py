@@ -37,9 +37,8 @@ class Compiler:
         self.in_backward: Optional[str] = None
 
     def __call__(self, what: Callable[..., Any], **options: Any) -> Any:
-        name = (
-            "net" if isinstance(what, nn.Module) else "update" if "optimizer" in what.__code__.co_freevars else "loss"
-        )
+        # the network alone is compiled for fixed sizes
+        name = "net" if "dynamic" in options else "update" if "optimizer" in what.__code__.co_freevars else "loss"
         self.given.append(name)
 
         def run(*arguments: Any) -> Any:
@@ -362,6 +361,30 @@ def test_as_many_updates_as_one_likes_are_compiled(kind: Any, monkeypatch: pytes
         # of SGD one more, for the first step makes the buffers of its momentum
         assert len(graphs) in (k, 2 * k)
         assert not update.why
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_a_network_leaves_room_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same class, for whose code torch.compile keeps 8 results; and a copy of a step compiles its own."""
+    real = torch.compile
+
+    def by_eager(function: Any, options: Any = None, **others: Any) -> Any:
+        return real(function, backend="eager", **others)
+
+    monkeypatch.setattr(torch, "compile", by_eager)
+    for sizes in ([2, 3, 4, 5, 6, 7, 8, 9], [2, 3, 4]):
+        net = _net()
+        step_ = sc.training_model(
+            net, sc.losses.ce_count, torch.optim.SGD(net.parameters(), 0.1), options=sc.TrainingOptions(compile=True)
+        )
+        for size in sizes:
+            step_(torch.rand(5, size, 6), torch.arange(size) % 3)
+        assert step_.form["compile"] == "used"
+    other = copy.deepcopy(step_)
+    kept = [parameter.detach().clone() for parameter in net.parameters()]
+    other(torch.rand(5, 4, 6), torch.arange(4) % 3)
+    assert all(torch.equal(*pair) for pair in zip(kept, net.parameters()))
+    assert not all(torch.equal(*pair) for pair in zip(kept, other.net.parameters()))
 
 
 def test_a_loss_whose_numbers_change_trains_on(monkeypatch: pytest.MonkeyPatch) -> None:
