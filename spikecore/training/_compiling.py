@@ -5,7 +5,8 @@ Rules of this module:
 - Only a step that is captured has them compiled, and the eager steps just before the capture, which compile and load
   the kernels. A compiled function costs the host more than the few operations of a loss do, and a replay costs nothing.
 - Loss and optimiser are those that the step has when it is made; a copy of a step compiles its own.
-- Where torch.compile cannot take one of them, it runs as it is, and ``why`` has the reason.
+- Where torch.compile cannot take one of them, it runs as it is, a warning says so once, and ``why`` has the reason. The
+  warning may be an error: it comes before the update, so that no step moves the weights and then raises.
 """
 
 from __future__ import annotations
@@ -73,8 +74,10 @@ class OwnCode:
 class Compiled(OwnCode):
     """``function`` by torch.compile, and ``function`` itself once the compiler cannot take it."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], what: str = "the loss") -> None:
         super().__init__(function)
+        #: What it is, in a warning.
+        self.what = what
         #: Why it runs as it is; empty while it is compiled.
         self.why = ""
 
@@ -90,9 +93,17 @@ class Compiled(OwnCode):
                 return super().__call__(*arguments)
         except compiler_errors() as error:
             why = reason(error)
-        # an error of its own is not the compiler's
-        found = self.function(*arguments)
+        return self._instead(why, *arguments)
+
+    def leave(self, why: str) -> None:
+        """From now on ``function`` runs as it is, because the compiler raised ``why``; a warning says so."""
         self.why = why
+        warnings.warn(f"compile: {self.what} runs as it is, because {why}", RuntimeWarning, stacklevel=2)
+
+    def _instead(self, why: str, *arguments: Any) -> Any:
+        # first: what the function itself raises is not the compiler's
+        found = self.function(*arguments)
+        self.leave(why)
         return found
 
 
@@ -100,7 +111,7 @@ class Update(Compiled):
     """``optimizer.step()``, compiled while the optimiser is as :func:`is_usual` says and its numbers stay."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        super().__init__(optimizer.step)
+        super().__init__(optimizer.step, "the update")
         self.optimizer = optimizer
         self._settings: List[Dict[str, Any]] = []
 
@@ -131,6 +142,11 @@ class Update(Compiled):
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
         with torch.no_grad():
             super().__call__()
+
+    def _instead(self, why: str, *arguments: Any) -> Any:
+        # the warning first: where it is an error, the weights are as they were
+        self.leave(why)
+        return self.function(*arguments)
 
     def __getstate__(self) -> Dict[str, Any]:
         """For copies: without the optimiser's bound method, which is looked up at every call."""

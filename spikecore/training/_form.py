@@ -46,7 +46,6 @@ class Form:
         self._beside = False
         self._loss: Optional[Compiled] = None
         self._update: Optional[Update] = None
-        self._told: Set[str] = set()
         #: Whether a step has come as far as the loss.
         self._reached = False
         self._dims = 0
@@ -128,9 +127,7 @@ class Form:
             return loss(outputs, targets)
         if self._loss is None or self._loss.function is not loss:
             self._loss = Compiled(loss)
-        found = self._loss(outputs, targets)
-        self._tell("the loss", self._loss.why)
-        return found
+        return self._loss(outputs, targets)
 
     def update(self, optimizer: Any) -> None:
         """One step of the optimiser."""
@@ -140,7 +137,6 @@ class Form:
         if self._update is None or self._update.optimizer is not optimizer:
             self._update = Update(optimizer)
         self._update()
-        self._tell("the update", self._update.why)
 
     def attempt(self, work: Callable[[], Any], *others: nn.Module) -> Any:
         """The result of ``work``, which runs the network and ``others``; where these cannot be compiled, without
@@ -162,7 +158,7 @@ class Form:
                     buffer.copy_(value)
             if self._beside and self._reached and self._loss is not None and not self._loss.why:
                 # the loss's part of the backward pass may be what failed
-                self._loss.why = reason(error)
+                self._loss.leave(reason(error))
                 return self.attempt(work, *others)
             self._run, self._compiled = self.net, False
             self.leave_out("compile", reason(error))
@@ -219,12 +215,6 @@ class Form:
         """Of loss and update, why they are not compiled with the network."""
         found = {"the loss": self._loss, "the update": self._update}
         return {what: one.why for what, one in found.items() if one is not None and one.why}
-
-    def _tell(self, what: str, why: str) -> None:
-        # that a number changed is no failure, and ``form`` has it
-        if why.startswith("torch.compile") and what not in self._told:
-            self._told.add(what)
-            warnings.warn(f"compile: {what} runs as it is, because {why}", RuntimeWarning, stacklevel=2)
 
 
 def is_compiled(net: nn.Module) -> bool:

@@ -140,6 +140,32 @@ def test_what_the_compiler_refuses_runs_as_it_is(compiler: Compiler, name: str) 
     assert compiler.called.count(name) == 1
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_where_the_warning_is_an_error_no_weight_has_moved(compiler: Compiler) -> None:
+    """Of an update that the compiler refuses; the next step trains on."""
+    compiler.raises = {"update": _failure()}
+    net, plain = _net(), _net()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    made = sc.training_model(net, sc.losses.ce_count, optimizer, options=FAST)
+    stopped = []
+    for i in range(7):
+        before = [parameter.clone() for parameter in net.parameters()]
+        try:
+            made(*_batch(i))
+        except RuntimeWarning:
+            stopped.append(i)
+            assert all(map(torch.equal, before, net.parameters()))
+    assert len(stopped) == 1
+    other = torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9)
+    trained = sc.training_model(plain, sc.losses.ce_count, other)
+    for i in range(7):
+        moved = other.step
+        other.step = (lambda: None) if i in stopped else moved
+        trained(*_batch(i))
+        other.step = moved
+    _same(net, plain)
+
+
 def test_both_are_named(compiler: Compiler) -> None:
     """In ``form``."""
     compiler.raises = {"loss": _failure("one"), "update": _failure("two")}
@@ -394,9 +420,11 @@ def test_a_loss_whose_numbers_change_trains_on(monkeypatch: pytest.MonkeyPatch) 
     changes = {"by": ""}
     loss = Compiled(lambda outputs, targets: sc.losses.ce_count(outputs, targets) * len(changes["by"]))
     x, targets = torch.rand(5, 8, 3), torch.arange(8) % 3
-    for i in range(20):
-        changes["by"] = "x" * i
-        torch.testing.assert_close(loss(x, targets), i * sc.losses.ce_count(x, targets))
+    with pytest.warns(RuntimeWarning, match="compile: the loss runs as it is") as told:
+        for i in range(20):
+            changes["by"] = "x" * i
+            torch.testing.assert_close(loss(x, targets), i * sc.losses.ce_count(x, targets))
+    assert len(told) == 1
     assert "FailOnRecompileLimitHit" in loss.why or "limit" in loss.why
 
 
