@@ -33,7 +33,26 @@ def to_device(value: Any, device: Optional[torch.device]) -> Any:
     if device is None:
         return value
     # a copy to the host that does not block could be read before it is there
-    return tree_map(lambda tensor: tensor.to(device, non_blocking=device.type != "cpu"), value)
+    return tree_map(lambda tensor: moved(tensor, device, non_blocking=device.type != "cpu"), value)
+
+
+def moved(tensor: Tensor, device: torch.device, non_blocking: bool = False, copy: bool = False) -> Tensor:
+    """``tensor.to(device, ...)``; what repeats there repeats here, too, where torch would write it out."""
+    least = unrepeated(tensor)
+    made = least.to(device, non_blocking=non_blocking, copy=copy)
+    if made is least:
+        return tensor
+    return made if least is tensor else made.expand(tensor.shape)
+
+
+def unrepeated(tensor: Tensor) -> Tensor:
+    """The tensor with size 1 along each dimension of stride 0, along which it repeats: all of its memory, once."""
+    if tensor.layout is not torch.strided or type(tensor) is not Tensor or 0 not in tensor.stride():
+        return tensor
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride())):
+        if size > 1 and stride == 0:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def beside(outputs: Any, targets: Any) -> Any:

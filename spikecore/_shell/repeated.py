@@ -3,9 +3,10 @@
 ``repeat`` gives ``[T, *N]`` as a view of ``[*N]`` whose stride from step to step is 0. Whoever computes the same for
 every step asks ``step_of`` for the one step and computes once.
 
-The step cannot be had from the view itself: the derivative of ``x[0]`` writes ``[T, *N]`` numbers, nearly all of them
-0, which the derivative of the view then adds up. So the view has the step as an attribute. Any operation gives a tensor
-without it, which is then computed step by step, as every other tensor.
+Where derivatives are followed the step cannot be had from the view itself: the derivative of ``x[0]`` writes
+``[T, *N]`` numbers, nearly all of them 0, which the derivative of the view then adds up. So the view has the step as an
+attribute. Any operation gives a tensor without it, which is then computed step by step, as every other tensor. Of a
+tensor that has no derivative, such as a batch, the stride says that it repeats one step.
 """
 
 from __future__ import annotations
@@ -59,12 +60,16 @@ def step_of(x: Tensor) -> Optional[Tensor]:
         made = made_step(x)
         return x[0] if made is None else made
     step: Optional[Tensor] = getattr(x, _STEP, None)
-    if step is None or type(x) is not Tensor or is_jit_tracing() or is_transforming():
+    if step is None and not _repeats_data(x):
+        return None
+    if type(x) is not Tensor or is_jit_tracing() or is_transforming():
         return None
     # torch hands a checkpointed region that runs again its inputs as other tensors, without the attribute; and a region
     # that runs again must save the same tensors as when it ran first
     if recompute.possible() and recompute.near():
         return None
+    if step is None:
+        return x[0]
     # what a view stands for can be replaced: x.data = y, x.set_(y)
     same = x.shape[1:] == step.shape and x.dtype == step.dtype and x.stride() == (0, *step.stride())
     if not same or x.data_ptr() != step.data_ptr():
@@ -74,6 +79,13 @@ def step_of(x: Tensor) -> Optional[Tensor]:
     # a leaf, a hook and retain_grad() ask for the derivative of x, which one step has not
     followed = step.requires_grad and not (x.is_leaf or x._backward_hooks or x.retains_grad)
     return step if followed else None
+
+
+def _repeats_data(x: Tensor) -> bool:
+    """Whether a tensor without a derivative repeats one step, by its stride."""
+    if x.requires_grad or x.layout is not torch.strided or not x.ndim:
+        return False
+    return x.shape[0] > 1 and x.stride(0) == 0
 
 
 def folded(x: Tensor) -> Tensor:

@@ -87,9 +87,10 @@ class Compiled(OwnCode):
             return self.function(*arguments)
         try:
             with warnings.catch_warnings():
-                # the compiler asks every tensor for its gradient, outputs of a network too, and fails where the warning
-                # that these have none is an error
-                warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)
+                # where warnings are errors, those of the compiler itself would end the compilation: that it splits a
+                # reduction, or that a tensor that it asked for its gradient has none, as outputs of a network
+                for of, text in ((r"torch\._(inductor|dynamo|functorch)", ""), ("", "The .grad attribute of a Tensor")):
+                    warnings.filterwarnings("ignore", text, UserWarning, of)
                 return super().__call__(*arguments)
         except compiler_errors() as error:
             why = reason(error)

@@ -73,7 +73,7 @@ def test_the_weights_are_those_of_the_plain_step(optimizer):
 @pytest.mark.parametrize("tensor", [True, False], ids=["tensor", "number"])
 def test_a_schedule(tensor):
     """A learning rate that is a tensor changes within the graph; a number has the update run as it is."""
-    lr = torch.tensor(0.1, device="cuda") if tensor else 0.1
+    lr = torch.tensor(0.01, device="cuda") if tensor else 0.01
     schedule = functools.partial(torch.optim.lr_scheduler.StepLR, step_size=5, gamma=0.5)
     net, plain = _net(), _net()
     with warnings.catch_warnings(record=True) as told:

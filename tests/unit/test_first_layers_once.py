@@ -12,7 +12,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import spikecore as sc
+from graphed import GRAPH, Rerun
+from spikecore._base.batches import moved
 from spikecore.layers import TimeBatched, per_sample
+from spikecore.training._cuda_graph import facts
+from spikecore.training._cuda_graph import step as graph_step
 
 T, B = 5, 3
 
@@ -294,6 +298,63 @@ class TestHoist:
         assert is_once(once, values(B, 7))
         check_same(once, every, values(B, 7))
         assert not is_once(sc.unhoist(once), values(B, 7))
+
+    @pytest.mark.parametrize("grad", [True, False])
+    def test_a_batch_that_repeats_a_step_is_computed_once(self, grad):
+        """By its stride, as ``x.expand(T, ...)`` has it; through views, too, and the gradient is summed once."""
+        x = values(B, 4).float().expand(T, B, 4)
+        layer, plain = sc.hoist(nn.Linear(4, 2)), nn.Linear(4, 2)
+        plain.load_state_dict(layer.state_dict())
+        with torch.set_grad_enabled(grad):
+            y, expected = layer(x), plain(x.clone())
+        assert y.stride(0) == 0
+        torch.testing.assert_close(y, expected)
+        if grad:
+            for one in (y, expected):
+                one.square().sum().backward()
+            for one, other in zip(layer.parameters(), plain.parameters()):
+                torch.testing.assert_close(one.grad, other.grad)
+
+    def test_a_batch_with_a_derivative_is_computed_step_by_step(self):
+        """Its gradient is asked for at every step."""
+        x = values(B, 4).float().expand(T, B, 4).requires_grad_()
+        sc.hoist(nn.Linear(4, 2))(x).sum().backward()
+        assert x.grad.shape == x.shape
+
+    @pytest.mark.parametrize("options", [None, GRAPH], ids=["eager", "graph"])
+    def test_a_batch_that_repeats_a_step_stays_one_through_a_training_step(self, options, monkeypatch):
+        """Also in the buffers of a graph, which replays fill; the numbers are those of a batch written out."""
+        monkeypatch.setattr(graph_step, "Capture", Rerun)
+        monkeypatch.setattr(facts, "gpu_of", lambda net: torch.device("cpu"))
+        weights = []
+        for repeated in (True, False):
+            torch.manual_seed(0)
+            scale = Scale()
+            net = nn.Sequential(TimeBatched(scale), nn.Linear(4, 2), sc.LIF())
+            optimizer = torch.optim.SGD(net.parameters(), 0.1)
+            step = sc.training_model(net, lambda y, _: y.mean(), optimizer, options=options)
+            for i in range(6):
+                x = values(B, 4, seed=i).float().expand(T, B, 4)
+                step(x if repeated else x.clone(), torch.zeros(B))
+                assert scale.seen == ((B, 4) if repeated else (T * B, 4))
+            weights.append(list(net.parameters()))
+        for one, other in zip(*weights):
+            torch.testing.assert_close(one, other)
+
+    def test_what_repeats_is_moved_once(self):
+        """To another device, in the same form."""
+        x = torch.rand(B, 4, 1)
+        for given in (x.expand(T, B, 4, 6), x, x[:, :2], x.expand(B, 4, 1), torch.rand(1).expand(0, 1)):
+            found = moved(given, torch.device("meta"))
+            assert found.shape == given.shape
+            assert moved(given, torch.device("cpu")) is given
+            copied = moved(given, torch.device("cpu"), copy=True)
+            assert torch.equal(copied, given)
+            assert not copied.numel() or copied.data_ptr() != given.data_ptr()
+            for size, stride, other in zip(given.shape, given.stride(), found.stride()):
+                assert size < 2 or (stride == 0) == (other == 0)
+        sparse = torch.eye(3).to_sparse()
+        assert moved(sparse, torch.device("cpu")) is sparse
 
     def test_other_inputs_are_computed_as_before(self):
         """Steps that differ; one step; a normalisation over batch and steps."""

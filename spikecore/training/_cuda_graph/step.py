@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Hashable, List, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.batches import flattened, to_device, tree_map
+from spikecore._base.batches import flattened, moved, to_device, tree_map, unrepeated
 from spikecore._shell.checks import is_device
 from spikecore._shell.state import check_replay, keep
 from spikecore.backend import Unsupported
@@ -28,7 +28,9 @@ _MOST_KINDS = 1000
 
 @dataclass
 class _Graph:
-    """One captured step: the buffers of its inputs, how to replay it, and the gradients it leaves."""
+    """One captured step: the buffers of its inputs, without what repeats in them, how to replay it, and the gradients
+    it leaves.
+    """
 
     inputs: List[Tensor]
     replay: Callable[[], Any]
@@ -179,12 +181,12 @@ class _Graphed:
             )
         parameters = [p for module in self._modules for p in module._parameters.values() if p is not None]
         gradients = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
-        return _Graph(flattened(inputs), replay, gradients)
+        return _Graph([unrepeated(one) for one in flattened(inputs)], replay, gradients)
 
     def _replay(self, graph: _Graph, whole: Tuple[Any, ...]) -> Any:
         with torch.no_grad():
             for buffer, given in zip(graph.inputs, flattened(whole)):
-                buffer.copy_(given, non_blocking=True)
+                buffer.copy_(unrepeated(given), non_blocking=True)
         # clones: the next replay writes into the same tensors
         result, states = tree_map(Tensor.clone, graph.replay())
         self._keep(states)
@@ -215,7 +217,7 @@ def _copied(value: Any, device: torch.device) -> Any:
     Which kernels a step loads depends on both (vectorised kernels need alignment). The warm-up must load the same
     kernels as the capture, because none can be loaded during a capture.
     """
-    return tree_map(lambda given: given.detach().to(device, non_blocking=True, copy=True), value)
+    return tree_map(lambda given: moved(given.detach(), device, non_blocking=True, copy=True), value)
 
 
 class GraphedTraining(_Graphed):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import warnings
 from typing import Any, Callable, List, Optional
 
 import pytest
@@ -164,6 +165,39 @@ def test_where_the_warning_is_an_error_no_weight_has_moved(compiler: Compiler) -
         trained(*_batch(i))
         other.step = moved
     _same(net, plain)
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_the_compiler_warns_of_does_not_end_it(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where warnings are errors: of Inductor, that it splits the reductions of a softmax on a GPU (torch 2.11)."""
+    plain = compiler.__call__
+
+    def compiling(what: Callable[..., Any], **options: Any) -> Any:
+        run = plain(what, **options)
+
+        def called(*arguments: Any) -> Any:
+            if "dynamic" not in options:
+                text = "\nOnline softmax is disabled on the fly"
+                warnings.warn_explicit(text, UserWarning, "lowering.py", 1, module="torch._inductor.lowering")
+            return run(*arguments)
+
+        return called
+
+    monkeypatch.setattr(torch, "compile", compiling)
+    assert _trained(_net(), FAST).form["compile"] == "used"
+    assert "loss" in compiler.called
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_a_loss_warns_of_is_heard(compiler: Compiler) -> None:
+    """It is not the compiler's."""
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        warnings.warn("mine", stacklevel=1)
+        return outputs.sum()
+
+    with pytest.raises(UserWarning, match="mine"):
+        Compiled(loss)(torch.rand(2), torch.rand(2))
 
 
 def test_both_are_named(compiler: Compiler) -> None:
@@ -420,10 +454,14 @@ def test_a_loss_whose_numbers_change_trains_on(monkeypatch: pytest.MonkeyPatch) 
     changes = {"by": ""}
     loss = Compiled(lambda outputs, targets: sc.losses.ce_count(outputs, targets) * len(changes["by"]))
     x, targets = torch.rand(5, 8, 3), torch.arange(8) % 3
-    with pytest.warns(RuntimeWarning, match="compile: the loss runs as it is") as told:
+
+    def train() -> None:
         for i in range(20):
             changes["by"] = "x" * i
             torch.testing.assert_close(loss(x, targets), i * sc.losses.ce_count(x, targets))
+
+    with pytest.warns(RuntimeWarning, match="compile: the loss runs as it is") as told:
+        train()
     assert len(told) == 1
     assert "FailOnRecompileLimitHit" in loss.why or "limit" in loss.why
 
