@@ -15,7 +15,10 @@ from spikecore._base import structure
 
 def tree_map(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     """The same structure of tuples, lists and dicts with its tensors changed."""
-    return structure.tree_map(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, value)
+    # isinstance() runs Python where it is asked of a tensor's class
+    return structure.tree_map(
+        lambda leaf: change(leaf) if type(leaf) is Tensor or isinstance(leaf, Tensor) else leaf, value
+    )
 
 
 def flattened(value: Any) -> List[Tensor]:

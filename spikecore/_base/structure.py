@@ -12,14 +12,14 @@ Leaf = TypeVar("Leaf")
 
 def tree_map(function: Callable[[Any], Any], structure: Any) -> Any:
     """The same structure with ``function`` of each leaf in its place."""
+    if not isinstance(structure, (tuple, list, dict)):
+        return function(structure)
     if isinstance(structure, tuple) and hasattr(structure, "_fields"):
         return type(structure)(*(tree_map(function, item) for item in structure))
     if isinstance(structure, (tuple, list)):
         return type(structure)(tree_map(function, item) for item in structure)
-    if isinstance(structure, dict):
-        items = [(key, tree_map(function, value)) for key, value in structure.items()]
-        return dict(items) if type(structure) is dict else _refilled(structure, items)
-    return function(structure)
+    items = [(key, tree_map(function, value)) for key, value in structure.items()]
+    return dict(items) if type(structure) is dict else _refilled(structure, items)
 
 
 def _refilled(structure: Any, items: List[Any]) -> Any:

@@ -7,7 +7,8 @@ GPU, and refuse what no graph can follow.
 from __future__ import annotations
 
 import itertools
-from typing import Any, Callable, Hashable, List, Sequence
+import operator
+from typing import Any, Callable, Dict, Hashable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +73,54 @@ def of_optimizer(optimizer: torch.optim.Optimizer) -> List[Any]:
     for state in optimizer.state.values():
         facts += [value.data_ptr() for value in state.values() if isinstance(value, Tensor)]
     return facts
+
+
+class Held:
+    """What modules and an optimiser hold now, for a quick look whether all of it is still the same objects.
+
+    A neuron whose surrogate has other numbers holds another cache. :meth:`unchanged` may be False where :func:`of_module` and :func:`of_optimizer` find nothing else, as after a number
+    was replaced by an equal one. It takes a third of their time: of 784-1000-10, whose step takes a GPU 100 us, they
+    took 25 us.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], optimizer: Optional[torch.optim.Optimizer]) -> None:
+        own = [vars(module) for module in modules]
+        tables = [table for module in modules for table in (module._parameters, module._buffers, module._modules)]
+        lists: List[List[Any]] = []
+        self._optimizer: Tuple[Any, ...] = ()
+        if optimizer is not None:
+            self._optimizer = optimizer, optimizer.state, optimizer.param_groups
+            tables += [optimizer.state, *optimizer.state.values(), *optimizer.param_groups]
+            lists = [optimizer.param_groups, *(group["params"] for group in optimizer.param_groups)]
+        self._modules, self._own, self._lists = modules, own, lists
+        self._dicts: List[Dict[Any, Any]] = [*own, *tables]
+        self._sizes = self._lengths()
+        self._values = [*self._objects()]
+        found = [value for held in own for value in held.values() if type(value) is Tensor]
+        for held in (*map(dict.values, tables), *lists):
+            found += [value for value in held if isinstance(value, Tensor)]
+        # a parameter is met in a module and in a group
+        self._tensors = [*{id(value): value for value in found}.values()]
+        self._places = [(value.data_ptr(), value.requires_grad) for value in self._tensors]
+
+    def unchanged(self) -> bool:
+        """Whether each is the same object as before, and tensors have their memory where it was."""
+        if self._optimizer:
+            optimizer, state, groups = self._optimizer
+            if optimizer.state is not state or optimizer.param_groups is not groups:
+                return False
+        return (
+            all(map(operator.is_, map(vars, self._modules), self._own))
+            and self._lengths() == self._sizes
+            and all(map(operator.is_, self._objects(), self._values))
+            and [(value.data_ptr(), value.requires_grad) for value in self._tensors] == self._places
+        )
+
+    def _lengths(self) -> List[int]:
+        return [*map(len, self._dicts), *map(len, self._lists)]
+
+    def _objects(self) -> Iterator[Any]:
+        return itertools.chain.from_iterable([*map(dict.values, self._dicts), *self._lists])
 
 
 def _place(value: Any) -> Any:

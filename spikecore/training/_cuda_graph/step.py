@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Hashable, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -77,7 +77,25 @@ class _Graphed:
         self._stateful = stateful_modules(self.net)
         self._runs.clear()
         self._refusal = ""
+        self._see()
+
+    def _see(self) -> None:
+        """Note how everything is now."""
         self._seen = self._circumstances()
+        self._held: Optional[facts.Held] = None
+        #: Whether ``_held`` was of use, and so is worth to be made anew.
+        self._useful = True
+
+    def _is_as_seen(self) -> bool:
+        if self._held is not None and self._held.unchanged():
+            self._useful = True
+            return True
+        if self._circumstances() != self._seen:
+            return False
+        # a state that is carried is another object after each step
+        if self._useful and all([module.state is None for module in self._stateful]):
+            self._held, self._useful = facts.Held(self._modules, self.optimizer), False
+        return True
 
     def _circumstances(self) -> List[List[Any]]:
         """All that a graph takes for granted beside the kind of batch, in the order of ``_names``."""
@@ -87,10 +105,10 @@ class _Graphed:
 
     def _run(self, *batch: Any) -> Any:
         check_replay(self._stateful)
-        if self._circumstances() != self._seen:
+        if not self._is_as_seen():
             self._prepare()
         to_rest(self._stateful)  # as the eager step does; what it begins with is part of the kind of batch
-        whole = (*batch, [module.state for module in self._stateful])
+        whole = (*batch, [module.state if module.carrying else None for module in self._stateful])
         kind = facts.kind(whole)
         graph = self._graphs.get(kind)
         if graph is None:
@@ -128,7 +146,7 @@ class _Graphed:
         else:
             result = self._capture.run(run)
         # what the step itself made or changed, such as new states of the optimiser, is no change between steps
-        self._seen = self._circumstances()
+        self._see()
         if len(self._runs) >= _MOST_KINDS:
             self._runs.clear()
         self._runs[kind] = runs + 1
@@ -199,7 +217,9 @@ class _Graphed:
 
     def _keep(self, states: List[Any]) -> None:
         for module, state in zip(self._stateful, states):
-            keep(module, state)
+            # those at rest were put there before the step
+            if state is not None:
+                keep(module, state)
 
     def _refused(self, why: str) -> Unsupported:
         self._refusal = f"the step cannot be captured in a CUDA graph: {why}; or use graph=False"

@@ -245,6 +245,14 @@ class TestChanges:
         "backend": lambda model, optimizer: sc.set_backend(model, None),
         "frozen layer": lambda model, optimizer: model[0].requires_grad_(False),
         "other layer": lambda model, optimizer: model.__setitem__(2, nn.Identity()),
+        "no bias": lambda model, optimizer: setattr(model[4], "bias", None),
+        "other buffer": lambda model, optimizer: model[1].module.register_buffer("running_var", torch.full((12,), 2.0)),
+        "new number": lambda model, optimizer: setattr(model[0], "new", 1.0),
+        "other attributes": lambda model, optimizer: setattr(model[2], "__dict__", {**vars(model[2]), "p": 0.5}),
+        "one state": lambda model, optimizer: optimizer.state[model[0].weight].update(
+            momentum_buffer=torch.ones_like(model[0].weight)
+        ),
+        "other weights of the optimiser": lambda model, optimizer: optimizer.param_groups[0]["params"].pop(),
         "other weight": lambda model, optimizer: setattr(model[4].weight, "data", model[4].weight.data.clone()),
     }
 
