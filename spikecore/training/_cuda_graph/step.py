@@ -24,6 +24,8 @@ from spikecore.training._eager import EagerInference, EagerTraining
 _PATIENCE = 20
 #: So many kinds of batches are counted before the counting starts anew.
 _MOST_KINDS = 1000
+#: So many looks at what is held that found other objects, one after the other, are the last.
+_MISSES = 8
 
 
 @dataclass
@@ -82,20 +84,26 @@ class _Graphed:
     def _see(self) -> None:
         """Note how everything is now."""
         self._seen = self._circumstances()
+        #: What is held by modules that are all at rest, and how often none was of use.
         self._held: Optional[facts.Held] = None
-        #: Whether ``_held`` was of use, and so is worth to be made anew.
-        self._useful = True
+        self._misses = 0
 
-    def _is_as_seen(self) -> bool:
+    def _states(self) -> List[Any]:
+        """What each stateful module begins with. Everything is then as the graphs have it, or there are none."""
+        check_replay(self._stateful)
         if self._held is not None and self._held.unchanged():
-            self._useful = True
-            return True
+            self._misses = 0
+            return []
         if self._circumstances() != self._seen:
-            return False
-        # a state that is carried is another object after each step
-        if self._useful and all([module.state is None for module in self._stateful]):
-            self._held, self._useful = facts.Held(self._modules, self.optimizer), False
-        return True
+            self._prepare()
+        to_rest(self._stateful)  # as the eager step does; what it begins with is part of the kind of batch
+        states = [module.state for module in self._stateful]
+        if not any(module.carrying or module.state is not None for module in self._stateful):
+            self._misses += 1
+            self._held = facts.Held(self._modules, self.optimizer) if self._misses < _MISSES else None
+            return []
+        self._held = None
+        return states
 
     def _circumstances(self) -> List[List[Any]]:
         """All that a graph takes for granted beside the kind of batch, in the order of ``_names``."""
@@ -104,11 +112,7 @@ class _Graphed:
         return found
 
     def _run(self, *batch: Any) -> Any:
-        check_replay(self._stateful)
-        if not self._is_as_seen():
-            self._prepare()
-        to_rest(self._stateful)  # as the eager step does; what it begins with is part of the kind of batch
-        whole = (*batch, [module.state if module.carrying else None for module in self._stateful])
+        whole = (*batch, self._states())
         kind = facts.kind(whole)
         graph = self._graphs.get(kind)
         if graph is None:
@@ -178,7 +182,8 @@ class _Graphed:
         def work() -> Any:
             self._keep(inputs[-1])
             result = self._eager(*inputs[:-1])
-            return result, [module.state for module in self._stateful]
+            # of modules that began at rest none is kept
+            return result, [module.state for module in self._stateful] if inputs[-1] else []
 
         put_back = facts.snapshot(self._modules, self.optimizer)
         held = [value for module in self._modules for value in vars(module).values()]
@@ -202,9 +207,9 @@ class _Graphed:
         return _Graph([unrepeated(one) for one in flattened(inputs)], replay, gradients)
 
     def _replay(self, graph: _Graph, whole: Tuple[Any, ...]) -> Any:
-        with torch.no_grad():
-            for buffer, given in zip(graph.inputs, flattened(whole)):
-                buffer.copy_(unrepeated(given), non_blocking=True)
+        for buffer, given in zip(graph.inputs, flattened(whole)):
+            given = unrepeated(given)
+            buffer.copy_(given.detach() if given.requires_grad else given, non_blocking=True)
         # clones: the next replay writes into the same tensors
         result, states = tree_map(Tensor.clone, graph.replay())
         self._keep(states)
@@ -217,9 +222,7 @@ class _Graphed:
 
     def _keep(self, states: List[Any]) -> None:
         for module, state in zip(self._stateful, states):
-            # those at rest were put there before the step
-            if state is not None:
-                keep(module, state)
+            keep(module, state)
 
     def _refused(self, why: str) -> Unsupported:
         self._refusal = f"the step cannot be captured in a CUDA graph: {why}; or use graph=False"

@@ -273,6 +273,31 @@ class TestChanges:
         assert capture().eager == 6
         assert capture().forgotten == 1
 
+    def test_replays_look_at_nothing_that_is_the_same_object(self, capture, monkeypatch):
+        """Once a graph is there. A number in the place of an equal one has the next step look again, and no more."""
+
+        def record(self, work, generators):
+            result = work()
+            return lambda: result
+
+        # the stand-in's replays call modules, which a graph's do not
+        monkeypatch.setattr(Rerun, "record", record)
+        looked = []
+        plain = facts.of_module
+        monkeypatch.setattr(facts, "of_module", lambda module: looked.append(module) or plain(module))
+        train, model, optimizer = training()
+        for i in range(6):
+            train(*batch(i))
+        looked.clear()
+        for i in range(4):
+            train(*batch(i))
+        assert not looked
+        optimizer.param_groups[0]["lr"] = float(str(optimizer.param_groups[0]["lr"]))
+        for i in range(4):
+            train(*batch(i))
+        assert len(looked) == len(list(model.modules()))
+        assert capture().eager == 3
+
     def test_of_a_loss(self, capture):
         """A loss that is a module counts, too."""
         train, *_ = training(nn.Sequential(nn.Linear(6, 3)), nn.MSELoss())
