@@ -1,7 +1,7 @@
 """Divisions by numbers that are powers of two, as products with their reciprocals, which are the same numbers.
 
-A division takes eight instructions, and a branch for numbers beside the usual; a product takes one. The forward pass
-of a neuron with ``tau=2.0`` waits for memory anyway; the two backward passes of one that normalises do not.
+A division takes eight instructions, and a branch for numbers beside the usual, across which no other instruction is
+moved: the neurons of a thread are computed one after the other. A product takes one.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ from math import frexp
 from typing import Any, Tuple
 
 from spikecore.lang import Node
-from spikecore_cupy.derivative import Plan, normalises
+from spikecore_cupy.derivative import Plan
 
 
 def divisors(plan: Plan) -> Tuple[Node, ...]:
-    """The parameters that are numbers of a call and that a step of a program that normalises divides by."""
-    if not normalises(plan):
-        return ()
+    """The parameters that are numbers of a call and that a step divides by."""
     numbers = {Node("param", (), name) for name, kind in plan.kinds.items() if kind == "number"}
     return tuple({n.args[1]: None for n in plan.program.nodes if n.op == "div" and n.args[1] in numbers})
 

@@ -22,6 +22,9 @@ from spikecore_cupy.sums import Totals, arrangement
 
 #: Layers of so many neurons have kernels of their own where steps begin beside a sector; launches of fewer are short.
 BESIDE = 2**16
+#: Threads that a launch should have before one takes more than 4 bytes of a step, and half as many before it takes
+#: more than one number.
+MANY = 2**16
 #: Fewer neurons than these have places in the steps of a chunk that are counted with 32 bits.
 _FEWER = 2**27
 
@@ -49,6 +52,7 @@ class Launcher:
         self.kernel, self.plan, self.groups, self.learnt = kernel, plan, groups, learnt
         self._form = (beside or form_of(plan))._replace(rows=rows)
         self._align = torch.finfo(plan.compute).bits // 8
+        self._bytes = torch.finfo(plan.dtype).bits // 8
         self._of_rows: Optional[Launcher] = None
         source = print_kernel(plan, self._form)
         self.fixed, self.compute, self._longest = source.fixed, plan.compute, longest(plan.program, plan.spec)
@@ -69,6 +73,8 @@ class Launcher:
         self._kernels: Dict[Tuple[int, int, bool, bool], Any] = {}
         #: Parameters that are products with reciprocals, where they are powers of two.
         self._divisors = [plan.program.params.index(str(node.attr)) for node in divisors(plan)]
+        #: Whether it waits for arithmetic rather than memory.
+        self._busy = isinstance(plan, BackwardPlan) and plan.dtype != plan.compute and not normalises(plan)
         #: Threads of a block at most; a kernel on a CPU has one.
         self._threads = self._form.threads if kernel.block > 1 else 1  # type: ignore[attr-defined]  # a class
         #: What adds up the sums of blocks, where blocks add up channels.
@@ -107,12 +113,14 @@ class Launcher:
             if beside is not None:
                 return beside(geometry, *groups)
         width = self._form.width
-        if (stride_bits % width or addresses % (width * self._align)) and not self._form.staged:
-            width = self._fitting(stride_bits, addresses)
+        if not self._form.staged:
+            width = self._narrowed(neurons, width)
+            if stride_bits % width or addresses % (width * self._align):
+                width = self._fitting(width, stride_bits, addresses)
         # every number of steps has chunks of one of four lengths, in some plans of eight: no more kernels than that
         length = 0 if self.fixed else chunk_length(steps, self._longest)
         x, params = groups[0][0], groups[self._params]
-        powers = bool(self._divisors) and all(is_power_of_two(params[index]) for index in self._divisors)
+        powers = self._multiplies(width, params)
         arranged = None
         if self._totals is not None:
             arranged = arrangement(width, *channels[self._learnt_at[0]], self._threads)
@@ -157,8 +165,10 @@ class Launcher:
         order = [-1 - index if group == self._params else starts[group] + index for group, index in self._pointers]
         # of dense tensors every stride is the neurons of a step
         constants = [neurons] * len(self._strides) + [channels[index][which] for index, which in self._channels]
-        while neurons % width and not self._form.staged:
-            width //= 2
+        if not self._form.staged:
+            width = self._narrowed(neurons, width)
+            while neurons % width:
+                width //= 2
         arranged = None
         if self._totals is not None:
             arranged = arrangement(width, *channels[self._learnt_at[0]], self._threads)
@@ -188,7 +198,7 @@ class Launcher:
             if addresses & unaligned:
                 return None
             x = tensors[0]
-            powers = bool(self._divisors) and all(is_power_of_two(params[index]) for index in self._divisors)
+            powers = self._multiplies(width, params)
             kernel = by_powers[powers]
             if kernel is None:
                 key = (width, length, powers, arranged is not None)
@@ -224,9 +234,31 @@ class Launcher:
         form = self._beside.form if self._beside else None
         return Launcher(self.kernel, self.plan, self.groups, self.learnt, beside=form)
 
-    def _fitting(self, stride_bits: int, addresses: int) -> int:
-        """The widest vector access, in neurons, that size, strides and alignment of these tensors allow."""
-        width = self._form.width
+    def _multiplies(self, width: int, params: Sequence[Any]) -> bool:
+        """Whether a kernel of this width multiplies by reciprocals (:mod:`spikecore_cupy.divisors`).
+
+        Not backward of four neurons in 16 bits: the compiler then begins with all of them, and has too few registers
+        left (LIF, 16 steps of 4 million neurons in bfloat16: 128 us, not 100).
+        """
+        if not self._divisors or (self._busy and width > 2):
+            return False
+        return all(is_power_of_two(params[index]) for index in self._divisors)
+
+    def _narrowed(self, neurons: int, width: int) -> int:
+        """The width for so many neurons: narrower where a GPU would have too few threads to hide each other's waiting.
+
+        LIF, 25 steps, on an H200, forward and backward, with one number for each thread and with the usual width: in
+        float32 1280 neurons 6.8 and 9.7 us, 128,000 neurons 17.2 and 18.2; in bfloat16 1280 neurons 5.5 and 10.9.
+        """
+        # a kernel on a CPU waits for nothing
+        if self._form.grid or self._threads == 1:
+            return width
+        while width > 1 and neurons < width * (MANY if width * self._bytes > 4 else MANY // 2):
+            width //= 2
+        return width
+
+    def _fitting(self, width: int, stride_bits: int, addresses: int) -> int:
+        """The widest vector access, at most this wide, that size, strides and alignment of these tensors allow."""
         while width > 1 and (stride_bits % width or addresses % (width * self._align)):
             width //= 2
         return width

@@ -259,7 +259,9 @@ __device__ __forceinline__ float quotient(float number, float b) {
 // right: the sum before its rounding is off by so little that only an x * 2^24 or x * 2^25 (x and y as integers of 24
 // bits) within 7 of an odd multiple of y could be rounded wrongly, and all of those were computed, for all y. For that
 // no number may be subnormal or infinite on the way, so y is between 2^-20 and 2^60, and |q| at least 2^-80; a sum that
-// overflowed on the way is NaN. Anything else, and 0, whose sign would be lost, is divided by the plain division.
+// overflowed on the way is NaN. Anything else is divided by the plain division, but for 0, of which q loses the sign:
+// neurons without input, or at rest with a constant one, divide it at every step, and a call of the plain division took
+// up to three times as long as all the rest of such a kernel.
 __device__ __forceinline__ float reciprocal(float y) {
     const float r = 1.0f / y, above = y * 1.4757395258967641e20f, below = r * 1.6225927682921336e32f;
     // 0, or NaN where one of them is infinite. For a choice between r and NaN the compiler would write all steps twice.
@@ -270,13 +272,13 @@ static __device__ __noinline__ float plainly_divided(float x, float y) {
 #else
 inline float plainly_divided(float x, float y) {
 #endif
-    return x == 0.0f && reciprocal(y) == reciprocal(y) ? x * y : x / y;
+    return x / y;
 }
 __device__ __forceinline__ float divided(float x, float y) {
     const float r = reciprocal(y);
-    float q = x * r;
-    q = fmaf(fmaf(-q, y, x), r, q);
-    return fabsf(q) >= 8.271806125530277e-25f ? q : plainly_divided(x, y);
+    const float near = x * r, q = fmaf(fmaf(-near, y, x), r, near);
+    if (fabsf(q) >= 8.271806125530277e-25f) return q;
+    return x == 0.0f && near == 0.0f ? near : plainly_divided(x, y);
 }
 
 #include "staged.cuh"

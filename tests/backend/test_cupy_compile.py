@@ -267,9 +267,8 @@ def test_division_is_that_of_ieee(dtype: torch.dtype) -> None:
     correctly rounded, and with a plain division for what that is not right for.
     """
     ptx = ptx_of(plans(sc.LIF(), dtype)[0])
-    word, reciprocals = ("f64", 0) if dtype == torch.float64 else ("f32", 2)
+    word, reciprocals = ("f64", 0) if dtype == torch.float64 else ("f32", 1)
     assert f"div.rn.{word}" in ptx
-    # one in the kernel, one in the function of the plain division
     assert re.findall(r"\brcp\.\w+\.\w+", ptx) == ["rcp.rn.f32"] * reciprocals
 
 
@@ -336,10 +335,11 @@ def test_arguments_are_packed_as_the_kernel_takes_them(direction: str, dtype: to
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["if", "lif", "leaky", "plif", "synaptic", "alif"])
 def test_a_chunk_fits_into_registers(name: str, dtype: torch.dtype) -> None:
-    """Backward over sixteen steps keeps what it needs of them in registers: nothing is spilled, neither by the kernel
-    nor by the function that divides plainly.
+    """Backward over sixteen steps keeps what it needs of them in registers: nothing is spilled. The function that
+    divides plainly, for numbers that are hardly ever met, may put four registers aside.
     """
     _, backward = plans(build(BY_NAME[name]), dtype, 16)
     _, log = built(backward, f"-arch=sm_{HOPPER}", "--ptxas-options=-v")
     found = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
-    assert set(found) == {("0", "0", "0")}
+    assert found
+    assert all(int(frame) <= 16 and stores == loads == "0" for frame, stores, loads in found)

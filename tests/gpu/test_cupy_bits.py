@@ -16,8 +16,10 @@ from spikecore.testing._tolerances import TOLERANCES
 
 pytestmark = pytest.mark.gpu
 
-#: Steps and neurons: numbers of steps that are a constant and that go in chunks, sizes that wide accesses fit and not.
+#: Steps and neurons: numbers of steps that are a constant and that go in chunks, sizes that wide accesses fit and not,
+#: and layers for which a thread takes one number, 4 bytes and 8 bytes of a step.
 SHAPES = ((1, 1), (4, 3), (4, 40), (16, 40), (16, 1001), (17, 1), (17, 1001), (25, 3), (40, 40))
+SHAPES += ((17, 2**17 - 4), (4, 2**18), (17, 2**18 + 4), (17, 2**18 + 2))
 #: Of the same precision and size as a dtype.
 BITS = {torch.float32: torch.int32, torch.float64: torch.int64, torch.float16: torch.int16, torch.bfloat16: torch.int16}
 
@@ -144,6 +146,20 @@ def test_gradients_are_near_the_reference(model: Model, dtype: str, noise: Noise
         rtol, atol = TOLERANCES["float32", "parameter gradient"]  # parameters are float32
         for name, grad in expected.items():  # sums of many numbers of either sign, added in another order
             torch.testing.assert_close(params[name], grad, rtol=rtol, atol=atol * x.numel() ** 0.5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tau", [2.0, 3.0])
+def test_input_gradients_of_many_neurons_are_near_the_reference(tau: float, dtype: str, noise: Noise) -> None:
+    """Of sizes for which a thread takes one number, 4 bytes and 8 bytes of a step, by products and by divisions."""
+    for steps, size in ((17, 2**17 - 4), (4, 2**18), (17, 2**18 + 4), (17, 2**18 + 2)):
+        x, weight = (noise(steps, size, low=-1.0, high=2.0, seed=k, dtype=DTYPES[dtype]) for k in (0, 1))
+        ours, theirs = (x.clone().requires_grad_() for _ in range(2))
+        (sc.LIF(tau, backend="cupy")(ours) * weight).sum().backward()
+        (sc.LIF(tau, backend="torch")(theirs) * weight).sum().backward()
+        rtol, atol = TOLERANCES[dtype, "input gradient"]
+        limit = atol * max(1.0, float(theirs.grad.abs().max()))
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=rtol, atol=limit)
 
 
 @pytest.mark.parametrize("shape", [(4001, 1001), (4000, 1000)])

@@ -175,10 +175,11 @@ def test_autocast(dtype: torch.dtype, noise: Noise) -> None:
 
 
 def test_the_text_on_disk_is_the_text_that_runs(compilations: List[int], tmp_path: Path, noise: Noise) -> None:
-    """What :meth:`CupyBackend.text` shows of a call is what was compiled for it."""
+    """What :meth:`CupyBackend.text` shows of a call is what was compiled for it, for a large layer with any tau."""
     program, spec, values = lif_of_four_steps()
+    values = (3.0, *values[1:])
     backend = CupyBackend()
-    x = noise(4, 4000).requires_grad_()
+    x = noise(4, 2**17).requires_grad_()
     backend.runner(program, spec)((x,), None, values, ())[0][0].sum().backward()
     torch.cuda.synchronize()
     kept = {path.read_text(encoding="utf-8") for path in (tmp_path / "cupy").glob("*.cu")}
