@@ -25,7 +25,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from spikecore._convolving import WeightFirstConv2d
 from spikecore._shell import norms
 from spikecore._shell.checks import shown
-from spikecore._shell.repeated import repeat, step_of
+from spikecore._shell.repeated import repeat, repeated_as, step_of
 
 _Marked = TypeVar("_Marked", bound=Union[nn.Module, Type[nn.Module]])
 _Hook = TypeVar("_Hook", bound=Callable[..., Any])
@@ -161,9 +161,10 @@ def _check(net: Any) -> None:
 
 
 class _OneStep(tuple):  # type: ignore[type-arg]  # of one tensor
-    """Arguments of a module that are those of one step, for so many steps."""
+    """Arguments of a module that are those of one step, for so many steps, and the input that repeats it."""
 
     steps: int
+    repeats: Tensor
 
 
 def _take_step(module: nn.Module, args: Tuple[Any, ...]) -> Optional[Tuple[Any, ...]]:
@@ -178,7 +179,7 @@ def _take_step(module: nn.Module, args: Tuple[Any, ...]) -> Optional[Tuple[Any, 
     if step is None:
         return None
     found = _OneStep((step,))
-    found.steps = x.shape[0]
+    found.steps, found.repeats = x.shape[0], x
     return found
 
 
@@ -196,7 +197,7 @@ def _take_copy(module: nn.Module, args: Tuple[Any, ...]) -> Optional[Tuple[Any, 
 
 def _give_steps(module: nn.Module, args: Tuple[Any, ...], output: Tensor) -> Optional[Tensor]:
     """After ``forward``: the output of one step as that of all."""
-    return repeat(output, args.steps) if isinstance(args, _OneStep) else None
+    return repeated_as(args.repeats, output) if isinstance(args, _OneStep) else None
 
 
 _OWN: Tuple[Callable[..., Any], ...] = (_take_step, _take_copy, _give_steps)

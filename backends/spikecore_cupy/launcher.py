@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from math import inf
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
@@ -25,6 +26,9 @@ BESIDE = 2**16
 #: Threads that a launch should have before one takes more than 4 bytes of a step, and half as many before it takes
 #: more than one number.
 MANY = 2**16
+#: Backward in 16 bits, steps that multiply by reciprocals in layers of any size, and neurons that do over any number of
+#: steps.
+SHORT, FEW = 10, 2**17
 #: Fewer neurons than these have places in the steps of a chunk that are counted with 32 bits.
 _FEWER = 2**27
 
@@ -73,8 +77,8 @@ class Launcher:
         self._kernels: Dict[Tuple[int, int, bool, bool], Any] = {}
         #: Parameters that are products with reciprocals, where they are powers of two.
         self._divisors = [plan.program.params.index(str(node.attr)) for node in divisors(plan)]
-        #: Whether it waits for arithmetic rather than memory.
-        self._busy = isinstance(plan, BackwardPlan) and plan.dtype != plan.compute and not normalises(plan)
+        #: Neurons whose steps may multiply by reciprocals at most.
+        self._most = self._multiplied()
         #: Threads of a block at most; a kernel on a CPU has one.
         self._threads = self._form.threads if kernel.block > 1 else 1  # type: ignore[attr-defined]  # a class
         #: What adds up the sums of blocks, where blocks add up channels.
@@ -120,7 +124,7 @@ class Launcher:
         # every number of steps has chunks of one of four lengths, in some plans of eight: no more kernels than that
         length = 0 if self.fixed else chunk_length(steps, self._longest)
         x, params = groups[0][0], groups[self._params]
-        powers = self._multiplies(width, params)
+        powers = self._multiplies(neurons, params)
         arranged = None
         if self._totals is not None:
             arranged = arrangement(width, *channels[self._learnt_at[0]], self._threads)
@@ -198,7 +202,7 @@ class Launcher:
             if addresses & unaligned:
                 return None
             x = tensors[0]
-            powers = self._multiplies(width, params)
+            powers = self._multiplies(neurons, params)
             kernel = by_powers[powers]
             if kernel is None:
                 key = (width, length, powers, arranged is not None)
@@ -234,15 +238,24 @@ class Launcher:
         form = self._beside.form if self._beside else None
         return Launcher(self.kernel, self.plan, self.groups, self.learnt, beside=form)
 
-    def _multiplies(self, width: int, params: Sequence[Any]) -> bool:
-        """Whether a kernel of this width multiplies by reciprocals (:mod:`spikecore_cupy.divisors`).
+    def _multiplied(self) -> float:
+        """Of how many neurons at most the steps may multiply by reciprocals (:mod:`spikecore_cupy.divisors`).
 
-        Not backward of four neurons in 16 bits: the compiler then begins with all of them, and has too few registers
-        left (LIF, 16 steps of 4 million neurons in bfloat16: 128 us, not 100).
+        Backward in 16 bits of few, unless there are few steps: without the branches of divisions the compiler computes
+        all steps of a thread side by side, and takes so many registers that too few threads run at once. LIF, 16 steps
+        in bfloat16 on an H200, with products and with divisions: 131,072 neurons 4.2 and 4.9 us, 400,000 14.9 and 12.5,
+        4 million 140 and 103; 8 steps of 4 million 52 and 52. In float32 memory is waited for.
         """
-        if not self._divisors or (self._busy and width > 2):
-            return False
-        return all(is_power_of_two(params[index]) for index in self._divisors)
+        plan = self.plan
+        if not self._divisors:
+            return 0
+        if isinstance(plan, ForwardPlan) or plan.dtype == plan.compute or normalises(plan):
+            return inf
+        return inf if 0 < (plan.spec.steps or 0) <= SHORT else FEW
+
+    def _multiplies(self, neurons: int, params: Sequence[Any]) -> bool:
+        """Whether the kernel for so many neurons multiplies by reciprocals of these parameters."""
+        return neurons <= self._most and all(is_power_of_two(params[index]) for index in self._divisors)
 
     def _narrowed(self, neurons: int, width: int) -> int:
         """The width for so many neurons: narrower where a GPU would have too few threads to hide each other's waiting.

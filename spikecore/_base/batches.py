@@ -5,12 +5,15 @@ A batch is a tensor, a tuple or list for ``net(*inputs)``, or a dict for ``net(*
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from spikecore._base import structure
+
+#: The attribute of an input that was made to repeat here.
+_MADE = "_spikecore_made_to_repeat"
 
 
 def tree_map(change: Callable[[Tensor], Tensor], value: Any) -> Any:
@@ -36,26 +39,66 @@ def to_device(value: Any, device: Optional[torch.device]) -> Any:
     if device is None:
         return value
     # a copy to the host that does not block could be read before it is there
-    return tree_map(lambda tensor: moved(tensor, device, non_blocking=device.type != "cpu"), value)
+    return tree_map(lambda tensor: tensor.to(device, non_blocking=device.type != "cpu"), value)
 
 
-def moved(tensor: Tensor, device: torch.device, non_blocking: bool = False, copy: bool = False) -> Tensor:
-    """``tensor.to(device, ...)``; what repeats there repeats here, too, where torch would write it out."""
-    least = unrepeated(tensor)
-    made = least.to(device, non_blocking=non_blocking, copy=copy)
-    if made is least:
-        return tensor
-    return made if least is tensor else made.expand(tensor.shape)
+def inputs_on(value: Any, device: Optional[torch.device], copy: bool = False) -> Any:
+    """Inputs of a network on a device, as :func:`to_device` has them or as a copy; but what repeats in an input is
+    moved once and repeats there, too, where torch would write it out. :func:`check_unwritten` goes with it.
+    """
+    if device is None:
+        return value
+
+    def moved(tensor: Tensor) -> Tensor:
+        least = unrepeated(tensor)
+        made = least.to(device, non_blocking=device.type != "cpu", copy=copy)
+        if made is least:
+            return tensor
+        return made if least is tensor else _expanded(made, tensor)
+
+    return tree_map(moved, value)
+
+
+def laid_out_as(x: Tensor, step: Tensor) -> Tensor:
+    """``step``, the one of ``x [T, ...]`` in another layout, for every step."""
+    return _expanded(step, x)
 
 
 def unrepeated(tensor: Tensor) -> Tensor:
     """The tensor with size 1 along each dimension of stride 0, along which it repeats: all of its memory, once."""
-    if tensor.layout is not torch.strided or type(tensor) is not Tensor or 0 not in tensor.stride():
+    # of one with a derivative every number has its own; and in inference mode nobody knows whether it is written into
+    if type(tensor) is not Tensor or tensor.requires_grad or torch.is_inference_mode_enabled():
+        return tensor
+    if tensor.layout is not torch.strided or tensor.is_nested or 0 not in tensor.stride():
         return tensor
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride())):
         if size > 1 and stride == 0:
             tensor = tensor.narrow(dim, 0, 1)
     return tensor
+
+
+def repeating(inputs: Any) -> List[Tuple[Tensor, int]]:
+    """The inputs that were made to repeat here, and how often each was written into so far."""
+    return [(tensor, tensor._version) for tensor in flattened(inputs) if hasattr(tensor, _MADE)]
+
+
+def check_unwritten(before: List[Tuple[Tensor, int]]) -> None:
+    """Raise RuntimeError where a network wrote into one of :func:`repeating`: what is written into one step is in all
+    of them then.
+    """
+    for tensor, version in before:
+        if tensor._version != version:
+            raise RuntimeError(
+                f"the network writes into its input of shape {tuple(tensor.shape)} and strides {tensor.stride()}, "
+                "whose steps share one memory; write into a copy (x = x.clone()), or give a batch whose steps lie "
+                "apart (x.contiguous())"
+            )
+
+
+def _expanded(made: Tensor, given: Tensor) -> Tensor:
+    whole = made.expand(given.shape)
+    setattr(whole, _MADE, True)
+    return whole
 
 
 def beside(outputs: Any, targets: Any) -> Any:

@@ -6,7 +6,9 @@ every step asks ``step_of`` for the one step and computes once.
 Where derivatives are followed the step cannot be had from the view itself: the derivative of ``x[0]`` writes
 ``[T, *N]`` numbers, nearly all of them 0, which the derivative of the view then adds up. So the view has the step as an
 attribute. Any operation gives a tensor without it, which is then computed step by step, as every other tensor. Of a
-tensor that has no derivative, such as a batch, the stride says that it repeats one step.
+tensor that has no derivative, such as a batch, the stride says that it repeats one step. What is computed of that is
+written out for every step (``repeated_as``): who wrote ``x.expand(T, ...)`` did not ask for results that no one may
+write into.
 """
 
 from __future__ import annotations
@@ -41,6 +43,18 @@ def repeat(step: Tensor, steps: int) -> Tensor:
     return x
 
 
+def repeated_as(x: Tensor, y: Tensor) -> Tensor:
+    """``y`` ``[*N]``, computed of the step that ``x`` ``[T, ...]`` repeats, for every step: a view as ``x`` is where
+    :func:`repeat` made ``x``, else a copy for each step, whose dimensions lie in memory as those of ``y``.
+    """
+    made = getattr(x, _STEP, None) is not None or (is_compiling() and made_step(x) is not None)
+    if made:
+        return repeat(y, x.shape[0])
+    order = sorted(range(y.ndim), key=y.stride, reverse=True)
+    steps = y.permute(order).unsqueeze(0).expand(x.shape[0], *[y.shape[dim] for dim in order]).contiguous()
+    return steps.permute(0, *[1 + order.index(dim) for dim in range(y.ndim)])
+
+
 def made_step(x: Tensor) -> Optional[Tensor]:
     """Within a graph of torch.compile, the one step ``[*N]`` that ``x`` was made of by :func:`repeat` in there."""
     step: Optional[Tensor] = getattr(x, _MADE, None) if _FOLLOWED else None
@@ -59,10 +73,11 @@ def step_of(x: Tensor) -> Optional[Tensor]:
         # of 3.4 for the first layer of six 256-channel convolutions, eight steps, on an H200
         made = made_step(x)
         return x[0] if made is None else made
+    # before anything is asked of x: within a trace the question itself would be part of it
+    if type(x) is not Tensor or is_jit_tracing() or is_transforming():
+        return None
     step: Optional[Tensor] = getattr(x, _STEP, None)
     if step is None and not _repeats_data(x):
-        return None
-    if type(x) is not Tensor or is_jit_tracing() or is_transforming():
         return None
     # torch hands a checkpointed region that runs again its inputs as other tensors, without the attribute; and a region
     # that runs again must save the same tensors as when it ran first
@@ -83,7 +98,7 @@ def step_of(x: Tensor) -> Optional[Tensor]:
 
 def _repeats_data(x: Tensor) -> bool:
     """Whether a tensor without a derivative repeats one step, by its stride."""
-    if x.requires_grad or x.layout is not torch.strided or not x.ndim:
+    if x.requires_grad or x.layout is not torch.strided or x.is_nested or not x.ndim:
         return False
     return x.shape[0] > 1 and x.stride(0) == 0
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from spikecore._shell import checks, compiled
-from spikecore._shell.repeated import repeat, step_of
+from spikecore._shell.repeated import repeated_as, step_of
 from spikecore._shell.state import State, Stateful
 from spikecore.backend import Unsupported
 from spikecore.lang._plain import is_compiling
@@ -79,7 +79,7 @@ class SequenceDropout(Stateful):
 
     def _dropped(self, x: Tensor, mask: Tensor) -> Tensor:
         step = step_of(x)
-        return x * mask.to(x.dtype) if step is None else repeat(step * mask.to(x.dtype), len(x))
+        return x * mask.to(x.dtype) if step is None else repeated_as(x, step * mask.to(x.dtype))
 
     def _drawn(self, one: Tensor) -> Tensor:
         """A mask for such a step."""

@@ -7,7 +7,7 @@ from typing import Any, Tuple
 from torch import Tensor, nn
 
 from spikecore._hoisting import for_one_step
-from spikecore._shell.repeated import folded, repeat, step_of, unfolded
+from spikecore._shell.repeated import folded, repeated_as, step_of, unfolded
 from spikecore._shell.state import Stateful
 from spikecore._shell.stepped import Stepped
 from spikecore.lang._plain import is_compiling
@@ -82,7 +82,7 @@ class TimeBatched(Stepped):
                 f"{tuple(x.shape)}, got an output of shape {tuple(y.shape)}"
             )
         if is_one:
-            return repeat(y, steps)
+            return repeated_as(x, y)
         return unfolded(y, steps, batch)
 
     def _one(self, x: Tensor) -> Tensor:

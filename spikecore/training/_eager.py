@@ -17,7 +17,7 @@ from typing import Any, ContextManager, Dict, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.batches import beside, device_of, to_device, tree_map
+from spikecore._base.batches import beside, check_unwritten, device_of, inputs_on, repeating, to_device, tree_map
 from spikecore._delay import Delay
 from spikecore._hoisting import hoist
 from spikecore._shell.processes import named_as, unwrapped
@@ -70,7 +70,7 @@ class EagerTraining:
     def __call__(self, inputs: Any, targets: Any) -> Tuple[Any, Tensor]:
         """Train on one batch; the outputs and the loss, detached, are those from before the update."""
         device, scaler = device_of(self.net), self.options.scaler
-        inputs, targets = self._form.inputs(to_device(inputs, device)), to_device(targets, device)
+        inputs, targets = self._form.inputs(inputs_on(inputs, device)), to_device(targets, device)
         others = [self.loss] if isinstance(self.loss, nn.Module) else []
         outputs, loss = self._form.attempt(lambda: self._differentiated(inputs, targets, device), *others)
         self._update(scaler)
@@ -88,7 +88,9 @@ class EagerTraining:
         self.optimizer.zero_grad(set_to_none=True)
         with own_state(self._stateful):
             with _casting(self.options, device), self._form.packing():
+                before = repeating(inputs)
                 outputs = self._form.run(inputs)
+                check_unwritten(before)
                 loss = self._form.loss(self.loss, outputs, beside(outputs, targets))
             check_loss(loss)
             (loss if scaler is None else scaler.scale(loss)).backward()
@@ -171,8 +173,11 @@ class EagerInference:
         self.net.eval()
         try:
             with torch.no_grad(), own_state(self._stateful), _casting(self.options, device):
-                batch = self._form.inputs(to_device(inputs, device))
-                return self._form.attempt(lambda: self._form.run(batch))
+                batch = self._form.inputs(inputs_on(inputs, device))
+                before = repeating(batch)
+                outputs = self._form.attempt(lambda: self._form.run(batch))
+                check_unwritten(before)
+                return outputs
         finally:
             for module, mode in modes:
                 module.training = mode

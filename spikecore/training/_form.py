@@ -150,12 +150,19 @@ class Form:
         self._reached = False
         held = itertools.chain.from_iterable(module.buffers() for module in (self.net, *others))
         kept = [] if self._beside in self._proven else [(buffer, buffer.clone()) for buffer in held]
+
+        def put_back() -> None:
+            with torch.no_grad():
+                for buffer, value in kept:
+                    buffer.copy_(value)
+
         try:
             result = work()
+        except RuntimeWarning:  # an error, where the user wants it so: that the loss cannot be compiled
+            put_back()
+            raise
         except compiler_errors() as error:
-            for buffer, value in kept:
-                with torch.no_grad():
-                    buffer.copy_(value)
+            put_back()
             if self._beside and self._reached and self._loss is not None and not self._loss.why:
                 # the loss's part of the backward pass may be what failed
                 self._loss.leave(reason(error))

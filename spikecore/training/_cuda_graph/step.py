@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Tupl
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.batches import flattened, moved, to_device, tree_map, unrepeated
+from spikecore._base.batches import flattened, inputs_on, to_device, tree_map, unrepeated
 from spikecore._shell.checks import is_device
 from spikecore._shell.state import check_replay, keep
 from spikecore.backend import Unsupported
@@ -124,9 +124,9 @@ class _Graphed:
                 return self._run_eagerly(to_device(batch, self._capture.device), kind, runs)
             if runs < self.options.warmup:
                 # states, too, lie in warm-up steps as they will in the captured one
-                *batch, states = _copied(whole, self._capture.device)
+                *copies, states = _copied(whole, self._capture.device)
                 self._keep(states)
-                return self._run_eagerly(batch, kind, runs)
+                return self._run_eagerly(copies, kind, runs)
             graph = self._graphs[kind] = self._record(whole)
         return self._replay(graph, whole)
 
@@ -208,8 +208,11 @@ class _Graphed:
 
     def _replay(self, graph: _Graph, whole: Tuple[Any, ...]) -> Any:
         for buffer, given in zip(graph.inputs, flattened(whole)):
-            given = unrepeated(given)
-            buffer.copy_(given.detach() if given.requires_grad else given, non_blocking=True)
+            given = given.detach() if given.requires_grad else given
+            for dim, size in enumerate(buffer.shape):
+                if size != given.shape[dim]:  # the buffer has what repeats once
+                    given = given.narrow(dim, 0, 1)
+            buffer.copy_(given, non_blocking=True)
         # clones: the next replay writes into the same tensors
         result, states = tree_map(Tensor.clone, graph.replay())
         self._keep(states)
@@ -234,13 +237,15 @@ class _Graphed:
             warnings.warn(f"CudaOptions(graph=True): {text}", RuntimeWarning, stacklevel=5)
 
 
-def _copied(value: Any, device: torch.device) -> Any:
-    """Copies with the strides and the alignment of the buffers that the graph reads.
+def _copied(whole: Tuple[Any, ...], device: torch.device) -> Tuple[Any, ...]:
+    """Copies of inputs and what goes with them, with the strides and the alignment of the buffers that the graph reads.
 
     Which kernels a step loads depends on both (vectorised kernels need alignment). The warm-up must load the same
     kernels as the capture, because none can be loaded during a capture.
     """
-    return tree_map(lambda given: moved(given.detach(), device, non_blocking=True, copy=True), value)
+    inputs, *others = tree_map(Tensor.detach, whole)
+    copies = tree_map(lambda given: given.to(device, non_blocking=True, copy=True), others)
+    return (inputs_on(inputs, device, copy=True), *copies)
 
 
 class GraphedTraining(_Graphed):
