@@ -10,9 +10,8 @@ from typing import Iterator, List, NamedTuple, Tuple
 from torch import nn
 
 from spikecore import _convolving, _pooling
-from spikecore._shell.between import Between, Way
 from spikecore._shell.checks import shown
-from spikecore._shell.norms import Deferred, can_defer, check_restorable, defer, is_watched, restore
+from spikecore._shell.norms import can_defer, check_restorable, defer, is_watched, restore
 from spikecore._shell.prologue import Prologue
 from spikecore._shell.prologued import prologue_of, set_prologue
 from spikecore.layers import NormNeuron, TimeBatched
@@ -26,7 +25,6 @@ class Part(NamedTuple):
     module: nn.Module
     #: Whether it sees time and batch as one dimension.
     folded: bool
-    way: Way
 
 
 def fuse(net: nn.Module) -> nn.Module:
@@ -48,23 +46,21 @@ def fuse(net: nn.Module) -> nn.Module:
     ``state_dict()`` has the same keys, and an optimiser made before goes on. Left as they are: ``nn.SyncBatchNorm`` and
     other classes, a normalisation or a neuron that is in the network twice, those with hooks or a ``forward`` of the
     object's own, and all that a module's own ``forward`` puts together: there, use
-    :class:`spikecore.layers.NormNeuron`. :func:`unfuse` undoes it. Where a module is put in, replaced or taken away
-    between a normalisation and its neuron, both raise RuntimeError when they are called, until ``fuse`` or ``unfuse``
-    is.
+    :class:`spikecore.layers.NormNeuron`. :func:`unfuse` undoes it; call it before other modules are put in the place of
+    these (``SyncBatchNorm.convert_sync_batchnorm``).
 
     The parts of an ``nn.Sequential`` must be called by it alone: ``net[0](x)`` of a fused network is not normalised.
     A hook that such a normalisation gets afterwards sees the same, and what it gives back is normalised; one that such
     a neuron gets afterwards sees what is not normalised yet.
     Raises TypeError for what is no module.
     """
-    _take_apart([module for module in _checked("fuse", net).modules() if _is_changed(module)])
-    blocks = [module for module in net.modules() if isinstance(module, Adding)]
+    blocks = [module for module in _checked("fuse", net).modules() if isinstance(module, Adding)]
     ending = {neuron for module in blocks for neuron in [module.ending()] if neuron is not None}
-    for norm, neuron, between in _pairs(net):
-        defer(norm, between)
+    for norm, neuron in _pairs(net):
+        defer(norm)
         # what a block adds to the neuron's spikes goes into its kernel
         adds = neuron in ending
-        set_prologue(neuron, Prologue(norm, "after" if adds else "", optional=adds, between=between))
+        set_prologue(neuron, Prologue(norm, "after" if adds else "", optional=adds))
     for module in net.modules():
         _pooling.make_compact(module)
         _convolving.defer_input(module)
@@ -77,31 +73,17 @@ def unfuse(net: nn.Module) -> nn.Module:
     Raises RuntimeError for a normalisation whose class was changed since, as by ``nn.utils.parametrize``.
     """
     made = {module.neuron for module in _checked("unfuse", net).modules() if isinstance(module, NormNeuron)}
-    _take_apart([module for module in net.modules() if module not in made])
+    neurons = [module for module in net.modules() if isinstance(module, Neuron) and module not in made]
+    fused = [(neuron, prologue) for neuron in neurons for prologue in [prologue_of(neuron)] if prologue is not None]
+    for _, prologue in fused:
+        check_restorable(prologue.norm)  # of all, before the first is undone
+    for neuron, prologue in fused:
+        restore(prologue.norm)
+        set_prologue(neuron, None)
     for module in net.modules():
         _pooling.restore(module)
         _convolving.restore(module)
     return net
-
-
-def _take_apart(modules: List[nn.Module]) -> None:
-    """Have those of these modules that are fused compute what they computed before."""
-    prologues = [(neuron, prologue) for neuron in modules for prologue in [prologue_of(neuron)] if prologue is not None]
-    # a normalisation or its neuron may be gone from the network
-    deferred = [module for module in modules if isinstance(module, Deferred)]
-    norms = [*deferred, *(prologue.norm for _, prologue in prologues)]
-    for norm in norms:
-        check_restorable(norm)  # of all, before the first is undone
-    for norm in norms:
-        restore(norm)
-    for neuron, _ in prologues:
-        set_prologue(neuron, None)  # type: ignore[arg-type]  # what has a prologue is a neuron
-
-
-def _is_changed(module: nn.Module) -> bool:
-    """Whether a module was fused, and another one was put between it and its partner since."""
-    held = module if isinstance(module, Deferred) else prologue_of(module)
-    return held is not None and held.between is not None and held.between.is_changed()
 
 
 def _checked(function: str, net: nn.Module) -> nn.Module:
@@ -112,29 +94,34 @@ def _checked(function: str, net: nn.Module) -> nn.Module:
     return net
 
 
-def _pairs(net: nn.Module) -> List[Tuple[nn.Module, Neuron, Between]]:
-    """The normalisations of ``net`` with the neurons behind them, and what stands between the two."""
+def _pairs(net: nn.Module) -> List[Tuple[nn.Module, Neuron]]:
+    """The normalisations of ``net`` with the neurons behind them."""
     # a module at two places is called from both, and only one of them may have the neuron behind it
     places = Counter(module for _, module in net.named_modules(remove_duplicate=False))
-    found: List[Tuple[nn.Module, Neuron, Between]] = []
+    found: List[Tuple[nn.Module, Neuron]] = []
     taken = set()
     for sequence in net.modules():
         if not _is_sequence(sequence):
             continue
-        parts = [part for part in _parts(sequence, places) if not isinstance(part.module, nn.Identity)]
-        for (norm, folded, way), (neuron, _, to_neuron) in zip(parts, parts[1:]):
+        parts = [part for part in _parts(sequence, places) if not _does_nothing(part.module)]
+        for (norm, folded), (neuron, _) in zip(parts, parts[1:]):
             if not (can_defer(norm) and _can_normalise(neuron)) or folded != (neuron.step == "multi"):
                 continue
             # nested sequences meet the same pair again
             if places[norm] == 1 == places[neuron] and neuron not in taken:
                 taken.add(neuron)
-                found.append((norm, neuron, Between(way, to_neuron)))  # type: ignore[arg-type]  # see _can_normalise
+                found.append((norm, neuron))  # type: ignore[arg-type]  # see _can_normalise
     return found
 
 
 def _is_sequence(module: nn.Module) -> bool:
     """Whether a module calls its parts one after the other, and nothing sees what is between them."""
     return type(module).forward is nn.Sequential.forward and not is_watched(module)
+
+
+def _does_nothing(module: nn.Module) -> bool:
+    """Whether a module gives its input back: an ``nn.Identity`` itself, without hooks or a ``forward`` of its own."""
+    return type(module) is nn.Identity and not is_watched(module)
 
 
 def _can_normalise(module: nn.Module) -> bool:
@@ -147,22 +134,19 @@ def _can_normalise(module: nn.Module) -> bool:
     )
 
 
-def _parts(sequence: nn.Module, places: Counter[nn.Module], folded: bool = False, way: Way = ()) -> Iterator[Part]:
+def _parts(sequence: nn.Module, places: Counter[nn.Module], folded: bool = False) -> Iterator[Part]:
     """What a sequence calls, in order; parts of parts in their place where they can be seen through."""
     # not children(), which leaves out a module that comes a second time
-    for index, part in enumerate(sequence._modules.values()):
+    for part in sequence._modules.values():
         if part is None:
             continue
-        inside, here = part, (*way, (sequence, index))
-        within = here
+        inside = part
         if not folded and type(part) is TimeBatched and not is_watched(part):
-            inside, within = part.module, (*here, (part, 0))
+            inside = part.module
         through = _is_sequence(inside) and places[part] == 1 == places[inside]
         now_folded = folded or (inside is not part and part.step == "multi")
         if through:
-            yield from _parts(inside, places, now_folded, within)
-        elif places[part] == 1:
-            yield Part(inside, now_folded, within)
+            yield from _parts(inside, places, now_folded)
         else:
             # a TimeBatched at two places is not seen through: its normalisation is not the one in front of a neuron
-            yield Part(part, now_folded, here)
+            yield Part(inside if places[part] == 1 else part, now_folded)

@@ -26,8 +26,8 @@ BESIDE = 2**16
 #: Threads that a launch should have before one takes more than 4 bytes of a step, and half as many before it takes
 #: more than one number.
 MANY = 2**16
-#: Backward in 16 bits, steps that multiply by reciprocals in layers of any size, and neurons that do over any number of
-#: steps.
+#: In 16-bit backward kernels layers of any size multiply by reciprocals over up to SHORT steps; over more steps, layers
+#: of at most FEW neurons.
 SHORT, FEW = 10, 2**17
 #: Fewer neurons than these have places in the steps of a chunk that are counted with 32 bits.
 _FEWER = 2**27
@@ -77,7 +77,7 @@ class Launcher:
         self._kernels: Dict[Tuple[int, int, bool, bool], Any] = {}
         #: Parameters that are products with reciprocals, where they are powers of two.
         self._divisors = [plan.program.params.index(str(node.attr)) for node in divisors(plan)]
-        #: Neurons whose steps may multiply by reciprocals at most.
+        #: The largest number of neurons for which steps multiply by reciprocals.
         self._most = self._multiplied()
         #: Threads of a block at most; a kernel on a CPU has one.
         self._threads = self._form.threads if kernel.block > 1 else 1  # type: ignore[attr-defined]  # a class

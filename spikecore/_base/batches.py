@@ -5,7 +5,8 @@ A batch is a tensor, a tuple or list for ``net(*inputs)``, or a dict for ``net(*
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Tuple
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, List, Optional
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from spikecore._base import structure
 
 #: The attribute of an input that was made to repeat here.
 _MADE = "_spikecore_made_to_repeat"
+#: What torch says of a write into such a tensor, and of a view that it cannot have.
+_REFUSED = ("more than one element of the written-to tensor", "view size is not compatible")
 
 
 def tree_map(change: Callable[[Tensor], Tensor], value: Any) -> Any:
@@ -44,7 +47,7 @@ def to_device(value: Any, device: Optional[torch.device]) -> Any:
 
 def inputs_on(value: Any, device: Optional[torch.device], copy: bool = False) -> Any:
     """Inputs of a network on a device, as :func:`to_device` has them or as a copy; but what repeats in an input is
-    moved once and repeats there, too, where torch would write it out. :func:`check_unwritten` goes with it.
+    moved once and repeats there, too, where torch would write it out. :func:`repeating` goes with it.
     """
     if device is None:
         return value
@@ -66,8 +69,10 @@ def laid_out_as(x: Tensor, step: Tensor) -> Tensor:
 
 def unrepeated(tensor: Tensor) -> Tensor:
     """The tensor with size 1 along each dimension of stride 0, along which it repeats: all of its memory, once."""
-    # of one with a derivative every number has its own; and in inference mode nobody knows whether it is written into
-    if type(tensor) is not Tensor or tensor.requires_grad or torch.is_inference_mode_enabled():
+    # with a derivative every number has one of its own; and what inference mode made has no count of the writes into it
+    if type(tensor) is not Tensor or tensor.requires_grad:
+        return tensor
+    if tensor.is_inference() or torch.is_inference_mode_enabled():
         return tensor
     if tensor.layout is not torch.strided or tensor.is_nested or 0 not in tensor.stride():
         return tensor
@@ -77,22 +82,32 @@ def unrepeated(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def repeating(inputs: Any) -> List[Tuple[Tensor, int]]:
-    """The inputs that were made to repeat here, and how often each was written into so far."""
-    return [(tensor, tensor._version) for tensor in flattened(inputs) if hasattr(tensor, _MADE)]
+@contextmanager
+def repeating(inputs: Any) -> Iterator[None]:
+    """Around the call of a network with inputs that were made to repeat here.
 
-
-def check_unwritten(before: List[Tuple[Tensor, int]]) -> None:
-    """Raise RuntimeError where a network wrote into one of :func:`repeating`: what is written into one step is in all
-    of them then.
+    Raises RuntimeError where the network writes into one of them, because the steps share one memory, so that a value
+    written into one step appears in every step; and where torch refuses such a write, or a view of it, says of which
+    input, and what to give instead.
     """
+    before = [(tensor, tensor._version) for tensor in flattened(inputs) if hasattr(tensor, _MADE)]
+    try:
+        yield
+    except RuntimeError as error:
+        if before and any(words in str(error) for words in _REFUSED):
+            raise RuntimeError(f"{error}. {_shared(before[0][0])}") from error
+        raise
     for tensor, version in before:
         if tensor._version != version:
-            raise RuntimeError(
-                f"the network writes into its input of shape {tuple(tensor.shape)} and strides {tensor.stride()}, "
-                "whose steps share one memory; write into a copy (x = x.clone()), or give a batch whose steps lie "
-                "apart (x.contiguous())"
-            )
+            raise RuntimeError(f"the network writes into its input. {_shared(tensor)}")
+
+
+def _shared(tensor: Tensor) -> str:
+    return (
+        f"The steps of the input of shape {tuple(tensor.shape)} and strides {tensor.stride()} share one memory: write "
+        "into a copy (x = x.clone()), take x.reshape(...) for x.view(...), or give the step a batch whose steps lie "
+        "apart (x.contiguous())"
+    )
 
 
 def _expanded(made: Tensor, given: Tensor) -> Tensor:

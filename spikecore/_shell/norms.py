@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from spikecore._shell.between import Apart, Between, apart
 from spikecore._shell.moved import Statistics, by_backend
 from spikecore.dtypes import compute_dtype
 from spikecore.lang._plain import is_compiling
@@ -29,22 +28,9 @@ _WAY_OUT = "leave it in front of the neuron: nn.Sequential(sc.layers.TimeBatched
 class Deferred(_BatchNorm):
     """Batch normalisation that the neuron behind it computes; a call gives its input back."""
 
-    #: What stands between the two; None in what versions without it pickled.
-    between: Optional[Between] = None
-
     def forward(self, input: Tensor) -> Tensor:
         """The input: the neuron normalises it."""
-        why = self._apart()
-        if why:
-            raise Apart(why)
         return input
-
-    def _apart(self) -> str:
-        return apart(self.between, type(self).__name__)
-
-    # torch.compile takes what this returns as a constant: it cannot follow a way through other modules, and traces
-    # anew where one of a sequence is another one
-    _apart._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
     def __dir__(self) -> List[str]:
         """Without ``qconfig``: torch.jit.trace asks for all names that are listed."""
@@ -122,10 +108,9 @@ def is_watched(module: nn.Module) -> bool:
     return changed or any(getattr(module, kind, None) for kind in kinds)
 
 
-def defer(norm: nn.Module, between: Between) -> None:
-    """Have a call of ``norm`` give its input back, while its neuron is where it is."""
+def defer(norm: nn.Module) -> None:
+    """Have a call of ``norm`` give its input back."""
     norm.__class__ = _DEFERRED[type(norm)]
-    norm.__dict__["between"] = between
 
 
 def check_restorable(norm: nn.Module) -> None:
@@ -141,7 +126,6 @@ def check_restorable(norm: nn.Module) -> None:
 def restore(norm: nn.Module) -> None:
     """Have ``norm`` normalise again; see :func:`check_restorable`."""
     norm.__class__ = _PLAIN.get(type(norm), type(norm))
-    norm.__dict__.pop("between", None)
 
 
 def normalised(norm: nn.Module, x: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ from typing import Any, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore._shell.between import Between
 from spikecore._shell.fused_calls import Results
 from spikecore.backend import Unsupported
 from spikecore.lang._plain import is_compiling, is_jit_tracing, is_plain
@@ -29,23 +28,16 @@ class Prologue:
     """Batch normalisation and a shortcut in front of one neuron.
 
     fused: whether they must be part of the kernel (True), must not (False), or are where they can (None). optional:
-    whether a call may have no ``skip``, although there is a shortcut, or one that is broadcast. between: what stands
-    between the normalisation and the neuron, of ``sc.fuse``.
+    whether a call may have no ``skip``, although there is a shortcut, or one that is broadcast.
     """
 
-    #: The defaults of prologues that were pickled by versions without these attributes.
+    #: The default of prologues that were pickled by versions without this attribute.
     optional = False
-    between: Optional[Between] = None
 
     def __init__(
-        self,
-        norm: nn.Module,
-        shortcut: str = "",
-        fused: Optional[bool] = None,
-        optional: bool = False,
-        between: Optional[Between] = None,
+        self, norm: nn.Module, shortcut: str = "", fused: Optional[bool] = None, optional: bool = False
     ) -> None:
-        self.norm, self.shortcut, self.fused, self.optional, self.between = norm, shortcut, fused, optional, between
+        self.norm, self.shortcut, self.fused, self.optional = norm, shortcut, fused, optional
         #: Why the last call computed normalisation and neuron one after the other: "" if it did not, None before one.
         self.reason: Optional[str] = None
 

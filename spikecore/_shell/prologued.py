@@ -17,7 +17,6 @@ from spikecore._plugins.registry import AUTO_NAME
 from spikecore._plugins.selection import REFERENCE
 from spikecore._shell import checks, earlier, marked, norms, parameters, processes, ranges
 from spikecore._shell.automatic import Calls, automatic_runner
-from spikecore._shell.between import Apart, apart
 from spikecore._shell.binding import SpecKey
 from spikecore._shell.fused_calls import FusedCalls, Results
 from spikecore._shell.needs import lacking
@@ -65,9 +64,6 @@ class Prologued(FusedCalls):
     ) -> Results:
         """A call of a neuron with a prologue."""
         prologue: Any = self._prologue
-        why = self._apart()
-        if why:
-            raise Apart(why)
         x, skip = prologue.taken(type(self).__name__, inputs, single)
         before = skip if prologue.shortcut == "before" else None
         # what of it goes into the program
@@ -89,13 +85,6 @@ class Prologued(FusedCalls):
         if found is None:
             found, within = self._execute((y if before is None else y + before,), state, record, final, single), before
         return found if within is skip else added(found, skip)
-
-    def _apart(self) -> str:
-        prologue: Any = self._prologue
-        return apart(prologue.between, type(self).__name__)
-
-    # as that of the normalisation: a constant for torch.compile
-    _apart._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
     def _adds(self, prologue: Prologue, x: Tensor, skip: Tensor) -> bool:
         """Whether a shortcut behind the neuron is part of its program. One of another shape, dtype or order of memory

@@ -17,7 +17,7 @@ from typing import Any, ContextManager, Dict, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.batches import beside, check_unwritten, device_of, inputs_on, repeating, to_device, tree_map
+from spikecore._base.batches import beside, device_of, inputs_on, repeating, to_device, tree_map
 from spikecore._delay import Delay
 from spikecore._hoisting import hoist
 from spikecore._shell.processes import named_as, unwrapped
@@ -88,9 +88,8 @@ class EagerTraining:
         self.optimizer.zero_grad(set_to_none=True)
         with own_state(self._stateful):
             with _casting(self.options, device), self._form.packing():
-                before = repeating(inputs)
-                outputs = self._form.run(inputs)
-                check_unwritten(before)
+                with repeating(inputs):
+                    outputs = self._form.run(inputs)
                 loss = self._form.loss(self.loss, outputs, beside(outputs, targets))
             check_loss(loss)
             (loss if scaler is None else scaler.scale(loss)).backward()
@@ -174,10 +173,8 @@ class EagerInference:
         try:
             with torch.no_grad(), own_state(self._stateful), _casting(self.options, device):
                 batch = self._form.inputs(inputs_on(inputs, device))
-                before = repeating(batch)
-                outputs = self._form.attempt(lambda: self._form.run(batch))
-                check_unwritten(before)
-                return outputs
+                with repeating(batch):
+                    return self._form.attempt(lambda: self._form.run(batch))
         finally:
             for module, mode in modes:
                 module.training = mode

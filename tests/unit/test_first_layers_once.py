@@ -416,10 +416,43 @@ class TestHoist:
             step(x, torch.zeros(B))
             return
         for call in (lambda: step(x, torch.zeros(B)), lambda: sc.inference_model(net, options=options)(x)):
-            with pytest.raises(RuntimeError, match=r"writes into its input .*5, 3, 4.*x\.contiguous\(\)"):
+            with pytest.raises(RuntimeError, match=r"writes into its input.*5, 3, 4.*x\.contiguous\(\)"):
                 call()
         assert torch.equal(net.weight, weight)
         step(x.contiguous(), torch.zeros(B))
+
+    @pytest.mark.parametrize("first", [nn.ReLU(inplace=True), sc.layers.TimeBatched(nn.Linear(4, 4))])
+    def test_what_torch_refuses_of_a_repeated_input_names_the_way_out(self, first, monkeypatch):
+        """A write in place into the input itself, and a view of it; what takes any strides trains."""
+        monkeypatch.setattr(graph_step, "Capture", Rerun)
+        monkeypatch.setattr(facts, "gpu_of", lambda net: torch.device("cpu"))
+
+        class Viewed(nn.Linear):
+            def forward(self, x):
+                return super().forward(x.view(T * B, 4))
+
+        last = Viewed(4, 2) if isinstance(first, nn.ReLU) else nn.Linear(4, 2)
+        net, x = nn.Sequential(first, last), values(B, 4).float().expand(T, B, 4)
+        step = sc.training_model(net, lambda y, _: y.mean(), torch.optim.SGD(net.parameters(), 0.1), options=GRAPH)
+        if last.__class__ is nn.Linear:
+            step(x, torch.zeros(B))
+            return
+        for refused in (net, last):
+            step = sc.training_model(
+                refused, lambda y, _: y.mean(), torch.optim.SGD(net.parameters(), 0.1), options=GRAPH
+            )
+            with pytest.raises(RuntimeError, match=r"share one memory.*x\.reshape.*x\.contiguous\(\)"):
+                step(x, torch.zeros(B))
+            step(x.contiguous(), torch.zeros(B))
+
+    def test_a_batch_that_was_made_in_inference_mode(self):
+        """It has no count of the writes into it."""
+        with torch.inference_mode():
+            x = values(B, 2, 4, 4).float().expand(T, B, 2, 4, 4)
+        net = sc.layers.TimeBatched(nn.Conv2d(2, 3, 3))
+        options = sc.TrainingOptions(channels_last=True)
+        step = sc.training_model(net, lambda y, _: y.mean(), torch.optim.SGD(net.parameters(), 0.1), options=options)
+        assert step(x, torch.zeros(B))[0].shape == (T, B, 3, 2, 2)
 
     def test_kinds_of_tensors_that_repeat_in_a_graph(self, monkeypatch):
         """A parameter is a batch as any other; a batch with a derivative, too."""
