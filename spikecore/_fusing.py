@@ -44,8 +44,8 @@ def fuse(net: nn.Module) -> nn.Module:
     The network computes what it computed before, to rounding; a backend that can compute normalisation and neuron in
     one kernel then does, in which nothing normalised is stored. Modules, parameters and buffers stay where they are, so
     ``state_dict()`` has the same keys, and an optimiser made before goes on. Left as they are: ``nn.SyncBatchNorm`` and
-    other classes, a normalisation or a neuron that is in the network twice, those with hooks or a ``forward`` of the
-    object's own, and all that a module's own ``forward`` puts together: there, use
+    other classes, a normalisation or a neuron that is in the network twice, those with hooks or a ``forward`` of their
+    own, and all that a module's own ``forward`` puts together: there, use
     :class:`spikecore.layers.NormNeuron`. :func:`unfuse` undoes it; call it before other modules are put in the place of
     these (``SyncBatchNorm.convert_sync_batchnorm``).
 
@@ -127,6 +127,8 @@ def _does_nothing(module: nn.Module) -> bool:
 def _can_normalise(module: nn.Module) -> bool:
     return (
         isinstance(module, Neuron)
+        # a forward of a derived class sees the input before the kernel does, which would be normalised behind it
+        and type(module).forward is Neuron.forward
         and len(module.inputs) == 1
         and prologue_of(module) is None
         # hooks see the input of the neuron, and gradients with respect to it, which would be those of the normalisation

@@ -77,6 +77,23 @@ def test_an_identity_that_computes_something_stands_between(make):
     assert torch.equal(net(batch()), expected)
 
 
+class Scaled(sc.LIF):
+    """A neuron with a forward of its own, which changes its input."""
+
+    def forward(self, x):
+        """LIF of three tenths of the input."""
+        return super().forward(0.3 * x)
+
+
+def test_a_forward_of_a_derived_neuron_sees_what_is_normalised():
+    """The neuron in front of which it stands is not fused."""
+    front = network()
+    net = nn.Sequential(front[0], Scaled(backend="torch"), *front[2:])
+    expected = net(batch())
+    assert repr(sc.fuse(net)).count("computed by the neuron") == 1
+    assert torch.equal(net(batch()), expected)
+
+
 def test_an_identity_alone_does_not():
     """Both normalisations are fused."""
     front = network()
