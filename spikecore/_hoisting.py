@@ -133,7 +133,7 @@ def observing(hook: _Hook) -> _Hook:
 
 def hoisted_steps(args: Tuple[Any, ...]) -> int:
     """How many steps a module computes once, by the arguments that its hooks get; 0 if it computes every step."""
-    return args.steps if isinstance(args, _OneStep) else 0
+    return args.repeats.shape[0] if isinstance(args, _OneStep) else 0
 
 
 def is_watched(module: nn.Module) -> bool:
@@ -161,9 +161,8 @@ def _check(net: Any) -> None:
 
 
 class _OneStep(tuple):  # type: ignore[type-arg]  # of one tensor
-    """Arguments of a module that are those of one step, for so many steps, and the input that repeats it."""
+    """Arguments of a module that are those of one step, and the input that repeats it."""
 
-    steps: int
     repeats: Tensor
 
 
@@ -179,7 +178,7 @@ def _take_step(module: nn.Module, args: Tuple[Any, ...]) -> Optional[Tuple[Any, 
     if step is None:
         return None
     found = _OneStep((step,))
-    found.steps, found.repeats = x.shape[0], x
+    found.repeats = x
     return found
 
 

@@ -17,16 +17,14 @@ def lif():
     return sc.LIF(backend="torch")
 
 
-def network(nested=False):
-    """Two pairs of normalisation and neuron, in sequences within the sequence where ``nested``."""
+def network():
+    """Two pairs of normalisation and neuron."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         front = TimeBatched(nn.Conv2d(2, C, 3, padding=1), nn.BatchNorm2d(C), nn.Identity())
         back = TimeBatched(nn.Conv2d(C, C, 3, padding=1), nn.BatchNorm2d(C))
     for one in (front, back):
         nn.init.constant_(one.module[1].bias, 0.6)
-    if nested:
-        return nn.Sequential(nn.Sequential(nn.Identity(), front), nn.Sequential(lif(), back), lif())
     return nn.Sequential(front, lif(), back, lif())
 
 
