@@ -146,7 +146,8 @@ class MSBlock(nn.Module):
             pooled = pooled_shortcut and stride != 1
             one = normalised(convolution(in_channels, channels, 1, 1 if pooled else stride), norm(channels))
             # rounded up, as strided convolutions do: of 7 pixels the branch leaves 4, and a pooling that rounds down 3
-            pool = nn.AvgPool2d(stride, ceil_mode=True)
+            # without padding count_include_pad changes no number, and with True torch.compile has wrong gradients here
+            pool = nn.AvgPool2d(stride, ceil_mode=True, count_include_pad=False)
             self.shortcut = nn.Sequential(TimeBatched(pool), one) if pooled else one
 
     def forward(self, x: Tensor) -> Tensor:

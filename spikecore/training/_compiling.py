@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.optim import optimizer as _torch_optimizer
 
+from spikecore.backend import Unsupported
+
 #: Optimisers whose updates are compiled. Of others, and of classes derived from these, it is not known that a compiled
 #: update is theirs.
 _KNOWN = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
@@ -178,9 +180,12 @@ def is_usual(optimizer: Any) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """An error of the compiler in one line."""
-    first = next((line for line in str(error).splitlines() if line.strip()), "")
-    return f"torch.compile raised {type(error).__name__}: {first}"
+    """An error of the compiler in one line; of an error of ours that it wrapped, the text."""
+    inner = getattr(error, "inner_exception", None) or error
+    if isinstance(inner, Unsupported):
+        return str(inner)
+    first = next((line for line in str(inner).splitlines() if line.strip()), "")
+    return f"torch.compile raised {type(inner).__name__}: {first}"
 
 
 def compiler_errors() -> Tuple[Type[Exception], ...]:

@@ -21,6 +21,7 @@ from spikecore._base.batches import run_network
 from spikecore._shell.processes import is_shard
 from spikecore.backend import Unsupported
 from spikecore.parallel import Pipeline
+from spikecore.training import _averages as averages
 from spikecore.training import _layout as layout
 from spikecore.training._compiling import Compiled, OwnCode, Update, compiler_errors, reason
 from spikecore.training._options import TrainingOptions
@@ -186,6 +187,11 @@ class Form:
             )
         if any(is_shard(parameter) for parameter in self.net.parameters()):
             raise Left("its parameters are shards")
+        if dims == 2 and averages.misplaced_channels_last(self.net):
+            raise Left(
+                "this torch gives the gradient of a padded nn.AvgPool2d that is channels-last to the wrong pixels "
+                "(pytorch/pytorch issue 188344)"
+            )
         self._dims = dims
         self._weights = layout.weights_channels_last(self.net, dims)
 
@@ -196,10 +202,15 @@ class Form:
             raise Left("the network is over several devices or processes; compile its parts, with layer.compile()")
         if not hasattr(getattr(torch, "compiler", None), "is_compiling"):
             raise Left(f"torch {torch.__version__} is too old to compile neurons")
-        options = {}
+        options: Dict[str, Any] = {}
+        if self._trains:
+            try:
+                options = averages.compiling_options(self.net)
+            except Unsupported as error:
+                raise Left(str(error)) from error
         if self._trains and self.options.pack_spikes:
             try:
-                options = compiling_options()
+                options = {**options, **compiling_options()}
             except Unsupported as error:
                 self._no_packing = str(error)
         # fullgraph: a network that breaks into parts is compiled part by part while it runs, and cannot go back then

@@ -119,3 +119,20 @@ def test_loss_and_update_are_compiled(monkeypatch):
     assert len(set(made)) == 2
     assert len(made) == 2 * 3  # two steps and the capture
     assert not any(one.why for one in made)
+
+
+@pytest.mark.filterwarnings("ignore:fast=True. channels_last is left out, because this torch gives:RuntimeWarning")
+def test_pooling_with_padding_has_its_gradient_in_any_layout():
+    """The kernel of torch before July 2026 gives gradients of padded pooling to the wrong pixels, channels-last."""
+    torch.manual_seed(0)
+    pool = nn.AvgPool2d(3, 2, 1)
+    net = nn.Sequential(sc.layers.TimeBatched(nn.Conv2d(2, 4, 3)), sc.LI(tau=2.0), sc.layers.TimeBatched(pool)).to(
+        "cuda"
+    )
+    plain = copy.deepcopy(net)
+    x = torch.randn(3, 5, 2, 12, 12, generator=torch.Generator().manual_seed(1))
+    for one, options in ((net, sc.CudaOptions(fast=True)), (plain, None)):
+        optimizer = torch.optim.SGD(one.parameters(), 0.1)
+        sc.training_model(one, lambda y, t: (y**2).sum(), optimizer, options=options)(x, torch.zeros(1))
+    for found, expected in zip(net.parameters(), plain.parameters()):
+        torch.testing.assert_close(found.grad, expected.grad, rtol=1e-3, atol=1e-3)

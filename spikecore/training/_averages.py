@@ -1,0 +1,107 @@
+"""Gradients of average pooling that torch has wrong in one of the forms of a step.
+
+Compiled, where a window reaches beyond the image: with ``ceil_mode=True`` the last window of a row may hold fewer
+numbers than the others, and it is divided by how many it holds. torch.compile divides the gradient of such a window by
+the size of a whole one (pytorch/pytorch issue 198119, torch 2.11 to 2.14, CPU and CUDA), so the compiled gradient is
+too small and nothing says so. A pass over the joint graph of forward and backward mends it: without padding,
+``count_include_pad=False`` is the same average, whose gradient torch.compile has right; with padding the network is
+not compiled.
+
+Channels-last, with padding: the CUDA kernel of torch before July 2026 gives gradients to the wrong pixels
+(pytorch/pytorch issue 188344). Such a network keeps its layout where a small pooling shows that this torch does so.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Dict
+
+import torch
+from torch import fx, nn
+
+from spikecore.backend import Unsupported
+
+_BACKWARD = {torch.ops.aten.avg_pool2d_backward.default: 2, torch.ops.aten.avg_pool3d_backward.default: 3}
+_WAY_OUT = (
+    "torch.compile computes a wrong gradient of average pooling with ceil_mode=True and count_include_pad=True where a "
+    "window reaches beyond the padded image (pytorch/pytorch issue 198119); use count_include_pad=False there, or "
+    "ceil_mode=False"
+)
+
+
+def compiling_options(net: nn.Module) -> Dict[str, Any]:
+    """Options of ``torch.compile`` that have this done; raises Unsupported where this torch has no such passes and
+    ``net`` may need them.
+    """
+    try:
+        import torch._inductor.config as config
+        from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+        config.joint_custom_pre_pass  # noqa: B018  # older versions have no such pass
+    except (ImportError, AttributeError) as error:
+        if any(_clips(module) for module in net.modules()):
+            raise Unsupported(_WAY_OUT) from error
+        return {}
+
+    class Mend(CustomGraphPass):
+        def __call__(self, graph: fx.Graph) -> None:
+            mend(graph)
+
+        def uuid(self) -> Any:
+            # what torch has compiled and kept on disk is made again where the rules have changed
+            return get_hash_for_files((__file__,))
+
+    return {"joint_custom_pre_pass": Mend()}
+
+
+def mend(graph: fx.Graph) -> None:
+    """Have windows that reach beyond the image divided by what they hold. Raises Unsupported where that cannot be."""
+    for node in graph.nodes:
+        dims = _BACKWARD.get(node.target)
+        if dims is None:
+            continue
+        grad, x, kernel, stride, padding, ceil_mode, counts_padding, divisor = node.args
+        if not (ceil_mode and counts_padding and divisor is None):
+            continue
+        windows = zip(
+            grad.meta["val"].shape[-dims:],
+            x.meta["val"].shape[-dims:],
+            _each(kernel, dims),
+            _each(stride or kernel, dims),
+            _each(padding, dims),
+        )
+        if not any((out - 1) * step + size > held + 2 * pad for out, held, size, step, pad in windows):
+            continue
+        if any(_each(padding, dims)):
+            raise Unsupported(_WAY_OUT)
+        node.args = (*node.args[:6], False, None)
+
+
+def _each(sizes: Any, dims: int) -> Any:
+    """One number for each dimension: of one alone, or of none, torch takes it for all."""
+    return list(sizes) if len(sizes) == dims else [*(sizes or [0])] * dims
+
+
+def _clips(module: Any) -> bool:
+    pools = isinstance(module, (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d))
+    return pools and module.ceil_mode and module.count_include_pad and getattr(module, "divisor_override", None) is None
+
+
+def misplaced_channels_last(net: nn.Module) -> bool:
+    """Whether a pooling of ``net`` would give its gradient to the wrong pixels, were its input channels-last."""
+    padded = any(isinstance(one, nn.AvgPool2d) and any(_each(_sizes(one.padding), 2)) for one in net.modules())
+    return padded and any(_misplaces(device) for device in {parameter.device for parameter in net.parameters()})
+
+
+@functools.lru_cache(maxsize=None)
+def _misplaces(device: torch.device) -> bool:
+    x = torch.zeros(1, 2, 4, 4, device=device).contiguous(memory_format=torch.channels_last).requires_grad_()
+    with torch.enable_grad():
+        out = nn.functional.avg_pool2d(x, 2, padding=1)
+        # the first window holds the first pixel alone
+        (grad,) = torch.autograd.grad(out[:, :, 0, 0].sum(), x)
+    return bool((grad != 0).nonzero()[:, 2:].any()) or not bool(grad.any())
+
+
+def _sizes(sizes: Any) -> Any:
+    return sizes if isinstance(sizes, (tuple, list)) else [sizes]
