@@ -11,6 +11,7 @@ from torch import nn
 
 from spikecore import _convolving, _pooling
 from spikecore._shell.checks import shown
+from spikecore._shell.in_turn import calls_as, in_turn
 from spikecore._shell.norms import can_defer, check_restorable, defer, is_watched, restore
 from spikecore._shell.prologue import Prologue
 from spikecore._shell.prologued import prologue_of, set_prologue
@@ -116,7 +117,7 @@ def _pairs(net: nn.Module) -> List[Tuple[nn.Module, Neuron]]:
 
 def _is_sequence(module: nn.Module) -> bool:
     """Whether a module calls its parts one after the other, and nothing sees what is between them."""
-    return type(module).forward is nn.Sequential.forward and not is_watched(module)
+    return in_turn(module) and not is_watched(module)
 
 
 def _does_nothing(module: nn.Module) -> bool:
@@ -126,9 +127,9 @@ def _does_nothing(module: nn.Module) -> bool:
 
 def _can_normalise(module: nn.Module) -> bool:
     return (
-        isinstance(module, Neuron)
         # a forward of a derived class sees the input before the kernel does, which would be normalised behind it
-        and type(module).forward is Neuron.forward
+        isinstance(module, Neuron)
+        and calls_as(module, Neuron)
         and len(module.inputs) == 1
         and prologue_of(module) is None
         # hooks see the input of the neuron, and gradients with respect to it, which would be those of the normalisation

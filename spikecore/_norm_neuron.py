@@ -6,6 +6,7 @@ from typing import Any, Optional
 
 from torch import Tensor, nn
 
+from spikecore._shell.in_turn import calls_as
 from spikecore._shell.norms import check_norm
 from spikecore._shell.prologue import SHORTCUTS, Prologue
 from spikecore._shell.prologued import prologue_of, set_prologue
@@ -39,8 +40,8 @@ class NormNeuron(nn.Module):
     are not, either.
 
     Raises TypeError for a ``norm`` of another kind, ``nn.SyncBatchNorm`` for one, and for a ``neuron`` that is none;
-    ValueError for a ``norm`` with hooks (``nn.utils.weight_norm``), for a neuron with several inputs, for one that
-    normalises already, and for an unknown ``shortcut``.
+    ValueError for a ``norm`` with hooks (``nn.utils.weight_norm``), for a neuron with several inputs, for one with a
+    ``forward`` of its own or a forward pre-hook, for one that normalises already, and for an unknown ``shortcut``.
     """
 
     def __init__(
@@ -54,6 +55,13 @@ class NormNeuron(nn.Module):
             raise ValueError(
                 f"NormNeuron: {type(neuron).__name__} has the inputs {', '.join(neuron.inputs)}; which of them to "
                 "normalise is not known: normalise it before the call"
+            )
+        if not calls_as(neuron, Neuron) or "forward" in vars(neuron) or neuron._forward_pre_hooks:
+            # what they do to the input would come before the normalisation: a factor, for one, would be divided out
+            raise ValueError(
+                f"NormNeuron: this {type(neuron).__name__} has a forward of its own or a forward pre-hook, which would "
+                "see the input before it is normalised; leave norm in front of the neuron: "
+                "nn.Sequential(sc.layers.TimeBatched(conv, norm), neuron)"
             )
         if prologue_of(neuron) is not None:
             raise ValueError(

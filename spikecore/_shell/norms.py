@@ -202,12 +202,14 @@ def constants(norm: Any, x: Tensor, moments: Optional[Moments], statistics: Opti
     them. Mean and rstd carry no gradient. ``x`` is one whose steps ``norm`` takes.
     """
     compute: Any = compute_dtype(x.dtype)
+    # backward reads the mean: a copy is not moved by a call in training before it
+    saves = torch.is_grad_enabled()
     with torch.no_grad():
         if takes_batch(norm):
             found = None if statistics is None else by_backend(norm, x, statistics)
             mean, rstd = found or _by_torch(norm, x, compute, moments)
         else:
-            mean = norm.running_mean.to(compute)
+            mean = norm.running_mean.to(compute, copy=saves)
             rstd = torch.rsqrt(norm.running_var.to(compute) + norm.eps)
     # one of the two may be None: torch's batch normalisation takes bias=False
     weight = torch.ones_like(mean) if norm.weight is None else norm.weight

@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from spikecore._base.stacks import Level, Place, innermost_calls, levels, modules_within, token_of, traced
+from spikecore._shell.in_turn import in_turn
 
 #: Name of a module twice in one container, as :func:`registered_twice` finds it.
 Twice = Dict[nn.Module, Tuple[str, str]]
@@ -176,7 +177,7 @@ def _check_list(module: nn.Module, found: Calls) -> None:
 
 def _check_in_turn(module: nn.Module, owner: nn.Module) -> None:
     """Raise if ``owner`` is a sequence that runs the module twice."""
-    if _in_turn(owner):
+    if in_turn(owner):
         names = [name for name, child in owner._modules.items() if child is not None and module in child.modules()]
         if len(names) > 1:
             raise RuntimeError(
@@ -185,18 +186,13 @@ def _check_in_turn(module: nn.Module, owner: nn.Module) -> None:
             )
 
 
-def _in_turn(container: nn.Module) -> bool:
-    """Whether it runs what it holds one after the other."""
-    return isinstance(container, nn.Sequential) and type(container).forward is nn.Sequential.forward
-
-
 def _is_list(container: nn.Module) -> bool:
-    return isinstance(container, (nn.Sequential, nn.ModuleList, nn.ModuleDict)) and not _in_turn(container)
+    return isinstance(container, (nn.Sequential, nn.ModuleList, nn.ModuleDict)) and not in_turn(container)
 
 
 def registered_twice(net: nn.Module) -> Twice:
     """The modules that one container of ``net`` runs twice, each with two of its names."""
-    return _twice(net, _in_turn)
+    return _twice(net, in_turn)
 
 
 def _listed_in(net: nn.Module) -> Twice:

@@ -7,6 +7,7 @@ from typing import Callable, Optional
 from torch import Tensor, nn
 
 from spikecore._hoisting import is_watched
+from spikecore._shell.in_turn import in_turn
 from spikecore._shell.prologued import prologue_of
 from spikecore._shell.state import has_watchers
 from spikecore.neuron import Neuron
@@ -25,7 +26,7 @@ class Adding(nn.Module):
         """The neuron at the end of the body, None where there is another module."""
         body = self.body
         # anything may have been put in its place
-        if not isinstance(body, nn.Sequential) or type(body).forward is not nn.Sequential.forward or not len(body):
+        if not in_turn(body) or not len(body):
             return None
         last = [*body][-1]
         return last if isinstance(last, Neuron) else None

@@ -15,6 +15,7 @@ from torch.utils import checkpoint as torch_checkpoint
 
 from spikecore._base.batches import flattened
 from spikecore._shell.checks import shown
+from spikecore._shell.in_turn import in_turn
 from spikecore.backend import Unsupported
 from spikecore.lang._plain import is_compiling
 from spikecore.parallel._pipeline import Pipeline
@@ -85,7 +86,7 @@ def _chosen(net: nn.Module) -> List[nn.Module]:
     """The modules of a network that have groups, where its user names none."""
     if isinstance(net, Pipeline):
         return list(net)
-    if not _in_turn(net):
+    if not in_turn(net):
         names = ", ".join(repr(name) for name, _ in net.named_children())
         raise TypeError(
             f"net is a {type(net).__name__}, whose forward is its own, so that its layers have no known order; name "
@@ -105,10 +106,6 @@ def _named(net: nn.Module, modules: Sequence[str]) -> List[nn.Module]:
             some = ", ".join(repr(one) for one in known if one)
             raise ValueError(f"modules: {type(net).__name__} has no module {name!r}; it has {some or 'none'}")
     return [known[name] for name in modules]
-
-
-def _in_turn(module: nn.Module) -> bool:
-    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
 
 
 def _refuse_replica() -> None:
@@ -163,7 +160,7 @@ class _Groups:
         plain: Callable[..., Any] = type(module).forward
         if not torch.is_grad_enabled():
             return plain(module, *args, **kwargs)
-        if not _in_turn(module):
+        if not in_turn(module):
             return _region([module], lambda *args, **kwargs: plain(module, *args, **kwargs), args, kwargs)
         if len(args) != 1 or kwargs:
             return plain(module, *args, **kwargs)  # which raises as it does

@@ -83,10 +83,45 @@ class Scaled(sc.LIF):
         return super().forward(0.3 * x)
 
 
-def test_a_forward_of_a_derived_neuron_sees_what_is_normalised():
+class ScaledBefore(sc.LIF):
+    """The same by a ``__call__``."""
+
+    def __call__(self, x):
+        """LIF of three tenths of the input."""
+        return super().__call__(0.3 * x)
+
+
+@pytest.mark.parametrize("kind", [Scaled, ScaledBefore])
+def test_a_forward_of_a_derived_neuron_sees_what_is_normalised(kind):
     """The neuron in front of which it stands is not fused."""
     front = network()
-    net = nn.Sequential(front[0], Scaled(backend="torch"), *front[2:])
+    net = nn.Sequential(front[0], kind(backend="torch"), *front[2:])
+    expected = net(batch())
+    assert repr(sc.fuse(net)).count("computed by the neuron") == 1
+    assert torch.equal(net(batch()), expected)
+
+
+class Backwards(nn.Sequential):
+    """A sequence that calls its last part first."""
+
+    def __iter__(self):
+        """The parts from the last one."""
+        return reversed(self._modules.values())
+
+
+class Halved(nn.Sequential):
+    """A sequence with a call of its own."""
+
+    def __call__(self, x):
+        """Of half the input."""
+        return 0.5 * super().__call__(x)
+
+
+@pytest.mark.parametrize("kind", [Backwards, Halved])
+def test_a_sequence_that_does_more_than_to_call_its_parts_is_not_seen_through(kind):
+    """The normalisation that it holds last is not what it computes last."""
+    front = network()
+    net = nn.Sequential(kind(TimeBatched(Doubled()), front[0]), *front[1:])
     expected = net(batch())
     assert repr(sc.fuse(net)).count("computed by the neuron") == 1
     assert torch.equal(net(batch()), expected)

@@ -79,6 +79,22 @@ def test_every_layout_gives_the_same(layout: str) -> None:
         same(found, wanted, rtol=1e-4, atol=3e-5)
 
 
+def test_a_call_in_training_does_not_move_what_an_earlier_one_kept() -> None:
+    """Forward in eval mode, forward in training, backward of the first: the running mean that it kept had moved."""
+    found = []
+    for calls in (0, 1):
+        layer = pair()[0]
+        # the second call of a kind goes past the checks
+        for x in (image(), image().requires_grad_()):
+            y = layer.eval()(x)
+        layer.train()
+        for _ in range(calls):
+            layer(image() + 3.0)
+        y.sum().backward()
+        found.append((x.grad, layer.norm.weight.grad, layer.norm.bias.grad))
+    assert all(torch.equal(mine, its) for mine, its in zip(*found))
+
+
 @pytest.mark.parametrize("shortcut", [None, "before"])
 @pytest.mark.parametrize("training", [True, False])
 def test_gradients_are_finite_differences(shortcut: Optional[str], training: bool) -> None:

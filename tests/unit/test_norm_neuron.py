@@ -67,6 +67,14 @@ class Plain(nn.Module):
         return z + skip if self.shortcut == "after" else z
 
 
+class Halving(sc.LIF):
+    """A neuron with a call of its own, which changes its input."""
+
+    def __call__(self, x):
+        """LIF of half the input."""
+        return super().__call__(0.5 * x)
+
+
 OPTIONS = [{}, {"affine": False}, {"momentum": None}, {"momentum": 0.3}, {"track_running_stats": False}, {"eps": 0.1}]
 
 
@@ -152,6 +160,12 @@ class TestNormNeuron:
                 ValueError, match="norm is a BatchNorm2d with hooks or a forward of its own.*leave it in"
             ):
                 NormNeuron(watched, lif())
+        halving, hooked, own = Halving(backend="torch"), lif(), lif()
+        hooked.register_forward_pre_hook(lambda _, args: (args[0] * 2,))
+        own.forward = lambda x: x
+        for watched in (halving, hooked, own):
+            with pytest.raises(ValueError, match="would see the input before it is normalised; leave norm in front"):
+                NormNeuron(norm(), watched)
         layer = NormNeuron(norm(), lif(), shortcut="before")
         with pytest.raises(ValueError, match="normalises its input already"):
             NormNeuron(norm(), layer.neuron)

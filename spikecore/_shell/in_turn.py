@@ -1,0 +1,22 @@
+"""Whether a call of a module runs what its base class runs, and nothing of a derived class around it."""
+
+from __future__ import annotations
+
+from typing import Any, Type
+
+from torch import nn
+
+
+def calls_as(module: nn.Module, base: Type[nn.Module]) -> bool:
+    """Whether the class of ``module`` has the ``forward`` of ``base``, and no ``__call__`` of its own."""
+    kind: Any = type(module)
+    return isinstance(module, base) and kind.forward is base.forward and kind.__call__ is nn.Module.__call__
+
+
+def in_turn(module: nn.Module) -> bool:
+    """Whether a module calls what it holds one after the other, as ``nn.Sequential`` does.
+
+    ``nn.Sequential.forward`` iterates over the module, so a class with an ``__iter__`` of its own may call other parts,
+    or in another order.
+    """
+    return calls_as(module, nn.Sequential) and type(module).__iter__ is nn.Sequential.__iter__  # type: ignore[attr-defined]
