@@ -28,12 +28,15 @@ class Form:
     fused: bool = False
     #: Spikes kept for backward as bits: ``TrainingOptions(pack_spikes=True)``.
     packed: bool = False
-    #: ``torch.compile``.
+    #: ``TrainingOptions(compile=True)``; see ``apart``.
     compiled: bool = False
     #: A captured step: ``CudaOptions(graph=True)``.
     graph: bool = False
     #: The optimiser's step by ``torch.compile``.
     compiled_adam: bool = False
+    #: Whether the network is compiled by ``torch.compile`` alone, and not by ``TrainingOptions(compile=True)``, which
+    #: refuses networks that do not compile as a whole: those of other libraries.
+    apart: bool = False
 
     @property
     def name(self) -> str:
@@ -63,7 +66,7 @@ class Form:
             net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # the stub lacks it alone
         if self.fused:
             sc.fuse(net)
-        return _Compiled(net) if self.compiled and not self.packed else net
+        return _Compiled(net) if self.compiled and self.apart else net
 
     def optimizer(self, parameters: Iterable[Tensor], device: torch.device) -> torch.optim.Optimizer:
         """Adam: fused on a GPU, or its step compiled."""
@@ -76,7 +79,7 @@ class Form:
 
     def loss(self) -> Callable[..., Any]:
         """Cross entropy of spike counts; compiled where a captured step is, as ``fast=True`` has it."""
-        by_itself = self.compiled and self.graph and not self.packed
+        by_itself = self.compiled and self.graph and self.apart
         return _compiled(sc.losses.ce_count) if by_itself else sc.losses.ce_count
 
     def images(self, images: Tensor) -> Tensor:
@@ -88,8 +91,9 @@ class Form:
         """How the training step runs."""
         keywords: Dict[str, Any] = {"autocast": network.autocast}
         if self.packed:
-            # the graph of a compiled network decides what is saved, so one compiler has to do both
-            keywords.update(pack_spikes=True, compile=self.compiled)
+            keywords.update(pack_spikes=True)
+        if self.compiled and not self.apart:
+            keywords.update(compile=True)
         return sc.CudaOptions(graph=True, **keywords) if self.graph else sc.TrainingOptions(**keywords)
 
 

@@ -231,7 +231,8 @@ def entries(
         for other in bench.implementations:
             # a loop over time steps is written out by the compiler, for minutes
             if other.in_network is not None and (other.ours or not (form.ours or (form.compiled and other.loops))):
-                found[form.row(other.name)] = partial(enter, other, network, batch, bench, form)
+                its = form if other.ours else replace(form, apart=True)
+                found[form.row(other.name)] = partial(enter, other, network, batch, bench, its)
     return found, plain
 
 

@@ -14,7 +14,7 @@ Channels-last, with padding: the CUDA kernel of torch before July 2026 gives gra
 from __future__ import annotations
 
 import functools
-from typing import Any, Dict
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -22,39 +22,15 @@ from torch import fx, nn
 from spikecore.backend import Unsupported
 
 _BACKWARD = {torch.ops.aten.avg_pool2d_backward.default: 2, torch.ops.aten.avg_pool3d_backward.default: 3}
-_WAY_OUT = (
+#: What is wrong, and the way out.
+WAY_OUT = (
     "torch.compile computes a wrong gradient of average pooling with ceil_mode=True and count_include_pad=True where a "
     "window reaches beyond the padded image (pytorch/pytorch issue 198119); use count_include_pad=False there, or "
     "ceil_mode=False"
 )
 
 
-def compiling_options(net: nn.Module) -> Dict[str, Any]:
-    """Options of ``torch.compile`` that have this done; raises Unsupported where this torch has no such passes and
-    ``net`` may need them.
-    """
-    try:
-        import torch._inductor.config as config
-        from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
-
-        config.joint_custom_pre_pass  # noqa: B018  # older versions have no such pass
-    except (ImportError, AttributeError) as error:
-        if any(_clips(module) for module in net.modules()):
-            raise Unsupported(_WAY_OUT) from error
-        return {}
-
-    class Mend(CustomGraphPass):
-        def __call__(self, graph: fx.Graph) -> None:
-            mend(graph)
-
-        def uuid(self) -> Any:
-            # what torch has compiled and kept on disk is made again where the rules have changed
-            return get_hash_for_files((__file__,))
-
-    return {"joint_custom_pre_pass": Mend()}
-
-
-def mend(graph: fx.Graph) -> None:
+def change(graph: fx.Graph) -> None:
     """Have windows that reach beyond the image divided by what they hold. Raises Unsupported where that cannot be."""
     for node in graph.nodes:
         dims = _BACKWARD.get(node.target)
@@ -73,7 +49,7 @@ def mend(graph: fx.Graph) -> None:
         if not any((out - 1) * step + size > held + 2 * pad for out, held, size, step, pad in windows):
             continue
         if any(_each(padding, dims)):
-            raise Unsupported(_WAY_OUT)
+            raise Unsupported(WAY_OUT)
         node.args = (*node.args[:6], False, None)
 
 
@@ -82,7 +58,8 @@ def _each(sizes: Any, dims: int) -> Any:
     return list(sizes) if len(sizes) == dims else [*(sizes or [0])] * dims
 
 
-def _clips(module: Any) -> bool:
+def clips(module: Any) -> bool:
+    """Whether a module is a pooling that may need :func:`change`."""
     pools = isinstance(module, (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d))
     return pools and module.ceil_mode and module.count_include_pad and getattr(module, "divisor_override", None) is None
 

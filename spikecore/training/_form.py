@@ -22,6 +22,7 @@ from spikecore._shell.processes import is_shard
 from spikecore.backend import Unsupported
 from spikecore.parallel import Pipeline
 from spikecore.training import _averages as averages
+from spikecore.training import _graph_passes
 from spikecore.training import _layout as layout
 from spikecore.training._compiling import Compiled, OwnCode, Update, compiler_errors, reason
 from spikecore.training._options import TrainingOptions
@@ -202,12 +203,10 @@ class Form:
             raise Left("the network is over several devices or processes; compile its parts, with layer.compile()")
         if not hasattr(getattr(torch, "compiler", None), "is_compiling"):
             raise Left(f"torch {torch.__version__} is too old to compile neurons")
-        options: Dict[str, Any] = {}
-        if self._trains:
-            try:
-                options = averages.compiling_options(self.net)
-            except Unsupported as error:
-                raise Left(str(error)) from error
+        try:
+            options = _graph_passes.compiling_options(self.net)
+        except Unsupported as error:
+            raise Left(str(error)) from error
         if self._trains and self.options.pack_spikes:
             try:
                 options = {**options, **compiling_options()}

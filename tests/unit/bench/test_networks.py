@@ -65,8 +65,9 @@ def test_forms_are_beside_relu_in_its_best(monkeypatch: pytest.MonkeyPatch) -> N
     """Layouts and compilation for all, fusing for ours alone; the ratio that counts is to the fastest ReLU."""
     given: List[Any] = []
 
-    def compiler(function: Any) -> Any:
+    def compiler(function: Any, **options: Any) -> Any:
         given.append(function.__code__)
+        assert options["fullgraph"]  # by the step's own option, which makes the graphs faster
         return function
 
     monkeypatch.setattr(torch, "compile", compiler)
@@ -105,7 +106,22 @@ def test_forms_change_the_network() -> None:
     assert FORMS["channels-last"].images(images[:, 0, 0]) is not None
     assert FORMS["eager"].images(images) is images
     options = FORMS["channels-last CUDA graph"].options(models.NETWORKS["vgg-t4"])
-    assert (options.graph, options.autocast) == (True, torch.bfloat16)
+    assert (options.graph, options.autocast, options.compile) == (True, torch.bfloat16, None)
+
+
+def test_networks_of_other_libraries_are_compiled_by_torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that break into several graphs, too: the step's own option refuses them."""
+    given: List[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda function: given.append(function) or function)
+    form, net = FORMS["compiled CUDA graph"], nn.Linear(2, 2)
+    assert form.options(models.NETWORKS["fc"]).compile is True
+    assert form.network(net) is net
+    apart = replace(form, apart=True)
+    assert apart.options(models.NETWORKS["fc"]).compile is None
+    assert apart.network(net) is not net
+    apart.loss()
+    assert len(given) == 2
+    assert apart.name == form.name
 
 
 @pytest.mark.parametrize("name", ["fc", "fc-tf32"])

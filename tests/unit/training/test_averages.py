@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore.training import _averages
+from spikecore.training import _averages, _graph_passes
 
 compiles = pytest.mark.skipif(
     not hasattr(getattr(torch, "compiler", None), "is_compiling"), reason="this torch is too old to compile neurons"
@@ -79,8 +79,8 @@ def test_padded_windows_beyond_the_image_are_not_compiled() -> None:
 @compiles
 def test_torch_without_passes_over_the_graph_compiles_no_such_pooling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("torch._inductor.config.joint_custom_pre_pass")
-    assert _averages.compiling_options(network(nn.AvgPool2d(2))) == {}
-    assert _averages.compiling_options(network(nn.AvgPool2d(2, ceil_mode=True, divisor_override=3))) == {}
+    assert _graph_passes.compiling_options(network(nn.AvgPool2d(2))) == {}
+    assert _graph_passes.compiling_options(network(nn.AvgPool2d(2, ceil_mode=True, divisor_override=3))) == {}
     net = network(sc.layers.TimeBatched(nn.AvgPool1d(2, ceil_mode=True)))
     with pytest.raises(sc.Unsupported, match="compile=True cannot be: torch.compile computes a wrong gradient"):
         gradients(net, 8, compile=True)
