@@ -76,8 +76,12 @@ class Form:
         asked = getattr(self.options, name)
         packs = name == "pack_spikes"
         wanted = asked or (asked is None and self.options.fast and not packs)
-        if not wanted or (packs and not self._trains):
+        if not wanted:
             self._became[name] = NOT_ASKED
+            return
+        if packs and not self._trains:
+            # no exception, unlike other options: one object of options serves training and inference
+            self._became[name] = "left out: inference keeps nothing for backward"
             return
         try:
             use()

@@ -311,6 +311,14 @@ class TestFast:
         assert predict.form == {**dict.fromkeys(OPTIONS, "used"), "pack_spikes": "not asked for"}
         assert gpu().replayed == 2
 
+    @pytest.mark.parametrize("options", [sc.TrainingOptions, sc.CudaOptions])
+    def test_inference_says_why_it_packs_nothing(self, options: Any) -> None:
+        """Asked for, it is left out with the reason; otherwise it was not asked for."""
+        for asked, said in ((True, "left out: inference keeps nothing for backward"), (False, "not asked for")):
+            predict = sc.inference_model(network(), options=options(pack_spikes=asked))
+            predict(batch()[0])
+            assert predict.form["pack_spikes"] == said
+
     @pytest.mark.parametrize("name", ["channels_last", "compile", "graph", "fast"])
     def test_another_value_is_refused(self, name: str) -> None:
         """True, False, or None where it is left open."""
