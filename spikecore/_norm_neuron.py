@@ -37,7 +37,7 @@ class NormNeuron(nn.Module):
 
     ``norm`` and ``neuron`` are modules of this one: ``state_dict`` has ``norm.weight``, ``neuron.tau`` and so on. The
     neuron normalises from then on, wherever it is called. ``norm`` itself is not called: hooks that it gets afterwards
-    are not, either.
+    are not, either. ``shortcut`` and ``fused`` may be set later, and count from the next call on.
 
     Raises TypeError for a ``norm`` of another kind, ``nn.SyncBatchNorm`` for one, and for a ``neuron`` that is none;
     ValueError for a ``norm`` with hooks (``nn.utils.weight_norm``), for a neuron with several inputs, for one with a
@@ -68,15 +68,39 @@ class NormNeuron(nn.Module):
                 f"NormNeuron: this {type(neuron).__name__} normalises its input already (NormNeuron or sc.fuse); make "
                 "a neuron for each place"
             )
-        if shortcut is not None and shortcut not in SHORTCUTS:
-            raise ValueError(
-                f"NormNeuron: shortcut={shortcut!r} must be None, 'before' (neuron(norm(x) + skip)) or 'after' "
-                "(neuron(norm(x)) + skip)"
-            )
-        if fused not in (None, True, False):
-            raise TypeError(f"NormNeuron: fused={fused!r} must be True, False or None (where the backend can)")
-        self.norm, self.neuron, self.shortcut, self.fused = norm, neuron, shortcut, fused
-        set_prologue(neuron, Prologue(norm, shortcut or "", fused))
+        self.norm, self.neuron = norm, neuron
+        self._shortcut, self._fused = _checked_shortcut(shortcut), _checked_fused(fused)
+        set_prologue(neuron, self._made())
+
+    @property
+    def shortcut(self) -> Optional[str]:
+        """Where the shortcut is added, ``"before"`` or ``"after"`` the neuron; None without one."""
+        return self._shortcut
+
+    @shortcut.setter
+    def shortcut(self, value: Optional[str]) -> None:
+        self._shortcut = _checked_shortcut(value)
+        self._tell()
+
+    @property
+    def fused(self) -> Optional[bool]:
+        """Whether normalisation and neuron must be one program (True), or must not (False); None for where they can."""
+        return self._fused
+
+    @fused.setter
+    def fused(self, value: Optional[bool]) -> None:
+        self._fused = _checked_fused(value)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Have the neuron compute with the settings of now."""
+        prologue = prologue_of(self.neuron)
+        # another norm than the neuron's is one that forward has to check
+        if prologue is not None and prologue.norm is self.norm:
+            set_prologue(self.neuron, self._made())
+
+    def _made(self) -> Prologue:
+        return Prologue(self.norm, self._shortcut or "", self._fused)
 
     def forward(self, x: Tensor, *skip: Tensor) -> Any:
         """``[T, B, C, ...] -> [T, B, C, ...]``; with a shortcut also ``skip`` of that shape."""
@@ -84,9 +108,24 @@ class NormNeuron(nn.Module):
         if prologue is None or prologue.norm is not self.norm:
             # a module was put in the place of one of them, as SyncBatchNorm.convert_sync_batchnorm does
             check_norm("NormNeuron", self.norm)
-            set_prologue(self.neuron, Prologue(self.norm, self.shortcut or "", self.fused))
+            set_prologue(self.neuron, self._made())
         return self.neuron(x, *skip)
 
     def extra_repr(self) -> str:
         """The shortcut, if there is one."""
-        return f"shortcut={self.shortcut!r}" if self.shortcut else ""
+        return f"shortcut={self._shortcut!r}" if self._shortcut else ""
+
+
+def _checked_shortcut(value: Any) -> Optional[str]:
+    if value is not None and value not in SHORTCUTS:
+        raise ValueError(
+            f"NormNeuron: shortcut={value!r} must be None, 'before' (neuron(norm(x) + skip)) or 'after' "
+            "(neuron(norm(x)) + skip)"
+        )
+    return None if value is None else str(value)
+
+
+def _checked_fused(value: Any) -> Optional[bool]:
+    if value not in (None, True, False):
+        raise TypeError(f"NormNeuron: fused={value!r} must be True, False or None (where the backend can)")
+    return None if value is None else bool(value)

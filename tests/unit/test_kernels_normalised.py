@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from dataclasses import replace
 from typing import Any, List, Optional
 
@@ -320,12 +319,14 @@ def test_why_two_layers_are_computed_is_said() -> None:
     layer = pair()[0]
     layer(x)
     assert prologue_of(layer.neuron).reason == ""
-    layer.fused = None
     other = NormNeuron(norm(), bound(sc.LIF(tau=torch.full((5,), 2.0), channel_dim=3), Loop()))
     other(x)
     assert prologue_of(other.neuron).reason == "channel_dim=3, and a parameter is a tensor"
-    with pytest.raises(RuntimeError), warnings.catch_warnings():
-        layer(x[..., :0])  # torch's own error, of no number to normalise over
+    with pytest.raises(Unsupported, match="is no plain input of the normalisation"):
+        layer(x[..., :0])  # no number to normalise over
+    layer.fused = None
+    assert layer(x[..., :0]).shape == x[..., :0].shape
+    assert "is no plain input of the normalisation" in str(prologue_of(layer.neuron).reason)
     with pytest.raises(TypeError, match="fused='yes' must be True, False or None"):
         NormNeuron(norm(), sc.LIF(), fused="yes")
 
