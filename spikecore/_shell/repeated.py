@@ -5,10 +5,10 @@ every step asks ``step_of`` for the one step and computes once.
 
 Where derivatives are followed the step cannot be had from the view itself: the derivative of ``x[0]`` writes
 ``[T, *N]`` numbers, nearly all of them 0, which the derivative of the view then adds up. So the view has the step as an
-attribute. Any operation gives a tensor without it, which is then computed step by step, as every other tensor. Of a
-tensor that has no derivative, such as a batch, the stride says that it repeats one step. What is computed of that is
-written out for every step (``repeated_as``): who wrote ``x.expand(T, ...)`` did not ask for results that no one may
-write into.
+attribute. Any operation gives a tensor without it, which is then computed step by step, as every other tensor. A tensor
+that has no derivative, such as a batch, repeats one step if its stride over time is 0, as after ``x.expand(T, ...)``.
+A result that is computed from such a tensor is copied to every step (``repeated_as``), because the user may want to
+write into one step of it, and steps that share memory cannot be written one by one.
 """
 
 from __future__ import annotations

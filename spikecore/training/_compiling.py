@@ -4,9 +4,11 @@ Rules of this module:
 
 - Only a step that is captured has them compiled, and the eager steps just before the capture, which compile and load
   the kernels. A compiled function costs the host more than the few operations of a loss do, and a replay costs nothing.
-- Loss and optimiser are those that the step has when it is made; a copy of a step compiles its own.
-- Where torch.compile cannot take one of them, it runs as it is, a warning says so once, and ``why`` has the reason. The
-  warning may be an error: it comes before the update, so that no step moves the weights and then raises.
+- Each step compiles its own loss and update, a copy of a step too. If the user replaces the loss or the optimiser of a
+  step, the new one is compiled.
+- If torch.compile fails for the loss or the update, that part runs eagerly, one warning says so, and ``why`` has the
+  reason. The user may have turned warnings into errors, so the warning comes before the update: a step that raises has
+  not changed the weights.
 """
 
 from __future__ import annotations

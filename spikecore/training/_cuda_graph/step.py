@@ -24,14 +24,14 @@ from spikecore.training._eager import EagerInference, EagerTraining
 _PATIENCE = 20
 #: So many kinds of batches are counted before the counting starts anew.
 _MOST_KINDS = 1000
-#: So many looks at what is held that found other objects, one after the other, are the last.
+#: So many times in a row the quick comparison with what modules held before may fail; then it is no longer made.
 _MISSES = 8
 
 
 @dataclass
 class _Graph:
-    """One captured step: the buffers of its inputs, without what repeats in them, how to replay it, and the gradients
-    it leaves.
+    """One captured step: the buffers that its inputs are copied into, the function that replays it, and the gradients
+    that a replay computes. The buffer of an input that repeats a step holds one step.
     """
 
     inputs: List[Tensor]
@@ -84,7 +84,7 @@ class _Graphed:
     def _see(self) -> None:
         """Note how everything is now."""
         self._seen = self._circumstances()
-        #: What is held by modules that are all at rest, and how often none was of use.
+        #: What the modules held when all were at rest, and how many comparisons with that have failed in a row.
         self._held: Optional[facts.Held] = None
         self._misses = 0
 
