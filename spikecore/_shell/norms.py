@@ -10,7 +10,7 @@ Rules of this module:
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
 import torch
 import torch.nn.functional as F
@@ -128,8 +128,15 @@ def restore(norm: nn.Module) -> None:
     norm.__class__ = _PLAIN.get(type(norm), type(norm))
 
 
+def is_average(norm: Any) -> bool:
+    """Whether the running statistics of a normalisation are averages over all batches so far, and a call moves them."""
+    return bool(norm.training and norm.track_running_stats and norm.momentum is None and norm.running_var is not None)
+
+
 def normalised(norm: nn.Module, x: Tensor) -> Tensor:
     """``x`` ``[B, C, ...]`` as ``norm`` normalises it, deferred or not."""
+    if is_compiling() and is_average(norm):
+        return normalised_step(norm, x, 1)
     # not norm(x): what a hook sees of a module that a neuron calls would differ from backend to backend
     y: Tensor = _BatchNorm.forward(norm, x)  # type: ignore[arg-type]  # one of the three, see check_norm
     return y
@@ -155,18 +162,44 @@ def normalised_step(norm: Any, x: Tensor, steps: int) -> Tensor:
     if not (norm.training and norm.track_running_stats) or variance is None:
         return normalised(norm, x)
     norm._check_input_dim(x)
-    factor = norm.momentum
-    if norm.num_batches_tracked is not None:
-        norm.num_batches_tracked.add_(1)
-    if factor is None:
-        factor = 0.0 if norm.num_batches_tracked is None else 1.0 / float(norm.num_batches_tracked)
+    factor = _counted(norm)
+    n = x.numel() // x.shape[1]
+    of_steps = steps * (n - 1) / (steps * n - 1)
     # what torch would move zeros by: factor * n / (n - 1) * variance
     moved = torch.zeros_like(variance)
+    if isinstance(factor, Tensor):
+        mean = torch.zeros_like(norm.running_mean)
+        y = F.batch_norm(x, mean, moved, norm.weight, norm.bias, True, 1.0, norm.eps)
+        _move(norm, mean, moved * of_steps, factor)
+        return y
     y = F.batch_norm(x, norm.running_mean, moved, norm.weight, norm.bias, True, factor, norm.eps)
-    n = x.numel() // x.shape[1]
     with torch.no_grad():
-        variance.mul_(1.0 - factor).add_(moved, alpha=steps * (n - 1) / (steps * n - 1))
+        variance.mul_(1.0 - factor).add_(moved, alpha=of_steps)
     return y
+
+
+def _counted(norm: Any) -> Union[float, Tensor]:
+    """By which part of the way a batch moves the running statistics. The batch is counted first."""
+    count = norm.num_batches_tracked
+    if count is not None:
+        count.add_(1)
+    if norm.momentum is not None or count is None or norm.running_var is None:
+        return norm.momentum or 0.0
+    if not is_compiling():
+        return 1.0 / float(count)
+    # torch.compile cannot follow a number that is read from memory, so the division stays one of tensors
+    return torch.reciprocal(count.to(compute_dtype(norm.running_var.dtype)))
+
+
+def _move(norm: Any, mean: Tensor, variance: Tensor, factor: Union[float, Tensor]) -> None:
+    """Move the running statistics towards those of a batch."""
+    with torch.no_grad():
+        for running, value in ((norm.running_mean, mean), (norm.running_var, variance)):
+            if isinstance(factor, Tensor):
+                # torch wants the factor in the dtype of what it moves, and 16 bits would round it
+                running.copy_(running.to(factor.dtype).lerp(value.to(factor.dtype), factor))
+            else:
+                running.lerp_(value.to(running.dtype), factor)
 
 
 #: Mean and variance of ``[T, B, C, ...]`` per channel, None where torch is to compute them.
@@ -234,11 +267,7 @@ def _by_torch(norm: Any, x: Tensor, compute: torch.dtype, moments: Optional[Mome
 def _moved(norm: Any, x: Tensor, compute: torch.dtype, moments: Optional[Moments]) -> Tuple[Tensor, Tensor]:
     """Mean and variance of a batch, by which the running ones have been moved."""
     moves = norm.training and norm.track_running_stats and norm.running_mean is not None
-    factor = 0.0 if norm.momentum is None else norm.momentum
-    if norm.training and norm.track_running_stats and norm.num_batches_tracked is not None:
-        norm.num_batches_tracked.add_(1)
-        if norm.momentum is None:
-            factor = 1.0 / float(norm.num_batches_tracked)
+    factor = _counted(norm) if norm.training and norm.track_running_stats else 0.0
     # whether there is such a method is asked by `is None`: whether a method is true, torch.compile of 2.11 cannot ask
     found = None if is_compiling() or moments is None else moments(x)
     x = _folded(x)
@@ -250,7 +279,7 @@ def _moved(norm: Any, x: Tensor, compute: torch.dtype, moments: Optional[Moments
         # the operation below does not tell the compiler that it moves the running statistics, and MPS has none
         dims = [d for d in range(x.ndim) if d != 1]
         variance, mean = torch.var_mean(x.to(compute), dims, correction=0)
-    elif moves and norm.running_mean.dtype == compute:
+    elif moves and norm.running_mean.dtype == compute and not isinstance(factor, Tensor):
         return torch.batch_norm_update_stats(x, norm.running_mean, norm.running_var, factor)
     else:
         # of half input without running statistics it gives half results
@@ -258,8 +287,7 @@ def _moved(norm: Any, x: Tensor, compute: torch.dtype, moments: Optional[Moments
         mean, variance = torch.batch_norm_update_stats(x, like, torch.ones_like(like), 0.0)
     if moves:
         n = x.numel() // x.shape[1]
-        norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), factor)
-        norm.running_var.lerp_((variance * (n / (n - 1))).to(norm.running_var.dtype), factor)
+        _move(norm, mean, variance * (n / (n - 1)), factor)
     return mean, variance
 
 

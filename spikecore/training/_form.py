@@ -16,9 +16,12 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from spikecore._base.batches import run_network
+from spikecore._shell.norms import is_average
 from spikecore._shell.processes import is_shard
+from spikecore._shell.prologued import prologue_of
 from spikecore.backend import Unsupported
 from spikecore.parallel import Pipeline
 from spikecore.training import _averages as averages
@@ -174,7 +177,7 @@ class Form:
                 self._loss.leave(reason(error))
                 return self.attempt(work, *others)
             self._run, self._compiled = self.net, False
-            self.leave_out("compile", reason(error))
+            self.leave_out("compile", self._why_not_compiled(error))
             return work()
         self._proven.add(self._beside)
         return result
@@ -229,6 +232,18 @@ class Form:
                 "compile=True"
             )
         self._packs = True
+
+    def _why_not_compiled(self, error: BaseException) -> str:
+        """What the compiler raised in one line, and what of the network is known to be a cause."""
+        by_neurons = {prologue.norm for one in self.net.modules() for prologue in [prologue_of(one)] if prologue}
+        for name, module in self.net.named_modules():
+            if self._trains and isinstance(module, _BatchNorm) and is_average(module) and module not in by_neurons:
+                return (
+                    f"{reason(error)}. {name or 'the network'} is a {type(module).__name__} with momentum=None, which "
+                    "divides by its number of calls, and torch.compile cannot follow that; give it a number, such as "
+                    "momentum=0.1, or let the neuron behind it normalise, with sc.fuse(net)"
+                )
+        return reason(error)
 
     # -- what runs as it is
 
