@@ -5,13 +5,14 @@ that keeps little for backward.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Iterator, List, NamedTuple, Tuple
+from typing import Any, Iterator, List, Mapping, NamedTuple, Tuple
 
 from torch import nn
 
 from spikecore import _convolving, _pooling
 from spikecore._shell.checks import shown
 from spikecore._shell.in_turn import calls_as, in_turn
+from spikecore._shell.misplaced import guided
 from spikecore._shell.norms import can_defer, check_restorable, defer, is_watched, restore
 from spikecore._shell.prologue import Prologue
 from spikecore._shell.prologued import prologue_of, set_prologue
@@ -28,6 +29,13 @@ class Part(NamedTuple):
     folded: bool
 
 
+def _elsewhere(unknown: Mapping[str, Any]) -> str:
+    if "backend" not in unknown:
+        return ""
+    return f"the neurons have a backend: sc.set_backend(net, {unknown['backend']!r}), before or after sc.fuse(net)"
+
+
+@guided("sc.fuse", _elsewhere)
 def fuse(net: nn.Module) -> nn.Module:
     """Let every neuron of ``net`` that follows a batch normalisation normalise its own input; gives ``net`` back.
 

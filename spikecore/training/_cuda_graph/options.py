@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Optional
 
-from spikecore.training._options import TrainingOptions, check_choice
+from spikecore._shell.misplaced import guided
+from spikecore.training._options import TrainingOptions, check_choice, elsewhere
 
 
+@guided("sc.CudaOptions", elsewhere)
 @dataclass(frozen=True)
 class CudaOptions(TrainingOptions):
     """How a step on a GPU runs: :class:`TrainingOptions`, and whether it is captured in a CUDA graph.

@@ -14,7 +14,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from contextlib import ExitStack
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Type
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple, Type
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from spikecore._base.bits import Whole
 from spikecore._shell import marked
+from spikecore._shell.misplaced import guided
 from spikecore.backend import Unsupported
 from spikecore.lang._plain import is_compiling
 from spikecore.training._packed.bits import LEAST, REFERENCE, Packed, is_dense, packed
@@ -68,6 +69,11 @@ class _Memory(NamedTuple):
     found: Dict[Any, weakref.ref[Packed]]
 
 
+def _around_forward(unknown: Mapping[str, Any]) -> str:
+    return "it is a block around the forward pass: with sc.packed_spikes(): loss = criterion(net(x), y)"
+
+
+@guided("sc.packed_spikes", _around_forward)
 class packed_spikes:  # noqa: N801  # a context, as torch.no_grad
     """Around a forward pass: what autograd saves of spikes, and of sums of spikes, is kept as bits::
 
