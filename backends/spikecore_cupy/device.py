@@ -50,7 +50,8 @@ def headers(text: str) -> Dict[str, str]:
 def reason() -> Optional[str]:
     """Why there can be no kernels here, in words; None if there can."""
     if torch.version.cuda is None:
-        return f"torch {torch.__version__} was built without CUDA"
+        # the hint of the backend, which is put behind this, says how to install CuPy
+        return f"torch {torch.__version__} was built without CUDA: install a torch that has CUDA first, then CuPy"
     if not torch.cuda.is_available():
         return "torch sees no NVIDIA GPU: there is none, or its driver does not work (see nvidia-smi)"
     if find_spec("cupy") is None:

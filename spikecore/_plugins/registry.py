@@ -14,7 +14,6 @@ Rules of this module:
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import logging
 import os
@@ -28,6 +27,7 @@ from spikecore._plugins.candidates import AUTO_NAME, Candidate, all_candidates
 from spikecore._plugins.loading import Probed, load_info, make_backend, probe
 from spikecore._plugins.status import BackendStatus, Known
 from spikecore._plugins.turns import Turns
+from spikecore._plugins.unknown import hint
 from spikecore.backend import Backend, BackendError, BackendInfo, BackendLoadError, BackendUnavailable, UnknownBackend
 
 __all__ = ["AUTO_NAME", "BUILTINS", "BackendStatus", "Registry", "default_registry"]
@@ -35,8 +35,6 @@ __all__ = ["AUTO_NAME", "BUILTINS", "BackendStatus", "Registry", "default_regist
 #: The one table of built-in backends: name -> module with the hook. Strings, so that nothing is imported for them.
 BUILTINS: Mapping[str, str] = {"cupy": "spikecore_cupy", "ipu": "spikecore_ipu", "torch": "spikecore_torch"}
 
-#: Words for devices that are asked for as if they were backends, and what torch calls them.
-_DEVICES = {"cpu": "cpu", "gpu": "cuda", "mps": "mps", "xpu": "xpu"}
 _log = logging.getLogger("spikecore")
 _T = TypeVar("_T")
 
@@ -107,7 +105,8 @@ class Registry:
         candidate = self._pick(name, source)
         probed = self._probed(candidate)
         if probed.reason:
-            tail = "" if source == AUTO_NAME else "; no other backend was tried because the choice was explicit"
+            explicit = "; no other backend was tried because the choice was explicit: 'auto' takes one that works here"
+            tail = "" if source == AUTO_NAME else explicit
             why = f"is not usable here: {self._known(candidate).unusable()}{tail}"
             raise BackendUnavailable(f"backend {name!r} (from {source}) {why}") from probed.error
         return self._backend(candidate)
@@ -206,19 +205,14 @@ class Registry:
 
     def _unknown(self, name: str, source: str) -> str:
         known = self.names()
-        meant: Dict[str, str] = {}
+        devices: Dict[str, str] = {}
         for builtin in (n for n in known if n in self.builtins):
-            try:  # whoever asks for 'cuda' means the built-in that computes there
-                meant.update((d, builtin) for d in self.info(builtin, source).devices if d not in _DEVICES)
+            try:  # whoever asks for 'cudda' means the built-in that computes there
+                devices.update((d, builtin) for d in self.info(builtin, source).devices if d != "cpu")
             except BackendError:
                 continue
-        meant.update((n, n) for n in known)
-        close = difflib.get_close_matches(name.lower(), meant, n=1, cutoff=0.7)
-        guess = f"did you mean {meant[close[0]]!r}? " if close else ""
-        if name.lower() in _DEVICES:
-            move = f"net.to({_DEVICES[name.lower()]!r})"
-            guess = f"that is a device: a backend computes where the tensors are, so move the network, {move}. "
-        return f"unknown backend {name!r} (from {source}); {guess}Known: {', '.join(known)}"
+        meant = hint(name, known, devices)
+        return f"unknown backend {name!r} (from {source}); {meant}Known: {', '.join(known)}"
 
     def _row(self, candidate: Candidate, probe: bool, automatic: Tuple[str, ...]) -> BackendStatus:
         verdict = self._verdict(candidate)

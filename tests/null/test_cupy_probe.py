@@ -53,7 +53,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
         ({}, None),
         ({"driver": 13010, "compiler": (13, 2)}, None),
         ({"driver": 13000, "compiler": (12, 9)}, None),
-        ({"cuda": None}, "was built without CUDA"),
+        ({"cuda": None}, "was built without CUDA: install a torch that has CUDA first, then CuPy"),
         ({"gpu": False}, "sees no NVIDIA GPU"),
         ({"cupy": False}, "CuPy is not installed"),
         ({"driver": 12080}, "NVRTC of CUDA 13.0 makes kernels that the driver, of CUDA 12.8, cannot load"),

@@ -166,7 +166,8 @@ class TestProbe:
             registry.get("cupy", "argument")
         assert str(caught.value) == (
             "backend 'cupy' (from argument) is not usable here: cupy is not installed "
-            "(pip install 'spikecore[cuda12]'); no other backend was tried because the choice was explicit"
+            "(pip install 'spikecore[cuda12]'); no other backend was tried because the choice was explicit: "
+            "'auto' takes one that works here"
         )
         assert world.made == []
         assert registry.probe("cupy", "argument") == "cupy is not installed"

@@ -9,9 +9,20 @@ import pytest
 
 from registry_world import Point, World, hooked, states
 from spikecore._plugins.registry import Registry
+from spikecore._plugins.selection import AUTO, REFERENCE
+from spikecore._plugins.unknown import PLUGINS
 from spikecore.backend import BackendError, BackendLoadError, BackendUnavailable, UnknownBackend
 
-DEVICE = "that is a device: a backend computes where the tensors are, so move the network, net.to('{}'). "
+DEVICE = (
+    "that is a device: a backend computes where the tensors are, so move the network, net.to({!r}), and leave backend "
+    "out, or ask for one that computes there: {}. "
+)
+PLUGIN = "that is the plugin {0}, which is not installed: pip install ./plugins/{0}, in a clone of spikecore. "
+
+
+def device(name: str) -> str:
+    """The sentence on a device, with the backends that automatic choice tries there."""
+    return DEVICE.format(name, ", ".join(AUTO.get(name, (REFERENCE,))))
 
 
 @pytest.fixture
@@ -25,15 +36,18 @@ class TestNames:
         ("asked", "guess"),
         [
             ("cudda", "did you mean 'cupy'? "),
-            ("cuda", "did you mean 'cupy'? "),
+            ("cuda", device("cuda")),
             ("cuppy", "did you mean 'cupy'? "),
             ("Torch", "did you mean 'torch'? "),
             ("pytorch", "did you mean 'torch'? "),
             ("mind", ""),
-            ("cpu", DEVICE.format("cpu")),
-            ("CPU", DEVICE.format("cpu")),
-            ("gpu", DEVICE.format("cuda")),
-            ("mps", DEVICE.format("mps")),
+            ("cpu", device("cpu")),
+            ("CPU", device("cpu")),
+            ("gpu", device("cuda")),
+            ("mps", device("mps")),
+            ("xpu", device("xpu")),
+            ("triton", PLUGIN.format("spikecore-triton")),
+            ("JAX", PLUGIN.format("spikecore-jax")),
             ("zebra", ""),
         ],
     )
@@ -45,6 +59,20 @@ class TestNames:
             registry.get(asked, "SPIKECORE_BACKEND")
         expected = f"unknown backend {asked!r} (from SPIKECORE_BACKEND); {guess}Known: cupy, ipu, torch"
         assert str(caught.value) == expected
+
+    def test_a_plugin_that_is_installed_is_not_said_to_be_missing(self, world: World) -> None:
+        """Another spelling of its name is a misspelt name; blocked, it has the sentence on that."""
+        registry = world.registry(Point("triton", world.plugin("triton")))
+        with pytest.raises(UnknownBackend, match=r"\(from argument\); did you mean 'triton'\? "):
+            registry.get("Triton", "argument")
+        world.environ["SPIKECORE_BLOCK"] = "triton"
+        with pytest.raises(BackendUnavailable, match="is blocked by SPIKECORE_BLOCK"):
+            registry.get("triton", "argument")
+
+    def test_the_plugins_of_the_repository_are_known(self) -> None:
+        """Each by the name of its backend."""
+        folders = (Path(__file__).parents[2] / "plugins").glob("spikecore-*")
+        assert {f"spikecore-{name}": folder for name, folder in PLUGINS.items()} == {f.name: f.name for f in folders}
 
     def test_guessing_survives_a_broken_built_in(self, world: World) -> None:
         """The list of known names comes even when a built-in fails to describe itself; plugins are not loaded."""
