@@ -15,6 +15,9 @@ import spikecore
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+#: The section of the extras.
+EXTRAS = PYPROJECT.partition("[project.optional-dependencies]\n")[2].partition("\n[")[0]
 EVERYTHING = {
     "demo_wheel/__init__.py": "",
     "demo_wheel/py.typed": "",
@@ -125,9 +128,7 @@ class TestMetadata:
 
     def test_every_extra_is_of_use(self) -> None:
         """What an extra installs is imported or looked for by something here, or is a tool of make or pytest."""
-        text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-        extras = text.partition("[project.optional-dependencies]\n")[2].partition("\n[")[0]
-        names = {n.lower() for n in re.findall(r'"([A-Za-z][\w-]*)[>=<;]', extras)}
+        names = {n.lower() for n in re.findall(r'"([A-Za-z][\w-]*)[>=<;]', EXTRAS)}
         tools = {"pytest", "pytest-xdist", "pre-commit", "ruff", "mypy", "import-linter"}
         imported = {"scikit-learn": "sklearn", "cupy-cuda12x": "cupy", "cupy-cuda13x": "cupy"}
         imported.update({name: name.replace("-", "_") for name in ("myst-parser", "sphinx-copybutton")})
@@ -139,6 +140,24 @@ class TestMetadata:
         using = r'\b(?:from |import |import_module\("|importorskip\("|find_spec\(")'
         unused = [name for name in names - tools if not re.search(rf"{using}{imported.get(name, name)}\b", code)]
         assert unused == []
+
+
+class TestInstall:
+    def test_the_readme_says_how_before_it_begins(self) -> None:
+        """A newcomer who copies block after block installs first."""
+        text = (ROOT / "README.md").read_text(encoding="utf-8")
+        install, begin = text.index("\n## Install\n"), text.index("\n## Quick start\n")
+        assert "\npip install . " in text[install:begin]
+
+    @pytest.mark.parametrize("page", ["README.md", *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))])
+    def test_what_pip_is_told_to_install_is_here(self, page: str) -> None:
+        """Extras are declared, and folders have a project."""
+        extras = re.findall(r"(?m)^(\w+) = \[", EXTRAS)
+        text = (ROOT / page).read_text(encoding="utf-8")
+        named = re.findall(r"pip install (?:-e )?'(?:\.|spikecore)\[([\w,]+)\]'", text)
+        assert {extra for names in named for extra in names.split(",")} <= set(extras)
+        for folder in re.findall(r"pip install (?:-e )?\./([\w./-]+)", text):
+            assert (ROOT / folder / "pyproject.toml").is_file(), folder
 
 
 class TestSite:
