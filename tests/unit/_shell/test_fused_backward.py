@@ -59,17 +59,29 @@ class TestBackward:
         ):
             results(pair[0], image(9))
 
-    @pytest.mark.parametrize("what", ["input", "weight", "mean"])
+    @pytest.mark.parametrize("what", ["input", "weight"])
     def test_what_changed_since_forward_is_found(self, what: str) -> None:
-        """Torch counts the versions of what is saved; running statistics normalise in eval mode."""
-        layer = layers()[0].train(what != "mean")
+        """Torch counts the versions of what is saved."""
+        layer = layers()[0]
         x = image(6).requires_grad_() * 1
         layer(x)
         out = layer(x)
         with torch.no_grad():
-            {"input": x, "weight": layer.norm.weight, "mean": layer.norm.running_mean}[what].add_(1)
+            {"input": x, "weight": layer.norm.weight}[what].add_(1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             out.sum().backward()
+
+    def test_a_running_mean_that_moved_since_forward_changes_no_gradient(self) -> None:
+        """In eval mode backward has a copy of the mean that the call was normalised by."""
+        layer, found = layers()[0].eval(), []
+        for moves in (False, True):
+            x = image(6).requires_grad_()
+            out = layer(x)
+            if moves:
+                layer.norm.running_mean.add_(1)
+            found.append(torch.autograd.grad(out.sum(), [x, layer.norm.weight]))
+        for before, after in zip(*found):
+            assert torch.equal(before, after)
 
     def test_gradients_of_some(self) -> None:
         """What was not asked for is not computed."""
