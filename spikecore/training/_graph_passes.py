@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
+import torch
 from torch import fx, nn
 
 from spikecore.backend import Unsupported
@@ -33,7 +34,7 @@ def compiling_options(net: nn.Module) -> Dict[str, Any]:
                 one.change(graph)
 
         def uuid(self) -> Any:
-            # what torch has compiled and kept on disk is made again where the rules have changed
-            return get_hash_for_files(tuple(one.__file__ for one in _PASSES))
+            # what torch has compiled and kept on disk is made again where the rules, or what they go by, have changed
+            return get_hash_for_files(tuple(one.__file__ for one in _PASSES)), torch.get_float32_matmul_precision()
 
     return {"joint_custom_pre_pass": Change()}

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import spikecore as sc
-from spikecore.training import _products
+from spikecore.training import _graph_passes, _products
 
 aten = torch.ops.aten
 
@@ -68,6 +68,17 @@ def test_half_types_and_tf32_are_left_as_they_are(monkeypatch: pytest.MonkeyPatc
     assert changed(linear, 10, (320, 1000), (10, 1000), dtype=torch.bfloat16) == [aten.addmm.default]
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
     assert changed(linear, 10, (320, 1000), (10, 1000)) == [aten.addmm.default]
+
+
+def test_graphs_that_are_kept_on_disk_are_those_of_the_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With TF32 the graph of float32 was taken from the disk."""
+    changes = _graph_passes.compiling_options(nn.Linear(2, 2)).get("joint_custom_pre_pass")
+    if changes is None:
+        pytest.skip("this torch has no passes over the joint graph")
+    before = changes.uuid()
+    assert changes.uuid() == before
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    assert changes.uuid() != before
 
 
 def test_scaled_sums_are_left_as_they_are() -> None:
