@@ -27,6 +27,8 @@ class Setting(NamedTuple):
     device_type: str
     training: bool
     autocast: bool
+    #: Whether it was within ``sc.packed_spikes()``.
+    packing: bool
     #: The module of each layer.
     modules: Tuple[nn.Module, ...]
 
@@ -159,7 +161,7 @@ def _whole_steps(layers: Sequence[Layer], setting: Setting) -> List[str]:
 def _packed(layers: Sequence[Layer], setting: Setting) -> List[str]:
     """Spikes that layers keep for the gradients of their weights."""
     spikes = sum(layer.saved_spikes for layer in layers)
-    if not spikes or spikes < _SMALL * sum(layer.saved for layer in layers):
+    if setting.packing or not spikes or spikes < _SMALL * sum(layer.saved for layer in layers):
         return []
     saved = sum(layer.saved for layer in layers)
     return [

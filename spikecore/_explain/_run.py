@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Type
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import profiler
 
 from spikecore._base.batches import device_of, flattened, run_network, to_device, tree_map
-from spikecore._convolving import WeightFirstConv2d
 from spikecore._delay import Delay
 from spikecore._explain._advice import Setting, advice
 from spikecore._explain._floor import words_of_call
 from spikecore._explain._layers import Explanation, Layer
+from spikecore._explain._notes import notes
 from spikecore._explain._preserved import preserved
 from spikecore._explain._reasons import copies
 from spikecore._explain._traffic import Traffic, traffic
 from spikecore._explain._watching import Seen, Watching
-from spikecore._pooling import CompactAvgPool2d, CompactMaxPool2d
 from spikecore._shell.automatic import told_of_refusals
 from spikecore._shell.binding import chosen_anew, request
 from spikecore._shell.checks import shown
-from spikecore._shell.norms import Deferred
 from spikecore._shell.processes import unwrapped
 from spikecore._shell.prologue import Prologue
 from spikecore._shell.prologued import prologue_of
@@ -56,7 +54,8 @@ def explain(
     dict for ``net(**x)``; it goes to the device of the network. ``loss``: a function of the outputs that gives the
     number from which the run goes backward; None for the sum of the outputs. ``backend``: the backend of every neuron
     in this run; None for the one that each neuron has or would get. ``training``: in train mode and backward, too;
-    False for a forward pass in eval mode without gradients. An enclosing ``torch.autocast`` holds.
+    False for a forward pass in eval mode without gradients. An enclosing ``torch.autocast`` holds, and so does an
+    enclosing :class:`spikecore.packed_spikes` (from torch 2.2 on).
 
     Neurons begin at rest. Afterwards the network is as it was: parameters, gradients, buffers (running statistics),
     modes, states of neurons, torch's random streams. The copies and words are those of operations of torch, and of
@@ -166,8 +165,8 @@ def _explanation(watching: Watching, moved: Dict[int, Traffic], device: torch.de
     found = [(seen, _layer(seen, moved.get(seen.number, Traffic()), times, training)) for seen in watching.order]
     found = [(seen, layer) for seen, layer in found if _is_shown(seen, layer)]
     layers = [layer for _, layer in found]
-    autocast = torch.is_autocast_enabled()
-    setting = Setting(device.type, training, autocast, tuple(seen.module for seen, _ in found))
+    modules = tuple(seen.module for seen, _ in found)
+    setting = Setting(device.type, training, torch.is_autocast_enabled(), watching.packs, modules)
     return Explanation(tuple(layers), advice(layers, setting), str(device), training)
 
 
@@ -203,7 +202,7 @@ def _layer(seen: Seen, moved: Traffic, times: Iterable[int], training: bool) -> 
         saved=seen.saved,
         saved_spikes=seen.saved_spikes,
         rate=seen.spikes / seen.outputs if stateful and seen.only_spikes and seen.outputs else None,
-        notes=_notes(seen),
+        notes=notes(seen),
     )
 
 
@@ -265,37 +264,3 @@ def _products(seen: Seen) -> int:
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-
-
-#: What sc.fuse has layers keep for backward.
-_KEEPS: Mapping[Type[nn.Module], str] = {
-    CompactMaxPool2d: "keeps a byte for each maximum",
-    CompactAvgPool2d: "keeps nothing",
-    WeightFirstConv2d: "on a GPU computes the gradient of its weight first",
-}
-
-
-def _notes(seen: Seen) -> Tuple[str, ...]:
-    found: List[str] = []
-    prologue = prologue_of(seen.module)
-    if prologue is not None:
-        skip = {"": "", "before": ", and adds a shortcut before it", "after": ", and adds a shortcut to its spikes"}
-        added = skip[prologue.shortcut] if len(seen.inputs) > 1 else ""
-        apart = f"; not in one kernel: {prologue.reason}" if prologue.reason else ""
-        found.append(f"normalises its input{added}{apart}")
-    if isinstance(seen.module, Deferred):
-        found.append("the neuron behind it normalises")
-    found.extend(text for kind, text in _KEEPS.items() if isinstance(seen.module, kind))
-    if isinstance(seen.module, Delay):
-        found.append(seen.module.in_words())
-    if isinstance(seen.module, Recurrent) and isinstance(seen.module.linear, Delay):
-        found.append(f"feeds back through {seen.module.linear.in_words()}")
-    if seen.once:
-        found.append(f"computed once for {seen.steps} time steps that are the same")
-    said: Set[str] = set()
-    for refusing, computing, why in seen.refusals:
-        text = f"{refusing} refused, {computing} computes: {why}"
-        if text not in said:
-            found.append(text)
-        said.add(text)
-    return tuple(found)

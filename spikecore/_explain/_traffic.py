@@ -73,7 +73,7 @@ def traffic(events: Sequence[Any]) -> Dict[int, Traffic]:
         if not _moves(event) or any(map(_moves_within, event.cpu_children)):
             continue
         layer, backward = _within(event), False
-        if layer is None:
+        if layer is None and not _is_aside(event):
             top = _top(event)
             if top.name.startswith(_BACKWARD) and top.sequence_nr in makers:
                 layer, backward = makers[top.sequence_nr][1], True
@@ -147,6 +147,13 @@ def _within(event: Any) -> Optional[int]:
             return int(event.name[len(RANGE) :])
         event = event.cpu_parent
     return None
+
+
+def _is_aside(event: Any) -> bool:
+    """Whether ``explain`` computes an operation, or ``sc.packed_spikes()``, in the forward or the backward pass."""
+    while event is not None and event.name != ASIDE:
+        event = event.cpu_parent
+    return event is not None
 
 
 def _top(event: Any) -> Any:

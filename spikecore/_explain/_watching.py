@@ -13,6 +13,7 @@ from torch.autograd.profiler import record_function
 from spikecore._base.batches import flattened
 from spikecore._delay import Delay
 from spikecore._explain._described import is_channels_last, is_repeated, memory_layout
+from spikecore._explain._held import Held, storage_of
 from spikecore._explain._traffic import ASIDE, RANGE
 from spikecore._hoisting import hoisted_steps, observing
 from spikecore._shell.prologued import prologue_of
@@ -20,6 +21,7 @@ from spikecore._shell.state import Stateful
 from spikecore.layers import TimeBatched
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
+from spikecore.training._packed import packing_around
 
 
 class Given(NamedTuple):
@@ -57,8 +59,8 @@ class Seen:
         self.saved = 0
         #: Numbers that it keeps and that are not its inputs: states at checkpoints.
         self.checkpoints = 0
-        #: Bytes of spikes among what it keeps.
-        self.saved_spikes = 0
+        #: Bytes of spikes among what it keeps, and of bits that were made of some.
+        self.saved_spikes = self.bits = 0
         #: Which backends refused, and what they said: (refusing, computing, why).
         self.refusals: List[Tuple[str, str, str]] = []
         #: Backend that computes and why, of a neuron.
@@ -85,10 +87,17 @@ class Watching:
         self._stack: List[Tuple[Seen, record_function, Tuple[int, int, bool]]] = []
         #: Of each of these the shortcut that it adds to its spikes.
         self._added: List[Optional[Tensor]] = []
-        self._kept: Set[int] = {_storage(tensor) for tensor in (*net.parameters(), *net.buffers())}
+        self._kept: Set[int] = {storage_of(tensor) for tensor in (*net.parameters(), *net.buffers())}
         self._spikes: Dict[int, int] = {}
+        #: What makes bits of spikes: the network is within sc.packed_spikes(), whose hooks those of this class replace.
+        self._packing = packing_around()
         #: What layers had autograd keep: (it, by whom, whether it is none of what the layer got, whether spikes).
-        self._held: List[Tuple[weakref.ReferenceType[_Held], Seen, bool, bool]] = []
+        self._held: List[Tuple[weakref.ReferenceType[Held], Seen, bool, bool]] = []
+
+    @property
+    def packs(self) -> bool:
+        """Whether spikes are kept as bits, as far as they can be."""
+        return self._packing is not None
 
     @property
     def top(self) -> Optional[Seen]:
@@ -98,7 +107,7 @@ class Watching:
     @contextmanager
     def on(self, given: List[Tensor]) -> Iterator[None]:
         """Within the block the network is watched; ``given`` are the inputs, which the caller keeps anyway."""
-        self._kept.update(map(_storage, given))
+        self._kept.update(map(storage_of, given))
         handles: List[Any] = []
         wrapped: List[nn.Module] = []
         try:
@@ -108,7 +117,7 @@ class Watching:
                 if isinstance(module, (Neuron, Recurrent, Delay)):
                     vars(module)["run"] = self._run(seen, module.run)  # which no hook sees
                     wrapped.append(module)
-            with cast(ContextManager[Any], torch.autograd.graph.saved_tensors_hooks(self._keep, _Held.tensor)):
+            with cast(ContextManager[Any], torch.autograd.graph.saved_tensors_hooks(self._keep, Held.tensor)):
                 yield
             self._note_kept()
         finally:
@@ -163,7 +172,7 @@ class Watching:
         entered.__enter__()
         self._stack.append((seen, entered, folded))
         self._added.append(given[1] if len(given) > 1 and _adds_behind(seen.module) else None)
-        self._given.append({_storage(one) for one in (*given, *seen.module.parameters(recurse=False))})
+        self._given.append({storage_of(one) for one in (*given, *seen.module.parameters(recurse=False))})
 
     def _note_steps(self, seen: Seen, x: Tensor, folded: Tuple[int, int, bool]) -> None:
         """How many time steps the first input has, and whether they are all the same."""
@@ -200,13 +209,15 @@ class Watching:
         seen.spikes += int(fires.sum())
         seen.outputs += value.numel()
         if added is None and value.is_floating_point() and value.numel():
-            self._spikes[_storage(value)] = value.element_size() * value.numel()
+            self._spikes[storage_of(value)] = value.element_size() * value.numel()
 
-    def _keep(self, value: Tensor) -> _Held:
+    def _keep(self, value: Tensor) -> Held:
         """The hook of tensors that are saved for backward."""
-        seen, held = self.top, _Held(value)
+        seen = self.top
+        with record_function(ASIDE):
+            held = Held(value, None if self._packing is None else self._packing(value))
         if seen is not None and value.layout is torch.strided:
-            storage, size = _storage(value), value.untyped_storage().nbytes()
+            storage, size = storage_of(value), value.untyped_storage().nbytes()
             made = storage not in self._given[-1]
             spikes = self._spikes.get(storage) == size and not _may_fire(seen.module)
             self._held.append((weakref.ref(held), seen, made, spikes))
@@ -218,39 +229,19 @@ class Watching:
         """
         with record_function(ASIDE), torch.no_grad():
             for held, seen, made, spikes in self._held:
-                value = getattr(held(), "value", None)
-                if value is None:
+                one = held()
+                if one is None:
                     continue
-                storage, size = _storage(value), value.untyped_storage().nbytes()
-                seen.checkpoints += value.numel() if made else 0
+                storage = id(one) if one.kept is None else storage_of(one.kept)
+                seen.checkpoints += one.count if made else 0
                 if storage in self._kept:
                     continue
                 self._kept.add(storage)
-                seen.saved += size
-                if spikes and bool(((value == 1) | (value == 0)).all()):
-                    seen.saved_spikes += size
-
-
-class _Held:
-    """A tensor as autograd keeps it: gone when autograd drops it."""
-
-    __slots__ = ("__weakref__", "value", "version")
-
-    def __init__(self, value: Tensor) -> None:
-        # a result that is saved by its own node would keep that node alive, which keeps the result: for ever, where no
-        # backward pass goes through it
-        self.value = value if value.is_leaf else value.detach()
-        self.version = value._version
-
-    def tensor(self) -> Tensor:
-        """The tensor for the backward pass, which torch does not check where hooks keep it."""
-        if self.value._version != self.version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"[{self.value.type()} {list(self.value.shape)}] is at version {self.value._version}; expected version "
-                f"{self.version} instead"
-            )
-        return self.value
+                seen.saved += one.bytes
+                if one.bits is not None:
+                    seen.bits += one.bytes
+                elif spikes and one.has_spikes():
+                    seen.saved_spikes += one.bytes
 
 
 def _may_fire(module: nn.Module) -> bool:
@@ -268,14 +259,6 @@ def _apart(x: Tensor) -> int:
     """How many numbers a tensor has; a step that is repeated counts once."""
     repeated = x.layout is torch.strided and x.ndim > 0 and x.stride(0) == 0 and x.shape[0] > 1
     return x.numel() // x.shape[0] if repeated else x.numel()
-
-
-def _storage(tensor: Tensor) -> int:
-    """What tells storages apart while their tensors are alive: sparse and other tensors have none of their own."""
-    try:
-        return tensor.untyped_storage().data_ptr() or id(tensor)
-    except (NotImplementedError, RuntimeError):
-        return id(tensor)
 
 
 def _described(x: Tensor) -> Given:

@@ -4,6 +4,6 @@
 network in its graph (:mod:`spikecore.training._packed.compiled`).
 """
 
-from spikecore.training._packed.hooks import packed_spikes
+from spikecore.training._packed.hooks import InBits, packed_spikes, packing_around
 
-__all__ = ["packed_spikes"]
+__all__ = ["InBits", "packed_spikes", "packing_around"]

@@ -47,7 +47,7 @@ class _Outside(NamedTuple):
     unpack: _Unpack
 
 
-class _Bits(NamedTuple):
+class InBits(NamedTuple):
     """Numbers that are packed, and how the tensor lies in them."""
 
     packed: Packed
@@ -60,6 +60,21 @@ class _Bits(NamedTuple):
         """The tensor as it was saved."""
         bits = self.packed if self.outside is None else self.packed.holding(self.outside.unpack(self.outside.handle))
         return bits.numbers().as_strided(self.shape, self.stride)
+
+    @property
+    def size(self) -> int:
+        """How many numbers there are."""
+        return self.packed.count
+
+    @property
+    def bytes(self) -> int:
+        """The memory of the bits, wherever it is."""
+        return (self.size * self.packed.whole.bits + 7) // 8
+
+    @property
+    def data(self) -> Optional[Tensor]:
+        """The bits; None where the hooks around this one keep them."""
+        return self.packed.data
 
 
 class _Memory(NamedTuple):
@@ -139,18 +154,23 @@ class packed_spikes:  # noqa: N801  # a context, as torch.no_grad
             )
 
     def _pack(self, tensor: Tensor) -> Any:
-        if type(tensor) in (Tensor, nn.Parameter) and tensor.numel() >= LEAST and not tensor.is_neg():
-            self._large += 1
-            whole = origin(tensor)
-            bits = None if whole is None else self._bits(tensor, whole)
-            if bits is not None:
-                return bits
+        bits = self._in_bits(tensor)
+        if bits is not None:
+            return bits
         if self._around is not None:
             return self._outside(tensor)
         # a result that is saved by its own node would keep that node alive, which keeps the result
         return _Kept(tensor if tensor.is_leaf else tensor.detach(), tensor._version)
 
-    def _bits(self, tensor: Tensor, whole: Whole) -> Optional[_Bits]:
+    def _in_bits(self, tensor: Tensor) -> Optional[InBits]:
+        """None for a tensor that is kept whole."""
+        if type(tensor) not in (Tensor, nn.Parameter) or tensor.numel() < LEAST or tensor.is_neg():
+            return None
+        self._large += 1
+        whole = origin(tensor)
+        return None if whole is None else self._bits(tensor, whole)
+
+    def _bits(self, tensor: Tensor, whole: Whole) -> Optional[InBits]:
         shape, stride = tuple(tensor.shape), tensor.stride()
         if not is_dense(shape, stride):
             if 0 in stride:
@@ -161,8 +181,8 @@ class packed_spikes:  # noqa: N801  # a context, as torch.no_grad
         if found is None:
             return None
         if self._around is None:
-            return _Bits(found, shape, stride, None)
-        return _Bits(found.holding(None), shape, stride, self._outside(found.data))
+            return InBits(found, shape, stride, None)
+        return InBits(found.holding(None), shape, stride, self._outside(found.data))
 
     def _outside(self, tensor: Optional[Tensor]) -> _Outside:
         pack, unpack = self._around
@@ -199,6 +219,15 @@ class packed_spikes:  # noqa: N801  # a context, as torch.no_grad
             for place in [place for place, memory in self._memory.items() if memory.there.expired()]:
                 del self._memory[place]
             self._sweep = 64 + 2 * len(self._memory)
+
+
+def packing_around() -> Optional[Callable[[Tensor], Optional[InBits]]]:
+    """What the innermost hooks pack with, if they are those of a :class:`packed_spikes`; it gives None for a tensor
+    that stays whole. For hooks that are set within that context: torch calls the innermost alone.
+    """
+    hooks = _around(True)
+    context = getattr(hooks[0], "__self__", None) if hooks else None
+    return context._in_bits if isinstance(context, packed_spikes) else None
 
 
 def _unpack(kept: Any) -> Tensor:
