@@ -65,7 +65,7 @@ def fuse(net: nn.Module) -> nn.Module:
     """
     blocks = [module for module in _checked("fuse", net).modules() if isinstance(module, Adding)]
     ending = {neuron for module in blocks for neuron in [module.ending()] if neuron is not None}
-    for norm, neuron in _pairs(net):
+    for norm, neuron in pairs(net):
         defer(norm)
         # what a block adds to the neuron's spikes goes into its kernel
         adds = neuron in ending
@@ -103,8 +103,8 @@ def _checked(function: str, net: nn.Module) -> nn.Module:
     return net
 
 
-def _pairs(net: nn.Module) -> List[Tuple[nn.Module, Neuron]]:
-    """The normalisations of ``net`` with the neurons behind them."""
+def pairs(net: nn.Module) -> List[Tuple[nn.Module, Neuron]]:
+    """The normalisations of ``net`` with the neurons behind them, as far as :func:`fuse` takes them."""
     # a module at two places is called from both, and only one of them may have the neuron behind it
     places = Counter(module for _, module in net.named_modules(remove_duplicate=False))
     found: List[Tuple[nn.Module, Neuron]] = []

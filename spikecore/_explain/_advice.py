@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Callable, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 from torch import nn
 
 from spikecore._explain._layers import OWN, REPEATED, Layer
+from spikecore._explain._normalised import behind_norms
 from spikecore._explain._shown import size
 from spikecore._plugins.selection import REFERENCE, automatic_order
-from spikecore._shell.binding import backend_on
-from spikecore._shell.norms import can_defer
-from spikecore._shell.prologued import prologue_of
 from spikecore._shell.state import Stateful
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
@@ -29,8 +27,10 @@ class Setting(NamedTuple):
     autocast: bool
     #: Whether it was within ``sc.packed_spikes()``.
     packing: bool
-    #: The module of each layer.
+    net: nn.Module
+    #: The module of each layer, and what computed its first input, if a module did.
     modules: Tuple[nn.Module, ...]
+    sources: Tuple[Optional[nn.Module], ...]
 
 
 def advice(layers: Sequence[Layer], setting: Setting) -> Tuple[str, ...]:
@@ -82,9 +82,9 @@ def _single_steps(layers: Sequence[Layer], setting: Setting) -> List[str]:
     calls = max(layer.calls for layer in found)
     often = f", {calls} times in this run" if calls > 1 else ""
     return [
-        f"{_named(found)} were called for one time step at a time{often}, each with the cost of a call: with "
-        "step='multi' and input [T, B, ...] all steps are one kernel, and sc.layers.TimeBatched takes all of them "
-        "through the other layers at once"
+        f"{_named(found)} {_verb(found, 'was', 'were')} called for one time step at a time{often}, each with the cost "
+        "of a call: with step='multi' and input [T, B, ...] all steps are one kernel, and sc.layers.TimeBatched takes "
+        "all of them through the other layers at once"
     ]
 
 
@@ -94,8 +94,9 @@ def _recurrent(layers: Sequence[Layer], setting: Setting) -> List[str]:
     if not found or setting.device_type != "cuda":
         return []
     return [
-        f"{_named(found)} runs its steps one after the other, several kernels each, which the host launches: "
-        "sc.training_model with sc.CudaOptions(graph=True) records the step once and replays it"
+        f"{_named(found)} {_verb(found, 'runs its', 'run their')} steps one after the other, several kernels each, "
+        "which the host launches: sc.training_model with sc.CudaOptions(graph=True) records the step once and replays "
+        "it"
     ]
 
 
@@ -172,18 +173,20 @@ def _packed(layers: Sequence[Layer], setting: Setting) -> List[str]:
 
 def _apart(layers: Sequence[Layer], setting: Setting) -> List[str]:
     """Batch normalisation that a neuron's kernel could compute, too."""
-    found = []
-    for layer, norm, neuron in zip(layers[1:], setting.modules, setting.modules[1:]):
-        if not (isinstance(neuron, Neuron) and can_defer(norm) and layer.backend not in ("", REFERENCE)):
-            continue
-        able = backend_on(neuron, setting.device_type).capabilities_on(setting.device_type).normalisation
-        if able and len(neuron.inputs) == 1 and prologue_of(neuron) is None:
-            found.append(layer)
-    if not found or not setting.training:
+    if not setting.training:
         return []
+    placed = list(zip(layers, setting.modules, setting.sources))
+    fused, by_hand = behind_norms(setting.net, placed, setting.device_type)
+    ways = [
+        (fused, "sc.fuse(net)"),
+        (by_hand, "sc.layers.NormNeuron(norm, neuron) in the place of both, where a forward of your own calls them"),
+    ]
+    brings = " (on a CPU that saves memory, and no time)" if setting.device_type == "cpu" else ""
     return [
-        f"{_named(found)} follow a batch normalisation, which their kernels can compute as well, so that nothing "
-        "normalised is stored for backward: sc.fuse(net), or sc.layers.NormNeuron in a forward of your own"
+        f"{_named(found)} {_verb(found, 'follows', 'follow')} a batch normalisation, which one kernel can compute as "
+        f"well, so that nothing normalised is kept for backward{brings}: {way}"
+        for found, way in ways
+        if found
     ]
 
 
@@ -197,8 +200,8 @@ def _learnt(layers: Sequence[Layer], setting: Setting) -> List[str]:
     if not named:
         return []
     return [
-        f"{_listed(named)} is learnt for each channel or neuron, so that backward adds up gradients over all steps and "
-        "the batch; one number for all (as PLIF has) costs less where it will do"
+        f"{_listed(named)} {_verb(named, 'is', 'are')} learnt for each channel or neuron, so that backward adds up "
+        "gradients over all steps and the batch; one number for all (as PLIF has) costs less where it will do"
     ]
 
 
@@ -232,6 +235,10 @@ _RULES: Tuple[Callable[[Sequence[Layer], Setting], List[str]], ...] = (
 
 def _named(layers: Sequence[Layer]) -> str:
     return _listed([f"{layer.name} ({layer.kind})" if layer.name else layer.kind for layer in layers])
+
+
+def _verb(subjects: Sequence[Any], one: str, several: str) -> str:
+    return one if len(subjects) == 1 else several
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -101,7 +101,7 @@ def explain(
                 _go_backward(net, given, outputs, loss)
         for seen in watching.order:
             _note_backend(seen)
-        return _explanation(watching, traffic(profile.function_events or ()), given[0].device, training)
+        return _explanation(net, watching, traffic(profile.function_events or ()), given[0].device, training)
 
 
 def _go_backward(net: nn.Module, given: Sequence[Tensor], outputs: Any, loss: Loss) -> None:
@@ -156,7 +156,9 @@ def _neuron(module: nn.Module) -> Optional[Neuron]:
     return module if isinstance(module, Neuron) else None
 
 
-def _explanation(watching: Watching, moved: Dict[int, Traffic], device: torch.device, training: bool) -> Explanation:
+def _explanation(
+    net: nn.Module, watching: Watching, moved: Dict[int, Traffic], device: torch.device, training: bool
+) -> Explanation:
     times = {
         seen.steps
         for seen in watching.order
@@ -165,8 +167,15 @@ def _explanation(watching: Watching, moved: Dict[int, Traffic], device: torch.de
     found = [(seen, _layer(seen, moved.get(seen.number, Traffic()), times, training)) for seen in watching.order]
     found = [(seen, layer) for seen, layer in found if _is_shown(seen, layer)]
     layers = [layer for _, layer in found]
-    modules = tuple(seen.module for seen, _ in found)
-    setting = Setting(device.type, training, torch.is_autocast_enabled(), watching.packs, modules)
+    setting = Setting(
+        device_type=device.type,
+        training=training,
+        autocast=torch.is_autocast_enabled(),
+        packing=watching.packs,
+        net=net,
+        modules=tuple(seen.module for seen, _ in found),
+        sources=tuple(seen.source for seen, _ in found),
+    )
     return Explanation(tuple(layers), advice(layers, setting), str(device), training)
 
 

@@ -14,6 +14,7 @@ from spikecore._base.batches import flattened
 from spikecore._delay import Delay
 from spikecore._explain._described import is_channels_last, is_repeated, memory_layout
 from spikecore._explain._held import Held, storage_of
+from spikecore._explain._results import Results
 from spikecore._explain._traffic import ASIDE, RANGE
 from spikecore._hoisting import hoisted_steps, observing
 from spikecore._shell.prologued import prologue_of
@@ -42,6 +43,8 @@ class Seen:
     def __init__(self, number: int, name: str, module: nn.Module) -> None:
         self.number, self.name, self.module = number, name, module
         self.calls = 0
+        #: What computed the first input of the first call, if a module of the network did.
+        self.source: Optional[nn.Module] = None
         #: Inputs and output of the first call.
         self.inputs: Tuple[Given, ...] = ()
         self.output: Optional[Given] = None
@@ -89,6 +92,7 @@ class Watching:
         self._added: List[Optional[Tensor]] = []
         self._kept: Set[int] = {storage_of(tensor) for tensor in (*net.parameters(), *net.buffers())}
         self._spikes: Dict[int, int] = {}
+        self._results = Results()
         #: What makes bits of spikes: the network is within sc.packed_spikes(), whose hooks those of this class replace.
         self._packing = packing_around()
         #: What layers had autograd keep: (it, by whom, whether it is none of what the layer got, whether spikes).
@@ -161,6 +165,7 @@ class Watching:
             seen.taken += _apart(given[0]) if given else 0
             if seen.calls == 1:
                 seen.inputs = tuple(map(_described, given))
+                seen.source = self._results.source(given[0]) if given else None
                 if hoisted:
                     seen.steps, seen.once = hoisted, True
                 elif given and given[0].ndim:
@@ -193,6 +198,7 @@ class Watching:
         entered.__exit__(None, None, None)
         with record_function(ASIDE), torch.no_grad():
             for value in results[:1]:
+                self._results.note(seen.module, value)
                 seen.given += _apart(value)
                 if seen.output is None:
                     seen.output = _described(value)

@@ -250,7 +250,7 @@ def test_single_steps_and_recurrence() -> None:
 
     found = sc.explain(Loops(), torch.rand(5, 2, 6))
     assert [(layer.kind, layer.calls) for layer in found.layers] == [("Linear", 5), ("LIF", 5)]
-    assert has(found, "lif (LIF) were called for one time step at a time, 5 times", "step='multi'")
+    assert has(found, "lif (LIF) was called for one time step at a time, 5 times", "step='multi'")
 
     class Runs(nn.Module):
         def __init__(self) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import spikecore as sc
+from kernel_loop import Loop as KernelLoop
 from spikecore.testing._loopback import Loopback, installed
 
 #: Only there can hooks ask what hooks are around them.
@@ -95,3 +96,114 @@ def test_bits_within_other_hooks_are_counted() -> None:
         found = sc.explain(spiking(), 4 * torch.rand(4, 8, 6))
     assert torch.uint8 in got
     assert found.layers[2].saved == 256
+
+
+# -- normalisation in a neuron's kernel
+
+
+class InForward(nn.Module):
+    """A normalisation and a neuron that a ``forward`` of one's own calls."""
+
+    def __init__(self, neuron: sc.Neuron, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.lif = sc.layers.TimeBatched(norm), neuron
+
+    def forward(self, x: Tensor) -> Any:
+        return self.lif(self.between(self.norm(x)))
+
+    def between(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Scaled(InForward):
+    def between(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+class Changed(InForward):
+    def between(self, x: Tensor) -> Tensor:
+        return x.mul_(2)
+
+
+class Twice(InForward):
+    def forward(self, x: Tensor) -> Any:
+        return self.lif(self.norm(x)) + self.norm(x)
+
+
+class Halves(sc.LIF):
+    """A neuron with a ``forward`` of its own, which sees the input before the kernel does."""
+
+    def forward(self, x: Tensor, **options: Any) -> Any:
+        return super().forward(x / 2, **options)
+
+
+@pytest.fixture
+def kernels() -> Iterator[str]:
+    """The name of a backend on the CPU that normalises in its kernels."""
+    with installed(KernelLoop, devices=("cpu",)) as name:
+        yield name
+
+
+def test_fusing_is_advised_with_what_it_brings(kernels: str) -> None:
+    """On a CPU it saves memory alone. One neuron follows, two follow."""
+    first = nn.Sequential(
+        sc.layers.TimeBatched(nn.Linear(5, 6), nn.BatchNorm1d(6)), nn.Identity(), sc.LIF(backend=kernels)
+    )
+    second = nn.Sequential(sc.layers.TimeBatched(nn.Linear(6, 6), nn.BatchNorm1d(6)), sc.LIF(backend=kernels))
+    x = torch.rand(4, 3, 5)
+    one = sc.explain(first, x)
+    assert has(one, "2 (LIF) follows a batch normalisation", "on a CPU that saves memory, and no time", "sc.fuse(net)")
+    assert has(sc.explain(nn.Sequential(first, second), x), "0.2 (LIF), 1.1 (LIF) follow a batch normalisation")
+    assert not has(one, "NormNeuron")
+    assert not has(sc.explain(sc.fuse(first), x), "batch normalisation")
+
+
+def test_fusing_is_not_advised_where_one_step_is_normalised_once(kernels: str) -> None:
+    """Behind ``Constant`` no kernel of both is used, and fusing keeps as much for backward."""
+    net = nn.Sequential(
+        sc.encode.Constant(4), sc.layers.TimeBatched(nn.Linear(5, 6), nn.BatchNorm1d(6)), sc.LIF(backend=kernels)
+    )
+    x = torch.rand(3, 5)
+    found = sc.explain(net, x)
+    assert not has(found, "batch normalisation")
+    assert sc.explain(sc.fuse(net), x).saved >= found.saved
+
+
+def test_what_fusing_leaves_is_advised_by_hand(kernels: str) -> None:
+    """``sc.fuse`` does not see through a ``forward`` of one's own: there it is ``NormNeuron`` alone."""
+    net = InForward(sc.LIF(backend=kernels), nn.BatchNorm1d(5))
+    for one in (net, sc.fuse(net)):
+        found = sc.explain(one, torch.rand(4, 3, 5))
+        assert has(found, "lif (LIF) follows a batch normalisation", "sc.layers.NormNeuron(norm, neuron)")
+        assert not has(found, "sc.fuse")
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        lambda name: InForward(Halves(backend=name), nn.BatchNorm1d(5)),
+        lambda name: nn.Sequential(sc.layers.TimeBatched(nn.BatchNorm1d(5)), Halves(backend=name)),
+        lambda name: Scaled(sc.LIF(backend=name), nn.BatchNorm1d(5)),
+        lambda name: Changed(sc.LIF(backend=name), nn.BatchNorm1d(5)),
+        lambda name: Twice(sc.LIF(backend=name), nn.BatchNorm1d(5)),
+        lambda name: InForward(sc.LIF(backend=name), nn.SyncBatchNorm(5).eval()),
+    ],
+    ids=["forward", "forward in a sequence", "scaled", "in place", "called twice", "another class"],
+)
+def test_no_advice_where_nothing_can_be_done(kernels: str, net: Callable[[str], nn.Module]) -> None:
+    """Something stands between the two, or sees the input before the kernel does."""
+    assert not has(sc.explain(net(kernels), torch.rand(4, 3, 5)), "batch normalisation")
+
+
+def test_channels_in_another_place_are_not_advised(kernels: str) -> None:
+    """A normalisation of ``[T, B, C]`` that is called as it is takes the batch for channels."""
+
+    class Direct(nn.Module):
+        def __init__(self, channels: int) -> None:
+            super().__init__()
+            self.norm, self.lif = nn.BatchNorm1d(channels), sc.LIF(backend=kernels)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.lif(self.norm(x))
+
+    assert not has(sc.explain(Direct(3), torch.rand(4, 3, 5)), "batch normalisation")
