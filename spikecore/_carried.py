@@ -6,6 +6,7 @@ from typing import Any, Collection, Dict, List, Mapping, Set
 
 from torch import Tensor, nn
 
+from spikecore._base.words import a_kind
 from spikecore._shell.checks import shown
 from spikecore._shell.state import Stateful, keep, names_of_state
 from spikecore.functional import check_places
@@ -43,7 +44,7 @@ def load_state_dict_of_state(net: nn.Module, state: Mapping[str, Tensor], strict
     or no dict. Otherwise raises as :func:`state_dict_of_state`.
     """
     if not isinstance(state, Mapping):
-        raise TypeError(f"state={shown(state)} is a {type(state).__name__}; give what sc.state_dict_of_state(net) gave")
+        raise TypeError(f"state={shown(state)} is {a_kind(state)}; give what sc.state_dict_of_state(net) gave")
     carriers = _carriers("load_state_dict_of_state", net)
     missing: List[str] = []
     taken: Dict[str, Dict[str, Tensor]] = {}

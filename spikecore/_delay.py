@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from spikecore._base.autocast import autocast_dtype
+from spikecore._base.words import a_kind
 from spikecore._delayed import Delayed, all_steps, following, whole
 from spikecore._hoisting import is_watched_itself
 from spikecore._positions import PARAMS, PER, Positions
@@ -177,7 +178,7 @@ class Delay(Positions):
         of, past = self.delayed(x), None
         if state is not None:
             if not isinstance(state, Mapping):
-                raise TypeError(f"Delay: state is a {type(state).__name__}; give a dict with {PAST}, or None for rest")
+                raise TypeError(f"Delay: state is {a_kind(state)}; give a dict with {PAST}, or None for rest")
             past = self.past_before("Delay", state, x, carried=state is self._state)
         y = all_steps(of, x, past)
         return y, {PAST: following(self.max_delay, x, past)} if final else {}

@@ -10,6 +10,7 @@ from typing import Any, Iterator, List, Mapping, NamedTuple, Tuple
 from torch import nn
 
 from spikecore import _convolving, _pooling
+from spikecore._base.words import a_kind
 from spikecore._shell.checks import shown
 from spikecore._shell.in_turn import calls_as, in_turn
 from spikecore._shell.misplaced import guided
@@ -97,9 +98,7 @@ def unfuse(net: nn.Module) -> nn.Module:
 
 def _checked(function: str, net: nn.Module) -> nn.Module:
     if not isinstance(net, nn.Module):
-        raise TypeError(
-            f"sc.{function}: net={shown(net)} is a {type(net).__name__}; give the network itself (an nn.Module)"
-        )
+        raise TypeError(f"sc.{function}: net={shown(net)} is {a_kind(net)}; give the network itself (an nn.Module)")
     return net
 
 

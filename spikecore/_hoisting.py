@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as _module
 from torch.nn.utils.parametrize import type_before_parametrizations
 
+from spikecore._base.words import a_kind
 from spikecore._convolving import WeightFirstConv2d
 from spikecore._shell import norms
 from spikecore._shell.checks import shown
@@ -154,7 +155,7 @@ def _global_hooks() -> Tuple[Any, ...]:
 
 def _check(net: Any) -> None:
     if not isinstance(net, nn.Module):
-        raise TypeError(f"net={shown(net)} is a {type(net).__name__}; give the network (an nn.Module)")
+        raise TypeError(f"net={shown(net)} is {a_kind(net)}; give the network (an nn.Module)")
 
 
 # -- layers behind time

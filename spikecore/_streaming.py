@@ -6,6 +6,7 @@ from typing import Iterator, List, Optional, Tuple, Union
 
 from torch import nn
 
+from spikecore._base.words import a_kind
 from spikecore._shell import checks
 from spikecore._shell.checks import shown
 from spikecore._shell.state import Stateful, keep
@@ -52,9 +53,7 @@ def set_step(net: nn.Module, step: str) -> nn.Module:
     as a mean over it, is not seen.
     """
     if not isinstance(net, nn.Module):
-        raise TypeError(
-            f"sc.set_step: net={shown(net)} is a {type(net).__name__}; give the network itself (an nn.Module)"
-        )
+        raise TypeError(f"sc.set_step: net={shown(net)} is {a_kind(net)}; give the network itself (an nn.Module)")
     checks.step("sc.set_step", "step", step)
     every = list(_outermost(net))
     timed: List[Tuple[str, Timed]] = [

@@ -16,6 +16,7 @@ from typing import Dict, Iterator, List, MutableMapping, Optional, Sequence, Tup
 import torch
 from torch import Tensor, nn
 
+from spikecore._base.words import a_kind
 from spikecore._delay import Delay
 from spikecore._shell import reuse
 from spikecore._shell.binding import ask, request
@@ -31,7 +32,7 @@ _searched: MutableMapping[nn.Module, Tuple[int, Dict[nn.Module, Tuple[str, str]]
 def stateful_modules(net: nn.Module) -> List[Stateful]:
     """The modules of ``net`` that hold state, itself included."""
     if not isinstance(net, nn.Module):
-        raise TypeError(f"net={shown(net)} is a {type(net).__name__}; give the network or neuron itself (an nn.Module)")
+        raise TypeError(f"net={shown(net)} is {a_kind(net)}; give the network or neuron itself (an nn.Module)")
     return [module for module in net.modules() if isinstance(module, Stateful)]
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd import profiler
 
 from spikecore._base.batches import device_of, flattened, run_network, to_device, tree_map
+from spikecore._base.words import a_kind
 from spikecore._delay import Delay
 from spikecore._explain._advice import Setting, advice
 from spikecore._explain._floor import words_of_call
@@ -117,7 +118,7 @@ def _go_backward(net: nn.Module, given: Sequence[Tensor], outputs: Any, loss: Lo
         return
     value = loss(outputs)
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
-        what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else a_kind(value)
         raise ValueError(f"loss must give one number with a gradient from the outputs of net, got {what}")
     torch.autograd.grad(value.reshape(()), wanted, allow_unused=True)
 

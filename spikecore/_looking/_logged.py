@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Iterator, Optional, Tuple
 from torch import Tensor
 
 from spikecore import plot
+from spikecore._base.words import a_kind
 
 if TYPE_CHECKING:
     from spikecore._looking._seen import Call, Layer, Seen
@@ -22,7 +23,7 @@ def log(seen: Seen, writer: Any, step: Optional[int], figures: bool) -> None:
     lacking = [name for name in _NEEDED if not callable(getattr(writer, name, None))]
     if lacking:
         raise TypeError(
-            f"writer is a {type(writer).__name__} without {lacking[0]}; give a torch.utils.tensorboard.SummaryWriter"
+            f"writer is {a_kind(writer)} without {lacking[0]}; give a torch.utils.tensorboard.SummaryWriter"
         )
     for layer in seen.layers:
         if not layer.calls:

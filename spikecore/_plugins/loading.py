@@ -18,6 +18,7 @@ from typing import Any, Callable, List, NamedTuple, Optional
 import pluggy
 
 from spikecore._base import contract as api
+from spikecore._base.words import a_kind
 from spikecore._plugins import hookspecs
 from spikecore._plugins.candidates import Candidate
 from spikecore._plugins.containing import contained, described
@@ -64,7 +65,7 @@ def _made(info: BackendInfo) -> Backend:
     factory: Any = reduce(getattr, attribute.split("."), importlib.import_module(module))
     backend = factory()
     if not isinstance(backend, Backend):
-        raise TypeError(f"{info.factory} made a {type(backend).__name__}, not a spikecore.backend.Backend")
+        raise TypeError(f"{info.factory} made {a_kind(backend)}, not a spikecore.backend.Backend")
     if backend.name != info.name:
         raise ValueError(f"{info.factory} made a backend named {backend.name!r}, not {info.name!r}")
     if backend.capabilities != info.capabilities:

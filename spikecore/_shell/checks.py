@@ -13,6 +13,7 @@ from typing import Any, Callable, Collection, Iterable, Mapping, Optional, Seque
 import torch
 from torch import Tensor
 
+from spikecore._base.words import a_kind
 from spikecore._plugins.registry import AUTO_NAME, default_registry
 from spikecore._plugins.selection import Resolved
 from spikecore._shell import misnamed
@@ -170,7 +171,7 @@ def inputs(owner: str, names: Sequence[str], values: Sequence[Any]) -> Tensors:
                     "neurons whole with a torch.fx.Tracer whose is_leaf_module returns True for spikecore.Neuron, or "
                     "use torch.compile or torch.export"
                 )
-            raise TypeError(f"{owner}: {name} is a {type(value).__name__}; give a tensor")
+            raise TypeError(f"{owner}: {name} is {a_kind(value)}; give a tensor")
         if value.dtype not in NAMES:
             raise TypeError(f"{owner}: {name} has dtype {value.dtype}; give floating-point input, e.g. {name}.float()")
         if value.is_nested:
@@ -223,9 +224,7 @@ def state(
     if given is None:
         return None
     if not isinstance(given, Mapping):
-        raise TypeError(
-            f"{owner}: state is a {type(given).__name__}; give a dict with {', '.join(names)}, or None for rest"
-        )
+        raise TypeError(f"{owner}: state is {a_kind(given)}; give a dict with {', '.join(names)}, or None for rest")
     if set(given) != set(names):
         raise ValueError(
             f"{owner}: state has {sorted(given)}; give a value for each of {', '.join(names)} and no other"

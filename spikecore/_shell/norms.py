@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from spikecore._base.words import a_kind
 from spikecore._shell.moved import Statistics, by_backend
 from spikecore.dtypes import compute_dtype
 from spikecore.lang._plain import is_compiling
@@ -77,7 +78,7 @@ def check_norm(owner: str, norm: Any) -> None:
             # nn.utils.weight_norm and prune make the weight in such a hook, and a neuron that never calls the module
             # would go on with the weight of the time before
             raise ValueError(
-                f"{owner}: norm is a {type(norm).__name__} with hooks or a forward of its own, which a neuron that "
+                f"{owner}: norm is {a_kind(norm)} with hooks or a forward of its own, which a neuron that "
                 f"normalises would pass over (nn.utils.weight_norm and prune make hooks); {_WAY_OUT}"
             )
         return
@@ -89,7 +90,7 @@ def check_norm(owner: str, norm: Any) -> None:
     if isinstance(norm, Deferred):
         raise ValueError(f"{owner}: norm is computed by another neuron already (sc.fuse); call sc.unfuse(net) first")
     raise TypeError(
-        f"{owner}: norm is a {type(norm).__name__}; a neuron can take over nn.BatchNorm1d, nn.BatchNorm2d and "
+        f"{owner}: norm is {a_kind(norm)}; a neuron can take over nn.BatchNorm1d, nn.BatchNorm2d and "
         f"nn.BatchNorm3d themselves. Of another kind, {_WAY_OUT}"
     )
 
@@ -118,7 +119,7 @@ def check_restorable(norm: nn.Module) -> None:
     if isinstance(norm, Deferred) and type(norm) not in _PLAIN:
         # nn.utils.parametrize derives a class from that of the module
         raise RuntimeError(
-            f"sc.unfuse: a batch normalisation became a {type(norm).__name__} after sc.fuse, which cannot be undone "
+            f"sc.unfuse: a batch normalisation became {a_kind(norm)} after sc.fuse, which cannot be undone "
             "now; first take away what changed its class, such as by nn.utils.parametrize.remove_parametrizations"
         )
 

@@ -17,6 +17,7 @@ from typing import Any, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
+from spikecore._base.words import a_kind
 from spikecore._shell.fused_calls import Results
 from spikecore.backend import Unsupported
 from spikecore.lang._plain import is_compiling, is_jit_tracing, is_plain
@@ -51,7 +52,7 @@ class Prologue:
             )
         for name, value in zip(names, inputs):
             if not isinstance(value, Tensor):
-                raise TypeError(f"{owner}: {name} is a {type(value).__name__}; give a tensor")
+                raise TypeError(f"{owner}: {name} is {a_kind(value)}; give a tensor")
         x = inputs[0]
         least, form = (2, "[B, C, ...]") if single else (3, "[T, B, C, ...]")
         if x.ndim < least:

@@ -18,6 +18,7 @@ from typing import Any, Callable, ClassVar, Collection, Dict, Mapping, Optional,
 
 from torch import Tensor, nn
 
+from spikecore._base.words import a_kind
 from spikecore._shell import checks, compiled, freed, misnamed, processes, recompute, replicas, reuse, watchers
 from spikecore.backend import BackendError
 from spikecore.lang._plain import is_batched, is_compiling, is_transforming
@@ -142,7 +143,7 @@ class Stateful(nn.Module):
     def __prepare_scriptable__(self) -> Any:
         """What torch.jit.script asks for."""
         raise BackendError(
-            f"torch.jit.script cannot compile a {type(self).__name__}, whose program is made when it is called; use "
+            f"torch.jit.script cannot compile {a_kind(self)}, whose program is made when it is called; use "
             "torch.compile or torch.export, or torch.jit.trace with backend='torch'"
         )
 

@@ -19,6 +19,7 @@ import torch
 import typer
 from torch import Tensor, nn
 
+from spikecore._base.words import a_kind
 from spikecore._explain import explain as explain_network
 from spikecore.backend import BackendError
 from spikecore.dtypes import DTYPES, NARROW
@@ -80,7 +81,7 @@ def _network(text: str) -> nn.Module:
     finally:
         sys.path.pop(0)
     if not isinstance(found, nn.Module):
-        raise TypeError(f"{text} is a {type(found).__name__}; name an nn.Module or what makes one without arguments")
+        raise TypeError(f"{text} is {a_kind(found)}; name an nn.Module or what makes one without arguments")
     return found
 
 

@@ -17,6 +17,7 @@ from typing import Any, List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
+from spikecore._base.words import a_kind
 from spikecore.backend import BackendError, Tensors
 from spikecore.kernels._arguments import Call, Prepared
 from spikecore.kernels._execution import Arrays, Execution, Gradients
@@ -122,7 +123,7 @@ class ReturningExecution(Execution):
         for row, wishes in zip(rows, expected):
             for value, (name, shape, dtype) in zip(row, wishes):
                 if not isinstance(value, Tensor):
-                    raise BackendError(f"{who} returned a {type(value).__name__} as {name}, not a tensor")
+                    raise BackendError(f"{who} returned {a_kind(value)} as {name}, not a tensor")
                 fits = shape is None or tuple(value.shape) == shape
                 if not fits or value.dtype != dtype or value.device != device:
                     raise BackendError(

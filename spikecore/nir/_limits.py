@@ -7,6 +7,7 @@ from typing import Any, Dict
 import numpy as np
 from torch import Tensor
 
+from spikecore._base.words import a_kind
 from spikecore.neuron import Neuron
 from spikecore.nir._conventions import Convention
 
@@ -51,7 +52,7 @@ def check_node(name: str, node: Any, like: Convention, dt: float) -> None:
         if not np.all(np.isfinite(array)):
             instead = next((words for begin, words in _INSTEAD.items() if key.startswith(begin)), f"it {_FINITE}")
             raise ValueError(
-                f"sc.nir.load: node {name!r}, a {type(node).__name__}, has {key}={array.flat[_worst(array)]}; {instead}"
+                f"sc.nir.load: node {name!r}, {a_kind(node)}, has {key}={array.flat[_worst(array)]}; {instead}"
             )
         if not key.startswith("tau"):
             continue
@@ -74,7 +75,7 @@ def check_steps(name: str, node: Any, built: Neuron, dt: float) -> None:
         array = np.abs(np.asarray(value.detach().cpu().double() if isinstance(value, Tensor) else value, np.float64))
         if not np.all(array <= largest):
             raise ValueError(
-                f"sc.nir.load: node {name!r}, a {type(node).__name__}, has {key}={array.max():g} in steps of "
+                f"sc.nir.load: node {name!r}, {a_kind(node)}, has {key}={array.max():g} in steps of "
                 f"dt={dt:g}, which is too large; give the dt of its writer (in the unit of the file's tau)"
             )
 

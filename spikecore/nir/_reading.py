@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from spikecore._base.words import a_kind
 from spikecore._delay import Delay
 from spikecore.neurons import Recurrent
 from spikecore.nir import _kept
@@ -137,7 +138,7 @@ def _module(name: str, node: Any, how: Reading) -> nn.Module:
     if kind in LAYER_NODES:
         return LAYER_NODES[kind](name, node, how)
     known = ", ".join((*NEURON_NODES, *LAYER_NODES))
-    raise ValueError(f"sc.nir.load: node {name!r} is a {kind}, which has no module here; there are {known}")
+    raise ValueError(f"sc.nir.load: node {name!r} is {a_kind(node)}, which has no module here; there are {known}")
 
 
 def _sources(flat: Flat, name: str) -> Tuple[str, ...]:

@@ -7,6 +7,7 @@ from typing import Any, Dict, Iterable, List, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
+from spikecore._base.words import a_kind
 from spikecore._shell.checks import shown
 
 Stages = List[Tuple[nn.Module, torch.device]]
@@ -27,7 +28,7 @@ def checked(stages: Any) -> Stages:
             )
         stage, device = pair
         if not isinstance(stage, nn.Module):
-            given = f"the class {stage.__name__}" if isinstance(stage, type) else f"a {type(stage).__name__}"
+            given = f"the class {stage.__name__}" if isinstance(stage, type) else a_kind(stage)
             raise TypeError(f"Pipeline: stage {position} is {given}; give a module (an nn.Module)")
         found.append((stage, _device(position, device)))
     _check_shared(found)
@@ -84,7 +85,7 @@ def _check_shared(stages: Stages) -> None:
             if first != position:
                 where = "" if not name else f", {name!r} in stage {position},"
                 raise ValueError(
-                    f"Pipeline: stages {first} and {position} share a {type(module).__name__}{where} which can be on "
+                    f"Pipeline: stages {first} and {position} share {a_kind(module)}{where} which can be on "
                     "one device and have one state only; make one for each stage, or put both places in one stage"
                 )
         for name, tensor in _tensors(stage):

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils import checkpoint as torch_checkpoint
 
 from spikecore._base.batches import flattened
+from spikecore._base.words import a_kind
 from spikecore._shell.checks import shown
 from spikecore._shell.in_turn import in_turn
 from spikecore.backend import Unsupported
@@ -54,7 +55,7 @@ def checkpoint(net: nn.Module, every: Optional[int], modules: Optional[Sequence[
     attribute) is not seen: it would change twice.
     """
     if not isinstance(net, nn.Module):
-        raise TypeError(f"net={shown(net)} is a {type(net).__name__}; give the network (an nn.Module)")
+        raise TypeError(f"net={shown(net)} is {a_kind(net)}; give the network (an nn.Module)")
     if every is not None and (isinstance(every, bool) or not isinstance(every, int)):
         raise TypeError(f"every={every!r} must be the number of layers in a group, or None to end the policy")
     if every is not None and every < 1:
@@ -89,7 +90,7 @@ def _chosen(net: nn.Module) -> List[nn.Module]:
     if not in_turn(net):
         names = ", ".join(repr(name) for name, _ in net.named_children())
         raise TypeError(
-            f"net is a {type(net).__name__}, whose forward is its own, so that its layers have no known order; name "
+            f"net is {a_kind(net)}, whose forward is its own, so that its layers have no known order; name "
             f"the modules to compute again, sc.checkpoint(net, every=1, modules=[...]); it has {names or 'none'}"
         )
     return [net]

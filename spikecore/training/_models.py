@@ -9,6 +9,7 @@ from typing import Any, Iterable, Mapping, Optional
 
 from torch import nn
 
+from spikecore._base.words import a_kind
 from spikecore._plugins.selection import backend_named, capture, resolve
 from spikecore._shell.binding import ask, backend_on, request
 from spikecore._shell.checks import shown
@@ -87,7 +88,7 @@ def _tries_graph(options: Any) -> bool:
 
 def _check(net: Any, loss: Any) -> None:
     if not isinstance(net, nn.Module):
-        raise TypeError(f"net={shown(net)} is a {type(net).__name__}; give the network (an nn.Module)")
+        raise TypeError(f"net={shown(net)} is {a_kind(net)}; give the network (an nn.Module)")
     if isinstance(loss, type):
         raise TypeError(f"loss={loss.__name__} is the class; give an object, {loss.__name__}()")
     if not callable(loss):

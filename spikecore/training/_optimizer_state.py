@@ -11,6 +11,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 import torch
 from torch import Tensor
 
+from spikecore._base.words import a_kind
 from spikecore._shell.checks import shown
 
 
@@ -111,7 +112,7 @@ def _kept_by(optimizer: torch.optim.Optimizer) -> Optional[_Kept]:
 
 def _faults(optimizer: torch.optim.Optimizer, state: Any) -> Iterator[str]:
     if not isinstance(state, Mapping):
-        yield f"it is a {type(state).__name__}, and no dict as state_dict() of an optimiser returns"
+        yield f"it is {a_kind(state)}, and no dict as state_dict() of an optimiser returns"
         return
     mine = optimizer.state_dict()
     yield from _differences("it", mine, state)
@@ -197,13 +198,13 @@ def _of_shape(key: Any, name: str, value: Tensor, other: Tensor) -> str:
 def _malformed(entries: Any, groups: Any) -> str:
     """What makes these no entries and groups at all; empty if nothing does."""
     if not isinstance(entries, Mapping):
-        return f"its 'state' is a {type(entries).__name__}, and no dict"
+        return f"its 'state' is {a_kind(entries)}, and no dict"
     if not isinstance(groups, (list, tuple)):
-        return f"its 'param_groups' is a {type(groups).__name__}, and no list of dicts"
+        return f"its 'param_groups' is {a_kind(groups)}, and no list of dicts"
     seen: Set[Any] = set()
     for place, group in enumerate(groups):
         if not isinstance(group, Mapping):
-            return f"param_groups[{place}] is a {type(group).__name__}, and no dict"
+            return f"param_groups[{place}] is {a_kind(group)}, and no dict"
         keys = group.get("params", "missing")
         if not isinstance(keys, (list, tuple)) or not all(isinstance(key, (int, str)) for key in keys):
             return f"param_groups[{place}] has no 'params' that is a list of numbers"

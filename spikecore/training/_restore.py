@@ -13,6 +13,7 @@ from typing import Any, Callable, Iterator, List, Mapping, Sequence
 import torch
 from torch import nn
 
+from spikecore._base.words import a_kind
 from spikecore._shell.checks import shown
 from spikecore.training._rehearsal import can_be_rehearsed, rehearse, tensors_of, uninterrupted, versions_kept
 
@@ -20,7 +21,7 @@ from spikecore.training._rehearsal import can_be_rehearsed, rehearse, tensors_of
 def check_parts(state: Any, parts: Sequence[str]) -> None:
     """Raise unless ``state`` has these parts and no others."""
     if not isinstance(state, Mapping):
-        raise TypeError(f"state={shown(state)} is a {type(state).__name__}; give what state_dict() of a step returned")
+        raise TypeError(f"state={shown(state)} is {a_kind(state)}; give what state_dict() of a step returned")
     missing = [name for name in parts if name not in state]
     unknown = [str(name) for name in state if name not in parts]
     hint = "; give it TrainingOptions(scaler=...), or leave that out" if unknown == ["scaler"] else ""
@@ -33,7 +34,7 @@ def check_parts(state: Any, parts: Sequence[str]) -> None:
         )
     for name in parts:
         if not isinstance(state[name], Mapping):
-            raise ValueError(f"state[{name!r}] is a {type(state[name]).__name__}, and no dict. Nothing was loaded")
+            raise ValueError(f"state[{name!r}] is {a_kind(state[name])}, and no dict. Nothing was loaded")
 
 
 def check_scaler_state(scaler: Any, state: Any) -> None:
@@ -42,7 +43,7 @@ def check_scaler_state(scaler: Any, state: Any) -> None:
     if not mine:  # of a disabled one, which takes anything
         return
     if not isinstance(state, Mapping):
-        raise ValueError(f"state['scaler'] is a {type(state).__name__}; give what state_dict() of a scaler returned")
+        raise ValueError(f"state['scaler'] is {a_kind(state)}; give what state_dict() of a scaler returned")
     faults = [f"has no {name!r}" for name in mine if name not in state]
     faults += [f"has {name!r}, which this scaler has not" for name in state if name not in mine]
     if faults:

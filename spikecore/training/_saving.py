@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Dict, Iterator, Mapping, Sequence, Tuple, Unio
 import torch
 from torch import Tensor, nn
 
+from spikecore._base.words import a_kind
 from spikecore._shell.checks import shown
 from spikecore._shell.processes import is_shard
 
@@ -144,7 +145,7 @@ def load_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], parts: 
 def _check_settings(settings: Any) -> None:
     """Raise unless these can be read back and compared."""
     if not isinstance(settings, Mapping):
-        raise TypeError(f"settings={shown(settings)} is a {type(settings).__name__}; give a dict of name: value")
+        raise TypeError(f"settings={shown(settings)} is {a_kind(settings)}; give a dict of name: value")
     for key, value in _leaves(_SETTINGS, dict(settings)):
         if isinstance(value, Tensor):
             raise TypeError(

@@ -237,7 +237,11 @@ REFUSED = [
         r"x must be \[..., in_features\] of one step .* got shape \[2\]",
     ),
     (lambda: made()([1.0]), TypeError, "x is a list; give a tensor"),
-    (lambda: made().run(drawn(T, B, J), state=3), TypeError, "state is a int; give a dict with past, or None for rest"),
+    (
+        lambda: made().run(drawn(T, B, J), state=3),
+        TypeError,
+        "state is an int; give a dict with past",
+    ),
     (
         lambda: made().run(drawn(T, B, J), state={"v": 1}),
         ValueError,

@@ -323,7 +323,7 @@ def test_the_table_says_what_was_counted():
 def test_wrong_arguments_are_named():
     """What is no network, no input, no energy."""
     layer = nn.Linear(2, 2)
-    with pytest.raises(TypeError, match="net=3 is a int"):
+    with pytest.raises(TypeError, match="net=3 is an int"):
         sc.energy(3, torch.ones(2, 2))
     with pytest.raises(TypeError, match="x=3 has no tensor"):
         sc.energy(layer, 3)

@@ -207,3 +207,14 @@ def test_channels_in_another_place_are_not_advised(kernels: str) -> None:
             return self.lif(self.norm(x))
 
     assert not has(sc.explain(Direct(3), torch.rand(4, 3, 5)), "batch normalisation")
+
+
+# -- errors
+
+
+def test_a_step_is_no_network() -> None:
+    """What :func:`spikecore.training_model` gives is named with its article, and the network is asked for."""
+    net = spiking()
+    step = sc.training_model(net, sc.losses.ce_rate, torch.optim.SGD(net.parameters(), 0.1))
+    with pytest.raises(TypeError, match=r"is an EagerTraining; give the network"):
+        sc.explain(step, torch.rand(4, 8, 6))

@@ -287,7 +287,7 @@ class TestHoist:
     def test_what_is_no_module_is_refused_in_words(self):
         """hoist, unhoist and per_sample."""
         for function in (sc.hoist, sc.unhoist):
-            with pytest.raises(TypeError, match=r"net=3 is a int; give the network \(an nn.Module\)"):
+            with pytest.raises(TypeError, match=r"net=3 is an int; give the network \(an nn.Module\)"):
                 function(3)
         with pytest.raises(TypeError, match=r"per_sample\(.*\) needs an nn.Module or a class of them"):
             per_sample(lambda x: x)

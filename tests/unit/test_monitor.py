@@ -352,7 +352,7 @@ def test_what_cannot_be_seen_is_refused():
     ):
         with pytest.raises((TypeError, ValueError), match=text), sc.monitor(net, **wrong):
             pass
-    with pytest.raises(TypeError, match="net=5 is a int; give the network"), sc.monitor(5):
+    with pytest.raises(TypeError, match="net=5 is an int; give the network"), sc.monitor(5):
         pass
     with pytest.raises(ValueError, match="has no spikecore neuron to watch"), sc.monitor(nn.Linear(2, 2)):
         pass

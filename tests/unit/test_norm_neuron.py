@@ -264,7 +264,7 @@ class TestFuse:
             assert [type(module) for module in sc.unfuse(net).modules()] == before
         twice = TimeBatched(nn.BatchNorm2d(C))
         assert "computed by" not in repr(sc.fuse(nn.Sequential(twice, lif(), twice)))
-        with pytest.raises(TypeError, match=r"sc\.fuse: net=3 is a int"):
+        with pytest.raises(TypeError, match=r"sc\.fuse: net=3 is an int"):
             sc.fuse(3)
 
     @pytest.mark.parametrize("part", ["norm", "neuron", "sequence", "wrapper"])

@@ -154,7 +154,7 @@ def test_what_counts_dimensions_or_steps_is_refused():
     assert sc.set_step(net, "single")[2].step == "single"
     with pytest.raises(ValueError, match=r"sc\.set_step: step='stream' must be 'multi' .* or 'single'"):
         sc.set_step(net, "stream")
-    with pytest.raises(TypeError, match=r"sc\.set_step: net=3 is a int; give the network itself"):
+    with pytest.raises(TypeError, match=r"sc\.set_step: net=3 is an int; give the network itself"):
         sc.set_step(3, "single")
     sc.set_step(net, "multi")
     with sc.carry_state(net), pytest.raises(RuntimeError, match=r"'0' is within sc\.carry_state\(net\); leave the blo"):

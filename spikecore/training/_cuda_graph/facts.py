@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, Hashable, Iterator, List, Optional, Sequ
 import torch
 from torch import Tensor, nn
 
+from spikecore._base.words import a_kind
 from spikecore._shell.binding import numbers_of
 from spikecore._shell.checks import shown
 from spikecore._shell.processes import is_shard
@@ -42,7 +43,7 @@ def kind(value: Any) -> Hashable:
         # a number is written into the launches that were captured; with its type, because 1 == True == 1.0
         return type(value), value
     raise TypeError(
-        f"the batch holds {shown(value)}, a {type(value).__name__}; with graph=True it is made of tensors, numbers, "
+        f"the batch holds {shown(value)}, {a_kind(value)}; with graph=True it is made of tensors, numbers, "
         "strings and None in tuples, lists and dicts"
     )
 
@@ -168,7 +169,7 @@ def gpu_of(net: nn.Module) -> torch.device:
     """The one GPU that holds ``net``. Raises ValueError if there is none, Unsupported for a network that is spread."""
     wrapped = next((module for module in net.modules() if isinstance(module, _PARALLEL)), None)
     if wrapped is not None:
-        raise Unsupported(f"a {type(wrapped).__name__} cannot be captured in a CUDA graph here; train with graph=False")
+        raise Unsupported(f"{a_kind(wrapped)} cannot be captured in a CUDA graph here; train with graph=False")
     if any(is_shard(parameter) for parameter in net.parameters()):
         raise Unsupported("a network under fully_shard cannot be captured in a CUDA graph here; train with graph=False")
     device = None

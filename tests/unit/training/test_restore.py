@@ -83,7 +83,7 @@ def test_a_whole_state_is_loaded():
         (lambda s: [s], TypeError, "is a list; give what state_dict.. of a step returned"),
         (lambda s: without(s, "optimizer", "param_groups"), ValueError, r"this Adam: it has no 'param_groups'\. Make"),
         (lambda s: {**s, "optimizer": [1]}, ValueError, r"state\['optimizer'\] is a list, and no dict"),
-        (lambda s: {**s, "net": 3}, ValueError, r"state\['net'\] is a int, and no dict"),
+        (lambda s: {**s, "net": 3}, ValueError, r"state\['net'\] is an int, and no dict"),
         (lambda s: without(s, "net", "2.bias"), RuntimeError, r'Missing key.*"2.bias"'),
         (lambda s: {**s, "net": {**s["net"], "2.bias": torch.zeros(7)}}, RuntimeError, "size mismatch for 2.bias"),
         (lambda s: {**s, "net": {**s["net"], "9.bias": torch.zeros(7)}}, RuntimeError, r'Unexpected key.*"9.bias"'),

@@ -114,7 +114,7 @@ def spoilt(**changes):
 @pytest.mark.parametrize(
     ("spoil", "text"),
     [
-        (spoilt(state=lambda s: 3), "its 'state' is a int, and no dict"),
+        (spoilt(state=lambda s: 3), "its 'state' is an int, and no dict"),
         (spoilt(state=lambda s: {**s["state"], 0: 3}), "parameter 0 has 3, and no dict"),
         (spoilt(state=lambda s: {**s["state"], 9: {}}), "it has an entry for 9, which is no parameter of its groups"),
         (
@@ -131,7 +131,7 @@ def spoilt(**changes):
             r"has exp_avg of shape \[\] for parameter 0, where that is \[6, 4\]",
         ),
         (spoilt(param_groups=lambda s: {"lr": 1}), "its 'param_groups' is a dict, and no list of dicts"),
-        (spoilt(param_groups=lambda s: [3, 4]), r"param_groups\[0\] is a int, and no dict"),
+        (spoilt(param_groups=lambda s: [3, 4]), r"param_groups\[0\] is an int, and no dict"),
         (
             spoilt(param_groups=lambda s: [{**g, "lr": "fast"} for g in s["param_groups"]]),
             r"param_groups\[0\] has lr='fast', and this optimiser 0.001; param_groups\[1\] has lr='fast'",

@@ -164,7 +164,7 @@ def test_settings_that_never_compare_equal(tmp_path):
         sc.save_checkpoint(tmp_path / "run.pt", {"rate": float("nan")}, epoch=1)
     with pytest.raises(TypeError, match=r"^settings\['rates'\]\[0\]=.* is a tensor, .*; give value\.tolist\(\)"):
         sc.save_checkpoint(tmp_path / "run.pt", {"rates": [torch.ones(2)]}, epoch=1)
-    with pytest.raises(TypeError, match=r"^settings=3 is a int; give a dict"):
+    with pytest.raises(TypeError, match=r"^settings=3 is an int; give a dict"):
         sc.save_checkpoint(tmp_path / "run.pt", 3, epoch=1)
     assert os.listdir(str(tmp_path)) == []
 
