@@ -96,7 +96,8 @@ class TimeBatched(Stepped):
                 raise
             raise type(error)(
                 f"TimeBatched took x of shape {tuple(x.shape)} for one time step (step='single'), and its module "
-                f"raised: {error}\nx must be [B, ...]; for [T, B, ...] call sc.set_step(net, 'multi')"
+                f"raised: {error}\n"
+                + self._way_out(x, error, "x must be [B, ...]; for [T, B, ...] call sc.set_step(net, 'multi')")
             ) from error
         if not isinstance(y, Tensor):
             raise TypeError(f"the module of TimeBatched must return a tensor, got {type(y).__name__}")
@@ -117,9 +118,24 @@ class TimeBatched(Stepped):
                 raise  # a subclass, such as OutOfMemoryError, is kept: callers catch it by its type
             raise type(error)(
                 f"TimeBatched took x of shape {tuple(x.shape)} for {x.shape[0]} time steps of a batch of "
-                f"{x.shape[1]}, and its module raised: {error}\nx must be [T, B, ...]. A network of "
-                "step='single' neurons has no time dimension: call sc.set_step(net, 'single')"
+                f"{x.shape[1]}, and its module raised: {error}\n"
+                + self._way_out(
+                    x,
+                    error,
+                    "x must be [T, B, ...]. A network of step='single' neurons has no time dimension: call "
+                    "sc.set_step(net, 'single')",
+                )
             ) from error
+
+    def _way_out(self, x: Tensor, error: Exception, shape: str) -> str:
+        """What to give in place of ``x``. ``shape``: where it is not the dtype that the module refused."""
+        dtypes = sorted({str(one.dtype) for one in self.module.parameters()})
+        if "type" not in str(error) or not dtypes or str(x.dtype) in dtypes:
+            return shape
+        said = f"x is {x.dtype}, and the module has parameters of {' and '.join(dtypes)}: give x.to({dtypes[0]})"
+        if x.is_floating_point():
+            return f"{said}, or convert the network, as in net.to({x.dtype})"
+        return f"{said}, scaled to what the network takes, as in x.float() / 255 for images of bytes"
 
     def _computed(self, x: Tensor) -> Tuple[Any, bool]:
         step = step_of(x)

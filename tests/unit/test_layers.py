@@ -183,6 +183,24 @@ def test_in_a_single_step_network(module, shape, error):
     assert str(caught.value.__cause__) in str(caught.value)
 
 
+@pytest.mark.parametrize("step", ["multi", "single"])
+@pytest.mark.parametrize(
+    ("dtype", "way"),
+    [
+        (torch.float64, r"give x.to\(torch.float32\), or convert the network, as in net.to\(torch.float64\)$"),
+        (torch.uint8, r"give x.to\(torch.float32\), scaled to what the network takes, as in x.float\(\) / 255 .*$"),
+    ],
+)
+def test_an_input_of_another_dtype_is_told_from_one_of_another_shape(step: str, dtype: torch.dtype, way: str) -> None:
+    """The way out is another dtype, and no other step mode."""
+    layer = sc.layers.TimeBatched(nn.Linear(3, 2), step=step)
+    with pytest.raises(
+        RuntimeError, match=f"x is {dtype}, and the module has parameters of torch.float32: {way}"
+    ) as caught:
+        layer(torch.ones(4, 2, 3, dtype=dtype))
+    assert "set_step" not in str(caught.value)
+
+
 @pytest.mark.parametrize("fused", [False, None])
 def test_one_sample_of_one_step_has_its_gradients_in_channels_last_memory(fused):
     """``flatten(0, 1)`` gives strides of which torch's batch normalisation computes wrong gradients on a CPU."""
