@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.autograd import profiler
 
 from spikecore._base.batches import device_of, flattened, run_network, to_device, tree_map
-from spikecore._base.words import a_kind
 from spikecore._delay import Delay
 from spikecore._explain._advice import Setting, advice
+from spikecore._explain._backward import Loss, check_loss, go_backward
 from spikecore._explain._floor import words_of_call
 from spikecore._explain._layers import Explanation, Layer
 from spikecore._explain._notes import notes
@@ -31,9 +31,6 @@ from spikecore.functional import stateful_modules, to_rest
 from spikecore.kernels import KernelBackend
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
-
-#: From outputs to the number to go backward from; None for their sum.
-Loss = Optional[Callable[[Any], Tensor]]
 
 
 def explain(
@@ -63,9 +60,9 @@ def explain(
     compiled kernels the least they move; what runs in threads of a network's own is not seen.
 
     Raises TypeError or ValueError, naming the argument, for a ``net`` that is no module, an ``x`` without tensors, the
-    meta device, a ``training`` that is no bool, a ``loss`` that is no function or gives no number with a gradient, and
-    outputs without gradients while ``training``; RuntimeError while torch's profiler is running, which this uses;
-    BackendError for a backend that cannot be had; and what the network raises.
+    meta device, a ``training`` that is no bool, a ``loss`` that is no function of the outputs alone or gives no number
+    with a gradient, and outputs without gradients while ``training``; RuntimeError while torch's profiler is running,
+    which this uses; BackendError for a backend that cannot be had; and what the network raises.
     """
     modules = stateful_modules(net)
     net = unwrapped(net)
@@ -79,8 +76,7 @@ def explain(
         )
     if not isinstance(training, bool):
         raise TypeError(f"training={shown(training)} must be True, or False for a forward pass in eval mode")
-    if not (loss is None or callable(loss)):
-        raise TypeError(f"loss={shown(loss)} must be a function of the outputs of net, or None for their sum")
+    check_loss(loss)
     asked = None if backend is None else request(backend, "explain()")
     if torch._C._autograd._profiler_enabled():
         raise RuntimeError("explain uses torch's profiler, which is running; call it outside of the profiled block")
@@ -99,28 +95,10 @@ def explain(
             with watching.on(given):
                 outputs = run_network(net, inputs)
             if training:
-                _go_backward(net, given, outputs, loss)
+                go_backward(net, given, outputs, loss)
         for seen in watching.order:
             _note_backend(seen)
         return _explanation(net, watching, traffic(profile.function_events or ()), given[0].device, training)
-
-
-def _go_backward(net: nn.Module, given: Sequence[Tensor], outputs: Any, loss: Loss) -> None:
-    """The backward pass, whose gradients are dropped."""
-    wanted = [one for one in (*net.parameters(), *given) if one.requires_grad]
-    if loss is None:
-        ends = [one for one in flattened(outputs) if one.requires_grad]
-        if not ends:
-            raise ValueError(
-                "no output of net has a gradient to go back from; training=False explains the forward pass alone"
-            )
-        torch.autograd.grad(ends, wanted, [torch.ones_like(one) for one in ends], allow_unused=True)
-        return
-    value = loss(outputs)
-    if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
-        what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else a_kind(value)
-        raise ValueError(f"loss must give one number with a gradient from the outputs of net, got {what}")
-    torch.autograd.grad(value.reshape(()), wanted, allow_unused=True)
 
 
 def _note_refusal(watching: Watching, refusing: str, computing: str, error: Exception) -> None:

@@ -218,3 +218,32 @@ def test_a_step_is_no_network() -> None:
     step = sc.training_model(net, sc.losses.ce_rate, torch.optim.SGD(net.parameters(), 0.1))
     with pytest.raises(TypeError, match=r"is an EagerTraining; give the network"):
         sc.explain(step, torch.rand(4, 8, 6))
+
+
+@pytest.mark.parametrize(
+    ("loss", "text"),
+    [
+        (
+            sc.losses.ce_count,
+            r"loss=ce_count .* alone \(missing a required argument: 'targets'\); .* ce_count\(outputs, targets\)",
+        ),
+        (nn.CrossEntropyLoss(), r"loss=CrossEntropyLoss .* alone \(missing a required argument: 'target'\)"),
+        (lambda: 0, r"loss=<lambda> .* alone \(too many positional arguments\); .* criterion\(outputs, targets\)"),
+    ],
+    ids=["function", "module", "no argument"],
+)
+def test_a_loss_that_needs_targets_is_named(loss: Any, text: str) -> None:
+    """Before the network runs, with what to write instead."""
+
+    class Runs(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise AssertionError("it ran")
+
+    with pytest.raises(TypeError, match=text):
+        sc.explain(Runs(), torch.rand(4, 3), loss=loss)
+
+
+def test_a_loss_may_have_further_arguments_with_defaults() -> None:
+    """Only what has to be given counts; a function in C has no signature that could be asked."""
+    for loss in (lambda out, scale=2.0: scale * out.sum(), torch.sum, nn.Identity()):
+        assert sc.explain(nn.Linear(3, 1), torch.rand(1, 3), loss=loss).training

@@ -309,9 +309,7 @@ def test_numbers_from_which_no_step_follows() -> None:
 def test_steps_too_large_for_float32() -> None:
     """A gain that overflowed gave a neuron that computes NaN."""
     one = np.ones(2, np.float32)
-    with pytest.raises(
-        ValueError, match=r"'if', an IF, has gain=1e\+68 in steps of dt=1e\+30, which is too large"
-    ):
+    with pytest.raises(ValueError, match=r"'if', an IF, has gain=1e\+68 in steps of dt=1e\+30, which is too large"):
         sc.nir.load(_graph(nir.IF(r=one * 1e38, v_threshold=one)), dt=1e30, discretization="exp")
     short = _graph(nir.LIF(tau=one * 1e-6, r=one, v_leak=0 * one, v_threshold=one))
     with pytest.raises(ValueError, match="has gain=inf in steps of dt=1, which is too large; give the dt"):
