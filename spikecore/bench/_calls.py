@@ -118,7 +118,7 @@ class Small(Case):
 def jobs(settings: Settings, bench: Bench) -> List[Job]:
     """One job: all of them take turns."""
     case = Small("calls", "calls", "float32", STEPS, settings.size)
-    return [contained(case, bench, partial(measure, settings.compile_steps > 0))]
+    return [contained(case, bench, partial(measure, bool(settings.compile_steps)))]
 
 
 def entries(case: Case, bench: Bench, compiled: bool) -> Dict[str, Entry]:

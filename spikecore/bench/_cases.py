@@ -52,7 +52,7 @@ def bench_of(settings: Settings) -> Bench:
     device = device_named(settings.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # events are recorded in the stream of the current device
-    found, _ = find(device, settings.backends, settings.peers, settings.compile_steps, settings.peer_names)
+    found, _ = find(device, settings.backends, settings.peers, settings.compile_steps or 0, settings.peer_names)
     return Bench(device, clock_for(device), found, settings.plan(device.type == "cuda"))
 
 

@@ -23,6 +23,7 @@ from spikecore.bench._workloads import Workload
 #: The backend that says what is right.
 REFERENCE = "torch"
 COMPILED = "torch.compile"
+_NOT_COMPILED = "--compile-steps 0, which --quick chooses, too"
 
 
 class NotHere(Exception):
@@ -75,7 +76,7 @@ def find(
         taking_part.append(_compiled(compile_steps))
         listed.append(availability)
     else:
-        listed.append(Availability(COMPILED, "yardstick", "left out", availability.version, "--compile-steps 0"))
+        listed.append(Availability(COMPILED, "yardstick", "left out", availability.version, _NOT_COMPILED))
     for peer in PEERS:
         state, detail = "left out", "--no-peers"
         if peers:

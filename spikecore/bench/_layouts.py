@@ -59,11 +59,15 @@ class LaidOut(Case):
 
 
 def jobs(settings: Settings, bench: Bench) -> List[Job]:
-    """One job per neuron, dtype and layout, at the first of the time steps."""
+    """One job per neuron, dtype and layout, at the first of the time steps; a quick run has no parameter of each
+    channel.
+    """
     found = []
     steps, image = settings.steps[0], CHANNELS * SIDE * SIDE
     # those with a name of their own are LIF
     wanted = [name for name in IN_LAYOUTS if name.partition(",")[0] in settings.neurons]
+    if settings.quick:
+        wanted = [name for name in wanted if "," not in name]
     for neuron in wanted:
         for dtype in settings.dtypes:
             total = settings.elements or elements(DTYPES[dtype], steps, bench.clock, settings.quick)

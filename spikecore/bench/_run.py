@@ -53,7 +53,8 @@ def prepare(settings: Settings) -> Tuple[Report, List[Job]]:
     if device.type == "cuda":
         torch.cuda.set_device(device)  # events are recorded in the stream of the current device
     settings = settings.on(device)
-    taking_part, listed = find(device, settings.backends, settings.peers, settings.compile_steps, settings.peer_names)
+    compile_steps = settings.compile_steps or 0
+    taking_part, listed = find(device, settings.backends, settings.peers, compile_steps, settings.peer_names)
     clock = clock_for(device)
     report = Report(machine(device), {**settings.as_dict(), "clock": clock.name}, listed)
     bench = Bench(device, clock, taking_part, settings.plan(device.type == "cuda"))

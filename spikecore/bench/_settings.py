@@ -69,7 +69,8 @@ class Settings:
     forms: Tuple[str, ...] = ()
     #: Those of the other libraries that take part; none means all.
     peer_names: Tuple[str, ...] = ()
-    compile_steps: int = 4
+    #: Time steps up to which torch.compile takes part; chosen for the run where None.
+    compile_steps: Optional[int] = None
     repetitions: Optional[int] = None
     #: Seconds of a turn at least; chosen for the device where None.
     turn: Optional[float] = None
@@ -98,7 +99,7 @@ class Settings:
                 if value < 1:
                     raise ValueError(f"{name}={value} must be 1 or more")
         for name in ("workers", "compile_steps"):
-            if getattr(self, name) < 0:
+            if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
         # NaN fails each comparison; with no patience nothing is waited for
         if self.turn is not None and not 0 < self.turn < math.inf:
@@ -129,7 +130,7 @@ class Settings:
     def on(self, device: torch.device) -> Settings:
         """The same with every choice made."""
         gpu, quick = device.type == "cuda", self.quick
-        steps = (4, 16, 32, 128) if gpu and not quick else (4, 16)
+        steps = (4,) if quick else (4, 16, 32, 128) if gpu else (4, 16)
         return replace(
             self,
             device=str(device),
@@ -137,9 +138,11 @@ class Settings:
             dtypes=self.dtypes or (("float32", *sorted(NARROW)) if gpu and not quick else ("float32",)),
             steps=self.steps or steps,
             between=BETWEEN if gpu and not (quick or self.steps) else (),
-            small_neurons=self.neurons or ("LIF", "Leaky"),
-            small_steps=self.steps or (8, 128),
+            small_neurons=self.neurons or (("LIF",) if quick else ("LIF", "Leaky")),
+            small_steps=self.steps or ((8,) if quick else (8, 128)),
             networks=self.networks or (("fc",) if quick else tuple(NETWORKS) if gpu else ("fc", "cifar10")),
+            # compilation takes longer than all else of a quick run
+            compile_steps=(0 if quick else 4) if self.compile_steps is None else self.compile_steps,
             repetitions=self.repetitions or (3 if quick else 9),
         )
 

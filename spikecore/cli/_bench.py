@@ -56,11 +56,15 @@ def bench(
     patience: float = typer.Option(
         150.0, help="Seconds of that; kernels of other libraries that are not compiled then are not measured."
     ),
-    compile_steps: int = typer.Option(
-        4, help="Measure torch.compile up to this many time steps, at about a second of compilation each; 0: never."
+    compile_steps: Optional[int] = typer.Option(
+        None,
+        help="Measure torch.compile up to this many time steps, at about a second of compilation each; 0: never.  "
+        "[4; 0 with --quick]",
     ),
     threads: Optional[int] = typer.Option(None, help="Threads of torch on the CPU."),
-    quick: bool = typer.Option(False, "--quick", help="A few cases in about a minute: rough figures."),
+    quick: bool = typer.Option(
+        False, "--quick", help="A few cases in one to three minutes, without torch.compile: rough figures."
+    ),
     json: Optional[Path] = typer.Option(None, help="Write the report to this file, after every case."),
     plot: Optional[Path] = typer.Option(None, help="Draw the report to this file: .png, .svg, .pdf."),
     given: Optional[Path] = typer.Option(None, "--from", help="Measure nothing: show this report, which --json wrote."),

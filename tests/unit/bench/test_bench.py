@@ -303,6 +303,21 @@ def test_wrong_settings_are_errors_that_name_the_right_ones(wrong: Dict[str, Any
         Settings(**wrong)
 
 
+def test_a_quick_run_has_few_cases_and_compiles_nothing() -> None:
+    """What compiles for seconds, or asks the same at other sizes, is left to the full run, unless it is asked for."""
+    few = Settings(("neurons", "layouts", "steps", "small"), "cpu", ("torch",), peers=False, quick=True)
+    report, jobs = prepare(few)
+    assert [job.label.partition(":")[0] for job in jobs] == ["neurons", *["layouts"] * 3, *["steps"] * 5, "small"]
+    assert report.settings["compile_steps"] == 0
+    full, all_jobs = prepare(replace(few, quick=False))
+    assert len(all_jobs) > 4 * len(jobs)
+    assert full.settings["compile_steps"] == 4
+    asked = replace(few, steps=(4, 16), compile_steps=4)
+    report, more = prepare(asked)
+    assert len(more) == len(jobs) + 1 + 5 + 1
+    assert report.settings["compile_steps"] == 4
+
+
 def test_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """auto is the CPU where there is no GPU; asking for one is an error with a way out."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -427,7 +442,7 @@ def test_cuda_clock_asks_events_and_the_allocator(monkeypatch: pytest.MonkeyPatc
 
 def test_layouts_are_those_that_they_are_called() -> None:
     """Images ``[T, B, C, H, W]`` in each layout, inputs and cotangents alike, for neurons with learnt parameters."""
-    settings = replace(TINY, suites=("layouts",), elements=2 * 3 * CHANNELS * SIDE**2, steps=(2,))
+    settings = replace(TINY, quick=False, suites=("layouts",), elements=2 * 3 * CHANNELS * SIDE**2, steps=(2,))
     rows = ran(settings).rows
     cases = {(str(row.case["neuron"]), str(row.case["layout"])) for row in rows}
     names = [name for name in IN_LAYOUTS if name.partition(",")[0] in TINY.neurons]
