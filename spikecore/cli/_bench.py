@@ -10,7 +10,7 @@ import gc
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, List, Optional, Sequence, Tuple, TypeVar
+from typing import TYPE_CHECKING, Callable, List, Optional, Sequence, Tuple, TypeVar
 
 import typer
 from rich.console import Console
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from spikecore.bench._report import Report
 
 _Value = TypeVar("_Value")
+#: The exit status of what SIGINT (2) ends: 128 + 2.
+_INTERRUPTED = 130
 
 
 def bench(
@@ -72,6 +74,7 @@ def bench(
     """Measure the backends beside a copy of the data, torch.compile and other libraries.
 
     Spikes and gradients are checked first. Exits with 1 if a backend computes something else than the reference.
+    Ctrl-C ends it with 130, after what was measured by then is shown.
     """
     import logging
 
@@ -125,12 +128,13 @@ def bench(
     except (OSError, ValueError, RuntimeError, ModuleNotFoundError) as error:
         raise typer.BadParameter(str(error)) from error
     logging.getLogger("torch._library").setLevel(logging.ERROR)  # says on a CPU that there is no Triton
-    if given is None:
-        _measure(report, jobs, json)
+    ended = _measure(report, jobs, json) if given is None else True
     console = Console()
     show(report, console)
     if plot is not None:
         draw(report, plot)
+    if not ended:
+        raise typer.Exit(_INTERRUPTED)
     wrong = sorted({row.implementation for row in report.rows if row.status == "wrong"})
     if wrong:
         console.print(Text(f"not timed, because what it computes is wrong: {', '.join(wrong)}", style="bold red"))
@@ -161,8 +165,8 @@ def _read(path: Path) -> Report:
         raise ValueError(f"--from {path}: this is no report that spikecore bench --json wrote ({error})") from error
 
 
-def _measure(report: Report, jobs: List[Job], json: Optional[Path]) -> None:
-    """Measure under a progress bar, or line by line into a file; Ctrl-C ends it and keeps what there is."""
+def _measure(report: Report, jobs: List[Job], json: Optional[Path]) -> bool:
+    """Measure under a progress bar, or line by line into a file. Ctrl-C ends it and keeps what there is: False then."""
     from spikecore.bench._report import Report
     from spikecore.bench._run import measure
 
@@ -175,17 +179,21 @@ def _measure(report: Report, jobs: List[Job], json: Optional[Path]) -> None:
         def say(label: str, done: int, of: int) -> None:
             console.print(Text(f"{time.perf_counter() - began:7.1f} s  {done + 1} of {of}  {label}"), soft_wrap=True)
 
-        measure(report, jobs, say, save)
-        return
+        return _to_the_end(partial(measure, report, jobs, say, save))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=len(jobs))
-        try:
-            measure(
-                report,
-                jobs,
-                lambda label, done, of: progress.update(task, completed=done, description=label),
-                save,
-            )
-        except KeyboardInterrupt:
-            progress.stop()
+
+        def show(label: str, done: int, of: int) -> None:
+            progress.update(task, completed=done, description=label)
+
+        return _to_the_end(partial(measure, report, jobs, show, save))
+
+
+def _to_the_end(work: Callable[[], None]) -> bool:
+    """Whether ``work`` was not interrupted."""
+    try:
+        work()
+    except KeyboardInterrupt:
+        return False
+    return True

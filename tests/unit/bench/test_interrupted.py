@@ -1,0 +1,53 @@
+"""``spikecore bench`` that is interrupted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any, Dict, List
+
+import pytest
+from typer.testing import CliRunner
+
+from spikecore import cli
+from spikecore.bench import _run as run
+from spikecore.bench._report import Row
+from spikecore.bench._timing import HostClock, Plan
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns of one call, so that nothing here depends on how fast it runs; and no emulator takes part."""
+    monkeypatch.setenv("SPIKECORE_BLOCK", "ipu")
+    monkeypatch.setattr(Plan, "calls", lambda self, seconds: 1)
+    monkeypatch.setattr(HostClock, "cache_bytes", lambda self: 1000)
+
+
+@pytest.mark.parametrize("environment", [{}, {"FORCE_COLOR": "1"}], ids=["a file", "a terminal"])
+def test_command_shows_what_it_has_when_it_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, environment: Dict[str, str]
+) -> None:
+    """SIGINT in the second case: the table has the first, and the status is the usual one."""
+    prepare = run.prepare
+
+    def interrupted(settings: Any) -> Any:
+        report, jobs = prepare(settings)
+
+        def stop() -> List[Row]:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)
+            return []
+
+        return report, [jobs[0], run.Job("second", stop), *jobs[1:]]
+
+    monkeypatch.setattr(run, "prepare", interrupted)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    tiny = "--device cpu --no-peers --compile-steps 0 --repetitions 1 --quick --elements 30 --steps 3".split()
+    chosen = "--suite neurons --neuron LIF --neuron PLIF".split()
+    result = CliRunner().invoke(cli.app, ["bench", *tiny, *chosen])
+    assert result.exit_code == 130, result.output
+    assert "LIF float32" in result.output
+    assert "PLIF float32" not in result.output
+    assert "This run was interrupted: there was more to measure." in result.output
