@@ -81,10 +81,7 @@ def measure(case: Mapping[str, Fact], enter: Enter, bench: Bench) -> List[Row]:
         rows[name] = Row("beside", case, name, status, problem or known[name].unlike, {} if problem else figures)
     bench.clock.forget()
     absent = [one.name for one in PEERS if one.name not in known]
-    missing = [
-        Row("beside", case, name, "skipped", "does not take part; the list of implementations says why")
-        for name in absent
-    ]
+    missing = [Row("beside", case, name, "skipped", bench.absent.get(name, "does not take part")) for name in absent]
     return [*(rows[name] for name in known), *missing]
 
 

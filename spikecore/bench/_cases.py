@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
@@ -45,6 +45,8 @@ class Bench:
     clock: HostClock
     implementations: Sequence[Implementation]
     plan: Plan
+    #: Of each implementation that does not take part, why not.
+    absent: Mapping[str, str] = field(default_factory=dict)
 
 
 def bench_of(settings: Settings) -> Bench:

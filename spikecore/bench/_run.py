@@ -57,7 +57,8 @@ def prepare(settings: Settings) -> Tuple[Report, List[Job]]:
     taking_part, listed = find(device, settings.backends, settings.peers, compile_steps, settings.peer_names)
     clock = clock_for(device)
     report = Report(machine(device), {**settings.as_dict(), "clock": clock.name}, listed)
-    bench = Bench(device, clock, taking_part, settings.plan(device.type == "cuda"))
+    absent = {one.name: one.detail for one in listed if one.state != "ready"}
+    bench = Bench(device, clock, taking_part, settings.plan(device.type == "cuda"), absent)
     return report, [job for suite in settings.suites for job in _JOBS[suite](settings, bench)]
 
 

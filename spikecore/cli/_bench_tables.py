@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from typing import Callable, Dict, List, Mapping, NamedTuple, Tuple
 
@@ -11,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spikecore.bench._report import MEASURED, Availability, Fact, Report, Row
+from spikecore.cli import _bench_words as words
 
 #: Letters of what a measured row says beside its name; more is said below the table, up to the second number.
 SHORT, LONGEST = 40, 400
@@ -33,6 +35,8 @@ class Column(NamedTuple):
     heading: str
     figure: str
     write: Callable[[float], str]
+    #: The heading where the figure is a time of the host's clock, if it is another one.
+    on_cpu: str = ""
 
 
 def _three(value: float) -> str:
@@ -70,12 +74,12 @@ COLUMNS: Mapping[str, Tuple[Column, ...]] = {
         Column("/ eager", "training_over_eager", _two),
     ),
     "norms": (
-        Column("device\nms", "device_ms", _three),
+        Column("device\nms", "device_ms", _three, "wall\nms"),
         Column("of copy", "fraction", _two),
         Column("/ ReLU", "time_over_relu", _two),
     ),
     "recurrent": (
-        Column("device\nms", "device_ms", _three),
+        Column("device\nms", "device_ms", _three, "few calls\nms"),
         Column("/ LSTM", "device_over_lstm", _two),
         Column("wall\nms", "wall_ms", _three),
         Column("graph\nms", "graph_ms", _three),
@@ -115,32 +119,6 @@ COLUMNS: Mapping[str, Tuple[Column, ...]] = {
         Column("memory of the\nfullest, GiB", "memory_gib", _two),
     ),
 }
-TITLES = {
-    "neurons": "Neurons: device time, fraction of a copy's speed, peak extra memory",
-    "layouts": "Neurons in several layouts, with learnt parameters: as above",
-    "steps": "Neurons at many numbers of steps: device time, fraction of a copy's speed",
-    "calls": "Calls of small layers: wall time, beside a function that only allocates",
-    "norms": "Batch normalisation and a neuron in one layer: device time, forward and backward",
-    "recurrent": "Layers with feedback beside nn.LSTM: forward and backward; whole training steps",
-    "small": "Small layers: wall time per call",
-    "beside": "Beside other libraries: wall time per call",
-    "documents": "The tables of published tutorials: wall time per call",
-    "networks": "Networks: one training step with Adam",
-    "pipeline": "A network over several GPUs: one training step with Adam",
-}
-CAPTIONS = {
-    "layouts": "of copy: as above; the floor counts inputs and outputs, and no parameter",
-    "neurons": "of copy: what must be moved at least, over the time, over the copy's bandwidth; 1.00 is the roofline",
-    "steps": "of copy: as above; tau and threshold of each channel are learnt, and do not count as words",
-    "calls": "a batch of calls with one synchronisation at the end; eager: the same layer, not compiled",
-    "norms": "of copy: 8 words over the time, over the copy's bandwidth; ReLU: compiled, behind batch normalisation",
-    "recurrent": "device: its kernels; wall: eager; graph: captured; kept: float32 for each number of the output",
-    "small": "a batch of calls with one synchronisation at the end; waiting: one after every call",
-    "beside": "/ SpikingJelly: its module is 1.00; of a network, inference and a training step with Adam",
-    "documents": "a loop over time steps in plain torch is 1.00, forward and backward; printed: by the document",
-    "networks": "best ReLU: the network with ReLU in its fastest form; eager ReLU: in its first one",
-    "pipeline": "the network's name has the input, and the images in a part of the batch; printed: by the document",
-}
 
 
 def show(report: Report, console: Console) -> None:
@@ -152,12 +130,24 @@ def show(report: Report, console: Console) -> None:
     console.print(implementations(report.implementations))
     for suite in COLUMNS:
         if report.of(suite):
-            console.print(table(report, suite))
-            for text in notes(report.of(suite)):
-                console.print(text)
+            _show_suite(report, suite, console)
             console.print()
     if not report.complete:
         console.print(Text("This run was interrupted: there was more to measure.", style="bold yellow"))
+
+
+def _show_suite(report: Report, suite: str, console: Console) -> None:
+    """A table, and what it says in words; a line of words where there is nothing for a table."""
+    rows = report.of(suite)
+    if all(row.status == "skipped" for row in rows):
+        console.print(Text(words.nothing(report, suite), style=_STYLES["skipped"]))
+        return
+    if any(row.status in MEASURED for row in rows):
+        console.print(table(report, suite))
+    else:
+        console.print(Text(words.title(report, suite), style="italic"))
+    for text in notes(rows):
+        console.print(text)
 
 
 def implementations(listed: List[Availability]) -> Table:
@@ -175,12 +165,17 @@ def implementations(listed: List[Availability]) -> Table:
 def table(report: Report, suite: str) -> Table:
     """The measured rows of a suite, case by case."""
     made = Table(
-        title=TITLES[suite], caption=CAPTIONS[suite], title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD
+        title=words.title(report, suite),
+        caption=words.caption(report, suite),
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
     )
     made.add_column("", overflow="fold")
     columns = [one for one in COLUMNS[suite] if any(one.figure in row.figures for row in report.of(suite))]
     for one in columns:
-        made.add_column(one.heading, justify="right", no_wrap=True)
+        heading = one.on_cpu if one.on_cpu and words.on_cpu(report) else one.heading
+        made.add_column(heading, justify="right", no_wrap=True)
     for case, found in report.cases(suite):
         measured = [row for row in found if row.status in MEASURED]
         if measured:
@@ -209,7 +204,8 @@ def _parts(case: Mapping[str, Fact]) -> Tuple[str, str]:
 def notes(rows: List[Row]) -> List[Text]:
     """What the rows of a suite say in words: a sentence for each thing said, with the cases it is true of.
 
-    How a peer differs is another number in every case: the first stands for all, and the report has the others.
+    How a peer differs is another number in every case: the first stands for all, and the report has the others. What is
+    skipped in every case is said without one.
     """
     said: Dict[Tuple[str, ...], List[Row]] = {}
     for row in rows:
@@ -221,10 +217,11 @@ def notes(rows: List[Row]) -> List[Text]:
         str(row.case["network"]): f"{row.case['about']}, {row.case['dtype']}" for row in rows if "about" in row.case
     }
     lines = [Text(f"{network}: {about}", style="dim") for network, about in abouts.items()]
+    cases = len({json.dumps(row.case, sort_keys=True) for row in rows})
     for (status, implementation, _), where in said.items():
         more = f" and {len(where) - 1} more" if len(where) > 1 else ""
+        in_cases = "" if status == "skipped" and len(where) == cases else f" ({case_text(where[0].case)}{more})"
         mark = "* " if status == "differs" else ""
         detail = textwrap.shorten(where[0].detail, LONGEST, placeholder=" ...")
-        text = f"{mark}{implementation} {status}: {detail} ({case_text(where[0].case)}{more})"
-        lines.append(Text(text, style=_STYLES[status]))
+        lines.append(Text(f"{mark}{implementation} {status}: {detail}{in_cases}", style=_STYLES[status]))
     return lines

@@ -112,13 +112,17 @@ def test_tables_say_everything(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_notes_say_a_thing_once() -> None:
-    """The same reason in many cases is one sentence; of differences the first stands for all."""
+    """The same reason in many cases is one sentence, without a case where it holds in all; of differences the first
+    stands for all.
+    """
     case = {"neuron": "LIF", "dtype": "float32", "steps": 8, "neurons": 40}
     rows = [Row("small", {**case, "steps": t}, "a", "skipped", "why") for t in (1, 2, 3)]
     rows += [Row("small", {**case, "steps": t}, "b", "differs", f"by {t}") for t in (1, 2)]
+    rows += [Row("small", {**case, "steps": t}, "c", "skipped", "too many") for t in (2, 3)]
     assert [note.plain for note in tables.notes(rows)] == [
-        "a skipped: why (LIF float32 T=1 N=40 and 2 more)",
+        "a skipped: why",
         "* b differs: by 1 (LIF float32 T=1 N=40 and 1 more)",
+        "c skipped: too many (LIF float32 T=2 N=40 and 1 more)",
     ]
 
 
