@@ -174,3 +174,22 @@ def test_every_op_of_a_neuron(kind: str) -> None:
     assert made == 1
     assert (torch.uint8, (9 * 2 * 256 // 8,)) in saved
     assert (torch.uint8, (9 * 2 * 256 // 8,)) not in whole
+
+
+def test_bits_are_made_by_vectors_on_a_cpu() -> None:
+    """No loop over the numbers of one byte: neighbours go to different bytes, which takes a third of the time."""
+    pytest.importorskip("torch._inductor.custom_graph_pass", reason="packing in the graph needs torch 2.6")
+    from torch._inductor.utils import run_and_get_code
+
+    torch._dynamo.reset()
+    options = {**compiled.compiling_options(), "fx_graph_cache": False}
+    run = torch.compile(Block(lambda z: z), fullgraph=True, options=options)
+
+    def step() -> None:
+        run(torch.rand(3, 2, 4, 8, 8)).sum().backward()
+
+    _, code = run_and_get_code(step)
+    text = "\n".join(code)
+    assert "uint8_t*" in text
+    assert "vec_reduce_all<uint8_t" not in text
+    assert compiled._dim_of_places(torch.device("cuda")) == 1
