@@ -8,9 +8,11 @@ from torch import Tensor, nn
 
 from spikecore._shell.in_turn import calls_as
 from spikecore._shell.norms import check_norm
-from spikecore._shell.prologue import SHORTCUTS, Prologue
+from spikecore._shell.prologue import Prologue
 from spikecore._shell.prologued import prologue_of, set_prologue
 from spikecore.neuron import Neuron
+
+_SHORTCUTS = ("before", "after")
 
 
 class NormNeuron(nn.Module):
@@ -37,7 +39,8 @@ class NormNeuron(nn.Module):
 
     ``norm`` and ``neuron`` are modules of this one: ``state_dict`` has ``norm.weight``, ``neuron.tau`` and so on. The
     neuron normalises from then on, wherever it is called. ``norm`` itself is not called: hooks that it gets afterwards
-    are not, either. ``shortcut`` and ``fused`` may be set later, and count from the next call on.
+    are not, either; a forward pre-hook that ``neuron`` gets afterwards sees what is not normalised yet. ``shortcut``
+    and ``fused`` may be set later, and count from the next call on.
 
     Raises TypeError for a ``norm`` of another kind, ``nn.SyncBatchNorm`` for one, and for a ``neuron`` that is none;
     ValueError for a ``norm`` with hooks (``nn.utils.weight_norm``), for a neuron with several inputs, for one with a
@@ -49,20 +52,7 @@ class NormNeuron(nn.Module):
     ) -> None:
         super().__init__()
         check_norm("NormNeuron", norm)
-        if not isinstance(neuron, Neuron):
-            raise TypeError(f"NormNeuron: neuron={neuron!r} must be a spikecore neuron")
-        if len(neuron.inputs) != 1:
-            raise ValueError(
-                f"NormNeuron: {type(neuron).__name__} has the inputs {', '.join(neuron.inputs)}; which of them to "
-                "normalise is not known: normalise it before the call"
-            )
-        if not calls_as(neuron, Neuron) or "forward" in vars(neuron) or neuron._forward_pre_hooks:
-            # what they do to the input would come before the normalisation: a factor, for one, would be divided out
-            raise ValueError(
-                f"NormNeuron: this {type(neuron).__name__} has a forward of its own or a forward pre-hook, which would "
-                "see the input before it is normalised; leave norm in front of the neuron: "
-                "nn.Sequential(sc.layers.TimeBatched(conv, norm), neuron)"
-            )
+        _check_neuron(neuron)
         if prologue_of(neuron) is not None:
             raise ValueError(
                 f"NormNeuron: this {type(neuron).__name__} normalises its input already (NormNeuron or sc.fuse); make "
@@ -108,6 +98,7 @@ class NormNeuron(nn.Module):
         if prologue is None or prologue.norm is not self.norm:
             # a module was put in the place of one of them, as SyncBatchNorm.convert_sync_batchnorm does
             check_norm("NormNeuron", self.norm)
+            _check_neuron(self.neuron)
             set_prologue(self.neuron, self._made())
         return self.neuron(x, *skip)
 
@@ -116,8 +107,25 @@ class NormNeuron(nn.Module):
         return f"shortcut={self._shortcut!r}" if self._shortcut else ""
 
 
+def _check_neuron(neuron: Any) -> None:
+    if not isinstance(neuron, Neuron):
+        raise TypeError(f"NormNeuron: neuron={neuron!r} must be a spikecore neuron")
+    if len(neuron.inputs) != 1:
+        raise ValueError(
+            f"NormNeuron: {type(neuron).__name__} has the inputs {', '.join(neuron.inputs)}; which of them to "
+            "normalise is not known: normalise it before the call"
+        )
+    if not calls_as(neuron, Neuron) or "forward" in vars(neuron) or neuron._forward_pre_hooks:
+        # what they do to the input would come before the normalisation: a factor, for one, would be divided out
+        raise ValueError(
+            f"NormNeuron: this {type(neuron).__name__} has a forward of its own or a forward pre-hook, which would "
+            "see the input before it is normalised; leave norm in front of the neuron: "
+            "nn.Sequential(sc.layers.TimeBatched(conv, norm), neuron)"
+        )
+
+
 def _checked_shortcut(value: Any) -> Optional[str]:
-    if value is not None and value not in SHORTCUTS:
+    if value is not None and value not in _SHORTCUTS:
         raise ValueError(
             f"NormNeuron: shortcut={value!r} must be None, 'before' (neuron(norm(x) + skip)) or 'after' "
             "(neuron(norm(x)) + skip)"
@@ -126,6 +134,6 @@ def _checked_shortcut(value: Any) -> Optional[str]:
 
 
 def _checked_fused(value: Any) -> Optional[bool]:
-    if value not in (None, True, False):
+    if not (value is None or isinstance(value, bool)):
         raise TypeError(f"NormNeuron: fused={value!r} must be True, False or None (where the backend can)")
-    return None if value is None else bool(value)
+    return value

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Type
+from typing import Type
 
 from torch import nn
 
 
 def calls_as(module: nn.Module, base: Type[nn.Module]) -> bool:
     """Whether the class of ``module`` has the ``forward`` of ``base``, and no ``__call__`` of its own."""
-    kind: Any = type(module)
-    return isinstance(module, base) and kind.forward is base.forward and kind.__call__ is nn.Module.__call__
+    kind, plain = type(module), nn.Module
+    same = kind.__call__ is plain.__call__ and kind._call_impl is plain._call_impl
+    return isinstance(module, base) and kind.forward is base.forward and same
 
 
 def in_turn(module: nn.Module) -> bool:

@@ -164,19 +164,24 @@ def normalised_step(norm: Any, x: Tensor, steps: int) -> Tensor:
         return normalised(norm, x)
     norm._check_input_dim(x)
     factor = _counted(norm)
-    n = x.numel() // x.shape[1]
-    of_steps = steps * (n - 1) / (steps * n - 1)
+    n, shape = x.numel() // x.shape[1], x.shape
+    if shape[0] == 1 and x.ndim > 3 and x.device.type == "cpu":
+        # of one image that is channels-last torch 2.13 computes wrong gradients of weight and bias on a CPU, if the
+        # stride of its batch is not that of a contiguous tensor
+        x = x.flatten(2)
     # what torch would move zeros by: factor * n / (n - 1) * variance
     moved = torch.zeros_like(variance)
-    if isinstance(factor, Tensor):
-        mean = torch.zeros_like(norm.running_mean)
-        y = F.batch_norm(x, mean, moved, norm.weight, norm.bias, True, 1.0, norm.eps)
-        _move(norm, mean, moved * of_steps, factor)
-        return y
-    y = F.batch_norm(x, norm.running_mean, moved, norm.weight, norm.bias, True, factor, norm.eps)
-    with torch.no_grad():
-        variance.mul_(1.0 - factor).add_(moved, alpha=of_steps)
-    return y
+    averages = isinstance(factor, Tensor)
+    mean = torch.zeros_like(norm.running_mean) if averages else norm.running_mean
+    y = F.batch_norm(x, mean, moved, norm.weight, norm.bias, True, 1.0 if averages else factor, norm.eps)  # type: ignore[arg-type]  # a number then
+    if n:  # torch lets the statistics be after an empty batch
+        of_steps = steps * (n - 1) / (steps * n - 1)
+        if averages:
+            _move(norm, mean, moved * of_steps, factor)
+        else:
+            with torch.no_grad():
+                variance.mul_(1.0 - factor).add_(moved, alpha=of_steps)
+    return y.view(shape)
 
 
 def _counted(norm: Any) -> Union[float, Tensor]:

@@ -22,8 +22,6 @@ from spikecore._shell.fused_calls import Results
 from spikecore.backend import Unsupported
 from spikecore.lang._plain import is_compiling, is_jit_tracing, is_plain
 
-SHORTCUTS = ("", "before", "after")
-
 
 class Prologue:
     """Batch normalisation and a shortcut in front of one neuron.

@@ -90,8 +90,9 @@ def _chosen(net: nn.Module) -> List[nn.Module]:
     if not in_turn(net):
         names = ", ".join(repr(name) for name, _ in net.named_children())
         raise TypeError(
-            f"net is {a_kind(net)}, whose forward is its own, so that its layers have no known order; name "
-            f"the modules to compute again, sc.checkpoint(net, every=1, modules=[...]); it has {names or 'none'}"
+            f"net is {a_kind(net)}, whose forward, __call__ or __iter__ is its own, so that its layers have no known "
+            "order; name the modules to compute again, sc.checkpoint(net, every=1, modules=[...]); it has "
+            f"{names or 'none'}"
         )
     return [net]
 

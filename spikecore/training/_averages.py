@@ -22,6 +22,8 @@ from torch import fx, nn
 from spikecore.backend import Unsupported
 
 _BACKWARD = {torch.ops.aten.avg_pool2d_backward.default: 2, torch.ops.aten.avg_pool3d_backward.default: 3}
+#: Poolings that torch computes by averages.
+_BY_AVERAGE = ("LPPool1d", "LPPool2d", "LPPool3d")
 #: What is wrong, and the way out.
 WAY_OUT = (
     "torch.compile computes a wrong gradient of average pooling with ceil_mode=True and count_include_pad=True where a "
@@ -60,18 +62,24 @@ def _each(sizes: Any, dims: int) -> Any:
 
 def clips(module: Any) -> bool:
     """Whether a module is a pooling that may need :func:`change`."""
-    pools = isinstance(module, (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d))
-    return pools and module.ceil_mode and module.count_include_pad and getattr(module, "divisor_override", None) is None
+    by_average = type(module).__name__ in _BY_AVERAGE
+    pools = by_average or isinstance(module, (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d))
+    whole = getattr(module, "count_include_pad", True) and getattr(module, "divisor_override", None) is None
+    return bool(pools and module.ceil_mode and whole)
 
 
 def misplaced_channels_last(net: nn.Module) -> bool:
-    """Whether a pooling of ``net`` would give its gradient to the wrong pixels, were its input channels-last."""
+    """Whether a pooling module of ``net`` would give its gradient to the wrong pixels, were its input channels-last. A
+    pooling that a ``forward`` calls as a function is not seen.
+    """
     padded = any(isinstance(one, nn.AvgPool2d) and any(_each(_sizes(one.padding), 2)) for one in net.modules())
     return padded and any(_misplaces(device) for device in {parameter.device for parameter in net.parameters()})
 
 
 @functools.lru_cache(maxsize=None)
 def _misplaces(device: torch.device) -> bool:
+    if device.type == "meta":
+        return False
     x = torch.zeros(1, 2, 4, 4, device=device).contiguous(memory_format=torch.channels_last).requires_grad_()
     with torch.enable_grad():
         out = nn.functional.avg_pool2d(x, 2, padding=1)

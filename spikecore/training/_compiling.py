@@ -17,7 +17,7 @@ import inspect
 import itertools
 import types
 import warnings
-from typing import Any, Callable, Dict, List, Tuple, Type
+from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 
 import torch
 from torch import Tensor
@@ -52,14 +52,19 @@ class OwnCode:
     Networks of one class, too, share their code: one that met eight kinds of batches would leave nothing for the next.
     """
 
-    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
-        self.function, self._options = function, options
+    def __init__(
+        self, function: Callable[..., Any], options: Optional[Callable[[], Dict[str, Any]]] = None, **keywords: Any
+    ) -> None:
+        self.function, self._keywords = function, keywords
+        #: Makes ``options`` of torch.compile, which hold functions that cannot be pickled.
+        self._options = options
         self._run: Any = None
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """What the function gives. Raises what torch.compile raises."""
         if self._run is None:
-            self._run = torch.compile(self._compilable(), fullgraph=True, **self._options)
+            options: Dict[str, Any] = {} if self._options is None else {"options": self._options()}
+            self._run = torch.compile(self._compilable(), fullgraph=True, **self._keywords, **options)
         return self._run(*arguments, **keywords)
 
     def __getstate__(self) -> Dict[str, Any]:
@@ -78,8 +83,13 @@ class OwnCode:
 class Compiled(OwnCode):
     """``function`` by torch.compile, and ``function`` itself once the compiler cannot take it."""
 
-    def __init__(self, function: Callable[..., Any], what: str = "the loss") -> None:
-        super().__init__(function)
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        what: str = "the loss",
+        options: Optional[Callable[[], Dict[str, Any]]] = None,
+    ) -> None:
+        super().__init__(function, options)
         #: What it is, in a warning.
         self.what = what
         #: Why it runs as it is; empty while it is compiled.

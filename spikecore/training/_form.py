@@ -9,6 +9,7 @@ Rules of this module:
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
 from contextlib import contextmanager, nullcontext
@@ -135,7 +136,7 @@ class Form:
         if not (self._beside and self._compiled):
             return loss(outputs, targets)
         if self._loss is None or self._loss.function is not loss:
-            self._loss = Compiled(loss)
+            self._loss = Compiled(loss, options=_graph_passes.compiling_options)
         return self._loss(outputs, targets)
 
     def update(self, optimizer: Any) -> None:
@@ -195,7 +196,7 @@ class Form:
             )
         if any(is_shard(parameter) for parameter in self.net.parameters()):
             raise Left("its parameters are shards")
-        if dims == 2 and averages.misplaced_channels_last(self.net):
+        if self._trains and dims == 2 and averages.misplaced_channels_last(self.net):
             raise Left(
                 "this torch gives the gradient of a padded nn.AvgPool2d that is channels-last to the wrong pixels "
                 "(pytorch/pytorch issue 188344)"
@@ -210,17 +211,18 @@ class Form:
             raise Left("the network is over several devices or processes; compile its parts, with layer.compile()")
         if not hasattr(getattr(torch, "compiler", None), "is_compiling"):
             raise Left(f"torch {torch.__version__} is too old to compile neurons")
+        packs = bool(self._trains and self.options.pack_spikes)
         try:
-            options = _graph_passes.compiling_options(self.net)
+            _options_of(self.net, self._trains, False)
         except Unsupported as error:
             raise Left(str(error)) from error
-        if self._trains and self.options.pack_spikes:
+        if packs:
             try:
-                options = {**options, **compiling_options()}
+                _options_of(self.net, self._trains, True)
             except Unsupported as error:
-                self._no_packing = str(error)
+                packs, self._no_packing = False, str(error)
         # fullgraph: a network that breaks into parts is compiled part by part while it runs, and cannot go back then
-        self._run = OwnCode(self.net, dynamic=False, options=options)
+        self._run = OwnCode(self.net, functools.partial(_options_of, self.net, self._trains, packs), dynamic=False)
         self._compiled = True
 
     def _use_packing(self) -> None:
@@ -235,9 +237,12 @@ class Form:
 
     def _why_not_compiled(self, error: BaseException) -> str:
         """What the compiler raised in one line, and what of the network is known to be a cause."""
+        # how the compiler, and before torch 2.5 dynamo, says that a number was read from memory
+        reads_number = any(word in str(error) for word in ("data-dependent", "data dependent", ".item("))
         by_neurons = {prologue.norm for one in self.net.modules() for prologue in [prologue_of(one)] if prologue}
         for name, module in self.net.named_modules():
-            if self._trains and isinstance(module, _BatchNorm) and is_average(module) and module not in by_neurons:
+            counts = isinstance(module, _BatchNorm) and is_average(module)
+            if reads_number and counts and module not in by_neurons:
                 return (
                     f"{reason(error)}. {name or 'the network'} is a {type(module).__name__} with momentum=None, which "
                     "divides by its number of calls, and torch.compile cannot follow that; give it a number, such as "
@@ -251,6 +256,11 @@ class Form:
         """Of loss and update, why they are not compiled with the network."""
         found = {"the loss": self._loss, "the update": self._update}
         return {what: one.why for what, one in found.items() if one is not None and one.why}
+
+
+def _options_of(net: nn.Module, trains: bool, packs: bool) -> Dict[str, Any]:
+    """Options of ``torch.compile``. Raises Unsupported where this torch lacks what is needed."""
+    return {**_graph_passes.compiling_options(net if trains else None), **(compiling_options() if packs else {})}
 
 
 def is_compiled(net: nn.Module) -> bool:

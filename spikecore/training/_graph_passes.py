@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any, Dict, List, Optional
 
-import torch
 from torch import fx, nn
 
 from spikecore.backend import Unsupported
@@ -14,27 +13,43 @@ from spikecore.training import _averages, _products
 _PASSES = (_averages, _products)
 
 
-def compiling_options(net: nn.Module) -> Dict[str, Any]:
-    """Options of ``torch.compile`` that have this done; none where this torch has no such passes. Raises Unsupported
-    where ``net`` would compute wrong gradients without them.
+def compiling_options(net: Optional[nn.Module] = None) -> Dict[str, Any]:
+    """Options of ``torch.compile`` that have this done, behind the passes that the user has set at the same place;
+    none where this torch has no such passes. Raises Unsupported where a pooling module of ``net``, a network that is
+    trained, may need them then.
     """
-    try:
-        import torch._inductor.config as config
-        from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
-
-        config.joint_custom_pre_pass  # noqa: B018  # older versions have no such pass
-    except (ImportError, AttributeError) as error:
-        if any(_averages.clips(module) for module in net.modules()):
-            raise Unsupported(_averages.WAY_OUT) from error
+    users = _users()
+    if users is None:
+        if net is not None and any(_averages.clips(module) for module in net.modules()):
+            raise Unsupported(_averages.WAY_OUT)
         return {}
+    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
     class Change(CustomGraphPass):
         def __call__(self, graph: fx.Graph) -> None:
-            for one in _PASSES:
-                one.change(graph)
+            for one in users or ():
+                one(graph)
+            for module in _PASSES:
+                module.change(graph)
 
         def uuid(self) -> Any:
-            # what torch has compiled and kept on disk is made again where the rules, or what they go by, have changed
-            return get_hash_for_files(tuple(one.__file__ for one in _PASSES)), torch.get_float32_matmul_precision()
+            # What torch has compiled and kept on disk is made again where the rules, or what they go by, have changed.
+            # None, of a pass of the user's, means that nothing is kept.
+            theirs: List[Any] = [one.uuid() for one in users or ()]
+            rules = get_hash_for_files((__file__, *[module.__file__ for module in _PASSES]))
+            return None if None in theirs else (*theirs, rules, _products.precision())
 
     return {"joint_custom_pre_pass": Change()}
+
+
+def _users() -> Optional[List[Any]]:
+    """The passes that the user has set; None where this torch has none."""
+    try:
+        import torch._inductor.config as config
+        import torch._inductor.custom_graph_pass  # noqa: F401
+
+        found: Any = config.joint_custom_pre_pass
+    except (ImportError, AttributeError):
+        return None
+    several = isinstance(found, (list, tuple))
+    return [*found] if several else [found] if found is not None else []

@@ -18,7 +18,11 @@ def options_of(unknown: Mapping[str, Any], name: str = "") -> str:
     eager = [one.name for one in fields(TrainingOptions)]
     found = {option: value for option, value in unknown.items() if option in (*eager, *_OF_CUDA)}
     kind = "CudaOptions" if any(option in _OF_CUDA for option in found) else "TrainingOptions"
-    return f"write {name}sc.{kind}({written(found)})" if found else ""
+    if not found:
+        return ""
+    # what else was given is not known here
+    others = "" if name else ", with the other options"
+    return f"write {name}sc.{kind}({written(found)}){others}"
 
 
 def elsewhere(unknown: Mapping[str, Any]) -> str:

@@ -141,7 +141,8 @@ def test_options_given_to_the_step_itself(name):
             call(linear(), **{name: 2})
     if name not in EAGER:
         with pytest.raises(
-            TypeError, match=rf"^sc\.TrainingOptions\(\) takes no .*; write sc\.CudaOptions\({name}=2\)$"
+            TypeError,
+            match=rf"^sc\.TrainingOptions\(\) takes no .*; write sc\.CudaOptions\({name}=2\), with the other options$",
         ):
             sc.TrainingOptions(**{name: 2})
 

@@ -151,6 +151,11 @@ class TestNormNeuron:
             NormNeuron(nn.GroupNorm(2, C), lif())
         with pytest.raises(TypeError, match="neuron=ReLU.. must be a spikecore neuron"):
             NormNeuron(norm(), nn.ReLU())
+        for fused in (1.0, torch.tensor([True, False])):
+            with pytest.raises(TypeError, match="must be True, False or None"):
+                NormNeuron(norm(), lif(), fused=fused)
+        with pytest.raises(ValueError, match="shortcut='' must be None"):
+            NormNeuron(norm(), lif(), shortcut="")
         with pytest.raises(ValueError, match="shortcut='behind' must be None, 'before'"):
             NormNeuron(norm(), lif(), shortcut="behind")
         for watch in (lambda m: prune.identity(m, "weight"), lambda m: m.register_forward_hook(lambda *_: None)):
@@ -178,6 +183,30 @@ class TestNormNeuron:
             layer(x, 1.0)
         with pytest.raises(ValueError, match=r"x must be \[T, B, C, ...\]"):
             NormNeuron(norm(1), lif())(drive(T, B))
+
+    def test_one_image_that_is_channels_last(self):
+        """Torch's own gradients of weight and bias are wrong on a CPU, if the stride of the batch is an odd one."""
+        still = drive(C, 6, 4)
+        image = still.permute(1, 2, 0).contiguous().permute(2, 0, 1)  # [C, H, W] with the channels last
+        grads = []
+        for x in (image.expand(T, -1, -1, -1).unsqueeze(1), still.repeat(T, 1, 1, 1).unsqueeze(1)):
+            layer = NormNeuron(norm(), sc.LI(tau=2.0, backend="torch"))
+            y = layer(x)
+            (y * torch.linspace(-1.0, 2.0, y.numel()).view(y.shape)).sum().backward()
+            grads.append((y.detach(), layer.norm.weight.grad, layer.norm.bias.grad, layer.norm.running_var))
+        for mine, its in zip(*grads):
+            torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-4)
+
+    def test_a_module_in_the_place_of_the_neuron_is_checked(self):
+        """As when the layer was made."""
+        layer = NormNeuron(norm(), lif())
+        x = drive(T, B, *SHAPES[2])
+        layer.neuron = Halving(backend="torch")
+        with pytest.raises(ValueError, match="leave norm in front of the neuron"):
+            layer(x)
+        layer.neuron = nn.ReLU()
+        with pytest.raises(TypeError, match="must be a spikecore neuron"):
+            layer(x)
 
     def test_a_module_in_the_place_of_the_norm_is_seen(self):
         """Synchronised batch normalisation is refused when it comes later, too; another plain one is taken."""

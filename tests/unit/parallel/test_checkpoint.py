@@ -373,7 +373,8 @@ class TestRefused:
     def test_a_forward_of_its_own(self):
         """A network with a forward of its own is asked for names, and told those it has."""
         with pytest.raises(
-            TypeError, match=r"net is a Blocks, whose forward is its own.*modules=\[.*'two', 'body', 'neuron'"
+            TypeError,
+            match=r"net is a Blocks, whose forward, .* is its own.*modules=\[.*'two', 'body', 'neuron'",
         ):
             sc.checkpoint(Blocks(), every=1)
 

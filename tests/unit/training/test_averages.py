@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import warnings
 from typing import Any, Callable, List
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore.training import _averages, _graph_passes
+from spikecore.training import _averages, _form, _graph_passes
 
 compiles = pytest.mark.skipif(
     not hasattr(getattr(torch, "compiler", None), "is_compiling"), reason="this torch is too old to compile neurons"
@@ -70,6 +71,32 @@ def test_compiled_windows_at_the_edge_have_the_gradient_of_eager_ones(last: Any)
 
 
 @compiles
+@pytest.mark.parametrize("padding", [0, 1])
+def test_so_has_a_compiled_loss(padding: int) -> None:
+    """That of a captured step; with padding it runs as it is."""
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        y = outputs.flatten(1).t().unsqueeze(0)
+        return (nn.functional.avg_pool1d(y, 3, 2, padding, ceil_mode=True) ** 2).sum()
+
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(2, 3), sc.LI(tau=2.0, backend="torch")).double()
+        form = _form.Form(net, sc.TrainingOptions(compile=compiled), torch.optim.SGD(net.parameters(), 0.1))
+        x = torch.randn(4, 5, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        with form.as_captured(), warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            form.loss(loss, form.run(x), torch.zeros(1)).backward()
+        found.append([parameter.grad for parameter in net.parameters()])
+    texts = [str(one.message) for one in told if "the loss runs as it is" in str(one.message)]
+    assert len(texts) == padding
+    assert all("198119" in text for text in texts)
+    for mine, its in zip(*found):
+        torch.testing.assert_close(mine, its)
+
+
+@compiles
 def test_padded_windows_beyond_the_image_are_not_compiled() -> None:
     net = network(sc.layers.TimeBatched(nn.AvgPool2d(3, 2, 1, ceil_mode=True)))
     with pytest.raises(sc.Unsupported, match="compile=True cannot be: torch.compile computes a wrong gradient.*198119"):
@@ -78,12 +105,14 @@ def test_padded_windows_beyond_the_image_are_not_compiled() -> None:
 
 @compiles
 def test_torch_without_passes_over_the_graph_compiles_no_such_pooling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("torch._inductor.config.joint_custom_pre_pass")
+    monkeypatch.setattr(_graph_passes, "_users", lambda: None)
     assert _graph_passes.compiling_options(network(nn.AvgPool2d(2))) == {}
     assert _graph_passes.compiling_options(network(nn.AvgPool2d(2, ceil_mode=True, divisor_override=3))) == {}
-    net = network(sc.layers.TimeBatched(nn.AvgPool1d(2, ceil_mode=True)))
-    with pytest.raises(sc.Unsupported, match="compile=True cannot be: torch.compile computes a wrong gradient"):
-        gradients(net, 8, compile=True)
+    for pool in (nn.AvgPool1d(2, ceil_mode=True), nn.LPPool2d(2, 2, ceil_mode=True)):
+        net = network(sc.layers.TimeBatched(pool))
+        with pytest.raises(sc.Unsupported, match="compile=True cannot be: torch.compile computes a wrong gradient"):
+            gradients(net, 8, compile=True)
+        assert sc.inference_model(net, options=sc.TrainingOptions(compile=True)).form["compile"] == "used"
 
 
 def test_padded_pooling_keeps_its_layout_where_torch_misplaces_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,5 +130,7 @@ def test_padded_pooling_keeps_its_layout_where_torch_misplaces_its_gradient(monk
     try:
         with pytest.raises(sc.Unsupported, match="channels_last=True cannot be: this torch gives.*188344"):
             gradients(net, 8, channels_last=True)
+        with torch.inference_mode():
+            sc.inference_model(net, options=sc.TrainingOptions(channels_last=True))
     finally:
         _averages._misplaces.cache_clear()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from first_layers import COMPILED
+from spikecore._shell.norms import normalised_step
 from spikecore.layers import NormNeuron, TimeBatched
 
 # by torch's compiler itself
@@ -99,16 +100,42 @@ def test_one_that_torch_computes_is_refused_with_the_way_out(monkeypatch: pytest
     from torch._dynamo.exc import TorchDynamoException
 
     def fails(*inputs: Any) -> None:
-        raise TorchDynamoException("no number from memory")
+        raise TorchDynamoException(said)
 
     monkeypatch.setattr(torch, "compile", lambda net, **options: fails)
-    why = r"no number from memory\. 0\.module is a BatchNorm1d with momentum=None, .*momentum=0\.1, .*fuse\(net\); use"
+    said = "Could not guard on data-dependent expression"
+    why = r"data-dependent expression\. 0\.module is a BatchNorm1d with momentum=None, .*=0\.1, .*fuse\(net\); use"
     for net, text in (
         (nn.Sequential(TimeBatched(norm()), lif()), why),
-        (nn.Sequential(TimeBatched(nn.BatchNorm1d(C)), lif()), "no number from memory; use compile=False"),
-        (fused(), "no number from memory; use compile=False"),
+        (nn.Sequential(TimeBatched(nn.BatchNorm1d(C)), lif()), "data-dependent expression; use compile=False"),
+        (fused(), "data-dependent expression; use compile=False"),
+        # a layer that is hoisted compiles, so what fails is something else
+        (nn.Sequential(sc.encode.Constant(T), TimeBatched(norm()), lif()), "a graph break; use compile=False"),
     ):
+        said = "a graph break" if len(net) == 3 else said
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
         step = sc.training_model(net, sc.losses.ce_rate, optimizer, options=sc.TrainingOptions(compile=True))
         with pytest.raises(sc.Unsupported, match=text):
             step(batch(0, T, B, C).float(), torch.arange(B) % C)
+
+
+@COMPILED
+def test_the_compiler_itself_says_so() -> None:
+    """The words by which the module is found are torch's own."""
+    net = nn.Sequential(TimeBatched(norm()), lif())
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    step = sc.training_model(net, sc.losses.ce_rate, optimizer, options=sc.TrainingOptions(compile=True))
+    with pytest.raises(sc.Unsupported, match=r"0\.module is a BatchNorm1d with momentum=None"):
+        step(batch(0, T, B, C).float(), torch.arange(B) % C)
+
+
+@COMPILED
+@pytest.mark.parametrize("momentum", [None, 0.1])
+def test_compiled_steps_of_too_few_numbers(momentum: Any) -> None:
+    """An empty batch leaves the statistics as they are, as torch does, and one number per channel is torch's error."""
+    layer = nn.BatchNorm1d(C, momentum=momentum)
+    run = torch.compile(lambda x: normalised_step(layer, x, 1), backend="aot_eager", fullgraph=True)
+    run(torch.zeros(0, C))
+    assert (layer.running_var.tolist(), layer.running_mean.tolist()) == ([1.0] * C, [0.0] * C)
+    with pytest.raises(Exception, match="Expected more than 1 value per channel"):
+        run(torch.zeros(1, C))

@@ -418,7 +418,9 @@ def test_a_neuron_that_normalises_its_input(shortcut: str) -> None:
     found = []
     for fused in (False, True):
         torch.manual_seed(0)
-        neuron = sc.layers.NormNeuron(nn.BatchNorm2d(4), sc.LIF(backend="torch"), shortcut=shortcut, fused=fused)
+        neuron = sc.layers.NormNeuron(
+            nn.BatchNorm2d(4), sc.LIF(backend="torch"), shortcut=shortcut or None, fused=fused
+        )
         layer, x = Times(), (torch.rand(SHAPE) * 4).requires_grad_()
         with sc.packed_spikes() as packs:
             skip = spikes()
