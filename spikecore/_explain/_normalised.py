@@ -11,6 +11,7 @@ from spikecore._explain._layers import Layer
 from spikecore._fusing import pairs
 from spikecore._plugins.selection import REFERENCE
 from spikecore._shell.binding import backend_on
+from spikecore._shell.in_turn import calls_as
 from spikecore._shell.norms import can_defer, is_watched
 from spikecore._shell.prologued import prologue_of
 from spikecore.neuron import Neuron
@@ -51,7 +52,7 @@ def _can_be_one(normalised: Layer, norm: nn.Module, layer: Layer, neuron: Neuron
     if not can_defer(norm) or len(neuron.inputs) != 1 or prologue_of(neuron) is not None:
         return False
     # hooks, and a forward of a derived class, would see what is not normalised yet
-    if type(neuron).forward is not Neuron.forward or is_watched(neuron):
+    if not calls_as(neuron, Neuron) or is_watched(neuron):
         return False
     # one of them that is called more often stands beside something else, too
     if normalised.calls != layer.calls or prod(normalised.shape) != prod(layer.shape):
