@@ -59,7 +59,10 @@ def _check_outputs(name: str, outputs: Tensor, targets: Tensor, floating: bool) 
         if not isinstance(value, Tensor):
             raise TypeError(f"{argument} must be a tensor, got {type(value).__name__}")
     if outputs.ndim != 3:
-        raise ValueError(f"{name} must be [T, B, C] (time, batch, classes), got shape {tuple(outputs.shape)}")
+        hint = ""
+        if outputs.ndim == 2:
+            hint = "; put sc.encode.Constant(T) in front of the network, or give it all steps, [T, B, ...]"
+        raise ValueError(f"{name} must be [T, B, C] (time, batch, classes), got shape {tuple(outputs.shape)}{hint}")
     if outputs.shape[0] == 0 or outputs.shape[2] == 0:
         raise ValueError(f"{name} must have at least one time step and one class, got shape {tuple(outputs.shape)}")
     if floating and not outputs.is_floating_point():

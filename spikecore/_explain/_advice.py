@@ -88,6 +88,24 @@ def _single_steps(layers: Sequence[Layer], setting: Setting) -> List[str]:
     ]
 
 
+def _batch_as_time(layers: Sequence[Layer], setting: Setting) -> List[str]:
+    """Neurons that may be called in a loop over time, and take the batch for time."""
+    found = []
+    for layer, module in zip(layers, setting.modules):
+        multi = isinstance(module, Stateful) and module.step == "multi" and not module.carrying
+        if multi and layer.calls > 1 and layer.shape[:1] != (1,):
+            found.append(layer)
+    if not found:
+        return []
+    first = found[0]
+    return [
+        f"{_named(found)} {_verb(found, 'was', 'were')} called {first.calls} times, each time from rest and with "
+        f"dimension 0, of size {first.shape[0]}, as time. If these calls are the time steps, that is the batch, and "
+        "the numbers are wrong: give all steps in one call, [T, B, ...], or take one step a call, after "
+        "sc.set_step(net, 'single')"
+    ]
+
+
 def _recurrent(layers: Sequence[Layer], setting: Setting) -> List[str]:
     """Loops over time that nothing can take away, but whose launches a graph can."""
     found = [layer for layer, module in zip(layers, setting.modules) if isinstance(module, Recurrent)]
@@ -167,7 +185,8 @@ def _packed(layers: Sequence[Layer], setting: Setting) -> List[str]:
     saved = sum(layer.saved for layer in layers)
     return [
         f"{size(spikes)} of the {size(saved)} kept for backward are spikes, for which a bit each is enough: "
-        "sc.TrainingOptions(pack_spikes=True), or sc.packed_spikes() around the forward pass"
+        "sc.TrainingOptions(pack_spikes=True), or sc.packed_spikes() around the forward pass, within which sc.explain "
+        "counts the bits"
     ]
 
 
@@ -211,13 +230,22 @@ def _silent(layers: Sequence[Layer], setting: Setting) -> List[str]:
     always = [layer for layer in layers if layer.rate == 1.0]
     texts = []
     if found:
-        texts.append(f"{_named(found)} never fired on this input: what lies behind gets zeros")
+        texts.append(
+            f"{_named(found)} never fired on this input, so that zeros are all that comes out: a lower threshold, "
+            "larger weights or inputs, or a larger tau"
+        )
     if always:
-        texts.append(f"{_named(always)} fired at every step: the spikes say nothing about the input")
+        texts.append(
+            f"{_named(always)} fired at every step, so that the spikes say nothing about the input: a higher "
+            "threshold, or smaller weights or inputs"
+        )
     return texts
 
 
 _RULES: Tuple[Callable[[Sequence[Layer], Setting], List[str]], ...] = (
+    # first what is wrong, then what is slow
+    _batch_as_time,
+    _silent,
     _reference,
     _repeated,
     _single_steps,
@@ -229,7 +257,6 @@ _RULES: Tuple[Callable[[Sequence[Layer], Setting], List[str]], ...] = (
     _whole_steps,
     _packed,
     _learnt,
-    _silent,
 )
 
 

@@ -36,8 +36,13 @@ def _options(options: Any) -> TrainingOptions:
     if options is None:
         return TrainingOptions()
     if not isinstance(options, TrainingOptions):
+        hint = ""
+        if isinstance(options, dict):
+            hint = f"; write options=sc.TrainingOptions({', '.join(f'{k}={v!r}' for k, v in options.items())})"
+        elif isinstance(options, type):
+            hint = f"; write options=sc.{options.__name__}()" if issubclass(options, TrainingOptions) else ""
         raise TypeError(
-            f"options={options!r} must be a spikecore.TrainingOptions on a backend that runs eagerly, or None"
+            f"options={options!r} must be a spikecore.TrainingOptions on a backend that runs eagerly, or None{hint}"
         )
     return options
 

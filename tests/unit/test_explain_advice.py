@@ -209,6 +209,42 @@ def test_channels_in_another_place_are_not_advised(kernels: str) -> None:
     assert not has(sc.explain(Direct(3), torch.rand(4, 3, 5)), "batch normalisation")
 
 
+# -- what is wrong
+
+
+class Looped(nn.Module):
+    """A network that is called for one time step after the other."""
+
+    def __init__(self, step: str) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 5), sc.LIF(backend="torch", step=step))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([self.net(one) for one in x])
+
+
+def test_a_loop_over_time_that_takes_the_batch_for_time_is_told_first() -> None:
+    """It computes other numbers, in silence; a loop of single steps, and one that carries the state, do not."""
+    x = torch.rand(3, 4, 6)
+    found = sc.explain(Looped("multi"), x)
+    assert found.advice[0].startswith(
+        "net.1 (LIF) was called 3 times, each time from rest and with dimension 0, of size 4"
+    )
+    assert "sc.set_step(net, 'single')" in found.advice[0]
+    assert not has(sc.explain(Looped("single"), x), "from rest")
+    assert not has(sc.explain(spiking(), x), "from rest")
+    net = Looped("multi")
+    with sc.carry_state(net):
+        assert not has(sc.explain(net, x), "from rest")
+
+
+def test_what_is_wrong_comes_before_what_is_slow() -> None:
+    """A layer that never fires, with what helps."""
+    net = nn.Sequential(nn.Linear(6, 512), sc.LIF(threshold=1e6, backend="torch"), nn.Linear(512, 3))
+    assert sc.explain(net, torch.rand(8, 16, 6)).advice[0].startswith("1 (LIF) never fired on this input")
+    assert "a lower threshold" in sc.explain(net, torch.rand(8, 16, 6)).advice[0]
+
+
 # -- errors
 
 

@@ -214,6 +214,8 @@ def test_the_loader_yields_torch_batches():
         ),
         ({"loss": None}, TypeError, "loss=None must be callable as loss(outputs, targets)"),
         ({"optimizer": "adam"}, TypeError, "optimizer='adam' must be a torch.optim.Optimizer"),
+        ({"options": {"compile": True}}, TypeError, "; write options=sc.TrainingOptions(compile=True)"),
+        ({"options": sc.TrainingOptions}, TypeError, "; write options=sc.TrainingOptions()"),
         ({"options": 3}, TypeError, "options=3 must be a spikecore.TrainingOptions"),
         ({"backend": "cudda"}, sc.UnknownBackend, "unknown backend 'cudda'"),
     ],
