@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from spikecore._explain._watching import Seen, Watching
 from spikecore._shell.automatic import told_of_refusals
 from spikecore._shell.binding import chosen_anew, request
 from spikecore._shell.checks import shown
+from spikecore._shell.misplaced import guided
 from spikecore._shell.processes import unwrapped
 from spikecore._shell.prologue import Prologue
 from spikecore._shell.prologued import prologue_of
@@ -33,6 +34,17 @@ from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 
 
+def _around(unknown: Mapping[str, Any]) -> str:
+    """What to write in place of an option of training."""
+    blocks = {"autocast": "with torch.autocast(...)", "pack_spikes": "with sc.packed_spikes()"}
+    found = [block for name, block in blocks.items() if name in unknown]
+    if found:
+        return f"write {found[0]}: sc.explain(net, x)"
+    options = ("options", "channels_last", "compile", "fast", "graph")
+    return "it explains the network as it runs eagerly, without options" if any(n in unknown for n in options) else ""
+
+
+@guided("sc.explain", _around)
 def explain(
     net: nn.Module,
     x: Any,
