@@ -77,7 +77,7 @@ class EagerTraining:
         device, scaler = device_of(self.net), self.options.scaler
         inputs, targets = self._form.inputs(inputs_on(inputs, device)), to_device(targets, device)
         others = [self.loss] if isinstance(self.loss, nn.Module) else []
-        outputs, loss = self._form.attempt(lambda: self._differentiated(inputs, targets, device), *others)
+        outputs, loss = self._form.attempt(lambda: self._differentiated(inputs, targets, device), inputs, *others)
         self._update(scaler)
         return tree_map(Tensor.detach, outputs), loss.detach()
 
@@ -179,7 +179,7 @@ class EagerInference:
             with torch.no_grad(), own_state(self._stateful), _casting(self.options, device):
                 batch = self._form.inputs(inputs_on(inputs, device))
                 with repeating(batch):
-                    return self._form.attempt(lambda: self._form.run(batch))
+                    return self._form.attempt(lambda: self._form.run(batch), batch)
         finally:
             for module, mode in modes:
                 module.training = mode

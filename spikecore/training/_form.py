@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from spikecore._base.batches import run_network
+from spikecore._base.batches import flattened, run_network
 from spikecore._shell.norms import is_average
 from spikecore._shell.processes import is_shard
 from spikecore._shell.prologued import prologue_of
@@ -57,8 +57,8 @@ class Form:
         self._dims = 0
         self._weights: List[Tensor] = []
         self._compiled = self._packs = False
-        #: Of steps that are captured, or not: whether one was compiled and ran.
-        self._proven: Set[bool] = set()
+        #: What was compiled and ran: whether the step is captured, and shapes and dtypes of its inputs.
+        self._proven: Set[Any] = set()
         self._trains, self._no_packing = optimizer is not None, ""
         for name, use in (
             ("channels_last", self._use_channels_last),
@@ -148,9 +148,9 @@ class Form:
             self._update = Update(optimizer)
         self._update()
 
-    def attempt(self, work: Callable[[], Any], *others: nn.Module) -> Any:
-        """The result of ``work``, which runs the network and ``others``; where these cannot be compiled, without
-        compilation.
+    def attempt(self, work: Callable[[], Any], inputs: Any, *others: nn.Module) -> Any:
+        """The result of ``work``, which runs the network on ``inputs``, and ``others``; where these cannot be compiled,
+        without compilation.
 
         Compilation comes when a kind of batch is first met, the backward pass's within ``backward``. Buffers are put
         back then, since the forward pass has moved them.
@@ -159,7 +159,8 @@ class Form:
             return work()
         self._reached = False
         held = itertools.chain.from_iterable(module.buffers() for module in (self.net, *others))
-        kept = [] if self._beside in self._proven else [(buffer, buffer.clone()) for buffer in held]
+        kind = (self._beside, *[(one.shape, one.dtype) for one in flattened(inputs)])
+        kept = [] if kind in self._proven else [(buffer, buffer.clone()) for buffer in held]
 
         def put_back() -> None:
             with torch.no_grad():
@@ -176,11 +177,11 @@ class Form:
             if self._beside and self._reached and self._loss is not None and not self._loss.why:
                 # the loss's part of the backward pass may be what failed
                 self._loss.leave(reason(error))
-                return self.attempt(work, *others)
+                return self.attempt(work, inputs, *others)
             self._run, self._compiled = self.net, False
             self.leave_out("compile", self._why_not_compiled(error))
             return work()
-        self._proven.add(self._beside)
+        self._proven.add(kind)
         return result
 
     # -- the options

@@ -195,6 +195,24 @@ class TestCompile:
             trained(net, sc.TrainingOptions(compile=True))
         assert norm.num_batches_tracked == 0
 
+    def test_a_later_kind_of_batch_that_fails_moves_no_buffer_twice(self, compiler: Compiler) -> None:
+        """Its backward pass is compiled when the forward pass has moved the running statistics."""
+        from torch._dynamo.exc import TorchDynamoException
+
+        net = network()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        step = sc.training_model(net, sc.losses.ce_rate, optimizer, options=sc.TrainingOptions(compile=True))
+        images, labels = batch()
+        for _ in range(2):
+            step(images, labels)
+        compiler.backward = TorchDynamoException("no compiler here")
+        norm = net[1].module[1]
+        before = norm.running_mean.clone()
+        with pytest.raises(sc.Unsupported, match="no compiler here"):
+            step(images[:3], labels[:3])
+        assert norm.num_batches_tracked == 2
+        assert torch.equal(norm.running_mean, before)
+
     def test_a_step_that_compiles_is_pickled(self) -> None:
         """With what was given to the compiler it could not be."""
         net = nn.Sequential(nn.Linear(4, 3), sc.LI(tau=2.0))
