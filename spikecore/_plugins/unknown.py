@@ -28,18 +28,16 @@ def hint(name: str, known: Sequence[str], devices: Mapping[str, str]) -> str:
     ``devices`` has device types that a misspelt name may be close to, and the built-in backend that computes on each.
     """
     plain = name.strip().lower()
-    # "cuda:1", and the names of distributions and of packages
-    device, plugin = (
-        DEVICES.get(plain.partition(":")[0]),
-        PLUGINS.get(plain.replace("_", "-").replace("spikecore-", "")),
-    )
+    # "cuda:1" is a device, too; a plugin is also asked for by the name of its distribution or of its package
+    short = plain.replace("_", "-").replace("spikecore-", "")
+    device, plugin = DEVICES.get(plain.partition(":")[0]), PLUGINS.get(short)
     if device is not None:
         there = ", ".join(_ON.get(device, ("torch",)))
         return (
             f"that is a device: a backend computes where the tensors are, so move the network, net.to({device!r}), and "
             f"leave backend out, or ask for one that computes there: {there}. "
         )
-    if plugin is not None and plain not in known and plugin.replace("spikecore-", "") not in known:
+    if plugin is not None and short not in known:
         install = f"pip install ./plugins/{plugin}, in a clone of spikecore"
         return f"that is the plugin {plugin}, which is not installed: {install}. "
     meant = {**devices, "auto": "auto", **{one: one for one in known}}

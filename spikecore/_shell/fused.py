@@ -102,8 +102,9 @@ def constants(found: FusedCall, one: Taken, x: Tensor) -> norms.Constants:
         written(one.running)
         mean, rstd = moved
     else:
+        own: Any = held.mean  # it is there: see takes_batch
         # backward reads the mean: a copy is not moved by a call in training before it
-        mean = held.mean.clone() if torch.is_grad_enabled() else held.mean  # type: ignore[union-attr,assignment]  # there
+        mean = own.clone() if torch.is_grad_enabled() else own
         rstd = torch.rsqrt(held.variance.to(compute_dtype(x.dtype)) + norm.eps)  # type: ignore[union-attr]  # as above
     weight = torch.ones_like(mean) if held.weight is None else held.weight
     return norms.Constants(mean, rstd, weight, torch.zeros_like(mean) if held.bias is None else held.bias)

@@ -1,12 +1,13 @@
-"""Statistics of a batch normalisation that the kernels of a backend find, and running ones that they move."""
+"""Statistics of a batch normalisation: those that kernels of a backend find, and how the running ones are moved."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Optional, Tuple
+from typing import Any, Callable, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
 
+from spikecore.dtypes import compute_dtype
 from spikecore.lang._plain import is_compiling
 
 
@@ -92,3 +93,27 @@ def by_backend(norm: Any, x: Tensor, statistics: Statistics) -> Optional[Tuple[T
     if found is not None:
         written(running)
     return found
+
+
+def counted(norm: Any) -> Union[float, Tensor]:
+    """By which part of the way a batch moves the running statistics. The batch is counted first."""
+    count = norm.num_batches_tracked
+    if count is not None:
+        count.add_(1)
+    if norm.momentum is not None or count is None or norm.running_var is None:
+        return norm.momentum or 0.0
+    if not is_compiling():
+        return 1.0 / float(count)
+    # torch.compile cannot follow a number that is read from memory, so the division stays one of tensors
+    return torch.reciprocal(count.to(compute_dtype(norm.running_var.dtype)))
+
+
+def move(norm: Any, mean: Tensor, variance: Tensor, factor: Union[float, Tensor]) -> None:
+    """Move the running statistics towards those of a batch."""
+    with torch.no_grad():
+        for running, value in ((norm.running_mean, mean), (norm.running_var, variance)):
+            if isinstance(factor, Tensor):
+                # torch wants the factor in the dtype of what it moves, and 16 bits would round it
+                running.copy_(running.to(factor.dtype).lerp(value.to(factor.dtype), factor))
+            else:
+                running.lerp_(value.to(running.dtype), factor)

@@ -10,7 +10,7 @@ Rules of this module:
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from spikecore._base.words import a_kind
-from spikecore._shell.moved import Statistics, by_backend
+from spikecore._shell.moved import Statistics, by_backend, counted, move
 from spikecore.dtypes import compute_dtype
 from spikecore.lang._plain import is_compiling
 
@@ -163,7 +163,7 @@ def normalised_step(norm: Any, x: Tensor, steps: int) -> Tensor:
     if not (norm.training and norm.track_running_stats) or variance is None:
         return normalised(norm, x)
     norm._check_input_dim(x)
-    factor = _counted(norm)
+    factor = counted(norm)
     n, shape = x.numel() // x.shape[1], x.shape
     if shape[0] == 1 and x.ndim > 3 and x.device.type == "cpu":
         # of one image that is channels-last torch 2.13 computes wrong gradients of weight and bias on a CPU, if the
@@ -173,39 +173,16 @@ def normalised_step(norm: Any, x: Tensor, steps: int) -> Tensor:
     moved = torch.zeros_like(variance)
     averages = isinstance(factor, Tensor)
     mean = torch.zeros_like(norm.running_mean) if averages else norm.running_mean
-    y = F.batch_norm(x, mean, moved, norm.weight, norm.bias, True, 1.0 if averages else factor, norm.eps)  # type: ignore[arg-type]  # a number then
+    part: Any = 1.0 if averages else factor
+    y = F.batch_norm(x, mean, moved, norm.weight, norm.bias, True, part, norm.eps)
     if n:  # torch lets the statistics be after an empty batch
         of_steps = steps * (n - 1) / (steps * n - 1)
         if averages:
-            _move(norm, mean, moved * of_steps, factor)
+            move(norm, mean, moved * of_steps, factor)
         else:
             with torch.no_grad():
                 variance.mul_(1.0 - factor).add_(moved, alpha=of_steps)
     return y.view(shape)
-
-
-def _counted(norm: Any) -> Union[float, Tensor]:
-    """By which part of the way a batch moves the running statistics. The batch is counted first."""
-    count = norm.num_batches_tracked
-    if count is not None:
-        count.add_(1)
-    if norm.momentum is not None or count is None or norm.running_var is None:
-        return norm.momentum or 0.0
-    if not is_compiling():
-        return 1.0 / float(count)
-    # torch.compile cannot follow a number that is read from memory, so the division stays one of tensors
-    return torch.reciprocal(count.to(compute_dtype(norm.running_var.dtype)))
-
-
-def _move(norm: Any, mean: Tensor, variance: Tensor, factor: Union[float, Tensor]) -> None:
-    """Move the running statistics towards those of a batch."""
-    with torch.no_grad():
-        for running, value in ((norm.running_mean, mean), (norm.running_var, variance)):
-            if isinstance(factor, Tensor):
-                # torch wants the factor in the dtype of what it moves, and 16 bits would round it
-                running.copy_(running.to(factor.dtype).lerp(value.to(factor.dtype), factor))
-            else:
-                running.lerp_(value.to(running.dtype), factor)
 
 
 #: Mean and variance of ``[T, B, C, ...]`` per channel, None where torch is to compute them.
@@ -273,7 +250,7 @@ def _by_torch(norm: Any, x: Tensor, compute: torch.dtype, moments: Optional[Mome
 def _moved(norm: Any, x: Tensor, compute: torch.dtype, moments: Optional[Moments]) -> Tuple[Tensor, Tensor]:
     """Mean and variance of a batch, by which the running ones have been moved."""
     moves = norm.training and norm.track_running_stats and norm.running_mean is not None
-    factor = _counted(norm) if norm.training and norm.track_running_stats else 0.0
+    factor = counted(norm) if norm.training and norm.track_running_stats else 0.0
     # whether there is such a method is asked by `is None`: whether a method is true, torch.compile of 2.11 cannot ask
     found = None if is_compiling() or moments is None else moments(x)
     x = _folded(x)
@@ -293,7 +270,7 @@ def _moved(norm: Any, x: Tensor, compute: torch.dtype, moments: Optional[Moments
         mean, variance = torch.batch_norm_update_stats(x, like, torch.ones_like(like), 0.0)
     if moves:
         n = x.numel() // x.shape[1]
-        _move(norm, mean, variance * (n / (n - 1)), factor)
+        move(norm, mean, variance * (n / (n - 1)), factor)
     return mean, variance
 
 

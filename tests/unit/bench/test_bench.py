@@ -33,14 +33,6 @@ from spikecore.testing._custom import Gated, Probe
 from spikecore.testing._loopback import EVERYTHING, Loopback, installed
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turns of one call, so that nothing here depends on how fast it runs; and no emulator takes part."""
-    monkeypatch.setenv("SPIKECORE_BLOCK", "ipu")
-    monkeypatch.setattr(Plan, "calls", lambda self, seconds: 1)
-    monkeypatch.setattr(HostClock, "cache_bytes", lambda self: 1000)
-
-
 class Narrow(Loopback):
     """A backend that says it has no bfloat16."""
 

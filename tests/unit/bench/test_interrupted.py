@@ -13,15 +13,6 @@ from typer.testing import CliRunner
 from spikecore import cli
 from spikecore.bench import _run as run
 from spikecore.bench._report import Row
-from spikecore.bench._timing import HostClock, Plan
-
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turns of one call, so that nothing here depends on how fast it runs; and no emulator takes part."""
-    monkeypatch.setenv("SPIKECORE_BLOCK", "ipu")
-    monkeypatch.setattr(Plan, "calls", lambda self, seconds: 1)
-    monkeypatch.setattr(HostClock, "cache_bytes", lambda self: 1000)
 
 
 @pytest.mark.parametrize("environment", [{}, {"FORCE_COLOR": "1"}], ids=["a file", "a terminal"])

@@ -22,14 +22,6 @@ from spikecore.bench._timing import HostClock, Plan
 from spikecore.testing._loopback import Loopback, installed
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turns of one call, so that nothing here depends on how fast it runs; and no emulator takes part."""
-    monkeypatch.setenv("SPIKECORE_BLOCK", "ipu")
-    monkeypatch.setattr(Plan, "calls", lambda self, seconds: 1)
-    monkeypatch.setattr(HostClock, "cache_bytes", lambda self: 1000)
-
-
 @pytest.fixture
 def small_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first network is small, and the only one."""

@@ -23,17 +23,8 @@ from spikecore.bench import _run as run
 from spikecore.bench import models
 from spikecore.bench._plot import figure_of, plot, pyplot
 from spikecore.bench._report import Availability, Report, Row, from_json
-from spikecore.bench._timing import HostClock, Plan
 from spikecore.cli import _bench_tables as tables
 from spikecore.testing._loopback import installed
-
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turns of one call, so that nothing here depends on how fast it runs; and no emulator takes part."""
-    monkeypatch.setenv("SPIKECORE_BLOCK", "ipu")
-    monkeypatch.setattr(Plan, "calls", lambda self, seconds: 1)
-    monkeypatch.setattr(HostClock, "cache_bytes", lambda self: 1000)
 
 
 @pytest.fixture

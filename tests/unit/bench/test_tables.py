@@ -26,14 +26,6 @@ from spikecore.testing._loopback import Loopback, installed
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turns of one call, so that nothing here depends on how fast it runs; and no emulator takes part."""
-    monkeypatch.setenv("SPIKECORE_BLOCK", "ipu")
-    monkeypatch.setattr(Plan, "calls", lambda self, seconds: 1)
-    monkeypatch.setattr(HostClock, "cache_bytes", lambda self: 1000)
-
-
 def shown(report: Any) -> str:
     """What the command prints of a report, once it was written and read."""
     console = Console(file=io.StringIO(), width=160)

@@ -5,22 +5,12 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
-import pytest
 from rich.console import Console
 
 from bench_runs import TINY, ran
 from spikecore.bench._peers import PEERS
 from spikecore.bench._report import Report, Row
-from spikecore.bench._timing import HostClock, Plan
 from spikecore.cli._bench_tables import show
-
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turns of one call, so that nothing here depends on how fast it runs; and no emulator takes part."""
-    monkeypatch.setenv("SPIKECORE_BLOCK", "ipu")
-    monkeypatch.setattr(Plan, "calls", lambda self, seconds: 1)
-    monkeypatch.setattr(HostClock, "cache_bytes", lambda self: 1000)
 
 
 def shown(report: Report) -> str:
