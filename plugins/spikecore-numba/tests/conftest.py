@@ -6,6 +6,8 @@ import os
 
 import pytest
 
+from each_test import pytest_pyfunc_call, pytest_runtest_setup  # noqa: F401
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Name the folder before any backend is made."""
