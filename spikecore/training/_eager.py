@@ -30,6 +30,7 @@ from spikecore.training._checks import check_loss, check_optimizer, check_step
 from spikecore.training._form import Form
 from spikecore.training._options import TrainingOptions
 from spikecore.training._steps import Loss
+from spikecore.training._time import warn_of_batch_as_time, with_way_out
 
 
 def _options(options: Any) -> TrainingOptions:
@@ -66,6 +67,8 @@ class EagerTraining:
         self._form = Form(self.net, self.options, optimizer)
         #: Whether it is known that the optimiser's step needs no closure.
         self._steps_alone = False
+        #: Whether the first batch was looked at for time.
+        self._timed = False
 
     @property
     def form(self) -> Dict[str, str]:
@@ -78,6 +81,9 @@ class EagerTraining:
         inputs, targets = self._form.inputs(inputs_on(inputs, device)), to_device(targets, device)
         others = [self.loss] if isinstance(self.loss, nn.Module) else []
         outputs, loss = self._form.attempt(lambda: self._differentiated(inputs, targets, device), inputs, *others)
+        if not self._timed:
+            warn_of_batch_as_time(self.net, inputs, outputs, targets)
+            self._timed = True
         self._update(scaler)
         return tree_map(Tensor.detach, outputs), loss.detach()
 
@@ -95,10 +101,19 @@ class EagerTraining:
             with _casting(self.options, device), self._form.packing():
                 with repeating(inputs):
                     outputs = self._form.run(inputs)
-                loss = self._form.loss(self.loss, outputs, beside(outputs, targets))
+                loss = self._lost(outputs, beside(outputs, targets))
             check_loss(loss)
             (loss if scaler is None else scaler.scale(loss)).backward()
         return outputs, loss
+
+    def _lost(self, outputs: Any, targets: Any) -> Any:
+        try:
+            return self._form.loss(self.loss, outputs, targets)
+        except (RuntimeError, ValueError) as error:
+            told = with_way_out(self.loss, outputs, targets, error)
+            if told is error:
+                raise
+            raise told from error
 
     def state_dict(self) -> Dict[str, Any]:
         """Weights and the state of the optimiser (and scaler), to go on from with :meth:`load_state_dict`.
