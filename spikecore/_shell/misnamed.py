@@ -63,6 +63,9 @@ _ARGUMENTS: Dict[str, str] = {
     "R": "the resistance of sc.Lapicque",
     "C": "the capacity of sc.Lapicque",
     "time_step": "of sc.Lapicque alone; other neurons have their time constants in time steps",
+    "device": "no option here: a neuron computes where its input is, and net.to(device) moves what it learns",
+    "dtype": "no option here: a neuron computes in the dtype of its input, and net.to(dtype) converts what it learns",
+    "compile": "torch.compile(net), or compile=True in sc.TrainingOptions and sc.CudaOptions",
     "decode": "a function of what sc.LI gives, such as out[-1] or out.mean(0)",
 }
 #: Names that frameworks and their users set on modules of any kind -> where.

@@ -228,6 +228,19 @@ class TestArguments:
         ):
             make(reset=word)
 
+    @pytest.mark.parametrize(
+        ("name", "value", "said"),
+        [
+            ("device", "cuda", r"net\.to\(device\)"),
+            ("dtype", torch.float16, r"the dtype of its input"),
+            ("compile", True, r"torch\.compile\(net\), or compile=True in sc\.TrainingOptions"),
+        ],
+    )
+    def test_options_of_layers_of_torch(self, name, value, said):
+        """Where a neuron computes, in which dtype, and what compiles it is no option of the neuron."""
+        with pytest.raises(TypeError, match=f"^LIF has no parameter '{name}'; .*{said}"):
+            sc.LIF(**{name: value})
+
     def test_reset_word_of_leaky(self):
         """The words are the same for Leaky."""
         with pytest.raises(ValueError, match="^Leaky: reset='subtract' must be one of 'hard', 'soft', 'none';"):
