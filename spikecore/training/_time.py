@@ -13,6 +13,7 @@ from typing import Any, Iterator
 from torch import Tensor, nn
 
 from spikecore._norm_neuron import NormNeuron
+from spikecore._shell.in_turn import in_turn
 from spikecore._shell.processes import unwrapped
 from spikecore._shell.state import Stateful
 from spikecore.layers._time_batched import TimeBatched
@@ -75,8 +76,8 @@ def _takes_dimension_0_for_time(net: nn.Module) -> bool:
 
 
 def _chain(net: nn.Module) -> Iterator[nn.Module]:
-    if isinstance(net, nn.Sequential) and type(net).forward is nn.Sequential.forward:
-        for part in net:
+    if in_turn(net):
+        for part in net.children():
             yield from _chain(part)
     else:
         yield net

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
+from sequences import Backwards, Halved
 from spikecore.layers import TimeBatched
 
 T, B, C = 4, 6, 8
@@ -99,22 +100,6 @@ def test_a_forward_of_a_derived_neuron_sees_what_is_normalised(kind):
     expected = net(batch())
     assert repr(sc.fuse(net)).count("computed by the neuron") == 1
     assert torch.equal(net(batch()), expected)
-
-
-class Backwards(nn.Sequential):
-    """A sequence that calls its last part first."""
-
-    def __iter__(self):
-        """The parts from the last one."""
-        return reversed(self._modules.values())
-
-
-class Halved(nn.Sequential):
-    """A sequence with a call of its own."""
-
-    def __call__(self, x):
-        """Of half the input."""
-        return 0.5 * super().__call__(x)
 
 
 @pytest.mark.parametrize("kind", [Backwards, Halved])

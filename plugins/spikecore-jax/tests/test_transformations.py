@@ -128,7 +128,8 @@ def test_what_varies_over_devices(varies: str) -> None:
             ]
         )
 
-    over = jax.shard_map(here, mesh=mesh, in_specs=specs, out_specs=split)
+    # under jit: outside of it shard_map compiles every operation of every step by itself, which took 25 seconds
+    over = jax.jit(jax.shard_map(here, mesh=mesh, in_specs=specs, out_specs=split))
     assert np.array_equal(over(*doubled), both(*doubled))
     weights = jnp.cos(jnp.arange(2.0 * T * B * C)).reshape(2, T, B, C)
     grads = [

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
+from sequences import Backwards
 
 T, B, C = 4, 2, 3
 
@@ -170,6 +171,12 @@ class TestRegistered:
         sc.reset(net)
         with pytest.raises(ValueError, match="'1' and '3'"), sc.carry_state(net):
             raise AssertionError("entered")
+
+    def test_a_sequence_that_calls_it_once(self):
+        """It holds the neuron under two names, and its own order has it once."""
+        plain, net, x = sc.LIF(), Backwards(*shared(sc.LIF())[1::2]), torch.rand(T, B, C)
+        with sc.carry_state(plain), sc.carry_state(net):
+            assert torch.equal(torch.stack([net(x), net(x)]), torch.stack([plain(x), plain(x)]))
 
     def test_nested(self):
         """A block used twice has its neurons twice."""

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 import spikecore as sc
+from sequences import Backwards, Halved
 
 T, B, C = 6, 4, 8
 
@@ -352,6 +353,22 @@ def test_groups_within_groups():
         model = sc.checkpoint(made(), every=2)
         sc.checkpoint(model[0], every=3)
         assert_same(ran(model, run), ran(made(), run))
+
+
+@pytest.mark.parametrize("kind", [Backwards, Halved])
+def test_a_sequence_that_does_more_than_to_call_its_parts(kind):
+    """By itself it has no known order; where it is named, it is computed again as a whole."""
+    layers = [nn.Linear(C, C), sc.LIF(1.6, threshold=0.3), nn.Linear(C, C)]
+    with pytest.raises(TypeError, match="whose forward, __call__ or __iter__ is its own"):
+        sc.checkpoint(kind(*layers), every=1)
+    plain = nn.Sequential(kind(*layers), nn.Linear(C, C))
+    again = sc.checkpoint(copy.deepcopy(plain), every=1, modules=["0"])
+    x, y = inputs(), inputs()
+    outs = plain(x), again(y)
+    for out in outs:
+        out.square().sum().backward()
+    assert torch.equal(*outs)
+    assert torch.equal(x.grad, y.grad)
 
 
 class TestRefused:
