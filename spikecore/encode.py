@@ -15,12 +15,13 @@ Rules of this module:
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Dict, Optional, Tuple
+from typing import Any, ClassVar, Dict, Mapping, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from spikecore._shell import checks
+from spikecore._shell.misplaced import guided, written
 from spikecore._shell.repeated import repeat
 from spikecore._shell.stepped import Stepped
 from spikecore.backend import Unsupported
@@ -28,6 +29,19 @@ from spikecore.dtypes import compute_dtype
 from spikecore.lang._plain import is_compiling
 
 __all__ = ["Constant", "Delta", "Encoder", "Latency", "Poisson"]
+
+#: What the number of time steps is called elsewhere.
+_STEPS = ("T", "num_steps", "n_steps", "time_steps", "timesteps", "time_step", "length")
+
+
+def _meant(unknown: Mapping[str, Any]) -> str:
+    """What an unknown argument of an encoder is called here."""
+    for name, value in unknown.items():
+        if name in _STEPS:
+            return f"the number of time steps is {written({'steps': value})}"
+        if name in ("device", "dtype"):
+            return "it computes on the device, and in the dtype, of its input"
+    return ""
 
 
 class Encoder(Stepped):
@@ -88,6 +102,7 @@ class Encoder(Stepped):
         nn.Module.__setstate__(self, state)
 
 
+@guided("sc.encode.Poisson", _meant)
 class Poisson(Encoder):
     """Each step spikes with probability ``clamp(gain * x + offset, 0, 1)``, independently of all others.
 
@@ -137,6 +152,7 @@ class Poisson(Encoder):
         return (drawn < probability).to(x.dtype)
 
 
+@guided("sc.encode.Latency", _meant)
 class Latency(Encoder):
     r"""One spike per element, the earlier the larger the value.
 
@@ -238,6 +254,7 @@ class Delta(Encoder):
         return spikes - (change <= -self.threshold).to(x.dtype) if self.off_spikes else spikes
 
 
+@guided("sc.encode.Constant", _meant)
 class Constant(Encoder):
     """The value itself at every step: direct, or current, coding; the first layer of neurons makes the spikes.
 

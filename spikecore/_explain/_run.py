@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
+import os
+from contextlib import ExitStack, contextmanager
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 from torch import nn
@@ -103,7 +104,7 @@ def explain(
         if training and not any(parameter.requires_grad for parameter in net.parameters()):
             inputs = tree_map(lambda one: one.detach().requires_grad_() if one.is_floating_point() else one, inputs)
             given = flattened(inputs)
-        with profiler.profile(record_shapes=True) as profile:
+        with _silent_profiler(), profiler.profile(record_shapes=True) as profile:
             with watching.on(given):
                 outputs = run_network(net, inputs)
             if training:
@@ -111,6 +112,21 @@ def explain(
         for seen in watching.order:
             _note_backend(seen)
         return _explanation(net, watching, traffic(profile.function_events or ()), given[0].device, training)
+
+
+@contextmanager
+def _silent_profiler() -> Iterator[None]:
+    """Without the lines that torch's profiler writes to stderr when it starts and stops.
+
+    It reads the variable when it is used for the first time in a process.
+    """
+    given = "KINETO_LOG_LEVEL" in os.environ
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    try:
+        yield
+    finally:
+        if not given:
+            del os.environ["KINETO_LOG_LEVEL"]
 
 
 def _note_refusal(watching: Watching, refusing: str, computing: str, error: Exception) -> None:

@@ -44,8 +44,6 @@ def explain(
     as_json: bool = typer.Option(False, "--json", help="Print JSON: layers, advice, device, training."),
 ) -> None:
     """Run a network once, and show what it does with its tensors, layer by layer, with advice."""
-    # torch's profiler, which sees the operations, writes to stderr that it starts
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     try:
         if not 0 <= seed < 2**63:
             raise ValueError(f"--seed {seed} must be from 0 to 2**63 - 1")

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spikecore._shell.checks import shown
+
 
 def check_loss(loss: Any) -> Tensor:
     """What a loss gave, if it is a tensor with one number."""
@@ -20,7 +22,7 @@ def check_loss(loss: Any) -> Tensor:
 def check_optimizer(optimizer: Any, net: nn.Module) -> None:
     """Raise unless ``optimizer`` is one, and holds parameters of this network."""
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"optimizer={optimizer!r} must be a torch.optim.Optimizer of this network's parameters")
+        raise TypeError(f"optimizer={shown(optimizer)} must be a torch.optim.Optimizer of this network's parameters")
     mine = {id(parameter) for parameter in net.parameters()}
     if not any(id(held) in mine for group in optimizer.param_groups for held in group["params"]):
         raise ValueError("optimizer holds no parameter of this network; make it from net.parameters()")

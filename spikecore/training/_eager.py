@@ -30,7 +30,7 @@ from spikecore.training._checks import check_loss, check_optimizer, check_step
 from spikecore.training._form import Form
 from spikecore.training._options import TrainingOptions
 from spikecore.training._steps import Loss
-from spikecore.training._time import warn_of_batch_as_time, with_way_out
+from spikecore.training._time import of_layers, of_loss, telling, warn_of_time
 
 
 def _options(options: Any) -> TrainingOptions:
@@ -82,7 +82,7 @@ class EagerTraining:
         others = [self.loss] if isinstance(self.loss, nn.Module) else []
         outputs, loss = self._form.attempt(lambda: self._differentiated(inputs, targets, device), inputs, *others)
         if not self._timed:
-            warn_of_batch_as_time(self.net, inputs, outputs, targets)
+            warn_of_time(self.net, inputs, outputs, targets)
             self._timed = True
         self._update(scaler)
         return tree_map(Tensor.detach, outputs), loss.detach()
@@ -99,21 +99,13 @@ class EagerTraining:
         self.optimizer.zero_grad(set_to_none=True)
         with own_state(self._stateful):
             with _casting(self.options, device), self._form.packing():
-                with repeating(inputs):
+                with repeating(inputs), telling(lambda error: of_layers(self.net, error)):
                     outputs = self._form.run(inputs)
-                loss = self._lost(outputs, beside(outputs, targets))
+                with telling(lambda error: of_loss(self.loss, outputs, targets, error)):
+                    loss = self._form.loss(self.loss, outputs, beside(outputs, targets))
             check_loss(loss)
             (loss if scaler is None else scaler.scale(loss)).backward()
         return outputs, loss
-
-    def _lost(self, outputs: Any, targets: Any) -> Any:
-        try:
-            return self._form.loss(self.loss, outputs, targets)
-        except (RuntimeError, ValueError) as error:
-            told = with_way_out(self.loss, outputs, targets, error)
-            if told is error:
-                raise
-            raise told from error
 
     def state_dict(self) -> Dict[str, Any]:
         """Weights and the state of the optimiser (and scaler), to go on from with :meth:`load_state_dict`.

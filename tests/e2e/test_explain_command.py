@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+import warm
 from spikecore import cli
 
 NET = """
@@ -39,13 +41,23 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a module of networks, where the command runs."""
     (tmp_path / "nets_to_explain.py").write_text(NET, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("KINETO_LOG_LEVEL", "99")
     monkeypatch.setenv("COLUMNS", "200")
     return tmp_path
 
 
 def run(*arguments: str) -> Any:
     return CliRunner().invoke(cli.app, ["explain", *arguments])
+
+
+def test_nothing_is_written_beside_it() -> None:
+    """torch's profiler writes to stderr that it starts, if nobody keeps it from doing so."""
+    program = (
+        "import os, torch, spikecore as sc\n"
+        "print(len(sc.explain(sc.LIF(backend='torch'), torch.rand(4, 2, 3)).layers), 'KINETO_LOG_LEVEL' in os.environ)"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "KINETO_LOG_LEVEL"}
+    done = warm.run("-c", program, check=True, env=env)
+    assert (done.stdout, done.stderr) == ("1 False\n", "")
 
 
 def test_a_module_and_a_file(here: Path) -> None:

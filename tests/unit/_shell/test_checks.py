@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch._dynamo.testing
@@ -125,6 +127,11 @@ class TestWrongArguments:
         others = r"sc\.ALIF, .*sc\.LIF, .*have it\."
         with pytest.raises(TypeError, match=rf"^Pair has no parameter 'tau'; {others} Parameters: none;"):
             Pair(tau=1.0)
+        with pytest.raises(TypeError, match=r"^LI has no parameter 'threshold'; (.*) have it\.") as caught:
+            sc.LI(threshold=1.0)
+        named = re.findall(r"sc\.(\w+)", str(caught.value).partition(" have it.")[0])
+        assert {"EscapeNoise", "LIF"} < {*named}
+        assert [name for name in named if not hasattr(sc, name)] == []
 
     @pytest.mark.parametrize("value", ["1", 1.0, None, True])
     def test_channel_dim(self, value):
@@ -216,9 +223,10 @@ class TestWrongArguments:
     def test_number_of_inputs(self):
         """Too many, or too few; a state beside the input is what one meant."""
         x = torch.zeros(2, 2)
-        with pytest.raises(
-            TypeError, match=r"^LIF takes 1 input \(x\), got 2; a state is given as run\(\.\.\., state=\.\.\.\)$"
-        ):
+        meant = (
+            r"a state is given as run\(x, state=state\) for x \[T, \.\.\.\], of one time step run\(x\[t : t \+ 1\], "
+        )
+        with pytest.raises(TypeError, match=rf"^LIF takes 1 input \(x\), got 2; {meant}state=state\)$"):
             sc.LIF()(x, x)
         with pytest.raises(TypeError, match=r"^LIF takes 1 input \(x\), got 0;"):
             sc.LIF()()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Tuple
+from typing import Any, Callable, List, Tuple
 
 import pytest
 import torch
@@ -113,3 +113,56 @@ class TestABatchAsTime:
         step = _step(net, nn.CrossEntropyLoss())
         with sc.carry_state(net):
             step(torch.rand(16, 5), _labels(16))
+
+
+class TestLayersWithoutTime:
+    """Layers of torch that get ``[T, B, ...]``."""
+
+    @pytest.mark.parametrize(
+        ("first", "shape", "names"),
+        [
+            ([nn.Conv2d(1, 2, 3), sc.LIF(), nn.Flatten()], (4, 16, 1, 6, 6), r"0 \(Conv2d\), 2 \(Flatten\)"),
+            ([sc.LIF(), nn.Flatten(), nn.Linear(9, 3)], (4, 16, 3, 3), r"1 \(Flatten\)"),
+            ([nn.Linear(5, 3), nn.BatchNorm1d(3), sc.LIF()], (4, 16, 5), r"1 \(BatchNorm1d\)"),
+            ([nn.Sequential(nn.AvgPool2d(2), sc.LIF())], (4, 16, 1, 6, 6), r"0.0 \(AvgPool2d\)"),
+        ],
+        ids=["convolution", "flatten", "normalisation", "pooling"],
+    )
+    def test_the_error_names_them(self, first: List[nn.Module], shape: Tuple[int, ...], names: str) -> None:
+        step = _step(nn.Sequential(*first, nn.Linear(3, 3)), sc.losses.ce_count)
+        with pytest.raises(ValueError, match=rf"Beside neurons over time, {names} take .*TimeBatched") as caught:
+            step(torch.rand(shape), _labels(16))
+        assert str(caught.value).startswith(str(caught.value.__cause__))
+
+    def test_with_an_encoder(self) -> None:
+        """What stands in front of it takes the batch as it is."""
+        net = nn.Sequential(nn.Conv1d(1, 2, 2), sc.encode.Constant(4), nn.BatchNorm1d(2), sc.LIF(), nn.Linear(4, 3))
+        step = _step(net, sc.losses.ce_count)
+        with pytest.raises(ValueError, match=r"Beside neurons over time, 2 \(BatchNorm1d\) take"):
+            step(torch.rand(16, 1, 5), _labels(16))
+
+    @pytest.mark.parametrize(
+        "net",
+        [
+            nn.Sequential(nn.Linear(5, 3), sc.LIF(), nn.Linear(4, 3)),
+            nn.Sequential(nn.Conv2d(1, 2, 3)),
+            nn.Sequential(sc.layers.TimeBatched(nn.Conv2d(1, 2, 3)), sc.LIF()),
+        ],
+        ids=["linear", "no neuron", "wrapped"],
+    )
+    def test_other_errors_stay_torchs(self, net: nn.Module) -> None:
+        step = _step(net, sc.losses.ce_count)
+        with pytest.raises((RuntimeError, ValueError)) as caught:
+            step(torch.rand(4, 16, 5), _labels(16))
+        assert "Beside neurons" not in str(caught.value)
+
+    @pytest.mark.parametrize("layer", [nn.BatchNorm1d(16), nn.InstanceNorm1d(16), nn.GroupNorm(4, 16)], ids=_name)
+    def test_sizes_that_fit_by_chance_are_warned_of(self, layer: nn.Module) -> None:
+        net = nn.Sequential(sc.encode.Constant(4), layer, sc.LIF(), nn.Linear(5, 3))
+        kind = type(layer).__name__
+        with pytest.warns(UserWarning, match=rf"^1 \({kind}\) takes dimension 1 of \[T, B, C\], which is the batch"):
+            _step(net, sc.losses.ce_count)(torch.rand(16, 5), _labels(16))
+
+    def test_within_time_batched_nothing_is_said(self) -> None:
+        layers = [sc.encode.Constant(4), nn.Linear(5, 16), sc.layers.TimeBatched(nn.BatchNorm1d(16)), sc.LIF()]
+        _step(nn.Sequential(nn.BatchNorm1d(5), *layers), sc.losses.ce_count)(torch.rand(16, 5), _labels(16))
