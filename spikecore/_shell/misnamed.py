@@ -63,10 +63,13 @@ _ARGUMENTS: Dict[str, str] = {
     "R": "the resistance of sc.Lapicque",
     "C": "the capacity of sc.Lapicque",
     "time_step": "of sc.Lapicque alone; other neurons have their time constants in time steps",
-    "device": "no option here: a neuron computes where its input is, and net.to(device) moves what it learns",
-    "dtype": "no option here: a neuron computes in the dtype of its input, and net.to(dtype) converts what it learns",
-    "compile": "torch.compile(net), or compile=True in sc.TrainingOptions and sc.CudaOptions",
     "decode": "a function of what sc.LI gives, such as out[-1] or out.mean(0)",
+}
+#: Options of layers of torch that a neuron does not take -> what holds instead.
+_OF_TORCH: Dict[str, str] = {
+    "device": "a neuron computes where its input is, and net.to(device) moves its parameters",
+    "dtype": "the output has the dtype of the input, and net.to(dtype) converts parameters",
+    "compile": "use torch.compile(net), or compile=True in sc.TrainingOptions or sc.CudaOptions",
 }
 #: Names that frameworks and their users set on modules of any kind -> where.
 FRAMEWORKS: Dict[str, str] = {
@@ -94,6 +97,8 @@ def hint(name: str, own: Iterable[str]) -> str:
     meant = PEERS.get(name, _ARGUMENTS.get(name))
     if meant is not None:
         return f"what other libraries call {name!r} is {meant}. "
+    if name in _OF_TORCH:
+        return f"{_OF_TORCH[name]}. "
     close = difflib.get_close_matches(name, list(own), n=1)
     return f"did you mean {close[0]!r}? " if close else ""
 

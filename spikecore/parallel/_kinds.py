@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import sys
 import warnings
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Dict, Hashable, Optional, Sequence, Tuple
 
 import torch
@@ -13,6 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from spikecore._base.batches import flattened, tree_map
+from spikecore._shell.outside import outside
 from spikecore.parallel import _dims as dims
 from spikecore.parallel import _dry as dry
 from spikecore.parallel import _guess as guess
@@ -138,15 +137,6 @@ def _stages(net: Pipeline) -> Stages:
     return stages
 
 
-def _outside() -> int:
-    """How far up from the caller the first frame is that is the user's own."""
-    frame: Optional[FrameType] = sys._getframe(1)
-    level = 1
-    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in ("torch", "spikecore"):
-        frame, level = frame.f_back, level + 1
-    return level
-
-
 def _warned_of_statistics(net: nn.Module, sizes: Sequence[int]) -> bool:
     """Warn if a layer normalises with statistics of a part; whether there is one."""
     for name, module in net.named_modules():
@@ -157,7 +147,7 @@ def _warned_of_statistics(net: nn.Module, sizes: Sequence[int]) -> bool:
                 f"{len(sizes)} times a call: other numbers than on one device. Larger parts come closer; nn.GroupNorm "
                 "has no such statistics",
                 UserWarning,
-                stacklevel=_outside(),
+                stacklevel=outside(),
             )
             return True
     return False

@@ -67,7 +67,7 @@ class EagerTraining:
         self._form = Form(self.net, self.options, optimizer)
         #: Whether it is known that the optimiser's step needs no closure.
         self._steps_alone = False
-        #: Whether the first batch was looked at for time.
+        #: Whether a batch was checked for mistakes about time.
         self._timed = False
 
     @property
@@ -81,10 +81,10 @@ class EagerTraining:
         inputs, targets = self._form.inputs(inputs_on(inputs, device)), to_device(targets, device)
         others = [self.loss] if isinstance(self.loss, nn.Module) else []
         outputs, loss = self._form.attempt(lambda: self._differentiated(inputs, targets, device), inputs, *others)
-        if not self._timed:
-            warn_of_time(self.net, inputs, outputs, targets)
-            self._timed = True
         self._update(scaler)
+        if not self._timed:
+            self._timed = True  # before a warning that may be an error
+            self._timed = warn_of_time(self.net, self.loss, inputs, outputs, targets)
         return tree_map(Tensor.detach, outputs), loss.detach()
 
     def as_captured(self) -> ContextManager[None]:

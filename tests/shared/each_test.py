@@ -1,14 +1,15 @@
 """How each test is run: with the same random numbers every time, and with room for Python's frames.
 
-A conftest imports the hooks by name.
+The random numbers are those of torch and of Python's ``random``, in the process of the test. A conftest imports the
+hooks by name.
 """
 
 from __future__ import annotations
 
 import random
-from functools import partial
+from functools import partial, update_wrapper
 from types import FunctionType
-from typing import Any, Callable
+from typing import Any, Callable, Generator
 
 import pytest
 import torch
@@ -20,11 +21,17 @@ def _seed(number: int) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    """Before fixtures, those of a whole module among them.
+def pytest_pycollect_makemodule() -> None:
+    """Seeds before a test file is imported, for what it draws then."""
+    _seed(2)
 
-    A test without a seed of its own passed or failed by chance before: the random weights of five neurons made none of
-    them fire, in one run of many.
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Seeds before fixtures are made, those of a whole module included.
+
+    Without a seed a test passed or failed by chance: in one run of many, the random weights of five neurons made none
+    of them fire.
     """
     _seed(0)
 
@@ -40,11 +47,16 @@ def _called(function: Callable[..., Any], /, **arguments: Any) -> Any:
 _with_room = FunctionType(_called.__code__.replace(co_stacksize=70_000), globals())
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
-    """Seed again, since only the first test of a module makes that module's fixtures; pytest then calls the function.
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
+    """Seeds again, since only the first test of a module makes that module's fixtures; then pytest calls the function.
 
-    Another seed than that of fixtures, so that a test does not draw their numbers a second time.
+    The seed is another one than that of fixtures, so that a test does not draw their numbers a second time.
     """
     _seed(1)
-    pyfuncitem.obj = partial(_with_room, pyfuncitem.obj)
+    function = pyfuncitem.obj
+    pyfuncitem.obj = update_wrapper(partial(_with_room, function), function)
+    try:
+        return (yield)
+    finally:
+        pyfuncitem.obj = function

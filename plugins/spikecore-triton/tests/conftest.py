@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List
 import pytest
 import torch
 
-from each_test import pytest_pyfunc_call, pytest_runtest_setup  # noqa: F401
+from each_test import pytest_pycollect_makemodule, pytest_pyfunc_call, pytest_runtest_setup  # noqa: F401
 
 GPU = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
 

@@ -232,8 +232,8 @@ class TestArguments:
         ("name", "value", "said"),
         [
             ("device", "cuda", r"net\.to\(device\)"),
-            ("dtype", torch.float16, r"the dtype of its input"),
-            ("compile", True, r"torch\.compile\(net\), or compile=True in sc\.TrainingOptions"),
+            ("dtype", torch.float16, r"the output has the dtype of the input"),
+            ("compile", True, r"torch\.compile\(net\), or compile=True in sc\.TrainingOptions or"),
         ],
     )
     def test_options_of_layers_of_torch(self, name, value, said):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import warnings
 from typing import Any, Callable, List, Tuple
 
 import pytest
@@ -10,12 +13,33 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import spikecore as sc
+from spikecore.training._cuda_graph.fallback import CapturedTraining
+from spikecore.training._eager import EagerTraining
 
-LOSSES = [nn.CrossEntropyLoss(), nn.NLLLoss(), nn.MultiMarginLoss(), F.cross_entropy, F.nll_loss]
+LOSSES = [
+    nn.CrossEntropyLoss(),
+    nn.NLLLoss(),
+    nn.MultiMarginLoss(),
+    F.cross_entropy,
+    functools.partial(F.nll_loss, reduction="sum"),
+]
 
 
 def _name(loss: Any) -> str:
-    return str(getattr(loss, "__name__", type(loss).__name__))
+    return str(getattr(getattr(loss, "func", loss), "__name__", type(loss).__name__))
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A loss over time, with the name of one of torch's."""
+    raise ValueError("a check of my own")
+
+
+class CrossEntropyLoss(nn.Module):
+    """The same as a module."""
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Never one."""
+        return cross_entropy(outputs, targets)
 
 
 def _step(net: nn.Module, loss: Any, **more: Any) -> sc.TrainingStep:
@@ -34,30 +58,43 @@ class TestALossWithoutTime:
     @pytest.mark.parametrize("loss", LOSSES, ids=_name)
     @pytest.mark.parametrize("steps", [4, 16, 3])
     def test_the_way_out_is_said(self, loss: Any, steps: int) -> None:
-        said = rf"^loss={_name(loss)} knows no time, and got outputs \[T, B, C\] = \[{steps}, 16, 3\] for .*ce_count"
+        said = rf"^loss={_name(loss)} takes outputs \[B, C\], .*got \[T, B, C\] = \[{steps}, 16, 3\] for .*ce_count"
         with pytest.raises(ValueError, match=said) as caught:
             _step(_mlp(), loss)(torch.rand(steps, 16, 5), _labels(16))
         assert caught.value.__cause__ is not None
 
-    def test_the_way_out_works(self) -> None:
-        step = _step(_mlp(), lambda outputs, targets: F.cross_entropy(outputs.mean(0), targets))
-        assert step(torch.rand(4, 16, 5), _labels(16))[1].isfinite()
+    def test_what_it_says_is_what_the_loss_computes(self) -> None:
+        """The mean over time, given to the loss itself."""
+        net, x, y = _mlp(), torch.rand(4, 16, 5), _labels(16)
+        expected = F.cross_entropy(net(x).mean(0), y)
+        step = _step(net, lambda outputs, targets: nn.CrossEntropyLoss()(outputs.mean(0), targets))
+        assert torch.equal(step(x, y)[1], expected)
 
     @pytest.mark.filterwarnings("ignore:Using a target size")  # before its error, torch warns of the same
     @pytest.mark.parametrize(
-        ("loss", "targets", "said"),
+        ("loss", "shape", "said"),
         [
-            (nn.MSELoss(), torch.rand(2, 2), "size of tensor"),
-            (nn.CrossEntropyLoss(), _labels(7), "target batch_size"),
-            (nn.CrossEntropyLoss(), torch.rand(4, 2, 3), "target size"),
+            (nn.MSELoss(), (2, 2), "size of tensor"),
+            (nn.CrossEntropyLoss(), (7,), "target batch_size"),
+            (nn.CrossEntropyLoss(), (4, 2, 3), "target size"),
+            (cross_entropy, (16,), "of my own"),
+            (CrossEntropyLoss(), (16,), "of my own"),
         ],
-        ids=["another loss", "another batch", "probabilities"],
+        ids=["another loss", "another batch", "probabilities", "a user's function", "a user's module"],
     )
-    def test_other_errors_stay_torchs(self, loss: Any, targets: Tensor, said: str) -> None:
+    def test_other_errors_stay_as_they_are(self, loss: Any, shape: Tuple[int, ...], said: str) -> None:
         step = _step(_mlp(), loss)
+        targets = _labels(*shape) if len(shape) == 1 else torch.rand(shape)
         with pytest.raises((RuntimeError, ValueError), match=said) as caught:
             step(torch.rand(4, 16, 5), targets)
-        assert "knows no time" not in str(caught.value)
+        assert "without time" not in str(caught.value)
+
+
+def _captured(net: nn.Module, loss: Any, optimizer: Any) -> CapturedTraining:
+    """A step as fast=True makes it, which runs without a graph, since there is no GPU."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return CapturedTraining(EagerTraining(net, loss, optimizer), sc.CudaOptions(fast=True))
 
 
 class _Mean(nn.Module):
@@ -72,47 +109,128 @@ def _images() -> nn.Sequential:
     return nn.Sequential(first, sc.LIF(), nn.Flatten(), nn.Linear(8, 3))
 
 
+class _Spread(sc.LIF):
+    """A neuron whose own ``forward`` makes time and takes it away."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The rate of four steps."""
+        rate: Tensor = super().forward(x.expand(4, *x.shape)).mean(0)
+        return rate
+
+
+def _hooked() -> nn.Module:
+    net = _mlp()
+    net.register_forward_pre_hook(lambda _, args: (args[0].expand(4, *args[0].shape),))
+    net.register_forward_hook(lambda _, args, output: output.mean(0))
+    return net
+
+
+def _of_an_object() -> nn.Module:
+    net = _mlp()
+    inner = net.forward
+    net.forward = lambda x: inner(x.expand(4, *x.shape)).mean(0)
+    return net
+
+
+def _many() -> nn.Sequential:
+    """Layers of each number, or of the last dimension."""
+    layers = [nn.ReLU(), nn.Dropout(0.1), nn.LayerNorm(5), nn.ConstantPad1d(1, 0.0), nn.Linear(7, 3)]
+    return nn.Sequential(*layers, sc.LIF(), nn.Identity())
+
+
 TAKEN = {
-    "linear": (_mlp, (16, 5)),
-    "images": (_images, (16, 1, 6, 6)),
-    "flattened": (lambda: nn.Sequential(nn.Flatten(), _mlp()), (16, 1, 5)),
-    "recurrent": (lambda: nn.Sequential(nn.Linear(5, 3), sc.Recurrent(sc.LIF(), nn.Linear(3, 3))), (16, 5)),
-    "normalised": (lambda: sc.fuse(nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), sc.LIF())), (16, 5)),
-    "in a wrapper": (lambda: torch.compile(_mlp(), backend="eager"), (16, 5)),
+    "linear": (_mlp, (16, 5), ""),
+    "images": (
+        _images,
+        (16, 1, 6, 6),
+        r" and 0.0 \(Conv2d\), 0.1 \(BatchNorm2d\), 0.2 \(MaxPool2d\), 2 \(Flatten\) into",
+    ),
+    "flattened": (lambda: nn.Sequential(nn.Flatten(), _mlp()), (16, 1, 5), r" and 0 \(Flatten\) into"),
+    "recurrent": (lambda: nn.Sequential(nn.Linear(5, 3), sc.Recurrent(sc.LIF(), nn.Linear(3, 3))), (16, 5), ""),
+    "normalised": (
+        lambda: sc.fuse(nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), sc.LIF())),
+        (16, 5),
+        r" and 1 \(BatchNorm1d\) into",
+    ),
+    "many": (_many, (16, 5), ""),
+    "in a wrapper": (lambda: torch.compile(_mlp(), backend="eager"), (16, 5), ""),
 }
 RIGHT = {
     "a mean over time": (lambda: nn.Sequential(sc.encode.Constant(4), _mlp(), _Mean()), (16, 5)),
+    "a mean over as many steps as samples": (lambda: nn.Sequential(_mlp(), _Mean()), (16, 16, 5)),
     "time in a forward": (lambda: nn.Sequential(nn.Unflatten(0, (1, 16)), _mlp(), _Mean()), (16, 5)),
+    "time in hooks": (_hooked, (16, 5)),
+    "a forward of an object": (_of_an_object, (16, 5)),
+    "a forward of a neuron": (lambda: nn.Sequential(nn.Linear(5, 3), _Spread()), (16, 5)),
     "one step a call": (lambda: nn.Sequential(nn.Linear(5, 3), sc.LIF(step="single")), (16, 5)),
     "no neuron": (lambda: nn.Sequential(nn.Linear(5, 3)), (16, 5)),
     "one sample": (_mlp, (1, 5)),
 }
+HOW = pytest.mark.parametrize("how", [sc.training_model, _captured], ids=["step", "captured step"])
 
 
 class TestABatchAsTime:
-    @pytest.mark.parametrize(("made", "shape"), TAKEN.values(), ids=TAKEN.keys())
-    def test_it_is_said_once_at_the_users_line(self, made: Callable[[], nn.Module], shape: Tuple[int, ...]) -> None:
-        step = _step(made(), nn.CrossEntropyLoss())
-        with pytest.warns(UserWarning, match=rf"dimension 0 of inputs \[{', '.join(map(str, shape))}\]") as caught:
-            step(torch.rand(shape), _labels(shape[0]))
+    """Inputs ``[B, ...]`` without an encoder."""
+
+    @HOW
+    @pytest.mark.parametrize(("made", "shape", "within"), TAKEN.values(), ids=TAKEN.keys())
+    def test_it_is_said_once_at_the_users_line(
+        self, made: Callable[[], nn.Module], shape: Tuple[int, ...], within: str, how: Any
+    ) -> None:
+        net = made()
+        step = how(net, nn.CrossEntropyLoss(), torch.optim.SGD(net.parameters(), 0.1))
+        sizes = ", ".join(map(str, shape))
+        said = rf"dimension 0 of inputs \[{sizes}\] .* each of the 16 targets .* in front of the network{within}"
+        with pytest.warns(UserWarning, match=said) as caught:
+            step(torch.rand(shape), _labels(16))
         assert [one.filename for one in caught] == [__file__]
-        assert "each of the 16 targets" in str(caught[0].message)
-        step(torch.rand(shape), _labels(shape[0]))  # a second warning would be an error
+        assert "TimeBatched" in str(caught[0].message) or not within
+        step(torch.rand(shape), _labels(16))  # a second warning would be an error
 
     @pytest.mark.parametrize(("made", "shape"), RIGHT.values(), ids=RIGHT.keys())
     def test_nothing_is_said_of_right_ones(self, made: Callable[[], nn.Module], shape: Tuple[int, ...]) -> None:
         _step(made(), nn.CrossEntropyLoss())(torch.rand(shape), _labels(shape[0]))
 
-    def test_a_value_for_each_step_is_right(self) -> None:
-        """One sequence, and what its outputs should be."""
-        _step(_mlp(), nn.MSELoss())(torch.rand(16, 5), torch.rand(16, 3))
-        _step(_mlp(), lambda outputs, targets: F.mse_loss(outputs[:, 0], targets))(torch.rand(16, 5), torch.rand(16))
+    @pytest.mark.parametrize(
+        ("loss", "targets"),
+        [
+            (nn.MSELoss(), torch.zeros(16, 3)),
+            (nn.CrossEntropyLoss(), torch.full((16, 3), 1 / 3)),
+            (lambda outputs, targets: (outputs.sum(1) - targets).square().mean(), torch.zeros(16, dtype=torch.int64)),
+            (lambda outputs, targets: F.cross_entropy(outputs.mean(0, True), targets), torch.tensor([1])),
+        ],
+        ids=["values", "probabilities", "numbers of each step", "one target"],
+    )
+    def test_one_sequence_is_right(self, loss: Any, targets: Tensor) -> None:
+        """With what its outputs should be at each step, and with one target."""
+        _step(_mlp(), loss)(torch.rand(16, 5), targets)
 
-    def test_chunks_of_a_sequence_are_right(self) -> None:
-        net = nn.Sequential(nn.Linear(5, 3), sc.LIF())
+    def test_what_says_so_without_a_warning(self) -> None:
+        """One sequence, as the warning writes it."""
+        net, x, y = _mlp(), torch.rand(16, 5), _labels(16)
+        expected = F.cross_entropy(net(x), y)
+        step = _step(net, lambda outputs, targets: F.cross_entropy(outputs.squeeze(1), targets))
+        torch.testing.assert_close(step(x[:, None], y)[1], expected)
+
+    def test_the_first_batch_that_can_be_judged_counts(self) -> None:
+        """One sample, and chunks of a sequence, are followed by a batch."""
+        net = _mlp()
         step = _step(net, nn.CrossEntropyLoss())
+        step(torch.rand(1, 5), _labels(1))
         with sc.carry_state(net):
             step(torch.rand(16, 5), _labels(16))
+        with pytest.warns(UserWarning, match="dimension 0 of inputs"):
+            step(torch.rand(16, 5), _labels(16))
+
+    def test_where_a_warning_is_an_error_the_step_is_whole(self) -> None:
+        """Weights were updated, and the next step is one without it."""
+        net = _mlp()
+        before = copy.deepcopy(net.state_dict())
+        step = _step(net, nn.CrossEntropyLoss())
+        with pytest.raises(UserWarning, match="dimension 0 of inputs"):
+            step(torch.rand(16, 5), _labels(16))
+        assert not torch.equal(net.state_dict()["2.bias"], before["2.bias"])
+        step(torch.rand(16, 5), _labels(16))
 
 
 class TestLayersWithoutTime:
