@@ -97,7 +97,7 @@ def warn_of_time(net: nn.Module, loss: Any, inputs: Any, outputs: Any, targets: 
         return False
     if not all(_is_known(layer) for _, layer in layers):
         return True
-    if _is_batch_as_time(layers, loss, inputs, outputs, targets):
+    if _is_batch_as_time(layers, loss, targets):
         beside = _without_time(layers)
         within = f" and {_named(beside)} into sc.layers.TimeBatched" if beside else ""
         warnings.warn(
@@ -122,19 +122,13 @@ def warn_of_time(net: nn.Module, loss: Any, inputs: Any, outputs: Any, targets: 
     return True
 
 
-def _is_batch_as_time(
-    layers: List[Tuple[str, nn.Module]], loss: Any, inputs: Tensor, outputs: Tensor, targets: Tensor
-) -> bool:
+def _is_batch_as_time(layers: List[Tuple[str, nn.Module]], loss: Any, targets: Tensor) -> bool:
     """Whether a neuron takes dimension 0 of the inputs for time, and the loss compares entry k with the class of k.
 
-    That is right for one thing alone, a single sequence with a target for each step; so it is no error.
+    Known layers leave dimension 0 in place, and these losses took as many outputs ``[N, C]`` as there are targets. That
+    is right for one thing alone, a single sequence with a target for each step; so it is no error.
     """
-    if not (outputs.ndim == 2 and targets.ndim == 1 and _is_of_classes(loss) and inputs.ndim >= 2):
-        return False
-    if not targets.shape[0] == inputs.shape[0] == outputs.shape[0]:
-        return False
-    keep = all(not (makes_time(layer) or isinstance(layer, TimeBatched)) for _, layer in layers)
-    return keep and any(_is_over_time(layer) for _, layer in layers)
+    return targets.ndim == 1 and _is_of_classes(loss) and any(_is_over_time(layer) for _, layer in layers)
 
 
 def _is_of_classes(loss: Any) -> bool:

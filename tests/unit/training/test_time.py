@@ -89,6 +89,13 @@ class TestALossWithoutTime:
             step(torch.rand(4, 16, 5), targets)
         assert "without time" not in str(caught.value)
 
+    @pytest.mark.parametrize(("x", "y"), [((4, 16, 2, 5), (16,)), ((4, 16, 5), (16, 1))], ids=["outputs", "targets"])
+    def test_of_other_dimensions_nothing_is_said(self, x: Tuple[int, ...], y: Tuple[int, ...]) -> None:
+        step = _step(_mlp(), nn.CrossEntropyLoss())
+        with pytest.raises((RuntimeError, ValueError)) as caught:
+            step(torch.rand(x), torch.zeros(y, dtype=torch.int64))
+        assert "without time" not in str(caught.value)
+
 
 def _captured(net: nn.Module, loss: Any, optimizer: Any) -> CapturedTraining:
     """A step as fast=True makes it, which runs without a graph, since there is no GPU."""
@@ -122,6 +129,12 @@ def _hooked() -> nn.Module:
     net = _mlp()
     net.register_forward_pre_hook(lambda _, args: (args[0].expand(4, *args[0].shape),))
     net.register_forward_hook(lambda _, args, output: output.mean(0))
+    return net
+
+
+def _hooked_inside() -> nn.Module:
+    net = _mlp()
+    net[3].register_forward_hook(lambda _, args, output: output.mean(0))
     return net
 
 
@@ -160,6 +173,7 @@ RIGHT = {
     "a mean over as many steps as samples": (lambda: nn.Sequential(_mlp(), _Mean()), (16, 16, 5)),
     "time in a forward": (lambda: nn.Sequential(nn.Unflatten(0, (1, 16)), _mlp(), _Mean()), (16, 5)),
     "time in hooks": (_hooked, (16, 5)),
+    "a hook of a layer": (_hooked_inside, (16, 16, 5)),
     "a forward of an object": (_of_an_object, (16, 5)),
     "a forward of a neuron": (lambda: nn.Sequential(nn.Linear(5, 3), _Spread()), (16, 5)),
     "one step a call": (lambda: nn.Sequential(nn.Linear(5, 3), sc.LIF(step="single")), (16, 5)),
@@ -204,6 +218,10 @@ class TestABatchAsTime:
     def test_one_sequence_is_right(self, loss: Any, targets: Tensor) -> None:
         """With what its outputs should be at each step, and with one target."""
         _step(_mlp(), loss)(torch.rand(16, 5), targets)
+
+    def test_dimensions_that_are_merged_are_not_judged(self) -> None:
+        """What is dimension 0 behind them is not that of the inputs."""
+        _step(nn.Sequential(nn.Flatten(0, 1), _mlp()), nn.CrossEntropyLoss())(torch.rand(4, 4, 5), _labels(16))
 
     def test_what_says_so_without_a_warning(self) -> None:
         """One sequence, as the warning writes it."""
@@ -280,6 +298,26 @@ class TestLayersWithoutTime:
         kind = type(layer).__name__
         with pytest.warns(UserWarning, match=rf"^1 \({kind}\) takes dimension 1 of \[T, B, C\], which is the batch"):
             _step(net, sc.losses.ce_count)(torch.rand(16, 5), _labels(16))
+
+    @pytest.mark.parametrize(
+        "error",
+        [RuntimeError("a fault of a machine"), NotImplementedError("expected 4D"), KeyError("expected 4D")],
+        ids=repr,
+    )
+    def test_errors_of_another_kind_stay_as_they_are(self, error: Exception) -> None:
+        class Raises(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                raise error
+
+        step = _step(nn.Sequential(nn.Linear(5, 16), nn.BatchNorm1d(16), Raises(), sc.LIF()), sc.losses.ce_count)
+        with pytest.raises(type(error)) as caught:
+            step(torch.rand(4, 16, 5), _labels(16))
+        assert caught.value is error
+
+    def test_channels_of_one_sequence_are_right(self) -> None:
+        """Of ``[T, C, L]``, without a batch."""
+        net = nn.Sequential(nn.Conv1d(3, 3, 1), nn.BatchNorm1d(3), sc.LIF())
+        _step(net, nn.MSELoss())(torch.rand(8, 3, 5), torch.rand(8, 3, 5))
 
     def test_within_time_batched_nothing_is_said(self) -> None:
         layers = [sc.encode.Constant(4), nn.Linear(5, 16), sc.layers.TimeBatched(nn.BatchNorm1d(16)), sc.LIF()]
