@@ -11,7 +11,7 @@ import unicodedata
 from typing import Any, Callable, Collection, Iterable, Mapping, Optional, Sequence, Tuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from spikecore._base.words import a_kind
 from spikecore._plugins.registry import AUTO_NAME, default_registry
@@ -60,7 +60,12 @@ def declaration(cls: Any, base: type) -> None:
     for name in names:
         if names.count(name) > 1:
             raise TypeError(f"{cls.__name__} has {name!r} more than once among inputs, states and params; rename one")
-    for name in cls.params:
+    for name, value in cls.params.items():
+        if isinstance(value, nn.Parameter):
+            raise TypeError(
+                f"{cls.__name__}.params has an nn.Parameter as the default of {name!r}, which all neurons of the "
+                f"class would share; give a number or a tensor there, and learn=({name!r},) to the neuron"
+            )
         if hasattr(base, name) or name in (*COMMON, "training"):
             raise TypeError(f"{cls.__name__}.params has {name!r}, which every neuron uses already; choose another name")
         own = inspect.getattr_static(cls, name, None)

@@ -32,6 +32,10 @@ class TestDeclaration:
             ({"states": {"my v": 0.0}}, r"Mine\.states has 'my v', which is no usable name; use a plain identifier"),
             ({"states": {"_v": 0.0}}, r"Mine\.states has '_v', which is no usable name"),
             ({"params": {"lambda": 1.0}}, r"Mine\.params has 'lambda', which is no usable name"),
+            (
+                {"params": {"tau": torch.nn.Parameter(torch.ones(()))}},
+                r"Mine\.params has an nn\.Parameter as the default of 'tau', which .* learn=\('tau',\) to the neuron",
+            ),
             ({"inputs": (1,)}, r"Mine\.inputs has 1, which is no usable name"),
             ({"states": {"v": None}}, r"Mine\.states has 'v' start at None; give a number or the name of a parameter"),
             ({"states": {"v": True}}, r"Mine\.states has 'v' start at True"),
