@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import time
-from typing import Any, Dict, List
+from typing import Any, Dict, Iterator, List
 
 import pytest
 from typer.testing import CliRunner
@@ -13,6 +11,14 @@ from typer.testing import CliRunner
 from spikecore import cli
 from spikecore.bench import _run as run
 from spikecore.bench._report import Row
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c() -> Iterator[None]:
+    """SIGINT is KeyboardInterrupt; a shell ignores it for its jobs in the background, and so do their children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("environment", [{}, {"FORCE_COLOR": "1"}], ids=["a file", "a terminal"])
@@ -26,9 +32,8 @@ def test_command_shows_what_it_has_when_it_is_interrupted(
         report, jobs = prepare(settings)
 
         def stop() -> List[Row]:
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(60)
-            return []
+            signal.raise_signal(signal.SIGINT)
+            raise AssertionError("the run went on")
 
         return report, [jobs[0], run.Job("second", stop), *jobs[1:]]
 
