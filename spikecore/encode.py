@@ -30,8 +30,7 @@ from spikecore.lang._plain import is_compiling
 
 __all__ = ["Constant", "Delta", "Encoder", "Latency", "Poisson"]
 
-#: What the number of time steps is called elsewhere.
-_STEPS = ("T", "num_steps", "n_steps", "time_steps", "timesteps", "time_step", "length")
+_STEPS = ("T", "num_steps", "n_steps", "time_steps", "timesteps", "length")  # in other libraries
 
 
 def _meant(unknown: Mapping[str, Any]) -> str:
@@ -39,9 +38,8 @@ def _meant(unknown: Mapping[str, Any]) -> str:
     for name, value in unknown.items():
         if name in _STEPS:
             return f"the number of time steps is {written({'steps': value})}"
-        if name in ("device", "dtype"):
-            return "it computes on the device, and in the dtype, of its input"
-    return ""
+    on_input = "it computes on the device, and in the dtype, of its input"
+    return on_input if {"device", "dtype"} & {*unknown} else ""
 
 
 class Encoder(Stepped):

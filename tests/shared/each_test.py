@@ -1,4 +1,4 @@
-"""How each test is run: with the same random numbers every time, and with room for Python's frames.
+"""How each test is run: with the same random numbers every time, from a frame in a large block of memory.
 
 The random numbers are those of torch and of Python's ``random``, in the process of the test. A conftest imports the
 hooks by name.
@@ -44,7 +44,7 @@ def _called(function: Callable[..., Any], /, **arguments: Any) -> Any:
 #: Calls a function from a frame of 70,000 words. From 3.11 on, Python keeps frames in blocks of 16 KiB, which it maps
 #: and unmaps when a call crosses the end of one: a loop at an unlucky depth did so 15,000 times while Numba compiled a
 #: kernel, and took a quarter longer. A frame this large gets a block of 1 MiB, and what it calls gets the rest.
-_with_room = FunctionType(_called.__code__.replace(co_stacksize=70_000), globals())
+_from_large_frame = FunctionType(_called.__code__.replace(co_stacksize=70_000), globals())
 
 
 @pytest.hookimpl(wrapper=True)
@@ -55,7 +55,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
     """
     _seed(1)
     function = pyfuncitem.obj
-    pyfuncitem.obj = update_wrapper(partial(_with_room, function), function)
+    pyfuncitem.obj = update_wrapper(partial(_from_large_frame, function), function)
     try:
         return (yield)
     finally:
