@@ -176,7 +176,7 @@ def _told(training: Training, kernels: Mapping[str, Tuple[float, int]]) -> Train
     whole, rest = (sum(seconds for seconds, _ in some.values()) / PROFILED for some in (kernels, others))
     longest = sorted(others.items(), key=lambda item: -item[1][0])[:LISTED]
     listed = [f"{name[:70]} {s / PROFILED * 1e3:.4f} ms in {times / PROFILED:.0f}" for name, (s, times) in longest]
-    said = f"device {whole * 1e3:.3f} ms, of which no convolutions or products {rest * 1e3:.3f}: {'; '.join(listed)}"
+    said = f"device {whole * 1e3:.3f} ms, {rest * 1e3:.3f} of it neither convolutions nor products: {'; '.join(listed)}"
     return replace(training, detail=f"{training.detail} {said}".strip())
 
 

@@ -16,6 +16,8 @@ from spikecore.cli import _bench_words as words
 
 #: Letters of what a measured row says beside its name; more is said below the table, up to the second number.
 SHORT, LONGEST = 40, 400
+#: Letters of a name that stand beside figures before a table is divided. At 80 the seven figures of networks left two.
+NAME = 32
 _STYLES = {
     "ok": "",
     "differs": "yellow",
@@ -26,6 +28,8 @@ _STYLES = {
     "skipped": "dim",
 }
 _STATES = {"ready": "green", "missing": "yellow", "unavailable": "yellow", "failed": "red"}
+#: Blanks beside each column of a table, and before the first one.
+_PADDING, _EDGE = 3, 1
 _LIBRARIES = ("torch", "cupy", "triton", "numba", "spikingjelly", "snntorch")
 
 
@@ -143,7 +147,8 @@ def _show_suite(report: Report, suite: str, console: Console) -> None:
         console.print(Text(words.nothing(report, suite), style=_STYLES["skipped"]))
         return
     if any(row.status in MEASURED for row in rows):
-        console.print(table(report, suite))
+        for one in tables(report, suite, console.width):
+            console.print(one)
     else:
         console.print(Text(words.title(report, suite), style="italic"))
     for text in notes(rows):
@@ -162,30 +167,58 @@ def implementations(listed: List[Availability]) -> Table:
     return made
 
 
-def table(report: Report, suite: str) -> Table:
-    """The measured rows of a suite, case by case."""
-    made = Table(
-        title=words.title(report, suite),
-        caption=words.caption(report, suite),
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-    )
+def tables(report: Report, suite: str, width: int) -> List[Table]:
+    """The measured rows of a suite, case by case: one table where ``width`` letters hold all figures beside the names,
+    else several with the same names.
+    """
+    rows = [row for row in report.of(suite) if row.status in MEASURED]
+    room = width - min(max(len(_name(row)) for row in rows), NAME) - _PADDING - _EDGE
+    groups: List[List[Column]] = [[]]
+    left = room
+    for column in COLUMNS[suite]:
+        cells = [_cell(column, row) for row in rows if column.figure in row.figures]
+        if cells:
+            needed = max(map(len, [*_heading(column, report).split("\n"), *cells])) + _PADDING
+            if needed > left and groups[-1]:
+                groups.append([])
+                left = room
+            groups[-1].append(column)
+            left -= needed
+    made = [_table(report, suite, group, every=i == 0) for i, group in enumerate(groups)]
+    made[0].title = words.title(report, suite)
+    made[-1].caption = words.caption(report, suite)
+    return made
+
+
+def _table(report: Report, suite: str, columns: List[Column], every: bool) -> Table:
+    """Some columns of a suite. ``every``: of all measured rows, not only of those with a figure in these columns."""
+    made = Table(title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD)
     made.add_column("", overflow="fold")
-    columns = [one for one in COLUMNS[suite] if any(one.figure in row.figures for row in report.of(suite))]
-    for one in columns:
-        heading = one.on_cpu if one.on_cpu and words.on_cpu(report) else one.heading
-        made.add_column(heading, justify="right", no_wrap=True)
+    for column in columns:
+        made.add_column(_heading(column, report), justify="right", no_wrap=True)
+    figures = {column.figure for column in columns}
     for case, found in report.cases(suite):
-        measured = [row for row in found if row.status in MEASURED]
+        measured = [row for row in found if row.status in MEASURED and (every or figures & row.figures.keys())]
         if measured:
             made.add_row(Text("\n".join(_parts(case)), style="bold"))
         for i, row in enumerate(measured):
-            cells = [one.write(row.figures[one.figure]) if one.figure in row.figures else "" for one in columns]
-            mark = " *" if row.status == "differs" else f" {row.detail}" if len(row.detail) <= SHORT else ""
-            name = f"  {row.implementation}{mark}".rstrip()
-            made.add_row(Text(name, style=_STYLES[row.status]), *cells, end_section=i == len(measured) - 1)
+            cells = [_cell(column, row) for column in columns]
+            made.add_row(Text(_name(row), style=_STYLES[row.status]), *cells, end_section=i == len(measured) - 1)
     return made
+
+
+def _heading(column: Column, report: Report) -> str:
+    return column.on_cpu if column.on_cpu and words.on_cpu(report) else column.heading
+
+
+def _cell(column: Column, row: Row) -> str:
+    return column.write(row.figures[column.figure]) if column.figure in row.figures else ""
+
+
+def _name(row: Row) -> str:
+    """The implementation of a row, with what marks it."""
+    mark = " *" if row.status == "differs" else f" {row.detail}" if len(row.detail) <= SHORT else ""
+    return f"  {row.implementation}{mark}".rstrip()
 
 
 def case_text(case: Mapping[str, Fact]) -> str:
@@ -198,7 +231,8 @@ def _parts(case: Mapping[str, Fact]) -> Tuple[str, str]:
     if "network" in case:
         return str(case["network"]), f"T={case['steps']} B={case['batch']}"
     layout = f" {case['layout']}" if "layout" in case else ""
-    return f"{case['neuron']} {case['dtype']}{layout}", f"T={case['steps']} N={case['neurons']:,}"
+    image = " {channels}x{height}x{width}".format(**case) if "channels" in case else ""
+    return f"{case['neuron']} {case['dtype']}{layout}{image}", f"T={case['steps']} N={case['neurons']:,}"
 
 
 def notes(rows: List[Row]) -> List[Text]:

@@ -27,7 +27,7 @@ from spikecore.bench._settings import Settings, device_named
 from spikecore.bench._timing import CudaClock, Failure, HostClock, Plan, Timing, clock_for, interleave
 from spikecore.bench._workloads import CHANNELS, IN_LAYOUTS, WORKLOADS, Hat, hat_spike
 from spikecore.bench.models import EXAMPLES
-from spikecore.cli._bench_tables import table
+from spikecore.cli._bench_tables import tables
 from spikecore.lang._plain import number
 from spikecore.testing._custom import Gated, Probe
 from spikecore.testing._loopback import EVERYTHING, Loopback, installed
@@ -447,4 +447,4 @@ def test_layouts_are_those_that_they_are_called() -> None:
         x = case.made(torch.device("cpu"), torch.Generator().manual_seed(0))
         assert x.shape == (2, 3, CHANNELS, SIDE, SIDE)
         assert sorted(range(5), key=lambda d: -x.stride(d)) == list(order)
-    assert table(ran(replace(settings, neurons=("LIF",), backends=("torch",))), "layouts").row_count > 0
+    assert tables(ran(replace(settings, neurons=("LIF",), backends=("torch",))), "layouts", 80)[0].row_count > 0

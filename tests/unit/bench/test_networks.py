@@ -156,7 +156,7 @@ def test_kernels_that_are_no_convolutions_are_listed() -> None:
     plain = networks.Training(None, None, None)
     kernels = {"triton_poi_a": (5e-3, 10), "sm90_fprop": (20e-3, 5), "lif_forward": (10e-3, 5), "nvjet_h": (5e-3, 5)}
     assert networks._told(plain, kernels).detail == (
-        "device 8.000 ms, of which no convolutions or products 3.000: "
+        "device 8.000 ms, 3.000 of it neither convolutions nor products: "
         "lif_forward 2.0000 ms in 1; triton_poi_a 1.0000 ms in 2"
     )
     assert networks._told(plain, {}) == plain

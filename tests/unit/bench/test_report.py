@@ -102,6 +102,28 @@ def test_tables_say_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert "interrupted" in capsys.readouterr().out
 
 
+def test_names_of_networks_have_room_beside_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where a screen does not hold all figures beside a name, there are two tables; the second has rows with figures.
+
+    On eighty columns the seven figures of networks left two letters for names.
+    """
+    from rich.console import Console
+
+    case = {"network": "vgg-t4", "dtype": "float32", "steps": 4, "batch": 128}
+    times = dict.fromkeys(("step_ms", "images_per_second", "time_over_best_relu", "time_over_relu"), 1.5)
+    memory = dict.fromkeys(("memory_gib", "activations_gib", "activations_over_relu"), 2.5)
+    name = "cupy, compiled fused CUDA graph"
+    rows = [Row("networks", case, name, "ok", "", times), Row("networks", case, "ReLU", "ok", "", {**times, **memory})]
+    for width, names in ((80, [name, "ReLU", "ReLU"]), (160, [name, "ReLU"])):
+        tables.show(
+            Report({"device_name": "x", "device": "cpu", "threads": 1}, {}, [], rows, True), Console(width=width)
+        )
+        lines = capsys.readouterr().out.splitlines()
+        assert [one for line in lines for one in (name, "ReLU") if line.strip().startswith(f"{one} ")] == names
+        assert "".join(lines).count("Networks:") == 1
+        assert "".join(lines).count("best ReLU: the network") == 1
+
+
 def test_notes_say_a_thing_once() -> None:
     """The same reason in many cases is one sentence, without a case where it holds in all; of differences the first
     stands for all.
