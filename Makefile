@@ -7,7 +7,8 @@ VENV ?= .venv
 EXTRAS ?= dev
 ARGS ?=
 # What ran must be what this page says. It is made where neurons compile, from torch 2.6 on: SUPPORT= for an older one.
-SUPPORT ?= --spikecore-support '$(CURDIR)/docs/support.md'
+# In one word: a path of its own is an argument to pytest, which then reads the options of the folder above a plugin.
+SUPPORT ?= --spikecore-support='$(CURDIR)/docs/support.md'
 
 # The oldest Python and torch there is support for.
 FLOOR_PYTHON ?= python3.8

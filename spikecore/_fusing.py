@@ -4,10 +4,12 @@ that keeps little for backward.
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from typing import Any, Iterator, List, Mapping, NamedTuple, Tuple
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from spikecore import _convolving, _pooling
 from spikecore._base.words import a_kind
@@ -15,6 +17,7 @@ from spikecore._shell.checks import shown
 from spikecore._shell.in_turn import calls_as, in_turn
 from spikecore._shell.misplaced import guided
 from spikecore._shell.norms import can_defer, check_restorable, defer, is_watched, restore
+from spikecore._shell.outside import outside
 from spikecore._shell.prologue import Prologue
 from spikecore._shell.prologued import prologue_of, set_prologue
 from spikecore.layers import NormNeuron, TimeBatched
@@ -62,7 +65,8 @@ def fuse(net: nn.Module) -> nn.Module:
     The parts of an ``nn.Sequential`` must be called by it alone: ``net[0](x)`` of a fused network is not normalised.
     A hook that such a normalisation gets afterwards sees the same, and what it gives back is normalised; one that such
     a neuron gets afterwards sees what is not normalised yet.
-    Raises TypeError for what is no module.
+    Raises TypeError for what is no module. Warns where ``net`` has batch normalisations and neurons and no neuron of it
+    normalises afterwards.
     """
     blocks = [module for module in _checked("fuse", net).modules() if isinstance(module, Adding)]
     ending = {neuron for module in blocks for neuron in [module.ending()] if neuron is not None}
@@ -74,7 +78,22 @@ def fuse(net: nn.Module) -> nn.Module:
     for module in net.modules():
         _pooling.make_compact(module)
         _convolving.defer_input(module)
+    _warn_of_nothing(net)
     return net
+
+
+def _warn_of_nothing(net: nn.Module) -> None:
+    """Say so where a user expects normalisations within neurons and there are none."""
+    norms = [name for name, module in net.named_modules() if isinstance(module, _BatchNorm)]
+    neurons = [module for module in net.modules() if isinstance(module, Neuron)]
+    if norms and neurons and all(prologue_of(neuron) is None for neuron in neurons):
+        warnings.warn(
+            f"sc.fuse(net) found no batch normalisation that a neuron can take over (net.{norms[0]}, for one, stays as "
+            "it is): it takes those that an nn.Sequential calls right before a neuron, without hooks, and within "
+            "TimeBatched unless the neuron has step='single'. In a forward of your own, write "
+            "sc.layers.NormNeuron(norm, neuron); sc.explain(net, x) says where that helps",
+            stacklevel=outside(),
+        )
 
 
 def unfuse(net: nn.Module) -> nn.Module:

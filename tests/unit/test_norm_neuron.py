@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -230,6 +231,11 @@ def network(step="multi"):
     )
 
 
+def _nothing_fused(net):
+    with pytest.warns(UserWarning, match="found no batch normalisation"):
+        return sc.fuse(net)
+
+
 class TestFuse:
     """A network as it is."""
 
@@ -276,23 +282,31 @@ class TestFuse:
         shared, neuron = nn.BatchNorm2d(C), lif()
         hooked = nn.BatchNorm2d(C)
         hooked.register_forward_hook(lambda *_: None)
-        nets = [
-            nn.Sequential(TimeBatched(nn.SyncBatchNorm(C)), lif()),
-            nn.Sequential(TimeBatched(nn.InstanceNorm2d(C)), lif()),
-            nn.Sequential(TimeBatched(shared), lif(), TimeBatched(shared), lif()),
-            nn.Sequential(TimeBatched(nn.BatchNorm2d(C)), neuron, neuron),
-            nn.Sequential(TimeBatched(hooked), lif()),
-            nn.Sequential(TimeBatched(nn.BatchNorm2d(C), nn.ReLU()), lif()),
-            nn.Sequential(TimeBatched(nn.BatchNorm2d(C)), lif(step="single")),
-            nn.ModuleList([TimeBatched(nn.BatchNorm2d(C)), lif()]),
-            nn.Sequential(NormNeuron(nn.BatchNorm2d(C), lif())),
-        ]
-        for net in nets:
-            before = [type(module) for module in net.modules()]
-            assert [type(module) for module in sc.fuse(net).modules()] == before
-            assert [type(module) for module in sc.unfuse(net).modules()] == before
         twice = TimeBatched(nn.BatchNorm2d(C))
-        assert "computed by" not in repr(sc.fuse(nn.Sequential(twice, lif(), twice)))
+        nets = {
+            "net.0.module": nn.Sequential(TimeBatched(nn.SyncBatchNorm(C)), lif()),
+            "net.0.module for two": nn.Sequential(TimeBatched(shared), lif(), TimeBatched(shared), lif()),
+            "net.0.module before a neuron at two": nn.Sequential(TimeBatched(nn.BatchNorm2d(C)), neuron, neuron),
+            "net.0.module with a hook": nn.Sequential(TimeBatched(hooked), lif()),
+            "net.0.module.0": nn.Sequential(TimeBatched(nn.BatchNorm2d(C), nn.ReLU()), lif()),
+            "net.0.module before one step": nn.Sequential(TimeBatched(nn.BatchNorm2d(C)), lif(step="single")),
+            "net.0.module in a list": nn.ModuleList([TimeBatched(nn.BatchNorm2d(C)), lif()]),
+            "net.0.module twice": nn.Sequential(twice, lif(), twice),
+            "net.0": nn.Sequential(nn.BatchNorm2d(C), lif()),
+            "": nn.Sequential(TimeBatched(nn.InstanceNorm2d(C)), lif()),
+            " made by hand": nn.Sequential(NormNeuron(nn.BatchNorm2d(C), lif())),
+            " without neurons": nn.Sequential(TimeBatched(nn.BatchNorm2d(C))),
+        }
+        for about, net in nets.items():
+            before = [type(module) for module in net.modules()]
+            norm = about.partition(" ")[0]
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                assert [type(module) for module in sc.fuse(net).modules()] == before, about
+            assert [type(module) for module in sc.unfuse(net).modules()] == before, about
+            # those without a name have no batch normalisation that a user could expect to be taken
+            assert [f"neuron can take over ({norm}, for one" in str(one.message) for one in said] == [True][: len(norm)]
+            assert [one.filename for one in said] == [__file__][: len(norm)]
         with pytest.raises(TypeError, match=r"sc\.fuse: net=3 is an int"):
             sc.fuse(3)
 
@@ -312,7 +326,7 @@ class TestFuse:
             module.register_full_backward_hook(lambda _, grads, __: tuple(g if g is None else g * 3 for g in grads))
         x = drive(T, B, 2, 4, 4).requires_grad_()
         results = []
-        for change in (lambda net: net, sc.fuse):
+        for change in (lambda net: net, _nothing_fused):
             y = change(net)(x)
             results.append((y, *torch.autograd.grad((y * torch.linspace(-1.0, 2.0, y.numel()).view(y.shape)).sum(), x)))
         assert "computed by the neuron" not in repr(net)

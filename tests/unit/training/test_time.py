@@ -161,7 +161,7 @@ TAKEN = {
     "flattened": (lambda: nn.Sequential(nn.Flatten(), _mlp()), (16, 1, 5), r" and 0 \(Flatten\) into"),
     "recurrent": (lambda: nn.Sequential(nn.Linear(5, 3), sc.Recurrent(sc.LIF(), nn.Linear(3, 3))), (16, 5), ""),
     "normalised": (
-        lambda: sc.fuse(nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), sc.LIF())),
+        lambda: nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3), sc.LIF()),
         (16, 5),
         r" and 1 \(BatchNorm1d\) into",
     ),
