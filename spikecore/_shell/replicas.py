@@ -1,6 +1,6 @@
 """A neuron in ``nn.DataParallel``, which runs copies of a network and drops them, so that no state is carried.
 
-By default ``nn.DataParallel`` splits the first dimension, which is time.
+By default ``nn.DataParallel`` splits the first dimension, which is time, unless the network makes time itself.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ def check_replica(module: nn.Module, carries: bool) -> None:
 
 
 def makes_time(net: Any) -> bool:
-    """Whether an encoder in the network makes time, so that dimension 0 of the network's input is the batch.
+    """Whether the network makes time itself, so that dimension 0 of its input is the batch.
 
-    An encoder that does so has a true attribute ``makes_time``, as those of :mod:`spikecore.encode` have.
+    A module that does so has a true attribute ``makes_time``: the encoders of :mod:`spikecore.encode`, and networks
+    whose own ``forward`` repeats or transposes their input, which nobody can tell from outside.
     """
     return isinstance(net, nn.Module) and any(
         getattr(one, "makes_time", False) and getattr(one, "step", "multi") == "multi" for one in net.modules()
@@ -47,5 +48,5 @@ def makes_time(net: Any) -> bool:
 SPLITS_TIME = (
     "nn.DataParallel that splits dimension 0 of its input, which is time; write nn.DataParallel(net, dim=1), which "
     "splits the batch, or use nn.parallel.DistributedDataParallel; sc.Pipeline is for a network that one GPU does not "
-    "hold"
+    "hold. If the network takes the batch first and its own forward makes time, write makes_time = True into its class"
 )

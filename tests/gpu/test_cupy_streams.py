@@ -173,6 +173,8 @@ def network() -> nn.Module:
     """Two layers of neurons; batch first, as those who split a batch want it."""
 
     class BatchFirst(nn.Module):
+        makes_time = True  # nn.DataParallel splits dimension 0
+
         def __init__(self) -> None:
             super().__init__()
             self.body = nn.Sequential(nn.Linear(30, 40), learner(), nn.Linear(40, 10), learner())

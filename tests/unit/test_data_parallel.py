@@ -101,6 +101,23 @@ class TestDataParallel:
         assert torch.equal(OnTwo(net)(x), net(x))
         assert torch.equal(sc.inference_model(OnTwo(net))(x), net(x))
 
+    def test_a_network_whose_forward_makes_time(self):
+        """It says so by an attribute, which the error names."""
+
+        class BatchFirst(nn.Sequential):
+            def forward(self, x):
+                return super().forward(x.transpose(0, 1)).transpose(0, 1)
+
+        class Says(BatchFirst):
+            makes_time = True
+
+        x = torch.rand(4, T, C)
+        with pytest.raises(RuntimeError, match="makes time, write makes_time = True into its class"):
+            OnTwo(BatchFirst(self.net()))(x)
+        net = Says(self.net())
+        assert torch.equal(OnTwo(net)(x), net(x))
+        assert torch.equal(sc.inference_model(OnTwo(net))(x), net(x))
+
     @pytest.mark.parametrize("dim", [0, 1])
     def test_no_state_is_lost(self, dim):
         """A neuron that carries its state raises, whatever is split."""
