@@ -91,7 +91,8 @@ def _warn_of_nothing(net: nn.Module) -> None:
             f"sc.fuse(net) found no batch normalisation that a neuron can take over (net.{norms[0]}, for one, stays as "
             "it is): it takes those that an nn.Sequential calls right before a neuron, without hooks, and within "
             "TimeBatched unless the neuron has step='single'. In a forward of your own, write "
-            "sc.layers.NormNeuron(norm, neuron); sc.explain(net, x) says where that helps",
+            "sc.layers.NormNeuron(norm, neuron); sc.explain(net, x) says where that helps. Pooling and "
+            "convolutions keep less for backward all the same",
             stacklevel=outside(),
         )
 

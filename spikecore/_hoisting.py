@@ -51,9 +51,12 @@ _ELEMENTWISE = _of(
 #: Of each sample ``[B, ...]``.
 _OF_SAMPLES = _of(
     *(f"{name}{n}d" for n in (1, 2, 3) for name in ("AdaptiveAvgPool", "AdaptiveMaxPool", "AvgPool", "MaxPool")),
-    *(f"{name}Pad{n}d" for n in (1, 2, 3) for name in ("Circular", "Constant", "Reflection", "Replication", "Zero")),
     *("LPPool1d", "LPPool2d", "GroupNorm", "LocalResponseNorm", "PReLU", "PixelShuffle", "PixelUnshuffle"),
     *("ChannelShuffle", "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d"),
+)
+#: The same, where what they pad is behind the dimension of samples: ``nn.ConstantPad2d`` takes ``[B, C]``, too.
+_PADS = _of(
+    *(f"{how}Pad{n}d" for n in (1, 2, 3) for how in ("Circular", "Constant", "Reflection", "Replication", "Zero"))
 )
 #: The same, of a number of dimensions: with one less torch takes a whole batch for one sample.
 _CONVOLUTIONS: Dict[Type[nn.Module], int] = {
@@ -265,6 +268,8 @@ def _is_pure(module: nn.Module, step: Tensor) -> bool:
         return False
     if kind in _ELEMENTWISE or kind in _OF_SAMPLES:
         return step.ndim > 1
+    if kind in _PADS:
+        return step.ndim > len(module.padding) // 2  # type: ignore[arg-type]  # a tuple
     if kind in _CONVOLUTIONS:
         return step.ndim == _CONVOLUTIONS[kind]
     if kind in _DROPOUTS:

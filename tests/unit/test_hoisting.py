@@ -291,3 +291,10 @@ class TestHoist:
                 function(3)
         with pytest.raises(TypeError, match=r"per_sample\(.*\) needs an nn.Module or a class of them"):
             per_sample(lambda x: x)
+
+
+def test_padding_of_the_batch_is_of_no_sample():
+    """``nn.ConstantPad2d`` of ``[B, N]`` pads the batch: with one sample more and one less the sizes are the same."""
+    x, pad = torch.arange(6.0).view(3, 2), nn.ConstantPad2d((0, 0, 1, -1), 0.0)
+    wrapped = sc.layers.TimeBatched(pad)
+    assert torch.equal(wrapped(sc.encode.Constant(2)(x)), wrapped(torch.stack([x, x])))
