@@ -54,10 +54,12 @@ _OF_SAMPLES = _of(
     *("LPPool1d", "LPPool2d", "GroupNorm", "LocalResponseNorm", "PReLU", "PixelShuffle", "PixelUnshuffle"),
     *("ChannelShuffle", "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d"),
 )
-#: The same, where what they pad is behind the dimension of samples: ``nn.ConstantPad2d`` takes ``[B, C]``, too.
-_PADS = _of(
-    *(f"{how}Pad{n}d" for n in (1, 2, 3) for how in ("Circular", "Constant", "Reflection", "Replication", "Zero"))
-)
+#: The same, with the number of last dimensions that they pad. ``nn.ConstantPad2d`` of ``[B, C]`` pads the batch.
+_PADS = {
+    kind: n
+    for n in (1, 2, 3)
+    for kind in _of(*(f"{how}Pad{n}d" for how in ("Circular", "Constant", "Reflection", "Replication", "Zero")))
+}
 #: The same, of a number of dimensions: with one less torch takes a whole batch for one sample.
 _CONVOLUTIONS: Dict[Type[nn.Module], int] = {
     **{getattr(nn, f"Conv{kind}{n}d"): n + 2 for n in (1, 2, 3) for kind in ("", "Transpose")},
@@ -269,7 +271,7 @@ def _is_pure(module: nn.Module, step: Tensor) -> bool:
     if kind in _ELEMENTWISE or kind in _OF_SAMPLES:
         return step.ndim > 1
     if kind in _PADS:
-        return step.ndim > len(module.padding) // 2  # type: ignore[arg-type]  # a tuple
+        return step.ndim > _PADS[kind]
     if kind in _CONVOLUTIONS:
         return step.ndim == _CONVOLUTIONS[kind]
     if kind in _DROPOUTS:
@@ -292,7 +294,7 @@ def _is_pure_within(module: nn.Module) -> bool:
     if type(module) in (nn.Sequential, nn.ModuleList, nn.ModuleDict):
         return not is_watched(module) and all(map(_is_pure_within, module.children()))
     kind = type_before_parametrizations(module)
-    dims = _CONVOLUTIONS.get(kind, 2 + len(getattr(module, "normalized_shape", ())))
+    dims = _CONVOLUTIONS.get(kind, 2 + _PADS.get(kind, len(getattr(module, "normalized_shape", ()))))
     return _is_pure(module, torch.empty((0,) * dims, device="meta"))
 
 

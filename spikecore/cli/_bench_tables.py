@@ -172,18 +172,18 @@ def tables(report: Report, suite: str, width: int) -> List[Table]:
     else several with the same names.
     """
     rows = [row for row in report.of(suite) if row.status in MEASURED]
-    room = width - min(max(len(_name(row)) for row in rows), NAME) - _PADDING - _EDGE
+    available = width - min(max(len(_name(row)) for row in rows), NAME) - _PADDING - _EDGE
     groups: List[List[Column]] = [[]]
-    left = room
+    free = available
     for column in COLUMNS[suite]:
         cells = [_cell(column, row) for row in rows if column.figure in row.figures]
         if cells:
             needed = max(map(len, [*_heading(column, report).split("\n"), *cells])) + _PADDING
-            if needed > left and groups[-1]:
+            if needed > free and groups[-1]:
                 groups.append([])
-                left = room
+                free = available
             groups[-1].append(column)
-            left -= needed
+            free -= needed
     made = [_table(report, suite, group, every=i == 0) for i, group in enumerate(groups)]
     made[0].title = words.title(report, suite)
     made[-1].caption = words.caption(report, suite)

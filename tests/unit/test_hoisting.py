@@ -298,3 +298,18 @@ def test_padding_of_the_batch_is_of_no_sample():
     x, pad = torch.arange(6.0).view(3, 2), nn.ConstantPad2d((0, 0, 1, -1), 0.0)
     wrapped = sc.layers.TimeBatched(pad)
     assert torch.equal(wrapped(sc.encode.Constant(2)(x)), wrapped(torch.stack([x, x])))
+
+
+def test_padding_within_a_marked_module_is_computed_once():
+    """The rule for ``[B, C]`` does not hold it back, where the size of its input is not known."""
+
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.pad = nn.ZeroPad2d(1)
+
+        def forward(self, x):
+            return self.pad(x)
+
+    wrapped = sc.layers.TimeBatched(per_sample(Own()))
+    assert wrapped(sc.encode.Constant(3)(torch.rand(2, 2, 4, 4))).stride(0) == 0

@@ -102,7 +102,7 @@ def test_tables_say_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert "interrupted" in capsys.readouterr().out
 
 
-def test_names_of_networks_have_room_beside_figures(capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_beside_names_that_a_screen_does_not_hold(capsys: pytest.CaptureFixture[str]) -> None:
     """Where a screen does not hold all figures beside a name, there are two tables; the second has rows with figures.
 
     On eighty columns the seven figures of networks left two letters for names.
@@ -115,9 +115,7 @@ def test_names_of_networks_have_room_beside_figures(capsys: pytest.CaptureFixtur
     name = "cupy, compiled fused CUDA graph"
     rows = [Row("networks", case, name, "ok", "", times), Row("networks", case, "ReLU", "ok", "", {**times, **memory})]
     for width, names in ((80, [name, "ReLU", "ReLU"]), (160, [name, "ReLU"])):
-        tables.show(
-            Report({"device_name": "x", "device": "cpu", "threads": 1}, {}, [], rows, True), Console(width=width)
-        )
+        tables.show(replace(REPORT, rows=rows), Console(width=width))
         lines = capsys.readouterr().out.splitlines()
         assert [one for line in lines for one in (name, "ReLU") if line.strip().startswith(f"{one} ")] == names
         assert "".join(lines).count("Networks:") == 1
