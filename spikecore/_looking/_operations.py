@@ -112,7 +112,7 @@ class Counting(TorchDispatchMode):
                 "them out: of attention q @ k.transpose(-2, -1), and its product with v"
             )
         rule = _RULES.get(name)
-        if rule is not None and not (name == "mean" and not isinstance(within, _POOLS)):
+        if rule is not None and (name != "mean" or isinstance(within, _POOLS) or _pools(args)):
             self._note(rule(self, args, kwargs or {}))
         return out
 
@@ -245,6 +245,13 @@ def _pooled_to_size(of: Counting, args: Any, kwargs: Any) -> Tuple[int, int, int
             found[place * length // wanted : -(-(place + 1) * length // wanted)] += 1
         windows = windows.unsqueeze(-1) * found
     return 0, int((counts * windows).sum()), 0, int((torch.ones_like(counts) * windows).sum())
+
+
+def _pools(mean: Tuple[Any, ...]) -> bool:
+    """Whether arguments of ``mean`` are those of ``F.adaptive_avg_pool2d(x, 1)``, which calls it, or of 3d. A mean that
+    a ``forward`` takes of time, or to normalise, is no pooling.
+    """
+    return mean[1:] in (([-1, -2], True), ([-1, -2, -3], True))
 
 
 def _meant(of: Counting, args: Any, kwargs: Any) -> Tuple[int, int, int, int]:

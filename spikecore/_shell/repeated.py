@@ -13,6 +13,7 @@ write into one step of it, and steps that share memory cannot be written one by 
 
 from __future__ import annotations
 
+import functools
 from typing import Optional
 
 import torch
@@ -91,9 +92,29 @@ def step_of(x: Tensor) -> Optional[Tensor]:
         return None
     if not (x.requires_grad and torch.is_grad_enabled()):
         return step.detach() if step.requires_grad else step
-    # a leaf, a hook and retain_grad() ask for the derivative of x, which one step has not
-    followed = step.requires_grad and not (x.is_leaf or x._backward_hooks or x.retains_grad)
-    return step if followed else None
+    # a leaf asks for the derivative of x, which one step has not
+    if not step.requires_grad or x.is_leaf or _watched(x):
+        return None
+    read = step.view_as(step)
+    read.register_hook(functools.partial(_refuse_late_hooks, x))
+    return read
+
+
+def _watched(x: Tensor) -> bool:
+    """Whether a hook or ``retain_grad()`` asks for the derivative with respect to ``x``."""
+    return bool(x._backward_hooks) or x.retains_grad
+
+
+def _refuse_late_hooks(x: Tensor, _: Tensor) -> None:
+    """Called by the backward pass of a layer that read one step of ``x``: the derivative with respect to ``x`` itself
+    is not computed, so a hook that was registered since then would not be called.
+    """
+    if _watched(x):
+        raise RuntimeError(
+            f"a hook or retain_grad() was set on a tensor of shape {[*x.shape]} after a layer had read it; the tensor "
+            f"repeats one step {x.shape[0]} times, so the layer computed one step and has no gradient of the others: "
+            "set it before the layer reads the tensor, or give the layer a copy, tensor.clone()"
+        )
 
 
 def _repeats_data(x: Tensor) -> bool:

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import spikecore as sc
@@ -159,6 +160,20 @@ def test_average_pooling_adds_and_its_scale_is_folded():
     ]
     assert sc.energy(pool, x).acs == sum(int(x[:, :, list(r)][..., list(c)].sum()) for r, c in places)
     assert sc.energy(nn.AdaptiveAvgPool2d(1), x).acs == int(x.sum())
+
+    class Own(nn.Module):
+        def forward(self, x):
+            # a mean to normalise by is no pooling
+            return self.pool(x) + x.mean((-2, -1), keepdim=True) + x.mean(0)
+
+    for pool, shape in (
+        (F.adaptive_avg_pool1d, (4, 5)),
+        (F.adaptive_avg_pool2d, x.shape),
+        (F.adaptive_avg_pool3d, (2, 3, 4, 4)),
+    ):
+        own, fired = Own(), (torch.rand(shape) < 0.5).float()
+        own.pool = lambda value, pool=pool: pool(value, 1)
+        assert sc.energy(own, fired).acs == int(fired.sum())
     assert sc.energy(nn.MaxPool2d(2), x).layers == ()
     net = nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(3, 4, 1))
     found = sc.energy(net, x)

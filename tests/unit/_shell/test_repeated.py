@@ -6,10 +6,12 @@ import copy
 import io
 import pickle
 
+import pytest
 import torch
 from torch import nn
 
 import spikecore as sc
+from kernel_loop import Loop, bound
 from spikecore.layers import TimeBatched
 
 T, B = 5, 3
@@ -39,6 +41,32 @@ class TestRepeatedTensor:
         hooked.register_hook(seen.append)
         (net(hooked) * cotangent).sum().backward()
         torch.testing.assert_close(seen[0], expected())
+
+    @pytest.mark.parametrize("late", ["hook", "several", "retain"])
+    @pytest.mark.parametrize("layer", ["layer", "neuron", "norm"])
+    def test_a_hook_that_comes_too_late_raises(self, layer, late):
+        """Where one step was computed there is no gradient of every step: a hook would not be called."""
+        behind = {
+            "layer": lambda: TimeBatched(nn.Linear(5, 4)),
+            "neuron": lambda: bound(sc.LIF(), Loop()),
+            "norm": lambda: sc.layers.NormNeuron(nn.BatchNorm1d(5), sc.LIF(backend="torch")),
+        }[layer]()
+        watch = {
+            "hook": lambda z: z.register_hook(lambda gradient: gradient * 0),
+            "several": lambda z: torch.autograd.graph.register_multi_grad_hook((z,), lambda gradients: None),
+            "retain": lambda z: z.retain_grad(),
+        }[late]
+        first = TimeBatched(nn.Linear(7, 5))
+        z = first(sc.encode.Constant(T)(torch.rand(B, 7)))
+        out = behind(z).sum()
+        watch(z)
+        with pytest.raises(RuntimeError, match=r"shape \[5, 3, 5\] after a layer had read it.* 5 times.*clone\(\)"):
+            out.backward()
+        # before it is read, or of a copy, every step is computed
+        copied = first(sc.encode.Constant(T)(torch.rand(B, 7))).clone()
+        out = behind(copied).sum()
+        watch(copied)
+        out.backward()
 
     def test_no_gradient_flows_past_no_grad_and_detach(self):
         """Encoded or computed without a graph: the input gets none."""
