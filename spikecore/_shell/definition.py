@@ -87,25 +87,19 @@ def traced(neuron: Any, detached: Sequence[str]) -> Traced:
 
 
 def _learnable(neuron: Any, program: Program) -> None:
-    """Raise ValueError if a parameter to learn has no gradient: no equation reads it, or only a surrogate does."""
+    """Raise ValueError if a parameter is to be learnt that only surrogates read: it has no gradient."""
     read = {
         str(node.attr)
         for node in topological([*program.outputs, *program.next, *program.initial])
         if node.op == "param"
     }
     for name in neuron.learn:
-        if name in read:
-            continue
-        if name not in program.params:
+        if name in program.params and name not in read:
             raise ValueError(
-                f"{program.name}: learn={tuple(neuron.learn)!r}: no equation reads {name!r}, so it has no gradient and "
-                f"would keep its value; let dynamics read p.{name}, or leave {name!r} out of learn"
+                f"{program.name}: learn={tuple(neuron.learn)!r}: only the derivative of a spike reads {name!r}, and no "
+                "gradient flows through that. Let the equations read it, too, as a width that follows a decay factor "
+                f"(Lian et al., 2023); or leave {name!r} out of learn and set it between steps of training"
             )
-        raise ValueError(
-            f"{program.name}: learn={tuple(neuron.learn)!r}: only the derivative of a spike reads {name!r}, and no "
-            "gradient flows through that. Let the equations read it, too, as a width that follows a decay factor "
-            f"(Lian et al., 2023); or leave {name!r} out of learn and set it between steps of training"
-        )
 
 
 def _numbers_of(neuron: Any) -> Numbers:

@@ -147,17 +147,6 @@ class TestWidths:
         with pytest.raises(ValueError, match=message):
             Width(learn=("alpha",), backend="torch")(drive())
 
-    def test_what_no_equation_reads_is_not_learnt(self):
-        """Forgotten in dynamics, or in no equation of this reset: its gradient would be None, and its value stay."""
-
-        class Forgotten(Width):
-            params = {**Width.params, "gain": 1.0}
-
-        message = r"Forgotten: learn=\('tau', 'gain'\): no equation reads 'gain'.*let dynamics read p\.gain"
-        with pytest.raises(ValueError, match=message):
-            Forgotten(learn=("tau", "gain"), backend="torch")(drive())
-        Forgotten(learn=("tau",), backend="torch")(drive())
-
     def test_of_a_state_it_is_refused(self):
         """A width may not depend on a state or an input."""
 
