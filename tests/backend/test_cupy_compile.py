@@ -96,6 +96,7 @@ def compile_all(plans: Sequence[Plan], form: Optional[Form] = None, arch: int = 
 # -- everything compiles
 
 
+@pytest.mark.matrix(turn=0)
 @pytest.mark.parametrize(
     ("model", "reset", "dtype", "kind"),
     [

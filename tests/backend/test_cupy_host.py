@@ -21,6 +21,7 @@ def _on_host():
         yield
 
 
+@pytest.mark.matrix(turn=1)
 class TestHost(BackendConformance):
     """The cupy backend with its kernels on the CPU."""
 

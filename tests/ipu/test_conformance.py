@@ -15,6 +15,7 @@ from spikecore.testing._loopback import installed
 from spikecore_ipu import backend
 
 
+@pytest.mark.matrix(turn=2)
 class TestIpu(BackendConformance):
     """Plain operations under torch's autograd; training steps on the emulator."""
 
@@ -61,6 +62,7 @@ def _traced():
         yield
 
 
+@pytest.mark.matrix(turn=0)
 @pytest.mark.usefixtures("_traced")
 class TestTraced(BackendConformance):
     """What PopTorch compiles has the values and the gradients of the equations."""

@@ -14,6 +14,8 @@ import spikecore as sc
 import spikecore_jax
 from spikecore_jax.tensors import x64
 
+pytestmark = pytest.mark.matrix(turn=0)
+
 T, B, C = 12, 3, 7
 #: Arguments that have no default, and by how much inputs are larger so that there are spikes.
 NEEDED: Dict[str, Dict[str, Any]] = {"Leaky": {"beta": 0.9}, "SynapticLeaky": {"alpha": 0.8, "beta": 0.9}}

@@ -12,6 +12,8 @@ from torch import Tensor
 
 import spikecore as sc
 
+pytestmark = pytest.mark.matrix(turn=0)
+
 T, SHAPE = 7, (2, 3, 11)
 
 

@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, List
 import pytest
 import torch
 
+import shares
 from each_test import pytest_pycollect_makemodule, pytest_pyfunc_call, pytest_runtest_setup  # noqa: F401
 
 GPU = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
@@ -28,8 +29,9 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("SPIKECORE_CACHE_DIR", str(config.cache.mkdir("spikecore-kernels")))
 
 
-def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
-    """Leave out what needs a GPU where there is none."""
+def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item]) -> None:
+    """Leave out what needs a GPU where there is none, and of each matrix what is not of this run's share."""
+    shares.pytest_collection_modifyitems(config, items)
     for item in items:
         if not GPU and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="torch finds no GPU"))

@@ -7,6 +7,7 @@ from spikecore.testing import DEFAULT_TIERS, BackendConformance
 
 #: Triton's interpreter is NumPy, which warns where a number is not finite.
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.matrix(turn=2)
 class TestTriton(BackendConformance):
     backend = "triton"
     # the interpreter takes minutes for the generated tier; the programs of the tier random are of that kind

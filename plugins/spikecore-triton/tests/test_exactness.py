@@ -13,6 +13,8 @@ from torch import Tensor
 import spikecore as sc
 from spikecore_triton import CAPABILITIES
 
+pytestmark = pytest.mark.matrix(turn=2)
+
 T, SHAPE = 5, (2, 3, 11)
 FLOATS = [torch.float32, torch.float16, *([torch.bfloat16] if CAPABILITIES.bfloat16 else [])]
 SURROGATES = [kind for kind in sc.Surrogate.__subclasses__() if kind.__name__ in sc.surrogate.__all__]
