@@ -4,8 +4,8 @@ An input that repeats one step (:mod:`spikecore._shell.repeated`) goes through l
 sample apart from the others, and comes out repeated. Such a layer is computed for the one step, and its output is
 repeated; the gradient is summed over time before it reaches the layer. Rules of this module:
 
-- A layer counts as such a one if its type is in a table below, or if its author says so (:func:`per_sample`), and if
-  nothing watches it: a hook sees the layer as it always did, with every step.
+- A layer counts as such a one if its type is in a table of ``_layer_kinds``, or if its author says so
+  (:func:`per_sample`), and if nothing watches it: a hook sees the layer as it always did, with every step.
 - Batch normalisation in training is computed for one step, since the statistics of T equal steps are those of one. Only
   the unbiased variance differs, by which the running one moves, and it is corrected.
 - Everything else is computed step by step: dropout in training, what writes into its input, subclasses, and whatever
@@ -15,15 +15,15 @@ repeated; the gradient is summed over time before it reaches the layer. Rules of
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Dict, FrozenSet, Optional, Tuple, Type, TypeVar, Union
+from typing import Any, Callable, Iterator, Optional, Tuple, Type, TypeVar, Union
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _module
 from torch.nn.utils.parametrize import type_before_parametrizations
 
+from spikecore import _layer_kinds as _kinds
 from spikecore._base.words import a_kind
-from spikecore._convolving import WeightFirstConv2d
 from spikecore._shell import norms
 from spikecore._shell.checks import shown
 from spikecore._shell.repeated import repeat, repeated_as, step_of
@@ -35,38 +35,6 @@ _Hook = TypeVar("_Hook", bound=Callable[..., Any])
 _MARK = "_spikecore_per_sample"
 #: The attribute of a hook that takes a layer as it is computed.
 _OBSERVES = "_spikecore_observes"
-
-
-def _of(*names: str) -> FrozenSet[Type[nn.Module]]:
-    """The types of torch.nn of these names that this version of torch has."""
-    return frozenset(getattr(nn, name) for name in names if hasattr(nn, name))
-
-
-#: Of each number: they may stand behind any leading dimensions.
-_ELEMENTWISE = _of(
-    *("CELU", "ELU", "GELU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "Identity", "LeakyReLU"),
-    *("LogSigmoid", "Mish", "ReLU", "ReLU6", "SELU", "SiLU", "Sigmoid", "Softplus", "Softshrink", "Softsign"),
-    *("Tanh", "Tanhshrink", "Threshold"),
-)
-#: Of each sample ``[B, ...]``.
-_OF_SAMPLES = _of(
-    *(f"{name}{n}d" for n in (1, 2, 3) for name in ("AdaptiveAvgPool", "AdaptiveMaxPool", "AvgPool", "MaxPool")),
-    *("LPPool1d", "LPPool2d", "GroupNorm", "LocalResponseNorm", "PReLU", "PixelShuffle", "PixelUnshuffle"),
-    *("ChannelShuffle", "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d"),
-)
-#: The same, with the number of last dimensions that they pad. ``nn.ConstantPad2d`` of ``[B, C]`` pads the batch.
-_PADS = {
-    kind: n
-    for n in (1, 2, 3)
-    for kind in _of(*(f"{how}Pad{n}d" for how in ("Circular", "Constant", "Reflection", "Replication", "Zero")))
-}
-#: The same, of a number of dimensions: with one less torch takes a whole batch for one sample.
-_CONVOLUTIONS: Dict[Type[nn.Module], int] = {
-    **{getattr(nn, f"Conv{kind}{n}d"): n + 2 for n in (1, 2, 3) for kind in ("", "Transpose")},
-    WeightFirstConv2d: 4,
-}
-_DROPOUTS = _of("AlphaDropout", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "FeatureAlphaDropout")
-_BATCH_NORMS = _of("BatchNorm1d", "BatchNorm2d", "BatchNorm3d")
 
 
 def per_sample(module: _Marked) -> _Marked:
@@ -103,11 +71,20 @@ def hoist(net: nn.Module) -> nn.Module:
             module.register_forward_pre_hook(_take_step)
             module.register_forward_hook(_give_steps)
         if type(module) is nn.Sequential:
-            for part in list(module)[1:]:
-                writes = _stands_behind_time(part) and hasattr(part, "inplace")
-                if writes and _take_copy not in part._forward_pre_hooks.values():
+            for part in _behind_others(module):
+                if hasattr(part, "inplace") and _take_copy not in part._forward_pre_hooks.values():
                     part.register_forward_pre_hook(_take_copy)
     return net
+
+
+def _behind_others(chain: nn.Sequential, behind: bool = False) -> Iterator[nn.Module]:
+    """The layers of a chain, and of chains within it, that take what another layer of it gave."""
+    for part in chain:
+        if type(part) is nn.Sequential:
+            yield from _behind_others(part, behind)
+        elif behind:
+            yield part
+        behind = True
 
 
 def unhoist(net: nn.Module) -> nn.Module:
@@ -211,14 +188,18 @@ _OWN: Tuple[Callable[..., Any], ...] = (_take_step, _take_copy, _give_steps)
 def _stands_behind_time(module: nn.Module) -> bool:
     """Whether ``[T, B, ...]`` is to this type of module as ``[B, ...]``."""
     kind = type_before_parametrizations(module)
-    return kind in _ELEMENTWISE or kind in _DROPOUTS or kind in (nn.Linear, nn.LayerNorm, getattr(nn, "RMSNorm", None))
+    return (
+        kind in _kinds.ELEMENTWISE
+        or kind in _kinds.DROPOUTS
+        or kind in (nn.Linear, nn.LayerNorm, getattr(nn, "RMSNorm", None))
+    )
 
 
 def _is_pure_behind_time(module: nn.Module, ndim: int) -> bool:
     """Whether it treats the samples of one step, of so many dimensions, apart from each other."""
     if getattr(module, "inplace", False):
         return False
-    if type_before_parametrizations(module) in _DROPOUTS:
+    if type_before_parametrizations(module) in _kinds.DROPOUTS:
         return not module.training
     return ndim > len(getattr(module, "normalized_shape", ()))
 
@@ -244,7 +225,11 @@ def for_one_step(module: nn.Module, step: Tensor, steps: int) -> Tuple[Any, bool
         if isinstance(value, Tensor):
             return value, True
         # values and indices, as of MaxPool2d(return_indices=True): what takes them gets those of all steps
-    if type_before_parametrizations(module) in _BATCH_NORMS and not is_watched(module) and norms.has_one_step(step):
+    if (
+        type_before_parametrizations(module) in _kinds.BATCH_NORMS
+        and not is_watched(module)
+        and norms.has_one_step(step)
+    ):
         return _observed(module, partial(norms.normalised_step, module, steps=steps), step), True
     every = repeat(step, steps).flatten(0, 1)
     # of a batch of one sample flatten gives a view, into which no layer could write
@@ -268,15 +253,15 @@ def _is_pure(module: nn.Module, step: Tensor) -> bool:
     kind = type_before_parametrizations(module)
     if is_watched(module) or not isinstance(step, Tensor) or not step.ndim:
         return False
-    if kind in _ELEMENTWISE or kind in _OF_SAMPLES:
+    if kind in _kinds.ELEMENTWISE or kind in _kinds.OF_SAMPLES:
         return step.ndim > 1
-    if kind in _PADS:
-        return step.ndim > _PADS[kind]
-    if kind in _CONVOLUTIONS:
-        return step.ndim == _CONVOLUTIONS[kind]
-    if kind in _DROPOUTS:
+    if kind in _kinds.PADS:
+        return step.ndim > _kinds.PADS[kind]
+    if kind in _kinds.CONVOLUTIONS:
+        return step.ndim == _kinds.CONVOLUTIONS[kind]
+    if kind in _kinds.DROPOUTS:
         return not module.training
-    if kind in _BATCH_NORMS:
+    if kind in _kinds.BATCH_NORMS:
         return not norms.takes_batch(module)
     if isinstance(module, norms.Deferred):
         return True
@@ -294,7 +279,7 @@ def _is_pure_within(module: nn.Module) -> bool:
     if type(module) in (nn.Sequential, nn.ModuleList, nn.ModuleDict):
         return not is_watched(module) and all(map(_is_pure_within, module.children()))
     kind = type_before_parametrizations(module)
-    dims = _CONVOLUTIONS.get(kind, 2 + _PADS.get(kind, len(getattr(module, "normalized_shape", ()))))
+    dims = _kinds.CONVOLUTIONS.get(kind, 2 + _kinds.PADS.get(kind, len(getattr(module, "normalized_shape", ()))))
     return _is_pure(module, torch.empty((0,) * dims, device="meta"))
 
 

@@ -243,6 +243,19 @@ class TestHoist:
         assert len(once[2]._forward_pre_hooks) == 2
         assert not sc.unhoist(once)[2]._forward_pre_hooks
 
+    @pytest.mark.parametrize("nested", ["flat", "first of a chain", "first of a chain in a chain"])
+    @pytest.mark.parametrize("kind", [nn.ReLU, nn.RReLU, type("Mine", (nn.ReLU,), {})], ids=lambda kind: kind.__name__)
+    def test_any_layer_that_writes_gets_a_copy_wherever_it_stands_in_a_sequential(self, kind, nested):
+        """Behind a layer that is computed once, in a chain of its own too, of torch's or a subclass."""
+        layer = kind(inplace=True)
+        for _ in range({"flat": 0, "first of a chain": 1, "first of a chain in a chain": 2}[nested]):
+            layer = nn.Sequential(layer)
+        once, every = pair(nn.Linear(7, 5), layer)
+        sc.hoist(once)
+        made = [torch.manual_seed(3) and net(values(B, 7)) for net in (once, every)]
+        torch.testing.assert_close(*made)
+        assert not [part for part in sc.unhoist(once).modules() if part._forward_pre_hooks]
+
     def test_a_layer_whose_class_was_replaced_is_computed_at_every_step(self):
         """Nothing is known of the new one."""
         net = sc.hoist(nn.Sequential(sc.encode.Constant(T), nn.Linear(7, 5)))
