@@ -135,6 +135,7 @@ def test_every_surrogate(surrogate: Any, dtype: torch.dtype) -> None:
     compile_all(plans(sc.LIF(surrogate=surrogate()), dtype)[1:])
 
 
+@pytest.mark.matrix(turn=0)
 @dtypes
 @pytest.mark.parametrize("steps", [1, 2, 3, 8, 15, 16, None])
 def test_every_number_of_steps(steps: Optional[int], dtype: torch.dtype) -> None:
@@ -143,6 +144,7 @@ def test_every_number_of_steps(steps: Optional[int], dtype: torch.dtype) -> None
     compile_all(plans(sc.ALIF(), dtype, steps, "scalar", ("tau", "rho")))
 
 
+@pytest.mark.matrix(turn=0)
 @dtypes
 @pytest.mark.parametrize("everything", [False, True], ids=["rest", "given"])
 @pytest.mark.parametrize("kind", ["number", *TENSORS])

@@ -44,6 +44,7 @@ def _image(steps: int, dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
 
+@pytest.mark.matrix(turn=0)
 @pytest.mark.parametrize("neuron", NEURONS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("steps", STEPS)

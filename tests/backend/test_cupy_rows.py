@@ -61,6 +61,7 @@ def test_the_layout_is_that_of_the_view(name: str) -> None:
     assert layout_of(x).outer == 0
 
 
+@pytest.mark.matrix(turn=0)
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("kind", ["number", "channel", "full"])
 def test_bits_are_those_of_contiguous_data(view: str, kind: str) -> None:

@@ -66,6 +66,7 @@ CASES = [
 ]
 
 
+@pytest.mark.matrix(turn=0)
 @pytest.mark.parametrize(("optimizer", "iterations", "accumulation", "replicas", "mode"), CASES)
 def test_twenty_updates(optimizer, iterations, accumulation, replicas, mode):
     period = min(2, iterations * accumulation)

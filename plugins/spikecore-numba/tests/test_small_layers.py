@@ -35,6 +35,7 @@ def drive(steps, *shape, dtype=torch.float32):
     return (torch.rand(steps, *shape, generator=torch.Generator().manual_seed(0)) * 3).to(dtype)
 
 
+@pytest.mark.matrix(turn=0)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("steps", [1, 4, 300])
 @pytest.mark.parametrize("kind", NEURONS)

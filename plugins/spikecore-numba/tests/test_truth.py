@@ -36,6 +36,7 @@ class Powered(sc.Neuron):
         return y, {"v": y * 0.25}
 
 
+@pytest.mark.matrix(turn=0)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize("cls", [Chosen, Powered])
