@@ -13,6 +13,9 @@ from typing import Any, Sequence
 import torch
 from torch import Tensor
 
+from spikecore.backend import Unsupported
+from spikecore.lang._plain import is_of_several_gradients
+
 
 def resolved(tensors: Sequence[Any]) -> Sequence[Any]:
     """The tensors (or None), each with memory that holds its values.
@@ -42,6 +45,11 @@ def _with_memory(tensor: Tensor) -> Tensor:
         there = tensor.data_ptr() != 0
     except RuntimeError:
         there = False
+    if not there and is_of_several_gradients(tensor):
+        raise Unsupported(
+            "a kernel was given the gradients of several outputs at once (is_grads_batched=True of autograd.grad, "
+            "vectorize=True of jacobian) and takes those of one; ask for one after the other, or choose backend='torch'"
+        )
     if not there:
         raise ValueError(
             f"a kernel was given a {tensor.dtype} tensor of shape {list(tensor.shape)} that has no memory: its storage "

@@ -63,6 +63,12 @@ def is_batched(value: Tensor) -> bool:
     return bool(functorch.is_batchedtensor(value))
 
 
+def is_of_several_gradients(value: Tensor) -> bool:
+    """Whether the tensor is of the vmap that autograd itself starts (``is_grads_batched``), which is no transform."""
+    torch_: Any = torch._C
+    return bool(torch_._dispatch_keys(value).has(torch_._dispatch_key_parse("Batched")))
+
+
 def is_jit_tracing() -> bool:
     """Whether torch.jit.trace records now."""
     return _tracing_state() is not None

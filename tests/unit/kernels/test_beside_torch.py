@@ -138,6 +138,18 @@ def test_what_cannot_follow_a_kernel_is_refused_in_words() -> None:
     assert neuron(x).shape == x.shape
 
 
+@pytest.mark.parametrize("how", ["grad", "jacobian"])
+def test_several_gradients_at_once_are_refused_in_words(how: str) -> None:
+    """Autograd batches them with a vmap of its own, which is no transform that could be seen before the call."""
+    neuron, x = bound(sc.LIF(), Loop()), torch.rand(4, 3, 5, requires_grad=True)
+    calls = {
+        "grad": lambda: torch.autograd.grad(neuron(x), x, torch.rand(2, 4, 3, 5), is_grads_batched=True),
+        "jacobian": lambda: torch.autograd.functional.jacobian(neuron, x, vectorize=True),
+    }
+    with pytest.raises(Unsupported, match="gradients of several outputs at once .*takes those of one; ask for one"):
+        calls[how]()
+
+
 def test_a_used_parametrized_neuron_is_copied() -> None:
     """deepcopy of a neuron whose parameter is parametrized works after a call, and the copy computes the same."""
     neuron, x = bound(sc.LIF(learn=("tau",)), Loop()), image()
