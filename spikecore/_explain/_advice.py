@@ -99,8 +99,8 @@ def _batch_as_time(layers: Sequence[Layer], setting: Setting) -> List[str]:
         return []
     first = found[0]
     return [
-        f"{_named(found)} {_verb(found, 'was', 'were')} called {first.calls} times, each time from rest and with "
-        f"dimension 0, of size {first.shape[0]}, as time. If these calls are the time steps, that is the batch, and "
+        f"{_named(found)} {_verb(found, 'was', 'were')} called {first.calls} times, each time with dimension "
+        f"0, of size {first.shape[0]}, as time. If these calls are the time steps, that is the batch, and "
         "the numbers are wrong: give all steps in one call, [T, B, ...], or take one step a call, after "
         "sc.set_step(net, 'single')"
     ]
