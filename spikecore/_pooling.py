@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spikecore._hoisting import per_sample
-from spikecore.lang._plain import is_compiling, is_jit_tracing, is_of_several_gradients, is_plain
+from spikecore.lang._plain import is_batched_by_autograd, is_compiling, is_jit_tracing, is_plain
 
 #: Largest maximum pooling: each place of a window is a pass over a part of the input.
 MOST = 16
@@ -127,7 +127,7 @@ class _Spread(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> Any:
         (places,) = ctx.saved_tensors
-        if is_plain(cotangent) and not is_of_several_gradients(cotangent):
+        if is_plain(cotangent) and not is_batched_by_autograd(cotangent):
             return _Taken.apply(cotangent, places, ctx.window), None, None, None, None
         found = _at(cotangent, ctx.window, 0)
         for place in range(1, math.prod(ctx.window)):
@@ -163,7 +163,7 @@ class Averaged(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        if is_plain(grad) and not is_of_several_gradients(grad):
+        if is_plain(grad) and not is_batched_by_autograd(grad):
             return _Shared.apply(grad, ctx.window, ctx.shape, ctx.format), None
         part = grad / math.prod(ctx.window)
         return _joined([part] * math.prod(ctx.window), ctx.window, ctx.shape), None
@@ -191,7 +191,7 @@ class _Shared(torch.autograd.Function):
 
 def _spread(grad: Tensor, places: Tensor, window: Window, shape: torch.Size, layout: torch.memory_format) -> Tensor:
     """What :class:`_Spread` computes."""
-    if is_plain(grad) and not is_of_several_gradients(grad):
+    if is_plain(grad) and not is_batched_by_autograd(grad):
         return _Spread.apply(grad, places, window, shape, layout)  # type: ignore[no-any-return]  # torch says nothing
     zero = torch.zeros((), dtype=grad.dtype, device=grad.device)
     return _joined([torch.where(places == place, grad, zero) for place in range(math.prod(window))], window, shape)

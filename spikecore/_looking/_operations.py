@@ -248,8 +248,8 @@ def _pooled_to_size(of: Counting, args: Any, kwargs: Any) -> Tuple[int, int, int
 
 
 def _pools(mean: Tuple[Any, ...]) -> bool:
-    """Whether arguments of ``mean`` are those of ``F.adaptive_avg_pool2d(x, 1)``, which calls it, or of 3d. A mean that
-    a ``forward`` takes of time, or to normalise, is no pooling.
+    """Whether arguments of ``mean`` are those that ``F.adaptive_avg_pool2d(x, 1)`` calls it with, or 3d: the last
+    dimensions, from the last on, kept. Other means, of time or written otherwise, are not counted as pooling.
     """
     return mean[1:] in (([-1, -2], True), ([-1, -2, -3], True))
 

@@ -13,7 +13,6 @@ write into one step of it, and steps that share memory cannot be written one by 
 
 from __future__ import annotations
 
-import functools
 from typing import Optional
 
 import torch
@@ -95,8 +94,10 @@ def step_of(x: Tensor) -> Optional[Tensor]:
     # a leaf asks for the derivative of x, which one step has not
     if not step.requires_grad or x.is_leaf or _watched(x):
         return None
-    read = step.view_as(step)
-    read.register_hook(functools.partial(_refuse_late_hooks, x))
+    # not view_as(), which gives dimensions of size 1 other strides: of one sample in channels-last memory torch's batch
+    # normalisation on a CPU then computes wrong gradients in evaluation mode, without an error (seen with torch 2.13)
+    read = step[...]
+    read.register_hook(_LateHooks(x))
     return read
 
 
@@ -105,16 +106,28 @@ def _watched(x: Tensor) -> bool:
     return bool(x._backward_hooks) or x.retains_grad
 
 
-def _refuse_late_hooks(x: Tensor, _: Tensor) -> None:
-    """Called by the backward pass of a layer that read one step of ``x``: the derivative with respect to ``x`` itself
-    is not computed, so a hook that was registered since then would not be called.
+class _LateHooks:
+    """A hook that the backward pass of a layer calls, which read one step of ``x``: the derivative with respect to
+    ``x`` itself is not computed, so a hook that was registered on ``x`` since then would not be called.
+
+    It holds ``x`` up to the first backward pass. A weak reference would miss a hook on a tensor that its user dropped,
+    and a reference for as long as the graph would keep a whole activation for each loss that a program collects.
     """
-    if _watched(x):
-        raise RuntimeError(
-            f"a hook or retain_grad() was set on a tensor of shape {[*x.shape]} after a layer had read it; the tensor "
-            f"repeats one step {x.shape[0]} times, so the layer computed one step and has no gradient of the others: "
-            "set it before the layer reads the tensor, or give the layer a copy, tensor.clone()"
-        )
+
+    #: torch.save and pickle leave it out without a warning.
+    __torch_unserializable__ = True
+
+    def __init__(self, x: Tensor) -> None:
+        self._x: Optional[Tensor] = x
+
+    def __call__(self, _: Tensor) -> None:
+        x, self._x = self._x, None
+        if x is not None and _watched(x):
+            raise RuntimeError(
+                f"a hook or retain_grad() was set on a tensor of shape {[*x.shape]} after a layer had read it; the "
+                f"tensor repeats one step {x.shape[0]} times, so the layer computed one step and has no gradient of "
+                "the others: set it before the layer reads the tensor, or give the layer a copy, tensor.clone()"
+            )
 
 
 def _repeats_data(x: Tensor) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from spikecore.backend import Unsupported
-from spikecore.lang._plain import is_of_several_gradients
+from spikecore.lang._plain import is_batched_by_autograd
 
 
 def resolved(tensors: Sequence[Any]) -> Sequence[Any]:
@@ -45,7 +45,7 @@ def _with_memory(tensor: Tensor) -> Tensor:
         there = tensor.data_ptr() != 0
     except RuntimeError:
         there = False
-    if not there and is_of_several_gradients(tensor):
+    if not there and is_batched_by_autograd(tensor):
         raise Unsupported(
             "a kernel was given the gradients of several outputs at once (is_grads_batched=True of autograd.grad, "
             "vectorize=True of jacobian) and takes those of one; ask for one after the other, or choose backend='torch'"

@@ -63,8 +63,11 @@ def is_batched(value: Tensor) -> bool:
     return bool(functorch.is_batchedtensor(value))
 
 
-def is_of_several_gradients(value: Tensor) -> bool:
-    """Whether the tensor is of the vmap that autograd itself starts (``is_grads_batched``), which is no transform."""
+def is_batched_by_autograd(value: Tensor) -> bool:
+    """Whether the tensor is of the vmap that autograd itself starts for ``is_grads_batched``.
+
+    That vmap gives its tensors the dispatch key ``Batched``; tensors of ``torch.func.vmap`` have another one.
+    """
     torch_: Any = torch._C
     return bool(torch_._dispatch_keys(value).has(torch_._dispatch_key_parse("Batched")))
 

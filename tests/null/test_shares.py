@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any, List
 
@@ -16,7 +18,9 @@ IDS = [case.id for case in CASES if case.tier in TIERS]
 def item(case: str, **mark: Any) -> Any:
     """As pytest collects it: one without a mark if none is given."""
     found = SimpleNamespace(kwargs=mark) if mark else None
-    return SimpleNamespace(callspec=SimpleNamespace(id=case), get_closest_marker=lambda name: found, nodeid=case)
+    return SimpleNamespace(
+        callspec=SimpleNamespace(id=case), get_closest_marker=lambda name: found, nodeid=f"t[{case}]"
+    )
 
 
 class Kept:
@@ -34,19 +38,33 @@ class Kept:
         """Changes a copy of the list, as the hook changes pytest's."""
         left = [SimpleNamespace(**vars(item)) for item in items]
         shares.pytest_collection_modifyitems(self, left)  # type: ignore[arg-type]  # what it uses of a config and items
-        return [item.nodeid for item in left]
+        return [item.nodeid.partition("[")[2].rstrip("]") or item.nodeid for item in left]
 
 
-def test_the_turns_together_run_every_case_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_turns_together_run_every_case(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numba, cupy's kernels on the CPU and triton have one turn each: no case runs on none of them."""
     monkeypatch.setenv("MATRIX_SHARE", "3")
     kept = [Kept().of([item(case, turn=turn) for case in IDS]) for turn in range(3)]
-    assert sorted(case for part in kept for case in part) == sorted(IDS)
+    assert {case for part in kept for case in part} == set(IDS)
     assert all(len(IDS) / 4 < len(part) < len(IDS) / 2 for part in kept)
-    # each turn has something of each family of cases that is large
-    large = {name for name in (case.split("/")[0] for case in IDS) if sum(i.startswith(f"{name}/") for i in IDS) > 20}
-    assert large
-    assert all(large <= {case.split("/")[0] for case in part} for part in kept)
+    # each turn has something of each family
+    families = Counter(case.split("/")[0] for case in IDS)
+    often = {name for name, cases in families.items() if cases >= 3}
+    assert often
+    assert all(often <= {case.split("/")[0] for case in part} for part in kept)
+
+
+@pytest.mark.parametrize("turn", [0, 1, 2])
+def test_every_value_of_a_product_runs(turn: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By chance alone a neuron, a dtype or a kind of parameter would be in no case of the share."""
+    monkeypatch.setenv("MATRIX_SHARE", "3")
+    values = [[f"neuron{n}" for n in range(24)], ["hard", "soft"], ["float32", "bfloat16"]]
+    ids = ["-".join(case) for case in itertools.product(*values)]
+    kept = Kept().of([item(case, turn=turn) for case in ids])
+    assert {word for case in kept for word in case.split("-")} == {word for row in values for word in row}
+    assert len(kept) < len(ids) / 2
+    # in the order of collection, which pytest-xdist compares between its processes
+    assert kept == [case for case in ids if case in kept]
 
 
 def test_what_is_no_matrix_runs_and_what_is_left_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,7 +163,7 @@ def test_average_pooling_adds_and_its_scale_is_folded():
 
     class Own(nn.Module):
         def forward(self, x):
-            # a mean to normalise by is no pooling
+            # a mean of time, or one that is written in another way than torch's pooling does it, is not counted
             return self.pool(x) + x.mean((-2, -1), keepdim=True) + x.mean(0)
 
     for pool, shape in (

@@ -233,9 +233,7 @@ def test_a_loop_over_time_that_takes_the_batch_for_time_is_told_first() -> None:
     """It computes other numbers, in silence; a loop of single steps, and one that carries the state, do not."""
     x = torch.rand(3, 4, 6)
     found = sc.explain(Looped("multi"), x)
-    assert found.advice[0].startswith(
-        "net.1 (LIF) was called 3 times, each time with dimension 0, of size 4"
-    )
+    assert found.advice[0].startswith("net.1 (LIF) was called 3 times, each time with dimension 0, of size 4")
     assert "sc.set_step(net, 'single')" in found.advice[0]
     assert not has(sc.explain(Looped("single"), x), "from rest")
     assert not has(sc.explain(spiking(), x), "from rest")

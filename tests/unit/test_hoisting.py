@@ -256,6 +256,37 @@ class TestHoist:
         torch.testing.assert_close(*made)
         assert not [part for part in sc.unhoist(once).modules() if part._forward_pre_hooks]
 
+    def test_a_layer_that_writes_in_a_sequential_of_ones_own_gets_a_copy(self):
+        """A class that adds no forward to nn.Sequential, as torchvision's blocks are."""
+
+        class Block(nn.Sequential):
+            pass
+
+        for layers in (
+            (Block(nn.Linear(7, 5), nn.ReLU(inplace=True)),),
+            (nn.Linear(7, 5), Block(nn.ReLU(inplace=True))),
+        ):
+            once, every = pair(*layers)
+            torch.testing.assert_close(sc.hoist(once)(values(B, 7)), every(values(B, 7)))
+
+    def test_a_layer_at_two_places_that_writes_gets_no_copy(self):
+        """One place may call it for what it writes, which the copy would lose in silence."""
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.relu = nn.Linear(7, 5), nn.ReLU(inplace=True)
+                self.chain = nn.Sequential(nn.Linear(5, 5), nn.Sequential(self.relu))
+
+            def forward(self, x):
+                z = self.first(x)
+                self.relu(z)
+                return self.chain(x[..., :5]) + z
+
+        net = sc.hoist(Net().double())
+        with pytest.raises(RuntimeError, match="inplace|single memory location"):
+            net(sc.encode.Constant(T)(values(B, 7)))
+
     def test_a_layer_whose_class_was_replaced_is_computed_at_every_step(self):
         """Nothing is known of the new one."""
         net = sc.hoist(nn.Sequential(sc.encode.Constant(T), nn.Linear(7, 5)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 import spikecore as sc
 from kernel_loop import Loop, bound
+from spikecore._shell.repeated import repeat, step_of
 from spikecore.layers import TimeBatched
 
 T, B = 5, 3
@@ -67,6 +69,35 @@ class TestRepeatedTensor:
         out = behind(copied).sum()
         watch(copied)
         out.backward()
+
+    @pytest.mark.parametrize("shape", [(1, 4, 6, 6), (2, 1, 6, 6), (1, 1, 6, 6)], ids=str)
+    def test_the_step_that_is_read_lies_as_it_lay(self, shape):
+        """Dimensions of size 1 keep their strides: torch's batch normalisation counts on them in evaluation mode."""
+        step = torch.rand(shape).to(memory_format=torch.channels_last).requires_grad_() * 1
+        assert step_of(repeat(step, T)).stride() == step.stride()
+        torch.manual_seed(0)
+        first, norm = TimeBatched(nn.Conv2d(shape[1], 4, 3)), TimeBatched(nn.BatchNorm2d(4)).eval()
+        for layer in (norm, sc.layers.NormNeuron(copy.deepcopy(norm.module), bound(sc.LIF(), Loop())).eval()):
+            found = []
+            for read in (lambda z: z, torch.clone):
+                first.zero_grad()
+                x = torch.rand(shape, generator=torch.Generator().manual_seed(1)).to(memory_format=torch.channels_last)
+                z = layer(read(first(sc.encode.Constant(T)(x))))
+                (z * torch.linspace(-1, 2, z.numel()).view(z.shape)).sum().backward()
+                found.append([parameter.grad.clone() for parameter in first.parameters()])
+            for once, every in zip(*found):
+                torch.testing.assert_close(once, every, rtol=1e-4, atol=1e-4)
+
+    def test_a_kept_loss_keeps_no_activation(self):
+        """A program that collects losses after their backward passes holds no tensor of the network with them."""
+        first, second = TimeBatched(nn.Linear(7, 5)), TimeBatched(nn.Linear(5, 4))
+        z = first(sc.encode.Constant(T)(torch.rand(B, 7)))
+        loss = second(z).sum()
+        loss.backward()
+        dropped = weakref.ref(z)
+        del z
+        assert dropped() is None
+        assert loss.grad_fn is not None
 
     def test_no_gradient_flows_past_no_grad_and_detach(self):
         """Encoded or computed without a graph: the input gets none."""
