@@ -14,7 +14,6 @@ repeated; the gradient is summed over time before it reaches the layer. Rules of
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import partial
 from typing import Any, Callable, Iterator, Optional, Tuple, Type, TypeVar, Union
 
@@ -62,7 +61,7 @@ def hoist(net: nn.Module) -> nn.Module:
     It is for layers that get ``[T, B, ...]`` as it is, such as an ``nn.Linear`` behind ``sc.encode.Constant(T)``:
     linear layers, normalisation of each sample over its last dimensions, and functions of each number.
     A layer of torch with ``inplace=True`` behind another one in an ``nn.Sequential`` gets a copy to write into, unless
-    it stands at two places.
+    another module than an ``nn.Sequential`` holds it, too.
     :class:`~spikecore.layers.TimeBatched` needs none of this, and :func:`spikecore.training_model` and
     :func:`spikecore.inference_model` do it by themselves. Names in ``state_dict`` stay as they are; :func:`unhoist`
     ends it.
@@ -70,15 +69,15 @@ def hoist(net: nn.Module) -> nn.Module:
     Raises TypeError for something that is not a module.
     """
     _check(net)
-    # a layer at two places may be called at one of them for what it writes, which a copy would lose
-    places = Counter(module for _, module in net.named_modules(remove_duplicate=False))
+    # a layer that something else than a chain holds may be called for what it writes, which a copy would lose
+    held = {part for module in net.modules() if not _is_chain(module) for part in module.children()}
     for module in net.modules():
         if _stands_behind_time(module) and not is_hoisted(module):
             module.register_forward_pre_hook(_take_step)
             module.register_forward_hook(_give_steps)
         if _is_chain(module):
             for part in _behind_others(module):
-                writes = places[part] == 1 and isinstance(part, _WRITERS) and hasattr(part, "inplace")
+                writes = part not in held and isinstance(part, _WRITERS) and hasattr(part, "inplace")
                 if writes and _take_copy not in part._forward_pre_hooks.values():
                     part.register_forward_pre_hook(_take_copy)
     return net
@@ -89,11 +88,11 @@ def _is_chain(module: nn.Module) -> bool:
     return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
 
 
-def _behind_others(chain: nn.Sequential, behind: bool = False) -> Iterator[nn.Module]:
+def _behind_others(chain: nn.Module, behind: bool = False) -> Iterator[nn.Module]:
     """The layers of a chain, and of chains within it, that take what another layer of it gave."""
-    for part in chain:
+    for part in chain.children():
         if _is_chain(part):
-            yield from _behind_others(part, behind)  # type: ignore[arg-type]  # see _is_chain
+            yield from _behind_others(part, behind)
         elif behind:
             yield part
         behind = True

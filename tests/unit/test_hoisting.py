@@ -269,8 +269,14 @@ class TestHoist:
             once, every = pair(*layers)
             torch.testing.assert_close(sc.hoist(once)(values(B, 7)), every(values(B, 7)))
 
-    def test_a_layer_at_two_places_that_writes_gets_no_copy(self):
-        """One place may call it for what it writes, which the copy would lose in silence."""
+    def test_one_layer_that_writes_twice_in_a_sequential_gets_a_copy(self):
+        """Activations are often one object."""
+        relu = nn.ReLU(inplace=True)
+        once, every = pair(nn.Linear(7, 5), relu, nn.Linear(5, 5), nn.Sequential(relu))
+        torch.testing.assert_close(sc.hoist(once)(values(B, 7)), every(values(B, 7)))
+
+    def test_a_layer_that_a_forward_may_call_for_what_it_writes_gets_no_copy(self):
+        """The copy would lose in silence what it writes."""
 
         class Net(nn.Module):
             def __init__(self):
