@@ -121,13 +121,14 @@ class _LateHooks:
         self._x: Optional[Tensor] = x
 
     def __call__(self, _: Tensor) -> None:
-        x, self._x = self._x, None
+        x = self._x
         if x is not None and _watched(x):
             raise RuntimeError(
                 f"a hook or retain_grad() was set on a tensor of shape {[*x.shape]} after a layer had read it; the "
                 f"tensor repeats one step {x.shape[0]} times, so the layer computed one step and has no gradient of "
                 "the others: set it before the layer reads the tensor, or give the layer a copy, tensor.clone()"
             )
+        self._x = None
 
 
 def _repeats_data(x: Tensor) -> bool:

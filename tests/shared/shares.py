@@ -2,7 +2,7 @@
 
 ``MATRIX_SHARE=3`` runs a third of the cases of each test marked ``matrix``; without the variable all run. Which third
 follows from the case's id and the number that the mark gives, so it is the same in every run, and a case that is added
-moves no other. What three cases or more of a test have in common, such as a neuron or a dtype, is in one that runs.
+moves few others. What three cases or more of a test have in common, such as a neuron or a dtype, is in one that runs.
 
 Numba, cupy's kernels on the CPU and triton run another third of the conformance suite each, and the ipu backend that of
 triton, whose interpreter leaves out generated programs. So each case of the suite runs on the reference and on one of
