@@ -198,12 +198,7 @@ _OWN: Tuple[Callable[..., Any], ...] = (_take_step, _take_copy, _give_steps)
 
 def _stands_behind_time(module: nn.Module) -> bool:
     """Whether ``[T, B, ...]`` is to this type of module as ``[B, ...]``."""
-    kind = type_before_parametrizations(module)
-    return (
-        kind in _kinds.ELEMENTWISE
-        or kind in _kinds.DROPOUTS
-        or kind in (nn.Linear, nn.LayerNorm, getattr(nn, "RMSNorm", None))
-    )
+    return type_before_parametrizations(module) in _kinds.BEHIND_TIME
 
 
 def _is_pure_behind_time(module: nn.Module, ndim: int) -> bool:

@@ -42,3 +42,5 @@ CONVOLUTIONS: Dict[Type[nn.Module], int] = {
 }
 DROPOUTS = _of("AlphaDropout", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "FeatureAlphaDropout")
 BATCH_NORMS = _of("BatchNorm1d", "BatchNorm2d", "BatchNorm3d")
+#: Those to which ``[T, B, ...]`` is as ``[B, ...]``.
+BEHIND_TIME = ELEMENTWISE | DROPOUTS | _of("Linear", "LayerNorm", "RMSNorm")
