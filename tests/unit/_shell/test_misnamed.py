@@ -282,7 +282,7 @@ class TestFree:
             net = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(3, 3), sc.LIF(learn=("tau",))))
             net(torch.rand(4, 2, 3) * 3).sum().backward()
             assert net.module[1].tau.grad is not None
-            # before the group: the last owner of a gloo group waits for a thread that may want the GIL, which hung a whole run
+            # before the group: its last owner joins a thread that may want the GIL, which hung a whole run
             del net
         finally:
             distributed.destroy_process_group()

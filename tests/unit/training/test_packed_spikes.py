@@ -393,7 +393,7 @@ def test_distributed_data_parallel(tmp_path: Path) -> None:
                 out = wrapped(x)
             out.square().mean().backward()
             found.append([p.grad for p in wrapped.parameters()])
-            # before the group: the last owner of a gloo group waits for a thread that may want the GIL, which hung a whole run
+            # before the group: its last owner joins a thread that may want the GIL, which hung a whole run
             del wrapped, out
     finally:
         torch.distributed.destroy_process_group()
