@@ -235,8 +235,8 @@ def test_a_loop_over_time_that_takes_the_batch_for_time_is_told_first() -> None:
     found = sc.explain(Looped("multi"), x)
     assert found.advice[0].startswith("net.1 (LIF) was called 3 times, each time with dimension 0, of size 4")
     assert "sc.set_step(net, 'single')" in found.advice[0]
-    assert not has(sc.explain(Looped("single"), x), "from rest")
-    assert not has(sc.explain(spiking(), x), "from rest")
+    assert not has(sc.explain(Looped("single"), x), "as time")
+    assert not has(sc.explain(spiking(), x), "as time")
     net = Looped("multi")
     with sc.carry_state(net):
         assert not has(sc.explain(net, x), "from rest")
