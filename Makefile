@@ -54,7 +54,7 @@ DOCS_INSTALLED := $(VENV)/.docs-installed
 TYPED := spikecore spikecore-numba spikecore-triton spikecore-jax
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-plugins test-kernels check test-docs test-peers test-floor docs package clean distclean $(addprefix types-,$(TYPED))
+.PHONY: help setup demo test test-plugins test-kernels check test-docs test-peers test-floor docs size package clean distclean $(addprefix types-,$(TYPED))
 
 help:
 	@echo 'make demo         train a spiking network on handwritten digits, on the CPU kernels of the numba plugin'
@@ -63,7 +63,8 @@ help:
 	@echo '                                                                  PARALLEL= in one process'
 	@echo 'make test-plugins the tests of the plugins, which it installs'
 	@echo 'make test-kernels compile every kind of CUDA kernel, and run them on the CPU; needs g++ and no GPU'
-	@echo 'make check        lint, format, import contracts and types'
+	@echo 'make check        lint, format, import contracts, types, and the budgets of lines and files'
+	@echo 'make size         lines, files, base classes and the like in one table      ARGS="--root BEFORE --root ."'
 	@echo 'make test-docs    what the pages show, and whether their links and lists are right'
 	@echo 'make docs         build the documentation site, in build/docs/; a warning is an error'
 	@echo 'make test-peers   compare with other libraries, which it installs'
@@ -102,6 +103,7 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check
 	PYTHONPATH=$(subst $(empty) $(empty),:,$(wildcard plugins/*)) $(BIN)/lint-imports --no-cache --no-logo
 	@$(MAKE) --no-print-directory --jobs 2 $(addprefix types-,$(TYPED))
+	@$(BIN)/python .ci/size.py --check
 
 # Each with its own options, so with its own cache: in one they would replace each other's.
 types-spikecore: $(INSTALLED)
@@ -109,6 +111,10 @@ types-spikecore: $(INSTALLED)
 
 $(addprefix types-,$(filter-out spikecore,$(TYPED))): types-%: $(INSTALLED)
 	$(BIN)/mypy --cache-dir .mypy_cache/$* --config-file plugins/$*/pyproject.toml plugins/$*/$(subst -,_,$*)
+
+# Figures of this checkout, or of two side by side. What each counts is in the script.
+size: $(INSTALLED)
+	@$(BIN)/python .ci/size.py $(ARGS)
 
 # A part of `make test`, which is all that a change of a page needs.
 test-docs: $(INSTALLED)

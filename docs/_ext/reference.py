@@ -1,5 +1,6 @@
-"""The reference: a page for each module that docs/api.md lists, from docstrings, written before Sphinx reads.
+"""The reference: a page for each module that docs/api.md lists, and the list of all modules.
 
+Both are written from docstrings, before Sphinx reads.
 A thing is documented where api.md names it first; elsewhere a line leads there. docs/api.md stays the list of what is
 public, which a test compares with the code.
 """
@@ -12,6 +13,7 @@ import re
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
+import module_list
 from docutils import nodes
 
 #: Module -> its sentence, and its names, each with one.
@@ -67,7 +69,7 @@ def write(app: Any) -> None:
     folder = Path(app.srcdir) / "reference"
     folder.mkdir(exist_ok=True)
     seen: Dict[int, str] = {}
-    wanted = {}
+    wanted = {folder / "modules.rst": module_list.page(Path(app.srcdir).parent)}
     for module, (sentence, names) in listed(Path(app.srcdir) / "api.md").items():
         wanted[folder / f"{module}.rst"] = page(module, sentence, names, seen)
     for path in folder.glob("*.rst"):

@@ -170,33 +170,111 @@ class TestSite:
             lines = [line for line in body.splitlines() if line and not line.startswith(":")]
             named += [re.sub(r".*<(.*)>", r"\1", line) for line in lines]
         pages = {path.stem for path in docs.glob("*.*") if path.suffix in (".md", ".rst")} - {"index"}
-        there = sorted({*pages, "benchmarks/README"})
+        there = sorted({*pages, "benchmarks/README", "decisions/index"})
         assert sorted(named) == there, "add the page to a toctree of docs/index.md, and a row to docs/guide.md"
 
 
 class TestContributing:
-    def test_the_list_of_modules_is_that_of_the_docstrings(self) -> None:
-        """CONTRIBUTING.md lists every module with the first sentence of its docstring; ``.ci/modules.py`` writes it."""
-        modules = script("modules")
-        page = modules.PAGE.read_text(encoding="utf-8")
-        listed, there = page.splitlines(), modules.replaced(page, modules.listing()).splitlines()
-        wrong = sorted(set(listed) ^ set(there))
-        assert page == modules.replaced(page, modules.listing()), f"run python .ci/modules.py: {wrong}"
+    def test_it_is_short(self) -> None:
+        """CONTRIBUTING.md is read from top to bottom: 12 KB at most."""
+        assert (ROOT / "CONTRIBUTING.md").stat().st_size <= 12 * 1024
 
-    def test_every_module_has_its_sentence(self) -> None:
-        """No module is without a docstring, and no sentence is without an end."""
-        rows = re.findall(r"(?m)^\| `(\w+\.py)` \| (.*) \|$", script("modules").listing())
-        assert len(rows) > 200
-        assert [(name, text) for name, text in rows if not text.endswith((".", "?"))] == []
+    def test_every_module_has_its_sentence(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each module's docstring begins with a sentence, from which ``make docs`` writes the list of modules."""
+        monkeypatch.syspath_prepend(str(ROOT / "docs/_ext"))
+        modules = importlib.import_module("module_list")
+        rows = [row for _, _, rows in modules.packages(ROOT) for row in rows]
+        assert len(rows) > 100
+        assert [row for row in rows if not row[1].endswith((".", "?"))] == []
 
     def test_every_file_that_is_named_exists(self) -> None:
-        """The files of the lists of steps are where these say, beside the page, beside one another, or in tests."""
-        page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("\n## The modules\n")[0]
+        """The files and folders that the page names are where it says."""
+        page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
         named = set(re.findall(r"`((?:spikecore|backends|plugins|tests|docs)/[\w./-]+)`", page))
-        assert len(named) > 30
-        assert [
-            name for name in sorted(named) if not (ROOT / name).exists() and "NAME" not in name and "FILE" not in name
-        ] == []
+        assert len(named) > 20
+        assert [name for name in sorted(named) if not (ROOT / name).exists() and "NAME" not in name] == []
+
+
+class TestChangelog:
+    FOLDER = ROOT / "changelog.d"
+
+    def test_every_fragment_has_a_known_type_and_a_text(self) -> None:
+        """A change is a file ``+short-name.TYPE.md`` with text in it; towncrier would ignore another name."""
+        kinds = re.findall(r'(?m)^directory = "(\w+)"$', PYPROJECT.partition("[tool.towncrier]\n")[2])
+        assert kinds == ["added", "changed", "removed", "fixed"]
+        name = re.compile(rf"\+[a-z0-9-]+\.(?:{'|'.join(kinds)})\.md")
+        for path in sorted(set(self.FOLDER.iterdir()) - {self.FOLDER / "README.md"}):
+            assert name.fullmatch(path.name), (
+                f"{path.name}: call it +short-name.TYPE.md, TYPE one of {', '.join(kinds)}"
+            )
+            assert path.read_text(encoding="utf-8").strip(), f"{path.name} is empty"
+
+    def test_no_line_is_written_into_the_changelog(self) -> None:
+        """What is not released yet stands in fragments: the page has releases alone."""
+        page = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+        assert "Unreleased" not in page
+        assert "<!-- towncrier release notes start -->" in page
+
+
+class TestSize:
+    @pytest.fixture
+    def tree(self, tmp_path: Path) -> Path:
+        """A checkout with two packages of spikecore and a plugin."""
+        texts = {
+            "spikecore/__init__.py": "from spikecore.b import c\n",
+            "spikecore/_a/__init__.py": "",
+            "spikecore/_a/_private.py": (
+                "import inspect\nimport sys\nimport torch\n\n\n"
+                "class Route(torch.autograd.Function):\n    frame = sys._getframe(1).f_back\n\n\n"
+                "stack = inspect.stack()\n"
+                "compiling = torch.compiler.is_compiling()\n"
+            ),
+            "spikecore/b/__init__.py": "",
+            "spikecore/b/c.py": "from spikecore._a import _private\nfrom spikecore._a._private import stack\n",
+            "spikecore/b/d.py": "from spikecore._a import Route\nfrom spikecore.b._e import e\n",
+            "spikecore/testing/__init__.py": "import sys\nframe = sys._getframe()\n",
+            "plugins/one/pyproject.toml": "",
+            "plugins/one/one/__init__.py": "\n",
+            "plugins/one/tests/test_one.py": "\n\n",
+            "tests/test_two.py": "\n",
+        }
+        for name, text in texts.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+        return tmp_path
+
+    def test_what_is_counted(self, tree: Path) -> None:
+        """Each figure counts what the docstring says, in the library alone."""
+        size = script("size")
+        asts = [*size.nodes(tree)]
+        assert sum(size.is_route(node) for _, node in asts) == 1
+        assert sum(size.uses_stack(node) for _, node in asts) == 3
+        assert sum(size.asks(node) for _, node in asts) == 1
+        private = [(str(path), size.private_imports(path, node)) for path, node in asts]
+        assert [entry for entry in private if entry[1]] == [("spikecore/b/c.py", 1), ("spikecore/b/c.py", 1)]
+
+    def test_a_package_above_its_budget_fails(self, tree: Path) -> None:
+        """So does one without a row, and a row without a package; a package to come may have its aim."""
+        size = script("size")
+        rows = {name: size.Row(size.size(files).lines, len(files), None) for name, files in size.packages(tree).items()}
+        assert size.check(tree, rows)[1] == []
+        assert size.size(size.packages(tree)["tests"]) == (3, 2)
+        rows["spikecore/b"] = size.Row(3, 3, 2)
+        rows["spikecore/_a"] = size.Row(None, None, 1000)
+        rows["spikecore/old"] = size.Row(5, 1, None)
+        rows["spikecore/new"] = size.Row(None, None, 5)
+        del rows["plugins/one"]
+        assert size.check(tree, rows)[1] == [
+            "plugins/one has no row in .ci/budgets.toml: add one",
+            "spikecore/b has 4 lines, and its budget is 3: "
+            "make it smaller, or raise the budget in .ci/budgets.toml and say why",
+            "there is no spikecore/old any more: delete its row in .ci/budgets.toml",
+        ]
+
+    def test_every_package_has_a_budget(self) -> None:
+        """The table of the repository names the packages that there are."""
+        size = script("size")
+        assert [fault for fault in size.check(ROOT, size.budgets())[1] if "row" in fault] == []
 
 
 class TestLinksOfADistribution:
