@@ -17,6 +17,7 @@ from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.lang.eager import TORCH
 from spikecore.lang.node import ARITHMETIC, CHOICE, COMPARISONS, LEAVES, LOGIC, OPERATIONS
 from spikecore.testing import TIERS
+from spikecore.testing._tolerances import TOLERANCES
 from spikecore.testing._verdict import EXIT_CODES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "backends.md").read_text(encoding="utf-8")
@@ -144,3 +145,16 @@ def test_verdicts_and_tiers_are_those_of_the_suite() -> None:
     assert {names(word)[0]: int(code) for word, code, _ in rows} == EXIT_CODES
     section = PAGE[PAGE.index("\nThe tiers: ") : PAGE.index("### Reading a failure")]
     assert set(TIERS) <= set(names(section))
+
+
+def test_the_guarantees_have_the_suites_tolerances() -> None:
+    """docs/guarantees.md promises for gradients what the suite asks for."""
+    page = (Path(__file__).parents[2] / "docs" / "guarantees.md").read_text(encoding="utf-8")
+    table = page.partition("| quantity |")[2].partition("\n\n")[0].splitlines()
+    dtypes = [cell.strip() for cell in table[0].strip("| ").split("|")]
+    promised = {}
+    for line in table[2:]:
+        quantity, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        promised.update({(dtype, quantity): cell for dtype, cell in zip(dtypes, cells) if cell})
+    as_numbers = {key: tuple(map(float, cell.split(", "))) for key, cell in promised.items()}
+    assert as_numbers == {key: tuple(tolerance) for key, tolerance in TOLERANCES.items()}
