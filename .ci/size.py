@@ -8,7 +8,7 @@ Lines are lines of Python files, blank ones and comments included. *The library*
 ``bench`` and ``testing``. The figures are these:
 
 - lines and files of the library, of ``spikecore/`` as a whole, of the backends, of the plugins without their tests, and
-  of all tests; bytes of pages (``*.md``, ``docs/*.md``, ``docs/decisions/*.md``);
+  of all tests; bytes of pages (``*.md`` and ``docs/**/*.md``);
 - modules at import: those of spikecore that ``import spikecore`` puts into ``sys.modules``, in a process of its own;
 - base classes of ``sc.LIF``: classes before ``nn.Module`` in its method resolution order, without itself;
 - autograd routes: classes of the library with a base named ``Function`` or ``autograd.Function``, and calls of
@@ -194,7 +194,7 @@ def private_imports(path: Path, node: ast.AST) -> int:
 
 def imported(root: Path) -> Tuple[int, int]:
     """Modules of spikecore that ``import spikecore`` imports, and base classes of ``LIF``."""
-    command = [sys.executable, "-c", IMPORTED, str(root), str(root / "backends")]
+    command = [sys.executable, "-B", "-c", IMPORTED, str(root), str(root / "backends")]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-3:]
     if root not in Path(lines[0]).resolve().parents:
         raise SystemExit(f"{root}: `import spikecore` found {lines[0]}")
@@ -214,7 +214,7 @@ def figures(root: Path) -> Dict[str, int]:
     table: Dict[str, int] = {}
     for name, files in parts.items():
         table[f"{name}: lines"], table[f"{name}: files"] = size(files)
-    pages = [*root.glob("*.md"), *root.glob("docs/*.md"), *root.glob("docs/decisions/*.md")]
+    pages = [*root.glob("*.md"), *root.glob("docs/**/*.md")]
     table["pages: bytes"] = sum(path.stat().st_size for path in pages)
     table["modules at import spikecore"], table["base classes of sc.LIF"] = imported(root)
     asts = list(nodes(root))
