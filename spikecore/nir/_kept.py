@@ -165,8 +165,8 @@ def _dtype(name: str) -> torch.dtype:
 
 def _options(kind: Any, content: Mapping[str, Any]) -> Dict[str, Any]:
     """The surrogate, what is learnt, and the settings that :func:`of_neuron` writes: none of a run."""
-    _check_names("setting", content["settings"], [name for name in kind.configuration if name not in _OF_A_RUN])
     name, fields = content["surrogate"]
+    _check_names("setting", content["settings"], [name for name in kind.configuration if name not in _OF_A_RUN])
     like = getattr(surrogates, name)
     if not (isinstance(like, type) and issubclass(like, Surrogate)):
         raise ValueError(f"{name!r} is no surrogate")
