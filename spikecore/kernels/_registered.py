@@ -85,7 +85,7 @@ _NEURONS = ("spikecore.forward.default", "spikecore.rest_saving.default", ONE)
 #: Whether this torch can look through registered ops with all that they need.
 SUPPORTED = hasattr(torch.library, "register_autograd")
 
-#: What stays as long as torch's ops do: spikecore imported anew, after its removal from ``sys.modules``, goes on with it.
+#: What stays as long as torch's ops do. A second import, after removal from ``sys.modules``, goes on with it.
 LASTING: Dict[str, Any] = vars(torch.ops.spikecore)
 #: Those of this process by their keys: the last ones used, and those that a runner still holds.
 _executions: Recent[str, Execution] = LASTING.setdefault("executions", Recent(RUNNERS))

@@ -282,7 +282,5 @@ def test_half_an_uninstall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.syspath_prepend(str(tmp_path))
     registry = Registry(BUILTINS)
     assert "half" in registry.names()
-    with pytest.raises(
-        BackendLoadError, match=r"backend 'half' \(.*\) failed to load: ModuleNotFoundError: .*spikecore"
-    ):
+    with pytest.raises(BackendLoadError, match=r"backend 'half' \(.*\) failed to load: ModuleNotFoundError"):
         registry.get("half", "argument")
