@@ -7,13 +7,14 @@ compilation), so its parts are used one by one: NVRTC, modules, launches.
 from __future__ import annotations
 
 import ctypes
+import pkgutil
 import re
 import struct
 import threading
+from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, cast
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -36,15 +37,20 @@ _UNSUPPORTED_ARCH = "invalid value for --gpu-architecture"
 
 def headers(text: str) -> Dict[str, str]:
     """The texts that a kernel includes, and those that they include, by their names."""
-    here, found = Path(__file__).parent, cast(Dict[str, str], {})
+    found: Dict[str, str] = {}
     names = _INCLUDE.findall(text)
     while names:
         name = names.pop(0)
-        # a file that is not there is named by the compiler
-        if name not in found and (here / name).is_file():
-            found[name] = (here / name).read_text(encoding="utf-8")
-            names += _INCLUDE.findall(found[name])
+        if name not in found:
+            with suppress(OSError):  # the compiler names a file that is not there
+                found[name] = packaged(name)
+                names += _INCLUDE.findall(found[name])
     return found
+
+
+def packaged(name: str) -> str:
+    """The text of a file of this package, which may be in a zip file."""
+    return (pkgutil.get_data("spikecore_cupy", name) or b"").decode("utf-8")
 
 
 def reason() -> Optional[str]:
@@ -90,7 +96,6 @@ def compiled(name: str, text: str, arch: int) -> bytes:
         finally:
             nvrtc.destroyProgram(program)
         cache.write("cupy", key, code)
-        cache.write_text("cupy", f"{key[:-6]}.cu", text)
     return code
 
 

@@ -20,7 +20,7 @@ from spikecore.kernels import cache
 from spikecore.lang import Program
 from spikecore_cupy.backend import CupyBackend
 from spikecore_cupy.custom import ElementwiseKernel, ScanKernel
-from spikecore_cupy.device import HEADER, headers, layout_of, single
+from spikecore_cupy.device import HEADER, headers, layout_of, packaged, single
 from spikecore_cupy.lines import BLOCK
 
 _KIND = "cupy-host"
@@ -210,25 +210,20 @@ extern "C" void launch(const unsigned count, const Arguments* arguments, const u
 
 def _loaded(name: str, text: str) -> ctypes.CDLL:
     """The library of a text, from disk or built now."""
-    here = Path(__file__).parent
     names = ["host.h", *(["host_cluster.h"] if "host_cluster.h" in text else [])]
-    host = [(here / name).read_text(encoding="utf-8") for name in names]
-    key = f"{cache.key_of(cache.meaning(text, '//'), *host, *headers(text).values(), OPTIONS, LIBRARIES)}.so"
-    # a library that is cut short would end the process where it is loaded, so it is verified before
-    kept = cache.verified(_KIND, key)
-    if kept is not None:
-        try:
-            return ctypes.CDLL(str(kept))
-        except OSError:  # another process has just removed it
-            pass
+    included = {**{name: packaged(name) for name in names}, **headers(text)}
+    key = f"{cache.key_of(cache.meaning(text, '//'), *included.values(), OPTIONS, LIBRARIES)}.so"
+    code = cache.read(_KIND, key)
+    # in a folder of this process, where nobody else can exchange what was verified or built
     with tempfile.TemporaryDirectory() as scratch:
         source, built = Path(scratch) / f"{name}.cpp", Path(scratch) / key
-        source.write_text(text, encoding="utf-8")
+        if code is not None:
+            built.write_bytes(code)
+            return ctypes.CDLL(str(built))
+        for file, content in {**included, source.name: text}.items():
+            (Path(scratch) / file).write_text(content, encoding="utf-8")
         run = subprocess.run(
-            ["g++", *OPTIONS, f"-I{here}", str(source), "-o", str(built), *LIBRARIES],
-            capture_output=True,
-            text=True,
-            check=False,
+            ["g++", *OPTIONS, str(source), "-o", str(built), *LIBRARIES], capture_output=True, text=True, check=False
         )
         if run.returncode:
             raise BackendError(f"g++ refuses kernel {name} (with {HEADER}):\n{run.stderr}\nof\n{text}")

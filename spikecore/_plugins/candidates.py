@@ -88,9 +88,17 @@ def builtin_candidates(modules: Mapping[str, str]) -> List[Candidate]:
 
 def entry_point_candidate(point: Any, distribution: Any = None) -> Candidate:
     """The candidate behind an entry point. Before Python 3.10 an entry point does not know its distribution."""
-    distribution = distribution or getattr(point, "dist", None)
-    name, version = ("", "") if distribution is None else (distribution.metadata["Name"], distribution.version)
-    return Candidate(point.name, point.value, name or "", version or "", False, point.load)
+    name, version = _named(distribution or getattr(point, "dist", None))
+    return Candidate(point.name, point.value, name, version, False, point.load)
+
+
+def _named(distribution: Any) -> Tuple[str, str]:
+    """Name and version of a distribution; empty where its metadata is gone, as after half an uninstall."""
+    try:
+        return str(distribution.metadata["Name"] or ""), str(distribution.version or "")
+    except Exception as error:
+        _log.debug("unreadable metadata of %r: %s", distribution, error)
+        return "", ""
 
 
 def installed_candidates() -> Iterator[Candidate]:
@@ -100,7 +108,8 @@ def installed_candidates() -> Iterator[Candidate]:
         try:
             points = [point for point in distribution.entry_points if point.group == hookspecs.GROUP]
             if points:
-                first.setdefault(normal_name(distribution.metadata["Name"]), (distribution, points))
+                name = _named(distribution)[0] or points[0].value
+                first.setdefault(normal_name(name), (distribution, points))
         except Exception as error:
             _log.debug("unreadable metadata of %r: %s", distribution, error)
     for distribution, points in first.values():

@@ -171,7 +171,7 @@ class Registry:
             return "shadowed", f"{name!r} is a built-in backend and stays so; {provider} must choose another name"
         rivals = [c for c in self._candidates() if c.name == name and not self._blocked(c)]
         if len(rivals) > 1:
-            rivals.sort(key=lambda c: c.provider)
+            rivals.sort(key=lambda c: (not c.ours, c.provider))  # the last is blocked: not the project's own
             providers = " and ".join(c.provider for c in rivals)
             way_out = f"uninstall one, or set SPIKECORE_BLOCK={rivals[-1].distribution}"
             return "failed", f"backend name {name!r} is provided by {providers}; {way_out}"

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Tuple, Union
 
+from spikecore._base.files import replacing
+
 #: Version of the JSON. A reader refuses an unknown one.
 SCHEMA = 2
 #: Schema 1 calls the implementations "contenders", the implementation of a row "contender".
@@ -82,9 +84,8 @@ class Report:
 
     def write(self, path: Path) -> None:
         """Write the JSON; a file that is there is replaced as a whole or not at all."""
-        temporary = path.with_name(path.name + ".part")
-        temporary.write_text(self.to_json(), encoding="utf-8")
-        temporary.replace(path)
+        with replacing(path) as file:
+            file.write(self.to_json().encode("utf-8"))
 
 
 def from_json(text: str) -> Report:

@@ -14,30 +14,39 @@ from spikecore.kernels import cache
 
 def show_cache(
     clear: bool = typer.Option(False, "--clear", help="Remove all compiled kernels; they are compiled again."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON: folder, limit, and files and bytes by kind."),
+    as_json: bool = typer.Option(
+        False, "--json", help="Print JSON: folder, limit, files and bytes by kind; or the reason why none are kept."
+    ),
 ) -> None:
     """Show where compiled kernels are kept, how many and how large; or remove them."""
     try:
         limit = cache.limit()
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+    reason = cache.reason()
+    folder = None if reason else str(cache.folder())
     if clear:
         files, size = cache.clear()
         if as_json:
-            typer.echo(json.dumps({"folder": str(cache.base()), "removed": {"files": files, "bytes": size}}, indent=2))
+            typer.echo(json.dumps({"folder": folder, "removed": {"files": files, "bytes": size}}, indent=2))
         else:
-            typer.echo(f"removed {files} files, {_mib(size)}, from {cache.base()}")
+            typer.echo(f"removed {files} files, {_mib(size)}, from {folder}" if folder else _unusable(reason))
         return
     kinds = cache.kinds()
     if as_json:
         by_kind = {name: {"files": kind.files, "bytes": kind.size} for name, kind in kinds.items()}
-        typer.echo(json.dumps({"folder": str(cache.base()), "limit": limit, "kinds": by_kind}, indent=2))
+        why = {"reason": reason} if reason else {}
+        typer.echo(json.dumps({"folder": folder, "limit": limit, "kinds": by_kind, **why}, indent=2))
         return
-    typer.echo(f"{cache.base()}, {_mib(limit)} at most")
+    typer.echo(f"{folder}, {_mib(limit)} at most" if folder else _unusable(reason))
     for name, kind in kinds.items():
         typer.echo(f"  {name}: {kind.files} files, {_mib(kind.size)}")
-    if not kinds:
+    if folder and not kinds:
         typer.echo("  nothing is kept")
+
+
+def _unusable(reason: str) -> str:
+    return f"no kernels are kept: {reason}; SPIKECORE_CACHE_DIR names another folder"
 
 
 def _mib(size: int) -> str:

@@ -20,11 +20,11 @@ from spikecore.kernels._arguments import Call
 from spikecore.kernels._execution import Execution
 from spikecore.kernels._layout import Layout
 from spikecore.kernels._memory import resolved
-from spikecore.kernels._registered import SUPPORTED, find, schema_of
+from spikecore.kernels._registered import LASTING, SUPPORTED, find, schema_of
 from spikecore.kernels._straight import Straight, whole
 from spikecore.lang._plain import is_followed
 
-_library: List[Any] = []
+_library: List[Any] = LASTING.setdefault("library of flat calls", [])
 _lock = Lock()
 #: Which gradients are wanted where that of the input is the only one.
 _INPUT = (True,)

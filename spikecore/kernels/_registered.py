@@ -85,10 +85,12 @@ _NEURONS = ("spikecore.forward.default", "spikecore.rest_saving.default", ONE)
 #: Whether this torch can look through registered ops with all that they need.
 SUPPORTED = hasattr(torch.library, "register_autograd")
 
+#: What stays as long as torch's ops do. A second import, after removal from ``sys.modules``, goes on with it.
+LASTING: Dict[str, Any] = vars(torch.ops.spikecore)
 #: Those of this process by their keys: the last ones used, and those that a runner still holds.
-_executions: Recent[str, Execution] = Recent(RUNNERS)
-_held: MutableMapping[str, Execution] = weakref.WeakValueDictionary()
-_library: List[Any] = []
+_executions: Recent[str, Execution] = LASTING.setdefault("executions", Recent(RUNNERS))
+_held: MutableMapping[str, Execution] = LASTING.setdefault("held", weakref.WeakValueDictionary())
+_library: List[Any] = LASTING.setdefault("library", [])
 _lock = Lock()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 import numpy as np
 import torch
@@ -47,7 +47,7 @@ def read(metadata: Any) -> Optional[Dict[str, Any]]:
     text = held["content"]
     try:
         content = json.loads(text.decode() if isinstance(text, bytes) else str(text))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"sc.nir.load: metadata {KEY!r} is damaged, no JSON: {error}; remove it from the node"
         ) from None
@@ -113,29 +113,19 @@ def _surrogate(neuron: Neuron) -> List[Any]:
 
 def rebuilt(content: Mapping[str, Any]) -> Tuple[Optional[Neuron], str]:
     """The neuron that was kept; None, and why, if this version has no such class, surrogate or setting."""
-    kind = content.get("class")
-    if kind is None:
+    if content.get("class") is None:
         return None, "has metadata of spikecore that name no class"
-    if kind not in _CLASSES:
-        return None, f"was saved as a {kind}, which this version of spikecore does not know"
+    name = str(content["class"])
+    if name not in _CLASSES:
+        return None, f"was saved as a {name}, which this version of spikecore does not know"
     try:
-        return neuron(content), ""
+        return _neuron(_CLASSES[name], content), ""
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        return None, f"was saved as a {kind} that cannot be made here ({type(error).__name__}: {error})"
+        return None, f"was saved as a {name} that cannot be made here ({type(error).__name__}: {error})"
 
 
-def neuron(content: Mapping[str, Any]) -> Optional[Neuron]:
-    """The neuron that was kept; None if it is of a class that this version does not know."""
-    kind: Any = _CLASSES.get(content.get("class", ""))
-    if kind is None:
-        return None
-    name, fields = content["surrogate"]
-    like: Surrogate = getattr(surrogates, name)(**fields)
-    values: Dict[str, Any] = {**content["numbers"]}
-    for key, (shape, dtype, learnt) in content["shapes"].items():
-        array = torch.from_numpy(np.array(content["tensors"][key])).reshape(shape).to(getattr(torch, dtype))
-        values[key] = nn.Parameter(array) if learnt else array
-    options = {**content["settings"], "surrogate": like, "learn": tuple(content["learn"])}
+def _neuron(kind: Any, content: Mapping[str, Any]) -> Neuron:
+    options, values = _options(kind, content), _values(kind, content)
     if kind is not PLIF:
         try:
             built: Neuron = kind(**values, **options)
@@ -154,6 +144,39 @@ def neuron(content: Mapping[str, Any]) -> Optional[Neuron]:
     else:
         parametric.w = w
     return _within(parametric, content)
+
+
+def _values(kind: Any, content: Mapping[str, Any]) -> Dict[str, Any]:
+    """The parameters: numbers and tensors."""
+    values: Dict[str, Any] = {**content["numbers"]}
+    for name, (shape, dtype, learnt) in content["shapes"].items():
+        array = torch.from_numpy(np.array(content["tensors"][name])).reshape(shape).to(_dtype(dtype))
+        values[name] = nn.Parameter(array) if learnt else array
+    _check_names("parameter", values, kind.params)
+    return values
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name!r} is no dtype")
+    return dtype
+
+
+def _options(kind: Any, content: Mapping[str, Any]) -> Dict[str, Any]:
+    """The surrogate, what is learnt, and the settings that :func:`of_neuron` writes: none of a run."""
+    name, fields = content["surrogate"]
+    _check_names("setting", content["settings"], [name for name in kind.configuration if name not in _OF_A_RUN])
+    like = getattr(surrogates, name)
+    if not (isinstance(like, type) and issubclass(like, Surrogate)):
+        raise ValueError(f"{name!r} is no surrogate")
+    return {**content["settings"], "surrogate": like(**fields), "learn": tuple(content["learn"])}
+
+
+def _check_names(what: str, names: Iterable[str], known: Iterable[str]) -> None:
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        raise ValueError(f"a file gives no {what} {unknown[0]!r}")
 
 
 def _within(built: Neuron, content: Mapping[str, Any]) -> Neuron:

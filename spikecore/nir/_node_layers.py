@@ -100,7 +100,7 @@ def _read_scale(name: str, node: Any, how: Reading) -> nn.Module:
 
 def _read_threshold(name: str, node: Any, how: Reading) -> nn.Module:
     kept, held = _kept.read(node.metadata), np.asarray(_tensor(node.threshold))
-    built: Any = None if kept is None else _kept.neuron(kept)
+    built: Any = None if kept is None else _kept.rebuilt(kept)[0]
     if built is not None and np.array_equal(thresholds(built, held.shape, str(held.dtype)), held):
         return built  # type: ignore[no-any-return]  # a Threshold
     value = _tensor(node.threshold)

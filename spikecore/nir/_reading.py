@@ -14,7 +14,7 @@ from torch import nn
 from spikecore._base.words import a_kind
 from spikecore._delay import Delay
 from spikecore.neurons import Recurrent
-from spikecore.nir import _kept
+from spikecore.nir import _file, _kept
 from spikecore.nir._conventions import CONVENTIONS, Convention, check_discretization, check_dt
 from spikecore.nir._graphs import Flat, common_name
 from spikecore.nir._network import INPUT, Network, Unit
@@ -57,8 +57,12 @@ def load(
     neuron whose output comes back through a layer becomes :class:`spikecore.Recurrent`: the output comes back one step
     later.
 
-    Raises ValueError for what the file leaves open, and for nodes and loops that have no module here, by name;
-    TypeError for arguments of wrong types; ImportError without the package nir.
+    A file may be a stranger's: only classes, settings, surrogates and numbers that :func:`save` writes are taken from
+    its metadata, and a file that refers to other files is refused.
+
+    Raises ValueError for what the file leaves open, for nodes and loops that have no module here, by name, and for a
+    file of something else; OSError if the file cannot be opened; TypeError for arguments of wrong types; ImportError
+    without the package nir.
     """
     graph = _graph(path)
     how = _reading(graph, dt, discretization, convention, surrogate)
@@ -81,10 +85,7 @@ def _graph(path: Any) -> Any:
     elif not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"sc.nir.load: path={path!r} must be a file's name or a graph of the package nir")
     else:
-        try:
-            graph = nir.read(path, type_check=False)
-        except KeyError as error:
-            raise ValueError(f"sc.nir.load: {path} is no file of NIR: it has no {error}") from error
+        graph = _file.read(path)
     return graph if isinstance(graph, nir.NIRGraph) else nir.NIRGraph.from_list(graph, type_check=False)
 
 
@@ -124,9 +125,9 @@ def _reading(graph: Any, dt: Any, way: Any, convention: Any, surrogate: Any) -> 
         like = convention if dt is None else dataclasses.replace(convention, dt=dt)
         return Reading(like, None, () if like.dt else ("dt",), options)
     if kept is not None:
-        saved = kept["dt"], kept["discretization"]
+        saved = kept.get("dt"), kept.get("discretization")
         dt, way = saved[0] if dt is None else dt, saved[1] if way is None else way
-        own = saved if (dt, way) == saved else None
+        own = saved if (dt, way) == saved and None not in saved else None
     lacking = [name for name, value in (("dt", dt), ("discretization", way)) if value is None]
     return Reading(Convention(way or "euler", dt), own, lacking, options)
 

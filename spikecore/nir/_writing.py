@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 import warnings
+from pathlib import Path
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from spikecore._base.files import replacing
 from spikecore._shell import checks
 from spikecore._shell.processes import unwrapped
 from spikecore._shell.state import Stateful
@@ -99,7 +102,11 @@ def save(
     drawn.edges += [(source, last) for source in end.sources]
     _tell(to.unsaid, keep)
     held = _kept.written({"dt": to.dt, "discretization": discretization})
-    nir.write(str(path), nir.NIRGraph(drawn.nodes, drawn.edges, metadata=held, type_check=False))
+    # in memory first: HDF5 does not say well what ended its writing
+    content = io.BytesIO()
+    nir.write(content, nir.NIRGraph(drawn.nodes, drawn.edges, metadata=held, type_check=False))
+    with replacing(Path(os.path.realpath(path))) as file:
+        file.write(content.getbuffer())
 
 
 def _unlike(net: nn.Module, name: str) -> str:

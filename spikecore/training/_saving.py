@@ -9,22 +9,22 @@ from __future__ import annotations
 import errno
 import io
 import os
-import secrets
-import stat
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Dict, Iterator, Mapping, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
+from spikecore._base.files import replacing
 from spikecore._base.words import a_kind
 from spikecore._shell.checks import shown
 from spikecore._shell.processes import is_shard
 
 #: Under this name the settings are in the file.
 _SETTINGS = "settings"
+#: What a file of ``torch.save`` begins with.
+_ZIP = b"PK\x03\x04"
 #: Types that every torch reads back; exactly these, since a subclass (numpy.float64 is one of float) may not be.
 _PLAIN = (type(None), bool, int, float, str)
 
@@ -37,7 +37,8 @@ def save_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], **parts
         sc.save_checkpoint("run.pt", {"lr": 1e-3}, step=step.state_dict(), epoch=epoch, random=torch.get_rng_state())
 
     The file is replaced as a whole: a kill at any moment leaves the old one or the new one, and maybe a hidden file
-    ``.spikecore-*.tmp`` beside it, which may be deleted. It keeps its permissions, and a link stays one.
+    ``.spikecore-*.tmp`` beside it, which may be deleted. It keeps its permissions, also while it is written, and a link
+    stays one.
     ``settings`` are what must be the same when training goes on. They and the parts are None, truth values, numbers,
     texts, and lists, tuples and dicts of these; parts may hold tensors, too.
 
@@ -63,26 +64,10 @@ def save_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], **parts
         raise OSError(code, "a checkpoint takes the place of a file, and this is none", str(path))
     if not target.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, f"there is no folder {target.parent} for the checkpoint", str(path))
-    # beside it: a file can be replaced at once within one file system only
-    beside = target.parent / f".spikecore-{secrets.token_hex(4)}.tmp"  # short: a file system may limit names
-    try:
-        try:
-            file = open(str(beside), "xb")  # noqa: SIM115  # with the permissions of any new file, which tempfile's lacks
-        except OSError as error:
-            raise OSError(error.errno, f"{error.strerror} (to write a new file beside it)", str(path)) from None
-        with file:
-            _save({_SETTINGS: dict(settings), **parts}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        with suppress(FileNotFoundError):
-            mode = stat.S_IMODE(target.stat().st_mode)
-            if mode != stat.S_IMODE(beside.stat().st_mode):
-                os.chmod(str(beside), mode)
-        os.replace(str(beside), str(target))
-    except BaseException:
-        with suppress(FileNotFoundError):  # an interrupt may come before there is a file, or when it has moved
-            os.unlink(str(beside))
-        raise
+    with replacing(target) as file:
+        _save({_SETTINGS: dict(settings), **parts}, file)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _save(content: Any, file: BinaryIO) -> None:
@@ -117,13 +102,19 @@ def load_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], parts: 
     if not path.exists():
         raise FileNotFoundError(f"there is no checkpoint {path}; begin without one, or name another file")
     try:
-        # weights_only: a checkpoint from elsewhere must not run code
-        found = torch.load(str(path), map_location="cpu", weights_only=True)
+        with path.open("rb") as file:
+            # torch.load also takes older formats, which in torch before 2.6 can run code (CVE-2025-32434)
+            if file.read(len(_ZIP)) != _ZIP:
+                raise ValueError("it is no zip file")
+            file.seek(0)
+            # weights_only: a checkpoint from elsewhere must not run code
+            found = torch.load(file, map_location="cpu", weights_only=True)
         written = dict(found.pop(_SETTINGS))
+        _check_settings(written)
     except PermissionError:
         raise
     except Exception as error:  # what torch raises for a file of something else depends on its bytes
-        raise ValueError(f"{path} is no checkpoint of sc.save_checkpoint ({type(error).__name__})") from error
+        raise ValueError(f"{path} is no checkpoint of sc.save_checkpoint ({_said(error)})") from error
     names = [*written, *(name for name in settings if name not in written)]
     other = [
         f"{name}={written.get(name, 'nothing')!r} (now {settings.get(name, 'nothing')!r})"
@@ -140,6 +131,11 @@ def load_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], parts: 
         )
     read: Dict[str, Any] = found
     return read
+
+
+def _said(error: Exception) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _check_settings(settings: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Optional
 
 import pytest
 import torch
@@ -36,5 +37,23 @@ def test_annealing_builds_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
             for alpha in (2.0, 3.5, 1e-3, 1e30):
                 torch.testing.assert_close(gradient(alpha, name), gradient(alpha, "torch"), rtol=1e-6, atol=1e-7)
         assert len(built) == 2 * (again + 1)
-        for path in (tmp_path / "cupy-host").glob("*.so"):
+        for path in (tmp_path / "compiled-kernels").glob("cupy-host.*.so"):
             path.write_bytes(path.read_bytes()[:4000])
+
+
+def test_what_was_verified_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """From a folder of the process: whoever exchanges the entry after the check changes nothing."""
+    monkeypatch.setenv("SPIKECORE_CACHE_DIR", str(tmp_path))
+    text = 'extern "C" int seven() { return 7; }'
+    assert host._loaded("seven", text).seven() == 7
+    read = host.cache.read
+
+    def exchange(kind: str, name: str) -> Optional[bytes]:
+        content = read(kind, name)
+        for path in (tmp_path / "compiled-kernels").glob("cupy-host.*"):
+            path.write_bytes(b"another library")
+        return content
+
+    monkeypatch.setattr(host.cache, "read", exchange)
+    monkeypatch.setattr(host.subprocess, "run", None)
+    assert host._loaded("seven", text).seven() == 7

@@ -384,3 +384,16 @@ class TestShell:
         assert says is not None
         assert "out of date for loopback: `LIF` (partly, now yes); run: spikecore conformance --write-support" in says
         assert not support.complete(results[:-1])
+
+
+def test_cases_of_a_plugin_are_refused_where_assert_is_removed(monkeypatch):
+    """``python -O``: a case whose only check is an assert would pass."""
+    from types import SimpleNamespace
+
+    from spikecore.backend import BackendLoadError
+    from spikecore.testing import _own
+
+    monkeypatch.setattr(_own, "_points", lambda name: [SimpleNamespace(value="spikecore_mine.cases:CASES")])
+    monkeypatch.setattr(_own, "sys", SimpleNamespace(flags=SimpleNamespace(optimize=1)))
+    with pytest.raises(BackendLoadError, match="'mine' .* are not run under python -O, which removes assert"):
+        _own.cases_of("mine")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import logging
@@ -10,7 +11,7 @@ import threading
 import time
 import weakref
 from pathlib import Path
-from typing import Any, List
+from typing import Any, List, Optional
 
 import pytest
 from typer.testing import CliRunner
@@ -27,14 +28,20 @@ posix = pytest.mark.skipif(not hasattr(os, "getuid"), reason="rights and owners 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, and the folder of one kind in it."""
+    """An empty cache, and the folder of its entries."""
     monkeypatch.setenv("SPIKECORE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("SPIKECORE_CACHE_SIZE", raising=False)
-    return tmp_path / "cache" / "cpu"
+    return tmp_path / "cache" / "compiled-kernels"
 
 
 def names(folder: Path) -> List[str]:
-    return sorted(path.name for path in folder.iterdir() if path.name != "CACHEDIR.TAG")
+    """The files of a folder but the tag; entries without their kind, ``cpu``."""
+    return sorted(path.name.replace("cpu.", "") for path in folder.iterdir() if path.name != "CACHEDIR.TAG")
+
+
+def file(folder: Path, key: str = KEY, kind: str = "cpu") -> Path:
+    """The file of an entry."""
+    return folder / f"{kind}.{key}"
 
 
 class TestContent:
@@ -50,21 +57,19 @@ class TestContent:
         cache.write("cpu", KEY, b"code")
         cache.write("cpu", OTHER, b"other")
         cache.write("gpu", KEY, b"gpu")
-        content = (folder / OTHER).read_bytes()
-        (folder / KEY).write_bytes(content)
-        (folder / KEY).chmod(0o600)
+        file(folder).write_bytes(file(folder, OTHER).read_bytes())
+        file(folder).chmod(0o600)
         assert cache.read("cpu", KEY) is None
-        (folder / KEY).write_bytes((folder.parent / "gpu" / KEY).read_bytes())
+        file(folder).write_bytes(file(folder, KEY, "gpu").read_bytes())
         assert cache.read("cpu", KEY) is None
         assert cache.read("cpu", OTHER) == b"other"
 
-    @pytest.mark.parametrize("cut", [0, 1, 15, 17])
+    @pytest.mark.parametrize("cut", [0, 1, 40, 70, -1])
     def test_a_file_that_is_cut_short_is_none(self, folder: Path, cut: int) -> None:
         """Whether a hash is left of it or not."""
         cache.write("cpu", KEY, b"code")
-        (folder / KEY).write_bytes((folder / KEY).read_bytes()[:cut])
+        file(folder).write_bytes(file(folder).read_bytes()[:cut])
         assert cache.read("cpu", KEY) is None
-        assert cache.verified("cpu", KEY) is None
 
     def test_a_key_is_of_its_parts(self) -> None:
         """Parts that meet elsewhere are other parts."""
@@ -92,20 +97,52 @@ class TestRights:
             cache.write("cpu", KEY, b"code")
         finally:
             os.umask(before)
-        assert (folder.stat().st_mode & 0o777, (folder / KEY).stat().st_mode & 0o777) == (0o700, 0o600)
+        modes = [path.stat().st_mode & 0o777 for path in (folder.parent, folder, file(folder))]
+        assert modes == [0o700, 0o700, 0o600]
         assert cache.read("cpu", KEY) == b"code"
 
     @posix
-    @pytest.mark.parametrize("what", ["folder", "file"])
+    @pytest.mark.parametrize("what", ["base", "folder", "file"])
     def test_what_others_can_write_is_not_read(self, folder: Path, what: str, caplog: pytest.LogCaptureFixture) -> None:
-        """And the log says why; the next write makes it private."""
+        """And the log says why. The permissions of a folder are the user's to mend; a file is written anew."""
         cache.write("cpu", KEY, b"code")
-        (folder if what == "folder" else folder / KEY).chmod(0o777)
+        path = {"base": folder.parent, "folder": folder, "file": file(folder)}[what]
+        path.chmod(0o777)
         with caplog.at_level(logging.DEBUG, "spikecore"):
             assert cache.read("cpu", KEY) is None
-        assert "others may write to it" in caplog.text
+        assert f"{path} is not used: others may write to it" in caplog.text
         cache.write("cpu", KEY, b"code")
+        assert cache.read("cpu", KEY) == (b"code" if what == "file" else None)
+        assert path.stat().st_mode & 0o777 == (0o600 if what == "file" else 0o777)
+
+    @posix
+    def test_the_bytes_that_were_checked_are_returned(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whoever exchanges the file after it was opened changes nothing."""
+        cache.write("cpu", KEY, b"code")
+        theirs = file(folder).read_bytes().replace(b"code", b"evil")
+        check = cache._check
+
+        def exchange(path: Path, *arguments: Any) -> None:
+            check(path, *arguments)
+            if path == file(folder):
+                path.unlink()
+                path.write_bytes(theirs)
+
+        monkeypatch.setattr(cache, "_check", exchange)
         assert cache.read("cpu", KEY) == b"code"
+
+    @posix
+    def test_a_named_pipe_is_not_waited_for(self, folder: Path) -> None:
+        """In the place of an entry, or of the tag."""
+        cache.write("cpu", KEY, b"code")
+        file(folder).unlink()
+        os.mkfifo(str(file(folder)), 0o600)
+        assert cache.read("cpu", KEY) is None
+        assert cache.kinds() == {}
+        (folder / "CACHEDIR.TAG").unlink()
+        os.mkfifo(str(folder / "CACHEDIR.TAG"), 0o600)
+        cache.write("cpu", OTHER, b"other")
+        assert cache.read("cpu", OTHER) is None
 
     @posix
     def test_what_belongs_to_others_is_neither_read_nor_written(
@@ -124,10 +161,10 @@ class TestRights:
 
     @posix
     def test_links_are_not_followed(self, folder: Path, tmp_path: Path) -> None:
-        """Neither to a file nor to a folder of a kind."""
+        """Neither to a file nor to the folder."""
         cache.write("cpu", KEY, b"code")
-        (folder / KEY).rename(tmp_path / "elsewhere")
-        (folder / KEY).symlink_to(tmp_path / "elsewhere")
+        file(folder).rename(tmp_path / "elsewhere")
+        file(folder).symlink_to(tmp_path / "elsewhere")
         assert cache.read("cpu", KEY) is None
         folder.rename(tmp_path / "moved")
         folder.symlink_to(tmp_path / "moved")
@@ -139,9 +176,9 @@ class TestRights:
         monkeypatch.delenv("SPIKECORE_CACHE_DIR", raising=False)
         monkeypatch.delenv("LOCALAPPDATA", raising=False)
         monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-        assert cache.folder("cpu") == Path.home() / ".cache" / "spikecore" / "cpu"
+        assert cache.folder() == Path.home() / ".cache" / "spikecore" / "compiled-kernels"
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        assert cache.folder("cpu") == tmp_path / "spikecore" / "cpu"
+        assert cache.folder() == tmp_path / "spikecore" / "compiled-kernels"
 
 
 class TestSize:
@@ -151,7 +188,7 @@ class TestSize:
         keys = [f"kernel-{k:024x}.o" for k in range(3)]
         for age, key in enumerate(keys):
             cache.write("cpu", key, bytes(4000))
-            os.utime(folder / key, (time.time() - 100 + age,) * 2)
+            os.utime(file(folder, key), (time.time() - 100 + age,) * 2)
         assert cache.read("cpu", keys[0]) is not None
         cache.trim()
         assert names(folder) == [keys[0], keys[2]]
@@ -179,22 +216,123 @@ class TestSize:
     def test_files_of_killed_processes_go(self, folder: Path) -> None:
         """An hour later; what is being written now stays, and so does every file that is not ours."""
         cache.write("cpu", KEY, b"code")
-        for name in (".spikecore-old", ".spikecore-new", "notes.txt"):
-            (folder / name).write_text("")
-        for name in (".spikecore-old", "notes.txt"):
-            os.utime(folder / name, (time.time() - 7200,) * 2)
+        start = file(folder).read_bytes()[:-2]
+        for name in (".spikecore-old.tmp", ".spikecore-new.tmp", ".spikecore-notes", "notes.txt"):
+            (folder / name).write_bytes(start if name.endswith(".tmp") else b"notes")
+            if "new" not in name:
+                os.utime(folder / name, (time.time() - 7200,) * 2)
         cache.trim()
-        assert names(folder) == [".spikecore-new", KEY, "notes.txt"]
+        assert names(folder) == [".spikecore-new.tmp", ".spikecore-notes", KEY, "notes.txt"]
 
-    def test_folders_of_others_are_left_alone(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What lies beside has no tag of ours, whatever its files are called."""
-        beside = folder.parent / "theirs"
-        beside.mkdir(parents=True)
-        (beside / KEY).write_text("")
+
+class TestFilesOfTheUser:
+    """What spikecore did not write is neither changed nor removed."""
+
+    def test_folders_beside(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whatever they and their files are called: a kind of kernels, a hash."""
+        for kind in ("cpu", "numba", "cupy"):
+            beside = folder.parent / kind
+            beside.mkdir(parents=True)
+            (beside / f"pack-{0:040x}.pack").write_text("objects")
+            beside.chmod(0o750)
+        folder.parent.chmod(0o755)
         cache.write("cpu", KEY, b"code")
+        assert cache.read("cpu", KEY) == b"code"
         monkeypatch.setenv("SPIKECORE_CACHE_SIZE", "0")
         cache.trim()
-        assert (names(beside), names(folder)) == ([KEY], [])
+        assert cache.clear() == (0, 0)
+        for kind in ("cpu", "numba", "cupy"):
+            assert [path.name for path in (folder.parent / kind).iterdir()] == [f"pack-{0:040x}.pack"]
+            assert (folder.parent / kind).stat().st_mode & 0o777 == 0o750
+
+    @pytest.mark.parametrize("tag", [None, "", "Signature: 8a477f597d28d172789f06886806bc55\n"])
+    def test_a_folder_of_the_same_name(self, folder: Path, tag: Optional[str]) -> None:
+        """Is not used, although it is a cache of somebody's."""
+        folder.mkdir(parents=True)
+        folder.parent.chmod(0o755)
+        folder.chmod(0o750)
+        (folder / "mine.o").write_text("mine")
+        if tag is not None:
+            (folder / "CACHEDIR.TAG").write_text(tag)
+        before = sorted(folder.iterdir())
+        cache.write("cpu", KEY, b"code")
+        assert cache.read("cpu", KEY) is None
+        assert cache.clear() == (0, 0)
+        assert sorted(folder.iterdir()) == before
+        assert folder.stat().st_mode & 0o777 == 0o750
+        assert cache.reason().endswith("spikecore did not make it, as its CACHEDIR.TAG would say")
+
+    def test_files_among_the_entries(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A name like that of an entry makes none."""
+        cache.write("cpu", KEY, b"code")
+        file(folder, OTHER).write_text("notes")
+        (folder / f"pack-{0:040x}.pack").write_text("objects")
+        monkeypatch.setenv("SPIKECORE_CACHE_SIZE", "0")
+        cache.trim()
+        cache.write("cpu", KEY, b"code")
+        assert cache.clear() == (0, 0)
+        assert names(folder) == [OTHER, f"pack-{0:040x}.pack"]
+
+    def test_an_empty_folder_is_used(self, folder: Path) -> None:
+        """As one is left after somebody removed all that was in it."""
+        folder.mkdir(parents=True)
+        folder.parent.chmod(0o755)
+        cache.write("cpu", KEY, b"code")
+        assert cache.read("cpu", KEY) == b"code"
+
+
+def _full(*arguments: Any, **options: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def _no_home() -> Path:
+    raise KeyError("getpwuid(): uid not found: 54321")  # of Python 3.8; RuntimeError later
+
+
+class TestTrouble:
+    """Whatever happens to a cache, calls go on."""
+
+    def test_a_disk_that_was_full_once(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The tag comes with its folder or not at all, and nothing is left behind."""
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", _full)
+            cache.write("cpu", KEY, b"code")
+        assert list(folder.parent.iterdir()) == []
+        cache.write("cpu", KEY, b"code")
+        assert cache.read("cpu", KEY) == b"code"
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", _full)
+            cache.write("cpu", OTHER, b"other")
+        assert names(folder) == [KEY]
+        assert cache.clear()[0] == 1
+
+    @pytest.mark.parametrize("error", [OSError("disk"), RuntimeError("home"), KeyError("uid"), ValueError("null")])
+    def test_any_error(self, folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+        """Costs the cache."""
+
+        def fail() -> Path:
+            raise error
+
+        monkeypatch.setattr(cache, "folder", fail)
+        cache.write("cpu", KEY, b"code")
+        assert cache.read("cpu", KEY) is None
+        assert (cache.kinds(), cache.clear()) == ({}, (0, 0))
+        cache.trim()
+
+    def test_no_home(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The command says so, and does not fail."""
+        for name in ("SPIKECORE_CACHE_DIR", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(Path, "home", _no_home)
+        cache.write("cpu", KEY, b"code")
+        assert cache.read("cpu", KEY) is None
+        for arguments in ([], ["--clear"]):
+            result = CliRunner().invoke(cli.app, ["cache", *arguments])
+            assert result.exit_code == 0
+            assert "no kernels are kept: KeyError" in result.output
+        said = json.loads(CliRunner().invoke(cli.app, ["cache", "--json"]).output)
+        assert (said["folder"], said["kinds"]) == (None, {})
+        assert "uid not found" in said["reason"]
 
 
 class TestCommand:
@@ -205,20 +343,21 @@ class TestCommand:
         return result.output
 
     def test_it_shows_and_clears(self, folder: Path) -> None:
-        """Folder, limit, kinds with files and bytes; ``--clear`` removes entries, and folders that are then empty."""
+        """Folder, limit, kinds with files and bytes; ``--clear`` removes entries."""
         assert "nothing is kept" in self.said()
         cache.write("cpu", KEY, b"code")
-        cache.write_text("gpu", "kernel-0123456789abcdef01234567.cu", "text")
+        cache.write("cupy-host", KEY, b"code")
         lines = self.said().splitlines()
         assert lines == [
-            f"{folder.parent}, 512.0 MiB at most",
+            f"{folder}, 512.0 MiB at most",
             "  cpu: 1 files, 0.0 MiB",
-            "  gpu: 1 files, 0.0 MiB",
+            "  cupy-host: 1 files, 0.0 MiB",
         ]
-        kinds = {"cpu": {"files": 1, "bytes": 20}, "gpu": {"files": 1, "bytes": 4}}
-        assert json.loads(self.said("--json")) == {"folder": str(folder.parent), "limit": 512 * 2**20, "kinds": kinds}
-        assert self.said("--clear").startswith("removed 2 files, 0.0 MiB, from ")
-        assert list(folder.parent.iterdir()) == []
+        sizes = {kind: file(folder, kind=kind).stat().st_size for kind in ("cpu", "cupy-host")}
+        kinds = {kind: {"files": 1, "bytes": size} for kind, size in sizes.items()}
+        assert json.loads(self.said("--json")) == {"folder": str(folder), "limit": 512 * 2**20, "kinds": kinds}
+        assert self.said("--clear") == f"removed 2 files, 0.0 MiB, from {folder}\n"
+        assert names(folder) == []
 
     def test_a_bad_limit(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Is said in a sentence."""

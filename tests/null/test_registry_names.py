@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from registry_world import Point, World, hooked, states
-from spikecore._plugins.registry import Registry
+from spikecore._plugins.registry import BUILTINS, Registry
 from spikecore._plugins.selection import AUTO, REFERENCE
 from spikecore._plugins.unknown import PLUGINS
 from spikecore.backend import BackendError, BackendLoadError, BackendUnavailable, UnknownBackend
@@ -264,3 +264,23 @@ class TestInstalled:
         (tmp_path / "garbled-1.0.dist-info" / "entry_points.txt").write_bytes(b"\xff\xfe\x00")
         monkeypatch.syspath_prepend(str(tmp_path))
         assert "foo" in Registry({}, environ={}).names()
+
+
+def test_a_rival_of_the_projects_own_plugin_is_the_one_to_block(world: World) -> None:
+    """Whatever their names are."""
+    ours, rival = Point("numba", None, "spikecore-numba"), Point("numba", None, "a-rival")
+    ours.value = "spikecore_numba"
+    with pytest.raises(BackendLoadError, match="or set SPIKECORE_BLOCK=a-rival$"):
+        world.registry(ours, rival).check("numba", "argument")
+
+
+def test_half_an_uninstall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its entry point is left: with its metadata or its package gone it is listed, and says what fails."""
+    info = tmp_path / "spikecore_half-1.0.dist-info"
+    info.mkdir()
+    (info / "entry_points.txt").write_text("[spikecore.backends]\nhalf = spikecore_half\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry = Registry(BUILTINS)
+    assert "half" in registry.names()
+    with pytest.raises(BackendLoadError, match=r"backend 'half' \(.*\) failed to load: ModuleNotFoundError"):
+        registry.get("half", "argument")

@@ -1,4 +1,4 @@
-"""Machine code on disk: entries of :mod:`spikecore.kernels.cache`, each beside the text it was compiled from."""
+"""Machine code on disk: entries of :mod:`spikecore.kernels.cache`."""
 
 from __future__ import annotations
 
@@ -34,8 +34,6 @@ def read(key: str) -> Optional[Entry]:
         return None
 
 
-def write(key: str, entry: Entry, text: str) -> None:
-    """Keep the entry and its text, where the folder allows it."""
-    # the text first: whoever finds the machine code finds what it was compiled from
-    cache.write_text(_KIND, f"{key}.py", text)
+def write(key: str, entry: Entry) -> None:
+    """Keep the entry, where the folder allows it."""
     cache.write(_KIND, f"{key}.o", json.dumps(entry.symbols).encode() + b"\n" + entry.code)

@@ -13,9 +13,9 @@ import ctypes
 import functools
 import gc
 import importlib.metadata
+import pkgutil
 import re
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Tuple
 
 import torch
@@ -64,7 +64,7 @@ def compiled(source: Source, dtype: torch.dtype, compute: torch.dtype) -> Functi
             entry = cache.read(key)
             if entry is None or not all(map(_resolved, entry.symbols)):
                 entry = _made(source, types)
-                cache.write(key, entry, source.text)
+                cache.write(key, entry)
             function = _functions.put(key, _load(entry))
     return function
 
@@ -91,8 +91,8 @@ def _key(source: Source, types: Tuple[str, ...]) -> str:
 @functools.lru_cache(maxsize=None)
 def _environment() -> Tuple[str, ...]:
     """What the machine code depends on beside the text."""
-    here = Path(__file__)
-    ours = [path.read_text(encoding="utf-8") for path in (here, here.with_name("functions.py"))]
+    # by pkgutil: the package may be in a zip file
+    ours = [str(pkgutil.get_data("spikecore_numba", name)) for name in ("compiler.py", "functions.py")]
     versions = [importlib.metadata.version(name) for name in ("numba", "llvmlite")]
     return (
         *ours,

@@ -54,19 +54,17 @@ def first(compiled_once: Tuple[Path, List[str]], tmp_path: Path) -> List[str]:
 
 
 def files(folder: Path) -> Dict[str, bytes]:
-    found = (path for path in (folder / "numba").iterdir() if path.name != "CACHEDIR.TAG")
+    found = (folder / "compiled-kernels").glob("numba.*")
     return {path.name: path.read_bytes() for path in found}
 
 
 def test_second_process_loads_without_numba(first: List[str], tmp_path: Path) -> None:
-    """The first process compiles and keeps text and code; the next one does not even import Numba."""
+    """The first process compiles and keeps the code; the next one does not even import Numba."""
     kept = files(tmp_path)
     assert first[1].startswith("True")
     assert sorted(name.partition("-")[0] + Path(name).suffix for name in kept) == [
-        "lif_backward.o",
-        "lif_backward.py",
-        "lif_forward.o",
-        "lif_forward.py",
+        "numba.lif_backward.o",
+        "numba.lif_forward.o",
     ]
     second = run(tmp_path)
     assert second[1].replace("False", "True") == first[1]
@@ -87,8 +85,8 @@ def test_other_numbers_are_the_same_kernel(tmp_path: Path) -> None:
 def test_broken_entries_are_compiled_anew(first: List[str], tmp_path: Path) -> None:
     """A cut or overwritten file is noticed and replaced."""
     whole = files(tmp_path)
-    for k, name in enumerate(sorted(name for name in whole if name.endswith(".o"))):
-        path = tmp_path / "numba" / name
+    for k, name in enumerate(sorted(whole)):
+        path = tmp_path / "compiled-kernels" / name
         path.write_bytes(whole[name][:-100] if k else b"not a kernel")
     assert run(tmp_path)[1] == first[1]
     assert set(files(tmp_path)) == set(whole)
@@ -115,7 +113,7 @@ def test_processes_that_start_together(tmp_path: Path) -> None:
     said = {process.communicate()[0].splitlines()[1].split(" ", 1)[1] for process in together}
     assert len(said) == 1
     assert all(process.returncode == 0 for process in together)
-    assert len(files(tmp_path)) == 4
+    assert len(files(tmp_path)) == 2
     assert run(tmp_path)[1].startswith("False")
 
 
@@ -224,7 +222,7 @@ def test_what_is_forgotten_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_kernel_under_another_name_is_not_run(first: List[str], tmp_path: Path) -> None:
     """Files that changed places are compiled again; results stay right."""
-    forward, backward = sorted((tmp_path / "numba").glob("*.o"), key=lambda path: "backward" in path.name)
+    forward, backward = sorted((tmp_path / "compiled-kernels").glob("*.o"), key=lambda path: "backward" in path.name)
     one, two = forward.read_bytes(), backward.read_bytes()
     forward.write_bytes(two)
     backward.write_bytes(one)

@@ -1,19 +1,22 @@
 """From a printed kernel to a function that Triton compiles when it is first launched, and keeps on disk.
 
+Triton reads the text of what it compiles as :mod:`inspect` does. It is given in memory, through :mod:`linecache`.
+
 Two of Triton's options are ours: no fused multiply-add, and functions of the GPU's library that keep subnormal numbers.
 """
 
 from __future__ import annotations
 
 import functools
+import linecache
+import weakref
 from types import ModuleType
 from typing import Any, Dict
 
 import torch
 
 from spikecore.kernels import KERNELS, Lock, Recent
-from spikecore.kernels.cache import meaning
-from spikecore_triton import cache
+from spikecore.kernels.cache import key_of, meaning
 from spikecore_triton.writer import THREADS, Source
 
 _lock = Lock()
@@ -29,11 +32,13 @@ def compiled(source: Source) -> Any:
 
 
 def _module(source: Source) -> ModuleType:
-    path = cache.placed(source.name, source.text)
-    # not imported: the folder of entries is on no path, and sys.modules would keep every kernel for ever
-    module = ModuleType(f"spikecore_triton.kernels.{path.stem}")
-    module.__file__ = str(path)
-    exec(compile(source.text, str(path), "exec"), module.__dict__)
+    name = f"{source.name}-{key_of(source.text)}"
+    # not imported: sys.modules would keep every kernel for ever
+    module = ModuleType(f"spikecore_triton.kernels.{name}")
+    file = module.__file__ = f"<{name}.py>"
+    linecache.cache[file] = len(source.text), None, source.text.splitlines(keepends=True), file
+    exec(compile(source.text, file, "exec"), module.__dict__)
+    weakref.finalize(getattr(module, source.name), linecache.cache.pop, file, None)
     return module
 
 

@@ -7,9 +7,9 @@ Ids: ``generated/pairs-000`` and ``generated/programs-00`` are of the seed of th
 from __future__ import annotations
 
 import os
+import pkgutil
 import re
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import List, Optional, Tuple
 
 import torch
@@ -27,7 +27,6 @@ from spikecore.testing.random_programs._check import VARIABLE, first_seed, told
 
 #: The seed of this release, whose rows are in ``rows.txt``, and how many random programs there are.
 SEED, PROGRAMS = 1, 12
-ROWS = Path(__file__).with_name("rows.txt")
 _ID = re.compile(r"generated/(?:seed-(\d+)-)?(pairs|programs)-(\d+)")
 
 
@@ -40,7 +39,8 @@ def seed_of_environment() -> int:
 def rows(seed: int) -> Tuple[Row, ...]:
     """The covering array of a seed."""
     if seed == SEED:
-        return tuple(map(parse, ROWS.read_text(encoding="utf-8").split()))
+        text = (pkgutil.get_data("spikecore.testing._generated", "rows.txt") or b"").decode("utf-8")
+        return tuple(map(parse, text.split()))
     return tuple(covering.rows(seed))
 
 

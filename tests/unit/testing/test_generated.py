@@ -20,8 +20,8 @@ from spikecore.testing._generated.shrink import shrunk
 from spikecore.testing._loopback import Loopback, installed
 
 REMADE = (
-    "SPIKECORE_SEED=1 python -c 'from spikecore.testing._generated import cases, covering; "
-    'cases.ROWS.write_text("\\n".join(map(str, covering.rows(cases.SEED))) + "\\n")\''
+    "SPIKECORE_SEED=1 python -c 'from pathlib import Path; from spikecore.testing._generated import cases, covering; "
+    'Path(cases.__file__).with_name("rows.txt").write_text("\\n".join(map(str, covering.rows(cases.SEED))) + "\\n")\''
 )
 
 

@@ -72,6 +72,58 @@ def test_a_file_of_something_else_of_torch(tmp_path):
         sc.load_checkpoint(tmp_path / "run.pt", SETTINGS)
 
 
+def test_settings_that_hold_a_tensor(tmp_path):
+    """No setting of ``save_checkpoint`` does: a file of torch's own that happens to have the name."""
+    torch.save({"settings": {"lr": torch.ones(3)}}, str(tmp_path / "run.pt"))
+    with pytest.raises(
+        ValueError, match=r"run.pt is no checkpoint of sc.save_checkpoint \(TypeError: settings\['lr'\]"
+    ):
+        sc.load_checkpoint(tmp_path / "run.pt", {"lr": 1e-3})
+
+
+class Attack:
+    """Makes a file, where a pickle runs code."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_file_runs_no_code(tmp_path, zipped):
+    """In today's format, and in torch's older one, which is not even looked into."""
+    torch.save(
+        {"settings": SETTINGS, "epoch": Attack(tmp_path / "ran")},
+        str(tmp_path / "run.pt"),
+        _use_new_zipfile_serialization=zipped,
+    )
+    with pytest.raises(ValueError, match="UnpicklingError" if zipped else "it is no zip file"):
+        sc.load_checkpoint(tmp_path / "run.pt", SETTINGS)
+    assert os.listdir(str(tmp_path)) == ["run.pt"]
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="permissions are those of POSIX")
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o400])
+def test_a_private_file_is_never_public(tmp_path, monkeypatch, mode):
+    """The file that takes its place has no more permissions while it is written."""
+    path = tmp_path / "run.pt"
+    sc.save_checkpoint(path, SETTINGS, epoch=1)
+    path.chmod(mode)
+    modes, sync = set(), os.fsync
+
+    def look(handle):
+        modes.add(os.fstat(handle).st_mode & 0o777)
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", look)
+    sc.save_checkpoint(path, SETTINGS, epoch=2)
+    assert modes == {0o600}
+    assert path.stat().st_mode & 0o777 == mode
+    assert sc.load_checkpoint(path, SETTINGS)["epoch"] == 2
+
+
 def test_an_exception_leaves_the_old_file(tmp_path):
     """What cannot be written leaves the checkpoint before it, and nothing half done."""
     sc.save_checkpoint(tmp_path / "run.pt", SETTINGS, epoch=1)
@@ -219,10 +271,10 @@ def test_no_such_place(tmp_path):
 def test_a_folder_that_takes_no_file(tmp_path, monkeypatch):
     """The error names the checkpoint, and says that a file is written beside it."""
 
-    def refusing(name, mode="r"):
+    def refusing(name, *_):
         raise PermissionError(13, "Permission denied", name)
 
-    monkeypatch.setattr("builtins.open", refusing)
+    monkeypatch.setattr(os, "open", refusing)
     with pytest.raises(PermissionError, match=r"Permission denied \(to write a new file beside it\): '.*/run\.pt'$"):
         sc.save_checkpoint(tmp_path / "run.pt", SETTINGS, epoch=1)
 
