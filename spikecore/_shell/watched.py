@@ -24,8 +24,6 @@ class Watched(FedBack):
         single: bool = False,
     ) -> Results:
         """A call with a record; what watches the neuron is told of it."""
-        if not is_compiling():
-            self._follow()
         execute = self._execute if self._prologue is None else self._behind_prologue
         told = self._watchers
         if not told:
