@@ -121,6 +121,7 @@ class Bound(Stateful):
             found = self._trace()
             cache.numbers = found.numbers
             cache.program = found.program
+            return found.program
         return cache.program
 
     @property
@@ -175,8 +176,9 @@ class Bound(Stateful):
         except Exception:  # the next call traces again, and says what is wrong
             return
         if program == before.program and self._cache is cache:
-            same = {"settings": cache.settings, "numbers": cache.numbers, "in_both_modes": False, "quick": {}}
-            self.__dict__["_cache"] = replace(before, **same)
+            self.__dict__["_cache"] = replace(
+                before, settings=cache.settings, numbers=cache.numbers, in_both_modes=False, quick={}
+            )
 
     def _changed(self, name: str) -> None:
         """An attribute was set, deleted or registered."""

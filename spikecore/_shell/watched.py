@@ -9,7 +9,6 @@ from torch import Tensor
 from spikecore._shell import watchers
 from spikecore._shell.feedback import FedBack
 from spikecore._shell.fused_calls import Results
-from spikecore.lang._plain import is_compiling
 
 
 class Watched(FedBack):
