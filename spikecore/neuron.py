@@ -10,6 +10,7 @@ the traced program. What a neuron *is* stands in its ``dynamics``; what it holds
 from __future__ import annotations
 
 import operator
+import sys
 from types import MappingProxyType
 from typing import Any, ClassVar, Dict, Mapping, Optional, Sequence, Tuple, Union
 
@@ -21,7 +22,7 @@ from spikecore._shell import checks, compiled, definition, earlier, marked, para
 from spikecore._shell.state import State, Stateful
 from spikecore._shell.watched import Watched
 from spikecore.backend import MAX_STATIC_STEPS, Tensors, one_step
-from spikecore.lang import Program, ops
+from spikecore.lang import ops
 from spikecore.lang._plain import is_compiling, is_jit_tracing, with_traced_sizes
 from spikecore.surrogate import ATan, Surrogate
 
@@ -61,7 +62,7 @@ class Neuron(Watched):
     #: States whose next value counts as reset by the spike, for ``detach_reset``; None for all of them.
     reset_states: ClassVar[Optional[Tuple[str, ...]]] = None
     configuration = {
-        "surrogate": checks.surrogate_put_to_use,
+        "surrogate": checks.surrogate,
         "detach_reset": checks.flag,
         "channel_dim": checks.whole,
         **Watched.configuration,
@@ -106,22 +107,9 @@ class Neuron(Watched):
         """1 where ``u >= 0`` (``u > 0`` if ``strict``), else 0; its derivative is the surrogate: see `sc.ops.spike`."""
         return ops.spike(u, self.surrogate if surrogate is None else surrogate, strict)
 
-    @property
-    def program(self) -> Program:
-        """This neuron's dynamics as a program, as configured now."""
-        self._follow()
-        return self._traced()
-
-    def _traced(self) -> Program:
-        if self._cache.program is None:
-            names = self.reset_states if self.reset_states is not None else tuple(self.states)
-            found = definition.traced(self, names if self.detach_reset else ())
-            cache = self._cache
-            cache.numbers, cache.read = found.numbers, found.read
-            cache.watched, cache.renewal = found.watch, found.renewal
-            cache.program = found.program
-            return found.program
-        return self._cache.program
+    def _trace(self) -> definition.Traced:
+        names = self.reset_states if self.reset_states is not None else tuple(self.states)
+        return definition.traced(self, names if self.detach_reset else ())
 
     # -- calls
 
@@ -177,7 +165,6 @@ class Neuron(Watched):
         if self._prologue is not None:
             return self._behind_prologue(inputs, state, (), final, single)[:2]
         if not is_compiling():
-            self._follow()
             x = earlier.only_input(inputs)
         if x is None or not (single or x.ndim):
             return self._execute(inputs, state, (), final, single)[:2]
@@ -191,7 +178,8 @@ class Neuron(Watched):
         if single:
             outputs, end = one_step(found.runner, (x,), start, earlier.placed(found, values))
         else:
-            processes.check_split(self)  # the earlier call may have been one outside of the pipeline
+            if processes.PIPELINING in sys.modules:
+                processes.check_split(self)  # the earlier call may have been one outside of the pipeline
             quickly = None if found.direct is None else found.direct(x, values)
             if quickly is not None and not marked.readers:
                 return quickly, None

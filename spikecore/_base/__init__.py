@@ -1,1 +1,1 @@
-"""What needs nothing else of spikecore: locks, bounded caches, nested structures, what objects contain and read."""
+"""What needs nothing else of spikecore: locks, bounded caches, nested structures."""

@@ -4,8 +4,11 @@ Rules of this module:
 
 - What was asked is taken when a neuron is made; the backend is bound when the neuron first meets a device type; a
   runner is compiled for each kind of call. After that a call finds its runner with one look-up.
-- Everything derived from the definition is forgotten when the definition changes, and is no part of a copy.
-- Threads that come here together find the same runners.
+- The definition is traced at the first call, and again whenever an attribute of the neuron is set, deleted, registered,
+  loaded or moved, and by :meth:`Bound.retrace`. Calls that passed their checks are forgotten then, and runners too,
+  unless the program is the one that it was. Nothing else that a definition reads is watched.
+- The parameters of the program are its arguments: each call reads them from the neuron.
+- What is derived is no part of a copy. Threads that come here together find the same runners.
 """
 
 from __future__ import annotations
@@ -14,26 +17,27 @@ import functools
 import itertools
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Container, Dict, Iterable, Iterator, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, Tuple, Union
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from spikecore._plugins.registry import AUTO_NAME
 from spikecore._plugins.selection import REFERENCE, Request, Resolved, capture, resolve
-from spikecore._shell import checks, definition
+from spikecore._shell import checks, compiled
 from spikecore._shell.automatic import Calls, automatic_runner
+from spikecore._shell.definition import Traced
 from spikecore._shell.needs import lacking
 from spikecore._shell.state import Stateful
-from spikecore._shell.watch import Watch
 from spikecore.backend import Backend, Feedback, Runner, Spec, Unsupported
 from spikecore.lang import Program
 from spikecore.lang._plain import is_compiling, is_exporting
-from spikecore.lang._renewal import Renewal, renewed
 
 #: Unique id of a definition until the hash of its program is known.
 _definitions = itertools.count()
 _UNTRACED = "definition "
+#: Types of values that never change. An attribute that is set to the object that it was has changed nothing.
+_FIXED = (bool, int, float, str, type(None))
 
 
 #: The fields of a Spec, in order; the last one where there is feedback.
@@ -61,12 +65,10 @@ class DefinitionCache:
     program: Optional[Program] = None
     #: The numbers of the surrogates: the values of ``program.numbers``, by name.
     numbers: Dict[str, float] = field(default_factory=dict)
-    #: Names of the attributes that the traced definition depends on; None before it is traced.
-    read: Optional[Container[str]] = None
-    #: What was read, if it can change without being set.
-    watched: Optional[Watch] = None
-    #: What gives the numbers of another surrogate without tracing.
-    renewal: Optional[Renewal] = None
+    #: The values of ``configuration`` when it was traced.
+    settings: Tuple[Any, ...] = ()
+    #: Whether the program is the same in training and in ``eval()``.
+    in_both_modes: bool = False
     #: Kind of call -> its runner. Keys are content: neurons of one program share compiled code, and agree on the keys.
     runners: Dict[CallKind, Runner] = field(default_factory=dict)
     #: The same of calls in which the neuron normalises its input (see :mod:`spikecore._shell.prologue`).
@@ -75,22 +77,12 @@ class DefinitionCache:
     #: normalises its input a :class:`~spikecore._shell.fused.FusedCall`.
     quick: Dict[Tuple[Any, ...], Any] = field(default_factory=dict)
 
-    def with_runners_of(self, before: DefinitionCache) -> DefinitionCache:
-        """This cache with the runners of another one whose program is the same."""
-        alike = [value.hex() for value in self.numbers.values()] == [v.hex() for v in before.numbers.values()]
-        quick = before.quick if alike else {}
-        return replace(
-            self,
-            stamp=before.stamp,
-            program=before.program,
-            runners=before.runners,
-            fused=before.fused,
-            quick=quick,
-        )
-
 
 class Bound(Stateful):
     """A stateful module with a program, and backends that run it."""
+
+    #: name -> default value.
+    params: Mapping[str, Any] = {}
 
     #: What was derived from the definition; no part of a copy. This one is of a neuron that is not made yet.
     _cache: DefinitionCache = DefinitionCache("", {})
@@ -98,12 +90,39 @@ class Bound(Stateful):
 
     @property
     def program(self) -> Program:
-        """What the backend compiles."""
-        raise NotImplementedError(f"{type(self).__name__} must define program")
+        """This neuron's dynamics as a program, as they were when they were traced; see :meth:`retrace`."""
+        return self._traced()
+
+    def retrace(self) -> None:
+        """Trace ``dynamics`` again, for what it reads beside attributes of the neuron.
+
+        A program is what ``dynamics`` gave when it was traced: before the first call, and again whenever an attribute
+        of the neuron is set, deleted, registered, loaded or moved. Call this after a change of anything else that it
+        reads: a global, a closure, an attribute of a class, or what a list, a dict, an array, a module or another
+        object holds, an attribute of the neuron or not. Where the program is the same, nothing is compiled again.
+        """
+        self._redefine()
+        self._traced()
+
+    def _trace(self) -> Traced:
+        """The definition, traced now."""
+        raise NotImplementedError(f"{type(self).__name__} must define _trace")
+
+    def _settings(self) -> Tuple[Any, ...]:
+        return tuple(map(self.__dict__.get, self.configuration))
 
     def _traced(self) -> Program:
-        """The program, without checking whether the contents of attributes that it depends on have changed."""
-        return self.program
+        """The program, traced now if it was not, or if a setting was written past ``__setattr__``."""
+        if self._cache.program is not None and self._cache.settings != self._settings():
+            self._forget()
+        cache = self._cache
+        if cache.program is None:
+            cache.settings = self._settings()
+            found = self._trace()
+            cache.numbers = found.numbers
+            cache.program = found.program
+            return found.program
+        return cache.program
 
     @property
     def backend(self) -> Optional[str]:
@@ -120,7 +139,7 @@ class Bound(Stateful):
         return dict(self._cache.bound)
 
     def _ask(self, request: Request) -> None:
-        self._request = request
+        self.__dict__["_request"] = request
         self._forget(binding=True)
 
     def _bind(self, device_type: str) -> Resolved:
@@ -140,64 +159,73 @@ class Bound(Stateful):
         bound = {} if binding or "_cache" not in self.__dict__ else self._cache.bound
         self.__dict__["_cache"] = DefinitionCache(f"{_UNTRACED}{next(_definitions)}", bound)
 
-    def _follow(self) -> None:
-        """Trace the program again if the contents of something that it depends on have changed."""
-        before = self._cache
-        if before.watched is not None and before.watched.has_changed(self):
-            self._forget()
-            self._resume(before)
+    @compiled.uncompiled
+    def _redefine(self) -> None:
+        """Forget what calls derived, and trace the definition again if it was traced.
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not self._depends_on(name):
-            super().__setattr__(name, value)
+        It is traced now and not in the next call, because torch.compile guards the stamp: of a program that is the same
+        nothing is compiled again.
+        """
+        before = self._cache
+        if before.program is None:
+            return
+        self._forget()
+        cache = self._cache
+        try:
+            program = self._traced()
+        except Exception:  # the next call traces again, and says what is wrong
+            return
+        if program == before.program and self._cache is cache:
+            self.__dict__["_cache"] = replace(
+                before, settings=cache.settings, numbers=cache.numbers, in_both_modes=False, quick={}
+            )
+
+    def _changed(self, name: str) -> None:
+        """An attribute was set, deleted or registered."""
+        if name in self.params or "_cache" not in self.__dict__:
             return
         before = self._cache
-        if name == "surrogate" and before.renewal is not None:
-            super().__setattr__(name, value)
-            if self._renew(value):
-                return
-        self._forget()
+        if name != "training":
+            self._redefine()
+        elif not before.in_both_modes:
+            self._redefine()
+            self._cache.in_both_modes = before.program is self._cache.program is not None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        held = self.__dict__
+        before = held.get(name, held)
         super().__setattr__(name, value)
-        self._resume(before)
+        after = held.get(name)
+        if after is not before or type(after) not in _FIXED:
+            self._changed(name)
 
     def __delattr__(self, name: str) -> None:
         super().__delattr__(name)
-        if self._depends_on(name):
-            self._forget()
+        self._changed(name)
 
-    def _depends_on(self, name: str) -> bool:
-        """Whether the definition may read this attribute."""
-        read = self._cache.read
-        if name == "training":  # train() and eval() set it even if no definition reads it
-            return read is not None and name in read
-        if name in definition.SHELL:
-            return False
-        return not name.startswith("_") if read is None else name in read
+    def register_parameter(self, name: str, param: Optional[nn.Parameter]) -> None:
+        """As of ``nn.Module``; see :meth:`retrace`."""
+        super().register_parameter(name, param)
+        self._changed(name)
 
-    def _resume(self, before: DefinitionCache) -> None:
-        """Take back the runners of ``before``, the cache as it was, if the program has at most other numbers now.
+    def register_buffer(self, name: str, tensor: Optional[Tensor], persistent: bool = True) -> None:
+        """As of ``nn.Module``; see :meth:`retrace`."""
+        super().register_buffer(name, tensor, persistent)
+        self._changed(name)
 
-        Annealing then compiles nothing, torch.compile included, which guards the stamp; nor does an attribute that
-        picks no other program.
-        """
-        if before.program is None:
-            return
-        try:
-            program = self.program
-        except Exception:  # the next call traces again, and says what is wrong
-            return
-        if program == before.program:
-            self.__dict__["_cache"] = self._cache.with_runners_of(before)
+    def add_module(self, name: str, module: Optional[nn.Module]) -> None:
+        """As of ``nn.Module``; see :meth:`retrace`."""
+        super().add_module(name, module)
+        self._changed(name)
 
-    def _renew(self, surrogate: Any) -> bool:
-        """Take the numbers of another surrogate, if the program stays the same with it."""
-        now = self._cache
-        found = None if now.renewal is None or now.program is None else renewed(now.renewal, surrogate)
-        if found is None or now.program is None:
-            return False
-        numbers = {name: found[name] for name in now.program.numbers}
-        self.__dict__["_cache"] = replace(now, numbers=numbers, quick={})
-        return True
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
+        result = super()._apply(fn, *args, **kwargs)
+        self._redefine()
+        return result
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._redefine()
 
     def _stamp(self) -> str:
         """The stamp, settled first: torch.compile guards it, and would compile anew where a later call settles it."""
@@ -283,8 +311,7 @@ def chosen_anew(modules: Iterable[nn.Module], asked: Optional[Request] = None) -
         yield
     finally:
         for module, before, cache in held:
-            module._request = before
-            module.__dict__["_cache"] = cache
+            module.__dict__.update(_request=before, _cache=cache)
 
 
 def backend_on(neuron: Bound, device_type: str) -> Backend:

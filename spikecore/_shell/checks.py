@@ -91,8 +91,8 @@ def known_keywords(cls: Any, given: Mapping[str, Any]) -> None:
 Check = Callable[[str, str, Any], Any]
 
 
-def surrogate_put_to_use(owner: str, name: str, value: Any) -> Surrogate:
-    """The surrogate, which must be an object, not a class, a name or a function; marked, since it may not change."""
+def surrogate(owner: str, name: str, value: Any) -> Surrogate:
+    """The surrogate, which must be an object, not a class, a name or a function."""
     if isinstance(value, Surrogate):
         for field, number in vars(value).items():
             if is_given(number):
@@ -100,8 +100,6 @@ def surrogate_put_to_use(owner: str, name: str, value: Any) -> Surrogate:
                     f"{owner}: surrogate={value!r}: {field} must be a number; for one that is learnt or a tensor "
                     "declare a parameter, and write self.spike(u, surrogate=...) with an expression of it in dynamics"
                 )
-        # programs have its numbers, and neurons that share it would not see a change
-        object.__setattr__(value, "_in_use", True)
         return value
     if isinstance(value, type) and issubclass(value, Surrogate):
         raise TypeError(f"{owner}: surrogate={value.__name__} is the class; give an object, {value.__name__}()")

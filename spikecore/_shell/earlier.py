@@ -6,7 +6,8 @@ A call is of a kind that passed (:func:`kind_of`) and its tensors are as those w
 
 from __future__ import annotations
 
-from typing import Any, Collection, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from operator import itemgetter
+from typing import Any, Callable, Collection, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from spikecore._shell import ranges
 from spikecore.backend import MAX_STATIC_STEPS, DirectCall, ParamValue, Runner, Tensors, direct
 from spikecore.dtypes import compute_dtype
-from spikecore.lang._plain import is_jit_tracing
+from spikecore.lang._plain import tracing_state
 
 
 class PlacedTensor(NamedTuple):
@@ -22,7 +23,10 @@ class PlacedTensor(NamedTuple):
 
     position: int
     name: str
+    #: The table of its neuron that has it.
+    table: str
     shape: torch.Size
+    dtype: torch.dtype
     device: torch.device
     learnt: bool
     view: Tuple[int, ...]
@@ -34,6 +38,9 @@ class Earlier(NamedTuple):
     """A call that passed every check."""
 
     runner: Runner
+    #: What reads the settings and the parameters that are numbers from the attributes of a neuron, and what it read.
+    read: Callable[[Mapping[str, Any]], Tuple[Any, ...]]
+    seen: Tuple[Any, ...]
     #: The parameters: numbers, and None for each of ``tensors``.
     values: Tuple[Any, ...]
     tensors: Tuple[PlacedTensor, ...]
@@ -65,7 +72,7 @@ def only_input(inputs: Sequence[Any]) -> Optional[Tensor]:
     None.
     """
     x = inputs[0] if len(inputs) == 1 else None
-    if type(x) is not Tensor or x.layout is not torch.strided or x.is_nested or is_jit_tracing():
+    if type(x) is not Tensor or x.layout is not torch.strided or x.is_nested or tracing_state() is not None:
         return None
     return x
 
@@ -93,7 +100,7 @@ def noted(
     values: Tuple[ParamValue, ...],
     x: Tensor,
     outputs_alone: bool,
-    module: nn.Module,
+    module: Any,
     bounds: ranges.Bounds,
 ) -> Earlier:
     """A call that passed every check, with its parameters as they are and as they were placed.
@@ -102,11 +109,21 @@ def noted(
     """
     tensors = tuple(
         PlacedTensor(
-            position, name, value.shape, value.device, value.requires_grad, tuple(placed.shape), _version(value)
+            position,
+            name,
+            "_parameters" if name in module._parameters else "_buffers",
+            value.shape,
+            value.dtype,
+            value.device,
+            value.requires_grad,
+            tuple(placed.shape),
+            _version(value),
         )
         for position, ((name, value), placed) in enumerate(zip(named, values))
         if isinstance(value, Tensor) and isinstance(placed, Tensor)
     )
+    own = [*module.configuration, *[name for name in module.params if not isinstance(getattr(module, name), Tensor)]]
+    read = itemgetter(*[name for name in own if name in module.__dict__])
     numbers = tuple(None if isinstance(value, Tensor) else value for value in values)
     views = [tuple(value.shape) if isinstance(value, Tensor) else None for value in values]
     within = [
@@ -117,7 +134,8 @@ def noted(
     ]
     quick = direct(runner, views, within) if outputs_alone else None
     projected = bounds if getattr(quick, "projects", False) else None
-    return Earlier(runner, numbers, tensors, x.shape[1:] if tensors else None, quick, projected)
+    shape = x.shape[1:] if tensors else None
+    return Earlier(runner, read, read(module.__dict__), numbers, tensors, shape, quick, projected)
 
 
 def _version(value: Tensor) -> Optional[int]:
@@ -133,6 +151,12 @@ def values_as_before(
 
     ``single``: the input is one time step.
     """
+    held = module.__dict__
+    try:
+        if found.read(held) != found.seen:
+            return None
+    except KeyError:  # one was deleted, or is a tensor now
+        return None
     if not found.tensors:
         return found.values
     if (x.shape if single else x.shape[1:]) != found.shape:
@@ -141,15 +165,15 @@ def values_as_before(
     if not within and found.projected is not bounds:
         return None
     values = list(found.values)
-    for position, name, own, device, learnt, _, version in found.tensors:
-        value: Optional[Tensor] = module._parameters.get(name)
-        if value is None:
-            value = module._buffers.get(name)
-        if value is None or value.shape != own or value.device != device or value.requires_grad is not learnt:
+    for position, name, table, own, dtype, device, learnt, _, version in found.tensors:
+        value: Optional[Tensor] = held[table].get(name)
+        if value is None or value.shape != own or value.dtype is not dtype:
+            return None
+        if value.device != device or value.requires_grad is not learnt:
             return None
         if version is not None and (value.is_inference() or value._version != version):
             return None
-        if within and name in bounds and name in module._parameters:
+        if within and name in bounds and table == "_parameters":
             value = ranges.inside(value, bounds[name])
         values[position] = value
     return tuple(values)

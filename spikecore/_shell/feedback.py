@@ -67,7 +67,6 @@ class FedBack(Prologued):
         self, x: Tensor, state: Optional[Tensors], matrix: Matrix, record: Tuple[str, ...], final: bool
     ) -> Tuple[Tensor, Optional[Tensors], Tensors]:
         owner = type(self).__name__
-        self._follow()
         named = self._values()
         if self._parameters and self._ranges:
             named = ranges.kept(named, self._parameters, self._ranges)

@@ -28,7 +28,6 @@ class FusedCalls(Ranged):
         """
         if earlier.only_input((x,)) is None:
             return None
-        self._follow()
         norm = prologue.norm
         kind = fused.kind_of(norm, prologue.shortcut, bool(prologue.fused), x, skip)
         found: Optional[fused.FusedCall] = self._cache.quick.get(kind)

@@ -22,7 +22,6 @@ class Graphed(Bound):
         """The value of each parameter of :attr:`program`, by name and in its order: this neuron's own parameters as
         they are, numbers or tensors, and behind them the numbers of its surrogate.
         """
-        self._follow()
         self._traced()
         return dict(self._values())
 

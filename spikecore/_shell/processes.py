@@ -17,7 +17,7 @@ from spikecore._shell.replicas import makes_time
 from spikecore.lang._plain import PLAIN
 
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-_PIPELINING = "torch.distributed.pipelining"
+PIPELINING = "torch.distributed.pipelining"
 
 
 def unwrapped(net: nn.Module) -> nn.Module:
@@ -54,7 +54,7 @@ def check_micro_batch(module: nn.Module) -> None:
     """Raise RuntimeError if a stage of a pipeline is called, whose earlier call left the state to go on from."""
     if any(True for _ in _pipelining()):
         raise RuntimeError(
-            f"{type(module).__name__} carries its state from one call of a stage of {_PIPELINING} to the next: these "
+            f"{type(module).__name__} carries its state from one call of a stage of {PIPELINING} to the next: these "
             "are micro-batches, of other samples, and a first call that finds out shapes. Let each begin at rest: with "
             "step='multi' outside sc.carry_state, or by sc.reset(self) first in the forward of the stage"
         )
@@ -62,7 +62,7 @@ def check_micro_batch(module: nn.Module) -> None:
 
 def check_split(module: nn.Module) -> None:
     """Raise RuntimeError if a schedule of ``torch.distributed.pipelining`` splits dimension 0, where time is."""
-    if _PIPELINING not in sys.modules:
+    if PIPELINING not in sys.modules:
         return
     stage: Any = None
     for one in _pipelining():
@@ -83,11 +83,11 @@ def check_split(module: nn.Module) -> None:
 
 def _pipelining() -> Iterator[Any]:
     """The stages and schedules at work in the calls that led here, from the inside out."""
-    if _PIPELINING not in sys.modules:
+    if PIPELINING not in sys.modules:
         return
     frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None:
-        if str(frame.f_globals.get("__name__")).startswith(f"{_PIPELINING}."):
+        if str(frame.f_globals.get("__name__")).startswith(f"{PIPELINING}."):
             one = frame.f_locals.get("self")
             if one is not None:
                 yield one

@@ -92,8 +92,6 @@ class Prologued(FusedCalls):
         """
         if prologue.fused is False or not lie_alike(x, skip):
             return False
-        if not is_compiling():
-            self._follow()
         return self._can_add(x.device.type, bool(prologue.fused), self._stamp())
 
     def _can_add(self, device_type: str, asked: bool, stamp: str) -> bool:
@@ -126,8 +124,6 @@ class Prologued(FusedCalls):
         owner, norm = type(self).__name__, prologue.norm
         if is_exporting():
             return None  # the reference computes it, see Bound._computes
-        if not is_compiling():
-            self._follow()
         quick = self._cache.quick  # kept: a concurrent change replaces it, and the new one must not get this call
         steps = x.unsqueeze(0) if single else x
         reason = self._reason(prologue, x, steps)

@@ -15,8 +15,6 @@ from spikecore._shell.graphed import Graphed
 class Ranged(Graphed):
     """A bound module with parameters and their ranges (see :mod:`spikecore._shell.ranges`)."""
 
-    #: name -> default value.
-    params: Mapping[str, Any] = {}
     #: Ranges that parameters must be in and are kept in while they are learnt, ends included: name -> (low, high), with
     #: None for no end; None instead of a pair lifts the range of a base class. Those of base classes hold as well.
     bounds: Mapping[str, Any] = {}
@@ -39,11 +37,14 @@ class Ranged(Graphed):
         return ranges.declared(type(self))
 
     def _now(self) -> Dict[str, Any]:
-        return {name: getattr(self, name) for name in self.params}
+        """The parameters, without those that were deleted: torch.nn.utils takes one away and sets another."""
+        return {name: getattr(self, name) for name in self.params if hasattr(self, name)}
 
     def _following(self, values: Mapping[str, Any]) -> Dict[str, ranges.Interval]:
-        """The ranges with these values of the parameters."""
-        return ranges.overridden(type(self).__name__, self.params, self._declared_bounds(values), self._given)
+        """The ranges with these values of the parameters; without some of them, the ranges that follow no values."""
+        whole = len(values) == len(self.params)
+        declared = self._declared_bounds(values) if whole else ranges.declared(type(self))
+        return ranges.overridden(type(self).__name__, self.params, declared, self._given)
 
     def _adopt(self, found: Dict[str, ranges.Interval]) -> None:
         self.__dict__.update(_ranges=found, bounds=ranges.Shown(found), _inside={})
@@ -117,8 +118,6 @@ class Ranged(Graphed):
             super().__setattr__(name, value)
 
     def _set_parameter(self, name: str, value: Any) -> None:
-        if "_cache" in self.__dict__:
-            self._cache.quick = {}  # entries have the values of the parameters that they were checked with
         swapped = isinstance(value, nn.Parameter) and type(self._parameters.get(name, value)) is not type(value)
         value = self._swapped_value(name, value) if swapped else self._checked_value(name, value)
         if isinstance(value, nn.Parameter):
@@ -129,7 +128,7 @@ class Ranged(Graphed):
         if isinstance(value, float) and held is not None:
             with torch.no_grad():
                 held.fill_(value)
-        elif isinstance(value, Tensor) and name in self.__dict__:
+        elif isinstance(value, Tensor) and isinstance(self.__dict__.get(name), float):
             del self.__dict__[name]  # a number before; as a buffer it moves with the neuron
             self.register_buffer(name, value)
         else:

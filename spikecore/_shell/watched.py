@@ -9,7 +9,6 @@ from torch import Tensor
 from spikecore._shell import watchers
 from spikecore._shell.feedback import FedBack
 from spikecore._shell.fused_calls import Results
-from spikecore.lang._plain import is_compiling
 
 
 class Watched(FedBack):
@@ -24,8 +23,6 @@ class Watched(FedBack):
         single: bool = False,
     ) -> Results:
         """A call with a record; what watches the neuron is told of it."""
-        if not is_compiling():
-            self._follow()
         execute = self._execute if self._prologue is None else self._behind_prologue
         told = self._watchers
         if not told:

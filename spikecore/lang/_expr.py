@@ -9,9 +9,11 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+from contextlib import contextmanager
+from contextvars import ContextVar
 from numbers import Real
 from types import FrameType
-from typing import Any, Callable, NoReturn, Optional
+from typing import Any, Callable, Iterator, NoReturn, Optional
 
 import numpy as np
 import torch
@@ -66,8 +68,30 @@ COMPARISON_AS_NUMBER = (
 )
 
 
+#: Whether an operation under ``torch.no_grad()`` is an error.
+_refuses: ContextVar[bool] = ContextVar("spikecore_refuses_no_grad", default=False)
+
+
+@contextmanager
+def refusing_no_grad(refuses: bool = True) -> Iterator[None]:
+    """In the block gradients are enabled, and an operation that the block's code puts under ``torch.no_grad()`` is an
+    error: a program would have its gradient all the same.
+    """
+    token = _refuses.set(refuses)
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        _refuses.reset(token)
+
+
 def make(op: str, *args: Node, attr: Attribute = None) -> Node:
     """A node of an operation; raises :class:`TraceError` where a truth value stands for a number, or the reverse."""
+    if not torch.is_grad_enabled() and _refuses.get():
+        raise TraceError(
+            f"torch.no_grad() in a definition is not part of the language{here()}; write sc.ops.detach(value) for a "
+            "value that carries no gradient"
+        )
     wants_bool = (True, False, False) if op == CHOICE else (op in LOGIC,) * len(args)
     for arg, wanted in zip(args, wants_bool):
         if arg.is_bool != wanted:

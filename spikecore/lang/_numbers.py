@@ -139,11 +139,7 @@ class Numbers:
     """
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
-        #: The names that no parameter gets, as they were given.
-        self.taken = tuple(taken)
-        #: Surrogates whose derivative was asked for, by their id, each with the derivative.
-        self.asked: Dict[int, Tuple[Any, Node]] = {}
-        self._taken = set(self.taken)
+        self._taken = set(taken)
         #: id of a surrogate -> the surrogate, held so that its id is not given to another object, and its copy.
         self._copies: Dict[int, Tuple[Any, Any]] = {}
         self._names: Dict[Node, str] = {}
@@ -162,10 +158,13 @@ class Numbers:
     def copy_of(self, surrogate: Any) -> Any:
         """The surrogate with floats that are followed, those of surrogates that it holds included.
 
-        Two surrogates have numbers of their own even where they are equal: the program does not depend on values.
+        Two surrogates have numbers of their own even where they are equal: the program does not depend on values. The
+        surrogate does not change from now on: the program has its numbers, and neurons that share it would not see it.
         """
         if id(surrogate) not in self._copies:
             self._copies[id(surrogate)] = surrogate, self._copied(surrogate)
+            if hasattr(surrogate, "__dict__"):
+                vars(surrogate)["_in_use"] = True
         return self._copies[id(surrogate)][1]
 
     def _copied(self, surrogate: Any) -> Any:

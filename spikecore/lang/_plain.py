@@ -41,7 +41,8 @@ is_dynamo_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", Non
 is_transforming: Callable[[], bool] = torch._C._are_functorch_transforms_active
 #: How many modes look at every op that torch dispatches, such as those that record a graph.
 dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", int)
-_tracing_state: Callable[[], object] = torch._C._get_tracing_state
+#: Not None while torch.jit.trace records: a function of C, without a call of Python.
+tracing_state: Callable[[], object] = torch._C._get_tracing_state
 #: Tensors with memory of their own; others, such as those that stand for shapes only, go through torch's dispatcher.
 PLAIN = (Tensor, nn.Parameter)
 
@@ -74,7 +75,7 @@ def is_batched_by_autograd(value: Tensor) -> bool:
 
 def is_jit_tracing() -> bool:
     """Whether torch.jit.trace records now."""
-    return _tracing_state() is not None
+    return tracing_state() is not None
 
 
 def with_traced_sizes(function: _Function) -> _Function:
@@ -127,7 +128,7 @@ def is_followed() -> bool:
         or is_transforming()
         or bool(dispatch_modes())
         or forward_ad._current_level >= 0
-        or _tracing_state() is not None
+        or tracing_state() is not None
     )
 
 

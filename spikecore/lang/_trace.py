@@ -6,31 +6,26 @@ wrong with what it returns is said here, by name.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import namedtuple
 from contextlib import nullcontext
 from types import CodeType, FrameType
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
-from spikecore.lang._expr import COMPARISON_AS_NUMBER, Expr, TraceError, here, lift, place, raised
+from spikecore.lang._expr import (
+    COMPARISON_AS_NUMBER,
+    Expr,
+    TraceError,
+    here,
+    lift,
+    place,
+    raised,
+    refusing_no_grad,
+)
 from spikecore.lang._graph import topological
 from spikecore.lang._numbers import Numbers
 from spikecore.lang._program import Program
 from spikecore.lang.node import Node, const, substitute
-
-#: The folder of Python's own modules.
-_LIBRARY = os.path.dirname(os.__file__) + os.sep
-
-
-class Ran:
-    """The code of a definition that ran while it was traced, without that of spikecore, torch and Python's library."""
-
-    def __init__(self) -> None:
-        #: Each with its globals.
-        self.codes: Dict[CodeType, Dict[str, Any]] = {}
-        #: False if the code is not known, because a profiler was running.
-        self.known = False
 
 
 class Names:
@@ -78,22 +73,21 @@ def trace(
     params: Sequence[str],
     detached: Sequence[str] = (),
     numbers: Optional[Numbers] = None,
-    ran: Optional[Ran] = None,
 ) -> Program:
     """Record ``dynamics(x, s, p) -> (outputs, next_states)``.
 
     ``states`` maps a name to its initial value, a number or the name of a parameter. In the next values of the states
     named by ``detached``, spikes carry no gradient. With ``numbers``, those of surrogates are parameters behind the
-    others, whose values it gets; without, they are constants. ``ran`` gets the code that runs.
+    others, whose values it gets; without, they are constants. The grad mode of the caller is of no effect.
     """
     initial = [_initial(name, state, value, params) for state, value in states.items()]
     leaves = [Node("input", (), i) for i in inputs]
     x = input_values(inputs, [Expr(leaf) for leaf in leaves])
     s = Names(name, "state", {state: Expr(Node("state", (), state)) for state in states})
     p = Names(name, "parameter", {param: Expr(Node("param", (), param)) for param in params})
-    with nullcontext() if numbers is None else numbers.following():
+    with nullcontext() if numbers is None else numbers.following(), refusing_no_grad():
         try:
-            returned, local, where = _call_and_watch(dynamics, (x, s, p), Ran() if ran is None else ran)
+            returned, local, where = _call_and_watch(dynamics, (x, s, p))
         except AttributeError as error:
             # an AttributeError in a property of a neuron would make nn.Module say "no attribute 'program'"
             raise TraceError(f"{name}.dynamics: {error}{raised(error)}") from error
@@ -169,11 +163,9 @@ def _detach_spikes(root: Node) -> Node:
     return substitute(root, {spike: Node("detach", (spike,)) for spike in spikes})
 
 
-def _call_and_watch(
-    function: Callable[..., Any], args: Tuple[Any, ...], ran: Ran
-) -> Tuple[Any, Mapping[str, Any], str]:
+def _call_and_watch(function: Callable[..., Any], args: Tuple[Any, ...]) -> Tuple[Any, Mapping[str, Any], str]:
     """Call the function; also give back its local variables, whose names make generated code readable, and the line
-    that returned, for messages. ``ran`` gets what ran.
+    that returned, for messages.
 
     Names never change what is computed, so where a profiler is already running the call goes without them.
     """
@@ -187,25 +179,16 @@ def _call_and_watch(
 
     def watch(frame: FrameType, event: str, arg: Any) -> None:
         nonlocal line
-        if event == "call" and _is_a_users(frame):
-            ran.codes[frame.f_code] = frame.f_globals
         if event == "return" and frame.f_code is code:
             local.update(frame.f_locals)
             line = frame.f_lineno
 
-    ran.known = True
     sys.setprofile(watch)
     try:
         returned = function(*args)
     finally:
         sys.setprofile(None)
     return returned, local, place(code.co_filename, line)
-
-
-def _is_a_users(frame: FrameType) -> bool:
-    name, file = str(frame.f_globals.get("__name__")), frame.f_code.co_filename
-    library = file.startswith(("<frozen", _LIBRARY)) and "site-packages" not in file and "dist-packages" not in file
-    return name.partition(".")[0] not in ("spikecore", "torch") and not library
 
 
 def _labels(local: Mapping[str, Any], reserved: Any) -> Dict[Node, str]:

@@ -7,13 +7,14 @@ computes, so that a definition can be called by hand; with numbers only it retur
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Dict
 
 import torch
 
 from spikecore.lang import _numbers as numbers
 from spikecore.lang import eager
-from spikecore.lang._expr import Expr, TraceError, here, lift, make, record
+from spikecore.lang._expr import Expr, TraceError, here, lift, make, record, refusing_no_grad
 from spikecore.lang._graph import topological
 from spikecore.lang.node import Node, SpikeRule
 
@@ -168,7 +169,9 @@ def spike(u: Value, surrogate: Surrogate, strict: bool = False) -> Value:
     values: Dict[Node, torch.Tensor] = {}
     if isinstance(u, torch.Tensor):
         asked, values = numbers.with_tensors(surrogate, Expr)
-    derivative = lift(asked.derivative(Expr(Node("argument", (), "u"))), "surrogate derivative")
+    # no gradient flows through a derivative, with and without torch.no_grad()
+    with refusing_no_grad(False) if isinstance(u, Expr) else nullcontext():
+        derivative = lift(asked.derivative(Expr(Node("argument", (), "u"))), "surrogate derivative")
     if derivative.is_bool:
         raise TraceError(f"{surrogate!r}.derivative gives a comparison{here()}; return sc.ops.where(comparison, a, b)")
     if not isinstance(u, (Expr, torch.Tensor)):
@@ -183,7 +186,6 @@ def spike(u: Value, surrogate: Surrogate, strict: bool = False) -> Value:
         rule = SpikeRule(strict, derivative, repr(surrogate))
     else:
         rule = SpikeRule(strict, derivative, followed.label(surrogate), followed.recipes(derivative))
-        followed.asked[id(surrogate)] = surrogate, derivative
     if isinstance(u, Expr):
         return Expr(make("spike", u.node, attr=rule))
     return eager.SpikeFunction(rule)(u, *[values[leaf].detach().to(u.dtype) for leaf in rule.params])

@@ -180,7 +180,7 @@ def _values(neuron: Stateful, names: Sequence[str]) -> Tuple[Any, ...]:
 def _changed_setting(settings: _Settings) -> str:
     """What changed, for users; "" if nothing did."""
     neuron = settings.neuron
-    # asked first: it traces again, and takes other numbers, where something that the definition reads has changed
+    # asked first: it traces again, and takes other numbers, where a setting was written past __setattr__
     now = neuron.program if settings.program is not None and isinstance(neuron, Bound) else settings.program
     same = now is settings.program or now == settings.program  # to compare two programs takes long
     names = settings.names

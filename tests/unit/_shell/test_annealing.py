@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import spikecore as sc
-from spikecore._shell import definition
 from spikecore.backend import Spec
 from spikecore.lang import Expr, Node, Numbers, ops, trace
 from spikecore.testing._oracle.surrogates import OTHER_ARGUMENTS, SURROGATES
@@ -116,62 +115,6 @@ def test_annealing_compiles_nothing(monkeypatch):
         expected = alpha / 2 / (1 + (math.pi / 2 * alpha * u) ** 2)
         torch.testing.assert_close(grad[0].double(), expected, rtol=1e-5, atol=0)
     assert compiled == []
-
-
-class Doubled(sc.Neuron):
-    """Two spikes with one surrogate, in a user's own words."""
-
-    states = {"v": 0.0}
-    params = {"tau": 2.0, "alpha": 1.0}
-
-    def dynamics(self, x, s, p):
-        z = self.spike(x * p.alpha - 1.0) + self.spike(x - 1.5, strict=True)
-        return z, {"v": z}
-
-
-class Peeks(Doubled):
-    """It reads its surrogate."""
-
-    def dynamics(self, x, s, p):
-        z = self.surrogate.alpha * self.spike(x - 1.0)
-        return z, {"v": z}
-
-
-class TwoOfThem(Doubled):
-    """Beside its own surrogate it has another one."""
-
-    def dynamics(self, x, s, p):
-        z = self.spike(x - 1.0) * sc.ops.spike(x - 0.5, S.Sigmoid(3.0))
-        return z, {"v": z}
-
-
-@pytest.mark.parametrize(
-    ("make", "again"),
-    [(sc.LIF, 0), (sc.PLIF, 0), (Doubled, 0), (Peeks, 1), (TwoOfThem, 1)],
-    ids=["LIF", "PLIF", "twice", "peeks", "another"],
-)
-def test_annealing_traces_nothing(make, again, monkeypatch):
-    """Of a surrogate with other numbers only the derivative is asked, where nothing else depends on the surrogate."""
-    traces, traced = [], definition.traced
-    monkeypatch.setattr(definition, "traced", lambda *args: traces.append(args) or traced(*args))
-    neuron, x = make(), torch.rand(3, 4).mul(3).requires_grad_()
-    neuron(x)
-    traces.clear()
-    for k in range(1, 6):
-        neuron.surrogate = S.ATan(alpha=2.0 + k)
-        out = neuron(x)
-        (found,) = torch.autograd.grad(out.sum(), x)
-        assert len(traces) == k * again
-        del traces[k * again :]
-        fresh = make(surrogate=S.ATan(alpha=2.0 + k))
-        expected = fresh(x)
-        assert torch.equal(out, expected)
-        assert torch.equal(found, torch.autograd.grad(expected.sum(), x)[0])
-        del traces[k * again :]
-    neuron.surrogate = S.Sigmoid(4.0)
-    (found,) = torch.autograd.grad(neuron(x).sum(), x)
-    fresh = make(surrogate=S.Sigmoid(4.0)) if make is not Peeks else neuron
-    assert torch.equal(found, torch.autograd.grad(fresh(x).sum(), x)[0])
 
 
 @pytest.mark.skipif(TORCH < (2, 6) or sys.version_info >= (3, 14), reason="this torch does not compile a neuron")

@@ -163,9 +163,15 @@ class ByGlobal(sc.Neuron):
 
 
 def test_what_a_definition_reads(monkeypatch):
-    """A global number that the dynamics read is a part of the definition."""
+    """A definition that was traced again, here with another global number, is another one."""
+    neuron = ByGlobal()
+
+    def change(model):
+        monkeypatch.setitem(globals(), "GAIN", 3.0)
+        neuron.retrace()
+
     with pytest.raises(RuntimeError, match="the definition of ByGlobal changed since"):
-        changed_between(net(ByGlobal()), lambda model: monkeypatch.setitem(globals(), "GAIN", 3.0))
+        changed_between(net(neuron), change)
 
 
 @pytest.mark.parametrize("first", [True, False])
