@@ -44,6 +44,8 @@ def in_words(x: Tensor) -> str:
     if index is None:
         return ""
     x = _local(x)
+    if x.numel() == 1:
+        return f"the value {str(x.item()).replace('nan', 'NaN')}"
     nans, infinities = int(torch.isnan(x).sum()), int(torch.isinf(x).sum())
     counts = [f"{nans:,} NaN"] if nans else []
     counts += [f"{infinities:,} {'infinity' if infinities == 1 else 'infinities'}"] if infinities else []

@@ -100,8 +100,8 @@ class Updates:
 
 _BEGINS = "training step: the gradients are not finite"
 _BACKWARD = (
-    "torch.autograd.set_detect_anomaly(True) around the step names the operation whose backward pass gave it; "
-    "sc.explain(net, inputs, loss=...) names the weights"
+    "spikes hide what is not finite in front of them: sc.explain(net, inputs) says where it began; where that is the "
+    "backward pass, torch.autograd.set_detect_anomaly(True) around the step names the operation"
 )
 
 
@@ -153,7 +153,7 @@ def _in_backward(net: nn.Module, weights: List[Tensor]) -> str:
         count = sum(not finite.is_finite(gradient) for _, gradient in gradients)
         others = f", and so have {count - 1} others" if count > 1 else ""
         return (
-            f"input, parameters, output and loss are finite, and {spoilt[0]} has {finite.in_words(spoilt[1])}{others}. "
+            f"input, parameters, output and loss are finite, and {spoilt[0]} has {finite.in_words(spoilt[1])}{others}; "
             f"{_BACKWARD}"
         )
     for name, gradient in gradients:

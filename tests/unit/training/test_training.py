@@ -177,7 +177,10 @@ def spoilt(where: str):
             r"the parameter '0\.weight' has 1 NaN among .*, the first at index \[1, 0\], and had it before this",
         ),
         ("loss", r"the output of the network is finite, and the loss is inf\. Look for a division by 0"),
-        ("backward", r"output and loss are finite, and the gradient of .* has .* NaN .*set_detect_anomaly\(True\)"),
+        (
+            "backward",
+            r"output and loss are finite, and the gradient of .* has .* NaN .*explain\(net, inputs\) says where",
+        ),
         ("norm", r"each number is finite, and the gradient of .* has a norm of .*, whose square is not"),
     ],
 )
