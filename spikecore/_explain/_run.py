@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd import profiler
 
 from spikecore._base.batches import device_of, flattened, run_network, to_device, tree_map
@@ -110,15 +110,17 @@ def explain(
         if training and not any(parameter.requires_grad for parameter in net.parameters()):
             inputs = tree_map(lambda one: one.detach().requires_grad_() if one.is_floating_point() else one, inputs)
             given = flattened(inputs)
+        gradients: List[Tuple[str, Tensor]] = []
         with _silent_profiler(), profiler.profile(record_shapes=True) as profile:
             with watching.on(inputs):
                 outputs = run_network(net, inputs)
             if training:
                 gradients = go_backward(net, given, outputs, loss)
-                watching.finite.note_backward(gradients)
         for seen in watching.order:
             _note_backend(seen)
         to_rest(modules, carried=True)  # layers that fire at no step, or at each, run again
+        _look_at_states(watching)
+        watching.finite.note_backward(gradients)
         return _explanation(net, watching, traffic(profile.function_events or ()), given[0].device, training)
 
 
@@ -182,7 +184,6 @@ def _explanation(
     found = [(seen, _layer(seen, moved.get(seen.number, Traffic()), times, training)) for seen in watching.order]
     found = [(seen, layer) for seen, layer in found if _is_shown(seen, layer)]
     layers = [layer for _, layer in found]
-    _look_at_states(watching)
     spoilt = in_words(watching.finite, times)
     setting = Setting(
         device_type=device.type,

@@ -189,3 +189,21 @@ def test_a_clipped_training_step_says_it_at_once(network: str, place: str) -> No
         place, "sc.explain(net, inputs) says where it began"
     )
     assert text in str(raised.value)
+
+
+class Growing(sc.Neuron):
+    """A potential that is squared at each step, until it is infinite, and NaN after that."""
+
+    states = {"v": 2.0}
+
+    def dynamics(self, x, s, p):
+        v = s.v * s.v * s.v - s.v * s.v + x
+        z = self.spike(-1.0 - v)
+        return z, {"v": v - v * z}
+
+
+def test_a_potential_that_overflows_is_no_silent_neuron() -> None:
+    """Input and parameters are finite: a layer that never fires runs again, and its states are looked at."""
+    text = sc.explain(Growing(backend="torch"), torch.ones(12, 2, 3)).advice[0]
+    assert "begins in Growing, whose input is finite: its state 'v' has" in text
+    assert "time step " in text
