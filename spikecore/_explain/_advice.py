@@ -9,6 +9,7 @@ from torch import nn
 from spikecore._explain._layers import OWN, REPEATED, Layer
 from spikecore._explain._normalised import behind_norms
 from spikecore._explain._shown import size
+from spikecore._explain._trials import USABLE, Calls, is_saturated, is_silent, tried
 from spikecore._plugins.selection import REFERENCE, automatic_order
 from spikecore._shell.state import Stateful
 from spikecore.neuron import Neuron
@@ -31,6 +32,10 @@ class Setting(NamedTuple):
     #: The module of each layer, and what computed its first input, if a module did.
     modules: Tuple[nn.Module, ...]
     sources: Tuple[Optional[nn.Module], ...]
+    #: What each was given, of a layer of neurons that fires at no step, or at each.
+    samples: Tuple[Optional[Calls], ...]
+    #: Where numbers stop being finite, and what to do; "" where they are finite.
+    not_finite: str
 
 
 def advice(layers: Sequence[Layer], setting: Setting) -> Tuple[str, ...]:
@@ -224,26 +229,60 @@ def _learnt(layers: Sequence[Layer], setting: Setting) -> List[str]:
     ]
 
 
+def _not_finite(layers: Sequence[Layer], setting: Setting) -> List[str]:
+    """NaN and infinities: the network learns nothing, and its rates say nothing."""
+    return [setting.not_finite] if setting.not_finite else []
+
+
 def _silent(layers: Sequence[Layer], setting: Setting) -> List[str]:
     """Layers that never fire, or always: the network learns nothing there, at whatever speed."""
-    found = [layer for layer in layers if layer.rate == 0.0]
-    always = [layer for layer in layers if layer.rate == 1.0]
+    if setting.not_finite:
+        return []
     texts = []
-    if found:
-        texts.append(
-            f"{_named(found)} never fired on this input, so that zeros are all that comes out: a lower threshold, "
-            "larger weights or inputs, or a larger tau"
-        )
-    if always:
-        texts.append(
-            f"{_named(always)} fired at every step, so that the spikes say nothing about the input: a higher "
-            "threshold, or smaller weights or inputs"
-        )
+    for is_extreme, meaning in (
+        (is_silent, "next to nothing comes out"),
+        (is_saturated, "the spikes say nothing about the input"),
+    ):
+        found = [i for i, layer in enumerate(layers) if layer.rate is not None and is_extreme(layer.rate)]
+        if not found:
+            continue
+        who = _listed([f"{_named([layers[i]])} {_how_often(layers[i].rate or 0.0)}" for i in found])
+        text = f"{who} on this batch, so that {meaning}. {_way_out(found[0], layers, setting)}"
+        if len(found) > 1:
+            text += ". Then explain the network again: the layers behind it get other spikes"
+        texts.append(text)
     return texts
+
+
+def _how_often(rate: float) -> str:
+    exact = {0.0: "never fired", 1.0: "fired at every step"}
+    return exact.get(rate) or f"fired at {100 * rate:.3g} % of all steps"
+
+
+def _way_out(index: int, layers: Sequence[Layer], setting: Setting) -> str:
+    """What brings the rate of a layer into a usable range, as it was tried."""
+    module, sample = setting.modules[index], setting.samples[index]
+    name = _named([layers[index]])
+    if not sample or not isinstance(module, Stateful):
+        return f"Nothing was tried for {name}, because its calls do not begin at rest"
+    low, high = USABLE
+    trials = tried(module, sample, silent=is_silent(layers[index].rate or 0.0))
+    if trials:
+        told = [f"{trial.setting} gives a rate of {trial.rate:.2f}" for trial in trials]
+        return f"Tried for {name}, one at a time, on the input that it had: {'; '.join(told)}"
+    x = sample[0][0].float()
+    if not bool(x.any()):
+        return f"The input of {name} is 0 at every step, so that no setting helps: look at what lies in front of it"
+    return (
+        f"None of the parameters and settings of {name}, and no larger or smaller input, changed alone, gives a rate "
+        f"of {low:g} to {high:g}; its input lies between {float(x.min()):.3g} and {float(x.max()):.3g}, and is "
+        f"{float(x.mean()):.3g} on average"
+    )
 
 
 _RULES: Tuple[Callable[[Sequence[Layer], Setting], List[str]], ...] = (
     # first what is wrong, then what is slow
+    _not_finite,
     _batch_as_time,
     _silent,
     _reference,

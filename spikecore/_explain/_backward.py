@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inspect import signature
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -37,8 +37,8 @@ def check_loss(loss: Loss) -> None:
         ) from error
 
 
-def go_backward(net: nn.Module, given: Sequence[Tensor], outputs: Any, loss: Loss) -> None:
-    """The backward pass, whose gradients are dropped."""
+def go_backward(net: nn.Module, given: Sequence[Tensor], outputs: Any, loss: Loss) -> List[Tuple[str, Tensor]]:
+    """The gradients of the backward pass by the names of parameters; none is kept in them."""
     wanted = [one for one in (*net.parameters(), *given) if one.requires_grad]
     if loss is None:
         ends = [one for one in flattened(outputs) if one.requires_grad]
@@ -46,10 +46,15 @@ def go_backward(net: nn.Module, given: Sequence[Tensor], outputs: Any, loss: Los
             raise ValueError(
                 "no output of net has a gradient to go back from; training=False explains the forward pass alone"
             )
-        torch.autograd.grad(ends, wanted, [torch.ones_like(one) for one in ends], allow_unused=True)
-        return
+        found = torch.autograd.grad(ends, wanted, [torch.ones_like(one) for one in ends], allow_unused=True)
+        return _named(net, wanted, found)
     value = loss(outputs)
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
         what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else a_kind(value)
         raise ValueError(f"loss must give one number with a gradient from the outputs of net, got {what}")
-    torch.autograd.grad(value.reshape(()), wanted, allow_unused=True)
+    return _named(net, wanted, torch.autograd.grad(value.reshape(()), wanted, allow_unused=True))
+
+
+def _named(net: nn.Module, wanted: Sequence[Tensor], gradients: Sequence[Optional[Tensor]]) -> List[Tuple[str, Tensor]]:
+    names = {id(parameter): name for name, parameter in net.named_parameters()}
+    return [(names.get(id(one), "x"), grad) for one, grad in zip(wanted, gradients) if grad is not None]

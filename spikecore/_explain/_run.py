@@ -7,19 +7,21 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd import profiler
 
 from spikecore._base.batches import device_of, flattened, run_network, to_device, tree_map
 from spikecore._delay import Delay
 from spikecore._explain._advice import Setting, advice
 from spikecore._explain._backward import Loss, check_loss, go_backward
+from spikecore._explain._finite import in_words
 from spikecore._explain._floor import words_of_call
 from spikecore._explain._layers import Explanation, Layer
 from spikecore._explain._notes import notes
 from spikecore._explain._preserved import preserved
 from spikecore._explain._reasons import copies
 from spikecore._explain._traffic import Traffic, traffic
+from spikecore._explain._trials import run_again
 from spikecore._explain._watching import Seen, Watching
 from spikecore._shell.automatic import told_of_refusals
 from spikecore._shell.binding import chosen_anew, request
@@ -68,6 +70,10 @@ def explain(
     False for a forward pass in eval mode without gradients. An enclosing ``torch.autocast`` holds, and so does an
     enclosing :class:`spikecore.packed_spikes` (from torch 2.2 on).
 
+    Advice begins with what is wrong: where NaN and infinities begin, and which layers of neurons never fire, or always.
+    For the first such layer each setting that is named was tried, by a copy of the layer on the input that it had, and
+    stands with the rate that it gave.
+
     Neurons begin at rest. Afterwards the network is as it was: parameters, gradients, buffers (running statistics),
     modes, states of neurons, torch's random streams. The copies and words are those of operations of torch, and of
     compiled kernels the least they move; what runs in threads of a network's own is not seen.
@@ -104,13 +110,17 @@ def explain(
         if training and not any(parameter.requires_grad for parameter in net.parameters()):
             inputs = tree_map(lambda one: one.detach().requires_grad_() if one.is_floating_point() else one, inputs)
             given = flattened(inputs)
+        gradients: List[Tuple[str, Tensor]] = []
         with _silent_profiler(), profiler.profile(record_shapes=True) as profile:
-            with watching.on(given):
+            with watching.on(inputs):
                 outputs = run_network(net, inputs)
             if training:
-                go_backward(net, given, outputs, loss)
+                gradients = go_backward(net, given, outputs, loss)
         for seen in watching.order:
             _note_backend(seen)
+        to_rest(modules, carried=True)  # layers that fire at no step, or at each, run again
+        _look_at_states(watching)
+        watching.finite.note_backward(gradients)
         return _explanation(net, watching, traffic(profile.function_events or ()), given[0].device, training)
 
 
@@ -174,6 +184,7 @@ def _explanation(
     found = [(seen, _layer(seen, moved.get(seen.number, Traffic()), times, training)) for seen in watching.order]
     found = [(seen, layer) for seen, layer in found if _is_shown(seen, layer)]
     layers = [layer for _, layer in found]
+    spoilt = in_words(watching.finite, times)
     setting = Setting(
         device_type=device.type,
         training=training,
@@ -182,8 +193,19 @@ def _explanation(
         net=net,
         modules=tuple(seen.module for seen, _ in found),
         sources=tuple(seen.source for seen, _ in found),
+        samples=tuple(seen.sample for seen, _ in found),
+        not_finite=spoilt,
     )
     return Explanation(tuple(layers), advice(layers, setting), str(device), training)
+
+
+def _look_at_states(watching: Watching) -> None:
+    """Whether a layer of neurons that fires at no step, or at each, does so because its state is not finite."""
+    for seen in watching.order:
+        if watching.finite.origin is None and seen.sample and isinstance(seen.module, Stateful):
+            outcome = run_again(seen.module, seen.sample, record=True)
+            if outcome.spoilt:
+                watching.finite.note_state(seen, outcome.spoilt, outcome.step)
 
 
 def _is_shown(seen: Seen, layer: Layer) -> bool:

@@ -13,9 +13,11 @@ from torch.autograd.profiler import record_function
 from spikecore._base.batches import flattened
 from spikecore._delay import Delay
 from spikecore._explain._described import is_channels_last, is_repeated, memory_layout
+from spikecore._explain._finite import Finite
 from spikecore._explain._held import Held, storage_of
 from spikecore._explain._results import Results
 from spikecore._explain._traffic import ASIDE, RANGE
+from spikecore._explain._trials import is_saturated, is_silent
 from spikecore._hoisting import hoisted_steps, observing
 from spikecore._shell.prologued import prologue_of
 from spikecore._shell.state import Stateful
@@ -59,6 +61,8 @@ class Seen:
         #: Spikes and outputs, if all outputs are 0 or 1.
         self.spikes = self.outputs = 0
         self.only_spikes = True
+        #: Copies of the inputs of each call, of a layer that hardly fires, or nearly always; None of any other.
+        self.sample: Optional[List[List[Tensor]]] = []
         self.saved = 0
         #: Numbers that it keeps and that are not its inputs: states at checkpoints.
         self.checkpoints = 0
@@ -88,11 +92,12 @@ class Watching:
         #: Storages of what the modules that run now were given, and of their parameters.
         self._given: List[Set[int]] = []
         self._stack: List[Tuple[Seen, record_function, Tuple[int, int, bool]]] = []
-        #: Of each of these the shortcut that it adds to its spikes.
-        self._added: List[Optional[Tensor]] = []
+        #: Of each of these what it was given.
+        self._inputs: List[List[Tensor]] = []
         self._kept: Set[int] = {storage_of(tensor) for tensor in (*net.parameters(), *net.buffers())}
         self._spikes: Dict[int, int] = {}
         self._results = Results()
+        self.finite = Finite()
         #: What makes bits of spikes: the network is within sc.packed_spikes(), whose hooks those of this class replace.
         self._packing = packing_around()
         #: What layers had autograd keep: (it, by whom, whether it is none of what the layer got, whether spikes).
@@ -109,9 +114,11 @@ class Watching:
         return self._stack[-1][0] if self._stack else None
 
     @contextmanager
-    def on(self, given: List[Tensor]) -> Iterator[None]:
-        """Within the block the network is watched; ``given`` are the inputs, which the caller keeps anyway."""
-        self._kept.update(map(storage_of, given))
+    def on(self, inputs: Any) -> Iterator[None]:
+        """Within the block the network is watched; ``inputs`` are its inputs, which the caller keeps anyway."""
+        self._kept.update(map(storage_of, flattened(inputs)))
+        with record_function(ASIDE), torch.no_grad():
+            self.finite.look_at_inputs(inputs)
         handles: List[Any] = []
         wrapped: List[nn.Module] = []
         try:
@@ -126,7 +133,7 @@ class Watching:
             self._note_kept()
         finally:
             self._held.clear()
-            self._added.clear()
+            self._inputs.clear()
             while self._stack:  # where a layer raised
                 self._stack.pop()[1].__exit__(None, None, None)
             for module in wrapped:
@@ -147,6 +154,8 @@ class Watching:
         def watched(*args: Any, **kwargs: Any) -> Any:
             if self.top is seen:  # Recurrent.forward, or an override of forward
                 return run(*args, **kwargs)
+            if kwargs.get("state") is not None:
+                seen.sample = None  # it does not begin at rest, as a layer that runs again does
             self._begin(seen, flattened(args))
             found = run(*args, **kwargs)
             self._end(seen, flattened(found[0]))
@@ -173,10 +182,11 @@ class Watching:
             if isinstance(seen.module, TimeBatched) and given and given[0].ndim > 1:
                 steps, batch = given[0].shape[:2]
                 folded = steps, batch, is_repeated(given[0], steps)
+            self.finite.look_at_given(seen, given, folded[:2])
         entered = record_function(f"{RANGE}{seen.number}")
         entered.__enter__()
         self._stack.append((seen, entered, folded))
-        self._added.append(given[1] if len(given) > 1 and _adds_behind(seen.module) else None)
+        self._inputs.append(given)
         self._given.append({storage_of(one) for one in (*given, *seen.module.parameters(recurse=False))})
 
     def _note_steps(self, seen: Seen, x: Tensor, folded: Tuple[int, int, bool]) -> None:
@@ -193,27 +203,34 @@ class Watching:
 
     def _end(self, seen: Seen, results: List[Tensor]) -> None:
         _, entered, _ = self._stack.pop()
-        added = self._added.pop()
+        given = self._inputs.pop()
         self._given.pop()
         entered.__exit__(None, None, None)
         with record_function(ASIDE), torch.no_grad():
+            self.finite.look_at_output(seen, results, self._stack[-1][2][:2] if self._stack else (0, 0))
             for value in results[:1]:
                 self._results.note(seen.module, value)
                 seen.given += _apart(value)
                 if seen.output is None:
                     seen.output = _described(value)
                 if _may_fire(seen.module):
-                    self._note_spikes(seen, value, added)
+                    self._note_spikes(seen, value, given)
 
-    def _note_spikes(self, seen: Seen, value: Tensor, added: Optional[Tensor]) -> None:
+    def _note_spikes(self, seen: Seen, value: Tensor, given: List[Tensor]) -> None:
+        added = given[1] if len(given) > 1 and _adds_behind(seen.module) else None
         # of whole numbers the difference is exact
         spikes = value if added is None else value - added
         fires = spikes == 1
         if not bool((fires | (spikes == 0)).all()):
-            seen.only_spikes = False
+            seen.only_spikes, seen.sample = False, None
             return
         seen.spikes += int(fires.sum())
         seen.outputs += value.numel()
+        rate = seen.spikes / seen.outputs if seen.outputs else 0.0
+        if not (is_silent(rate) or is_saturated(rate)):
+            seen.sample = None
+        if seen.sample is not None:
+            seen.sample.append([x.detach().clone() for x in given])
         if added is None and value.is_floating_point() and value.numel():
             self._spikes[storage_of(value)] = value.element_size() * value.numel()
 

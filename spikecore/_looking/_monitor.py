@@ -44,8 +44,11 @@ def monitor(
     The rate of a layer is ``r = sum over t, b, i of |y[t, b, i]| / (T * B * N)`` of the outputs ``y``: spikes per time
     step and neuron, where a graded spike counts as much as it is. A neuron whose output is no spike (``sc.LI``) has no
     rate. Rates are those of all calls within the block, each time step counting the same; ``seen["1"].calls`` has each.
-    A block costs a sum over the outputs for each call, and holds one number for each neuron; nothing waits for the
-    device before a rate is read. It adds no hooks: a fused, hoisted or wrapped network computes as without the block.
+    A block costs a sum over inputs and outputs for each call, and holds one number for each neuron and some for each
+    time step; nothing waits for the device before a rate is read. It adds no hooks: a fused, hoisted or wrapped network
+    computes as without the block.
+
+    ``seen["1"].not_finite`` says what of a layer is NaN or infinite, and since when.
 
     net: a network or a neuron. What wraps it (``torch.compile``, ``DistributedDataParallel``, ``nn.DataParallel``) is
         no part of the names; each replica's call counts as a call.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base.locking import Lock
+from spikecore._looking._finite import Finite
 from spikecore._looking._logged import log
 from spikecore._looking._table import as_html, as_text
 from spikecore._shell.prologued import prologue_of
@@ -43,6 +44,8 @@ class Call:
     #: The sum of all outputs, on the device; None where they are no spikes.
     total: Optional[Tensor] = None
     outputs: int = 0
+    #: What says whether numbers are finite, on the device.
+    finite: Optional[Finite] = None
 
     @property
     def rate(self) -> Optional[float]:
@@ -56,9 +59,11 @@ class Layer(Watcher):
     ``name``: its path in the network, "" for the network itself. ``kind``: its class. ``calls``: a :class:`Call` for
     each. ``rate``: spikes per time step and neuron over all calls, None where the output is no spike or nothing was
     called. ``rates``: the same of each neuron, ``[...]`` as one sample of one step. ``silent``, ``saturated``: how many
-    neurons never fired, and how many fired at every step of every sample. ``spikes``, and each recorded state by its
-    name or in ``states``: ``[T, B, ...]`` of the one call; of calls that continue one another, which are those of
-    single-step neurons and those within ``carry_state``, all steps in order, a ``sc.reset`` between them or not.
+    neurons never fired, and how many fired at every step of every sample. ``not_finite``: what of its inputs,
+    parameters, outputs and recorded states is NaN or infinite, and since when; "" where nothing is. ``spikes``, and
+    each recorded state by its name or in ``states``: ``[T, B, ...]`` of the one call; of calls that continue one
+    another, which are those of single-step neurons and those within ``carry_state``, all steps in order, a ``sc.reset``
+    between them or not.
     """
 
     def __init__(self, name: str, kind: str, record: Tuple[str, ...], spikes: bool, grad: bool) -> None:
@@ -79,7 +84,9 @@ class Layer(Watcher):
             #: Whether all outputs that could be other numbers were whole ones, for each device.
             self._whole: Dict[torch.device, Tensor] = {}
 
-    def take(self, module: nn.Module, outputs: Tensors, trace: Mapping[str, Tensor], single: bool) -> None:
+    def take(
+        self, module: nn.Module, inputs: Tensors, outputs: Tensors, trace: Mapping[str, Tensor], single: bool
+    ) -> None:
         """Note a call."""
         neuron: Any = module.neuron if isinstance(module, Recurrent) else module
         carries = isinstance(module, Stateful) and module.carrying
@@ -94,7 +101,8 @@ class Layer(Watcher):
             total = None if index is None else self._sum(y, added or not _binary(neuron.program, index))
         steps, batch = y.shape[0], y.shape[1] if y.ndim > 1 else 1
         count = None if total is None else total.detach().sum()
-        call = Call(steps, batch, y if self._keeps else None, dict(trace), count, y.numel())
+        finite = Finite(module, inputs, outputs, trace, single)
+        call = Call(steps, batch, y if self._keeps else None, dict(trace), count, y.numel(), finite)
         whole = (y == y.detach().round()).all() if added and total is not None else None
         with self._lock:
             self._continued = self._continued and (single or carries)
@@ -152,6 +160,15 @@ class Layer(Watcher):
         for value in others:
             first = first + value.to(first.device)
         return (first / self._samples).float()
+
+    @property
+    def not_finite(self) -> str:
+        """What has NaN or infinities, and since which call and time step; "" where all numbers are finite."""
+        for number, call in enumerate(self._calls, 1):
+            text = "" if call.finite is None else call.finite.in_words(number)
+            if text:
+                return text
+        return ""
 
     @property
     def neurons(self) -> int:

@@ -36,12 +36,25 @@ def html_table(headings: Tuple[str, ...], rows: List[Tuple[str, ...]]) -> str:
 
 def as_text(seen: Seen) -> str:
     """A table of layers."""
-    return "\n".join([*table(_HEADINGS, list(map(_cells, seen.layers)), left=2), "", _LEGEND])
+    return "\n".join([*table(_HEADINGS, list(map(_cells, seen.layers)), left=2), "", _LEGEND, *_not_finite(seen)])
 
 
 def as_html(seen: Seen) -> str:
     """A table of layers."""
-    return f"{html_table(_HEADINGS, list(map(_cells, seen.layers)))}<p>{escape(_LEGEND)}</p>"
+    told = "".join(f"<p>{escape(text)}</p>" for text in (_LEGEND, *_not_finite(seen)))
+    return f"{html_table(_HEADINGS, list(map(_cells, seen.layers)))}{told}"
+
+
+def _not_finite(seen: Seen) -> List[str]:
+    """Lines about layers whose numbers are not finite, and what to do."""
+    found = [(layer, layer.not_finite) for layer in seen.layers]
+    lines = [f"{layer.name or '(net)'} ({layer.kind}): {text}" for layer, text in found if text]
+    if lines:
+        lines.append(
+            "A neuron whose potential is NaN never fires again, so that the rates of such a layer, and of what is "
+            "behind it, say nothing; sc.explain(net, x) names the layer where it began"
+        )
+    return lines
 
 
 def _cells(layer: Layer) -> Tuple[str, ...]:
@@ -57,6 +70,8 @@ def _cells(layer: Layer) -> Tuple[str, ...]:
             f"{rate:.4f}",
             *(("", "") if len(shapes) > 1 else (_part(layer.silent, layer), _part(layer.saturated, layer))),
         )
+    if layer.not_finite:
+        told = (told[0], "not finite", "not finite")
     return (layer.name or "(net)", layer.kind, str(len(calls)), neurons, *told)
 
 

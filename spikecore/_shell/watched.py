@@ -29,6 +29,8 @@ class Watched(FedBack):
             return execute(inputs, state, record, final, single)
         names = watchers.wanted(type(self).__name__, told, self.states, record)
         outputs, end, trace = execute(inputs, state, names, final, single)
-        at_once = tuple([out.unsqueeze(0) for out in outputs]) if single else outputs
-        watchers.tell(self, told, at_once, dict(zip(names, trace)), single)
+        given, at_once = tuple(inputs), outputs
+        if single:
+            given, at_once = (tuple([value.unsqueeze(0) for value in values]) for values in (inputs, outputs))
+        watchers.tell(self, told, given, at_once, dict(zip(names, trace)), single)
         return outputs, end, trace[: len(record)]

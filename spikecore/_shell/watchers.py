@@ -32,8 +32,10 @@ class Watcher:
     #: Names of the states it wants; those that the neuron lacks are left out.
     record: Tuple[str, ...] = ()
 
-    def take(self, module: nn.Module, outputs: Tensors, trace: Mapping[str, Tensor], single: bool) -> None:
-        """A call of ``module``, which may be a replica: outputs and recorded states, ``[T, *N]`` each.
+    def take(
+        self, module: nn.Module, inputs: Tensors, outputs: Tensors, trace: Mapping[str, Tensor], single: bool
+    ) -> None:
+        """A call of ``module``, which may be a replica: inputs, outputs and recorded states, ``[T, *N]`` each.
 
         ``single``: the call was one of a single-step neuron, and T is 1.
         """
@@ -77,7 +79,12 @@ def wanted(
 
 
 def tell(
-    module: nn.Module, watchers: Tuple[Watcher, ...], outputs: Tensors, trace: Mapping[str, Tensor], single: bool
+    module: nn.Module,
+    watchers: Tuple[Watcher, ...],
+    inputs: Tensors,
+    outputs: Tensors,
+    trace: Mapping[str, Tensor],
+    single: bool,
 ) -> None:
     """Tell the watchers of a call.
 
@@ -92,7 +99,7 @@ def tell(
         return
     for watcher in watchers:
         own = {name: trace[name] for name in watcher.record if name in trace}
-        watcher.take(module, outputs, own, single)
+        watcher.take(module, inputs, outputs, own, single)
 
 
 def refuse_graph(owner: str) -> None:

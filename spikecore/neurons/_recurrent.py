@@ -125,7 +125,7 @@ class Recurrent(Stateful):
             return self._computed(x, state, record, final)
         names = watchers.wanted("Recurrent", told, self.neuron.states, record)
         out, end, trace = self._computed(x, state, names, final)
-        watchers.tell(self, told, (out,), trace, self.step == "single")
+        watchers.tell(self, told, (x,), (out,), trace, self.step == "single")
         return out, end, {name: trace[name] for name in record}
 
     @with_traced_sizes

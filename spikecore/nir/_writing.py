@@ -62,7 +62,9 @@ def save(
         modules, adds their outputs and flattens. Nodes have the names of its modules. Of a network that
         ``torch.compile``, ``DistributedDataParallel`` or ``nn.DataParallel`` wraps, the network itself is written.
     path: the file, which is replaced.
-    dt: the time step, in seconds.
+    dt: the time step, in seconds: that of the reader. snnTorch takes 1e-4, and SpikingJelly where it is given none;
+        sinabs takes time constants for numbers of steps, ``dt=1.0`` with ``discretization="exp"``. With another one
+        they read another network, without an error. The page on NIR has a table of readers.
     discretization: how a reader is meant to make steps, ``"euler"`` as most do or ``"exp"``; kept in the file.
     input_shape: the shape of one sample, without time and batch, such as ``(2, 34, 34)``; None takes it from the first
         layer, where that is ``nn.Linear``.

@@ -31,6 +31,7 @@ from spikecore.training._form import Form
 from spikecore.training._options import TrainingOptions
 from spikecore.training._steps import Loss
 from spikecore.training._time import of_layers, of_loss, telling, warn_of_time
+from spikecore.training._updates import Updates
 
 
 def _options(options: Any) -> TrainingOptions:
@@ -65,6 +66,7 @@ class EagerTraining:
         self.options = _options(options)
         self._stateful = stateful_modules(net)
         self._form = Form(self.net, self.options, optimizer)
+        self._updates = Updates(self.net, self.options.clip_norm, self.options.scaler)
         #: Whether it is known that the optimiser's step needs no closure.
         self._steps_alone = False
         #: Whether a batch was checked for mistakes about time.
@@ -75,13 +77,25 @@ class EagerTraining:
         """Of the options ``channels_last``, ``compile`` and ``pack_spikes``, what became of each."""
         return dict(self._form.form)
 
+    @property
+    def skipped(self) -> int:
+        """How many updates a scaler, or ``clip_norm`` in a captured step, skipped, because gradients were not finite.
+
+        It waits for the device.
+        """
+        return self._updates.skipped
+
     def __call__(self, inputs: Any, targets: Any) -> Tuple[Any, Tensor]:
-        """Train on one batch; the outputs and the loss, detached, are those from before the update."""
-        device, scaler = device_of(self.net), self.options.scaler
+        """Train on one batch; the outputs and the loss, detached, are those from before the update.
+
+        Raises FloatingPointError, with ``clip_norm``, for gradients that are not finite: weights and optimiser are then
+        as before. A step in a CUDA graph, which cannot raise, takes such gradients for 0, and ``skipped`` counts it.
+        """
+        device = device_of(self.net)
         inputs, targets = self._form.inputs(inputs_on(inputs, device)), to_device(targets, device)
         others = [self.loss] if isinstance(self.loss, nn.Module) else []
         outputs, loss = self._form.attempt(lambda: self._differentiated(inputs, targets, device), inputs, *others)
-        self._update(scaler)
+        self._update({"inputs": inputs, "targets": targets, "outputs": outputs, "loss": loss})
         if not self._timed:
             self._timed = True  # before a warning that may be an error
             self._timed = warn_of_time(self.net, self.loss, inputs, outputs, targets)
@@ -140,17 +154,8 @@ class EagerTraining:
                 scaler.load_state_dict(state["scaler"])
             net.load_state_dict(state["net"])
 
-    def _update(self, scaler: Any) -> None:
-        if self.options.clip_norm is not None:
-            if scaler is not None:
-                scaler.unscale_(self.optimizer)
-            held = [p for group in self.optimizer.param_groups for p in group["params"]]
-            torch.nn.utils.clip_grad_norm_(held, self.options.clip_norm)
-        if scaler is None:
-            self._form.update(self.optimizer)
-        else:
-            scaler.step(self.optimizer)
-            scaler.update()
+    def _update(self, batch: Dict[str, Any]) -> None:
+        self._updates.make(self.optimizer, self._form.update, self._form.is_captured, batch)
         for module in self._stateful:
             if isinstance(module, Neuron):
                 # at once, not at the next call: a user may read the parameter, and a compiled network does not project

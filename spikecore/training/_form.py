@@ -104,6 +104,11 @@ class Form:
             stacklevel=2,
         )
 
+    @property
+    def is_captured(self) -> bool:
+        """Whether the step that runs now is captured, or is to load what a captured one needs."""
+        return self._beside
+
     def lay_out_states(self, optimizer: Any) -> None:
         """Have the states of an optimiser lie as their weights, when it is given and after it was loaded."""
         if optimizer is not None and self._weights:

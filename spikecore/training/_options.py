@@ -37,7 +37,8 @@ def elsewhere(unknown: Mapping[str, Any]) -> str:
 class TrainingOptions:
     """How an eager step trains.
 
-    clip_norm: if given, gradients are scaled down to this total 2-norm before the update.
+    clip_norm: if given, gradients are scaled down to this total 2-norm before the update. Gradients that are not finite
+        raise FloatingPointError, which says where they began; in a captured step they count as 0.
     autocast: if given, forward and loss run under ``torch.autocast`` with this dtype (float16 or bfloat16).
     scaler: a gradient scaler (``torch.amp.GradScaler``) for float16; called around backward and update.
     pack_spikes: if true, spikes that autograd saves are kept as bits, see :class:`spikecore.packed_spikes`; those of a

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterator
+import copy
+import re
+from typing import Any, Callable, Dict, Iterator
 
 import pytest
 import torch
@@ -242,11 +244,101 @@ def test_a_loop_over_time_that_takes_the_batch_for_time_is_told_first() -> None:
         assert not has(sc.explain(net, x), "from rest")
 
 
+#: What makes a neuron for a layer that is then driven far too weakly, and far too strongly.
+NEURONS: Dict[str, Callable[[], Any]] = {
+    "IF": sc.IF,
+    "LIF": sc.LIF,
+    "LIF, tau=20": lambda: sc.LIF(tau=20.0),
+    "LIF, learnt": lambda: sc.LIF(tau=torch.full((12,), 4.0), learn=("tau", "threshold")),
+    "PLIF": sc.PLIF,
+    "KLIF": sc.KLIF,
+    "ALIF": sc.ALIF,
+    "Leaky": lambda: sc.Leaky(0.9),
+    "Synaptic": sc.Synaptic,
+    "QIF": sc.QIF,
+    "GLIF": sc.GLIF,
+    "CLIF": sc.CLIF,
+    "Recurrent": lambda: sc.Recurrent(sc.LIF(), nn.Linear(12, 12)),
+}
+#: A setting and its rate, in a piece of advice.
+TRIED = re.compile(r"(?:(\w+)=(\S+)|(\w+) times (\S+)|its input times (\S+)) gives a rate of (\S+?)(?:;|\.? |$)")
+
+
+def words(samples: int = 8, steps: int = 40, channels: int = 16) -> Tensor:
+    """Spoken words as spikes: each of six words has its own time in each channel, around which that channel fires."""
+    generator = torch.Generator().manual_seed(0)
+    times = steps * torch.rand(6, channels, generator=generator)
+    centre = times[torch.arange(samples) % 6] + 2 * torch.randn(samples, 1, generator=generator)
+    near = torch.exp(-(((torch.arange(float(steps))[:, None, None] - centre) / 3) ** 2) / 2)
+    return (torch.rand(steps, samples, channels, generator=generator) < 0.8 * near).float()
+
+
+def driven(name: str, rate: str) -> nn.Sequential:
+    """A layer of weights, and neurons that never fire on words, or always."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 12), NEURONS[name]()).requires_grad_(False)
+    net[0].weight.mul_(0.02 if rate == "silent" else 1.0)
+    net[0].bias.fill_(0.002 if rate == "silent" else 40.0)
+    return net
+
+
+def followed(net: nn.Sequential, parameter: str, value: str, scaled: str, factor: str, of_input: str) -> nn.Sequential:
+    """A copy that does what a piece of advice says."""
+    net = copy.deepcopy(net)
+    neuron = net[1].neuron if isinstance(net[1], sc.Recurrent) else net[1]
+    if parameter:
+        setattr(neuron, parameter, value == "True" if value in ("True", "False") else float(value))
+    elif scaled and scaled != "input":
+        getattr(neuron, scaled).mul_(float(factor))
+    else:
+        net[0].weight.mul_(float(of_input or factor))
+        net[0].bias.mul_(float(of_input or factor))
+    return net
+
+
+@pytest.mark.parametrize("rate", ["silent", "saturated"])
+@pytest.mark.parametrize("name", NEURONS)
+def test_advice_on_rates_gives_the_rate_that_it_says(name: str, rate: str) -> None:
+    """Each setting, followed, brings the layer to the rate that was told, within the usable range."""
+    net, x = driven(name, rate), words()
+    before = sc.explain(net, x, training=False)
+    assert before.layers[-1].rate == (0.0 if rate == "silent" else 1.0)
+    text = next(text for text in before.advice if "on this batch" in text)
+    found = TRIED.findall(text)
+    assert found, text
+    for *setting, told in found:
+        changed = followed(net, *setting)
+        with sc.monitor(changed) as seen:
+            changed(x)
+        (after,) = seen.rates.values()
+        print(f"| {name} | {before.layers[-1].rate:g} | {' '.join(filter(None, setting))} | {told} | {after:.3f} |")
+        assert after == pytest.approx(float(told), abs=0.0051), setting
+        assert 0.01 <= after <= 0.4
+
+
+def test_a_larger_tau_is_not_advised_where_it_makes_a_neuron_more_silent() -> None:
+    """With ``decay_input=True`` the input is divided by tau: rates fall as it grows; without, they rise."""
+    x = 1.3 * torch.ones(200, 1, 1)
+    rates = [sc.LIF(tau=tau, backend="torch")(x).mean().item() for tau in (1.0, 2.0, 5.0, 10.0, 20.0)]
+    assert rates == sorted(rates, reverse=True)
+    (text,) = [text for text in sc.explain(sc.LIF(tau=50.0, backend="torch"), x[:60]).advice if "never fired" in text]
+    (tau,) = re.findall(r"tau=(\S+) gives a rate", text)
+    assert float(tau) < 50.0
+
+
 def test_what_is_wrong_comes_before_what_is_slow() -> None:
-    """A layer that never fires, with what helps."""
-    net = nn.Sequential(nn.Linear(6, 512), sc.LIF(threshold=1e6, backend="torch"), nn.Linear(512, 3))
-    assert sc.explain(net, torch.rand(8, 16, 6)).advice[0].startswith("1 (LIF) never fired on this input")
-    assert "a lower threshold" in sc.explain(net, torch.rand(8, 16, 6)).advice[0]
+    """A layer that never fires, with what helps; where nothing does, with what it was given."""
+    x = torch.rand(8, 16, 6)
+    net = nn.Sequential(nn.Linear(6, 512), sc.LIF(threshold=10.0, backend="torch"), nn.Linear(512, 3))
+    first = sc.explain(net, x).advice[0]
+    assert first.startswith(
+        "1 (LIF) never fired on this batch, so that next to nothing comes out. Tried for 1 (LIF), one"
+    )
+    assert "threshold=" in first
+    assert "its input times" in first
+    below = sc.explain(sc.LIF(backend="torch"), -x).advice[0]
+    assert "None of the parameters and settings of LIF, and no larger or smaller input, changed alone" in below
+    assert "The input of LIF is 0 at every step" in sc.explain(sc.LIF(backend="torch"), 0 * x).advice[0]
 
 
 # -- errors

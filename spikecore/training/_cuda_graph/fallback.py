@@ -62,6 +62,11 @@ class CapturedTraining(_Captured):
         outputs, loss = self._run(inputs, targets)
         return outputs, loss
 
+    @property
+    def skipped(self) -> int:
+        """As that of the eager step."""
+        return int(self._eager.skipped)
+
     def state_dict(self) -> Dict[str, Any]:
         """As that of the eager step."""
         state: Dict[str, Any] = self._eager.state_dict()

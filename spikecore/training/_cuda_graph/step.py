@@ -181,7 +181,8 @@ class _Graphed:
 
         def work() -> Any:
             self._keep(inputs[-1])
-            result = self._eager(*inputs[:-1])
+            with self._eager.as_captured():
+                result = self._eager(*inputs[:-1])
             # of modules that began at rest none is kept
             return result, [module.state for module in self._stateful] if inputs[-1] else []
 
@@ -189,8 +190,7 @@ class _Graphed:
         held = [value for module in self._modules for value in vars(module).values()]
         generators = [value for value in held if isinstance(value, torch.Generator) and is_device(value.device, device)]
         try:
-            with self._eager.as_captured():
-                replay = self._capture.record(work, generators)
+            replay = self._capture.record(work, generators)
         except Exception as error:
             # capturing ran the step's Python, which set gradients and states to tensors that were never computed
             put_back()
@@ -263,6 +263,11 @@ class GraphedTraining(_Graphed):
         """Train on one batch; the outputs and the loss, detached, are those from before the update."""
         outputs, loss = self._run(inputs, targets)
         return outputs, loss
+
+    @property
+    def skipped(self) -> int:
+        """As that of the eager step: replays count."""
+        return int(self._eager.skipped)
 
     def state_dict(self) -> Dict[str, Any]:
         """As that of the eager step."""

@@ -6,6 +6,7 @@ On the CPU a stand-in for the capture runs the work again where a graph would be
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -60,6 +61,30 @@ class TestReplay:
         assert same(results, first)
         assert not results[-1][0].requires_grad
         assert len({loss.data_ptr() for _, loss in results}) == 8
+
+    @pytest.mark.parametrize("options", [GRAPH, sc.CudaOptions(fast=True, compile=False, channels_last=False)])
+    def test_gradients_that_are_not_finite_count_as_zero(self, capture, options, monkeypatch):
+        """The host cannot raise: a replay leaves the weights finite, and ``skipped`` counts it."""
+        monkeypatch.setattr("spikecore.training._models._check_fast", lambda net, options: None)
+        model = net()
+        model[1] = nn.Identity()  # averages of a batch normalisation would take the NaN of the input
+        train, model, _ = training(
+            model,
+            optimizer=torch.optim.SGD(model.parameters(), 0.1),
+            options=dataclasses.replace(options, clip_norm=1.0),
+        )
+        for _ in range(5):
+            train(*batch())
+        before, replayed = copy.deepcopy(model.state_dict()), capture().replayed
+        x, y = batch()
+        x[2, 3, 1] = float("nan")
+        train(x, y)
+        train(x, y)
+        assert (train.skipped, capture().replayed) == (2, replayed + 2)
+        assert same(before, model.state_dict())
+        train(*batch())
+        assert train.skipped == 2
+        assert not same(before, model.state_dict())
 
     def test_the_batch_of_a_call_is_the_one_trained_on(self, capture):
         """The caller's tensors are copied at every call, and never written."""

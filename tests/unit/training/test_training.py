@@ -143,6 +143,126 @@ def test_a_gradient_scaler_is_used_around_backward_and_update():
     torch.testing.assert_close(next(ours.parameters()), next(theirs.parameters()))
 
 
+NAN, INFINITY = float("nan"), float("inf")
+
+
+def spoilt(where: str):
+    """A network, a loss and a batch with one number that is not finite."""
+    model, loss, (x, y) = net(), sc.losses.ce_count, batch()
+    if where == "input":
+        x[2, 3, 1] = NAN
+    elif where == "inputs":
+        x = (x.index_fill(0, torch.tensor([4]), INFINITY),)
+    elif where == "weight":
+        next(model.parameters()).data[1, 0] = NAN
+    elif where == "loss":
+        loss = lambda outputs, targets: sc.losses.ce_count(outputs, targets) / 0  # noqa: E731
+    elif where == "backward":
+        loss = lambda outputs, targets: sc.losses.ce_count(outputs, targets) + (0 * outputs.sum()).sqrt()  # noqa: E731
+    elif where == "norm":
+        loss = lambda outputs, targets: 1e25 * sc.losses.ce_count(outputs, targets)  # noqa: E731
+    return model, loss, x, y
+
+
+@pytest.mark.parametrize(
+    ("where", "text"),
+    [
+        (
+            "input",
+            r"no weight was changed: the input has 1 NaN among 240 numbers, the first at index \[2, 3, 1\]\. Leave",
+        ),
+        ("inputs", r"the input\[0\] has 48 infinities among 240 numbers, the first at index \[4, 0, 0\]"),
+        (
+            "weight",
+            r"the parameter '0\.weight' has 1 NaN among .*, the first at index \[1, 0\], and had it before this",
+        ),
+        ("loss", r"the output of the network is finite, and the loss is inf\. Look for a division by 0"),
+        (
+            "backward",
+            r"output and loss are finite, and the gradient of .* has .* NaN .*explain\(net, inputs\) says where",
+        ),
+        ("norm", r"each number is finite, and the gradient of .* has a norm of .*, whose square is not"),
+    ],
+)
+def test_a_clipped_step_raises_for_gradients_that_are_not_finite(where, text):
+    """It says where that began, and leaves weights and optimiser as they were."""
+    model, loss, x, y = spoilt(where)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    step = sc.training_model(model, loss, optimizer, options=sc.TrainingOptions(clip_norm=1.0))
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(FloatingPointError, match=text):
+        step(x, y)
+    assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(before, model.parameters()))
+    assert not optimizer.state
+    if where == "input":
+        step(*batch())
+        assert not torch.equal(before[0], next(model.parameters()))
+
+
+class Halving:
+    """A gradient scaler that skips what is not finite, as torch's does."""
+
+    def __init__(self):
+        self.factor, self.unscaled = 1024.0, False
+
+    def get_scale(self):
+        return self.factor
+
+    def scale(self, loss):
+        return loss * self.factor
+
+    def unscale_(self, optimizer):
+        self.unscaled = True
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                p.grad /= self.factor
+
+    def step(self, optimizer):
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        self.fine = all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+        if self.fine:
+            if not self.unscaled:
+                self.unscale_(optimizer)
+            optimizer.step()
+
+    def update(self):
+        self.unscaled = False
+        self.factor *= 1.0 if self.fine else 0.5
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_a_scaled_step_says_that_it_was_skipped(clip):
+    """The scaler skips; a warning says where it began, and an error once no scale helps."""
+    model, loss, x, y = spoilt("input")
+    options = sc.TrainingOptions(scaler=Halving(), clip_norm=clip)
+    step = sc.training_model(model, loss, torch.optim.SGD(model.parameters(), 0.1), options=options)
+    before = [p.clone() for p in model.parameters()]
+    with pytest.warns(RuntimeWarning, match=r"not due to the scale: the input has 1 NaN"):
+        step(x, y)
+    assert step.skipped == 1
+    for _ in range(18):
+        with pytest.warns(RuntimeWarning, match="not due to the scale"):
+            step(x, y)
+    with pytest.raises(
+        FloatingPointError, match=r"in 20 steps in a row, each of which was skipped: the input has 1 NaN"
+    ):
+        step(x, y)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
+
+
+def test_a_scale_that_is_too_high_is_lowered_without_a_word():
+    """That is what a scaler is for: the updates are skipped and counted until the scaled gradients are finite."""
+    model, x, y = net(), *batch()
+    options = sc.TrainingOptions(scaler=Halving())
+    loss = lambda outputs, targets: 1e36 * sc.losses.ce_count(outputs, targets)  # noqa: E731
+    step = sc.training_model(model, loss, torch.optim.SGD(model.parameters(), 1e-36), options=options)
+    before = next(model.parameters()).clone()
+    for _ in range(10):
+        step(x, y)
+    assert 0 < step.skipped < 10
+    assert not torch.equal(before, next(model.parameters()))
+
+
 def test_nothing_keeps_the_graph_alive():
     """What a step returns has no graph, and the inner activations are gone after it."""
     model = net()

@@ -1,0 +1,165 @@
+"""The update of a step whose gradients are clipped or scaled: numbers that are not finite do not reach the weights.
+
+Rules of this module:
+
+- Where the host may wait for the device, a step whose gradients are not finite raises, and changes neither weights nor
+  optimiser. A gradient scaler skips such an update itself; a warning says where that is not due to the scale.
+- In a step that is captured the host cannot read a number. There such gradients count as 0, and ``skipped`` counts.
+- Without ``clip_norm`` and without a scaler nothing is looked at.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from spikecore._base import finite
+from spikecore._shell.processes import unwrapped
+
+#: A scale is halved by each update that is skipped: after so many in a row no scale of a half type is the reason.
+_PATIENCE = 20
+
+
+class Updates:
+    """Clips, scales and updates, and counts the updates that were skipped."""
+
+    def __init__(self, net: nn.Module, clip_norm: Optional[float], scaler: Any) -> None:
+        self._net, self._clip_norm, self._scaler = net, clip_norm, scaler
+        self._scales = scaler is not None and bool(getattr(scaler, "is_enabled", lambda: True)())
+        #: Of captured steps, on the device, so that a replay counts, too.
+        self._on_device: Optional[Tensor] = None
+        self._by_scaler = self._in_a_row = 0
+
+    @property
+    def skipped(self) -> int:
+        """How many updates were skipped, because gradients were not finite. It waits for the device."""
+        return self._by_scaler + (0 if self._on_device is None else int(self._on_device))
+
+    def make(self, optimizer: Any, update: Callable[[Any], None], captured: bool, batch: Dict[str, Any]) -> None:
+        """Clip the gradients, and update. ``batch``: inputs, targets, outputs and loss, for a message."""
+        if self._clip_norm is not None:
+            if self._scaler is not None:
+                self._scaler.unscale_(optimizer)
+            self._clip(self._clip_norm, _weights(optimizer), captured, batch)
+        if self._scaler is None:
+            update(optimizer)
+        else:
+            self._make_scaled(optimizer, batch)
+
+    def _clip(self, clip_norm: float, weights: List[Tensor], captured: bool, batch: Dict[str, Any]) -> None:
+        clip = torch.nn.utils.clip_grad_norm_
+        if captured:
+            self._count(weights, clip(weights, clip_norm))
+        elif self._scales:
+            clip(weights, clip_norm)  # the scaler has seen the gradients, and skips the update
+        else:
+            try:
+                clip(weights, clip_norm, error_if_nonfinite=True)  # raises before it changes a gradient
+            except RuntimeError as error:
+                why = _origin(self._net, batch, weights)
+                if not why:
+                    raise  # of another reason
+                raise FloatingPointError(f"{_BEGINS}, so that no weight was changed: {why}") from error
+
+    def _count(self, weights: List[Tensor], norm: Tensor) -> None:
+        """Let gradients without a finite norm count as 0, and count that, without the host."""
+        spoilt = ~torch.isfinite(norm)
+        for weight in weights:
+            if weight.grad is not None:
+                weight.grad.masked_fill_(spoilt, 0.0)
+        if self._on_device is None:
+            self._on_device = torch.zeros((), dtype=torch.long, device=norm.device)
+        self._on_device += spoilt
+
+    def _make_scaled(self, optimizer: Any, batch: Dict[str, Any]) -> None:
+        scaler, before = self._scaler, self._scale()
+        scaler.step(optimizer)
+        scaler.update()
+        if not self._scale() < before:
+            self._in_a_row = 0
+            return
+        self._by_scaler += 1
+        self._in_a_row += 1
+        certain = _origin(self._net, batch, [])
+        if self._in_a_row >= _PATIENCE:
+            why = certain or f"no scale helped, down to {self._scale():g}: {_BACKWARD}"
+            raise FloatingPointError(f"{_BEGINS} in {self._in_a_row} steps in a row, each of which was skipped: {why}")
+        if certain:
+            text = f"{_BEGINS}, and the scaler skipped the update; that is not due to the scale: {certain}"
+            warnings.warn(text, RuntimeWarning, stacklevel=5)
+
+    def _scale(self) -> float:
+        """The scale, of a scaler that tells it."""
+        scale = getattr(self._scaler, "get_scale", None)
+        return math.inf if scale is None else float(scale())
+
+
+_BEGINS = "training step: the gradients are not finite"
+_BACKWARD = (
+    "spikes hide what is not finite in front of them: sc.explain(net, inputs) says where it began; where that is the "
+    "backward pass, torch.autograd.set_detect_anomaly(True) around the step names the operation"
+)
+
+
+def _weights(optimizer: Any) -> List[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _origin(net: nn.Module, batch: Dict[str, Any], weights: List[Tensor]) -> str:
+    """Where numbers that are not finite began, and what to do; "" where all that is known is finite."""
+    net = unwrapped(net)
+    for what in ("input", "target"):
+        spoilt = finite.first(finite.named_leaves(f"the {what}", batch[f"{what}s"]))
+        if spoilt is not None:
+            return (
+                f"{spoilt[0]} has {finite.in_words(spoilt[1])}. Leave such samples out, or put a number in their place "
+                "by torch.nan_to_num"
+            )
+    spoilt = finite.first(net.named_parameters())
+    if spoilt is not None:
+        return (
+            f"the parameter {spoilt[0]!r} has {finite.in_words(spoilt[1])}, and had it before this step. Go on from a "
+            "checkpoint with finite weights, or make the network anew"
+        )
+    spoilt = finite.first(finite.named_leaves("the output", batch["outputs"]))
+    if spoilt is not None:
+        return (
+            f"input and parameters are finite, and {spoilt[0]} has {finite.in_words(spoilt[1])}. sc.explain(net, "
+            "inputs) names the layer where it began"
+        )
+    loss = batch["loss"].detach()
+    if not finite.is_finite(loss):
+        return (
+            f"the output of the network is finite, and the loss is {float(loss):g}. Look for a division by 0, or a "
+            "logarithm of 0, in the loss"
+        )
+    return _in_backward(net, weights)
+
+
+def _in_backward(net: nn.Module, weights: List[Tensor]) -> str:
+    """The same, where input, parameters, output and loss are finite."""
+    names = {id(parameter): name for name, parameter in net.named_parameters()}
+    gradients: List[Tuple[str, Tensor]] = [
+        (f"the gradient of {names.get(id(weight), 'a parameter')}", weight.grad)
+        for weight in weights
+        if weight.grad is not None
+    ]
+    spoilt = finite.first(gradients)
+    if spoilt is not None:
+        count = sum(not finite.is_finite(gradient) for _, gradient in gradients)
+        others = f", and so have {count - 1} others" if count > 1 else ""
+        return (
+            f"input, parameters, output and loss are finite, and {spoilt[0]} has {finite.in_words(spoilt[1])}{others}; "
+            f"{_BACKWARD}"
+        )
+    for name, gradient in gradients:
+        norm = float(torch.linalg.vector_norm(gradient.detach().double()))
+        if norm > math.sqrt(torch.finfo(gradient.dtype).max):  # its square is infinite
+            return (
+                f"each number is finite, and {name} has a norm of {norm:.3g}, whose square is not. Scale the loss down"
+            )
+    return ""

@@ -1,0 +1,209 @@
+"""One number that is not finite, at six places of three networks: explain, monitor and training say where it began.
+
+``pytest -s`` prints the texts.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, Tuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import spikecore as sc
+
+NAN = float("nan")
+STEPS, BATCH = 5, 4
+
+
+class Between(nn.Module):
+    """A layer of a user's own, which gives NaN for one number at time step 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spoils = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.spoils:
+            return x
+        at = torch.zeros_like(x)
+        at[(2,) + (1,) * (x.ndim - 1)] = 1.0
+        return x + (at - 1.0).sqrt().nan_to_num() + torch.where(at == 1.0, (-at).sqrt(), torch.zeros_like(at))
+
+
+def dense() -> nn.Sequential:
+    """Linear layers and LIF."""
+    return nn.Sequential(nn.Linear(6, 16), Between(), sc.LIF(learn=("tau",)), nn.Linear(16, 3), sc.LIF())
+
+
+def convolutional() -> nn.Sequential:
+    """Images for five steps."""
+    return nn.Sequential(
+        sc.encode.Constant(STEPS),
+        sc.layers.TimeBatched(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4)),
+        Between(),
+        sc.LIF(learn=("tau",)),
+        sc.layers.TimeBatched(nn.Flatten(), nn.Linear(64, 3)),
+        sc.LIF(),
+    )
+
+
+def recurrent() -> nn.Sequential:
+    """Neurons that hear themselves, read out by a potential."""
+    return nn.Sequential(
+        nn.Linear(6, 16), Between(), sc.Recurrent(sc.LIF(learn=("tau",)), nn.Linear(16, 16)), nn.Linear(16, 3), sc.LI()
+    )
+
+
+NETWORKS: Dict[str, Callable[[], nn.Sequential]] = {
+    "dense": dense,
+    "convolutional": convolutional,
+    "recurrent": recurrent,
+}
+#: Of each network: first layer with weights, last one, first neuron; and what the neuron's layer is.
+NAMES = {
+    "dense": ("0", "3", "2", "2 (LIF)"),
+    "convolutional": ("1.module.0", "4.module.1", "3", "3 (LIF)"),
+    "recurrent": ("0", "3", "2.neuron", "2 (Recurrent)"),
+}
+PLACES = ("input", "first weight", "last bias", "tau", "a layer's output", "overflow")
+
+
+def planted(network: str, place: str) -> Tuple[nn.Sequential, Tensor]:
+    """A network and its batch, with something that is not finite."""
+    torch.manual_seed(0)
+    net = NETWORKS[network]()
+    first, last, neuron, _ = NAMES[network]
+    x = torch.rand(BATCH, 1, 4, 4) if network == "convolutional" else 3 * torch.rand(STEPS, BATCH, 6)
+    with torch.no_grad():
+        if place == "input":
+            x[(3,) + (0,) * (x.ndim - 1)] = NAN
+        elif place == "first weight":
+            net.get_submodule(first).weight.view(-1)[5] = NAN
+        elif place == "last bias":
+            net.get_submodule(last).bias[1] = NAN
+        elif place == "tau":
+            net.get_submodule(neuron).tau.fill_(NAN)
+        elif place == "overflow":
+            net.get_submodule(first).weight.fill_(3e38)
+            x += 2
+        elif place == "a layer's output":
+            next(module for module in net if isinstance(module, Between)).spoils = True
+    return net, x
+
+
+def begins(network: str, place: str) -> str:
+    """How the text begins, behind its first words."""
+    first, last, neuron, _ = NAMES[network]
+    images = network == "convolutional"
+    layer = ("1.module.0 (Conv2d)" if images else f"{first} (Linear)", "2 (Between)" if images else "1 (Between)")
+    return {
+        "input": "NaN begins in the input: x has 1 NaN among "
+        + (
+            "64 numbers, the first at index [3, 0, 0, 0]."
+            if images
+            else "120 numbers, the first at index [3, 0, 0], time step 3."
+        ),
+        "first weight": f"NaN begins in a parameter: {first}.weight has 1 NaN among",
+        "last bias": f"NaN begins in a parameter: {last}.bias has 1 NaN among 3 numbers, the first at index [1].",
+        "tau": f"NaN begins in a parameter: {neuron}.tau has the value NaN.",
+        "a layer's output": f"NaN begins in the output of {layer[1]}, whose input is finite: it has 1 NaN among",
+        "overflow": f"an infinity begins in the output of {layer[0]}, whose input is finite: it has",
+    }[place]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_explain_says_where_it_began(network: str, place: str) -> None:
+    """First of all advice, with the layer and the time step; and nothing is said of silent layers."""
+    net, x = planted(network, place)
+    found = sc.explain(net, x)
+    print(f"\n| {network} | {place} | {found.advice[0]} |")
+    assert found.advice[0].startswith(f"Numbers are not finite: {begins(network, place)}")
+    assert not any("never fired" in text or "larger" in text for text in found.advice)
+    if place == "a layer's output":
+        assert "time step 2." in found.advice[0]
+        assert f"It reaches {NAMES[network][3]}, time step 2" in found.advice[0]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_monitor_says_what_has_it_since_when(network: str, place: str) -> None:
+    """The second call has it: rates of such a layer are not shown as those of silent neurons."""
+    net, x = planted(network, place)
+    clean, good = planted(network, "none")
+    with sc.monitor(net) as seen:
+        if place in ("input", "a layer's output"):
+            between = next(module for module in net if isinstance(module, Between))
+            between.spoils = False
+            net(good)
+            between.spoils = place != "input"
+        net(x)
+    call = 2 if place in ("input", "a layer's output") else 1
+    layer = seen[NAMES[network][3].split()[0]] if place != "last bias" else seen.layers[-1]
+    print(f"\n| {network} | {place} | {layer.name} ({layer.kind}): {layer.not_finite} |")
+    step = {"input": 0 if network == "convolutional" else 3, "a layer's output": 2}.get(place, 0)
+    what = "an infinity" if place == "overflow" and network != "convolutional" else "NaN"  # normalised, it is NaN
+    expected = f"its input has {what}, from time step {step} of call {call} on"
+    assert layer.not_finite == (
+        f"its parameter {_tau(network)!r} has NaN, since call 1 or before" if place == "tau" else expected
+    )
+    assert f"{layer.name} ({layer.kind}): {layer.not_finite}" in str(seen)
+    assert "names the layer where it began" in str(seen)
+    if layer.rate is not None:
+        assert str(seen).count("not finite  not finite") >= 1
+    with sc.monitor(clean) as fine:
+        clean(good)
+    assert "not finite" not in str(fine)
+    assert [each.not_finite for each in fine.layers] == ["", ""]
+
+
+def _tau(network: str) -> str:
+    return "neuron.tau" if network == "recurrent" else "tau"
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_clipped_training_step_says_it_at_once(network: str, place: str) -> None:
+    """In the first step, and no weight is changed."""
+    net, x = planted(network, place)
+    loss = sc.losses.ce_rate if network != "recurrent" else sc.losses.ce_max_membrane
+    step = sc.training_model(
+        net, loss, torch.optim.SGD(net.parameters(), 0.1), options=sc.TrainingOptions(clip_norm=1.0)
+    )
+    before = [p.detach().clone() for p in net.parameters()]
+    with pytest.raises(
+        FloatingPointError, match="the gradients are not finite, so that no weight was changed"
+    ) as raised:
+        step(x, torch.zeros(BATCH, dtype=torch.long))
+    print(f"\n| {network} | {place} | {raised.value} |")
+    assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(before, net.parameters()))
+    first, last, neuron, _ = NAMES[network]
+    named = {
+        "input": "the input has 1 NaN",
+        "first weight": f"'{first}.weight' has 1 NaN",
+        "last bias": f"'{last}.bias' has",
+    }
+    text = {**named, "tau": f"'{neuron}.tau' has the value NaN"}.get(
+        place, "sc.explain(net, inputs) says where it began"
+    )
+    assert text in str(raised.value)
+
+
+class Growing(sc.Neuron):
+    """A potential that is squared at each step, until it is infinite, and NaN after that."""
+
+    states = {"v": 2.0}
+
+    def dynamics(self, x, s, p):
+        v = s.v * s.v * s.v - s.v * s.v + x
+        z = self.spike(-1.0 - v)
+        return z, {"v": v - v * z}
+
+
+def test_a_potential_that_overflows_is_no_silent_neuron() -> None:
+    """Input and parameters are finite: a layer that never fires runs again, and its states are looked at."""
+    text = sc.explain(Growing(backend="torch"), torch.ones(12, 2, 3)).advice[0]
+    assert "begins in Growing, whose input is finite: its state 'v' has" in text
+    assert "time step " in text
