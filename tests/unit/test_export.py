@@ -241,7 +241,7 @@ def test_onnxruntime_gives_the_same_spikes(name: str, backend: str, tmp_path: Pa
 @pytest.mark.parametrize("step", ["multi", "single"])
 def test_poisson_spikes_are_drawn_by_onnxruntime(step: str, tmp_path: Path) -> None:
     """Each run draws anew, with the rates of the encoder, for any batch."""
-    net = sc.set_step(sc.encode.Poisson(400), step)
+    net = sc.set_step(sc.encode.Poisson(400), step).eval()
     x = torch.tensor([0.0, 0.25, 0.5, 1.0]).expand(2, 4)
     session = onnx_session(net, x, ({0: torch.export.Dim("batch")},), tmp_path / "net.onnx")
     (given,) = session.get_inputs()
