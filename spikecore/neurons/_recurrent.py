@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -116,6 +116,9 @@ class Recurrent(Stateful):
     def _state_names(self) -> Mapping[str, bool]:
         names = dict.fromkeys((*self.neuron.states, FEEDBACK), True)
         return {**names, PAST: False} if isinstance(self.linear, Delay) else names
+
+    def _constant_states(self) -> Collection[str]:
+        return self.neuron.program.constant_states()
 
     def _steps(
         self, x: Tensor, state: Optional[Mapping[str, Tensor]], record: Tuple[str, ...], final: bool = True
