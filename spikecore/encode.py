@@ -147,7 +147,7 @@ class Poisson(Encoder):
             )
         probability = (x.to(compute_dtype(x.dtype)) * self.gain + self.offset).clamp(0.0, 1.0)
         # named only where there is one: ONNX has no operator for a draw that takes a generator, be it None
-        given = {} if self.generator is None else {"generator": self.generator}
+        given: Dict[str, Any] = {} if self.generator is None else {"generator": self.generator}
         drawn: Tensor = torch.rand(shape, device=x.device, dtype=probability.dtype, **given)
         return (drawn < probability).to(x.dtype)
 

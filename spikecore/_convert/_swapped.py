@@ -239,8 +239,8 @@ def become(module: nn.Module, kind: Any, neuron: Neuron, names: Mapping[str, str
     """Make ``module`` one of ``kind`` that ``neuron`` computes. Those of its parameters in ``names`` are the neuron's
     already.
 
-    The neuron gets the others, too, such as one of a layer of feedback: so ``net.parameters()`` keeps its order, by which
-    a saved optimiser finds them. ``net.state_dict()`` keeps the order of its keys.
+    The neuron gets the others, too, such as one of a layer of feedback: so ``net.parameters()`` keeps its order, by
+    which a saved optimiser finds them. ``net.state_dict()`` keeps the order of its keys.
     """
     keys = tuple(module.state_dict())
     names = {**{name: name for name in module._parameters}, **names}
