@@ -146,7 +146,9 @@ class Poisson(Encoder):
                 "encode before the compiled network"
             )
         probability = (x.to(compute_dtype(x.dtype)) * self.gain + self.offset).clamp(0.0, 1.0)
-        drawn = torch.rand(shape, generator=self.generator, device=x.device, dtype=probability.dtype)
+        # named only where there is one: ONNX has no operator for a draw that takes a generator, be it None
+        given: Dict[str, Any] = {} if self.generator is None else {"generator": self.generator}
+        drawn: Tensor = torch.rand(shape, device=x.device, dtype=probability.dtype, **given)
         return (drawn < probability).to(x.dtype)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import operator
 import sys
 from types import MappingProxyType
-from typing import Any, ClassVar, Dict, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, ClassVar, Collection, Dict, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -272,6 +272,9 @@ class Neuron(Watched):
 
     def _state_names(self) -> Mapping[str, bool]:
         return dict.fromkeys(self.states, True)
+
+    def _constant_states(self) -> Collection[str]:
+        return self.program.constant_states()
 
     def extra_repr(self) -> str:
         """Parameters, configuration, and which backend was asked for and bound."""

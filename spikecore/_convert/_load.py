@@ -18,7 +18,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Sequence, Set, 
 import torch
 from torch import Tensor, nn
 
-from spikecore._shell.checkpoints import SNNTORCH
+from spikecore._shell.checkpoints import SNNTORCH, STATES_OF_SNNTORCH
 from spikecore._shell.checks import shown
 from spikecore.layers import TimeBatched
 from spikecore.neuron import Neuron
@@ -46,6 +46,7 @@ def load_state(
     the ``SeqToANNContainer`` in its place, and those of :class:`spikecore.Recurrent` by snnTorch's ``recurrent`` and
     those of its neuron. A fixed ``beta``, ``alpha`` or ``threshold`` of snnTorch sets that of the neuron: one value a
     number, several a tensor. ``graded_spikes_factor`` must be 1, and ``reset_mechanism_val`` the reset of the neuron.
+    States, which snnTorch saved before 0.9 (``mem``, ``syn``), are left out: the network begins at rest.
     Prefixes ``module.`` of DataParallel are left out, and ``_orig_mod.`` of torch.compile wherever it stands.
 
     file: a file of ``torch.save`` or of safetensors (``.safetensors``), or the entries themselves. In a checkpoint with
@@ -199,7 +200,7 @@ def _below(paths: Sequence[str], name: str) -> List[str]:
 def _takes(module: nn.Module, leaf: str) -> bool:
     """Whether a module has an entry of this name, or a neuron a parameter that is a number."""
     own: Set[str] = {*module._parameters, *module._buffers}
-    return leaf in own or (isinstance(module, Neuron) and (leaf in module.params or leaf in SNNTORCH))
+    return leaf in own or (isinstance(module, Neuron) and leaf in (*module.params, *SNNTORCH, *STATES_OF_SNNTORCH))
 
 
 def _by_order(net: nn.Module, state: Mapping[str, Tensor]) -> Dict[str, Tensor]:

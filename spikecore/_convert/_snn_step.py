@@ -27,8 +27,6 @@ class Step(Carrying):
     stays: ClassVar[Tuple[str, ...]] = ("reset_delay", "inhibition", "state_quant")
     #: Names of the states in the order of the arguments.
     _order: Tuple[str, ...]
-    #: Whether spikes are multiplied by graded_spikes_factor.
-    _graded: bool
     init_hidden: bool
     output: bool
     graded_spikes_factor: Tensor
@@ -63,9 +61,7 @@ class Step(Carrying):
                 for (name, own), fit in zip(self._states.items(), fits)
             }
         out, end = self._step(input_.unsqueeze(0), start)
-        spk = out.squeeze(0)
-        if self._graded:
-            spk = spk * self.graded_spikes_factor
+        spk = out.squeeze(0) * self.graded_spikes_factor
         for name, own in self._states.items():
             held[name] = end[own]
         self._keep(spk)
@@ -104,12 +100,8 @@ class Step(Carrying):
                 f"{prefix}reset_mechanism_val is {int(value)}, which means neuron.reset={RESETS[int(value)]!r}, and it "
                 f"is {self.neuron.reset!r} in this network; set it, and load again"
             )
-        factor = state_dict.get(prefix + "graded_spikes_factor")
-        if isinstance(factor, Tensor) and not self._graded and bool((factor != 1).any()):
-            errors.append(
-                f"{prefix}graded_spikes_factor is {factor.tolist()}, and was 1 when this network was converted; load "
-                "the checkpoint first, and convert then"
-            )
+        for name in self._order:  # states, which snnTorch saved before 0.9
+            state_dict.pop(prefix + name, None)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 

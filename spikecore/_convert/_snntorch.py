@@ -91,7 +91,7 @@ def _step(module: Any, row: Row) -> Callable[[], str]:
         states = {theirs: ours for theirs, ours in row.states.items() if ours is not None}
         kind = Step if len(states) == len(row.states) else FedStep
         module.__dict__.pop("state_function", None)
-        module.__dict__["_order"], module.__dict__["_graded"] = tuple(row.states), graded
+        module.__dict__["_order"] = tuple(row.states)
         become(module, kind, neuron, {name: name for name in row.params}, states)
         return repr(neuron)
 

@@ -53,6 +53,8 @@ class Named(Swapped):
     neuron: Any
     #: Their attribute -> that of the neuron.
     _names: Mapping[str, str]
+    #: The keys of ``state_dict`` in the order that they had before.
+    _keys: Tuple[str, ...] = ()
     #: Attributes that would change nothing -> what to set instead.
     _fixed: ClassVar[Mapping[str, str]] = {}
 
@@ -86,14 +88,19 @@ class Named(Swapped):
         """After an attribute was set."""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Entries of the neuron stand under the name of this module."""
+        """Entries of the neuron stand under the name of this module, all of them in the order that they had."""
         prefix = kwargs.get("prefix", "")
         entries = super().state_dict(*args, **kwargs)  # type: ignore[misc]  # of nn.Module
-        inner = f"{prefix}neuron."
         theirs = {own: name for name, own in self._names.items()}
-        for key in [key for key in entries if key.startswith(inner)]:
-            name = key[len(inner) :]
-            entries[prefix + theirs.get(name, name)] = entries.pop(key)
+        mine = {}
+        for key in [key for key in entries if key.startswith(prefix)]:
+            name = key[len(prefix) :]
+            if name.startswith("neuron."):
+                name = theirs.get(name[7:], name[7:])
+            mine[name] = entries.pop(key)
+        for name in (*self._keys, *[name for name in mine if name not in self._keys]):
+            if name in mine:
+                entries[prefix + name] = mine[name]
         return entries
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
@@ -229,18 +236,21 @@ def _detached(value: Any) -> Any:
 
 
 def become(module: nn.Module, kind: Any, neuron: Neuron, names: Mapping[str, str], states: Mapping[str, str]) -> None:
-    """Make ``module`` one of ``kind`` that ``neuron`` computes. Their parameters are the neuron's already.
+    """Make ``module`` one of ``kind`` that ``neuron`` computes. Those of its parameters in ``names`` are the neuron's
+    already.
 
-    ``net.parameters()`` keeps its order, by which a saved optimiser finds them.
+    The neuron gets the others, too, such as one of a layer of feedback: so ``net.parameters()`` keeps its order, by
+    which a saved optimiser finds them. ``net.state_dict()`` keeps the order of its keys.
     """
-    for own in [names[name] for name in module._parameters if name in names]:
-        if own in neuron._parameters:
-            neuron._parameters[own] = neuron._parameters.pop(own)
+    keys = tuple(module.state_dict())
+    names = {**{name: name for name in module._parameters}, **names}
+    for name, value in module._parameters.items():
+        neuron._parameters[names[name]] = neuron._parameters.pop(names[name], value)
     for name in (*names, *kind._fixed):
         if name not in kind.stays:
             for held in (module.__dict__, module._parameters, module._buffers, module._modules):
                 held.pop(name, None)
-    module.__dict__["_names"], module.__dict__["_states"] = dict(names), dict(states)
+    module.__dict__.update(_names=names, _states=dict(states), _keys=keys)
     was: Any = type(module)
     module.__class__ = swapped(kind, was)
     module.register_load_state_dict_post_hook(_by_names_of_old)

@@ -56,7 +56,8 @@ def monitor(
         out. ``Recurrent`` has those of its neuron. The backend must declare ``record``.
     spikes: keep the outputs, too, ``seen["1"].spikes``.
     layers: names of the layers to watch, as in ``net.named_modules()``; None for all.
-    grad: keep the graphs of rates, spikes and states, so that a loss can be made of them; else all are detached.
+    grad: keep the graphs of rates, spikes and states, so that a loss can be made of them; else all are detached. They
+        are those of all calls so far: after a backward through them call ``seen.clear()``.
 
     After the block nothing of the network refers to ``seen``, and ``del seen`` frees what it holds; ``seen.clear()``
     forgets the calls so far. Blocks may be nested, and each sees all calls within it. A network compiled by

@@ -26,6 +26,8 @@ Foreign = Callable[[str, Tensor], Optional[str]]
 
 #: Buffers that every neuron of snnTorch has.
 SNNTORCH = ("reset_mechanism_val", "graded_spikes_factor")
+#: States of snnTorch's neurons, which were in ``state_dict`` before 0.9. A loaded network begins at rest without them.
+STATES_OF_SNNTORCH = ("spk", "syn", "syn_exc", "syn_inh", "mem")
 
 
 def values_after(neuron: Any, state_dict: Mapping[str, Any], prefix: str) -> Dict[str, Any]:
@@ -94,8 +96,10 @@ def spread(neuron: Any, state_dict: Mapping[str, Any], prefix: str) -> Mapping[s
 
 def of_snntorch(reset: Any, name: str, value: Tensor) -> Optional[str]:
     """What the buffers mean that snnTorch keeps beside parameters, for a neuron that resets as snnTorch's do."""
-    if name not in SNNTORCH or reset is None:
+    if name not in (*SNNTORCH, *STATES_OF_SNNTORCH) or reset is None:
         return None
+    if name in STATES_OF_SNNTORCH:
+        return ""
     if name == "reset_mechanism_val":
         theirs = dict(enumerate(("soft", "hard", "none"))).get(int(value))
         return "" if theirs == reset else f"is {int(value)}, which means reset={theirs!r}, not {reset!r}"
@@ -109,9 +113,10 @@ def _entry(state_dict: Mapping[str, Any], key: str) -> Optional[Tensor]:
 
 
 def _foreign(neuron: Any, state_dict: Mapping[str, Any], prefix: str) -> Mapping[str, Tensor]:
-    """Entries under the neuron's name that are no parameters of it."""
+    """Entries under the neuron's name that it has no place for."""
     names = [key[len(prefix) :] for key in state_dict if key.startswith(prefix)]
-    entries = {name: _entry(state_dict, prefix + name) for name in names if name not in neuron.params}
+    places = {*neuron.params, *neuron._parameters, *neuron._buffers}
+    entries = {name: _entry(state_dict, prefix + name) for name in names if name not in places}
     return {name: value for name, value in entries.items() if value is not None and "." not in name}
 
 

@@ -13,7 +13,7 @@ from typing import Any, Callable, Collection, Iterable, Mapping, Optional, Seque
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.words import a_kind
+from spikecore._base.words import a_kind, no_tensor
 from spikecore._plugins.registry import AUTO_NAME, default_registry
 from spikecore._plugins.selection import Resolved
 from spikecore._shell import misnamed
@@ -174,7 +174,7 @@ def inputs(owner: str, names: Sequence[str], values: Sequence[Any]) -> Tensors:
                     "neurons whole with a torch.fx.Tracer whose is_leaf_module returns True for spikecore.Neuron, or "
                     "use torch.compile or torch.export"
                 )
-            raise TypeError(f"{owner}: {name} is {a_kind(value)}; give a tensor")
+            raise TypeError(f"{owner}: {no_tensor(name, value)}")
         if value.dtype not in NAMES:
             raise TypeError(f"{owner}: {name} has dtype {value.dtype}; give floating-point input, e.g. {name}.float()")
         if value.is_nested:

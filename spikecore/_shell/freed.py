@@ -8,7 +8,7 @@ backward reaches it. A call that never goes backward is not disturbed.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Collection, Dict, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -66,14 +66,22 @@ def watched(outputs: Sequence[Tensor], state: Optional[State]) -> Union[Passed, 
     return passed
 
 
-def guarded(owner: str, state: Optional[State], passed: Union[Passed, Marked, None]) -> Optional[State]:
-    """The state, with a node that raises in backward before each value whose graph has been freed."""
+def guarded(
+    owner: str, state: Optional[State], passed: Union[Passed, Marked, None], constant: Callable[[], Collection[str]]
+) -> Optional[State]:
+    """The state, with a node that raises in backward before each value whose graph has been freed.
+
+    ``constant()``: the states that no gradient passes. They are detached instead, since their gradient is 0.
+    """
     if state is None or passed is None or not passed.seen or not torch.is_grad_enabled():
         return state
-    return {
-        name: _Freed.apply(owner, value) if value.grad_fn is not None and _freed(value.grad_fn) else value
-        for name, value in state.items()
-    }
+    names = constant()
+    guarded = {}
+    for name, value in state.items():
+        if value.grad_fn is not None and _freed(value.grad_fn):
+            value = value.detach() if name in names else _Freed.apply(owner, value)
+        guarded[name] = value
+    return guarded
 
 
 def _freed(node: Any) -> bool:

@@ -91,7 +91,7 @@ class Stateful(nn.Module):
             if now is not before and before is not None and now.token is not before.token:
                 processes.check_micro_batch(self)
         if slot["_passed"] is not None:
-            slot["_state"] = freed.guarded(type(self).__name__, slot["_state"], slot["_passed"])
+            slot["_state"] = freed.guarded(type(self).__name__, slot["_state"], slot["_passed"], self._constant_states)
         return slot
 
     def _check_traced(self, at_rest: bool) -> None:
@@ -119,6 +119,10 @@ class Stateful(nn.Module):
     def _state_names(self) -> Optional[Mapping[str, bool]]:
         """The names of its states, and whether each has the shape of one time step; None: they are not declared."""
         return None
+
+    def _constant_states(self) -> Collection[str]:
+        """The states that no gradient passes from one call to the next."""
+        return ()
 
     def _own_names(self) -> Collection[str]:
         """Attributes that are for others to set."""

@@ -7,6 +7,9 @@ Each is an ``autograd.Function`` in three forms (as are those of :mod:`spikecore
 - ``_TransformedX`` in the form that torch.func and torch.compile take, for which torch reads the signature of
   ``forward`` on every call.
 - ``_ForwardX`` with the tangent, too. torch.compile takes no ``Function`` that has one.
+
+While ``torch.jit.trace`` records, they are plain operations (:mod:`spikecore.lang.recorded`): a saved trace holds no
+``Function``.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from typing import Any, Callable, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spikecore.lang._plain import ZERO, choice, is_chosen, is_few, is_plain, step, wants_tangents
+from spikecore.lang import recorded
+from spikecore.lang._plain import ZERO, choice, is_chosen, is_few, is_jit_tracing, is_plain, step, wants_tangents
 
 
 class _Spike(torch.autograd.Function):
@@ -158,11 +162,12 @@ def spike(u: Tensor, strict: bool, derivative: Callable[..., Any], *values: Tens
     """1 where ``u >= 0`` (``u > 0`` if strict), else 0, in the dtype of ``u``; its derivative is the function given."""
     result: Tensor
     if not is_plain(u):
-        result = (
-            _ForwardSpike.apply(u, strict, derivative, *values)
-            if wants_tangents()
-            else _TransformedSpike.apply(u, strict, derivative, values)
-        )
+        if is_jit_tracing():
+            result = recorded.spike(u, strict, derivative, *values)
+        elif wants_tangents():
+            result = _ForwardSpike.apply(u, strict, derivative, *values)
+        else:
+            result = _TransformedSpike.apply(u, strict, derivative, values)
     elif torch.is_grad_enabled() and u.requires_grad:
         result = _Spike.apply(u, strict, derivative, values)
     else:
@@ -174,6 +179,8 @@ def select(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """``a`` where ``z`` is not 0, else ``b``; differentiated as ``z*a + (1-z)*b``."""
     result: Tensor
     if not is_plain(z):
+        if is_jit_tracing():
+            return recorded.select(z, a, b)
         result = (_ForwardSelect if wants_tangents() else _TransformedSelect).apply(*torch.broadcast_tensors(z, a, b))
     elif torch.is_grad_enabled() and (z.requires_grad or a.requires_grad or b.requires_grad):
         # expanding first leaves the summing over broadcast dimensions to autograd

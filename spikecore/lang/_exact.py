@@ -17,7 +17,8 @@ from typing import Any, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spikecore.lang._plain import is_plain, number, wants_tangents
+from spikecore.lang import recorded
+from spikecore.lang._plain import is_jit_tracing, is_plain, number, wants_tangents
 
 
 class _Extremum(torch.autograd.Function):
@@ -158,6 +159,8 @@ def maximum(a: Tensor, b: Tensor) -> Tensor:
 def _of_two(a: Tensor, b: Tensor, largest: bool) -> Tensor:
     result: Tensor
     if not is_plain(a):
+        if is_jit_tracing():
+            return (recorded.maximum if largest else recorded.minimum)(a, b)
         form = _ForwardExtremum if wants_tangents() else _TransformedExtremum
         result = form.apply(*torch.broadcast_tensors(a, b), largest)
     elif torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
@@ -171,6 +174,8 @@ def clamp(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """``minimum(maximum(x, low), high)``."""
     result: Tensor
     if not is_plain(x):
+        if is_jit_tracing():
+            return recorded.clamp(x, low, high)
         result = (_ForwardClamp if wants_tangents() else _TransformedClamp).apply(
             *torch.broadcast_tensors(x, low, high)
         )

@@ -75,7 +75,7 @@ def is_batched_by_autograd(value: Tensor) -> bool:
 
 def is_jit_tracing() -> bool:
     """Whether torch.jit.trace records now."""
-    return tracing_state() is not None
+    return not is_compiling() and tracing_state() is not None
 
 
 def with_traced_sizes(function: _Function) -> _Function:
@@ -86,7 +86,7 @@ def with_traced_sizes(function: _Function) -> _Function:
 
     @functools.wraps(function)
     def traced(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or not is_jit_tracing():
+        if not is_jit_tracing():
             return function(*args, **kwargs)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", torch.jit._trace.TracerWarning)

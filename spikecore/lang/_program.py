@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, FrozenSet, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from spikecore.lang._grad import reverse
 from spikecore.lang._graph import topological
 from spikecore.lang._listing import ListingPrinter
-from spikecore.lang._reach import Reach, reached
+from spikecore.lang._reach import Reach, constant_states, reached
 from spikecore.lang.node import Flat, Node, flat, parameters, unflat
 
 
@@ -193,6 +193,10 @@ class Program:
     def reach(self, outputs: Sequence[bool], trace: Sequence[str], final: Union[bool, Sequence[str]]) -> Reach:
         """Where a gradient flows if cotangents arrive as :meth:`adjoint` has them."""
         return _reach(self, tuple(outputs), tuple(trace), self._finals(final))
+
+    def constant_states(self) -> FrozenSet[str]:
+        """The states that no gradient passes from one step to the next."""
+        return constant_states(self.states, self.next, self.outputs, self.initial)
 
     def _finals(self, final: Union[bool, Sequence[str]]) -> Tuple[str, ...]:
         if isinstance(final, str):

@@ -60,3 +60,20 @@ def reached(
             leaves |= found
             waiting += [str(leaf.attr) for leaf in found if leaf.op == "state"]
     return Reach(frozenset(live), frozenset(leaves))
+
+
+def constant_states(
+    states: Sequence[str], following: Sequence[Node], outputs: Iterable[Node], initial: Iterable[Node]
+) -> FrozenSet[str]:
+    """The states that no gradient passes from one call to the next.
+
+    Either no result of a step has a derivative by the state, or its next value has none by an input or a parameter.
+    """
+    read = differentiable_leaves([*outputs, *following])
+    learnt = {name for name, value in zip(states, initial) if value.op == "param"}
+
+    def moves(name: str) -> bool:
+        found = reached(states, following, (), (), [name])
+        return any(leaf.op in ("input", "param") for leaf in found.leaves) or bool(found.live & learnt)
+
+    return frozenset(name for name in states if Node("state", (), name) not in read or not moves(name))

@@ -96,17 +96,12 @@ class SpikeFunction:
 
     def __init__(self, rule: SpikeRule, functions: Functions = TORCH) -> None:
         self.strict = rule.strict
-        self._written = rule.derivative
         self.spike = functions["spike"]
         self.derivative = StraightLine([Node("argument", (), "u"), *rule.params], [rule.derivative], functions)
 
     def __call__(self, u: Tensor, *values: Tensor) -> Tensor:
         """Spikes for ``u``."""
         return self.spike(u, self.strict, self._derivative, *values)
-
-    def __repr__(self) -> str:
-        """Without an address: ``torch.jit.trace`` traces twice, and compares what stands in the graphs as text."""
-        return f"SpikeFunction({self._written}, strict={self.strict})"
 
     def _derivative(self, u: Tensor, *values: Tensor) -> Tensor:
         (value,) = self.derivative([u, *values], like=u)

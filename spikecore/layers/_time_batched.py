@@ -6,6 +6,7 @@ from typing import Any, Tuple
 
 from torch import Tensor, nn
 
+from spikecore._base.words import no_tensor
 from spikecore._hoisting import for_one_step
 from spikecore._shell.repeated import folded, repeated_as, step_of, unfolded
 from spikecore._shell.state import Stateful
@@ -65,7 +66,7 @@ class TimeBatched(Stepped):
     def forward(self, x: Tensor) -> Tensor:
         """``[T, B, ...] -> [T, B, ...]``, or ``[B, ...] -> [B, ...]`` in single-step mode."""
         if not isinstance(x, Tensor):
-            raise TypeError(f"x must be a tensor, got {type(x).__name__}")
+            raise TypeError(f"TimeBatched: {no_tensor('x', x)}")
         if self._step == "single":
             return self._one(x)
         if x.ndim < 2:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
+from spikecore._base.words import a_kind
 from spikecore._delay import PAST, Delay
 from spikecore._delayed import following, one_by_one
 from spikecore._hoisting import is_watched, is_watched_itself
@@ -32,11 +33,12 @@ class Recurrent(Stateful):
     With ``sc.Delay(nn.Linear(C, C), max_delay)`` an output comes back ``delay + 1`` steps later. The state then has
     ``"past"``, too, ``[*N, max_delay]``: the outputs before the last one, the newest last. The steps are a loop.
 
-    With ``nn.Linear`` all steps are one call of a backend that declares ``recurrent``, and one node of autograd's graph
-    on a backend with kernels. Its weight may be computed by a parametrisation, such as a mask, which then is computed
-    once a call. Any other module, one with hooks or whose ``forward`` was replaced, a call that torch traces or
-    transforms, and other backends take a loop over the steps; :attr:`looped` says why. fused: True raises
-    :class:`~spikecore.backend.Unsupported` instead, False always takes the loop.
+    With ``nn.Linear``, or a subclass that keeps its ``forward``, all steps are one call of a backend that declares
+    ``recurrent``, and one node of autograd's graph on a backend with kernels. Its weight may be computed by a
+    parametrisation, such as a mask, which then is computed once a call. Any other module, one with hooks or whose
+    ``forward`` was replaced, a call that torch traces or transforms, and other backends take a loop over the steps;
+    :attr:`looped` says why. fused: True raises :class:`~spikecore.backend.Unsupported` instead, False always takes the
+    loop.
     """
 
     configuration = {**Stateful.configuration, "fused": checks.flag_or_none}
@@ -117,6 +119,9 @@ class Recurrent(Stateful):
         names = dict.fromkeys((*self.neuron.states, FEEDBACK), True)
         return {**names, PAST: False} if isinstance(self.linear, Delay) else names
 
+    def _constant_states(self) -> Collection[str]:
+        return self.neuron.program.constant_states()
+
     def _steps(
         self, x: Tensor, state: Optional[Mapping[str, Tensor]], record: Tuple[str, ...], final: bool = True
     ) -> Tuple[Tensor, State, Dict[str, Tensor]]:
@@ -164,7 +169,8 @@ class Recurrent(Stateful):
         if isinstance(linear, Delay):
             return "linear is Delay, and a loop keeps what outputs send to later steps"
         if type(linear).forward is not nn.Linear.forward or type(linear).__call__ is not nn.Module.__call__:
-            return f"linear is {type(linear).__name__}"
+            kind = type(linear)
+            return f"linear is {kind.__module__}.{kind.__qualname__}, and one call takes the forward of nn.Linear only"
         if "forward" in linear.__dict__:
             return "linear has a forward of its own"
         if is_watched(linear):
@@ -208,6 +214,11 @@ class Recurrent(Stateful):
         traces: Dict[str, List[Tensor]] = {name: [] for name in record}
         for now in x.unbind(0):
             back = through(fed)
+            if not isinstance(back, Tensor):
+                raise TypeError(
+                    f"Recurrent: linear, {a_kind(self.linear)}, gives {a_kind(back)}; give a module without state that "
+                    "makes a tensor of the shape of a step, such as nn.Linear(C, C)"
+                )
             if back.shape != now.shape:
                 raise ValueError(
                     f"Recurrent: linear gives shape {list(back.shape)}, one time step of the input has "

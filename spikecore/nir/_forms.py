@@ -14,7 +14,7 @@ from torch import Tensor
 
 from spikecore._shell import parameters
 from spikecore.neuron import Neuron
-from spikecore.neurons import IF, LI, LIF, PLIF, Leaky, Synaptic
+from spikecore.neurons import IF, LI, LIF, PLIF, Leaky, Synaptic, SynapticLeaky
 from spikecore.nir._neurons import NIRLI, NIRLIF, NIRCubaLI, NIRCubaLIF
 from spikecore.surrogate import ATan
 
@@ -109,9 +109,20 @@ def _li(neuron: Any) -> Form:
     return Form(leak, leak if neuron.decay_input else 1.0, _exact(neuron, "v_rest"))
 
 
+def _leak(neuron: Neuron, name: str) -> Tensor:
+    """What is lost in a step, of the part that stays, which the equations limit to [0, 1]."""
+    return 1.0 - torch.as_tensor(_exact(neuron, name), dtype=torch.float64, device="cpu").clamp(0, 1)
+
+
 def _leaky(neuron: Any) -> Form:
-    beta = torch.as_tensor(_exact(neuron, "beta"), dtype=torch.float64, device="cpu").clamp(0, 1)
-    return Form(1.0 - beta, 1.0, 0.0, _exact(neuron, "threshold"), 0.0, unsaid=_fires(neuron, neuron.reset_delay))
+    unsaid = _fires(neuron, neuron.reset_delay)
+    return Form(_leak(neuron, "beta"), 1.0, 0.0, _exact(neuron, "threshold"), 0.0, unsaid=unsaid)
+
+
+def _synaptic_leaky(neuron: Any) -> Form:
+    form = _leaky(neuron)
+    form.synapse = _leak(neuron, "alpha"), 1.0
+    return form
 
 
 def _synaptic(neuron: Any) -> Form:
@@ -143,6 +154,7 @@ FORMS: Dict[Type[Neuron], Callable[[Any], Form]] = {
     LI: _li,
     Leaky: _leaky,
     Synaptic: _synaptic,
+    SynapticLeaky: _synaptic_leaky,
     NIRLI: _nir,
     NIRLIF: _nir,
     NIRCubaLI: _nir,

@@ -53,10 +53,11 @@ def save(
         tau = -dt / log(1 - leak)        discretization="exp"
         R   = gain / leak                so that v' = v + leak (v_leak - v) + gain x
 
-    ``leak`` is ``1/tau`` of LIF, PLIF and LI, ``1 - beta`` of Leaky and Synaptic (``1 - alpha`` of its current, whose
-    gain is ``w_in``), 0 of IF, which has ``R = gain / dt``. A reader that takes the same ``dt`` and discretisation has
-    our equations again. Ours fire at the threshold, ``>=`` (:class:`~spikecore.Leaky` above it), NIR's above it,
-    ``>``: the reader differs where a potential is equal to the threshold, as it may be with whole numbers.
+    ``leak`` is ``1/tau`` of LIF, PLIF and LI, ``1 - beta`` of Leaky, Synaptic and SynapticLeaky (``1 - alpha`` of the
+    current, whose gain is ``w_in``), 0 of IF, which has ``R = gain / dt``. A reader that takes the same ``dt`` and
+    discretisation has our equations again. Ours fire at the threshold, ``>=`` (:class:`~spikecore.Leaky` and
+    :class:`~spikecore.SynapticLeaky` above it), NIR's above it, ``>``: the reader differs where a potential is equal to
+    the threshold, as it may be with whole numbers.
 
     net: modules of :mod:`torch.nn` and spikecore that the page on NIR lists, in any module whose ``forward`` calls
         modules, adds their outputs and flattens. Nodes have the names of its modules. Of a network that

@@ -286,18 +286,12 @@ def test_checkpoints_load_both_ways(snn, name):
 
 
 def test_a_checkpoint_of_another_neuron_is_refused(snn):
-    """Another reset, which snnTorch itself would record and not follow; a factor that nothing multiplies by."""
+    """Another reset, which snnTorch itself would record and not follow."""
     net = nn.ModuleDict({"lif": snn.Leaky(beta=0.9)})
     sc.convert(net)
-    for options, text in (
-        (
-            {"reset_mechanism": "zero"},
-            "lif.reset_mechanism_val is 1, which means neuron.reset='hard', and it is 'soft'",
-        ),
-        ({"graded_spikes_factor": 2.0}, "lif.graded_spikes_factor is 2.0, and was 1 when this network was converted"),
-    ):
-        with pytest.raises(RuntimeError, match=text):
-            net.load_state_dict(nn.ModuleDict({"lif": snn.Leaky(beta=0.9, **options)}).state_dict())
+    text = "lif.reset_mechanism_val is 1, which means neuron.reset='hard', and it is 'soft'"
+    with pytest.raises(RuntimeError, match=text):
+        net.load_state_dict(nn.ModuleDict({"lif": snn.Leaky(beta=0.9, reset_mechanism="zero")}).state_dict())
 
 
 def test_states_are_within_reach(snn):
@@ -467,17 +461,58 @@ def test_several_values_lie_along_the_last_dimension(snn):
     assert 0.1 < want.mean() < 0.9
 
 
-def test_a_saved_optimiser_finds_its_parameters(snn):
-    """Their order stays, by which a state of an optimiser that was saved before is read after."""
-    net = nn.Sequential(
-        snn.RSynaptic(0.9, 0.8, linear_features=3, learn_alpha=True, learn_beta=True, learn_threshold=True),
-        snn.Leaky(0.9, threshold=1.5, learn_beta=True, learn_threshold=True),
-    )
-    before = [(name, value) for name, value in net.named_parameters()]
+LEARNT = {"learn_beta": True, "learn_threshold": True}
+#: Neurons with what they can learn, and with what they keep fixed.
+ORDERS = {
+    "Leaky": lambda snn: snn.Leaky(0.9, threshold=1.5, learn_graded_spikes_factor=True, **LEARNT),
+    "Leaky, fixed": lambda snn: snn.Leaky(0.9),
+    "Leaky, beta": lambda snn: snn.Leaky(0.9, learn_beta=True),
+    "Synaptic": lambda snn: snn.Synaptic(0.9, 0.8, learn_alpha=True, **LEARNT),
+    "Alpha": lambda snn: snn.Alpha(0.9, 0.8, **LEARNT),
+    "RLeaky": lambda snn: snn.RLeaky(0.9, all_to_all=False, V=0.5, **LEARNT),
+    "RSynaptic": lambda snn: snn.RSynaptic(0.9, 0.8, linear_features=3, learn_alpha=True, **LEARNT),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_a_saved_optimiser_finds_its_parameters(snn, name):
+    """Their order stays, by which a state of an optimiser that was saved before is read after; so do the keys."""
+    net = nn.Sequential(ORDERS[name](snn), nn.Linear(3, 3))
+    before, keys = [*net.parameters()], [*net.state_dict()]
+    values = copy.deepcopy(net.state_dict())
     sc.convert(net)
-    after = [(name.replace("neuron.", ""), value) for name, value in net.named_parameters()]
-    assert [name for name, _ in before] == [name for name, _ in after]
-    assert all(torch.equal(one, other) for (_, one), (_, other) in zip(before, after))
+    assert list(map(id, net.parameters())) == list(map(id, before))
+    assert [*net.state_dict()] == keys
+    net.load_state_dict({key: value * 0.5 if value.is_floating_point() else value for key, value in values.items()})
+    for key, value in net.state_dict().items():
+        torch.testing.assert_close(value, values[key] * 0.5 if value.is_floating_point() else values[key])
+
+
+def test_a_factor_of_spikes_counts_after_the_conversion(snn):
+    """Whether it was filled, set or loaded."""
+    net = nn.Sequential(snn.Leaky(beta=0.5))
+    theirs = copy.deepcopy(net)
+    sc.convert(net)
+    x = torch.tensor([[0.5, 3.0]])
+    for factor, put in (
+        (2.0, lambda lif: lif.graded_spikes_factor.fill_(2.0)),
+        (3.0, lambda lif: setattr(lif, "graded_spikes_factor", torch.tensor(3.0))),
+        (4.0, lambda lif: lif.load_state_dict(snn.Leaky(beta=0.5, graded_spikes_factor=4.0).state_dict())),
+    ):
+        for each in (net, theirs):
+            put(each[0])
+        spikes = net[0](x)[0]
+        assert spikes.tolist() == [[0.0, factor]]
+        assert torch.equal(spikes, theirs[0](x)[0])
+
+
+def test_states_of_older_versions_are_left_out(snn):
+    """snnTorch 0.8 had them in its state_dict."""
+    net = nn.Sequential(snn.Synaptic(0.9, 0.8))
+    state = net.state_dict()
+    sc.convert(net)
+    net.load_state_dict({**state, "0.syn": torch.rand(2, 3), "0.mem": torch.rand(2, 3)})
+    assert net[0].mem.numel() == 0
 
 
 @pytest.mark.parametrize("strict", [False, True])

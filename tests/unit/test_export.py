@@ -215,20 +215,38 @@ def test_a_state_may_be_an_input() -> None:
     assert torch.equal(torch.stack(steps), net.lif(net.linear(xs)))
 
 
-@pytest.mark.parametrize(("name", "backend"), [*CASES[: len(NETWORKS)], ("dense", "cupy")])
-def test_onnxruntime_gives_the_same_spikes(name: str, backend: str, tmp_path: Path) -> None:
-    """Of torch.onnx.export itself, with a dynamic batch."""
+def onnx_session(net: nn.Module, x: Tensor, shapes: Any, path: Path) -> Any:
+    """A network in onnxruntime, by torch.onnx.export."""
     pytest.importorskip("onnx", reason="onnx, which is in the extra onnx, is not installed")
     pytest.importorskip("onnxscript", reason="onnxscript, which is in the extra onnx, is not installed")
     onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime, which is in the extra onnx, is not installed")
+    torch.onnx.export(net, (x,), str(path), dynamo=True, verbose=False, dynamic_shapes=shapes)
+    return onnxruntime.InferenceSession(str(path))
 
+
+@pytest.mark.parametrize(("name", "backend"), [*CASES[: len(NETWORKS)], ("dense", "cupy")])
+def test_onnxruntime_gives_the_same_spikes(name: str, backend: str, tmp_path: Path) -> None:
+    """Of torch.onnx.export itself, with a dynamic batch."""
     net, x, want = made(name, backend)
     shapes = None if name == "fused" else ({1: torch.export.Dim("batch")},)
-    torch.onnx.export(net, (x,), str(tmp_path / "net.onnx"), dynamo=True, verbose=False, dynamic_shapes=shapes)
-    session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"))
+    session = onnx_session(net, x, shapes, tmp_path / "net.onnx")
     (given,) = session.get_inputs()
     (got,) = session.run(None, {given.name: x.numpy()})
     torch.testing.assert_close(torch.from_numpy(got), want, rtol=0, atol=0 if name != "recurrent" else 1e-6)
     if shapes is not None:
         (one,) = session.run(None, {given.name: x[:, :1].numpy()})
         torch.testing.assert_close(torch.from_numpy(one), want[:, :1], rtol=0, atol=0 if name != "recurrent" else 1e-6)
+
+
+@pytest.mark.parametrize("step", ["multi", "single"])
+def test_poisson_spikes_are_drawn_by_onnxruntime(step: str, tmp_path: Path) -> None:
+    """Each run draws anew, with the rates of the encoder, for any batch."""
+    net = sc.set_step(sc.encode.Poisson(400), step).eval()
+    x = torch.tensor([0.0, 0.25, 0.5, 1.0]).expand(2, 4)
+    session = onnx_session(net, x, ({0: torch.export.Dim("batch")},), tmp_path / "net.onnx")
+    (given,) = session.get_inputs()
+    wide = x[:1].expand(3 if step == "multi" else 1200, 4).contiguous().numpy()
+    first, second = (torch.from_numpy(session.run(None, {given.name: wide})[0]).reshape(1200, 4) for _ in range(2))
+    assert set(first.unique().tolist()) == {0.0, 1.0}
+    assert not torch.equal(first, second)
+    torch.testing.assert_close(first.mean(0), x[0], rtol=0, atol=0.1)

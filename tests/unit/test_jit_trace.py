@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -52,7 +54,7 @@ def test_a_trace_warns_of_nothing_and_serves_any_batch(make):
     ],
 )
 def test_a_trace_of_what_learns_is_checked(make):
-    """torch traces twice and compares the text of both graphs, which had the address of the surrogate's function."""
+    """torch traces again within no_grad, and compares the text of both graphs."""
     torch.manual_seed(0)
     net = make()
     traced = torch.jit.trace(net, drive(T, 1))
@@ -67,6 +69,43 @@ def test_a_trace_is_of_one_number_of_time_steps():
     with pytest.raises(RuntimeError, match="Expected 4 elements in a list but found 7"):
         traced(drive(7, 2))
     assert lif(drive(7, 2)).shape == (7, 2, 3)
+
+
+#: Runs a saved trace in a process that cannot import spikecore, and saves outputs and gradients of all parameters.
+LOADING = """
+import sys, torch
+sys.modules["spikecore"] = None
+trace, (x, cotangent) = torch.jit.load(sys.argv[1] + "/net.pt"), torch.load(sys.argv[1] + "/given.pt")
+out = trace(x)
+wanted = [p for p in trace.parameters() if p.requires_grad]
+torch.save([out.detach(), *torch.autograd.grad(out, wanted, cotangent)] if wanted else [out], sys.argv[1] + "/made.pt")
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning")
+@pytest.mark.parametrize("how", ["learnt", "no_grad", "frozen parameters", "torch.jit.freeze"])
+def test_a_saved_trace_needs_no_spikecore(tmp_path, how):
+    """A spike, a choice, a clamp and ties were functions of Python, which torch cannot save."""
+    torch.manual_seed(0)
+    neurons = [sc.LIF(2.5), sc.SynapticLeaky(0.9, 0.8, learn=("beta",)), sc.TernaryLIF(), sc.KLIF()]
+    net = nn.Sequential(*[part for neuron in neurons for part in (nn.Linear(3, 3), neuron)], sc.LI())
+    net.eval().requires_grad_(how != "frozen parameters")
+    with torch.set_grad_enabled(how != "no_grad"):
+        trace = torch.jit.trace(net, drive(T, 2))
+    if how == "torch.jit.freeze":
+        trace = torch.jit.freeze(trace)
+    trace.save(str(tmp_path / "net.pt"))
+    x, cotangent = drive(T, 5) * 2.0, torch.randn(T, 5, 3)
+    if how.endswith(("parameters", "freeze")):  # no gradient is asked for
+        x[0, 0], x[1, 1] = torch.inf, torch.nan
+    torch.save([x, cotangent], tmp_path / "given.pt")
+    subprocess.run([sys.executable, "-W", "ignore", "-c", LOADING, str(tmp_path)], check=True, timeout=300)
+    out, *gradients = torch.load(tmp_path / "made.pt")
+    sc.set_backend(net, "torch")
+    wanted = net(x)
+    assert torch.equal(out.nan_to_num(7.0), wanted.nan_to_num(7.0))
+    if gradients:
+        torch.testing.assert_close(gradients, list(torch.autograd.grad(wanted, [*net.parameters()], cotangent)))
 
 
 def test_warnings_of_others_are_kept():

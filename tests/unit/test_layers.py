@@ -154,7 +154,7 @@ class TestErrors:
         """x is a tensor with time and batch."""
         with pytest.raises(ValueError, match=r"x must be \[T, B, \.\.\.\] \(time, batch\), got shape \(3,\)"):
             TimeBatched(nn.Identity())(torch.zeros(3))
-        with pytest.raises(TypeError, match="x must be a tensor, got list"):
+        with pytest.raises(TypeError, match="TimeBatched: x is a list; give a tensor"):
             TimeBatched(nn.Identity())([1.0])
 
     def test_output_is_checked(self):

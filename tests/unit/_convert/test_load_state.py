@@ -73,6 +73,26 @@ def test_a_checkpoint_of_snntorch_gives_its_spikes() -> None:
     assert isinstance(lif4.beta, float)
 
 
+@pytest.mark.parametrize("order", [False, True])
+def test_states_of_older_versions_are_left_out(order: bool) -> None:
+    """snnTorch 0.8 had its states in state_dict: empty, or those of the last batch."""
+    held = read(SNNTORCH)
+    state = {}
+    states = {"lif1": ("mem",), "lif2": ("spk", "mem"), "lif4": ("syn", "mem")}
+    for key, value in held["state_dict"].items():
+        state[key] = value
+        name, _, leaf = key.partition(".")
+        if leaf == "reset_mechanism_val":
+            state.update({f"{name}.{each}": torch.rand(1) for each in states.get(name, ())})
+    net = leaky_net()
+    if order:
+        del state["lif3.recurrent.V"], net["lif3"]
+        state = {key: value for key, value in state.items() if not key.startswith("lif3")}
+    sc.load_state(net, state, order=order)
+    assert net["lif1"].state is None
+    assert torch.equal(net["lif1"].beta, held["state_dict"]["lif1.beta"])
+
+
 @pytest.mark.parametrize("grouped", [False, True], ids=["by name", "by order"])
 def test_a_checkpoint_of_spikingjelly_gives_its_spikes(grouped: bool) -> None:
     """A prefix of DataParallel, layers in TimeBatched with and without a container there."""

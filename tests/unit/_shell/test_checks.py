@@ -213,6 +213,16 @@ class TestWrongArguments:
         with pytest.raises(TypeError, match=f"^LIF: x is a {type(value).__name__}; give a tensor$"):
             sc.LIF(step=step)(value)
 
+    @pytest.mark.parametrize(
+        "module",
+        [sc.LIF(), sc.Recurrent(sc.LIF(), torch.nn.Linear(3, 3)), sc.layers.TimeBatched(torch.nn.Linear(3, 3))],
+    )
+    def test_packed_sequences(self, module):
+        """The error names what pads them, and the mask."""
+        packed = torch.nn.utils.rnn.pack_sequence([torch.rand(4, 3), torch.rand(2, 3)])
+        with pytest.raises(TypeError, match=r"x is a PackedSequence; .*pad_sequence .* sc\.functional\.mask_of"):
+            module(packed)
+
     def test_input_without_time(self):
         """A multi-step call needs time."""
         with pytest.raises(

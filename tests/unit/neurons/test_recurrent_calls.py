@@ -51,6 +51,16 @@ class Called(nn.Linear):
         return super().__call__(x) * 2
 
 
+#: One of the name of nn.Linear, as quantised layers have.
+Linear = type("Linear", (Scaled,), {"__module__": "quantised"})
+#: Why a module is called step by step.
+IS_NO_LINEAR = "linear is {}, and one call takes the forward of nn.Linear only"
+
+
+class Renamed(nn.Linear):
+    """A layer with the forward of nn.Linear."""
+
+
 class Own(sc.LIF):
     """A neuron whose run does something else."""
 
@@ -74,10 +84,11 @@ def patched() -> nn.Module:
 @pytest.mark.parametrize(
     ("net", "says"),
     [
-        (lambda: layer(nn.Identity()), "linear is Identity"),
-        (lambda: layer(nn.Conv1d(C, C, 1)), "linear is Conv1d"),
-        (lambda: layer(Scaled(C, C)), "linear is Scaled"),
-        (lambda: layer(Called(C, C)), "linear is Called"),
+        (lambda: layer(nn.Identity()), IS_NO_LINEAR.format("torch.nn.modules.linear.Identity")),
+        (lambda: layer(nn.Conv1d(C, C, 1)), IS_NO_LINEAR.format("torch.nn.modules.conv.Conv1d")),
+        (lambda: layer(Scaled(C, C)), IS_NO_LINEAR.format(f"{__name__}.Scaled")),
+        (lambda: layer(Called(C, C)), IS_NO_LINEAR.format(f"{__name__}.Called")),
+        (lambda: layer(Linear(C, C)), IS_NO_LINEAR.format("quantised.Linear")),
         (lambda: layer(patched()), "linear has a forward of its own"),
         (lambda: layer(hooked()), "linear has hooks, which are called at every step"),
         (lambda: layer(nn.utils.spectral_norm(nn.Linear(C, C))), "linear has hooks, which are called at every step"),
@@ -315,3 +326,20 @@ def test_a_neuron_that_normalises_takes_the_loop() -> None:
     net = layer(neuron=neuron)
     assert net(drawn(T, B, C)).shape == (T, B, C)
     assert net.looped == "LIF normalises its input"
+
+
+def test_a_subclass_with_the_forward_of_linear_is_one_call() -> None:
+    """Whatever else it has."""
+    mine, usual = layer(Renamed(C, C)), layer()
+    usual.load_state_dict(mine.state_dict())
+    x = drawn(T, B, C)
+    assert torch.equal(mine(x), usual(x))
+    assert mine.looped == ""
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.LSTMCell])
+def test_what_gives_a_tuple_is_refused(kind: Any) -> None:
+    """torch's recurrent layers have a state of their own; the error spoke of a tuple without a shape."""
+    says = rf"^Recurrent: linear, a {kind.__name__}, gives a tuple; give a module without state that makes a tensor"
+    with pytest.raises(TypeError, match=says):
+        layer(kind(C, C))(drawn(T, B, C))

@@ -29,6 +29,7 @@ LOSSY = {
     "soft": (lambda: sc.LIF(reset="soft"), "soft_reset", "resets by subtraction (reset='soft'), NIR resets to v_reset"),
     "none": (lambda: sc.IF(reset="none"), "no_reset", "is not reset (reset='none')"),
     "late": (lambda: sc.Leaky(0.9, reset="hard"), "delayed_reset", "is reset one step after it fired"),
+    "late current": (sc.SynapticLeaky, "delayed_reset", "resets by subtraction (reset='soft')"),
     "surrogate": (
         lambda: sc.LIF(surrogate=sc.surrogate.FastSigmoid(slope=10.0)),
         "surrogate",

@@ -75,6 +75,7 @@ def _neuron(draw, size, lossy):
         lambda: sc.LI(tau, decay_input=decay_input, v_rest=v_reset, learn=draw.choice([(), ("tau",)])),
         lambda: sc.Leaky(beta, learn=draw.choice([(), ("beta",)]), **{**leaky, **delayed}),
         lambda: sc.Synaptic(alpha, beta, **{**common, "v_reset": still}),
+        lambda: sc.SynapticLeaky(alpha, beta, learn=draw.choice([(), ("alpha",)]), **{**leaky, **delayed}),
         lambda: sc.nir.NIRLIF(decay=beta, gain=alpha, v_leak=v_reset, **common if not lossy else leaky_of(common)),
         lambda: sc.nir.NIRLI(decay=beta, gain=tau, v_leak=v_reset),
         lambda: sc.nir.NIRCubaLI(decay=beta, gain=tau, syn_decay=alpha, syn_gain=tau, learn=("syn_decay",)),
@@ -287,10 +288,13 @@ def test_one_dimensional_convolutions_scales_thresholds_and_delays(tmp_path) -> 
     assert 0 < y.mean() < 1
 
 
-def test_numbers_of_the_file_alone_give_the_same_spikes(tmp_path) -> None:
+@pytest.mark.parametrize(
+    "make", [lambda: sc.Synaptic(0.4, 0.8), lambda: sc.SynapticLeaky(0.4, 0.8, reset="hard", reset_delay=False)]
+)
+def test_numbers_of_the_file_alone_give_the_same_spikes(tmp_path, make) -> None:
     """Without what we keep, constants are rounded: potentials to some units in the last place, spikes stay here."""
     torch.manual_seed(0)
-    front = nn.Linear(7, 9), sc.LIF(3.0), nn.Linear(9, 5), sc.Synaptic(0.4, 0.8)
+    front = nn.Linear(7, 9), sc.LIF(3.0), nn.Linear(9, 5), make()
     net = nn.Sequential(*front, nn.Linear(5, 3), sc.LI(5.0))
     x = 8 * torch.randn(20, 4, 7)
     for way in ("euler", "exp"):
