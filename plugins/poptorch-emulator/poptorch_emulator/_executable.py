@@ -108,7 +108,7 @@ class Executable:
 
     def run(self, arguments: Arguments, update: Update) -> Any:
         """One call: what ``forward`` returned, with the results of this batch as fresh tensors of the host."""
-        given = [tensor.detach() for tensor in arguments.tensors()]
+        given = [tensor.detach() for tensor in self.arguments.tensors_of(arguments)]
         on_ipu = [narrow(tensor) for tensor in given]
         changed = self.graph.changed(self.graph.inputs)
         outputs: Dict[int, List[Tensor]] = {ref.index: [] for ref in leaves(self.graph.returned, Ref)}

@@ -32,6 +32,15 @@ def _refilled(structure: Any, items: List[Any]) -> Any:
     return copy
 
 
+def ordered(structure: Any, like: Any) -> Any:
+    """The same structure with the keys of its dictionaries in the order that they have in ``like``."""
+    if isinstance(structure, (tuple, list)):
+        return [ordered(item, other) for item, other in zip(structure, like)]
+    if isinstance(structure, dict):
+        return {key: ordered(structure[key], other) for key, other in like.items()}
+    return structure
+
+
 def leaves(structure: Any, kind: Type[Leaf]) -> Iterator[Leaf]:
     """The leaves of one type, from left to right."""
     found: List[Leaf] = []
