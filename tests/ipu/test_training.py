@@ -45,8 +45,8 @@ class TestTheSameScript:
                 super().__init__()
                 self.weight = nn.Parameter(torch.ones(()))
 
-            def forward(self, named):
-                return self.weight * named["a"] / named["b"]
+            def forward(self, a, b):
+                return self.weight * a / b
 
         a, b, targets = torch.tensor([6.0, 8.0]), torch.tensor([2.0, 4.0]), torch.zeros(2)
         net = Ratio()
