@@ -158,6 +158,8 @@ def _compare(name: str, compiled: Any, given: Any, named: bool = False) -> None:
             raise _error(f"Data type mismatch for {name}: expected {compiled.dtype} but got {given.dtype}.")
         if compiled.shape != given.shape:
             raise _error(f"Shape mismatch for {name}: expected {compiled.shape} but got {given.shape}.")
+    elif any(True for _ in leaves(compiled, Tensor)):  # of a class that has a parser
+        _compare(name, tuple(leaves(compiled, Tensor)), tuple(leaves(given, Tensor)))
     elif compiled != given:
         raise _error(f"Value mismatch for {name}: expected {compiled} but got {given}.")
 

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from ._errors import cpp_error, py_error
 from ._losses import BUILT_IN, reduced
 from ._structure import leaves
-from ._support import no_shape
+from ._support import TAKEN, no_shape
 from ._tensor import DEVICE, IpuTensor
 
 if TYPE_CHECKING:
@@ -66,10 +66,7 @@ class Functions(TorchFunctionMode):
             return one_hot(*args, **kwargs)
         if name in ("__getitem__", "__setitem__"):
             args = (args[0], self._index(args[1]), *args[2:])
-        if name in BUILT_IN:
-            with self.trace.whole():
-                result = func(*args, **kwargs)
-        else:
+        with self.trace.calling(name), self.trace.whole(name in BUILT_IN or name in TAKEN):
             result = func(*args, **kwargs)
         if name in BUILT_IN and isinstance(result, IpuTensor):
             return self.trace.record("identity_loss", reduced, (result, "none"), {}, loss=name)

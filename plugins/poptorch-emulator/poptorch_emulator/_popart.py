@@ -3,6 +3,8 @@
 | operation            | what differs                                                                                  |
 |----------------------|-----------------------------------------------------------------------------------------------|
 | maximum, minimum     | where the two are equal, each gets the whole gradient; torch gives each a half                |
+| clamp by tensors     | a maximum and a minimum, as above                                                             |
+| attention            | a row that is masked as a whole gives NaN, as in torch 2.0.1; 0 in a newer torch              |
 | where, masked_fill   | the gradient is multiplied by the condition: infinity gives NaN where nothing was chosen      |
 | binary_cross_entropy | ``t log x + (1-t) log(1-x)`` as it stands: NaN at exactly 0 and 1, where torch clamps logs    |
 | log_sigmoid          | ``log(sigmoid(x))``: -infinity below -104                                                     |
@@ -67,6 +69,16 @@ def _masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     return _where(mask, filled.to(x.dtype), x)
 
 
+def _clamp(x: Tensor, low: Optional[Tensor] = None, high: Optional[Tensor] = None) -> Tensor:
+    if low is not None:
+        x = _WholeGradient.apply(x, low.to(x.dtype), torch.maximum)
+    return x if high is None else _WholeGradient.apply(x, high.to(x.dtype), torch.minimum)
+
+
+def _softmax(x: Tensor, dim: int, dtype: Optional[torch.dtype] = None) -> Tensor:
+    return torch.softmax(x, dim, dtype=dtype)
+
+
 def _binary_cross_entropy(x: Tensor, target: Tensor, weight: Optional[Tensor] = None, reduction: int = 1) -> Tensor:
     loss = -(target * torch.log(x) + (1 - target) * torch.log(1 - x))
     if weight is not None:
@@ -108,6 +120,10 @@ def _sqrt(x: Tensor) -> Tensor:
 COMPUTED: Mapping[str, Callable[..., Any]] = {
     "maximum.default": lambda a, b: _WholeGradient.apply(a, b, torch.maximum),
     "minimum.default": lambda a, b: _WholeGradient.apply(a, b, torch.minimum),
+    "clamp.Tensor": _clamp,
+    "clamp_min.Tensor": _clamp,
+    "clamp_max.Tensor": lambda x, high: _clamp(x, None, high),
+    "_safe_softmax.default": _softmax,
     "where.self": _where,
     "masked_fill.Scalar": _masked_fill,
     "masked_fill.Tensor": _masked_fill,

@@ -295,8 +295,8 @@ class TestInstall:
         assert poptorch.__version__ == "3.4.0"
         assert all(hasattr(poptorch, name) for name in poptorch.__all__)
         assert not poptorch.ipuHardwareIsAvailable()
-        with pytest.raises(poptorch.Error, match=r"poptorch\.MultiConv is not modelled by the emulator"):
-            _ = poptorch.MultiConv
+        with pytest.raises(poptorch.Error, match=r"poptorch\.Phase is not modelled by the emulator"):
+            _ = poptorch.Phase
         with pytest.raises(AttributeError):
             _ = poptorch.anchorMode
 
