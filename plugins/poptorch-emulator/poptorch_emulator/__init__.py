@@ -190,7 +190,9 @@ def install() -> None:
         if name == __name__ or name.startswith(__name__ + "."):
             sys.modules["poptorch" + name[len(__name__) :]] = module
     if importlib.util.find_spec("popart") is None:
-        sys.modules["popart"] = _Popart("popart", "PopART, which scripts import beside PopTorch. Nothing of it is modelled.")
+        sys.modules["popart"] = _Popart(
+            "popart", "PopART, which scripts import beside PopTorch. Nothing of it is modelled."
+        )
 
 
 class _Popart(ModuleType):

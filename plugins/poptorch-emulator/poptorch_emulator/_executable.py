@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ._arguments import Arguments
 from ._batches import Batching
 from ._errors import Error, cpp_error, py_error
-from ._losses import final_loss
+from ._losses import check_no_grad, final_loss
 from ._stages import placing
 from ._structure import leaves
 from ._tensor import STALE, IpuTensor, narrow, narrowed
@@ -63,6 +63,8 @@ class Executable:
         self.graph = trace.finish(returned)
         self.loss = final_loss(self.graph) if training else None
         self.weights = DeviceWeights(host, self.batching.replicas)
+        if self.loss is not None:
+            check_no_grad(self.graph, self.loss, [self.graph.weights[name] for name in self.weights.trained])
         check_updatable(self.weights, options.toDict().get("updatable_named_buffers", ()))
         check_changes(self.graph, self.weights, options.broadcast_buffers)
         seed = torch.initial_seed() if options.random_seed is None else options.random_seed

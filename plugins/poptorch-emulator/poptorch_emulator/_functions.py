@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Tuple
 
 import torch
@@ -22,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from ._errors import cpp_error, py_error
 from ._losses import BUILT_IN, reduced
+from ._replay import in_float32
 from ._structure import leaves
 from ._support import TAKEN, no_shape
 from ._tensor import DEVICE, IpuTensor
@@ -38,6 +40,7 @@ _WEIGHTED = {
     "nll_loss": "nll_loss_nd",
 }
 _WEIGHTED["nll_loss_nd"] = "nll_loss_nd"
+_CONVOLUTIONS = frozenset("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d".split())
 
 
 class Functions(TorchFunctionMode):
@@ -66,6 +69,10 @@ class Functions(TorchFunctionMode):
             return one_hot(*args, **kwargs)
         if name in ("__getitem__", "__setitem__"):
             args = (args[0], self._index(args[1]), *args[2:])
+        if name in _CONVOLUTIONS and len({leaf.dtype for leaf in leaves([list(args), kwargs], IpuTensor)}) > 1:
+            # PopTorch takes it as one operation; torch compares dtypes before it is one
+            dtype = _argument(args, kwargs, 0, "input").dtype
+            return self.trace.record("convolution", partial(in_float32, func, dtype), args, kwargs)
         with self.trace.calling(name), self.trace.whole(name in BUILT_IN or name in TAKEN):
             result = func(*args, **kwargs)
         if name in BUILT_IN and isinstance(result, IpuTensor):

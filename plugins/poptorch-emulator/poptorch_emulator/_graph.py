@@ -45,6 +45,8 @@ class Node:
     loss: str = ""
     #: False if it comes after a block that has ended, and before the next begins.
     placed: bool = True
+    #: The function of torch that was called under ``torch.no_grad()``; empty without it.
+    no_grad: str = ""
 
     @property
     def reads(self) -> List[int]:

@@ -8,6 +8,7 @@
 | where, masked_fill   | the gradient is multiplied by the condition: infinity gives NaN where nothing was chosen      |
 | binary_cross_entropy | ``t log x + (1-t) log(1-x)`` as it stands: NaN at exactly 0 and 1, where torch clamps logs    |
 | log_sigmoid          | ``log(sigmoid(x))``: -infinity below -104                                                     |
+| embedding_bag        | with a gradient, which torch leaves out where it records for inference                        |
 | floor_divide         | ``floor(a / b)``                                                                              |
 | trunc, frac          | through int32: refused at 2^31 and above                                                      |
 | sqrt of float32      | correctly rounded, through float64, so that it is the same number on every host               |
@@ -86,6 +87,10 @@ def _binary_cross_entropy(x: Tensor, target: Tensor, weight: Optional[Tensor] = 
     return loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()
 
 
+def _embedding_bag(weight: Tensor, indices: Tensor, offsets: Tensor, *args: Any, **kwargs: Any) -> Any:
+    return torch.ops.aten._embedding_bag(weight, indices.long(), offsets.long(), *args, **kwargs)
+
+
 def _log_sigmoid(x: Tensor) -> Tuple[Tensor, Tensor]:
     return torch.log(torch.sigmoid(x)), torch.zeros(0)  # torch's operator returns a buffer for its backward, too
 
@@ -123,6 +128,8 @@ COMPUTED: Mapping[str, Callable[..., Any]] = {
     "clamp.Tensor": _clamp,
     "clamp_min.Tensor": _clamp,
     "clamp_max.Tensor": lambda x, high: _clamp(x, None, high),
+    "_embedding_bag_forward_only.default": _embedding_bag,
+    "_embedding_bag.default": _embedding_bag,
     "_safe_softmax.default": _softmax,
     "where.self": _where,
     "masked_fill.Scalar": _masked_fill,

@@ -83,8 +83,8 @@ class Trace(TorchDispatchMode):
         self._whole = False
         self._inference = Inference(self.aside)
         self._unsupported: Dict[str, None] = {}
-        #: The function of torch that the model calls at this moment.
-        self.function = ""
+        #: The function of torch that the model calls at this moment, and the same if it is under ``torch.no_grad()``.
+        self.function = self._no_grad = ""
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -93,6 +93,9 @@ class Trace(TorchDispatchMode):
             raise py_error("a model is compiled inside of the forward of another")
         with ExitStack() as stack:
             stack.enter_context(_turn)
+            # what stands around the call says nothing of what forward does
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
             stack.enter_context(on_device_by_default(self))
             stack.enter_context(Functions(self))
             if self.training:
@@ -126,12 +129,14 @@ class Trace(TorchDispatchMode):
 
     @contextmanager
     def calling(self, function: str) -> Iterator[None]:
-        """The model calls this function of torch inside."""
-        before, self.function = self.function, self.function or function
+        """The model calls this function of torch inside. torch itself has ``no_grad`` in some."""
+        before = self.function, self._no_grad
+        if not self.function:
+            self.function, self._no_grad = function, "" if torch.is_grad_enabled() else function
         try:
             yield
         finally:
-            self.function = before
+            self.function, self._no_grad = before
 
     @property
     def listens(self) -> bool:
@@ -267,7 +272,7 @@ class Trace(TorchDispatchMode):
         placement = current()
         placed = placement is None or placement.active
         changes = changed(target, args, kwargs)
-        node = Node(name, target, _refs(args), _refs(kwargs), _refs(results), changes, loss, placed)
+        node = Node(name, target, _refs(args), _refs(kwargs), _refs(results), changes, loss, placed, self._no_grad)
         for owner in bases:
             for view in node.writes:
                 self.graph.share(view, owner)

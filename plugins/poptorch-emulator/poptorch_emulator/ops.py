@@ -215,7 +215,12 @@ def _recorded(name: str, function: Callable[..., Any], *args: Any) -> Any:
 def dynamic_slice(tensor: Tensor, dim: int, start: Tensor, size: int, step: int) -> Tensor:
     """``tensor[start : start + size : step]`` along ``dim``, where ``start`` is a tensor."""
     _check_kinds(
-        "dynamic_slice", tensor=(tensor, Tensor), dim=(dim, int), start=(start, Tensor), size=(size, int), step=(step, int)
+        "dynamic_slice",
+        tensor=(tensor, Tensor),
+        dim=(dim, int),
+        start=(start, Tensor),
+        size=(size, int),
+        step=(step, int),
     )
     part: Tensor = _recorded("dynamic_slice", _dynamic_slice, tensor, dim, start, size, step)
     return part
@@ -228,7 +233,12 @@ def _dynamic_slice(tensor: Tensor, dim: int, start: Tensor, size: int, step: int
 def dynamic_update(input: Tensor, src: Tensor, dim: int, start: Tensor, size: int) -> Tensor:
     """``input`` with ``src`` in the place of ``input[start : start + size]`` along ``dim``."""
     _check_kinds(
-        "dynamic_update", input=(input, Tensor), src=(src, Tensor), dim=(dim, int), start=(start, Tensor), size=(size, int)
+        "dynamic_update",
+        input=(input, Tensor),
+        src=(src, Tensor),
+        dim=(dim, int),
+        start=(start, Tensor),
+        size=(size, int),
     )
     if input.dim() != src.dim():
         raise py_error(f"input and src tensors must have same dimensionality. ({input.dim()}) vs ({src.dim()})")
