@@ -99,11 +99,11 @@ from .options import Options
 __version__ = VERSION
 
 __all__ = [
+    "CPU",
     "AutoStage",
     "BeginBlock",
     "Block",
     "BlockFunction",
-    "CPU",
     "CommGroupType",
     "ConnectionType",
     "DataLoader",
@@ -176,7 +176,7 @@ def __getattr__(name: str) -> Any:
 
 
 def install() -> None:
-    """Have ``import poptorch`` give this module, so that a script for an IPU runs as it is. ``import popart`` works, too.
+    """Have ``import poptorch`` give this module, so that a script for an IPU runs as it is; ``import popart``, too.
 
     Raises ``RuntimeError`` if PopTorch itself is here: it is never replaced.
     """

@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -67,6 +67,8 @@ class Functions(TorchFunctionMode):
             raise cpp_error('Unsupported reduction for operator aten::ctc_loss: "none"')
         if name == "one_hot":
             return one_hot(*args, **kwargs)
+        if name == "bincount":
+            return bincount(*args, **kwargs)
         if name in ("__getitem__", "__setitem__"):
             args = (args[0], self._index(args[1]), *args[2:])
         if name in _CONVOLUTIONS and len({leaf.dtype for leaf in leaves([list(args), kwargs], IpuTensor)}) > 1:
@@ -141,3 +143,14 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     if num_classes < 0:
         raise cpp_error("OneHot num classes must be specified and must be constant.")
     return (tensor.unsqueeze(-1) == torch.arange(num_classes, device=DEVICE)).to(torch.int32)
+
+
+def bincount(input: Tensor, weights: Optional[Tensor] = None, minlength: int = 0) -> Tensor:
+    """``torch.bincount`` of numbers below ``minlength``, without which the shape of the result is not known."""
+    if not minlength:
+        raise cpp_error(
+            "Bincount `minlength` must be specified and must be a constant. On the IPU MK2 platform the minimum length "
+            "is also the maximum length"
+        )
+    found = input.unsqueeze(-1) == torch.arange(minlength, device=DEVICE)
+    return found.int().sum(0) if weights is None else (found.to(weights.dtype) * weights.unsqueeze(-1)).sum(0)

@@ -70,7 +70,7 @@ def final_loss(graph: Graph) -> int:
 
 
 def check_no_grad(graph: Graph, loss: int, trained: Sequence[int]) -> None:
-    """Raise poptorch.Error where ``torch.no_grad()`` would keep a gradient from a trained parameter, and PopTorch not."""
+    """Raise poptorch.Error where ``torch.no_grad()`` would keep a gradient from what is trained, and PopTorch not."""
     leading = _leading_to(graph, loss)
     from_parameters = set(trained)
     seen: List[int] = list(trained)

@@ -52,7 +52,7 @@ class Style:
     def _nested(self, values: Tensor, write: Callable[[Any], str], edge: int, depth: int) -> str:
         if not values.dim():
             return write(values.item())
-        if 0 < edge and 2 * edge < len(values):
+        if edge > 0 and 2 * edge < len(values):
             parts: List[Any] = [*values[:edge], None, *values[-edge:]]
         else:
             parts = list(values)

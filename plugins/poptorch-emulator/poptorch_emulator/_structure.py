@@ -17,7 +17,7 @@ Leaf = TypeVar("Leaf")
 
 
 class ICustomArgParser(abc.ABC):
-    """``poptorch.ICustomArgParser``: takes the tensors out of an object of a user's class, and makes another of others."""
+    """``poptorch.ICustomArgParser``: the tensors in an object of a user's class, and another object of others."""
 
     @abc.abstractmethod
     def yieldTensors(self, struct: Any) -> Iterator[Tensor]:

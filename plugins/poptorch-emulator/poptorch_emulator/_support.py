@@ -41,7 +41,7 @@ TAKEN = frozenset(
     """.split()
 )
 #: Operations that PopTorch takes, and that are not modelled here: torch infers no shape without values.
-NOT_MODELLED = frozenset(("_ctc_loss", "bincount"))
+NOT_MODELLED = frozenset(("_ctc_loss",))
 #: Operations of layers with weights -> the position of the argument whose dtype the result has on the device, where
 #: float16 meets float32. It computes in float32.
 MIXED = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "mv": 0, "addmv": 1}
@@ -143,8 +143,8 @@ def not_taken(name: str, function: str) -> Error:
     """An error for an operation that this torch makes of a function, so that nothing is known of PopTorch."""
     return not_modelled(
         f"torch.{function} on torch {torch.__version__}",
-        f"it consists of aten::{name} here, which PopTorch has no handler for, and may consist of others in torch 2.0.1, "
-        "which PopTorch is for",
+        f"it consists of aten::{name} here, which PopTorch has no handler for, and may consist of others in torch "
+        "2.0.1, which PopTorch is for",
     )
 
 

@@ -85,6 +85,8 @@ class Trace(TorchDispatchMode):
         self._unsupported: Dict[str, None] = {}
         #: The function of torch that the model calls at this moment, and the same if it is under ``torch.no_grad()``.
         self.function = self._no_grad = ""
+        #: The number of nodes before the ``poptorch.MultiConv`` that has begun.
+        self.multi_conv: Optional[int] = None
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -152,6 +154,8 @@ class Trace(TorchDispatchMode):
 
     def weight(self, name: str, tensor: Tensor) -> IpuTensor:
         """A parameter or buffer of the model."""
+        if 0 in tensor.shape:
+            raise zero_sized(tensor.shape, f" It is {name} of the model.")
         value = self._new(tensor)
         self.graph.weights[name] = value.number
         self._views.create(value.number, value.laid, outer=True)

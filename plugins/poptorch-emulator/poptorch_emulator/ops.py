@@ -374,10 +374,19 @@ class MultiConv:
         return self
 
     def __enter__(self) -> None:
-        pass
+        trace = running()
+        if trace is not None:
+            if trace.multi_conv is not None:
+                raise cpp_error("Nested poptorch.MultiConv is not supported")
+            trace.multi_conv = len(trace.graph.nodes)
 
-    def __exit__(self, *exception: Any) -> None:
-        pass
+    def __exit__(self, kind: Any, *exception: Any) -> None:
+        trace = running()
+        if trace is not None and kind is None:
+            inside = trace.graph.nodes[trace.multi_conv :]
+            trace.multi_conv = None
+            if not any(node.name == "convolution" for node in inside):
+                raise cpp_error("Unexpected end_multi_conv")
 
 
 def _listed(value: Any) -> List[Any]:

@@ -273,15 +273,18 @@ class TestInstall:
         before = set(sys.modules)
         poptorch.install()
         try:
+            import popart
             import poptorch as installed
             from poptorch.optim import SGD
 
+            with pytest.raises(poptorch.Error, match=r"popart\.Builder is not modelled by the emulator"):
+                _ = popart.Builder
             assert installed is poptorch
             assert SGD is poptorch.optim.SGD
             poptorch.install()
         finally:
             for name in set(sys.modules) - before:
-                if name.split(".")[0] == "poptorch":
+                if name.split(".")[0] in ("popart", "poptorch"):
                     del sys.modules[name]
 
     def test_refused(self, monkeypatch):

@@ -184,7 +184,7 @@ def silenced(function, *args):
 
 
 @pytest.mark.parametrize(
-    "function, named",
+    ("function", "named"),
     [
         (lambda net, x: net.b(silenced(net.a, x)), "linear"),
         (lambda net, x: net.b(torch.inference_mode()(net.a)(x)), "linear"),
