@@ -164,7 +164,7 @@ __all__ = [
 _NOT_MODELLED = frozenset(
     (
         "AsynchronousDataAccessor AsynchronousWorker Attribute ParallelPhasedExecution Phase SerialPhasedExecution "
-        "ctc_beam_search_decoder fps hasMlirSupportOnPlatform load nms profiling"
+        "ctc_beam_search_decoder fps hasMlirSupportOnPlatform load module_repr nms profiling"
     ).split()
 )
 

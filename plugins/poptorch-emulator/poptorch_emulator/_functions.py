@@ -67,6 +67,8 @@ class Functions(TorchFunctionMode):
             raise cpp_error('Unsupported reduction for operator aten::ctc_loss: "none"')
         if name == "one_hot":
             return one_hot(*args, **kwargs)
+        if name == "take_along_dim":
+            return self.trace.record(name, take_along_dim, args, kwargs)
         if name == "bincount":
             return bincount(*args, **kwargs)
         if name in ("__getitem__", "__setitem__"):
@@ -143,6 +145,11 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     if num_classes < 0:
         raise cpp_error("OneHot num classes must be specified and must be constant.")
     return (tensor.unsqueeze(-1) == torch.arange(num_classes, device=DEVICE)).to(torch.int32)
+
+
+def take_along_dim(input: Tensor, indices: Tensor, dim: Optional[int] = None) -> Tensor:
+    """``torch.take_along_dim`` with indices that are int32 on the device."""
+    return torch.take_along_dim(input, indices.long(), dim)
 
 
 def bincount(input: Tensor, weights: Optional[Tensor] = None, minlength: int = 0) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ._errors import cpp_error, py_error
+from ._errors import cpp_error, not_modelled, py_error
 from ._losses import reduced
 from ._printing import FORMATS, Style, printed
 from ._structure import leaves, tree_map
@@ -198,10 +198,10 @@ def serializedMatMul(
     return torch.matmul(lhs, rhs)
 
 
-def _check_kinds(function: str, **values: Tuple[Any, type]) -> None:
-    for name, (value, kind) in values.items():
+def _check_kinds(function: str, *values: Tuple[Any, type]) -> None:
+    for value, kind in values:
         if not isinstance(value, kind):
-            raise py_error(f"{function}: {name} must be a {kind.__name__}, got {type(value)}")
+            raise py_error(f"{function} takes a {kind.__name__} in the place of {type(value)}")
 
 
 def _recorded(name: str, function: Callable[..., Any], *args: Any) -> Any:
@@ -213,17 +213,28 @@ def _recorded(name: str, function: Callable[..., Any], *args: Any) -> Any:
 
 
 def dynamic_slice(tensor: Tensor, dim: int, start: Tensor, size: int, step: int) -> Tensor:
-    """``tensor[start : start + size : step]`` along ``dim``, where ``start`` is a tensor."""
-    _check_kinds(
-        "dynamic_slice",
-        tensor=(tensor, Tensor),
-        dim=(dim, int),
-        start=(start, Tensor),
-        size=(size, int),
-        step=(step, int),
-    )
+    """``tensor[start : start + size : step]`` along ``dim``, where ``start`` is a tensor; in inference only."""
+    _check_kinds("dynamic_slice", (tensor, Tensor), (dim, int), (start, Tensor), (size, int), (step, int))
+    _check_slice(tensor, dim, size)
+    if step < 1:
+        raise cpp_error("Slicing step must be at least 1")
     part: Tensor = _recorded("dynamic_slice", _dynamic_slice, tensor, dim, start, size, step)
     return part
+
+
+def _check_slice(tensor: Tensor, dim: int, size: int) -> None:
+    trace = running()
+    if trace is None:
+        return
+    if trace.training:
+        raise not_modelled("a dynamic slice in training", "PopTorch's tests have it in inference only")
+    if size == 0:
+        raise cpp_error("The start and end of a slice must be different.")
+    if size < 0:
+        raise cpp_error("Taking a slice of a tensor with the end less than the start is not supported.")
+    length = tensor.shape[dim]
+    if length % size:
+        raise cpp_error(f"The size of the slice ({size}) must be a factor of the slicing dimension ({length}).")
 
 
 def _dynamic_slice(tensor: Tensor, dim: int, start: Tensor, size: int, step: int) -> Tensor:
@@ -232,18 +243,12 @@ def _dynamic_slice(tensor: Tensor, dim: int, start: Tensor, size: int, step: int
 
 def dynamic_update(input: Tensor, src: Tensor, dim: int, start: Tensor, size: int) -> Tensor:
     """``input`` with ``src`` in the place of ``input[start : start + size]`` along ``dim``."""
-    _check_kinds(
-        "dynamic_update",
-        input=(input, Tensor),
-        src=(src, Tensor),
-        dim=(dim, int),
-        start=(start, Tensor),
-        size=(size, int),
-    )
+    _check_kinds("dynamic_update", (input, Tensor), (src, Tensor), (dim, int), (start, Tensor), (size, int))
     if input.dim() != src.dim():
         raise py_error(f"input and src tensors must have same dimensionality. ({input.dim()}) vs ({src.dim()})")
     if input.dtype != src.dtype:
         raise py_error(f"input and src tensor must have same dtype. ({input.dtype} vs {src.dtype})")
+    _check_slice(input, dim, size)
     updated: Tensor = _recorded("dynamic_update", _dynamic_update, input, src, dim, start, size)
     return updated
 
