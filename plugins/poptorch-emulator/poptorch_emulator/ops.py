@@ -215,26 +215,25 @@ def _recorded(name: str, function: Callable[..., Any], *args: Any) -> Any:
 def dynamic_slice(tensor: Tensor, dim: int, start: Tensor, size: int, step: int) -> Tensor:
     """``tensor[start : start + size : step]`` along ``dim``, where ``start`` is a tensor; in inference only."""
     _check_kinds("dynamic_slice", (tensor, Tensor), (dim, int), (start, Tensor), (size, int), (step, int))
-    _check_slice(tensor, dim, size)
+    _check_slice(size)
     if step < 1:
         raise cpp_error("Slicing step must be at least 1")
+    if running() is not None and tensor.shape[dim] % size:
+        raise cpp_error(
+            f"The size of the slice ({size}) must be a factor of the slicing dimension ({tensor.shape[dim]})."
+        )
     part: Tensor = _recorded("dynamic_slice", _dynamic_slice, tensor, dim, start, size, step)
     return part
 
 
-def _check_slice(tensor: Tensor, dim: int, size: int) -> None:
-    trace = running()
-    if trace is None:
-        return
-    if trace.training:
-        raise not_modelled("a dynamic slice in training", "PopTorch's tests have it in inference only")
+def _check_slice(size: int) -> None:
     if size == 0:
         raise cpp_error("The start and end of a slice must be different.")
     if size < 0:
         raise cpp_error("Taking a slice of a tensor with the end less than the start is not supported.")
-    length = tensor.shape[dim]
-    if length % size:
-        raise cpp_error(f"The size of the slice ({size}) must be a factor of the slicing dimension ({length}).")
+    trace = running()
+    if trace is not None and trace.training:
+        raise not_modelled("a dynamic slice in training", "PopTorch's tests have it in inference only")
 
 
 def _dynamic_slice(tensor: Tensor, dim: int, start: Tensor, size: int, step: int) -> Tensor:
@@ -248,7 +247,7 @@ def dynamic_update(input: Tensor, src: Tensor, dim: int, start: Tensor, size: in
         raise py_error(f"input and src tensors must have same dimensionality. ({input.dim()}) vs ({src.dim()})")
     if input.dtype != src.dtype:
         raise py_error(f"input and src tensor must have same dtype. ({input.dtype} vs {src.dtype})")
-    _check_slice(input, dim, size)
+    _check_slice(size)
     updated: Tensor = _recorded("dynamic_update", _dynamic_update, input, src, dim, start, size)
     return updated
 
