@@ -32,11 +32,35 @@ class Step(Carrying):
     graded_spikes_factor: Tensor
 
     def _held(self) -> Dict[str, Any]:
-        held: Dict[str, Any] = self.__dict__["_buffers"]
+        # no buffers: an empty one is refused by PopTorch, and one that a call replaces as well
+        held: Dict[str, Any] = self.__dict__["_memory"]
         return held
 
     def _rest(self, name: str) -> Any:
-        return torch.zeros(0)
+        return torch.zeros(0, device="cpu")
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.__dict__.get("_memory", ()):
+            self._follow()
+            return self._held()[name]
+        return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__.get("_memory", ()):
+            self._check(name, value)
+            self._held()[name] = value
+            self._after(name)
+        else:
+            super().__setattr__(name, value)
+
+    def reset_mem(self) -> Any:
+        """Go to rest, as snnTorch's ``init_leaky()`` and its like do; the states."""
+        held = self._held()
+        for name in held:
+            held[name] = self._rest(name)
+        self._agree()
+        states = tuple(held.values())
+        return states if len(states) > 1 else states[0]
 
     @property
     def spike_grad(self) -> Any:

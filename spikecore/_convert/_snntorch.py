@@ -92,6 +92,7 @@ def _step(module: Any, row: Row) -> Callable[[], str]:
         kind = Step if len(states) == len(row.states) else FedStep
         module.__dict__.pop("state_function", None)
         module.__dict__["_order"] = tuple(row.states)
+        module.__dict__["_memory"] = {name: module._buffers.pop(name) for name in row.states}
         become(module, kind, neuron, {name: name for name in row.params}, states)
         return repr(neuron)
 

@@ -37,6 +37,28 @@ class TestTheSameScript:
         inputs, targets = data()
         close(trained(Net())(pack(inputs), targets)[1], trained(Net())(inputs, targets)[1])
 
+    def test_inputs_by_name_in_any_order(self):
+        """A dictionary is read by its keys, also where a later call has them in another order."""
+
+        class Ratio(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.ones(()))
+
+            def forward(self, a, b):
+                return self.weight * a / b
+
+        a, b, targets = torch.tensor([6.0, 8.0]), torch.tensor([2.0, 4.0]), torch.zeros(2)
+        net = Ratio()
+        optimizer = torch.optim.SGD(net.parameters(), 0.0)
+        step = trained(net, optimizer, loss=lambda out, y: (out - y).mean(), backend="ipu")
+        losses = [step(named, targets)[1].item() for named in ({"a": a, "b": b}, {"b": b, "a": a})]
+        assert losses == [2.5, 2.5]
+        step.destroy()
+        predict = sc.inference_model(net, backend="ipu")
+        for named in ({"b": b, "a": a}, {"a": a, "b": b}):
+            assert predict(named).tolist() == [3.0, 2.0]
+
     def test_outputs_keep_their_structure(self):
         options = poptorch.Options().deviceIterations(3).outputMode(poptorch.OutputMode.All)
         net = count_and_spikes(Net())

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from types import ModuleType
 from typing import Any
 
 from . import optim
@@ -40,9 +41,18 @@ from ._blocks import (
     removeBlocks,
 )
 from ._data import DataLoader
-from ._errors import Error, RecoverableError, UnrecoverableError, py_error
-from ._executor import VERSION, PoplarExecutor, inferenceModel, trainingModel
+from ._errors import Error, RecoverableError, UnrecoverableError, not_modelled
+from ._executor import (
+    VERSION,
+    PoplarExecutor,
+    inferenceModel,
+    registerPostCompileHook,
+    registerPreCompileHook,
+    trainingModel,
+)
 from ._locations import TensorLocationSettings
+from ._logging import setLogLevel
+from ._structure import ICustomArgParser, registerCustomArgParser
 from ._trace import traced
 from .enums import (
     AutoStage,
@@ -62,17 +72,26 @@ from .enums import (
     VariableRetrievalMode,
 )
 from .ops import (
+    CPU,
+    MultiConv,
+    NameScope,
     cond,
     custom_op,
+    dynamic_slice,
+    dynamic_update,
     for_loop,
     identity_loss,
     ipu_print_tensor,
     ipuHardwareIsAvailable,
     ipuHardwareVersion,
     isRunningOnIpu,
+    nearest,
     nop,
     recomputationCheckpoint,
+    serializedMatMul,
     set_available_memory,
+    set_overlap_for_input,
+    set_overlap_for_output,
 )
 from .options import Options
 
@@ -80,6 +99,7 @@ from .options import Options
 __version__ = VERSION
 
 __all__ = [
+    "CPU",
     "AutoStage",
     "BeginBlock",
     "Block",
@@ -90,10 +110,13 @@ __all__ = [
     "DataLoaderMode",
     "Error",
     "HalfFloatCastingBehavior",
+    "ICustomArgParser",
     "Liveness",
     "MatMulSerializationMode",
     "MeanReductionStrategy",
+    "MultiConv",
     "MultiConvPlanType",
+    "NameScope",
     "Options",
     "OutputMode",
     "OverlapMode",
@@ -110,6 +133,8 @@ __all__ = [
     "VariableRetrievalMode",
     "cond",
     "custom_op",
+    "dynamic_slice",
+    "dynamic_update",
     "for_loop",
     "identity_loss",
     "inferenceModel",
@@ -118,11 +143,19 @@ __all__ = [
     "ipuHardwareVersion",
     "ipu_print_tensor",
     "isRunningOnIpu",
+    "nearest",
     "nop",
     "optim",
     "recomputationCheckpoint",
+    "registerCustomArgParser",
+    "registerPostCompileHook",
+    "registerPreCompileHook",
     "removeBlocks",
+    "serializedMatMul",
+    "setLogLevel",
     "set_available_memory",
+    "set_overlap_for_input",
+    "set_overlap_for_output",
     "traced",
     "trainingModel",
 ]
@@ -130,22 +163,20 @@ __all__ = [
 #: Names of PopTorch that the emulator does not have.
 _NOT_MODELLED = frozenset(
     (
-        "AsynchronousDataAccessor AsynchronousWorker CPU ICustomArgParser MultiConv NameScope Phase Attribute "
-        "ParallelPhasedExecution SerialPhasedExecution ctc_beam_search_decoder dynamic_slice dynamic_update "
-        "fps load nms profiling registerCustomArgParser registerPostCompileHook registerPreCompileHook "
-        "serializedMatMul setLogLevel set_overlap_for_input set_overlap_for_output hasMlirSupportOnPlatform"
+        "AsynchronousDataAccessor AsynchronousWorker Attribute ParallelPhasedExecution Phase SerialPhasedExecution "
+        "ctc_beam_search_decoder fps hasMlirSupportOnPlatform load module_repr nms profiling"
     ).split()
 )
 
 
 def __getattr__(name: str) -> Any:
     if name in _NOT_MODELLED:
-        raise py_error(f"poptorch.{name} is not modelled by the emulator")
+        raise not_modelled(f"poptorch.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def install() -> None:
-    """Have ``import poptorch`` give this module, so that a script for an IPU runs as it is.
+    """Have ``import poptorch`` give this module, so that a script for an IPU runs as it is; ``import popart``, too.
 
     Raises ``RuntimeError`` if PopTorch itself is here: it is never replaced.
     """
@@ -158,3 +189,14 @@ def install() -> None:
     for name, module in list(sys.modules.items()):
         if name == __name__ or name.startswith(__name__ + "."):
             sys.modules["poptorch" + name[len(__name__) :]] = module
+    if importlib.util.find_spec("popart") is None:
+        sys.modules["popart"] = _Popart(
+            "popart", "PopART, which scripts import beside PopTorch. Nothing of it is modelled."
+        )
+
+
+class _Popart(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise not_modelled(f"popart.{name}")

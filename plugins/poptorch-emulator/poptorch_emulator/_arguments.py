@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 from torch import Tensor
 
 from ._errors import Error, py_error
-from ._structure import leaves, tree_map
+from ._structure import leaves, ordered, tree_map
 
 _log = logging.getLogger("poptorch")
 
@@ -42,6 +42,12 @@ class Arguments:
     def tensors(self) -> List[Tensor]:
         """All tensors, from left to right."""
         return list(leaves([self.args, self.kwargs], Tensor))
+
+    def tensors_of(self, call: Arguments) -> List[Tensor]:
+        """The tensors of a call that passed :meth:`check`, in the order of :meth:`tensors`: a later call may have the
+        keys of a dictionary in another order.
+        """
+        return list(leaves(ordered([call.args, call.kwargs], [self.args, self.kwargs]), Tensor))
 
     def map_tensors(self, function: Callable[[Tensor], Any]) -> Arguments:
         """The same arguments with ``function`` of each tensor in its place."""
@@ -137,7 +143,7 @@ def _compare(name: str, compiled: Any, given: Any, named: bool = False) -> None:
     """Raise poptorch.Error if ``given`` cannot stand where ``compiled`` stood."""
     if type(compiled) is not type(given):
         raise _error(f"Type mismatch for {name}: expected {type(compiled)} but got {type(given)}.")
-    if isinstance(compiled, tuple):
+    if isinstance(compiled, tuple) or (isinstance(compiled, list) and any(True for _ in leaves(compiled, Tensor))):
         if len(compiled) != len(given):
             raise _error(f"Length mismatch for {name}: expected {len(compiled)} elements but got {len(given)}.")
         for position, (one, other) in enumerate(zip(compiled, given)):
@@ -152,7 +158,7 @@ def _compare(name: str, compiled: Any, given: Any, named: bool = False) -> None:
             raise _error(f"Data type mismatch for {name}: expected {compiled.dtype} but got {given.dtype}.")
         if compiled.shape != given.shape:
             raise _error(f"Shape mismatch for {name}: expected {compiled.shape} but got {given.shape}.")
-    elif isinstance(compiled, list) and any(True for _ in leaves(compiled, Tensor)):
+    elif any(True for _ in leaves(compiled, Tensor)):  # of a class that has a parser
         _compare(name, tuple(leaves(compiled, Tensor)), tuple(leaves(given, Tensor)))
     elif compiled != given:
         raise _error(f"Value mismatch for {name}: expected {compiled} but got {given}.")

@@ -20,13 +20,12 @@ from torch import Tensor, nn
 from ._arguments import Arguments
 from ._batches import Batching
 from ._errors import Error, cpp_error, py_error
-from ._graph import Ref
-from ._losses import final_loss
+from ._losses import check_no_grad, final_loss
 from ._stages import placing
 from ._structure import leaves
 from ._tensor import STALE, IpuTensor, narrow, narrowed
 from ._trace import Trace
-from ._weights import DeviceWeights, check_changes, check_layout, host_weights, on_device
+from ._weights import DeviceWeights, check_changes, check_layout, check_updatable, host_weights, on_device
 from .enums import ReductionType
 from .options import Options
 
@@ -64,6 +63,9 @@ class Executable:
         self.graph = trace.finish(returned)
         self.loss = final_loss(self.graph) if training else None
         self.weights = DeviceWeights(host, self.batching.replicas)
+        if self.loss is not None:
+            check_no_grad(self.graph, self.loss, [self.graph.weights[name] for name in self.weights.trained])
+        check_updatable(self.weights, options.toDict().get("updatable_named_buffers", ()))
         check_changes(self.graph, self.weights, options.broadcast_buffers)
         seed = torch.initial_seed() if options.random_seed is None else options.random_seed
         self._random_state = torch.Generator().manual_seed(seed).get_state()
@@ -108,10 +110,10 @@ class Executable:
 
     def run(self, arguments: Arguments, update: Update) -> Any:
         """One call: what ``forward`` returned, with the results of this batch as fresh tensors of the host."""
-        given = [tensor.detach() for tensor in arguments.tensors()]
+        given = [tensor.detach() for tensor in self.arguments.tensors_of(arguments)]
         on_ipu = [narrow(tensor) for tensor in given]
         changed = self.graph.changed(self.graph.inputs)
-        outputs: Dict[int, List[Tensor]] = {ref.index: [] for ref in leaves(self.graph.returned, Ref)}
+        outputs: Dict[int, List[Tensor]] = {index: [] for index in self.graph.outputs}
         with torch.inference_mode(False), self._random():
             for iteration in range(self.batching.iterations):
                 gradients: Dict[str, Optional[Tensor]] = dict.fromkeys(self.weights.trained)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import logging
 import weakref
-from typing import Any, Dict, MutableMapping, Optional
+from collections import OrderedDict
+from typing import Any, Callable, Dict, MutableMapping, Optional
 
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from . import optim
 from ._arguments import Arguments, Parser
@@ -34,7 +36,7 @@ INFERENCE_ACCUMULATION = (
 NOT_MODELLED = frozenset(
     (
         "compileAndExport save loadExecutable cycleCount compilationTime getPerfCounters getLatency getComputeLatency "
-        "getHostIpuLatency getIpuHostLatency getTensorNames getAnchoredTensor copyNamedBuffersToDevice rng_state "
+        "getHostIpuLatency getIpuHostLatency getTensorNames getAnchoredTensor rng_state "
         "per_replica_params"
     ).split()
 )
@@ -42,6 +44,9 @@ NOT_MODELLED = frozenset(
 #: Module -> how often its weights were copied from a device to the host. A device that last got the host's weights at a
 #: lower count has old ones.
 _versions: MutableMapping[nn.Module, int] = weakref.WeakKeyDictionary()
+
+_before_compilation: Dict[int, Callable[[], Any]] = OrderedDict()
+_after_compilation: Dict[int, Callable[[], Any]] = OrderedDict()
 
 _log = logging.getLogger("poptorch")
 
@@ -65,6 +70,24 @@ def inferenceModel(model: Any, options: Optional[Options] = None) -> PoplarExecu
     """Wrap a module, or what a training executor wraps, to run it."""
     model = model.model if isinstance(model, PoplarExecutor) else model
     return PoplarExecutor(copy.copy(model), options, False, VERSION, user_model=model)
+
+
+def registerPreCompileHook(hook: Callable[[], Any]) -> RemovableHandle:
+    """Call ``hook()`` before every compilation, until ``remove()`` of what is returned."""
+    return _registered(_before_compilation, hook, "Pre-compile")
+
+
+def registerPostCompileHook(hook: Callable[[], Any]) -> RemovableHandle:
+    """Call ``hook()`` after every compilation, until ``remove()`` of what is returned."""
+    return _registered(_after_compilation, hook, "Post-compile")
+
+
+def _registered(hooks: Dict[int, Callable[[], Any]], hook: Callable[[], Any], what: str) -> RemovableHandle:
+    if not callable(hook):
+        raise RuntimeError(f"{what} hook must be callable")
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle
 
 
 def _version(model: nn.Module) -> int:
@@ -155,7 +178,13 @@ class PoplarExecutor:
 
     def _compile(self, arguments: Arguments) -> Executable:
         self._refresh_from_trainer()
-        executable = Executable(self._model, arguments, self._options, self._training)
+        for hook in list(_before_compilation.values()):
+            hook()
+        try:
+            executable = Executable(self._model, arguments, self._options, self._training)
+        finally:
+            for hook in list(_after_compilation.values()):
+                hook()
         if self._training:
             weights = executable.weights
             trained = {name: weights.variables[name] for name in weights.trained}
@@ -216,6 +245,15 @@ class PoplarExecutor:
         executable = self._compiled()
         self._stale_host = False
         executable.weights.to_device()
+
+    def copyNamedBuffersToDevice(self) -> None:
+        """Copy the buffers that ``options.updatableNamedBuffers`` names from the module to the device."""
+        executable = self._compiled()
+        names = self._options.toDict().get("updatable_named_buffers")
+        if names is None:
+            raise py_error("No named buffers marked as updatable via updatableNamedBuffers option")
+        self._stale_host = False
+        executable.weights.to_device(names)
 
     def load_state_dict(self, state_dict: Dict[str, Tensor], strict: bool = True) -> Any:
         """``load_state_dict`` of the module, and of the device if it is attached."""

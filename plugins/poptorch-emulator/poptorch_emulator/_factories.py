@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
 from ._structure import leaves
 from ._tensor import DEVICE
@@ -30,13 +31,16 @@ _log = logging.getLogger("poptorch")
 
 @contextmanager
 def on_device_by_default(trace: Trace) -> Iterator[None]:
-    """Replace the functions inside."""
+    """Replace the functions inside, and have ``torch.distributions`` not validate its arguments: it would read them."""
+    validated = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
     originals = {name: getattr(torch, name) for name in FACTORIES}
     for name, original in originals.items():
         setattr(torch, name, _forced(trace, name, original))
     try:
         yield
     finally:
+        Distribution.set_default_validate_args(validated)
         for name, original in originals.items():
             setattr(torch, name, original)
 

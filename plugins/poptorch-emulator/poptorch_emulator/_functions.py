@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Tuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -22,8 +23,9 @@ from torch.overrides import TorchFunctionMode
 
 from ._errors import cpp_error, py_error
 from ._losses import BUILT_IN, reduced
+from ._replay import in_float32
 from ._structure import leaves
-from ._support import no_shape
+from ._support import TAKEN, no_shape
 from ._tensor import DEVICE, IpuTensor
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ _WEIGHTED = {
     "nll_loss": "nll_loss_nd",
 }
 _WEIGHTED["nll_loss_nd"] = "nll_loss_nd"
+_CONVOLUTIONS = frozenset("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d".split())
 
 
 class Functions(TorchFunctionMode):
@@ -64,12 +67,17 @@ class Functions(TorchFunctionMode):
             raise cpp_error('Unsupported reduction for operator aten::ctc_loss: "none"')
         if name == "one_hot":
             return one_hot(*args, **kwargs)
+        if name == "take_along_dim":
+            return self.trace.record(name, take_along_dim, args, kwargs)
+        if name == "bincount":
+            return bincount(*args, **kwargs)
         if name in ("__getitem__", "__setitem__"):
             args = (args[0], self._index(args[1]), *args[2:])
-        if name in BUILT_IN:
-            with self.trace.whole():
-                result = func(*args, **kwargs)
-        else:
+        if name in _CONVOLUTIONS and len({leaf.dtype for leaf in leaves([list(args), kwargs], IpuTensor)}) > 1:
+            # PopTorch takes it as one operation; torch compares dtypes before it is one
+            dtype = _argument(args, kwargs, 0, "input").dtype
+            return self.trace.record("convolution", partial(in_float32, func, dtype), args, kwargs)
+        with self.trace.calling(name), self.trace.whole(name in BUILT_IN or name in TAKEN):
             result = func(*args, **kwargs)
         if name in BUILT_IN and isinstance(result, IpuTensor):
             return self.trace.record("identity_loss", reduced, (result, "none"), {}, loss=name)
@@ -137,3 +145,19 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     if num_classes < 0:
         raise cpp_error("OneHot num classes must be specified and must be constant.")
     return (tensor.unsqueeze(-1) == torch.arange(num_classes, device=DEVICE)).to(torch.int32)
+
+
+def take_along_dim(input: Tensor, indices: Tensor, dim: Optional[int] = None) -> Tensor:
+    """``torch.take_along_dim`` with indices that are int32 on the device."""
+    return torch.take_along_dim(input, indices.long(), dim)
+
+
+def bincount(input: Tensor, weights: Optional[Tensor] = None, minlength: int = 0) -> Tensor:
+    """``torch.bincount`` of numbers below ``minlength``, without which the shape of the result is not known."""
+    if not minlength:
+        raise cpp_error(
+            "Bincount `minlength` must be specified and must be a constant. On the IPU MK2 platform the minimum length "
+            "is also the maximum length"
+        )
+    found = input.unsqueeze(-1) == torch.arange(minlength, device=DEVICE)
+    return found.int().sum(0) if weights is None else (found.to(weights.dtype) * weights.unsqueeze(-1)).sum(0)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ._replay import compute
 from ._structure import leaves, tree_map
-from ._tensor import Layout, narrowed
+from ._tensor import IpuTensor, Layout, narrowed
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class Node:
     loss: str = ""
     #: False if it comes after a block that has ended, and before the next begins.
     placed: bool = True
+    #: The function of torch that was called under ``torch.no_grad()``; empty without it.
+    no_grad: str = ""
 
     @property
     def reads(self) -> List[int]:
@@ -69,7 +71,7 @@ class Graph:
         #: Name in the model -> value, of parameters and buffers.
         self.weights: Dict[str, int] = {}
         self.constants: Dict[int, Tensor] = {}
-        #: What the model returned, with references in the place of tensors of the device.
+        #: What the model returned, with tensors of the device.
         self.returned: Any = None
         self._owner: List[int] = []
 
@@ -99,10 +101,15 @@ class Graph:
         changed = {self.owner(index) for node in self.nodes for index in node.changes}
         return {index for index in indices if self.owner(index) in changed}
 
+    @property
+    def outputs(self) -> List[int]:
+        """The values that the model returned."""
+        return [tensor.number for tensor in leaves(self.returned, IpuTensor)]
+
     def prune(self) -> None:
         """Drop the nodes on which neither a returned value depends nor one that the caller or the device keeps."""
         kept = self.owners([*self.inputs, *self.weights.values()])
-        live = self.owners([ref.index for ref in leaves(self.returned, Ref)])
+        live = self.owners(self.outputs)
         nodes: List[Node] = []
         for node in reversed(self.nodes):
             written = self.owners([*node.writes, *node.changes])
@@ -130,7 +137,7 @@ class Graph:
 
     def rebuilt(self, values: Dict[int, Any]) -> Any:
         """What the model returned, with ``values`` in the place of tensors of the device."""
-        return tree_map(lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf, self.returned)
+        return tree_map(lambda leaf: values[leaf.number] if isinstance(leaf, IpuTensor) else leaf, self.returned)
 
     def __call__(self, *inputs: Tensor) -> Any:
         """Compute the graph of a function for these tensors: what the function returned, with PopTorch's gradients.

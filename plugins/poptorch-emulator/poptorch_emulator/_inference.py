@@ -16,13 +16,17 @@ from typing import Any, Callable, Dict, Hashable, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 
 from ._aliasing import writes
-from ._errors import cpp_error, py_error
+from ._errors import cpp_error, not_modelled, py_error
 from ._replay import widened
 from ._structure import leaves, tree_map
-from ._support import no_shape
+from ._support import NOT_MODELLED, no_shape
 from ._tensor import READ, IpuTensor, Layout, layout, zero_sized
 
 #: Arguments that are compared by their values. Floats are compared as text, because NaN is not equal to itself.
@@ -107,6 +111,10 @@ class Inference:
                 results = target(*fakes[0], **fakes[1])
             except DataDependentOutputException as error:
                 raise cpp_error(READ) from error
+            except DynamicOutputShapeException as error:
+                if name in NOT_MODELLED:
+                    raise not_modelled(f"aten::{name}", "torch infers no shape without values") from error
+                raise
             except NotImplementedError as error:
                 raise no_shape(name) from error
         if any(tensor.fake is not None and tensor.shape != tensor.fake.shape for tensor in tensors):

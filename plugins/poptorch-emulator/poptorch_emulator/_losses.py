@@ -10,7 +10,7 @@ Rules of this module:
 
 from __future__ import annotations
 
-from typing import Dict, List, Set
+from typing import Dict, List, Sequence, Set
 
 from torch import Tensor
 
@@ -33,6 +33,8 @@ SEVERAL = (
     "Multiple independent losses found in graph. Graph must have one final loss. Wrap final graph loss in "
     "poptorch.identity_loss."
 )
+#: Operations through which no gradient goes in PopTorch.
+_NO_GRADIENT = frozenset("detach bernoulli bernoulli_ sign floor ceil round zeros_like ones_like full_like".split())
 #: Operations that change neither the value nor its gradient.
 _SAME = frozenset("alias clone view _unsafe_view reshape squeeze unsqueeze _to_copy nop".split())
 
@@ -65,6 +67,40 @@ def final_loss(graph: Graph) -> int:
             '"none"), or give .detach() of the loss to what is not to be trained on.'
         )
     return value
+
+
+def check_no_grad(graph: Graph, loss: int, trained: Sequence[int]) -> None:
+    """Raise poptorch.Error where ``torch.no_grad()`` would keep a gradient from what is trained, and PopTorch not."""
+    leading = _leading_to(graph, loss)
+    from_parameters = set(trained)
+    seen: List[int] = list(trained)
+    for node in graph.nodes:
+        seen += node.writes
+        if node.name in _NO_GRADIENT or not from_parameters & set(_floating(graph, node.reads)):
+            continue
+        if node.no_grad and id(node) in leading:
+            raise py_error(
+                f"{node.no_grad} is called under torch.no_grad(), with what is trained and on the way to the loss. "
+                "PopTorch's guide says that no_grad stops gradients, its source ignores it: the layers in it would be "
+                "trained, without a word. Write .detach() on the result"
+            )
+        changed = graph.owners(node.changes)
+        from_parameters |= {*node.writes, *(value for value in seen if graph.owner(value) in changed)}
+
+
+def _leading_to(graph: Graph, loss: int) -> Set[int]:
+    """The ids of the nodes through which a gradient comes from the loss."""
+    to_loss, leading = {loss}, set()
+    for node in reversed(graph.nodes):
+        wanted = to_loss & set(node.writes) or graph.owners(node.changes) & graph.owners(list(to_loss))
+        if wanted and node.name not in _NO_GRADIENT and _floating(graph, [*node.writes, *node.changes]):
+            to_loss |= set(_floating(graph, node.reads))
+            leading.add(id(node))
+    return leading
+
+
+def _floating(graph: Graph, values: Sequence[int]) -> List[int]:
+    return [index for index in values if graph.dtypes[index].is_floating_point]
 
 
 def _flows_into_another(graph: Graph, position: int) -> bool:

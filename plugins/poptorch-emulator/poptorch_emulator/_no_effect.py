@@ -12,11 +12,6 @@ _Self = TypeVar("_Self", bound="OptionsWithoutEffect")
 class OptionsWithoutEffect(OptionsDict):
     """Setters that check what PopTorch checks, and keep what can be read as an attribute."""
 
-    def updatableNamedBuffers(self: _Self, buffers: List[str]) -> _Self:
-        """No effect: ``copyNamedBuffersToDevice``, which alone uses these names, is not modelled."""
-        self.createOrSet(updatable_named_buffers=buffers)
-        return self
-
     def enableExecutableCaching(self: _Self, path: Optional[str]) -> _Self:
         """No effect."""
         return self._without_effect()

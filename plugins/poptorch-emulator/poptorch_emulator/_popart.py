@@ -3,9 +3,12 @@
 | operation            | what differs                                                                                  |
 |----------------------|-----------------------------------------------------------------------------------------------|
 | maximum, minimum     | where the two are equal, each gets the whole gradient; torch gives each a half                |
+| clamp by tensors     | a maximum and a minimum, as above                                                             |
+| attention            | a row that is masked as a whole gives NaN, as in torch 2.0.1; 0 in a newer torch              |
 | where, masked_fill   | the gradient is multiplied by the condition: infinity gives NaN where nothing was chosen      |
 | binary_cross_entropy | ``t log x + (1-t) log(1-x)`` as it stands: NaN at exactly 0 and 1, where torch clamps logs    |
 | log_sigmoid          | ``log(sigmoid(x))``: -infinity below -104                                                     |
+| embedding_bag        | with a gradient, which torch leaves out where it records for inference                        |
 | floor_divide         | ``floor(a / b)``                                                                              |
 | trunc, frac          | through int32: refused at 2^31 and above                                                      |
 | sqrt of float32      | correctly rounded, through float64, so that it is the same number on every host               |
@@ -67,11 +70,25 @@ def _masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     return _where(mask, filled.to(x.dtype), x)
 
 
+def _clamp(x: Tensor, low: Optional[Tensor] = None, high: Optional[Tensor] = None) -> Tensor:
+    if low is not None:
+        x = _WholeGradient.apply(x, low.to(x.dtype), torch.maximum)
+    return x if high is None else _WholeGradient.apply(x, high.to(x.dtype), torch.minimum)
+
+
+def _softmax(x: Tensor, dim: int, dtype: Optional[torch.dtype] = None) -> Tensor:
+    return torch.softmax(x, dim, dtype=dtype)
+
+
 def _binary_cross_entropy(x: Tensor, target: Tensor, weight: Optional[Tensor] = None, reduction: int = 1) -> Tensor:
     loss = -(target * torch.log(x) + (1 - target) * torch.log(1 - x))
     if weight is not None:
         loss = loss * weight
     return loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()
+
+
+def _embedding_bag(weight: Tensor, indices: Tensor, offsets: Tensor, *args: Any, **kwargs: Any) -> Any:
+    return torch.ops.aten._embedding_bag(weight, indices.long(), offsets.long(), *args, **kwargs)
 
 
 def _log_sigmoid(x: Tensor) -> Tuple[Tensor, Tensor]:
@@ -108,6 +125,12 @@ def _sqrt(x: Tensor) -> Tensor:
 COMPUTED: Mapping[str, Callable[..., Any]] = {
     "maximum.default": lambda a, b: _WholeGradient.apply(a, b, torch.maximum),
     "minimum.default": lambda a, b: _WholeGradient.apply(a, b, torch.minimum),
+    "clamp.Tensor": _clamp,
+    "clamp_min.Tensor": _clamp,
+    "clamp_max.Tensor": lambda x, high: _clamp(x, None, high),
+    "_embedding_bag_forward_only.default": _embedding_bag,
+    "_embedding_bag.default": _embedding_bag,
+    "_safe_softmax.default": _softmax,
     "where.self": _where,
     "masked_fill.Scalar": _masked_fill,
     "masked_fill.Tensor": _masked_fill,

@@ -51,13 +51,25 @@ def _widen(leaf: Any) -> Any:
     return leaf.long() if isinstance(leaf, Tensor) and leaf.dtype == torch.int32 else leaf
 
 
+def in_float32(target: Callable[..., Any], dtype: torch.dtype, *args: Any, **kwargs: Any) -> Tensor:
+    """An operation of float16 and float32, computed in float32, and its result in ``dtype``."""
+
+    def wide(leaf: Any) -> Any:
+        return leaf.float() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+    result: Tensor = compute(target, tree_map(wide, args), tree_map(wide, kwargs))
+    return result.to(dtype)
+
+
 def compute(target: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
     """The results of one operation on real tensors."""
     if not isinstance(target, torch._ops.OpOverload):
         return target(*args, **kwargs)
     name = base_name(target)
-    computed = COMPUTED.get(f"{name}.{target._overloadname}")
+    computed = COMPUTED.get(f"{name.rstrip('_')}.{target._overloadname}")
     if computed is not None:
+        if name.endswith("_"):
+            return args[0].copy_(computed(args[0].clone(), *args[1:], **kwargs))
         return computed(*args, **kwargs)
     if name == "view" and target._overloadname == "default":
         return args[0].reshape(args[1])

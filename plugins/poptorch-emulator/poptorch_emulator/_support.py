@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Tuple
 import torch
 from torch import Tensor
 
-from ._errors import Error, cpp_error, py_error
+from ._errors import Error, cpp_error, not_modelled, py_error
 from ._replay import base_name
 from .handlers import HANDLERS, WHOLE
 
@@ -32,8 +32,19 @@ _PARTS = """
 """
 _PLAIN = (name if name.startswith("__") else name.rstrip("_") for name in HANDLERS)
 HANDLED = frozenset((*_PLAIN, *(name.split(".")[0].rstrip("_") for name in WHOLE), *_PARTS.split()))
-#: Overloads without a handler, of operations that have one: bounds that are tensors.
-NOT_HANDLED = frozenset(("clamp.Tensor", "clamp_min.Tensor", "clamp_max.Tensor"))
+#: Functions of torch that PopTorch takes: it handles them, or what torch 2.0.1 decomposes them into. A newer torch
+#: decomposes some into operations that PopTorch does not know, and these are accepted inside.
+TAKEN = frozenset(
+    """
+    bilinear cosine_similarity embedding_bag gru gru_cell lstm lstm_cell multi_head_attention_forward rnn_relu
+    rnn_relu_cell rnn_tanh rnn_tanh_cell scaled_dot_product_attention
+    """.split()
+)
+#: Operations that PopTorch takes, and that are not modelled here: torch infers no shape without values.
+NOT_MODELLED = frozenset(("_ctc_loss",))
+#: Operations of layers with weights -> the position of the argument whose dtype the result has on the device, where
+#: float16 meets float32. It computes in float32.
+MIXED = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "mv": 0, "addmv": 1}
 #: torch has a kernel for every device that calls operations with a handler.
 EXPLICIT = frozenset(("isinf",))
 #: Constants, although they take their shape from a tensor: they are an ``empty`` that is filled.
@@ -55,6 +66,17 @@ def check_arguments(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) ->
     name = base_name(func).rstrip("_")
     if name == "triu":
         raise cpp_error("aten::triu is only supported within constant expressions.")
+    if name in ("upsample_linear1d", "upsample_trilinear3d"):
+        raise cpp_error(f"Unsupported upsample mode aten::{name}: currently only 'nearest' is supported")
+    if name == "upsample_bicubic2d" and args[2]:
+        raise cpp_error("Only support align_corners=False.")
+    if name == "upsample_bilinear2d":
+        (height, width), (to_height, to_width) = args[0].shape[-2:], args[1]
+        if to_height * width != to_width * height:
+            raise py_error(
+                f"PopTorch scales both dimensions of bilinear upsampling by one factor, without a word: {height} to "
+                f"{to_height}, and {width} to {to_width}, are two"
+            )
     if name == "div" and kwargs.get("rounding_mode") is not None:
         raise py_error(
             f"PopTorch ignores rounding_mode={kwargs['rounding_mode']!r} of torch.div, without a word; write "
@@ -105,7 +127,25 @@ def supported(func: Any) -> bool:
     """Whether PopTorch has a handler for this overload."""
     name = base_name(func)
     plain = name if name.startswith("__") else name.rstrip("_")
-    return plain in HANDLED and f"{plain}.{func._overloadname}" not in NOT_HANDLED
+    return plain in HANDLED
+
+
+#: PopTorch 3.4 gets the decompositions of this torch.
+_POPTORCHS_TORCH = torch.__version__.startswith("2.0.")
+
+
+def of_poptorch(name: str, function: str) -> bool:
+    """Whether PopTorch meets an operation where ``function`` was called, and not only this version of torch does."""
+    return _POPTORCHS_TORCH or not function or function.strip("_").endswith(name.strip("_"))
+
+
+def not_taken(name: str, function: str) -> Error:
+    """An error for an operation that this torch makes of a function, so that nothing is known of PopTorch."""
+    return not_modelled(
+        f"torch.{function} on torch {torch.__version__}",
+        f"it consists of aten::{name} here, which PopTorch has no handler for, and may consist of others in torch "
+        "2.0.1, which PopTorch is for",
+    )
 
 
 def unsupported(names: List[str]) -> Error:

@@ -58,9 +58,9 @@ def on_ipu(device: Any) -> bool:
     return device is not None and torch.device(device).type in (DEVICE.type, "meta")
 
 
-def zero_sized(shape: torch.Size) -> Error:
-    """PopTorch's error for a tensor without elements."""
-    return cpp_error(f"Zero-sized tensors are unsupported (Got shape {list(shape)}).")
+def zero_sized(shape: torch.Size, where: str = "") -> Error:
+    """PopTorch's error for a tensor without elements, and a sentence on which it is."""
+    return cpp_error(f"Zero-sized tensors are unsupported (Got shape {list(shape)}).{where}")
 
 
 #: What C++ calls the dtypes, in PopTorch's messages.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
@@ -26,10 +27,22 @@ from ._graph import Graph, Node, Ref
 from ._inference import Inference, Inferred
 from ._lock import Lock
 from ._losses import RECORDED, reduced
-from ._replay import base_name
+from ._replay import base_name, in_float32
 from ._stages import check_blocks, current
 from ._structure import leaves, tree_map
-from ._support import EXPLICIT, RANDOM, SHAPED, check_arguments, check_shape, composed, supported, unsupported
+from ._support import (
+    EXPLICIT,
+    MIXED,
+    RANDOM,
+    SHAPED,
+    check_arguments,
+    check_shape,
+    composed,
+    not_taken,
+    of_poptorch,
+    supported,
+    unsupported,
+)
 from ._tensor import (
     DEVICE,
     MOVE,
@@ -70,6 +83,10 @@ class Trace(TorchDispatchMode):
         self._whole = False
         self._inference = Inference(self.aside)
         self._unsupported: Dict[str, None] = {}
+        #: The function of torch that the model calls at this moment, and the same if it is under ``torch.no_grad()``.
+        self.function = self._no_grad = ""
+        #: The number of nodes before the ``poptorch.MultiConv`` that has begun.
+        self.multi_conv: Optional[int] = None
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -78,6 +95,9 @@ class Trace(TorchDispatchMode):
             raise py_error("a model is compiled inside of the forward of another")
         with ExitStack() as stack:
             stack.enter_context(_turn)
+            # what stands around the call says nothing of what forward does
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
             stack.enter_context(on_device_by_default(self))
             stack.enter_context(Functions(self))
             if self.training:
@@ -101,13 +121,24 @@ class Trace(TorchDispatchMode):
             self._aside = before
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
-        """Accept every operation inside: torch decomposes into them a function that PopTorch has a handler for."""
-        before, self._whole = self._whole, True
+    def whole(self, whole: bool) -> Iterator[None]:
+        """Accept every operation inside if ``whole``: torch decomposes into them a function that PopTorch takes."""
+        before, self._whole = self._whole, self._whole or whole
         try:
             yield
         finally:
             self._whole = before
+
+    @contextmanager
+    def calling(self, function: str) -> Iterator[None]:
+        """The model calls this function of torch inside. torch itself has ``no_grad`` in some."""
+        before = self.function, self._no_grad
+        if not self.function:
+            self.function, self._no_grad = function, "" if torch.is_grad_enabled() else function
+        try:
+            yield
+        finally:
+            self.function, self._no_grad = before
 
     @property
     def listens(self) -> bool:
@@ -123,6 +154,8 @@ class Trace(TorchDispatchMode):
 
     def weight(self, name: str, tensor: Tensor) -> IpuTensor:
         """A parameter or buffer of the model."""
+        if 0 in tensor.shape:
+            raise zero_sized(tensor.shape, f" It is {name} of the model.")
         value = self._new(tensor)
         self.graph.weights[name] = value.number
         self._views.create(value.number, value.laid, outer=True)
@@ -147,7 +180,7 @@ class Trace(TorchDispatchMode):
             self._check(tensor)
             self._views.check(tensor.number, "the value that forward returns")
         self._views.check_outer()
-        self.graph.returned = _refs(returned)
+        self.graph.returned = tree_map(lambda leaf: leaf, returned)  # forward may change its lists later
         self.graph.prune()
         check_blocks([node.name for node in self.graph.nodes if not node.placed])
         return self.graph
@@ -200,8 +233,13 @@ class Trace(TorchDispatchMode):
         if not self._constant(name, tensors):  # what is constant is evaluated on the host
             check_arguments(func, args, kwargs)
             if not supported(func) and not self._whole:
+                if not of_poptorch(name, self.function):
+                    raise not_taken(name, self.function)
                 self.refuse(name)
         check_shape(name)
+        if name in MIXED and len({tensor.dtype for tensor in tensors}) > 1:
+            dtype = args[MIXED[name]].dtype
+            return self.record(name, partial(in_float32, func, dtype), args, kwargs, tensors=tensors)
         results = self.record(name, func, args, kwargs, tensors=tensors)
         if name not in RECORDED:
             return results
@@ -238,7 +276,7 @@ class Trace(TorchDispatchMode):
         placement = current()
         placed = placement is None or placement.active
         changes = changed(target, args, kwargs)
-        node = Node(name, target, _refs(args), _refs(kwargs), _refs(results), changes, loss, placed)
+        node = Node(name, target, _refs(args), _refs(kwargs), _refs(results), changes, loss, placed, self._no_grad)
         for owner in bases:
             for view in node.writes:
                 self.graph.share(view, owner)

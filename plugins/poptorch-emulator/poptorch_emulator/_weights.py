@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, Sequence, Tuple
+from typing import Any, Dict, Iterator, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -119,11 +119,12 @@ class DeviceWeights:
                 # .data: PopTorch writes to memory, so the version counter of the tensor does not change
                 tensor.data.copy_(self.variables[name])
 
-    def to_device(self) -> None:
-        """Copy the model's parameters and buffers to every replica."""
+    def to_device(self, names: Optional[Sequence[str]] = None) -> None:
+        """Copy the model's parameters and buffers, or those of these names, to every replica."""
+        chosen = self.host if names is None else {name: self.host[name] for name in names}
         with untouched(), torch.no_grad():
-            check_layout(self.host)
-            for name, tensor in self.host.items():
+            check_layout(chosen)
+            for name, tensor in chosen.items():
                 for variables in (self.variables, *self.others):
                     variables[name].copy_(tensor)
 
@@ -185,6 +186,13 @@ def _places(model: nn.Module) -> Iterator[_Place]:
             for name, tensor in held.items():
                 if tensor is not None:
                     yield _Place(module, kind, held, name, tensor)
+
+
+def check_updatable(weights: DeviceWeights, names: Sequence[str]) -> None:
+    """Raise poptorch.Error for a name of ``options.updatableNamedBuffers`` that is no variable of the device."""
+    for name in names:
+        if name not in weights.host or name in weights.parameters:
+            raise cpp_error(f"Invalid updatable buffer {name}")
 
 
 def check_changes(graph: Graph, weights: DeviceWeights, broadcast: bool) -> None:

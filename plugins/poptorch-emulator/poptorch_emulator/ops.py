@@ -6,16 +6,19 @@ with the checks of PopTorch. ``cond`` computes both branches and chooses between
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, NoReturn, Tuple
+from typing import Any, Callable, List, NoReturn, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
-from ._errors import cpp_error, py_error
+from ._errors import cpp_error, not_modelled, py_error
 from ._losses import reduced
-from ._structure import tree_map
+from ._printing import FORMATS, Style, printed
+from ._structure import leaves, tree_map
 from ._tensor import IpuTensor
 from ._trace import running
+from .enums import MatMulSerializationMode, MultiConvPlanType, OverlapMode
 
 
 def isRunningOnIpu() -> bool:
@@ -118,9 +121,41 @@ def nop(tensor: Tensor) -> Tensor:
     return _identity(tensor, "nop", "nop must take a torch.tensor argument.")
 
 
-def ipu_print_tensor(tensor: Tensor, title: str = "", *args: Any, **kwargs: Any) -> Tensor:
-    """``tensor``; the emulator prints nothing."""
-    return _identity(tensor, "nop", "ipu print tensor must take a torch.tensor argument.")
+def ipu_print_tensor(
+    tensor: Tensor,
+    title: str = "",
+    print_gradient: bool = True,
+    summarise_threshold: int = 1000,
+    edge_items: int = 3,
+    max_line_width: int = 80,
+    digits: int = 4,
+    float_format: str = "auto",
+    separator: str = ", ",
+    open_bracket: str = "(",
+    close_bracket: str = ")",
+) -> Tensor:
+    """``tensor``, whose values, and in training whose gradient, are written to standard error at every run."""
+    if not isinstance(tensor, Tensor):
+        raise py_error(f"ipu print tensor must take a torch.tensor argument. {type(tensor)} is not supported.")
+    if float_format not in FORMATS:
+        raise KeyError(float_format)  # as PopTorch
+    style = Style(
+        title,
+        print_gradient,
+        summarise_threshold,
+        edge_items,
+        max_line_width,
+        digits,
+        float_format,
+        separator,
+        open_bracket,
+        close_bracket,
+    )
+    trace = running()
+    if trace is None or not isinstance(tensor, IpuTensor):
+        return tensor
+    same: Tensor = trace.record("ipu_print_tensor", printed, (tensor, style), {})
+    return same
 
 
 def set_available_memory(tensor: Tensor, available_memory_proportion: float) -> Tensor:
@@ -139,6 +174,224 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
     return results[0] if len(results) == 1 else results
 
 
+def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
+    """The tensors; the emulator does not model time."""
+    return _overlapped(input_tensors)
+
+
+def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
+    """The tensors; the emulator does not model time."""
+    return _overlapped(output_tensors)
+
+
+def _overlapped(tensors: Any) -> Any:
+    return tree_map(lambda leaf: nop(leaf) if isinstance(leaf, Tensor) else leaf, tensors)
+
+
+def serializedMatMul(
+    lhs: Tensor, rhs: Tensor, mode: MatMulSerializationMode, factor: int = 0, keep_precision: bool = False
+) -> Tensor:
+    """``torch.matmul(lhs, rhs)``; how it is cut into parts is memory, which the emulator does not model."""
+    for value, kind in ((keep_precision, bool), (factor, int), (mode, MatMulSerializationMode)):
+        if not isinstance(value, kind):
+            raise AssertionError(f"serializedMatMul expects a {kind.__name__}, got {value!r}")
+    return torch.matmul(lhs, rhs)
+
+
+def _check_kinds(function: str, *values: Tuple[Any, type]) -> None:
+    for value, kind in values:
+        if not isinstance(value, kind):
+            raise py_error(f"{function} takes a {kind.__name__} in the place of {type(value)}")
+
+
+def _recorded(name: str, function: Callable[..., Any], *args: Any) -> Any:
+    """The function of tensors, as one operation of the device."""
+    trace = running()
+    if trace is None or not any(True for _ in leaves(list(args), IpuTensor)):
+        return function(*args)
+    return trace.record(name, function, args, {})
+
+
+def dynamic_slice(tensor: Tensor, dim: int, start: Tensor, size: int, step: int) -> Tensor:
+    """``tensor[start : start + size : step]`` along ``dim``, where ``start`` is a tensor; in inference only."""
+    _check_kinds("dynamic_slice", (tensor, Tensor), (dim, int), (start, Tensor), (size, int), (step, int))
+    _check_slice(size)
+    if step < 1:
+        raise cpp_error("Slicing step must be at least 1")
+    if running() is not None and tensor.shape[dim] % size:
+        raise cpp_error(
+            f"The size of the slice ({size}) must be a factor of the slicing dimension ({tensor.shape[dim]})."
+        )
+    part: Tensor = _recorded("dynamic_slice", _dynamic_slice, tensor, dim, start, size, step)
+    return part
+
+
+def _check_slice(size: int) -> None:
+    if size == 0:
+        raise cpp_error("The start and end of a slice must be different.")
+    if size < 0:
+        raise cpp_error("Taking a slice of a tensor with the end less than the start is not supported.")
+    trace = running()
+    if trace is not None and trace.training:
+        raise not_modelled("a dynamic slice in training", "PopTorch's tests have it in inference only")
+
+
+def _dynamic_slice(tensor: Tensor, dim: int, start: Tensor, size: int, step: int) -> Tensor:
+    return tensor.index_select(dim, _positions(start, size, step))
+
+
+def dynamic_update(input: Tensor, src: Tensor, dim: int, start: Tensor, size: int) -> Tensor:
+    """``input`` with ``src`` in the place of ``input[start : start + size]`` along ``dim``."""
+    _check_kinds("dynamic_update", (input, Tensor), (src, Tensor), (dim, int), (start, Tensor), (size, int))
+    if input.dim() != src.dim():
+        raise py_error(f"input and src tensors must have same dimensionality. ({input.dim()}) vs ({src.dim()})")
+    if input.dtype != src.dtype:
+        raise py_error(f"input and src tensor must have same dtype. ({input.dtype} vs {src.dtype})")
+    _check_slice(size)
+    updated: Tensor = _recorded("dynamic_update", _dynamic_update, input, src, dim, start, size)
+    return updated
+
+
+def _dynamic_update(input: Tensor, src: Tensor, dim: int, start: Tensor, size: int) -> Tensor:
+    return input.index_copy(dim, _positions(start, size, 1), src)
+
+
+def _positions(start: Tensor, size: int, step: int) -> Tensor:
+    return start.reshape(()).long() + torch.arange(0, size, step)
+
+
+#: One entry to each point, as a list or a tensor.
+_Batch = Optional[Union[List[int], Tensor]]
+
+
+def nearest(x: Tensor, y: Tensor, batch_x: _Batch = None, batch_y: _Batch = None) -> Tensor:
+    """For each point of ``x`` the index of the nearest point of ``y``, of those with the same batch."""
+    for name, value in (("x", x), ("y", y)):
+        if not isinstance(value, Tensor):
+            raise py_error(f"`nearest` must take a torch.tensor `{name}` input. {type(value)} is not supported.")
+    batches = [[] if batch is None else batch for batch in (batch_x, batch_y)]
+    if not all(isinstance(batch, (list, Tensor)) for batch in batches):
+        raise py_error(
+            f"`batch_x` and `batch_y` must be torch.Tensors or lists while `batch_x` is of type {type(batch_x)} and "
+            f"`batch_y` is of type {type(batch_y)}."
+        )
+    index: Tensor = _recorded("nearest", _nearest, x, y, *batches)
+    return index
+
+
+def _nearest(x: Tensor, y: Tensor, batch_x: Any, batch_y: Any) -> Tensor:
+    distances = torch.cdist(x.float().reshape(len(x), -1), y.float().reshape(len(y), -1))
+    if len(batch_x) and len(batch_y):
+        apart = torch.as_tensor(batch_x)[:, None] != torch.as_tensor(batch_y)[None, :]
+        distances = distances.masked_fill(apart, float("inf"))
+    return distances.argmin(1).int()
+
+
+class NameScope:
+    """Names of operations in PopART's graph, which is not here: no effect."""
+
+    def __init__(self, name: str) -> None:
+        if not isinstance(name, str):
+            raise AssertionError("Parameter to NameScope must be a string")
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exception: Any) -> None:
+        pass
+
+
+class CPU:
+    """``poptorch.CPU``: a function that the host computes in the middle of an inference graph."""
+
+    def __init__(self, layer_to_call: Callable[..., Any], ID: str) -> None:
+        self._layer_to_call = layer_to_call
+        if isinstance(layer_to_call, torch.nn.Module):
+            layer_to_call.requires_grad_(False)
+
+    def __call__(self, *input: Tensor, **kwargs: Any) -> Any:
+        """The results of the function, which is called once with zeros while the model is compiled."""
+        trace = running()
+        if trace is None:
+            return self._layer_to_call(*input)
+        _inference_only("CPU")
+        with trace.aside():
+            example = self._layer_to_call(*[torch.zeros(one.shape, dtype=one.dtype, device="cpu") for one in input])
+        return trace.record("call_cpu_op", _OnHost(self._layer_to_call, example), input, {})
+
+
+class _OnHost:
+    """Calls a function with values; without values it gives what the function gave for zeros."""
+
+    def __init__(self, function: Callable[..., Any], example: Any) -> None:
+        self._function, self._example = function, example
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        if any(isinstance(tensor, FakeTensor) for tensor in inputs):
+            return tree_map(lambda leaf: torch.empty(leaf.shape, dtype=leaf.dtype), self._example)
+        with torch.no_grad():
+            return self._function(*inputs)
+
+
 def custom_op(*args: Any, **kwargs: Any) -> NoReturn:
     """Refused: a custom operation is C++ for the Poplar SDK, which is not here to compile it."""
     raise py_error("poptorch.custom_op needs the Poplar SDK: the emulator has nothing to compile C++ operations with")
+
+
+class MultiConv:
+    """``with poptorch.MultiConv():`` computes the convolutions inside at the same time: no effect on numbers."""
+
+    def availableMemoryProportions(self, value: Any) -> MultiConv:
+        """No effect: memory."""
+        return self._checked("available memory proportion", value, float)
+
+    def partialsTypes(self, value: Any) -> MultiConv:
+        """No effect: partial sums are those of the CPU."""
+        if not set(_listed(value)) <= {torch.float32, torch.float16}:
+            raise ValueError("Invalid partials types. Expecting torch.float or torch.half")
+        return self
+
+    def enableConvDithering(self, value: Any) -> MultiConv:
+        """No effect: memory."""
+        if value is not None and not all(isinstance(one, bool) for one in _listed(value)):
+            raise ValueError("value must be bool or list of bools")
+        return self
+
+    def planType(self, value: Optional[MultiConvPlanType]) -> MultiConv:
+        """No effect: time."""
+        if value is not None and not isinstance(value, MultiConvPlanType):
+            raise AssertionError("Invalid plan type!")
+        return self
+
+    def perConvReservedTiles(self, value: int) -> MultiConv:
+        """No effect: time."""
+        return self._checked("number of reserved tiles", value, int)
+
+    def cycleBackOff(self, value: float) -> MultiConv:
+        """No effect: time."""
+        return self._checked("cycle back off", value, float)
+
+    def _checked(self, name: str, value: Any, kind: type) -> MultiConv:
+        values = _listed(value)
+        if value is not None and not (values and all(isinstance(one, kind) for one in values)):
+            raise AssertionError(f"Invalid {name}!")
+        return self
+
+    def __enter__(self) -> None:
+        trace = running()
+        if trace is not None:
+            if trace.multi_conv is not None:
+                raise cpp_error("Nested poptorch.MultiConv is not supported")
+            trace.multi_conv = len(trace.graph.nodes)
+
+    def __exit__(self, kind: Any, *exception: Any) -> None:
+        trace = running()
+        if trace is not None and kind is None:
+            inside = trace.graph.nodes[trace.multi_conv :]
+            trace.multi_conv = None
+            if not any(node.name == "convolution" for node in inside):
+                raise cpp_error("Unexpected end_multi_conv")
+
+
+def _listed(value: Any) -> List[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -228,6 +228,11 @@ class Options(OptionsWithoutEffect):
         self._relax_optimizer_checks = relax
         return self
 
+    def updatableNamedBuffers(self, buffers: List[str]) -> Options:
+        """The buffers that ``copyNamedBuffersToDevice`` copies; of the model's floating-point buffers."""
+        self.createOrSet(updatable_named_buffers=buffers)
+        return self
+
     def anchorTensor(
         self,
         short_name: str,

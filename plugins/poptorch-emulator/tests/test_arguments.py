@@ -230,6 +230,11 @@ class TestComparison:
                 "Shape mismatch for more: expected torch.Size([2]) but got torch.Size([3]).",
             ),
             (
+                ((ones(2), 2, [ones(2), 1]), {}),
+                ((ones(2), 2, [ones(2), 3]), {}),
+                "Value mismatch for other[1]: expected 1 but got 3.",
+            ),
+            (
                 ((ones(2), 2, [1, 2]), {}),
                 ((ones(2), 2, [1, 3]), {}),
                 "Value mismatch for other: expected [1, 2] but got [1, 3].",
@@ -244,6 +249,37 @@ class TestComparison:
             executor(*later[0], **later[1])
         assert str(caught.value).endswith(text + END)
         executor(*first[0], **first[1])
+
+    @pytest.mark.parametrize(
+        ("first", "later"),
+        [
+            (
+                lambda a, b: (({"a": a, "b": b},), {}),
+                lambda a, b: (({"b": b, "a": a},), {}),
+            ),
+            (
+                lambda a, b: (([({"b": b, "more": {"c": b, "a": a}},)],), {}),
+                lambda a, b: (([({"more": {"a": a, "c": b}, "b": b},)],), {}),
+            ),
+            (
+                lambda a, b: ((), {"a": a, "b": b}),
+                lambda a, b: ((), {"b": b, "a": a}),
+            ),
+        ],
+        ids=["dictionary", "nested", "keywords"],
+    )
+    def test_order_of_keys(self, first, later):
+        """A later call may have the keys of a dictionary in another order."""
+
+        class Net(nn.Module):
+            def forward(self, *args, **kwargs):
+                named = (args[0] if isinstance(args[0], dict) else args[0][0][0]["more"]) if args else kwargs
+                return named["a"] / sum(value for key, value in named.items() if key != "a")
+
+        executor = poptorch.inferenceModel(Net())
+        for call, a, b in ((first, 1.0, 2.0), (later, 1.0, 2.0), (later, 6.0, 3.0), (first, 6.0, 3.0)):
+            args, kwargs = call(torch.tensor([a]), torch.tensor([b]))
+            assert executor(*args, **kwargs).item() == a / b
 
     def test_number(self):
         """As many positional arguments as at first."""

@@ -273,15 +273,18 @@ class TestInstall:
         before = set(sys.modules)
         poptorch.install()
         try:
+            import popart
             import poptorch as installed
             from poptorch.optim import SGD
 
+            with pytest.raises(poptorch.Error, match=r"popart\.Builder is not modelled by the emulator"):
+                _ = popart.Builder
             assert installed is poptorch
             assert SGD is poptorch.optim.SGD
             poptorch.install()
         finally:
             for name in set(sys.modules) - before:
-                if name.split(".")[0] == "poptorch":
+                if name.split(".")[0] in ("popart", "poptorch"):
                     del sys.modules[name]
 
     def test_refused(self, monkeypatch):
@@ -295,8 +298,8 @@ class TestInstall:
         assert poptorch.__version__ == "3.4.0"
         assert all(hasattr(poptorch, name) for name in poptorch.__all__)
         assert not poptorch.ipuHardwareIsAvailable()
-        with pytest.raises(poptorch.Error, match=r"poptorch\.MultiConv is not modelled by the emulator"):
-            _ = poptorch.MultiConv
+        with pytest.raises(poptorch.Error, match=r"poptorch\.Phase is not modelled by the emulator"):
+            _ = poptorch.Phase
         with pytest.raises(AttributeError):
             _ = poptorch.anchorMode
 

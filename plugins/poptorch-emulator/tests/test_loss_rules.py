@@ -161,3 +161,56 @@ def test_loss_in_inference():
     """In inference a loss is a value, wrapped or not."""
     executor = poptorch.inferenceModel(Model(lambda y, t: 0.5 * F.cross_entropy(y, t) + y.sum()))
     assert executor(torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])).shape == ()
+
+
+def under_no_grad(function):
+    """``function(model, x)``, whose first layer is called under no_grad."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.register_buffer("mean", torch.zeros(5, 4))
+
+        def forward(self, x):
+            return poptorch.identity_loss(function(self, x).sum(), "none")
+
+    return poptorch.trainingModel(Net())
+
+
+def silenced(function, *args):
+    with torch.no_grad():
+        return function(*args)
+
+
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [
+        (lambda net, x: net.b(silenced(net.a, x)), "linear"),
+        (lambda net, x: net.b(torch.inference_mode()(net.a)(x)), "linear"),
+        (lambda net, x: net.b(net.a(x) * silenced(torch.exp, net.a(x))), "exp"),
+        (lambda net, x: net.b(silenced(net.mean.copy_, net.a(x)) + net.mean), "copy_"),
+        (lambda net, x: net.b(torch.distributions.Normal(net.a(x), 1.0).sample()), "expand"),
+    ],
+)
+def test_no_grad(function, named):
+    """no_grad on the way from what is trained to the loss: PopTorch's guide honours it, its source does not."""
+    with pytest.raises(poptorch.Error, match=rf"^'poptorch_py_error': {named} is called under torch.no_grad\(\)"):
+        under_no_grad(function)(torch.ones(5, 4))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda net, x: net.b(silenced(net.a, x).detach()),
+        lambda net, x: net.b(net.a(silenced(torch.exp, x))),
+        lambda net, x: net.b(net.a(x) * silenced(torch.gt, net.a(x), 0).float()),
+        lambda net, x: net.b(net.a(x)) + silenced(net.mean.copy_, x).detach(),
+        lambda net, x: net.b(torch.distributions.Bernoulli(probs=torch.sigmoid(net.a(x))).sample()),
+    ],
+)
+def test_no_grad_that_changes_nothing(function):
+    """Elsewhere, and around the call, it is taken."""
+    executor = under_no_grad(function)
+    with torch.no_grad():
+        executor(torch.ones(5, 4))
