@@ -164,5 +164,8 @@ class TestOurOwn:
     def test_a_name_that_two_provide_is_not_chosen(self, ours: World) -> None:
         """The project's plugin beside an impostor: nobody knows which is meant, and the warning names both."""
         ours.registry._entry_points = (*(ours.registry._entry_points or ()), Point("numba", None, "evil", "evil"))
-        with pytest.warns(RuntimeWarning, match="'numba' is provided by spikecore-numba 1.0 and evil 1.0; uninstall one, or set SPIKECORE_BLOCK=evil"):
+        with pytest.warns(
+            RuntimeWarning,
+            match="'numba' is provided by spikecore-numba 1.0 and evil 1.0; uninstall one, or set SPIKECORE_BLOCK=evil",
+        ):
             assert ours.resolve(cpu="numba").backend.name == "torch"
