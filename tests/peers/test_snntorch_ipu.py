@@ -27,6 +27,10 @@ def installed(monkeypatch):
     for name in set(sys.modules) - before:
         if name.split(".")[0] in ("popart", "poptorch"):
             del sys.modules[name]
+    import snntorch
+
+    # snnTorch resets every neuron that it ever made; those of this test have states on an IPU
+    snntorch.SpikingNeuron.instances.clear()
 
 
 @pytest.mark.usefixtures("installed")
