@@ -16,10 +16,9 @@ C = 3
 )
 def test_replicas_are_refused(make):
     """What nn.DataParallel calls to copy a network raises, and names the ways out."""
-    net = nn.Sequential(nn.Linear(C, C), make())
+    neuron = make()
     with pytest.raises(RuntimeError, match=r"in an nn\.DataParallel, which .*DistributedDataParallel, or sc\.Pipeline"):
-        for module in net.modules():
-            module._replicate_for_data_parallel()
+        neuron._replicate_for_data_parallel()
 
 
 def test_one_device():

@@ -92,12 +92,13 @@ class Net(nn.Module):
         return self.last(self.lif(hidden) if self.twice else hidden)
 
 
+COUNT = "LIF carries its state and was called 6 times since the last reset"
+
+
 class TestCalled:
     """One neuron called at two places is called twice as often as the others: a warning where the counts end."""
 
-    TWICE = (
-        "^LIF carries its state and was called 6 times since the last reset, and other neurons of the network 3 times"
-    )
+    TWICE = f"^{COUNT}, and other neurons of the network 3 times"
 
     def ways(self):
         """Reset, the end of carried state, and a training step, after three steps or chunks."""
