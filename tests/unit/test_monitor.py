@@ -6,7 +6,6 @@ import copy
 import gc
 import pickle
 import sys
-import threading
 import weakref
 
 import pytest
