@@ -174,6 +174,25 @@ def keep(module: Stateful, state: Optional[State]) -> None:
             module.__dict__["_calls"] = 0
 
 
+#: What a call that continues reads and writes of a module.
+_CARRIED = ("_state", "_carrying", "_passed", "_calls")
+
+
+def carried(module: Stateful) -> Dict[str, Any]:
+    """What ``module`` carries, for :func:`put_back`."""
+    return {name: module.__dict__[name] for name in _CARRIED}
+
+
+def put_back(module: Stateful, before: Mapping[str, Any], state: Optional[State]) -> None:
+    """Have ``module`` carry what it carried before, but with this state, whose graph is that of no call."""
+    module.__dict__.update(before, _passed=before["_passed"] if state is before["_state"] else None, _state=state)
+
+
+def put(module: Stateful, state: Optional[State]) -> None:
+    """Another state in the place of that of ``module``, of another part of the batch; calls stay counted."""
+    module.__dict__.update(_state=state, _passed=None)
+
+
 def cut_graph(module: Stateful) -> None:
     """Detach the state that ``module`` carries; its values stay."""
     state = module.state

@@ -29,7 +29,7 @@ from spikecore._shell.in_turn import in_turn
 from spikecore._shell.norms import Deferred
 from spikecore._shell.processes import is_shard
 from spikecore._shell.prologued import prologue_of
-from spikecore._shell.state import Stateful
+from spikecore._shell.state import Stateful, carried, put_back
 from spikecore.backend import Unsupported
 from spikecore.lang._plain import is_compiling
 from spikecore.parallel._pipeline import Pipeline
@@ -38,8 +38,6 @@ from spikecore.parallel._pipeline import Pipeline
 _TORCH = (2, 6)
 #: Where torch defines the forward of its norms. A subclass with a forward of its own may read running statistics.
 _NORMS = ("torch.nn.modules.batchnorm", "torch.nn.modules.instancenorm")
-#: What a call changes of a neuron that carries its state.
-_STATE = ("_state", "_carrying", "_passed", "_calls")
 
 Contexts = Tuple[ContextManager[Any], ContextManager[Any]]
 
@@ -297,7 +295,7 @@ class _Region:
         """Around the first run: note what it begins with."""
         self._modes = [part.training for part in self._parts]
         self._drawn = [generator.get_state() for generator in self._generators]
-        self._states = [(neuron._state, neuron._carrying) for neuron in self._neurons]
+        self._states = [(carried(neuron), neuron.state) for neuron in self._neurons]
         norms = set(self._norms)
         self._held = _held([part for part in self._parts if part not in norms], "buffer")
         with regions.running(regions.FIRST):
@@ -312,7 +310,7 @@ class _Region:
         self._held += _held(self._parts, "parameter")
         self._held += [
             _noted(neuron, "state", name, value)
-            for neuron, (state, _) in zip(self._neurons, self._states)
+            for neuron, (_, state) in zip(self._neurons, self._states)
             for name, value in (state or {}).items()
         ]
 
@@ -322,12 +320,12 @@ class _Region:
         self._check_same()
         modes = [part.training for part in self._parts]
         drawn = [generator.get_state() for generator in self._generators]
-        states = [{name: vars(neuron)[name] for name in _STATE} for neuron in self._neurons]
+        states = [(carried(neuron), neuron.state) for neuron in self._neurons]
         statistics = [dict(norm._buffers) for norm in self._norms]
         _set_modes(self._parts, self._modes)
         _set_generators(self._generators, self._drawn)
-        for neuron, (state, carrying) in zip(self._neurons, self._states):
-            vars(neuron).update(_state=_as_leaves(state), _carrying=carrying, _passed=None)
+        for neuron, (before, state) in zip(self._neurons, self._states):
+            put_back(neuron, before, _as_leaves(state))
         for norm, buffers in zip(self._norms, statistics):
             norm._buffers.update({name: value if value is None else value.clone() for name, value in buffers.items()})
         try:
@@ -336,8 +334,8 @@ class _Region:
         finally:
             _set_modes(self._parts, modes)
             _set_generators(self._generators, drawn)
-            for neuron, now in zip(self._neurons, states):
-                vars(neuron).update(now)
+            for neuron, (now, state) in zip(self._neurons, states):
+                put_back(neuron, now, state)
             for norm, buffers in zip(self._norms, statistics):
                 norm._buffers.update(buffers)
 

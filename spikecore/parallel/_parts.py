@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from spikecore._base import structure
 from spikecore._base.batches import flattened, tree_map
 from spikecore._shell.checks import shown
-from spikecore._shell.state import State, Stateful
+from spikecore._shell.state import State, Stateful, put
 from spikecore.backend import Unsupported
 
 #: So many numbers that would work are listed.
@@ -195,7 +195,7 @@ class PartStates:
             [module for module in stage.modules() if isinstance(module, Stateful) and module.continues]
             for stage in stages
         ]
-        self._whole = {module: module._state for modules in self._stages for module in modules}
+        self._whole = {module: module.state for modules in self._stages for module in modules}
         # one part goes on from the state of the whole batch
         self._parts = {module: self._cut(module) for module in self._whole} if len(sizes) > 1 else {}
 
@@ -217,7 +217,7 @@ class PartStates:
         """Take them, as the call of the stage left them."""
         if self._parts:
             for module in self._stages[stage]:
-                self._parts[module][part] = module._state
+                self._parts[module][part] = module.state
 
     def join(self) -> None:
         """Make the states of the parts those of the whole batch."""
@@ -260,4 +260,4 @@ class PartStates:
 
 def _put(states: Dict[Stateful, Optional[State]]) -> None:
     for module, state in states.items():
-        vars(module).update(_state=state, _passed=None)
+        put(module, state)
