@@ -36,7 +36,8 @@ class Net(sc.Pipeline):
             net[0] = options.encoder(given)
         ends = (*BEGINS[1:], len(net))
         stages = [net[int(given.constant and begin == 0) + begin : end] for begin, end in zip(BEGINS, ends)]
-        super().__init__([(stage, devices[k * len(devices) // len(stages)]) for k, stage in enumerate(stages)])
+        placed = [(stage, devices[k * len(devices) // len(stages)]) for k, stage in enumerate(stages)]
+        super().__init__(placed, batch_dim=(0, 1))  # [B, C, H, W] to [T, B, classes]
         self.given = given
 
     def forward(self, images: Tensor) -> Any:

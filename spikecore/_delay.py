@@ -13,7 +13,7 @@ from spikecore._base.words import a_kind
 from spikecore._delayed import Delayed, all_steps, following, whole
 from spikecore._hoisting import is_watched_itself
 from spikecore._positions import PARAMS, PER, Positions
-from spikecore._shell import checks, compiled, parameters, processes, ranges
+from spikecore._shell import checks, parameters, processes, ranges
 from spikecore._shell.state import State
 from spikecore.lang._plain import is_compiling, with_traced_sizes
 
@@ -88,16 +88,12 @@ class Delay(Positions):
     def forward(self, x: Tensor) -> Tensor:
         """Sums for ``[T, ..., in_features]``, or ``[..., in_features]`` in single-step mode."""
         single = self.step == "single"
-        if not (single or self._carrying or self._has_carried):
+        if not (single or self._carrying):
             return self._steps(x, None, final=False)[0]
-        if is_compiling() and (compiled.breaks() or self._cut):
-            return self._eagerly(x)  # type: ignore[no-any-return]  # it is this method
-        slot = self._begin()
-        if not (single or slot["_carrying"]):
-            return self._steps(x, None, final=False)[0]
+        before = self._begin()
         at_once = x.unsqueeze(0) if single and isinstance(x, Tensor) else x
-        out, state = self._steps(at_once, slot["_state"])
-        self._end(slot, (out,), state)
+        out, state = self._steps(at_once, before)
+        self._end((out,), state)
         return out.squeeze(0) if single else out
 
     def run(self, x: Tensor, *, state: Optional[Mapping[str, Tensor]] = None) -> Tuple[Tensor, State]:
@@ -173,8 +169,6 @@ class Delay(Positions):
     @with_traced_sizes
     def _steps(self, x: Tensor, state: Optional[Mapping[str, Tensor]], final: bool = True) -> Tuple[Tensor, State]:
         (x,) = checks.inputs("Delay", ("x",), (x,))
-        if not (is_compiling() or self.step == "single"):
-            processes.check_split(self)
         of, past = self.delayed(x), None
         if state is not None:
             if not isinstance(state, Mapping):

@@ -106,7 +106,7 @@ class Positions(Stateful):
         if name in _FIXED and name in self.__dict__:
             raise AttributeError(f"Delay: {name} is fixed when a Delay is made; make a new one")
         held = None
-        if name in PARAMS and not self.__dict__.get("_is_replica"):
+        if name in PARAMS:
             if name in self._buffers and self._buffers[name] is None:
                 raise AttributeError("Delay: fixed delays have no sigma; make a new one with learn=('delay',)")
             held = self._parameters.get(name, self._buffers.get(name))

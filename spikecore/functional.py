@@ -7,9 +7,11 @@ which steps of padded sequences are real, for losses and metrics.
 
 from __future__ import annotations
 
+import itertools
 import operator
 import warnings
 import weakref
+from collections import Counter
 from contextlib import contextmanager
 from typing import Dict, Iterator, List, MutableMapping, Optional, Sequence, Tuple, Union
 
@@ -18,12 +20,12 @@ from torch import Tensor, nn
 
 from spikecore._base.words import a_kind
 from spikecore._delay import Delay
-from spikecore._shell import reuse
 from spikecore._shell.binding import ask, request
 from spikecore._shell.checks import shown
+from spikecore._shell.in_turn import in_turn
 from spikecore._shell.ranged import Ranged, put_inside
 from spikecore._shell.state import Stateful, carry, carry_no_more, cut_graph, keep
-from spikecore.lang._plain import is_plain
+from spikecore.lang._plain import is_compiling, is_plain
 
 #: Networks that were searched for neurons at two places: how many neurons they had, and what was found.
 _searched: MutableMapping[nn.Module, Tuple[int, Dict[nn.Module, Tuple[str, str]]]] = weakref.WeakKeyDictionary()
@@ -52,7 +54,7 @@ def _told_twice(net: nn.Module, now: int, carries: bool) -> str:
     # a search of names takes far longer than a reset, and a network that was searched rarely changes
     size, twice = _searched.get(net, (-1, {}))
     if size != now:
-        twice = reuse.registered_twice(net)
+        twice = _registered_twice(net)
         _searched[net] = now, twice
     for module, (first, second) in twice.items():
         if isinstance(module, Stateful) and (carries or module.continues):
@@ -66,6 +68,50 @@ def _told_twice(net: nn.Module, now: int, carries: bool) -> str:
 # torch.compile calls it when it traces. Traced, it would guard what is known of all networks: another one that is reset
 # would compile the graph anew, and one that goes while it is traced was an IndexError of torch's
 _told_twice._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+
+
+def _registered_twice(net: nn.Module) -> Dict[nn.Module, Tuple[str, str]]:
+    """The modules that one ``nn.Sequential`` of ``net`` runs twice, each with two of its names."""
+    names: Dict[nn.Module, List[str]] = {}
+    for name, module in net.named_modules(remove_duplicate=False):
+        names.setdefault(module, []).append(name)
+    twice: Dict[nn.Module, Tuple[str, str]] = {}
+    for module, places in names.items():
+        for first, second in itertools.combinations(places, 2):
+            if in_turn(net.get_submodule(_common_path(first, second))):
+                twice.setdefault(module, (first, second))
+    return twice
+
+
+def _common_path(first: str, second: str) -> str:
+    """The path of the innermost module that contains both."""
+    a, b = first.split("."), second.split(".")
+    same = 0
+    while same < min(len(a), len(b)) - 1 and a[same] == b[same]:
+        same += 1
+    return ".".join(a[:same])
+
+
+def _check_counts(modules: Sequence[Stateful]) -> None:
+    """Warn of a neuron that was called two or more times as often as most of the network since the last reset."""
+    if is_compiling():
+        return
+    counts = {module: module.__dict__["_calls"] for module in modules if module.__dict__["_calls"]}
+    frequencies = Counter(count for module, count in counts.items() if not module.may_rest)
+    if len(frequencies) < 2:
+        return
+    usual = min(frequencies, key=lambda count: (-frequencies[count], count))
+    for module, count in counts.items():
+        if count > usual > 1 and count % usual == 0:
+            warnings.warn(
+                f"{type(module).__name__} carries its state and was called {count} times since the last reset, and "
+                f"other neurons of the network {usual} times. At two places of a network each call goes on from the "
+                "other's state: make a neuron for each place. Within torch.utils.checkpoint, whose backward pass calls "
+                "it again, give context_fn=sc.parallel.checkpoint_contexts(net). If it is to run more often, filter "
+                "this warning",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
 
 def _neurons(net: nn.Module, function: str, carries: bool = False) -> List[Stateful]:
@@ -85,7 +131,9 @@ def _neurons(net: nn.Module, function: str, carries: bool = False) -> List[State
 
 def reset(net: nn.Module) -> None:
     """Put every neuron of ``net`` back to rest: the next call starts from the initial state."""
-    to_rest(_neurons(net, "reset"), carried=True)
+    modules = _neurons(net, "reset")
+    _check_counts(modules)
+    to_rest(modules, carried=True)
 
 
 def detach(net: nn.Module) -> None:
@@ -130,6 +178,7 @@ def carry_state(net: nn.Module) -> Iterator[None]:
         carry(module)
     try:
         yield
+        _check_counts(modules)
     finally:
         for module in modules:
             carry_no_more(module)
@@ -141,6 +190,7 @@ def own_state(modules: Sequence[Stateful]) -> Iterator[None]:
     to_rest(modules)
     try:
         yield
+        _check_counts(modules)
     finally:
         for module in modules:
             cut_graph(module)

@@ -10,7 +10,6 @@ the traced program. What a neuron *is* stands in its ``dynamics``; what it holds
 from __future__ import annotations
 
 import operator
-import sys
 from types import MappingProxyType
 from typing import Any, ClassVar, Collection, Dict, Mapping, Optional, Sequence, Tuple, Union
 
@@ -115,15 +114,13 @@ class Neuron(Watched):
 
     def forward(self, *inputs: Tensor) -> Any:
         """Spikes (or whatever ``dynamics`` outputs) for ``[T, *N]``, or ``[*N]`` in single-step mode."""
-        if not (self.step == "single" or self._carrying or self._has_carried):
+        if not (self.step == "single" or self._carrying):
             plain = is_compiling() and self._prologue is None and not self._watchers
             if plain and len(inputs) == 1 and isinstance(inputs[0], Tensor):
                 output = self._in_graph(inputs[0])
                 if output is not None:
                     return output
             outputs = self._call(inputs, None, False)[0]
-        elif is_compiling() and (compiled.breaks() or self._cut):
-            return self._eagerly(*inputs)
         else:
             outputs = self._continue(inputs)
         return outputs[0] if len(outputs) == 1 else outputs
@@ -143,13 +140,9 @@ class Neuron(Watched):
         return outputs[0] if len(outputs) == 1 else outputs, final, dict(zip(names, trace_))
 
     def _continue(self, inputs: Sequence[Tensor]) -> Tensors:
-        """Outputs of a call that goes on from the state of the last one, or may be the recomputation of one."""
-        slot = self._begin()
-        single = self.step == "single"
-        if not (single or slot["_carrying"]):
-            return self._call(inputs, None, final=False)[0]
-        outputs, state = self._call(inputs, slot["_state"], final=True, single=single)
-        self._end(slot, outputs, state)
+        """Outputs of a call that goes on from the state of the last one."""
+        outputs, state = self._call(inputs, self._begin(), final=True, single=self.step == "single")
+        self._end(outputs, state)
         return outputs
 
     def _call(
@@ -178,8 +171,6 @@ class Neuron(Watched):
         if single:
             outputs, end = one_step(found.runner, (x,), start, earlier.placed(found, values))
         else:
-            if processes.PIPELINING in sys.modules:
-                processes.check_split(self)  # the earlier call may have been one outside of the pipeline
             quickly = None if found.direct is None else found.direct(x, values)
             if quickly is not None and not marked.readers:
                 return quickly, None
@@ -217,8 +208,6 @@ class Neuron(Watched):
         checks.same_device(owner, x.device, named)
         if not is_compiling():
             processes.check_gathered(owner, x, named)
-            if not single:
-                processes.check_split(self)
         values, kinds = parameters.place(owner, named, x.shape[1:], self.channel_dim)
         start = checks.state(owner, self.states, state, x, carried=state is not None and state is self._state)
         grad = torch.is_grad_enabled()

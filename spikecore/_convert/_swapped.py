@@ -7,7 +7,6 @@ The states that such a module keeps are those of its neuron, too, so that ``sc.r
 from __future__ import annotations
 
 import re
-import sys
 from functools import lru_cache
 from numbers import Real
 from typing import Any, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Tuple
@@ -15,7 +14,6 @@ from typing import Any, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Tup
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.stacks import graph_of
 from spikecore._shell.checks import shown
 from spikecore._shell.compiled import check_exported, check_exported_first
 from spikecore._shell.state import State, keep
@@ -162,13 +160,11 @@ class Carrying(Named):
             self._check_traced(state is None)
 
     def _check_traced(self, at_rest: bool) -> None:
-        before, now = self.__dict__.get("_graph"), graph_of(sys._getframe())
-        self.__dict__["_graph"] = now
-        if not at_rest and (now is None or now is not before):
-            # the first call in this graph, and what the compiler reads in it has not been set yet
+        if not at_rest:
+            # what the compiler reads in this graph has not been set yet: a state here is one from before
             check_exported_first(type(self).__name__, self.neuron.state)
 
-    # torch.compile calls it when it traces, rather than tracing it: it reads the stack
+    # torch.compile calls it when it traces, rather than tracing it: it asks for the state of now
     _check_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
     def _follow(self) -> None:
@@ -215,7 +211,7 @@ class Carrying(Named):
         for held in without_graph.values():
             held.update({name: _detached(held[name]) for name in (*self._states, *self._beside)})
         seen = {"v_seq": _detached(content["v_seq"])} if "v_seq" in content else {}
-        return build, made_of, {**content, **without_graph, **seen, "_agreed": None, "_graph": None}
+        return build, made_of, {**content, **without_graph, **seen, "_agreed": None}
 
 
 def _tensor(value: Any) -> Tensor:

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from spikecore._shell.state import Stateful, slot_of
+from spikecore._shell.state import Stateful
 from spikecore.training._rehearsal import tensors_of, versions_kept
 
 #: What a call changes of what is known of a neuron's state.
-_STATE = ("_state", "_cut", "_passed", "_calls")
+_STATE = ("_state", "_passed", "_calls")
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def preserved(net: nn.Module, devices: Sequence[torch.device]) -> Iterator[None]
     values = [tensor.detach().clone() for tensor in held]
     gradients = [(tensor, tensor.grad) for tensor in held if tensor.is_leaf]
     tables = [(table, dict(table)) for module in modules for table in _tables(module)]
-    slots = [slot_of(module) for module in modules if isinstance(module, Stateful)]
+    slots = [vars(module) for module in modules if isinstance(module, Stateful)]
     states = [{name: slot[name] for name in _STATE if name in slot} for slot in slots]
     modes = [(module, module.training) for module in modules]
     streams = [(generator, generator.get_state()) for module in modules for generator in _generators(module)]

@@ -74,7 +74,6 @@ class FedBack(Prologued):
             self._check_tensors()
         checks.same_device(owner, x.device, named)
         processes.check_gathered(owner, x, named)
-        processes.check_split(self)
         values, kinds = parameters.place(owner, named, x.shape[1:], self.channel_dim)
         grad = torch.is_grad_enabled()
         learn: List[str] = []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Dict, Optional, Sequence, Tuple
 from torch import Tensor
 
 from spikecore._base.running import direct_normalised
-from spikecore._shell import earlier, fused, marked, norms, processes
+from spikecore._shell import earlier, fused, marked, norms
 from spikecore._shell.ranged import Ranged
 from spikecore._shell.state import State
 from spikecore.backend import Runner, Tensors
@@ -41,7 +41,6 @@ class FusedCalls(Ranged):
         one = None if own is None else fused.taken(found, prologue.norm, x, skip, own)
         if own is None or one is None:
             return None
-        processes.check_split(self)
         by = fused.constants(found, one, x)
         outputs = fused.outputs(found, one, x, skip, own, by)
         if outputs is None:

@@ -1,8 +1,8 @@
-"""Whether a call of a module runs what its base class runs, and nothing of a derived class around it."""
+"""What a call of a module does with its parts and with time, as far as its class says."""
 
 from __future__ import annotations
 
-from typing import Type
+from typing import Any, Type
 
 from torch import nn
 
@@ -21,3 +21,14 @@ def in_turn(module: nn.Module) -> bool:
     or in another order.
     """
     return calls_as(module, nn.Sequential) and type(module).__iter__ is nn.Sequential.__iter__  # type: ignore[attr-defined]
+
+
+def makes_time(net: Any) -> bool:
+    """Whether the network makes time itself, so that dimension 0 of its input is the batch.
+
+    A module that does so has a true attribute ``makes_time``: the encoders of :mod:`spikecore.encode`, and networks
+    whose own ``forward`` repeats or transposes their input, which nobody can tell from outside.
+    """
+    return isinstance(net, nn.Module) and any(
+        getattr(module, "makes_time", False) and getattr(module, "step", "multi") == "multi" for module in net.modules()
+    )

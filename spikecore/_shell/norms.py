@@ -103,10 +103,7 @@ def can_defer(module: nn.Module) -> bool:
 def is_watched(module: nn.Module) -> bool:
     """Whether hooks of its own, or a ``forward`` of its own, see what goes into a module and what comes out."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    own = vars(module).get("forward")
-    # that of sc.checkpoint calls the parts of a sequence in their order, as nn.Sequential does
-    changed = own is not None and not getattr(own, "calls_in_order", False)
-    return changed or any(getattr(module, kind, None) for kind in kinds)
+    return "forward" in vars(module) or any(getattr(module, kind, None) for kind in kinds)
 
 
 def defer(norm: nn.Module) -> None:

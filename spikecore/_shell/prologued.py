@@ -141,8 +141,6 @@ class Prologued(FusedCalls):
         checks.same_device(owner, steps.device, own)
         if not is_compiling():
             processes.check_gathered(owner, steps, own)
-            if not single:
-                processes.check_split(self)
         values, kinds = parameters.place(owner, own, steps.shape[1:], self.channel_dim)
         start = checks.state(owner, self.states, state, steps, carried=state is not None and state is self._state)
         learnt = [name for name, value in own if isinstance(value, Tensor) and value.requires_grad]

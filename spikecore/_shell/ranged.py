@@ -102,11 +102,7 @@ class Ranged(Graphed):
         return tuple(dict.fromkeys((*self.params, *self.configuration, *checks.COMMON)))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.params and self.__dict__.get("_is_replica"):
-            # nn.DataParallel gives its replicas copies of parameters that were checked, one after the other
-            within = self._ranges.get(name)
-            nn.Module.__setattr__(self, name, value if within is None else within.straight_through(value))
-        elif name in self.params:
+        if name in self.params:
             self._set_parameter(name, value)
         elif name == "bounds":
             self._set_bounds(value)

@@ -18,7 +18,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from spikecore._shell import recompute
+from spikecore._base import regions
 from spikecore.lang._plain import is_compiling, is_jit_tracing, is_transforming
 
 #: The attribute of a view that has its one step.
@@ -79,9 +79,9 @@ def step_of(x: Tensor) -> Optional[Tensor]:
     step: Optional[Tensor] = getattr(x, _STEP, None)
     if step is None and not _repeats_data(x):
         return None
-    # torch hands a checkpointed region that runs again its inputs as other tensors, without the attribute; and a region
-    # that runs again must save the same tensors as when it ran first
-    if recompute.possible() and recompute.near():
+    # a region of sc.checkpoint that runs again gets other tensors, without the attribute, and must save the
+    # same tensors as when it ran first
+    if regions.current():
         return None
     if step is None:
         return x[0]

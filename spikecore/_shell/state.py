@@ -7,8 +7,9 @@ Rules of this module:
   single-step call continues from the last one until :func:`spikecore.reset`.
 - Copies (``deepcopy``, ``pickle``) keep the values of a single-step state and drop its graph; ``.to()`` moves the state
   along.
-- While torch computes a checkpointed part of a network again, state is that of the recomputation
-  (:mod:`spikecore._shell.recompute`): ``slot_of`` says where it is held.
+- A region of activation checkpointing that runs again begins with the state that it began with:
+  :mod:`spikecore.parallel._checkpoint` puts that state here, and puts the state of now back.
+- Calls that continue are counted since the last reset. :mod:`spikecore.functional` compares the counts of a network.
 """
 
 from __future__ import annotations
@@ -19,18 +20,16 @@ from typing import Any, Callable, ClassVar, Collection, Dict, Mapping, Optional,
 from torch import Tensor, nn
 
 from spikecore._base.words import a_kind
-from spikecore._shell import checks, compiled, freed, misnamed, processes, recompute, replicas, reuse, watchers
+from spikecore._shell import checks, compiled, freed, misnamed, watchers
 from spikecore.backend import BackendError
 from spikecore.lang._plain import is_batched, is_compiling, is_transforming
 
 State = Dict[str, Tensor]
 
 
-#: What is known of a state, and holds for one that no call has made. ``_cut``: the region whose end its gradient cannot
-#: pass, see :mod:`spikecore._shell.recompute`. ``_passed``: whether backward came through the call that made it, see
-#: :mod:`spikecore._shell.freed`. ``_calls``: where this was called since it began at rest, see
-#: :mod:`spikecore._shell.reuse`.
-_AT_REST: Dict[str, Any] = {"_cut": 0, "_passed": None, "_calls": None}
+#: What is known of a state, and holds for one that no call has made. ``_passed``: whether backward came through the
+#: call that made it, see :mod:`spikecore._shell.freed`. ``_calls``: how many calls continued since the last reset.
+_AT_REST: Dict[str, Any] = {"_passed": None, "_calls": 0}
 
 
 class Stateful(nn.Module):
@@ -42,9 +41,6 @@ class Stateful(nn.Module):
 
     #: Whether it may be without a state although the network runs, as a dropout in ``eval()``.
     may_rest: ClassVar[bool] = False
-    #: Whether a multi-step call ever continued: a recomputation may have to, although ``carry_state`` has ended.
-    _has_carried = False
-    _cut: int
     #: What is told of every call, see :mod:`spikecore._shell.watchers`.
     _watchers: Tuple[watchers.Watcher, ...] = ()
 
@@ -58,53 +54,41 @@ class Stateful(nn.Module):
     @property
     def state(self) -> Optional[State]:
         """The state that the next call continues from, by name; None at rest."""
-        state: Optional[State] = slot_of(self)["_state"]
-        return state
+        return self._state
 
     @property
     def continues(self) -> bool:
         """Whether a call continues from the last one."""
-        return self.step == "single" or slot_of(self)["_carrying"] > 0
+        return self.step == "single" or self._carrying > 0
 
     @property
     def carrying(self) -> bool:
         """Whether a block of :func:`spikecore.carry_state` is active, single-step neurons included."""
         return self._carrying > 0
 
-    @compiled.uncompiled
-    def _eagerly(self, *inputs: Any) -> Any:
-        """``forward``, as a break in a compiled graph, which knows the state of now only."""
-        return self.forward(*inputs)
-
-    def _begin(self) -> recompute.Slot:
-        """Where a call of ``forward`` that may continue finds its state, which is checked."""
-        slot = slot_of(self, calls=True)
-        if not (self.step == "single" or slot["_carrying"]):
-            return slot
+    def _begin(self) -> Optional[State]:
+        """The state that a call of ``forward`` continues from, which is checked."""
+        state = self._state
         if is_compiling():
-            compiled.check_exported(type(self).__name__, slot["_state"])
-            self._check_traced(slot["_state"] is None)
-            return slot
-        if slot is self.__dict__:
-            before = None if slot["_state"] is None else slot["_calls"]
-            now = slot["_calls"] = reuse.check_call(self, before)
-            if now is not before and before is not None and now.token is not before.token:
-                processes.check_micro_batch(self)
-        if slot["_passed"] is not None:
-            slot["_state"] = freed.guarded(type(self).__name__, slot["_state"], slot["_passed"], self._constant_states)
-        return slot
+            compiled.check_exported(type(self).__name__, state)
+            self._check_traced(state is None)
+            return state
+        if self.__dict__["_passed"] is not None:
+            # past nn.Module.__setattr__, which would look for parameters and modules on every step
+            state = self.__dict__["_state"] = freed.guarded(
+                type(self).__name__, state, self.__dict__["_passed"], self._constant_states
+            )
+        return state
 
     def _check_traced(self, at_rest: bool) -> None:
-        before = self.__dict__["_calls"]
-        now = self.__dict__["_calls"] = reuse.check_traced_call(self, before)
-        if not at_rest and (before is None or now.graph is None or before.graph is not now.graph):
-            # the first call in this graph, and what the compiler reads in it has not been set yet
-            compiled.check_exported_first(type(self).__name__, self.__dict__["_state"])
+        if not at_rest:
+            # what the compiler reads in this graph has not been set yet: a state here is one from before
+            compiled.check_exported_first(type(self).__name__, self._state)
 
-    # torch.compile calls it when it traces, rather than tracing it: it reads the stack
+    # torch.compile calls it when it traces, rather than tracing it: it asks for the state of now
     _check_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
-    def _end(self, slot: recompute.Slot, outputs: Sequence[Tensor], state: Optional[State]) -> None:
+    def _end(self, outputs: Sequence[Tensor], state: Optional[State]) -> None:
         """Keep the state after a call."""
         if not is_compiling() and is_transforming() and any(is_batched(value) for value in (state or {}).values()):
             raise RuntimeError(
@@ -112,9 +96,10 @@ class Stateful(nn.Module):
                 "hides from later calls; give the state and take it: out, state = neuron.run(x, state=state), where "
                 "x has time first"
             )
-        slot["_state"] = state
+        self.__dict__["_state"] = state
         if not is_compiling():
-            slot["_passed"] = freed.watched(outputs, state)
+            self.__dict__["_passed"] = freed.watched(outputs, state)
+            self.__dict__["_calls"] += 1
 
     def _state_names(self) -> Optional[Mapping[str, bool]]:
         """The names of its states, and whether each has the shape of one time step; None: they are not declared."""
@@ -135,8 +120,10 @@ class Stateful(nn.Module):
         super().__setattr__(name, value if check is None else check(type(self).__name__, name, value))
 
     def _replicate_for_data_parallel(self) -> Any:
-        replicas.check_replica(self, self.continues)
-        return super()._replicate_for_data_parallel()
+        raise RuntimeError(
+            f"{type(self).__name__} is in an nn.DataParallel, which splits time and forgets the state of its replicas; "
+            "use nn.parallel.DistributedDataParallel, or sc.Pipeline for a network that one GPU does not hold"
+        )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
         if self._state is not None:
@@ -186,12 +173,30 @@ def _moved(converted: Tensor, value: Tensor) -> Tensor:
 def keep(module: Stateful, state: Optional[State]) -> None:
     """Have the next call of ``module`` continue from ``state``; None: from rest."""
     # past nn.Module.__setattr__, which would look for parameters and modules on every step
-    slot = slot_of(module)
-    slot["_state"] = state
+    module.__dict__["_state"] = state
     if not is_compiling():
-        slot["_cut"], slot["_passed"] = 0, None
+        module.__dict__["_passed"] = None
         if state is None:
-            slot["_calls"] = None
+            module.__dict__["_calls"] = 0
+
+
+#: What a call that continues reads and writes of a module.
+_CARRIED = ("_state", "_carrying", "_passed", "_calls")
+
+
+def carried(module: Stateful) -> Dict[str, Any]:
+    """What ``module`` carries, for :func:`put_back`."""
+    return {name: module.__dict__[name] for name in _CARRIED}
+
+
+def put_back(module: Stateful, before: Mapping[str, Any], state: Optional[State]) -> None:
+    """Have ``module`` carry what it carried before, but with this state, whose graph is that of no call."""
+    module.__dict__.update(before, _passed=before["_passed"] if state is before["_state"] else None, _state=state)
+
+
+def put(module: Stateful, state: Optional[State]) -> None:
+    """Another state in the place of that of ``module``, of another part of the batch; calls stay counted."""
+    module.__dict__.update(_state=state, _passed=None)
 
 
 def cut_graph(module: Stateful) -> None:
@@ -203,18 +208,15 @@ def cut_graph(module: Stateful) -> None:
 
 def carry(module: Stateful) -> None:
     """Have multi-step calls continue, from rest on, until :func:`carry_no_more` was called as often."""
-    slot = slot_of(module)
-    if module.step == "multi" and not slot["_carrying"]:
+    if module.step == "multi" and not module._carrying:
         keep(module, None)
-    slot["_carrying"] += 1
-    module.__dict__["_has_carried"] = True
+    module.__dict__["_carrying"] += 1
 
 
 def carry_no_more(module: Stateful) -> None:
     """End one :func:`carry`; the last one drops the state of a multi-step module."""
-    slot = slot_of(module)
-    slot["_carrying"] -= 1
-    if module.step == "multi" and not slot["_carrying"]:
+    module.__dict__["_carrying"] -= 1
+    if module.step == "multi" and not module._carrying:
         keep(module, None)
 
 
@@ -244,23 +246,6 @@ def check_replay(modules: Sequence[Stateful]) -> None:
     for module in modules if watchers.active else ():
         if module._watchers:
             watchers.refuse_graph(type(module).__name__)
-
-
-def slot_of(module: Stateful, calls: bool = False) -> recompute.Slot:
-    """Where the state of ``module`` is held for what runs now, see :mod:`spikecore._shell.recompute`.
-
-    ``calls``: what runs now is a call of the module.
-    """
-    if is_compiling():
-        return _slot_eagerly(module, calls) if compiled.breaks() else module.__dict__
-    if not (module._cut or recompute.possible()):
-        return module.__dict__
-    return recompute.slot(module, calls)
-
-
-@compiled.uncompiled
-def _slot_eagerly(module: Stateful, calls: bool) -> recompute.Slot:
-    return slot_of(module, calls)
 
 
 def own_names(module: Stateful) -> Collection[str]:

@@ -4,7 +4,7 @@ Rules of this module:
 
 - A neuron without a watcher reads one attribute more than it would otherwise, and nothing else changes.
 - A watched call is computed as any other: a watcher asks for a record of states, and is told what came out.
-- A call that a checkpointed region makes when it runs again is told to nobody: the watcher was told when it first ran.
+- A call that a region of ``sc.checkpoint`` makes when it runs again is told to nobody: it was told the first time.
 - What cannot be watched is refused: calls that torch traces, transforms or captures, whose tensors hold no values yet,
   and replays of what was captured, which call no module.
 """
@@ -16,8 +16,8 @@ from typing import Collection, Mapping, Tuple
 import torch
 from torch import Tensor, nn
 
+from spikecore._base import regions
 from spikecore._base.locking import Lock
-from spikecore._shell import recompute
 from spikecore.backend import Tensors
 from spikecore.lang._plain import is_compiling, is_jit_tracing, is_transforming
 
@@ -69,7 +69,7 @@ def wanted(
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         refuse_graph(owner)
     asked = [name for watcher in watchers for name in watcher.record if name in states and name not in record]
-    if asked and recompute.possible() and recompute.near():
+    if asked and regions.current():
         raise RuntimeError(
             f"{owner}: sc.monitor is to record {', '.join(dict.fromkeys(asked))} of a call within activation "
             "checkpointing, which computes the call again in backward, where the record would be lacking; record "
@@ -95,7 +95,7 @@ def tell(
             f"{type(module).__name__} is watched by sc.monitor, and PopTorch compiles the call for an IPU: there "
             "are no values to look at; call the network itself within the block, net(x), which runs on the host"
         )
-    if recompute.possible() and recompute.again():
+    if regions.current() == regions.AGAIN:
         return
     for watcher in watchers:
         own = {name: trace[name] for name in watcher.record if name in trace}

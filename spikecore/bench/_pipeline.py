@@ -160,7 +160,11 @@ def _network(case: Case, places: Sequence[torch.device], width: int, steps: int)
     begins = (case.input == STREAMED, *BEGINS[1:])  # the image itself needs no encoder
     stages = [net[int(begin) : end] for begin, end in zip(begins, (*BEGINS[1:], len(net)))]
     placed = [*zip(stages, places)]
-    return _Streamed(placed, steps) if case.input == STREAMED else sc.Pipeline(placed, split_sizes=case.split)
+    return (
+        _Streamed(placed, steps)
+        if case.input == STREAMED
+        else sc.Pipeline(placed, split_sizes=case.split, batch_dim=(0, 1))
+    )
 
 
 def _trained(

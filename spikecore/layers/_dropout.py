@@ -7,9 +7,9 @@ from typing import Any, Dict, Mapping, Optional
 import torch
 from torch import Tensor
 
-from spikecore._shell import checks, compiled
+from spikecore._shell import checks
 from spikecore._shell.repeated import repeated_as, step_of
-from spikecore._shell.state import State, Stateful
+from spikecore._shell.state import Stateful
 from spikecore.backend import Unsupported
 from spikecore.lang._plain import is_compiling
 
@@ -63,18 +63,13 @@ class SequenceDropout(Stateful):
             raise ValueError("SequenceDropout: x must be [T, ...] with time first, got a 0-d tensor")
         if not self.training:
             return x
-        if not (single or self._carrying or self._has_carried):
+        if not (single or self._carrying):
             return self._dropped(x, self._drawn(x[0] if len(x) else x.new_empty(x.shape[1:])))
-        if is_compiling() and (compiled.breaks() or self._cut):
-            return self._eagerly(x)  # type: ignore[no-any-return]  # it is this method
-        slot = self._begin()
+        state = self._begin()
         one = x if single else (x[0] if len(x) else x.new_empty(x.shape[1:]))
-        if not (single or slot["_carrying"]):
-            return self._dropped(x, self._drawn(one))
-        state: Optional[State] = slot["_state"]
         mask = self._drawn(one) if state is None else self._checked(state, one)
         y = x * mask.to(x.dtype) if single else self._dropped(x, mask)
-        self._end(slot, (y,), {MASK: mask})
+        self._end((y,), {MASK: mask})
         return y
 
     def _dropped(self, x: Tensor, mask: Tensor) -> Tensor:

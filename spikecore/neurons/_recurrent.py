@@ -11,7 +11,7 @@ from spikecore._base.words import a_kind
 from spikecore._delay import PAST, Delay
 from spikecore._delayed import following, one_by_one
 from spikecore._hoisting import is_watched, is_watched_itself
-from spikecore._shell import checks, compiled, watchers
+from spikecore._shell import checks, watchers
 from spikecore._shell.feedback import Matrix, fed_back, under_autocast, why_not
 from spikecore._shell.state import State, Stateful
 from spikecore._shell.stepped import Stepped
@@ -97,16 +97,12 @@ class Recurrent(Stateful):
     def forward(self, x: Tensor) -> Tensor:
         """Outputs for ``[T, *N]``, or ``[*N]`` in single-step mode."""
         single = self.step == "single"
-        if not (single or self._carrying or self._has_carried):
+        if not (single or self._carrying):
             return self._steps(x, None, (), final=False)[0]
-        if is_compiling() and (compiled.breaks() or self._cut):
-            return self._eagerly(x)  # type: ignore[no-any-return]  # it is this method
-        slot = self._begin()
-        if not (single or slot["_carrying"]):
-            return self._steps(x, None, (), final=False)[0]
+        before = self._begin()
         at_once = x.unsqueeze(0) if single and isinstance(x, Tensor) else x
-        out, state, _ = self._steps(at_once, slot["_state"], ())
-        self._end(slot, (out,), state)
+        out, state, _ = self._steps(at_once, before, ())
+        self._end((out,), state)
         return out.squeeze(0) if single else out
 
     def run(self, x: Tensor, *, state: Optional[Mapping[str, Tensor]] = None, record: Sequence[str] = ()) -> Any:

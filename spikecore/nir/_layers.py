@@ -98,13 +98,10 @@ class DelaySteps(Stateful):
     def forward(self, x: Tensor) -> Tensor:
         """``x``, each element as long ago as it says."""
         single = self.step == "single"
-        if not (single or self._carrying or self._has_carried):
+        if not (single or self._carrying):
             return self._delayed(x, None)[0]
-        slot = self._begin()
-        if not (single or slot["_carrying"]):
-            return self._delayed(x, None)[0]
-        y, state = self._delayed(x.unsqueeze(0) if single else x, slot["_state"])
-        self._end(slot, (y,), state)
+        y, state = self._delayed(x.unsqueeze(0) if single else x, self._begin())
+        self._end((y,), state)
         return y.squeeze(0) if single else y
 
     def _delayed(self, x: Tensor, state: Optional[State]) -> Tuple[Tensor, State]:

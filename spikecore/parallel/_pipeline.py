@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
+import warnings
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from spikecore._base.batches import to_device
+from spikecore._base.batches import flattened, to_device, tree_map
+from spikecore._shell.in_turn import makes_time
+from spikecore._shell.outside import outside
+from spikecore._shell.state import Stateful, carry, carry_no_more
+from spikecore.encode import Encoder
+from spikecore.functional import check_places, stateful_modules, to_rest
 from spikecore.lang._plain import is_compiling
-from spikecore.parallel import _dims as dims
-from spikecore.parallel import _kinds as kinds
-from spikecore.parallel import _placement as placement
-from spikecore.parallel import _split as split
-from spikecore.parallel import _steps as steps
-from spikecore.parallel._dry import Inputs, called
+from spikecore.parallel import _parts as parts
+from spikecore.parallel._placement import checked_stages
 from spikecore.parallel._schedule import ticks
-from spikecore.parallel._states import PartStates
+
+
+class _Inputs(NamedTuple):
+    """The arguments of a call, which stage 0 gets as they were given."""
+
+    args: Tuple[Any, ...]
+    named: Dict[str, Any]
 
 
 def _refuse_compiler() -> None:
@@ -46,11 +56,13 @@ class Pipeline(nn.Module):
         a training step takes batches ``(a, b)`` and ``{"a": a, "gate": b}``, as of any network.
     chunks: the number of equal parts. split_sizes: the size of a part, or the sizes of all parts in a list. With
         neither, the batch is one part: the devices share the memory and take turns.
-    batch_dim: the dimension of the input that is the batch, or a pair: that of the input and that of the output. None:
-        of the input 1, ``[T, B, ...]``, if the stages have multi-step neurons and no encoder that makes time
-        (``Constant``, ``Poisson``, ``Latency``), else 0; of the output the one that follows the size of the batch in a
-        dry run; where there is none, that of the input, and 1 behind an encoder. Stages that loop over time
-        themselves, with single-step neurons, need ``batch_dim=1``: without it they raise when a batch is split.
+    batch_dim: the dimension of the input and of the output that is the batch: 1 for ``[T, B, ...]``, 0 for ``[B, ...]``
+        with single-step neurons. A pair says them apart: ``(0, 1)`` for an encoder that makes time of ``[B, ...]``,
+        ``(1, 0)`` for a last stage that sums over time. It counts only where a batch has several parts.
+
+    Every tensor of the input is split along ``batch_dim``, and all have one batch; each part gets all of what has no
+    batch: tensors without dimensions, and what is no tensor. Outputs are tensors, or tuples, lists and dicts of them,
+    and are put together along ``batch_dim``; an output without the batch there raises ValueError.
 
     What holds:
 
@@ -64,13 +76,9 @@ class Pipeline(nn.Module):
     - Keys of ``state_dict`` are those of ``nn.Sequential`` of the stages. ``.to(dtype)`` works; ``.to(device)`` raises.
     - ``pipeline.compile()`` compiles each stage by itself; ``torch.compile(pipeline)`` raises.
 
-    Before the first call for each shape the stages run on tensors without data (copies of them, on ``meta``). Where
-    that cannot be done, because a stage reads values or cannot be copied, :attr:`unchecked` and the debug log say why.
-
     Raises TypeError or ValueError, before anything is moved, for no stages, a stage that is no module, a device that is
     not there, a module in two stages, a tensor on two devices, ``chunks`` with ``split_sizes``; and, before anything
-    runs, for a split that does not divide the batch, for a stage that does not take what the one before gives, and for
-    a batch dimension that was not given and cannot be told.
+    runs, for a split that does not divide the batch. An error of a layer has a note with the stage (Python 3.11).
     """
 
     def __init__(
@@ -79,15 +87,15 @@ class Pipeline(nn.Module):
         chunks: Optional[int] = None,
         split_sizes: Union[int, Sequence[int], None] = None,
         *,
-        batch_dim: Union[int, Tuple[Optional[int], Optional[int]], None] = None,
+        batch_dim: Union[int, Tuple[int, int]] = 1,
     ) -> None:
         super().__init__()
-        placed = placement.checked(stages)
-        self._split = split.checked(chunks, split_sizes)
-        self._dims = dims.checked(batch_dim)
+        placed = checked_stages(stages)
+        self._split = parts.checked_split(chunks, split_sizes)
+        self._dims = parts.checked_dims(batch_dim)
         #: The device of each stage.
         self.devices: Tuple[torch.device, ...] = tuple(device for _, device in placed)
-        self._kinds = kinds.Kinds()
+        self._warned = False
         for position, (stage, device) in enumerate(placed):
             self.add_module(str(position), stage.to(device))
 
@@ -101,27 +109,24 @@ class Pipeline(nn.Module):
             _refuse_compiler()
         if not inputs and not named:
             raise TypeError("Pipeline: a call without an input; give what the first stage takes, pipeline(x)")
-        x = inputs[0] if len(inputs) == 1 and not named else Inputs(inputs, named)
-        dim = self.batch_dim
-        sizes = self._split.sizes(dims.batch(x, dim), dims.where(x, dim))
-        of_output = self._kinds.check_parts(self, x, dim, sizes, self._dims[1])
-        parts, stages = dims.cut(x, dim, sizes), list(self)
-        states = PartStates(stages, sizes)
+        x = _Inputs(inputs, named)
+        parts.check_input([*inputs, *named.values()])
+        split = self._split != parts.Split()
+        sizes = self._sizes(x) if split else (1,)
+        inputs_of = parts.cut(x, self._dims[0], sizes) if len(sizes) > 1 else [x]
+        states = parts.PartStates(list(self), sizes)
 
         def work(stage: int, part: int, value: Any) -> Any:
             states.enter(stage, part)
-            made = called(stages[stage], value)
+            output = self._call(stage, value)
             states.leave(stage, part)
-            return made
+            return output
 
-        with states.kept():
-            made = list(ticks(self.devices, len(sizes), parts.__getitem__, work))
-            if not dims.fits(made, sizes, of_output):  # the stages changed since the dry run
-                self._kinds.forget()
-                of_output = self._kinds.check_parts(self, x, dim, sizes, self._dims[1])
-            out = dims.joined(made, sizes, of_output)
+        with states.restored():
+            outputs = list(ticks(self.devices, len(sizes), inputs_of.__getitem__, work))
+            output = parts.joined(outputs, self._dims[1], sizes) if len(sizes) > 1 else outputs[0]
             states.join()
-        return out
+        return output
 
     def constant_forward(self, x: Any, T: int, reduce: bool = True) -> Any:
         """The input ``x [B, ...]`` at each of ``T`` time steps: outputs ``[B, ...]`` summed, or ``[T, B, ...]``.
@@ -136,21 +141,46 @@ class Pipeline(nn.Module):
 
         Normalisation in training sees one step of the batch at a time, as in that loop; a multi-step network on one
         device sees all steps at once. So does a layer that reads several steps (a mean over time, a convolution along
-        it): one that loses the dimension of time is refused, others cannot be told and would be wrong.
+        it): one that loses the dimension of time is refused, others cannot be told and would be wrong. One thread at a
+        time calls it, since the neurons hold their state between steps.
 
-        Raises TypeError or ValueError for ``T`` not a positive whole number, neurons of both kinds, an encoder among
-        the stages (the input is repeated here, leave it out), and a stage that does not take what the one before gives;
-        RuntimeError for a call while another thread is in one, since neurons hold their state between steps.
+        Raises TypeError or ValueError for ``T`` not a positive whole number, neurons of both kinds, and an encoder
+        among the stages (the input is repeated here, leave it out).
         """
         if is_compiling():
             _refuse_compiler()
-        several = steps.check(self, x, T, reduce)
-        self._kinds.check_steps(self, x, several)
-        stages = list(self)
-        with steps.alone(self), PartStates(stages, (1,)).kept(), steps.from_rest(self, several):
-            entering = to_device(steps.with_time(x) if several else x, self.devices[0])
-            made = ticks(self.devices, T, lambda _: entering, lambda stage, _, value: stages[stage](value))
-            return steps.summed(made, several) if reduce else steps.stacked(made, several)
+        several = _check_steps(self, x, T, reduce)
+        with parts.PartStates(list(self), (1,)).restored(), _from_rest(self, several):
+            entering = to_device(tree_map(lambda value: value.unsqueeze(0), x) if several else x, self.devices[0])
+            source = _Inputs((entering,), {})
+            steps = ticks(self.devices, T, lambda _: source, lambda stage, _, value: self._call(stage, value))
+            if several:
+                steps = map(_one_step, steps)
+            return _summed(steps) if reduce else _stacked(steps)
+
+    def _sizes(self, x: Any) -> Tuple[int, ...]:
+        dim = self._dims[0]
+        if dim and makes_time(self):
+            raise ValueError(
+                f"Pipeline: the stages make time of an input [B, ...], and batch_dim={dim} is another dimension; give "
+                "batch_dim=(0, 1): of the input and of the output, [T, B, ...]"
+            )
+        sizes = parts.sizes_of(self._split, x, dim)
+        if len(sizes) > 1 and self.training and not self._warned:
+            self._warned = _warned_of_statistics(self, sizes)
+        return sizes
+
+    def _call(self, position: int, value: Any) -> Any:
+        """A stage on what the one before gave, or on the arguments of the pipeline."""
+        stage = self[position]
+        try:
+            return stage(*value.args, **value.named) if isinstance(value, _Inputs) else stage(value)
+        except Exception as error:
+            if hasattr(error, "add_note"):
+                shapes = ", ".join(str(tuple(tensor.shape)) for tensor in flattened(value))
+                kind, device = type(stage).__name__, self.devices[position]
+                error.add_note(f"Pipeline: in stage {position} ({kind} on {device}), whose input has shape {shapes}")
+            raise
 
     # -- settings
 
@@ -170,23 +200,13 @@ class Pipeline(nn.Module):
         return self._split.split_sizes
 
     @property
-    def batch_dim(self) -> int:
-        """The dimension of the input that is the batch."""
-        return dims.of_input(self) if self._dims[0] is None else self._dims[0]
-
-    @property
-    def guesses(self) -> bool:
-        """Whether nobody said which dimension of the input is the batch."""
-        return self._dims[0] is None
-
-    @property
-    def unchecked(self) -> str:
-        """Why the last new kind of input could not be checked before it ran; "" if it was."""
-        return self._kinds.unknown
+    def batch_dim(self) -> Union[int, Tuple[int, int]]:
+        """The dimension that is the batch, or those of input and output where they differ."""
+        return self._dims[0] if self._dims[0] == self._dims[1] else self._dims
 
     def set_split(self, chunks: Optional[int] = None, split_sizes: Union[int, Sequence[int], None] = None) -> None:
         """Split batches in another way from now on; arguments as of the class."""
-        self._split = split.checked(chunks, split_sizes)
+        self._split = parts.checked_split(chunks, split_sizes)
 
     # -- module
 
@@ -222,6 +242,108 @@ class Pipeline(nn.Module):
 
     def extra_repr(self) -> str:
         """The devices of the stages in order, the split and the batch dimension."""
-        dim = self._dims[0] if self._dims[1] is None else self._dims
-        told = "" if dim is None else f", batch_dim={dim}"
-        return f"devices=[{', '.join(map(str, self.devices))}], {self._split.words()}{told}"
+        return f"devices=[{', '.join(map(str, self.devices))}], {self._split.words()}, batch_dim={self.batch_dim}"
+
+
+def _warned_of_statistics(net: nn.Module, sizes: Sequence[int]) -> bool:
+    """Warn if a layer normalises with statistics of a part; whether there is one."""
+    for name, module in net.named_modules():
+        if isinstance(module, _BatchNorm) and module.training:
+            warnings.warn(
+                f"Pipeline: {name!r} ({type(module).__name__}) in training normalises each of {len(sizes)} parts by "
+                f"the statistics of that part ({sizes[0]} of {sum(sizes)} samples), and moves its running ones "
+                f"{len(sizes)} times a call: other numbers than on one device. Larger parts come closer; nn.GroupNorm "
+                "has no such statistics",
+                UserWarning,
+                stacklevel=outside(),
+            )
+            return True
+    return False
+
+
+# -- one input at every time step
+
+
+def _check_steps(net: nn.Module, x: Any, T: Any, reduce: Any) -> bool:
+    """Whether the neurons are multi-step ones. Raises TypeError or ValueError for what cannot be repeated."""
+    if isinstance(T, bool) or not isinstance(T, int):
+        raise TypeError(f"constant_forward: T={T!r} must be a number of time steps")
+    if T < 1:
+        raise ValueError(f"constant_forward: T={T} must be at least 1")
+    if not isinstance(reduce, bool):
+        raise TypeError(f"constant_forward: reduce={reduce!r} must be True (sum over time) or False (stack)")
+    parts.check_input(x)
+    for name, module in net.named_modules():
+        if isinstance(module, Encoder):
+            raise ValueError(
+                f"constant_forward gives x at every step, and {name!r} is an encoder, {type(module).__name__}; leave "
+                "it out, or call the pipeline itself"
+            )
+    check_places(net, carries=True)
+    modules = stateful_modules(net)
+    inner = {part for module in modules for part in module.modules() if part is not module}
+    modes = {module.step: module for module in modules if module not in inner}
+    if len(modes) > 1:
+        raise ValueError(
+            f"constant_forward: {type(modes['single']).__name__} has step='single' and "
+            f"{type(modes['multi']).__name__} has step='multi'; give all neurons of the stages one mode"
+        )
+    return "multi" in modes
+
+
+@contextmanager
+def _from_rest(net: nn.Module, several: bool) -> Iterator[None]:
+    """Begin at rest and leave no state behind, unless ``carry_state`` is active; multi-step neurons go on within."""
+    modules = stateful_modules(net)
+    carried: List[Stateful] = modules if several else []
+    to_rest(modules)
+    for module in carried:
+        carry(module)
+    try:
+        yield
+    finally:
+        for module in carried:
+            carry_no_more(module)
+        to_rest(modules)
+
+
+def _one_step(output: Any) -> Any:
+    """The output of multi-step stages for one step, without the dimension of time."""
+
+    def squeezed(value: Tensor) -> Tensor:
+        if value.ndim == 0 or value.shape[0] != 1:
+            raise ValueError(
+                f"constant_forward takes the steps one by one, and for one step the stages give shape "
+                f"{tuple(value.shape)}, without a dimension of time: a layer reads several steps, as a mean over time "
+                "does. Leave that layer out; constant_forward sums over time (reduce=True) or gives [T, B, ...] "
+                "(reduce=False)"
+            )
+        return value.squeeze(0)
+
+    return tree_map(squeezed, output)
+
+
+def _summed(outputs: Iterable[Any]) -> Any:
+    """The sum of the outputs of all steps, from the first to the last."""
+    total: Any = None
+    for output in outputs:
+        counts = tree_map(_count, output)
+        total = counts if total is None else _added(total, counts)
+    return total
+
+
+def _stacked(outputs: Iterable[Any]) -> Any:
+    """The outputs of all steps, with time first."""
+    steps = list(outputs)
+    left = iter([torch.stack(list(column)) for column in zip(*map(flattened, steps))])
+    return tree_map(lambda _: next(left), steps[0])
+
+
+def _count(value: Tensor) -> Tensor:
+    """What torch.sum adds: of whole numbers and of truth values, 64-bit integers."""
+    return value if value.is_floating_point() or value.is_complex() else value.long()
+
+
+def _added(total: Any, output: Any) -> Any:
+    left = iter(flattened(output))
+    return tree_map(lambda value: value + next(left), total)

@@ -13,7 +13,7 @@ from spikecore._shell.checks import shown
 Stages = List[Tuple[nn.Module, torch.device]]
 
 
-def checked(stages: Any) -> Stages:
+def checked_stages(stages: Any) -> Stages:
     """The stages with their devices. Raises TypeError or ValueError that names the stage and what is wrong with it."""
     if isinstance(stages, (str, nn.Module)) or not isinstance(stages, Iterable):
         raise TypeError(f"Pipeline: stages={shown(stages)} must be a list of pairs, [(stage, device), ...]")

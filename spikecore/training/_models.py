@@ -14,7 +14,6 @@ from spikecore._plugins.selection import backend_named, capture, resolve
 from spikecore._shell.binding import ask, backend_on, request
 from spikecore._shell.checks import shown
 from spikecore._shell.misplaced import guided
-from spikecore._shell.replicas import SPLITS_TIME, makes_time
 from spikecore.backend import Backend
 from spikecore.functional import check_places, stateful_modules
 from spikecore.neuron import Neuron
@@ -94,9 +93,6 @@ def _check(net: Any, loss: Any) -> None:
     if not callable(loss):
         raise TypeError(f"loss={loss!r} must be callable as loss(outputs, targets), such as spikecore.losses.ce_count")
     check_places(net)
-    splits = isinstance(net, nn.DataParallel) and len(net.device_ids) > 1 and net.dim == 0 and not makes_time(net)
-    if splits and any(module.step == "multi" for module in stateful_modules(net)):
-        raise ValueError(f"net is an {SPLITS_TIME}")
 
 
 def _check_graph(net: nn.Module, options: Any) -> None:

@@ -23,10 +23,9 @@ from torch import Tensor, nn
 
 from spikecore._hoisting import is_watched
 from spikecore._norm_neuron import NormNeuron
-from spikecore._shell.in_turn import calls_as, in_turn
+from spikecore._shell.in_turn import calls_as, in_turn, makes_time
 from spikecore._shell.outside import outside
 from spikecore._shell.processes import unwrapped
-from spikecore._shell.replicas import makes_time
 from spikecore._shell.state import Stateful
 from spikecore.layers._time_batched import TimeBatched
 from spikecore.neuron import Neuron
@@ -157,10 +156,11 @@ def _named(layers: List[Tuple[str, nn.Module]]) -> str:
 
 def _layers(net: nn.Module) -> List[Tuple[str, nn.Module]]:
     """The layers that the network calls one after the other, with their names; itself where that is not known."""
-    return list(_called(unwrapped(net), ""))
+    return list(_called(net, ""))
 
 
 def _called(net: nn.Module, prefix: str) -> Iterator[Tuple[str, nn.Module]]:
+    net = unwrapped(net)
     if in_turn(net) and not is_watched(net):
         for name, part in net.named_children():
             yield from _called(part, f"{prefix}{name}.")

@@ -170,11 +170,9 @@ def test_a_graph_of_autograd_is_differentiated_twice(noise: Noise) -> None:
 
 
 def network() -> nn.Module:
-    """Two layers of neurons; batch first, as those who split a batch want it."""
+    """Two layers of neurons; batch first, as DistributedDataParallel's loaders give it."""
 
     class BatchFirst(nn.Module):
-        makes_time = True  # nn.DataParallel splits dimension 0
-
         def __init__(self) -> None:
             super().__init__()
             self.body = nn.Sequential(nn.Linear(30, 40), learner(), nn.Linear(40, 10), learner())
@@ -191,17 +189,6 @@ def trained(net: nn.Module, x: Tensor, wrapped: Optional[nn.Module] = None) -> L
     """The gradients of a network's parameters, through a wrapper around it."""
     ((wrapped or net)(x).sum(1) * torch.linspace(-1, 1, 10, device=x.device)).sum().backward()
     return [parameter.grad for parameter in net.parameters()]
-
-
-@pytest.mark.filterwarnings("ignore")  # torch's about torch
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=two_gpus)])
-def test_data_parallel(devices: int, noise: Noise) -> None:
-    """``nn.DataParallel`` gives the gradients of the network alone."""
-    net, x = network(), noise(8, 20, 30)
-    expected = trained(copy.deepcopy(net), x)
-    found = trained(net, x, nn.DataParallel(net, device_ids=list(range(devices))))
-    for ours, theirs in zip(found, expected):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's about torch

@@ -84,7 +84,7 @@ def test_constant_input(places: List[str], step: str) -> None:
 def test_steps_go_on(places: List[str]) -> None:
     """Single steps go on from the states of their parts, while many launches are on their way."""
     one = nn.Sequential(*stages("single")).cuda()
-    many = sc.Pipeline([*zip(stages("single"), places)], chunks=4)
+    many = sc.Pipeline([*zip(stages("single"), places)], chunks=4, batch_dim=0)
     wanted, found = [one(x.cuda()) for x in inputs()], [many(x) for x in inputs()]
     assert torch.equal(torch.stack(found).cpu(), torch.stack(wanted).cpu())
     torch.stack(wanted).square().sum().backward()

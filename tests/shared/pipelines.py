@@ -35,9 +35,10 @@ def plain(**kwargs):
     return nn.Sequential(*layers(**kwargs))
 
 
-def pipeline(*, batch_dim=None, split=None, **kwargs):
-    """The same network as a pipeline, all on the CPU."""
-    return sc.Pipeline([(stage, "cpu") for stage in layers(**kwargs)], **(split or {}), batch_dim=batch_dim)
+def pipeline(*, step="multi", split=None, **kwargs):
+    """The same network as a pipeline, all on the CPU: of ``[T, B, ...]``, or of ``[B, ...]`` in single steps."""
+    stages = [(stage, "cpu") for stage in layers(step=step, **kwargs)]
+    return sc.Pipeline(stages, **(split or {}), batch_dim=1 if step == "multi" else 0)
 
 
 def inputs(dtype=torch.float32, steps=T):

@@ -460,7 +460,8 @@ class TestBesideTorch:
             torch.testing.assert_close(x.grad, want)
             return
         with sc.carry_state(layer):
-            out = torch.cat([checkpoint(layer, part, use_reentrant=False) for part in x.split(2)])
+            again = {"use_reentrant": False, "context_fn": sc.parallel.checkpoint_contexts(layer)}
+            out = torch.cat([checkpoint(layer, part, **again) for part in x.split(2)])
         (found,) = torch.autograd.grad(out.square().sum(), x)
         torch.testing.assert_close(found, want)
 
@@ -468,7 +469,7 @@ class TestBesideTorch:
         """And another width between forward and backward is refused."""
         net, x = nn.Sequential(made(), sc.LIF()), drawn(T, B, J)
         plain = torch.autograd.grad(net(x).sum(), net[0].delay)
-        sc.checkpoint(net, every=2)
+        net = sc.checkpoint(net, every=2)
         assert torch.equal(torch.autograd.grad(net(x).sum(), net[0].delay)[0], plain[0])
         out = net(x)
         net[0].sigma = 0.5

@@ -6,7 +6,6 @@ import copy
 import gc
 import pickle
 import sys
-import threading
 import weakref
 
 import pytest
@@ -298,34 +297,17 @@ def test_wrapped_and_compiled_networks_keep_their_names():
     assert counter.frame_count == frames > 0
 
 
-def test_replicas_of_data_parallel_are_seen_together():
-    """What replicas compute in threads of their own adds up, each replica with parameters of its own."""
-    net = network()
-    x = driven(5, 4, 8)
-    with sc.monitor(net) as seen:
-        neuron = net[1]
-        made = [neuron.__class__.__new__(neuron.__class__) for _ in range(2)]
-        for one in made:
-            one.__dict__ = neuron.__dict__.copy()  # as nn.Module._replicate_for_data_parallel makes them
-        threads = [threading.Thread(target=one, args=(part,)) for one, part in zip(made, x.split(2, dim=1))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert len(seen["1"].calls) == 2
-    assert torch.allclose(seen["1"].rates, net[1](x).mean((0, 1)))
-
-
 def test_activation_checkpointing_is_seen_once():
     """The second run, in backward, is nobody's to see; a record would be lacking there, and is refused."""
     net, x = network(), driven(5, 3, 6).requires_grad_()
-    for reentrant in (True, False):
+    again = {"use_reentrant": False, "context_fn": sc.parallel.checkpoint_contexts(net)}
+    for call in (sc.checkpoint(net, every=2), lambda x: checkpoint(net, x, **again)):
         with sc.monitor(net) as seen:
-            checkpoint(net, x, use_reentrant=reentrant).sum().backward()
+            call(x).sum().backward()
         assert len(seen["1"].calls) == 1
         text = "LIF: sc.monitor is to record v of a call within activation checkpointing"
         with sc.monitor(net, record=("v",)), pytest.raises(RuntimeError, match=text):
-            checkpoint(net, x, use_reentrant=reentrant)
+            call(x)
 
 
 def test_copies_are_not_watched():

@@ -357,14 +357,14 @@ class TestFuse:
             NormNeuron(sc.fuse(network())[0].module[1], lif())
 
     def test_a_checkpointed_sequence_is_fused(self):
-        """Its ``forward`` is one of the object's own, which calls the parts in order."""
+        """Fusing finds the parts of the sequence that has groups."""
         assert repr(sc.fuse(sc.checkpoint(network(), every=1))).count("computed by the neuron") == 2
 
     def test_checkpointed_groups_move_running_statistics_once(self):
         """Also where the neuron that normalises is in another group than the module that it normalises for."""
         net, plain = sc.fuse(network()), network()
         plain.load_state_dict(net.state_dict())
-        sc.checkpoint(net, every=1)
+        net = sc.checkpoint(net, every=1)
         for mine, its in zip(*both(net, plain, drive(T, B, 2, 4, 4))):
             torch.testing.assert_close(mine, its)
         torch.testing.assert_close(dict(net.state_dict()), dict(plain.state_dict()))

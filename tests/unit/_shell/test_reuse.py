@@ -1,11 +1,8 @@
-"""A neuron that carries its state belongs to one place of a network; a second one is an error that names both."""
+"""A neuron that carries its state belongs to one place of a network: a second one is found by names and by counts."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import re
-import weakref
+import warnings
 
 import pytest
 import torch
@@ -21,127 +18,7 @@ def shared(lif):
     return nn.Sequential(nn.Linear(C, C), lif, nn.Linear(C, C), lif)
 
 
-#: What every message about two places begins with.
-TWO_PLACES = (
-    r"LIF carries its state(,| and) is (called at|in (the network|one (Sequential|list))) (twice, as|two places)"
-)
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
-
-
-class Using(nn.Module):
-    """A module whose forward is a function of itself and the input."""
-
-    def __init__(self, function, **modules):
-        super().__init__()
-        self.function = function
-        for name, module in modules.items():
-            setattr(self, name, module)
-
-    def forward(self, x):
-        return self.function(self, x)
-
-
-def in_turn(net, x):
-    for layer in net.layers:
-        x = layer(x)
-    return x
-
-
-def by_index(net, x):
-    for i in range(len(net.layers)):
-        x = net.layers[i](x)
-    return x
-
-
-def of_dict(net, x):
-    for layer in net.layers.values():
-        x = layer(x)
-    return x
-
-
-def both(net, x):
-    return net.lif(net.lif(x))
-
-
-def through_helper(net, x):
-    return both(net, x)
-
-
-def stepwise(net, x):
-    return torch.stack([net.block(x_t) for x_t in x])
-
-
-def recursive(net, x):
-    first = net.block(x[0])
-    return first.unsqueeze(0) if len(x) == 1 else torch.cat([first.unsqueeze(0), recursive(net, x[1:])])
-
-
-def with_breaks(net, x):
-    out = []
-    for x_t in x:
-        out.append(net.block(x_t))
-        torch._dynamo.graph_break()
-    return torch.stack(out)
-
-
-def branching(net, x):
-    return torch.stack([net.block(x_t) for x_t in x] if net.training else [net.block(2 * x_t) for x_t in x])
-
-
-def carrying(net, step):
-    return sc.carry_state(net) if step == "multi" else contextlib.nullcontext()
-
-
-def block(lif):
-    return Using(lambda net, x: net.inner(net.fc(x)), inner=nn.Sequential(lif), fc=nn.Linear(C, C))
-
-
-def named(**cases):
-    return [pytest.param(case, id=name) for name, case in cases.items()]
-
-
-MISUSES = named(
-    block=lambda step: Using(lambda net, x: net.block(net.block(x)), block=block(sc.LIF(step=step))),
-    helper=lambda step: Using(through_helper, lif=sc.LIF(step=step)),
-    sequential=lambda step: nn.Sequential(*[sc.LIF(step=step)] * 2),
-    nested=lambda step: nn.Sequential(nn.Linear(C, C), nn.Sequential(*[block(sc.LIF(step=step))] * 2)),
-    list=lambda step: Using(in_turn, layers=nn.ModuleList([*[sc.LIF(step=step)] * 2, nn.Linear(C, C)])),
-    index=lambda step: Using(by_index, layers=nn.ModuleList([*[sc.LIF(step=step)] * 2, nn.Linear(C, C)])),
-    blocks=lambda step: Using(in_turn, layers=nn.ModuleList([*[block(sc.LIF(step=step))] * 2])),
-    dict=lambda step: Using(of_dict, layers=nn.ModuleDict(dict.fromkeys("ab", sc.LIF(step=step)))),
-    keys=lambda step: Using(
-        lambda net, x: net.layers["b"](net.layers["a"](x)), layers=nn.ModuleDict(dict.fromkeys("ab", sc.LIF(step=step)))
-    ),
-    two_blocks=lambda step: Using(
-        lambda net, x: net.b(net.a(x)), **(lambda lif: {"a": block(lif), "b": block(lif)})(sc.LIF(step=step))
-    ),
-)
-FINE = named(
-    recursion=lambda: Using(recursive, block=block(sc.LIF(step="single"))),
-    loop=lambda: Using(stepwise, block=block(sc.LIF(step="single"))),
-    breaks=lambda: Using(with_breaks, block=block(sc.LIF(step="single"))),
-    branch=lambda: Using(branching, block=block(sc.LIF(step="single"))),
-)
-
-
-class Twice(nn.Module):
-    """Calls one neuron at two places."""
-
-    def __init__(self, step):
-        super().__init__()
-        self.lif = sc.LIF(step=step)
-
-    def forward(self, x):
-        hidden = self.lif(x)
-        return self.lif(hidden)
-
-
-def place(line):
-    """The text of a place in ``Twice.forward``."""
-    return re.escape(f"{__file__}:{Twice.forward.__code__.co_firstlineno + line}")
-
-
-TWICE = rf"^LIF carries its state and is called at two places, {place(1)} and {place(2)}: .*neuron\.run\(x, state="
 
 
 class TestRegistered:
@@ -203,188 +80,99 @@ class TestRegistered:
             net(torch.rand(T, B, C))
 
 
+class Net(nn.Module):
+    """Two neurons, the first of which may be called at two places."""
+
+    def __init__(self, twice=True, step="single"):
+        super().__init__()
+        self.lif, self.last, self.twice = sc.LIF(step=step), sc.LI(step=step), twice
+
+    def forward(self, x):
+        hidden = self.lif(x)
+        return self.last(self.lif(hidden) if self.twice else hidden)
+
+
+COUNT = "LIF carries its state and was called 6 times since the last reset"
+
+
 class TestCalled:
-    """One neuron called at two places."""
+    """One neuron called at two places is called twice as often as the others: a warning where the counts end."""
 
-    def test_single_step(self):
-        """The second call of the first step is refused."""
-        with pytest.raises(RuntimeError, match=TWICE):
-            Twice("single")(torch.rand(B, C))
+    TWICE = f"^{COUNT}, and other neurons of the network 3 times"
 
-    def test_carried(self):
-        """At rest it is right; carried it is refused."""
-        net = Twice("multi")
-        net(torch.rand(T, B, C))
-        with sc.carry_state(net), pytest.raises(RuntimeError, match=TWICE):
-            net(torch.rand(T, B, C))
+    def ways(self):
+        """Reset, the end of carried state, and a training step, after three steps or chunks."""
 
-    def test_through_a_block_and_a_helper(self):
-        """The place is that of the user's forward, whatever lies between."""
-
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.block = nn.Sequential(nn.Linear(C, C), sc.LIF(step="single"))
-
-            def run(self, x):
-                return self.block(x)
-
-            def forward(self, x):
-                return self.run(self.run(x))
-
-        with pytest.raises(RuntimeError, match="called at two places"):
-            Net()(torch.rand(B, C))
-
-    def test_a_script_calls_from_anywhere(self):
-        """Outside a forward that contains it a neuron is called from any line, and from different functions."""
-        lif, x = sc.LIF(step="single"), torch.rand(T, B, C)
-        out = [lif(x[0])]
-        out.append(lif(x[1]))
-
-        def elsewhere(x_t):
-            return lif(x_t)
-
-        out.append(elsewhere(x[2]))
-        out.append(elsewhere(x[3]))
-        assert torch.equal(torch.stack(out), sc.LIF()(x))
-
-    def test_a_branch(self):
-        """Two calls of a network may take different branches."""
-
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.lif = sc.LIF(step="single")
-
-            def forward(self, x):
-                if self.training:
-                    return self.lif(x)
-                return self.lif(2 * x)
-
-        net, x = Net(), torch.rand(B, C)
-        out = [net.train(training)(x) for training in (True, True, False, True, False, False)]
-        whole = torch.stack([x, x, 2 * x, x, 2 * x, 2 * x])
-        assert torch.equal(torch.stack(out), sc.LIF()(whole))
-
-    def test_branches_that_both_run(self):
-        """A second place is seen in whichever call it comes, after calls that took one of the two."""
-
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.lif = sc.LIF(step="single")
-
-            def forward(self, x):
-                out = self.lif(x)
-                return out if self.training else self.lif(out)
-
-        net, x = Net(), torch.rand(B, C)
-        for _ in range(3):
-            net(x)
-        with pytest.raises(RuntimeError, match=TWO_PLACES):
-            net.eval()(x)
-
-    @pytest.mark.parametrize("make", MISUSES)
-    def test_every_way_is_seen(self, make):
-        """Through blocks, helpers, containers and loops over them, in single steps and carried."""
-        for step in ("single", "multi"):
-            net, x = make(step), torch.rand(*((B, C) if step == "single" else (T, B, C)))
-            if step == "multi":
-                net(x)  # right at rest
-            with pytest.raises((RuntimeError, ValueError), match=TWO_PLACES), carrying(net, step):
+        def reset(twice):
+            net = Net(twice)
+            for x in torch.rand(3, B, C):
                 net(x)
+            sc.reset(net)
 
-    @pytest.mark.skipif(TORCH < (2, 6), reason="torch.compile of neurons needs torch 2.6 here")
-    @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # the compiler's own
-    @pytest.mark.parametrize("function", [False, True], ids=["network", "function"])
-    @pytest.mark.parametrize("make", MISUSES)
-    def test_every_way_is_seen_compiled(self, make, function):
-        """torch.compile, which looks at the source once, is told, too."""
-        torch._dynamo.reset()
-        net, x = make("single"), torch.rand(B, C)
-        used = torch.compile((lambda x: net(x) * 2) if function else net, backend="eager")
-        with pytest.raises(Exception, match=TWO_PLACES):
-            used(x)
+        def carried(twice):
+            net = Net(twice, step="multi")
+            with sc.carry_state(net):
+                for x in torch.rand(3, T, B, C):
+                    net(x)
 
-    @pytest.mark.skipif(TORCH < (2, 6), reason="torch.compile of neurons needs torch 2.6 here")
-    @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # the compiler's own
-    @pytest.mark.parametrize("make", FINE)
-    def test_one_place_compiled(self, make):
-        """A compiled loop is one place, with breaks in its graph as well, and so are calls and branches."""
-        torch._dynamo.reset()
-        net, x = make(), torch.rand(T, B, C)
-        used = torch.compile(net, backend="eager")
-        found = [used(x), used(x), used.eval()(x), used.train()(x)]
-        sc.reset(net)
-        for ours, reference in zip(found, [net(x), net(x), net.eval()(x), net.train()(x)]):
-            torch.testing.assert_close(ours, reference)
+        def step(twice):
+            class Loop(nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.fc, self.net = nn.Linear(C, C), Net(twice)
 
-    def test_a_list_that_is_not_run_in_turn(self):
-        """A list may hold a neuron twice, from which each call of the network takes one."""
+                def forward(self, x):
+                    return torch.stack([self.net(self.fc(x_t)) for x_t in x])
 
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                first, second = sc.LIF(step="single"), sc.LIF(3.0, step="single")
-                self.of_task = nn.ModuleList([first, second, first])
+            net = Loop()
+            made = sc.training_model(net, sc.losses.ce_max_membrane, torch.optim.SGD(net.parameters(), 0.1))
+            made(torch.rand(3, B, C), torch.zeros(B, dtype=torch.long))
 
-            def forward(self, x, task):
-                return self.of_task[task](x)
+        return reset, carried, step
 
-        net, x = Net(), torch.rand(T, B, C)
-        sc.reset(net)
-        out = [net(x_t, task) for x_t, task in zip(x, (0, 2, 0, 2))]
-        assert torch.equal(torch.stack(out), sc.LIF()(x))
+    @pytest.mark.parametrize("way", [0, 1, 2], ids=["reset", "carry_state", "training_model"])
+    def test_two_places(self, way):
+        """The neuron, both counts and the ways out are in the warning; at one place there is none."""
+        run = self.ways()[way]
+        with pytest.warns(RuntimeWarning, match=self.TWICE + ".*make a neuron for each place.*checkpoint_contexts"):
+            run(True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            run(False)
 
-    def test_a_deep_call_again(self):
-        """The same network called by itself, and later twice by another one."""
-
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.lif = sc.LIF(step="single")
-
-            def forward(self, x):
-                return self.lif(x)
-
-        class Outer(nn.Module):
-            def __init__(self, net):
-                super().__init__()
-                self.net = net
-
-            def forward(self, x):
-                return self.net(self.net(x))
-
-        net, x = Net(), torch.rand(B, C)
-        net(x)
-        net(x)
-        with pytest.raises(RuntimeError, match=TWO_PLACES):
-            Outer(net)(x)
-
-    def test_called_by_its_name(self):
-        """Modules may be called past ``__call__``."""
-
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.lif = sc.LIF(step="single")
-
-            def forward(self, x):
-                return self.lif.forward(self.lif.forward(x))
-
-        with pytest.raises(RuntimeError, match=TWO_PLACES):
-            Net().forward(torch.rand(B, C))
-
-    @pytest.mark.parametrize("make", [one for one in FINE if one.id != "breaks"])  # of the compiler's graphs
-    def test_nothing_is_kept(self, make):
-        """What is noted of a call, and looked at on the stack, keeps nothing of it alive."""
-        net, x = make(), torch.rand(T, B, C)
-        with torch.no_grad():
+    def test_counts_begin_again(self):
+        """A reset ends the count; so do calls at rest, of which none is counted."""
+        net = Net(step="multi")
+        for x in torch.rand(3, T, B, C):
             net(x)
-        gone = weakref.ref(x)
-        del x
-        gc.collect()
-        assert gone() is None
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            sc.reset(net)
+        net = Net()
+        for x in torch.rand(3, B, C):
+            net(x)
+        with pytest.warns(RuntimeWarning, match=self.TWICE):
+            sc.reset(net)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            sc.reset(net)
+
+    def test_a_region_that_torch_runs_again(self):
+        """A part of a network in torch's checkpointing, without its contexts, is called more often; with them not."""
+        for contexts in (False, True):
+            net = Net(twice=False)
+            options = {"context_fn": sc.parallel.checkpoint_contexts(net.lif)} if contexts else {}
+            for x in torch.rand(3, B, C, requires_grad=True).unbind():
+                net.last(torch.utils.checkpoint.checkpoint(net.lif, x, use_reentrant=False, **options)).sum().backward()
+                sc.detach(net)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                sc.reset(net)
+            assert (
+                [str(warning.message)[:40] for warning in caught] == []
+                if contexts
+                else ["LIF carries its state and was called 6 t"]
+            )
 
 
 class TestTransforms:
@@ -442,14 +230,16 @@ def test_a_compiled_reset_knows_of_no_other_network():
     """Each network that was reset since compiled the graph anew, since it stood in a table of all of them."""
     from torch._dynamo.testing import CompileCounter
 
-    def made():
-        def steps(self, x):
+    class Steps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lif = sc.LIF(step="single", backend="torch")
+
+        def forward(self, x):
             sc.reset(self)
             return torch.stack([self.lif(now) for now in x])
 
-        return Using(steps, lif=sc.LIF(step="single", backend="torch"))
-
-    net, others, counter, x = made(), [made() for _ in range(3)], CompileCounter(), torch.rand(T, B, C)
+    net, others, counter, x = Steps(), [Steps() for _ in range(3)], CompileCounter(), torch.rand(T, B, C)
     torch._dynamo.reset()
     used = torch.compile(net, backend=counter)
     with torch.no_grad():

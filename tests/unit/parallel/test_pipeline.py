@@ -37,7 +37,6 @@ def test_outputs_and_gradients(split, feedback):
     one, many, x, y = plain(feedback=feedback), pipeline(split=split, feedback=feedback), inputs(), inputs()
     wanted, found = one(x), many(y)
     assert torch.equal(found, wanted)
-    assert many.unchecked == ""
     wanted.square().sum().backward()
     found.square().sum().backward()
     assert_close(gradients(many, y), gradients(one, x))
@@ -94,7 +93,7 @@ def test_carried_state(split):
 
 
 def test_truncated_backward():
-    """sc.detach ends the gradient, and a forgotten one is named in backward, as on one device."""
+    """sc.detach ends the gradient; a forgotten one is torch's error in backward."""
     one, many, x = plain(), pipeline(split={"chunks": 2}), inputs().detach()
     for net in (one, many):
         with sc.carry_state(net):
@@ -104,7 +103,7 @@ def test_truncated_backward():
     assert_close([p.grad for p in many.parameters()], [p.grad for p in one.parameters()])
     with sc.carry_state(many):
         many(x).sum().backward()
-        with pytest.raises(RuntimeError, match=r"goes on from the state of its last call, and backward has freed"):
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
             many(x).sum().backward()
 
 
@@ -115,13 +114,13 @@ def test_an_error_leaves_the_states():
         calls = 0
 
         def forward(self, x):
-            Fragile.calls += x.device.type != "meta"
+            Fragile.calls += 1
             if Fragile.calls == 4:
                 raise KeyError("the fourth call")
             return x
 
     stages = layers(step="single")
-    many = sc.Pipeline([(stages[0], "cpu"), (Fragile(), "cpu"), (stages[1], "cpu")], chunks=2)
+    many = sc.Pipeline([(stages[0], "cpu"), (Fragile(), "cpu"), (stages[1], "cpu")], chunks=2, batch_dim=0)
     x = inputs().detach()
     many(x[0])
     before = states(many)
@@ -137,7 +136,7 @@ class Ends(nn.Module):
     now = False
 
     def forward(self, x):
-        if self.now and x.device.type != "meta":
+        if self.now:
             raise KeyError("now")
         return x
 
@@ -148,7 +147,7 @@ def test_an_error_in_a_later_stage_leaves_the_states(step, chunks):
     """The first stage is not a call ahead of the others after an error in one part or several."""
     stages, ends, x = layers(step=step), Ends(), inputs().detach()
     x = x[0] if step == "single" else x
-    many = sc.Pipeline([(stages[0], "cpu"), (ends, "cpu"), (stages[1], "cpu")], chunks=chunks)
+    many = sc.Pipeline([(stages[0], "cpu"), (ends, "cpu"), (stages[1], "cpu")], chunks=chunks, batch_dim=x.ndim - 2)
     with sc.carry_state(many):
         many(x)
         before = states(many)
@@ -166,7 +165,7 @@ def test_an_error_where_outputs_are_put_together_leaves_the_states():
         def forward(self, x):
             return x, "spikes"
 
-    many = sc.Pipeline([(nn.Sequential(sc.LIF(step="single"), Named()), "cpu")], chunks=2)
+    many = sc.Pipeline([(nn.Sequential(sc.LIF(step="single"), Named()), "cpu")], chunks=2, batch_dim=0)
     with pytest.raises(TypeError, match="not everything is a tensor"):
         many(torch.rand(4, 3))
     assert many[0][0].state is None
@@ -183,7 +182,7 @@ def test_a_state_of_another_batch():
 
 
 def test_images_that_an_encoder_gives_time():
-    """Behind an encoder the batch of the input is its first dimension, and that of the output the second."""
+    """With an encoder batch_dim says both: of the input the first dimension, of the output the second."""
 
     def stages():
         torch.manual_seed(0)
@@ -192,21 +191,21 @@ def test_images_that_an_encoder_gives_time():
         return nn.Sequential(sc.encode.Constant(5), front, sc.LIF()), nn.Sequential(back, sc.LIF())
 
     images = torch.rand(6, 1, 4, 4)
-    one, many = nn.Sequential(*stages()), sc.Pipeline([(stage, "cpu") for stage in stages()], chunks=3)
-    assert many.batch_dim == 0
+    one = nn.Sequential(*stages())
+    many = sc.Pipeline([(stage, "cpu") for stage in stages()], chunks=3, batch_dim=(0, 1))
     assert torch.equal(many(images), one(images))
     assert many(images).shape == (5, 6, C)
 
 
 class Readout(nn.Module):
-    """The mean over time, and the last step: outputs with the batch in two places."""
+    """The mean over time, and the last step: outputs without time."""
 
     def forward(self, x):
-        return {"rate": x.mean(0), "all": x, "pair": (x[-1], x[0])}
+        return {"rate": x.mean(0), "pair": (x[-1], x[0])}
 
 
 def test_outputs_of_several_tensors():
-    """Tensors in tuples and dicts pass between stages; each is put together along the dimension that is its batch."""
+    """Tensors in tuples and dicts pass between stages, and are put together along the batch of the output."""
     torch.manual_seed(0)
     fc = nn.Linear(N, 4)  # of the size of a part, so that shapes alone do not tell the batch
 
@@ -219,24 +218,26 @@ def test_outputs_of_several_tensors():
             return {"a": x, "b": (2 * x, x)}
 
     one = nn.Sequential(fc, sc.LIF(threshold=0.2), Fork(), Both(), Readout())
-    many = sc.Pipeline([(nn.Sequential(*copy.deepcopy(one)[:3]), "cpu"), (nn.Sequential(*one[3:]), "cpu")], chunks=2)
+    parts = [(nn.Sequential(*copy.deepcopy(one)[:3]), "cpu"), (nn.Sequential(*one[3:]), "cpu")]
+    many = sc.Pipeline(parts, chunks=2, batch_dim=(1, 0))
     wanted, found = one(inputs(steps=4)), many(inputs(steps=4))
-    assert list(found) == ["rate", "all", "pair"]
+    assert list(found) == ["rate", "pair"]
     assert isinstance(found["pair"], tuple)
-    for a, b in zip([found["rate"], found["all"], *found["pair"]], [wanted["rate"], wanted["all"], *wanted["pair"]]):
+    for a, b in zip([found["rate"], *found["pair"]], [wanted["rate"], *wanted["pair"]]):
         assert torch.equal(a, b)
 
 
 def test_inputs_of_several_tensors():
-    """Every tensor of an input is split."""
+    """Every tensor of an input is split; what has no dimensions, and what is no tensor, each part gets as it is."""
 
     class Add(nn.Module):
-        def forward(self, pair):
-            return pair[0] + pair[1]
+        def forward(self, pair, gain, name="x"):
+            assert name == "y"
+            return (pair[0] + pair[1]) * gain
 
     many = sc.Pipeline([(Add(), "cpu"), (sc.LIF(), "cpu")], chunks=4)
-    x, y = inputs(), torch.rand(T, B, N)
-    assert torch.equal(many((x, y)), sc.LIF()(x + y))
+    x, y, gain = inputs(), torch.rand(T, B, N), torch.tensor(1.5)
+    assert torch.equal(many((x, y), gain, name="y"), sc.LIF()((x + y) * gain))
 
 
 @pytest.mark.parametrize("step", ["multi", "single"])
@@ -303,7 +304,8 @@ def test_inside_torchs_checkpoint():
     one, many, x, y = plain(), pipeline(split={"chunks": 4}), inputs(), inputs()
     with sc.carry_state(one), sc.carry_state(many):
         wanted = [one(chunk) for chunk in x.split(2)]
-        found = [torch.utils.checkpoint.checkpoint(many, chunk, use_reentrant=False) for chunk in y.split(2)]
+        again = {"use_reentrant": False, "context_fn": sc.parallel.checkpoint_contexts(many)}
+        found = [torch.utils.checkpoint.checkpoint(many, chunk, **again) for chunk in y.split(2)]
     torch.cat(wanted).square().sum().backward()
     torch.cat(found).square().sum().backward()
     assert torch.equal(torch.cat(found), torch.cat(wanted))
@@ -313,40 +315,18 @@ def test_inside_torchs_checkpoint():
 def test_one_device_between_others():
     """The values that a stage on another device gets are sent there, and what it gives goes on from there."""
     many = sc.Pipeline(
-        [(nn.Linear(N, 4), "cpu"), (nn.Linear(4, 4), "meta"), (nn.ReLU(), torch.device("meta"))], chunks=2
+        [(nn.Linear(N, 4), "cpu"), (nn.Linear(4, 4), "meta"), (nn.ReLU(), torch.device("meta"))], chunks=2, batch_dim=0
     )
     out = many(torch.rand(B, N))
     assert (out.device.type, out.shape) == ("meta", (B, 4))
     assert [device.type for device in many.devices] == ["cpu", "meta", "meta"]
 
 
-def test_the_dry_run_leaves_no_trace():
-    """Random numbers, hooks, running statistics and states are as if there had been none."""
-    calls = []
-
-    class Noise(nn.Module):
-        def forward(self, x):
-            return x + torch.rand(()).to(x)
-
-    stage = nn.Sequential(nn.Linear(N, 4), nn.BatchNorm1d(4), Noise(), nn.Dropout(0.5), sc.LIF(step="single"))
-    stage[0].register_forward_hook(lambda *_: calls.append(1))
-    many, one = sc.Pipeline([(copy.deepcopy(stage), "cpu"), (nn.Identity(), "cpu")]), copy.deepcopy(stage)
-    x = torch.rand(B, N)
-    calls.clear()
-    torch.manual_seed(3)
-    wanted = one(x)
-    torch.manual_seed(3)
-    assert torch.equal(many(x), wanted)
-    assert len(calls) == 2
-    assert all(torch.equal(a, b) for a, b in zip(many[0].state_dict().values(), one.state_dict().values()))
-    assert all(torch.equal(a, b) for a, b in zip(states(many), states(one)))
-
-
 def test_statistics_of_parts_are_warned_of_once():
     """Batch normalisation in training, in parts, warns once and names the layer; in eval or one part it does not."""
 
     def made(**split):
-        return sc.Pipeline([(nn.Sequential(nn.Linear(N, 4), nn.BatchNorm1d(4)), "cpu")], **split)
+        return sc.Pipeline([(nn.Sequential(nn.Linear(N, 4), nn.BatchNorm1d(4)), "cpu")], batch_dim=0, **split)
 
     x = torch.rand(B, N)
     with warnings.catch_warnings():
@@ -365,7 +345,7 @@ def test_statistics_of_parts_are_warned_of_once():
 
 def test_repr_len_and_stages():
     """The devices and the split are in the repr; stages have numbers."""
-    many = pipeline(split={"chunks": 4}, batch_dim=1)
+    many = pipeline(split={"chunks": 4})
     assert "devices=[cpu, cpu, cpu], chunks=4, batch_dim=1" in repr(many)
     assert len(many) == len(list(many)) == 3
     assert many[-1] is many[2]

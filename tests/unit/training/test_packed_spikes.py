@@ -316,12 +316,13 @@ class TestOtherHooks:
                     return net(x)  # noqa: B023
 
             if where == "sc.checkpoint":
-                sc.checkpoint(net, every=2)
+                net = sc.checkpoint(net, every=2)
+            again = {"use_reentrant": False, "context_fn": sc.parallel.checkpoint_contexts(net)}
             calls = {
                 (False, "sc.checkpoint"): net,
-                (False, "around"): lambda x: checkpoint(net, x, use_reentrant=False),  # noqa: B023
-                (False, "within"): lambda x: checkpoint(net, x, use_reentrant=False),  # noqa: B023
-                (True, "within"): lambda x: checkpoint(within, x, use_reentrant=False),
+                (False, "around"): lambda x: checkpoint(net, x, **again),  # noqa: B023
+                (False, "within"): lambda x: checkpoint(net, x, **again),  # noqa: B023
+                (True, "within"): lambda x: checkpoint(within, x, **again),  # noqa: B023
             }
             call = calls.get((pack, where), calls[False, where])
             outputs = []

@@ -1,0 +1,429 @@
+"""Activation checkpointing: layers that are computed again in backward, from the input and the state they began with.
+
+``torch.utils.checkpoint`` runs a region again, with torch's random numbers and autocast as they were. What it does not
+know is given to it as its ``context_fn``, and is in :class:`_Region`:
+
+- A neuron that carries its state begins again with the state that it began with, and keeps the one that it has.
+- Batch normalisation moves its running statistics once, not again when the region runs again.
+- A ``torch.Generator`` of an encoder or a dropout gives the same numbers again.
+- Layers run again in the mode, training or not, of the first run.
+- Parameters, buffers and states that were written to since would give other numbers, and are refused.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
+from torch.utils import checkpoint as torch_checkpoint
+
+from spikecore._base import regions
+from spikecore._base.batches import flattened
+from spikecore._base.words import a_kind
+from spikecore._shell.checks import shown
+from spikecore._shell.in_turn import in_turn
+from spikecore._shell.norms import Deferred
+from spikecore._shell.processes import is_shard
+from spikecore._shell.prologued import prologue_of
+from spikecore._shell.state import Stateful, carried, put_back
+from spikecore.backend import Unsupported
+from spikecore.lang._plain import is_compiling
+from spikecore.parallel._pipeline import Pipeline
+
+#: ``context_fn`` of torch's checkpointing and public hooks around ``load_state_dict`` are there from this version on.
+_TORCH = (2, 6)
+#: Where torch defines the forward of its norms. A subclass with a forward of its own may read running statistics.
+_NORMS = ("torch.nn.modules.batchnorm", "torch.nn.modules.instancenorm")
+
+Contexts = Tuple[ContextManager[Any], ContextManager[Any]]
+
+
+def checkpoint(
+    net: nn.Module,
+    every: Optional[int],
+    modules: Optional[Sequence[str]] = None,
+    *,
+    preserve_rng_state: bool = True,
+) -> nn.Module:
+    """``net`` with its layers in groups of ``every``, which are computed again in backward. Use what it returns::
+
+        net = sc.checkpoint(net, every=2)  # of an nn.Sequential, layers two by two
+        net = sc.checkpoint(net, every=1, modules=["layer1", "layer2"])  # of any network, the modules of these names
+        net = sc.checkpoint(net, every=None)  # the network without groups
+
+    A group keeps its input and output; what its layers save for backward is computed again from the input, group by
+    group. With n layers of one size, groups of sqrt(n) take the least memory; the price is one more forward pass.
+
+    What has groups: an ``nn.Sequential``, of its children; a :class:`spikecore.Pipeline`, in each stage; with
+    ``modules``, each of these modules. One that is no ``nn.Sequential`` is a group as a whole, whatever ``every`` is.
+    A :class:`Checkpointed` stands in the place of each, in ``net`` itself where ``net`` contains it. ``every=None``
+    takes these out, of all of ``net`` or of ``modules``.
+
+    preserve_rng_state: as of ``torch.utils.checkpoint``: torch's random numbers are drawn again as they were. False
+        saves time where no layer draws; a step that is captured as a CUDA graph needs it.
+
+    Outputs, gradients, states and running statistics are those of the plain network, bit for bit: with carried state
+    and in single steps, under autocast, with dropout. Names in ``state_dict`` and of parameters, copies, pickles and
+    several inputs and outputs are as before. Without gradients nothing is computed again. Forward hooks within a group
+    run again with it; those of an ``nn.Sequential`` that has groups do not run.
+
+    Raises TypeError or ValueError for a network without ``modules`` that is none of these, and for an unknown name;
+    Unsupported before torch 2.6. When it runs: RuntimeError for a module that changes a buffer in forward, other than
+    running statistics, and under ``torch.compile`` (compile the layers: ``net[0].compile()``) and ``torch.export``. In
+    backward: RuntimeError for a parameter, buffer or state that was written to since forward, or is another tensor
+    (``torch.func.functional_call``). A call of ``train()`` or ``eval()`` between changes nothing. Other attributes that
+    change between forward and backward, settings of neurons too, are not compared: change them after backward.
+    """
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"net={shown(net)} is {a_kind(net)}; give the network (an nn.Module)")
+    if every is not None and (isinstance(every, bool) or not isinstance(every, int)):
+        raise TypeError(f"every={every!r} must be the number of layers in a group, or None for no groups")
+    if every is not None and every < 1:
+        raise ValueError(f"every={every} must be at least 1, or None for no groups")
+    chosen = _chosen(net, every) if modules is None else _named(net, modules)
+    if every is None:
+        return _replaced(net, {module: module for module in chosen})
+    _check_torch()
+    return _replaced(net, {module: Checkpointed(module, every, preserve_rng_state) for module in chosen})
+
+
+def checkpoint_contexts(net: nn.Module) -> Callable[[], Contexts]:
+    """What ``torch.utils.checkpoint`` needs to call a network that carries its state, as its ``context_fn``::
+
+        y = torch.utils.checkpoint.checkpoint(
+            net, x, use_reentrant=False, context_fn=sc.parallel.checkpoint_contexts(net)
+        )
+
+    Without it neurons that carry their state go on, when the region is computed again, from the state of then: torch
+    does not say so, and gradients would be wrong. Neurons at rest need nothing. Raises Unsupported before torch 2.6.
+    """
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"net={shown(net)} is {a_kind(net)}; give the network (an nn.Module)")
+    _check_torch()
+    return _contexts_of([net])
+
+
+class Checkpointed(nn.Module):
+    """A network whose layers are computed again in backward, as :func:`checkpoint` returns it: ``.module`` is the
+    network itself, whose names, attributes and layers this one has.
+    """
+
+    #: See :func:`spikecore._shell.processes.unwrapped`.
+    is_checkpointed = True
+
+    def __init__(self, module: nn.Module, every: int, preserve_rng_state: bool) -> None:
+        super().__init__()
+        self.module = module
+        self.every = every
+        self.preserve_rng_state = preserve_rng_state
+        self.training = module.training
+        self.register_load_state_dict_pre_hook(_load_below)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What ``module`` computes, group by group."""
+        if is_compiling():
+            _refuse_compiler()
+        if any(value.device.type == "ipu" for value in flattened([args, kwargs])):
+            raise Unsupported(
+                "sc.checkpoint is for PyTorch's backward pass, and PopTorch has its own: end it with net = "
+                "sc.checkpoint(net, every=None), and name what is computed again with poptorch.recomputationCheckpoint"
+            )
+        module = self.module
+        if not torch.is_grad_enabled() or (in_turn(module) and (len(args) != 1 or kwargs)):
+            return module(*args, **kwargs)
+        if not in_turn(module):
+            return self._region([module], lambda *values: module(*values, **kwargs), args)
+        layers, value = list(module), args[0]  # type: ignore[call-overload]  # a sequence
+        for begin in range(0, len(layers), self.every):
+            group = layers[begin : begin + self.every]
+            value = self._region(group, _Turns(group), (value,))
+        return value
+
+    def _region(self, modules: Sequence[nn.Module], run: Callable[..., Any], args: Sequence[Any]) -> Any:
+        return torch_checkpoint.checkpoint(
+            run,
+            *args,
+            use_reentrant=False,
+            preserve_rng_state=self.preserve_rng_state,
+            context_fn=_contexts_of(modules),
+        )
+
+    # -- the names of the network itself
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """That of ``module``."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Any:
+        """Those of ``module``, itself included; this wrapper is none of them."""
+        return self.module.named_modules(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "module" not in vars(self).get("_modules", ()):  # while it is copied or unpickled
+                raise
+            return getattr(self.module, name)
+
+    def __getitem__(self, position: Any) -> Any:
+        return self.module[position]  # type: ignore[index]  # for a network that has parts
+
+    def __len__(self) -> int:
+        return len(self.module)  # type: ignore[arg-type]  # as above
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.module)  # type: ignore[call-overload,no-any-return]  # as above
+
+    def extra_repr(self) -> str:
+        """The number of layers in a group."""
+        return f"every={self.every}"
+
+
+class _Turns:
+    """Layers one after the other."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        self._layers = layers
+
+    def __call__(self, value: Any) -> Any:
+        for layer in self._layers:
+            value = layer(value)
+        return value
+
+
+def _load_below(module: nn.Module, state_dict: Dict[str, Any], prefix: str, *_: Any) -> None:
+    """Give entries the names that they have in the wrapper."""
+    for name in [name for name in state_dict if name.startswith(prefix)]:
+        state_dict[f"{prefix}module.{name[len(prefix) :]}"] = state_dict.pop(name)
+
+
+def _refuse_compiler() -> None:
+    raise RuntimeError(
+        "torch.compile and torch.export cannot follow a network with sc.checkpoint; compile its layers, which are then "
+        "computed again compiled: for layer in net: layer.compile(); or end it with net = sc.checkpoint(net, "
+        "every=None)"
+    )
+
+
+# torch.compile calls it when it traces, rather than tracing it, so that the error is this one
+_refuse_compiler._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+
+
+# -- which modules have groups
+
+
+def _check_torch() -> None:
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if version < _TORCH:
+        raise Unsupported(f"sc.checkpoint needs torch 2.6 or newer; this is {torch.__version__}")
+
+
+def _inner(module: nn.Module) -> nn.Module:
+    return module.module if isinstance(module, Checkpointed) else module
+
+
+def _chosen(net: nn.Module, every: Optional[int]) -> List[nn.Module]:
+    """The modules that have groups, where the user names none."""
+    if every is None:
+        return list(net.modules())
+    if isinstance(net, Pipeline):
+        return [_inner(stage) for stage in net]
+    if not in_turn(_inner(net)):
+        names = ", ".join(repr(name) for name, _ in net.named_children())
+        raise TypeError(
+            f"net is {a_kind(net)}, whose forward, __call__ or __iter__ is its own, so that its layers have no known "
+            "order; name the modules to compute again, sc.checkpoint(net, every=1, modules=[...]); it has "
+            f"{names or 'none'}"
+        )
+    return [_inner(net)]
+
+
+def _named(net: nn.Module, modules: Sequence[str]) -> List[nn.Module]:
+    if isinstance(modules, str) or not all(isinstance(name, str) for name in modules):
+        raise TypeError(f"modules={modules!r} must be a list of names of modules, as in net.named_modules()")
+    if not modules:
+        raise ValueError("modules=[] names none; give names of modules, or leave it out for an nn.Sequential")
+    known = dict(net.named_modules(remove_duplicate=False))
+    for name in modules:
+        if name not in known:
+            some = ", ".join(repr(path) for path in known if path)
+            raise ValueError(f"modules: {type(net).__name__} has no module {name!r}; it has {some or 'none'}")
+    return [known[name] for name in modules]
+
+
+def _replaced(net: nn.Module, others: Dict[nn.Module, nn.Module]) -> nn.Module:
+    """``net`` with other modules in the places of some, and of the wrappers around them."""
+    for parent in list(net.modules()):
+        for name, child in parent._modules.items():
+            if child is not None and _inner(child) in others:
+                parent._modules[name] = others[_inner(child)]
+    return others.get(_inner(net), net)
+
+
+# -- one call of a group
+
+
+class _Held(NamedTuple):
+    """A tensor as it was; ``version`` is None for one that counts no writes."""
+
+    owner: nn.Module
+    kind: str
+    name: str
+    value: Tensor
+    version: Optional[int]
+
+
+class _Region:
+    """One call of some modules: its first run, and every other one as that was."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        inside = [part for module in modules for part in module.modules()]
+        # a neuron may normalise in the place of a module that stands in another group
+        others = [prologue.norm for prologue in map(prologue_of, inside) if prologue is not None]
+        self._parts = list(dict.fromkeys([*inside, *others]))
+        self._norms = [part for part in self._parts if part.training and _is_norm(part)]
+        self._neurons = [part for part in self._parts if isinstance(part, Stateful)]
+        self._generators = [value for part in self._parts for value in vars(part).values() if _is_generator(value)]
+
+    @contextmanager
+    def first(self) -> Iterator[None]:
+        """Around the first run: note what it begins with."""
+        self._modes = [part.training for part in self._parts]
+        self._drawn = [generator.get_state() for generator in self._generators]
+        self._states = [(carried(neuron), neuron.state) for neuron in self._neurons]
+        norms = set(self._norms)
+        self._held = _held([part for part in self._parts if part not in norms], "buffer")
+        with regions.running(regions.FIRST):
+            yield
+        for held, _ in _changed(self._held):
+            raise RuntimeError(
+                f"{type(held.owner).__name__} changes its buffer {held.name!r} in forward, and is in a group of "
+                "sc.checkpoint: computed again, it would begin with the changed value. Leave it out of the groups "
+                "(modules=[...] names what is computed again)"
+            )
+        # after the run, which gives lazy parameters their shapes, and puts learnt ones into their ranges
+        self._held += _held(self._parts, "parameter")
+        self._held += [
+            _noted(neuron, "state", name, value)
+            for neuron, (_, state) in zip(self._neurons, self._states)
+            for name, value in (state or {}).items()
+        ]
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Around every other run, in backward: as the first one, and nothing is changed by it."""
+        self._check_same()
+        modes = [part.training for part in self._parts]
+        drawn = [generator.get_state() for generator in self._generators]
+        states = [(carried(neuron), neuron.state) for neuron in self._neurons]
+        statistics = [dict(norm._buffers) for norm in self._norms]
+        _set_modes(self._parts, self._modes)
+        _set_generators(self._generators, self._drawn)
+        for neuron, (before, state) in zip(self._neurons, self._states):
+            put_back(neuron, before, _as_leaves(state))
+        for norm, buffers in zip(self._norms, statistics):
+            norm._buffers.update({name: value if value is None else value.clone() for name, value in buffers.items()})
+        try:
+            with regions.running(regions.AGAIN):
+                yield
+        finally:
+            _set_modes(self._parts, modes)
+            _set_generators(self._generators, drawn)
+            for neuron, (now, state) in zip(self._neurons, states):
+                put_back(neuron, now, state)
+            for norm, buffers in zip(self._norms, statistics):
+                norm._buffers.update(buffers)
+
+    def _check_same(self) -> None:
+        """Raise RuntimeError for a tensor that changed since the first run."""
+        for held, replaced in _changed(self._held):
+            how = "is another tensor than when" if replaced else "was written to after"
+            raise RuntimeError(
+                f"the {held.kind} {held.name!r} of {type(held.owner).__name__}, shape {tuple(held.value.shape)}, {how} "
+                "its group of sc.checkpoint ran first, and the group would be computed again with the new values. Call "
+                "backward before it changes (optimizer.step(), load_state_dict, the end of "
+                "torch.func.functional_call); or end the groups with net = sc.checkpoint(net, every=None)"
+            )
+
+
+class _Again:
+    """The block of a run in backward, of which there may be several: ``retain_graph=True``, regions within regions."""
+
+    def __init__(self, region: _Region) -> None:
+        self._region = region
+        self._entered: List[ContextManager[None]] = []
+
+    def __enter__(self) -> None:
+        block = self._region.again()
+        block.__enter__()
+        self._entered.append(block)
+
+    def __exit__(self, *error: Any) -> Any:
+        return self._entered.pop().__exit__(*error)
+
+
+def _contexts_of(modules: Sequence[nn.Module]) -> Callable[[], Contexts]:
+    def contexts() -> Contexts:
+        region = _Region(modules)
+        return region.first(), _Again(region)
+
+    return contexts
+
+
+def _is_norm(module: nn.Module) -> bool:
+    """Whether its running statistics are moved by torch's own forward, which does not read them in training."""
+    own = isinstance(module, _NormBase) and type(module).forward.__module__ in _NORMS
+    return own or isinstance(module, Deferred)
+
+
+def _is_generator(value: Any) -> bool:
+    return torch.Generator in type(value).__mro__  # isinstance takes ten times as long: its class has one of Python
+
+
+def _held(modules: Iterable[nn.Module], kind: str) -> List[_Held]:
+    """The tensors of modules as they are; not shards, which are others while fully_shard has them gathered."""
+    return [
+        _noted(module, kind, name, value)
+        for module in modules
+        for name, value in vars(module)[f"_{kind}s"].items()
+        if value is not None and not is_shard(value)
+    ]
+
+
+def _noted(owner: nn.Module, kind: str, name: str, value: Tensor) -> _Held:
+    return _Held(owner, kind, name, value, None if is_lazy(value) or value.is_inference() else value._version)
+
+
+def _changed(every: Sequence[_Held]) -> Iterator[Tuple[_Held, bool]]:
+    """Those that changed, and whether by another tensor in their place."""
+    for held in every:
+        now = held.value if held.kind == "state" else vars(held.owner)[f"_{held.kind}s"].get(held.name)
+        if now is not held.value:
+            # None: FullyShardedDataParallel takes parameters out of their modules for a time
+            if now is not None and not is_shard(now):
+                yield held, True
+        elif held.version is not None and now._version != held.version:
+            yield held, False
+
+
+def _as_leaves(state: Optional[Dict[str, Tensor]]) -> Optional[Dict[str, Tensor]]:
+    """The values of a state without their graph, which ask for gradients where they did."""
+    if state is None:
+        return None
+    return {name: value.detach().requires_grad_(value.requires_grad) for name, value in state.items()}
+
+
+def _set_modes(modules: Sequence[nn.Module], modes: Sequence[bool]) -> None:
+    for module, mode in zip(modules, modes):
+        if module.training != mode:
+            module.training = mode
+
+
+def _set_generators(generators: Sequence[torch.Generator], states: Sequence[Tensor]) -> None:
+    for generator, state in zip(generators, states):
+        generator.set_state(state)
