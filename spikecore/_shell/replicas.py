@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from types import FrameType
-from typing import Any, Optional
+from typing import Any, Optional, Set
 
 from torch import nn
 
@@ -36,12 +36,18 @@ def check_replica(module: nn.Module, carries: bool) -> None:
 def makes_time(net: Any) -> bool:
     """Whether the network makes time itself, so that dimension 0 of its input is the batch.
 
-    A module that does so has a true attribute ``makes_time``: the encoders of :mod:`spikecore.encode`, and networks
-    whose own ``forward`` repeats or transposes their input, which nobody can tell from outside.
+    A module that does so has a true attribute ``makes_time``: the encoders of :mod:`spikecore.encode`, neurons with
+    ``repeat``, and networks whose own ``forward`` repeats or transposes their input, which nobody can tell from
+    outside.
     """
     return isinstance(net, nn.Module) and any(
         getattr(one, "makes_time", False) and getattr(one, "step", "multi") == "multi" for one in net.modules()
     )
+
+
+def time_makers(net: nn.Module) -> Set[nn.Module]:
+    """The encoders and neurons of a network that make time: before the first of them is called, there is none."""
+    return {one for one in net.modules() if makes_time(one) and not any(True for _ in one.children())}
 
 
 #: What is wrong with the default of ``nn.DataParallel``.

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from spikecore._shell import checks, compiled
-from spikecore._shell.repeated import repeated_as, step_of
 from spikecore._shell.state import State, Stateful
 from spikecore.backend import Unsupported
 from spikecore.lang._plain import is_compiling
@@ -64,22 +63,18 @@ class SequenceDropout(Stateful):
         if not self.training:
             return x
         if not (single or self._carrying or self._has_carried):
-            return self._dropped(x, self._drawn(x[0] if len(x) else x.new_empty(x.shape[1:])))
+            return x * self._drawn(x[0] if len(x) else x.new_empty(x.shape[1:])).to(x.dtype)
         if is_compiling() and (compiled.breaks() or self._cut):
             return self._eagerly(x)  # type: ignore[no-any-return]  # it is this method
         slot = self._begin()
         one = x if single else (x[0] if len(x) else x.new_empty(x.shape[1:]))
         if not (single or slot["_carrying"]):
-            return self._dropped(x, self._drawn(one))
+            return x * self._drawn(one).to(x.dtype)
         state: Optional[State] = slot["_state"]
         mask = self._drawn(one) if state is None else self._checked(state, one)
-        y = x * mask.to(x.dtype) if single else self._dropped(x, mask)
+        y = x * mask.to(x.dtype)
         self._end(slot, (y,), {MASK: mask})
         return y
-
-    def _dropped(self, x: Tensor, mask: Tensor) -> Tensor:
-        step = step_of(x)
-        return x * mask.to(x.dtype) if step is None else repeated_as(x, step * mask.to(x.dtype))
 
     def _drawn(self, one: Tensor) -> Tensor:
         """A mask for such a step."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from spikecore._hoisting import other_hooks
+from spikecore._shell.hooks import has_forward_hooks
 from spikecore.encode import Encoder
 from spikecore.layers import (
     TEBN,
@@ -40,7 +40,7 @@ _STEADY = (Neuron, Recurrent, TimeBatched, NormNeuron, TEBN, Voting, SEWBlock, M
 
 def may_draw(module: nn.Module) -> bool:
     """Whether a module, apart from those it contains, may draw from torch's own generators when it is called."""
-    if other_hooks(module) or "forward" in vars(module):
+    if has_forward_hooks(module) or "forward" in vars(module):
         return True
     kind = type(module)
     if isinstance(module, _STEADY):

@@ -13,6 +13,7 @@ from spikecore._base.batches import flattened, tree_map
 from spikecore._shell.state import Stateful, carry, carry_no_more, keep, slot_of
 from spikecore.encode import Encoder
 from spikecore.functional import check_places, stateful_modules
+from spikecore.neuron import Neuron
 from spikecore.parallel import _dims as dims
 
 
@@ -30,6 +31,11 @@ def check(net: nn.Module, x: Any, T: Any, reduce: Any) -> bool:
             raise ValueError(
                 f"constant_forward gives x at every step, and {name!r} is an encoder, {type(module).__name__}; leave "
                 "it out, or call the pipeline itself"
+            )
+        if isinstance(module, Neuron) and module.makes_time:
+            raise ValueError(
+                f"constant_forward gives x at every step, and {name!r} is {type(module).__name__} with repeat="
+                f"{module.repeat}; set repeat=None, or call the pipeline itself"
             )
     check_places(net, carries=True)
     modes = {module.step: module for module in dims.outermost(net)}
