@@ -155,7 +155,8 @@ def _averaging(norm: Any, x: Tensor) -> Tensor:
     # what torch moves zeros by with the factor 1: the statistics themselves
     mean, variance = torch.zeros_like(norm.running_mean), torch.zeros_like(norm.running_var)
     y = F.batch_norm(x, mean, variance, norm.weight, norm.bias, True, 1.0, norm.eps)
-    move(norm, mean, variance, factor)
+    if x.numel():  # torch lets the statistics be after an empty batch
+        move(norm, mean, variance, factor)
     return y
 
 
