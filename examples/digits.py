@@ -37,9 +37,9 @@ PARTS = ("step", "schedule", "order", "random", "curves", "epoch")
 def network() -> nn.Sequential:
     """Images ``[B, 1, 8, 8]`` to output spikes ``[T, B, 10]``. The image drives the first layer at every time step."""
     return nn.Sequential(
-        sc.encode.Constant(STEPS),
-        sc.layers.TimeBatched(nn.Conv2d(1, 24, 3, padding=1), nn.BatchNorm2d(24)),
-        sc.LIF(tau=2.0),
+        # without time: the image is the same at every step
+        nn.Sequential(nn.Conv2d(1, 24, 3, padding=1), nn.BatchNorm2d(24)),
+        sc.LIF(tau=2.0, repeat=STEPS),
         sc.layers.TimeBatched(nn.Conv2d(24, 48, 3, padding=1), nn.BatchNorm2d(48)),
         sc.LIF(tau=2.0),
         sc.layers.TimeBatched(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(48 * 4 * 4, CLASSES)),

@@ -6,7 +6,8 @@ from spikecore._convert import Conversion, convert, load_state
 from spikecore._delay import Delay
 from spikecore._explain import Explanation, explain
 from spikecore._fusing import fuse, unfuse
-from spikecore._hoisting import hoist, unhoist
+from spikecore._hoisting import hoist
+from spikecore._hoisting import unhoist as unhoist
 from spikecore._looking import Energy, Seen, energy, monitor
 from spikecore._plugins.hookspecs import hookimpl
 from spikecore._plugins.registry import BackendStatus
@@ -150,6 +151,5 @@ __all__ = [
     "surrogate",
     "training_model",
     "unfuse",
-    "unhoist",
     "use_backend",
 ]

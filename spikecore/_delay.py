@@ -11,9 +11,9 @@ from torch.nn.parameter import is_lazy
 from spikecore._base.autocast import autocast_dtype
 from spikecore._base.words import a_kind
 from spikecore._delayed import Delayed, all_steps, following, whole
-from spikecore._hoisting import is_watched_itself
 from spikecore._positions import PARAMS, PER, Positions
 from spikecore._shell import checks, parameters, processes, ranges
+from spikecore._shell.hooks import is_watched_itself
 from spikecore._shell.state import State
 from spikecore.lang._plain import is_compiling, with_traced_sizes
 

@@ -26,7 +26,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spikecore._hoisting import per_sample
 from spikecore.lang._plain import is_batched_by_autograd, is_compiling, is_jit_tracing, is_plain
 
 #: Largest maximum pooling: each place of a window is a pass over a part of the input.
@@ -35,7 +34,6 @@ MOST = 16
 Window = Tuple[int, int]
 
 
-@per_sample
 class CompactMaxPool2d(nn.MaxPool2d):
     """:class:`torch.nn.MaxPool2d` that keeps a byte for each maximum."""
 
@@ -56,7 +54,6 @@ class CompactMaxPool2d(nn.MaxPool2d):
         return f"{super().extra_repr()}, keeps places"
 
 
-@per_sample
 class CompactAvgPool2d(nn.AvgPool2d):
     """:class:`torch.nn.AvgPool2d` that keeps nothing but shapes."""
 

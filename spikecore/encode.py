@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from spikecore._shell import checks
 from spikecore._shell.misplaced import guided, written
-from spikecore._shell.repeated import repeat
 from spikecore._shell.stepped import Stepped
 from spikecore.backend import Unsupported
 from spikecore.dtypes import compute_dtype
@@ -258,8 +257,12 @@ class Delta(Encoder):
 class Constant(Encoder):
     """The value itself at every step: direct, or current, coding; the first layer of neurons makes the spikes.
 
-    ``x [*N] -> [steps, *N]``, a view that repeats ``x`` without a copy and passes its gradient; ``x`` itself in
-    single-step mode.
+    ``x [*N] -> [steps, *N]``, a copy of ``x`` for every step: steps that share memory could not be written one by one
+    (``y[0] = 0``), and most layers write them out anyway. The gradient of ``x`` is the sum over the steps. ``x`` itself
+    in single-step mode.
+
+    Layers behind it compute every step. :func:`spikecore.hoist` moves it behind those that see no time, or leave it out
+    and give the first neuron ``repeat=steps``: the layers before then compute once.
 
     Raises TypeError or ValueError for ``steps`` not a positive integer. ``generator`` is not used.
     """
@@ -273,7 +276,7 @@ class Constant(Encoder):
 
     def encode(self, x: Tensor) -> Tensor:
         """``[*N] -> [steps, *N]``."""
-        return repeat(x, self.steps)
+        return x.expand(self.steps, *x.shape).clone()
 
     def encode_step(self, x: Tensor) -> Tensor:
         """``[*N] -> [*N]``."""

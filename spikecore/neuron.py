@@ -21,6 +21,7 @@ from spikecore._shell import checks, compiled, definition, earlier, marked, para
 from spikecore._shell.state import State, Stateful
 from spikecore._shell.watched import Watched
 from spikecore.backend import MAX_STATIC_STEPS, Tensors, one_step
+from spikecore.dtypes import compute_dtype
 from spikecore.lang import ops
 from spikecore.lang._plain import is_compiling, is_jit_tracing, with_traced_sizes
 from spikecore.surrogate import ATan, Surrogate
@@ -49,6 +50,10 @@ class Neuron(Watched):
         none, and ``bounds=None`` for no ranges at all. See :mod:`spikecore._shell.ranges`.
     channel_dim: dimension of one time step ``[B, C, ...]`` that parameters of shape ``[C]`` lie along.
     step: ``"multi"``: a call takes ``[T, *N]`` and starts at rest. ``"single"``: a call takes ``[*N]`` and continues.
+    repeat: the number of steps of a multi-step call whose input is the same at every step: the call takes that step
+        alone, ``[*N] -> [repeat, *N]``, of each input. The layers before the neuron then see no time, and compute once.
+        Values are those of ``neuron(x.expand(repeat, *x.shape))``; the gradient of ``x`` is the sum over the steps. An
+        input that has time all the same cannot be told from one step, and gets a further dimension.
     backend: name of the backend; ``None`` leaves it to context, environment and auto.
 
     Arithmetic and state are float32, or float64 for float64 input; outputs have the dtype of the input.
@@ -64,6 +69,7 @@ class Neuron(Watched):
         "surrogate": checks.surrogate,
         "detach_reset": checks.flag,
         "channel_dim": checks.whole,
+        "repeat": checks.steps_or_none,
         **Watched.configuration,
     }
 
@@ -80,6 +86,7 @@ class Neuron(Watched):
         learn: Sequence[str] = (),
         channel_dim: int = 1,
         step: str = "multi",
+        repeat: Optional[int] = None,
         backend: Optional[str] = None,
         bounds: Any = MappingProxyType({}),
         **params: Any,
@@ -89,6 +96,7 @@ class Neuron(Watched):
         self.surrogate = ATan() if surrogate is None else surrogate
         self.detach_reset = detach_reset
         self.channel_dim = channel_dim
+        self.repeat = repeat
         self.learn = parameters.names_to_learn(type(self).__name__, learn, tuple(self.params))
         values = {name: params.get(name, default) for name, default in self.params.items()}
         self._first_bounds(values, bounds)
@@ -113,9 +121,9 @@ class Neuron(Watched):
     # -- calls
 
     def forward(self, *inputs: Tensor) -> Any:
-        """Spikes (or whatever ``dynamics`` outputs) for ``[T, *N]``, or ``[*N]`` in single-step mode."""
+        """Spikes (or whatever ``dynamics`` outputs) for ``[T, *N]``; ``[*N]`` in single steps, or with ``repeat``."""
         if not (self.step == "single" or self._carrying):
-            plain = is_compiling() and self._prologue is None and not self._watchers
+            plain = is_compiling() and self._prologue is None and not self._watchers and self.repeat is None
             if plain and len(inputs) == 1 and isinstance(inputs[0], Tensor):
                 output = self._in_graph(inputs[0])
                 if output is not None:
@@ -126,7 +134,8 @@ class Neuron(Watched):
         return outputs[0] if len(outputs) == 1 else outputs
 
     def run(self, *inputs: Tensor, state: Optional[Mapping[str, Tensor]] = None, record: Sequence[str] = ()) -> Any:
-        """The functional core: ``(output, state)`` for ``[T, *N]``, or ``(output, state, trace)`` with ``record``.
+        """The functional core: ``(output, state)`` for ``[T, *N]``, or ``(output, state, trace)`` with ``record``; with
+        ``repeat`` for ``[*N]``.
 
         Pure: it neither reads nor writes what the neuron carries. ``state`` maps each state's name to a tensor ``[*N]``
         (None starts at rest); the one returned is that after the last step. ``trace`` maps each recorded state's name
@@ -152,31 +161,36 @@ class Neuron(Watched):
 
         ``single``: inputs and outputs are those of one time step, ``[*N]``.
         """
-        x = None
+        x, repeat = None, None if single else self._repeat()
         if self._watchers:
             return self._recorded(inputs, state, (), final, single)[:2]
         if self._prologue is not None:
             return self._behind_prologue(inputs, state, (), final, single)[:2]
         if not is_compiling():
             x = earlier.only_input(inputs)
-        if x is None or not (single or x.ndim):
+        one = single or repeat is not None  # whether x is one time step
+        if x is None or not (one or x.ndim):
             return self._execute(inputs, state, (), final, single)[:2]
-        start = None if state is None else earlier.state_as_before(self.states, state, x, single)
+        start = None if state is None else earlier.state_as_before(self.states, state, x, one)
         if start is None and state is not None:
             return self._execute(inputs, state, (), final, single)[:2]
-        found = self._cache.quick.get(earlier.kind_of(x, 1 if single else x.shape[0], start, final))
-        values = None if found is None else earlier.values_as_before(found, self, x, single, self._ranges)
+        steps = 1 if single else x.shape[0] if repeat is None else repeat
+        found = self._cache.quick.get(earlier.kind_of(x, steps, start, final, repeat))
+        values = None if found is None else earlier.values_as_before(found, self, x, one, self._ranges)
         if found is None or values is None:
             return self._execute(inputs, state, (), final, single)[:2]
         if single:
             outputs, end = one_step(found.runner, (x,), start, earlier.placed(found, values))
         else:
-            quickly = None if found.direct is None else found.direct(x, values)
+            constant: Tensors = ()
+            if repeat is not None:
+                x, constant = over_time(x, repeat, found.constant)
+            quickly = None if found.direct is None else found.direct(x, (*constant, *values))
             if quickly is not None and not marked.readers:
                 return quickly, None
             if quickly is None:
                 values = earlier.kept(found, values, self)
-                outputs, end = found.runner((x,), start, earlier.placed(found, values), ())[:2]
+                outputs, end = found.runner((x,), start, (*constant, *earlier.placed(found, values)), ())[:2]
             else:
                 outputs, end = quickly, None
         if marked.readers:
@@ -193,13 +207,23 @@ class Neuron(Watched):
         single: bool = False,
     ) -> Tuple[Tensors, Optional[State], Tensors]:
         given, owner = inputs, type(self).__name__
-        if single:
+        repeat = None if single else self._repeat()
+        if single or repeat is not None:
             inputs = [x.unsqueeze(0) if isinstance(x, Tensor) else x for x in inputs]
         quick = self._cache.quick  # kept: a concurrent change replaces it, and the new one must not get this entry
         inputs = checks.inputs(owner, self.inputs, inputs)
         x = inputs[0]
         if is_compiling() and self._left_out(x.device.type, self._stamp()):
             return self._execute_eagerly(given, state, record, final, single)  # type: ignore[no-any-return]  # as here
+        grad = torch.is_grad_enabled()
+        # the inputs that the program has as parameters, and their names
+        constant: Tensors = ()
+        names: Tuple[str, ...] = ()
+        if repeat is not None:
+            learnt = grad and any(value.requires_grad for value in inputs)
+            names = self._constant_names(x.device.type, learnt, self._stamp())
+            inputs, constant = self._over_time(inputs, repeat, names)
+            x = inputs[0]
         named = self._values()
         if self._parameters and self._ranges:
             named = ranges.kept(named, self._parameters, self._ranges)
@@ -210,9 +234,9 @@ class Neuron(Watched):
             processes.check_gathered(owner, x, named)
         values, kinds = parameters.place(owner, named, x.shape[1:], self.channel_dim)
         start = checks.state(owner, self.states, state, x, carried=state is not None and state is self._state)
-        grad = torch.is_grad_enabled()
         gradients = grad and any(value.requires_grad for value in inputs)
-        learn = tuple(name for name, value in named if grad and isinstance(value, Tensor) and value.requires_grad)
+        every = (*zip(filter(None, names), constant), *named)
+        learn = tuple(name for name, value in every if grad and isinstance(value, Tensor) and value.requires_grad)
         # a gradient may come in through a state that is handed out
         state_gradients = grad and (
             (start is not None and any(value.requires_grad for value in start))
@@ -220,30 +244,50 @@ class Neuron(Watched):
         )
         # index: torch.compile, which may take T for a variable, is to fix it here
         steps = operator.index(x.shape[0]) if x.shape[0] <= MAX_STATIC_STEPS else None
-        spec = (x.dtype, steps, kinds, learn, final)
-        kind = self._find(x.device.type, spec, gradients, state_gradients, bool(record), self._stamp())
+        spec = (x.dtype, steps, (*["full"] * len(constant), *kinds), learn, final)
+        kind = self._find(
+            x.device.type, spec, gradients, state_gradients, bool(record), self._stamp(), constant=bool(constant)
+        )
         self._settle()
         runner = self._cache.runners[kind]
         trace_: Tensors = ()
         ordinary = len(inputs) == 1 and not (record or is_compiling() or is_jit_tracing())
         outputs_alone = start is None and not (final or single)
-        found = earlier.noted(runner, named, values, x, outputs_alone, self, self._ranges) if ordinary else None
+        found = (
+            earlier.noted(runner, named, values, x, outputs_alone, self, self._ranges, constant) if ordinary else None
+        )
         # as later calls are run: a checkpointed call must save the same tensors when it is recomputed
         quickly = None
         if found is not None and found.direct is not None:
-            quickly = found.direct(x, tuple([value for _, value in named]))
+            quickly = found.direct(x, (*constant, *[value for _, value in named]))
         if quickly is not None:
             outputs, end = quickly, None
         elif single and not (is_compiling() or record):
             outputs, end = one_step(runner, tuple([value.squeeze(0) for value in inputs]), start, values)
         else:
-            outputs, end, trace_ = runner(inputs, start, values, record)
+            outputs, end, trace_ = runner(inputs, start, (*constant, *values), record)
             outputs = tuple([out.squeeze(0) for out in outputs]) if single else outputs
         if not is_compiling() and marked.readers:
             marked.note(self._cache.program, outputs, self._cache.bound)
         if found is not None:
-            quick[earlier.kind_of(x, x.shape[0], start, final)] = found
+            quick[earlier.kind_of(given[0], x.shape[0], start, final, repeat)] = found
         return outputs, dict(zip(self.states, end)) if end is not None else None, trace_
+
+    def _repeat(self) -> Optional[int]:
+        """For how many steps a multi-step call repeats its inputs; None where they have time."""
+        return self.repeat
+
+    @property
+    def makes_time(self) -> bool:
+        """Whether inputs have no time, and outputs have: ``repeat`` is set."""
+        return self.repeat is not None
+
+    def _over_time(self, inputs: Tensors, repeat: int, names: Tuple[str, ...]) -> Tuple[Tensors, Tensors]:
+        """Inputs ``[1, *N]`` over all steps, and those that the program has as parameters, under their names."""
+        if not names:
+            return tuple([x.expand(repeat, *x.shape[1:]) for x in inputs]), ()
+        each = [over_time(x.squeeze(0), repeat, bool(name)) for x, name in zip(inputs, names)]
+        return tuple([x for x, _ in each]), tuple([value for _, constant in each for value in constant])
 
     @compiled.uncompiled
     def _execute_eagerly(
@@ -277,3 +321,10 @@ class Neuron(Watched):
         bound = ", ".join(f"{resolved.backend.name} on {device}" for device, resolved in self._cache.bound.items())
         asked = asked_in_words(self._request, self._cache.bound.values())
         return ", ".join(parts) + f", backend={asked}" + (f" ({bound})" if bound else "")
+
+
+def over_time(x: Tensor, repeat: int, constant: bool) -> Tuple[Tensor, Tensors]:
+    """One step ``[*N]`` as the input ``[repeat, *N]``; ``constant``: and as the parameter that has its gradient."""
+    if not constant:
+        return x.expand(repeat, *x.shape), ()
+    return x.detach().expand(repeat, *x.shape), (x.to(compute_dtype(x.dtype)),)

@@ -50,6 +50,8 @@ class Stochastic(Neuron):
         spikes = noisy(x)  # [T, *N]
         spikes = noisy(x, noisy.draw(x)[0])  # the same with numbers that are kept
 
+    With ``repeat`` the inputs in front are one step, and the numbers have time: they are others at every step.
+
     ``generator`` draws the keys of calls, on a device of its own (with a CPU's, the numbers are the same on every
     device); without, torch's stream of the device of ``x`` does. Numbers are in float32, or float64 beside float64. Of
     16-bit inputs the neuron takes copies in float32, and its outputs have the dtype of ``x``.
@@ -114,8 +116,14 @@ class Stochastic(Neuron):
         key = torch.randint(1 << 32, (2,), generator=self.generator, device=there)
         return key.to(device, non_blocking=True)
 
+    def _repeat(self) -> Optional[int]:
+        return None  # the numbers are others at every step: see _completed
+
     def _completed(self, inputs: Sequence[Tensor]) -> Tuple[Sequence[Tensor], Optional[torch.dtype]]:
         """The inputs with the numbers that are drawn, and the dtype of the outputs if that is another one."""
+        if self.repeat is not None and self.step == "multi" and all(isinstance(x, Tensor) for x in inputs):
+            given = len(self.inputs) - len(self.drawn)
+            inputs = (*[x.expand(self.repeat, *x.shape) for x in inputs[:given]], *inputs[given:])
         if len(inputs) != len(self.inputs) - len(self.drawn) or not all(isinstance(x, Tensor) for x in inputs):
             return inputs, None
         x = inputs[0]

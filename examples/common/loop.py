@@ -201,6 +201,8 @@ def main(
     torch.manual_seed(options.seed)
     try:
         net = network(options, sets)
+        if getattr(options, "encoder", None) == "constant":
+            sc.hoist(net)
         if not isinstance(net, sc.Pipeline):  # whose stages have devices of their own
             net = net.to(options.device)
         if options.layout == "channels-last":

@@ -5,18 +5,12 @@ A batch is a tensor, a tuple or list for ``net(*inputs)``, or a dict for ``net(*
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List, Optional
+from typing import Any, Callable, List, Optional
 
 import torch
 from torch import Tensor, nn
 
 from spikecore._base import structure
-
-#: The attribute of an input that was made to repeat here.
-_MADE = "_spikecore_made_to_repeat"
-#: What torch says of a write into such a tensor, and of a view that it cannot have.
-_REFUSED = ("more than one element of the written-to tensor", "view size is not compatible")
 
 
 def tree_map(change: Callable[[Tensor], Tensor], value: Any) -> Any:
@@ -45,75 +39,16 @@ def to_device(value: Any, device: Optional[torch.device]) -> Any:
     return tree_map(lambda tensor: tensor.to(device, non_blocking=device.type != "cpu"), value)
 
 
-def inputs_on(value: Any, device: Optional[torch.device], copy: bool = False) -> Any:
-    """Inputs of a network on a device, as :func:`to_device` has them or as a copy; but what repeats in an input is
-    moved once and repeats there, too, where torch would write it out. :func:`repeating` goes with it.
-    """
-    if device is None:
-        return value
-
-    def moved(tensor: Tensor) -> Tensor:
-        least = unrepeated(tensor)
-        made = least.to(device, non_blocking=device.type != "cpu", copy=copy)
-        if made is least:
-            return tensor
-        return made if least is tensor else _expanded(made, tensor)
-
-    return tree_map(moved, value)
+def folded(x: Tensor) -> Tensor:
+    """``x`` ``[T, B, ...]`` with time and batch as one, ``[T * B, ...]``."""
+    # Of one sample in channels-last memory, flatten() gives strides from which torch's batch normalisation on a CPU
+    # computes wrong gradients, without an error (seen with torch 2.13).
+    return x.squeeze(0) if x.shape[0] == 1 == x.shape[1] else x.flatten(0, 1)
 
 
-def laid_out_as(x: Tensor, step: Tensor) -> Tensor:
-    """``step``, the one of ``x [T, ...]`` in another layout, for every step."""
-    return _expanded(step, x)
-
-
-def unrepeated(tensor: Tensor) -> Tensor:
-    """The tensor with size 1 along each dimension of stride 0, along which it repeats: all of its memory, once."""
-    # with a derivative every number has one of its own; and what inference mode made has no count of the writes into it
-    if type(tensor) is not Tensor or tensor.requires_grad:
-        return tensor
-    if tensor.is_inference() or torch.is_inference_mode_enabled():
-        return tensor
-    if tensor.layout is not torch.strided or tensor.is_nested or 0 not in tensor.stride():
-        return tensor
-    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride())):
-        if size > 1 and stride == 0:
-            tensor = tensor.narrow(dim, 0, 1)
-    return tensor
-
-
-@contextmanager
-def repeating(inputs: Any) -> Iterator[None]:
-    """Around the call of a network with inputs that were made to repeat here.
-
-    Raises RuntimeError where the network writes into one of them, because the steps share one memory, so that a value
-    written into one step appears in every step; and where torch refuses such a write, or a view of it, says of which
-    input, and what to give instead.
-    """
-    before = [(tensor, tensor._version) for tensor in flattened(inputs) if hasattr(tensor, _MADE)]
-    try:
-        yield
-    except RuntimeError as error:
-        if before and any(words in str(error) for words in _REFUSED):
-            raise RuntimeError(f"{error}. {_shared(before[0][0])}") from error
-        raise
-    for tensor, version in before:
-        if tensor._version != version:
-            raise RuntimeError(f"the network writes into its input. {_shared(tensor)}")
-
-
-def _shared(tensor: Tensor) -> str:
-    return (
-        f"The steps of the input of shape {tuple(tensor.shape)} and strides {tensor.stride()} share one memory: write "
-        "into a copy (x = x.clone()), take x.reshape(...) for x.view(...), or give the step a batch whose steps lie "
-        "apart (x.contiguous())"
-    )
-
-
-def _expanded(made: Tensor, given: Tensor) -> Tensor:
-    whole = made.expand(given.shape)
-    setattr(whole, _MADE, True)
-    return whole
+def unfolded(y: Tensor, steps: int, batch: int) -> Tensor:
+    """``y`` ``[T * B, ...]`` as ``[T, B, ...]``."""
+    return y.unsqueeze(0) if steps == 1 == batch else y.view(steps, batch, *y.shape[1:])
 
 
 def beside(outputs: Any, targets: Any) -> Any:

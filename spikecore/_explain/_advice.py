@@ -70,9 +70,9 @@ def _repeated(layers: Sequence[Layer], setting: Setting) -> List[str]:
     share = sum(layer.products for layer in found) / products if products else 0.0
     part = f", {100 * share:.0f} % of the multiplications of linear layers and convolutions" if share else ""
     return [
-        f"{_named(found)} computed the same {steps} times{part}: with sc.encode.Constant({steps}) in front, layers in "
-        "sc.layers.TimeBatched are computed once, and so are others after sc.hoist(net), which sc.training_model does; "
-        "a layer of your own takes part with @sc.layers.per_sample"
+        f"{_named(found)} computed the same {steps} times{part}: sc.hoist(net) moves sc.encode.Constant({steps}) "
+        "behind layers that see no time; elsewhere give them x without time, and the neuron behind them "
+        f"repeat={steps}"
     ]
 
 

@@ -42,7 +42,7 @@ def notes(seen: Seen) -> Tuple[str, ...]:
     if seen.bits:
         found.append(f"keeps spikes as bits, in {size(seen.bits)}")
     if seen.once:
-        found.append(f"computed once for {seen.steps} time steps that are the same")
+        found.append("computed once for all time steps")
     said: Set[str] = set()
     for refusing, computing, why in seen.refusals:
         text = f"{refusing} refused, {computing} computes: {why}"

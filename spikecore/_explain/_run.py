@@ -248,7 +248,9 @@ def _moved_words(seen: Seen, moved: Traffic, training: bool) -> Dict[str, Option
     neuron = seen.module
     if not isinstance(neuron, Neuron) or not seen.elements or not seen.inputs:
         return {"words": None, "floor": None}
-    reads = [1.0 / one.shape[0] if one.layout.startswith("one step repeated") else 1.0 for one in seen.inputs]
+    steps = neuron.repeat if neuron.repeat is not None and neuron.step == "multi" else 1
+    elements = seen.elements * steps
+    reads = [1.0 / (one.shape[0] if one.layout.startswith("one step repeated") else steps) for one in seen.inputs]
     wanted = [one.requires_grad for one in seen.inputs]
     learns = any(parameter.requires_grad for parameter in neuron.parameters())
     backward = training and (learns or any(wanted))
@@ -260,9 +262,9 @@ def _moved_words(seen: Seen, moved: Traffic, training: bool) -> Dict[str, Option
         statistics, beside = _words_of_prologue(prologue, reads, wanted, backward)
         floor += statistics + beside
         by_kernels += 0.0 if prologue.reason else beside
-    words = moved.words / seen.elements
+    words = moved.words / elements
     if seen.compiles or words < floor:  # its kernels are no operations of torch
-        words += by_kernels + 2 * seen.checkpoints / seen.elements
+        words += by_kernels + 2 * seen.checkpoints / elements
     if prologue is not None and not prologue.reason:
         # statistics are an operation of torch, or of kernels, which nobody saw
         words = max(words, floor)

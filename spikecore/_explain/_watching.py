@@ -18,7 +18,8 @@ from spikecore._explain._held import Held, storage_of
 from spikecore._explain._results import Results
 from spikecore._explain._traffic import ASIDE, RANGE
 from spikecore._explain._trials import is_saturated, is_silent
-from spikecore._hoisting import hoisted_steps, observing
+from spikecore._shell.hooks import observing
+from spikecore._shell.in_turn import time_makers
 from spikecore._shell.prologued import prologue_of
 from spikecore._shell.state import Stateful
 from spikecore.layers import TimeBatched
@@ -56,7 +57,7 @@ class Seen:
         #: Time steps at once in the first call, 0 if unknown, and whether they held the same.
         self.steps = 0
         self.repeated = False
-        #: Whether the module was given one step of ``steps`` that hold the same, and computed it once.
+        #: Whether the module was given one step for all, and computed it once.
         self.once = False
         #: Spikes and outputs, if all outputs are 0 or 1.
         self.spikes = self.outputs = 0
@@ -89,9 +90,12 @@ class Watching:
                 # what it holds, such as the neuron and the layer of Recurrent, is part of it
                 within.update(part for part in module.modules() if part is not module)
         self.order: List[Seen] = []
+        #: What makes time, and whether there is time yet: layers before the first of these compute once for all steps.
+        self._makers = time_makers(net)
+        self._timed = not self._makers
         #: Storages of what the modules that run now were given, and of their parameters.
         self._given: List[Set[int]] = []
-        self._stack: List[Tuple[Seen, record_function, Tuple[int, int, bool]]] = []
+        self._stack: List[Tuple[Seen, record_function, Tuple[int, int]]] = []
         #: Of each of these what it was given.
         self._inputs: List[List[Tensor]] = []
         self._kept: Set[int] = {storage_of(tensor) for tensor in (*net.parameters(), *net.buffers())}
@@ -143,7 +147,7 @@ class Watching:
 
     def _begins(self, seen: Seen) -> Callable[..., None]:
         def begins(module: nn.Module, args: Any, kwargs: Any) -> None:
-            self._begin(seen, [*flattened(args), *flattened(kwargs)], hoisted_steps(args))
+            self._begin(seen, [*flattened(args), *flattened(kwargs)])
 
         return observing(begins)
 
@@ -163,40 +167,39 @@ class Watching:
 
         return watched
 
-    def _begin(self, seen: Seen, given: List[Tensor], hoisted: int = 0) -> None:
-        """``hoisted``: the steps for which the module computes one, if it does."""
+    def _begin(self, seen: Seen, given: List[Tensor]) -> None:
         if not seen.calls:
             self.order.append(seen)
         seen.calls += 1
-        folded = self._stack[-1][2] if self._stack else (0, 0, False)
+        folded = self._stack[-1][2] if self._stack else (0, 0)
         with record_function(ASIDE), torch.no_grad():
             seen.elements += given[0].numel() if given else 0
             seen.taken += _apart(given[0]) if given else 0
             if seen.calls == 1:
                 seen.inputs = tuple(map(_described, given))
                 seen.source = self._results.source(given[0]) if given else None
-                if hoisted:
-                    seen.steps, seen.once = hoisted, True
-                elif given and given[0].ndim:
+                if given and given[0].ndim:
                     self._note_steps(seen, given[0], folded)
             if isinstance(seen.module, TimeBatched) and given and given[0].ndim > 1:
-                steps, batch = given[0].shape[:2]
-                folded = steps, batch, is_repeated(given[0], steps)
-            self.finite.look_at_given(seen, given, folded[:2])
+                folded = given[0].shape[0], given[0].shape[1]
+            self.finite.look_at_given(seen, given, folded)
         entered = record_function(f"{RANGE}{seen.number}")
         entered.__enter__()
         self._stack.append((seen, entered, folded))
         self._inputs.append(given)
         self._given.append({storage_of(one) for one in (*given, *seen.module.parameters(recurse=False))})
 
-    def _note_steps(self, seen: Seen, x: Tensor, folded: Tuple[int, int, bool]) -> None:
+    def _note_steps(self, seen: Seen, x: Tensor, folded: Tuple[int, int]) -> None:
         """How many time steps the first input has, and whether they are all the same."""
-        steps, batch, same = folded
-        if steps and x.shape[0] == steps * batch:
+        steps, batch = folded
+        if seen.module in self._makers:
+            self._timed = True
+            seen.steps = getattr(seen.module, "repeat", None) or 0
+        elif not self._timed:
+            seen.once = not any(True for _ in seen.module.children())
+        elif steps and x.shape[0] == steps * batch:
             seen.steps = steps
             seen.repeated = is_repeated(x.unflatten(0, (steps, batch)), steps)
-        elif steps and same and x.shape[0] == batch:
-            seen.steps, seen.once = steps, True
         elif not (isinstance(seen.module, Stateful) and seen.module.step == "single"):
             seen.steps = x.shape[0]
             seen.repeated = is_repeated(x, seen.steps)
@@ -207,7 +210,7 @@ class Watching:
         self._given.pop()
         entered.__exit__(None, None, None)
         with record_function(ASIDE), torch.no_grad():
-            self.finite.look_at_output(seen, results, self._stack[-1][2][:2] if self._stack else (0, 0))
+            self.finite.look_at_output(seen, results, self._stack[-1][2] if self._stack else (0, 0))
             for value in results[:1]:
                 self._results.note(seen.module, value)
                 seen.given += _apart(value)

@@ -20,11 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spikecore._base.batches import flattened
-from spikecore._hoisting import hoisted_steps, observing
+from spikecore._shell.hooks import observing
+from spikecore._shell.in_turn import time_makers
 from spikecore.backend import Unsupported
 from spikecore.dtypes import has_float64
-from spikecore.layers import Delay, TimeBatched
+from spikecore.layers import Delay
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 
@@ -65,10 +65,12 @@ class Counting(TorchDispatchMode):
         super().__init__()
         self.found: Dict[str, Counted] = {}
         self._weights: Set[int] = {_storage(value) for value in (*net.parameters(), *net.buffers())}
-        #: What runs, from the outside in: module, name, time steps and batch of a TimeBatched around it, and whether it
-        #: computes one step for all.
-        self._stack: List[Tuple[nn.Module, str, Tuple[int, int], bool]] = []
+        #: What runs, from the outside in: module and name.
+        self._stack: List[Tuple[nn.Module, str]] = []
         self._handles: List[Any] = []
+        #: What makes time, and whether there is time yet: layers before the first of these compute once for all steps.
+        self._makers = time_makers(net)
+        self._timed = not self._makers
         self._net = net
 
     def __enter__(self) -> Counting:
@@ -86,13 +88,8 @@ class Counting(TorchDispatchMode):
 
     def _begins(self, name: str) -> Callable[..., None]:
         def begins(module: nn.Module, args: Any) -> None:
-            given = flattened(args)
-            folded = self._stack[-1][2] if self._stack else (0, 0)
-            once = bool(hoisted_steps(args)) or (folded[0] > 1 and bool(given) and given[0].shape[:1] == (folded[1],))
-            if isinstance(module, TimeBatched) and module.step == "multi" and given and given[0].ndim > 1:
-                folded = given[0].shape[0], given[0].shape[1]
-            outer = bool(self._stack) and self._stack[-1][3]
-            self._stack.append((module, name, folded, once or outer))
+            self._timed = self._timed or module in self._makers
+            self._stack.append((module, name))
 
         return observing(begins)
 
@@ -117,14 +114,14 @@ class Counting(TorchDispatchMode):
         return out
 
     def _note(self, counts: Tuple[int, int, int, int]) -> None:
-        module, name, _, once = self._stack[-1]
+        module, name = self._stack[-1]
         counted = self.found.setdefault(name, Counted(name, type(module).__name__))
         macs, acs, products, sums = counts
         counted.macs += macs
         counted.acs += acs
         counted.products += products
         counted.sums += sums
-        if once:
+        if not self._timed:
             counted.products_once += products
             counted.sums_once += sums
 

@@ -32,6 +32,7 @@ from spikecore._shell.state import Stateful
 from spikecore.backend import Backend, Feedback, Runner, Spec, Unsupported
 from spikecore.lang import Program
 from spikecore.lang._plain import is_compiling, is_exporting
+from spikecore.lang._repeated import repeated
 
 #: Unique id of a definition until the hash of its program is known.
 _definitions = itertools.count()
@@ -47,8 +48,9 @@ SpecKey = Union[
 ]
 #: Behind the type of device in the kind of a call that torch.export traces.
 EXPORTED = " (exported)"
-#: Type of device, fields of the Spec, and whether gradients, gradients of the state, and a record are asked for.
-CallKind = Tuple[str, SpecKey, bool, bool, bool]
+#: Type of device, fields of the Spec, whether gradients, gradients of the state, and a record are asked for, and
+#: whether the inputs are parameters of the program.
+CallKind = Tuple[str, SpecKey, bool, bool, bool, bool]
 
 
 @dataclass
@@ -255,13 +257,26 @@ class Bound(Stateful):
         return program.params[: len(program.params) - len(program.numbers)]
 
     def _find(
-        self, device_type: str, spec: SpecKey, gradients: bool, state_gradients: bool, record: bool, stamp: str
+        self,
+        device_type: str,
+        spec: SpecKey,
+        gradients: bool,
+        state_gradients: bool,
+        record: bool,
+        stamp: str,
+        constant: bool = False,
     ) -> CallKind:
-        """The key of ``runners`` for calls of this kind, whose runner is there afterwards."""
-        key = (device_type + EXPORTED if is_exporting() else device_type, spec, gradients, state_gradients, record)
+        """The key of ``runners`` for calls of this kind, whose runner is there afterwards.
+
+        ``constant``: the inputs are parameters of the program, see :mod:`spikecore.lang._repeated`.
+        """
+        where = device_type + EXPORTED if is_exporting() else device_type
+        key = (where, spec, gradients, state_gradients, record, constant)
         cache = self._cache
         if key not in cache.runners:
             program, resolved, wanted = self._traced(), self._computes(device_type), Spec(*spec)
+            if constant:
+                program = repeated(program).program
             lacks = functools.partial(
                 lacking,
                 program=program,
@@ -281,10 +296,20 @@ class Bound(Stateful):
             cache.runners[key] = runner
         return key
 
+    def _constant_names(self, device_type: str, gradients: bool, stamp: str) -> Tuple[str, ...]:
+        """For each input of a call with ``repeat`` the parameter in its place, "" if the program does not read it.
+        Nothing where the backend has no such parameters, or no gradients of them.
+        """
+        has = self._computes(device_type).backend.capabilities_on(device_type)
+        if not has.full_parameters or (gradients and not has.parameter_gradients):
+            return ()
+        return repeated(self._traced()).names
+
     # what torch.compiler.assume_constant_result sets, without importing the compiler with spikecore
     _used._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
     _find._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as above
     _settle._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as above
+    _constant_names._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as above
 
 
 def request(backend: Optional[str], source: str) -> Request:

@@ -24,7 +24,7 @@ from spikecore.surrogate._base import is_given
 
 RESETS = ("hard", "soft", "none")
 #: Keywords of every neuron, beside its parameters.
-COMMON = ("surrogate", "detach_reset", "learn", "channel_dim", "step", "backend", "bounds")
+COMMON = ("surrogate", "detach_reset", "learn", "channel_dim", "step", "repeat", "backend", "bounds")
 
 
 def shown(value: Any) -> str:
@@ -125,6 +125,19 @@ def whole(owner: str, name: str, value: Any) -> int:
     """A whole number."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{owner}: {name}={value!r} must be a whole number")
+    return value
+
+
+def steps_or_none(owner: str, name: str, value: Any) -> Optional[int]:
+    """A number of time steps, or None."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(
+            f"{owner}: {name}={shown(value)} must be a number of time steps, or None for inputs that have time"
+        )
+    if value < 1:
+        raise ValueError(f"{owner}: {name}={value} must be 1 or more time steps, or None for inputs that have time")
     return value
 
 

@@ -50,10 +50,17 @@ class Earlier(NamedTuple):
     direct: Optional[DirectCall]
     #: The ranges that it puts learnt parameters into itself; None if that is to be done before it.
     projected: Optional[ranges.Bounds]
+    #: Whether the input is the first parameter of the program, because it is the same at every step.
+    constant: bool
 
 
-def kind_of(x: Tensor, steps: int, start: Optional[Tensors], final: bool) -> Tuple[Any, ...]:
-    """What decides the runner of a call with one input and without a record, beside the parameters."""
+def kind_of(
+    x: Tensor, steps: int, start: Optional[Tensors], final: bool, repeat: Optional[int] = None
+) -> Tuple[Any, ...]:
+    """What decides the runner of a call with one input and without a record, beside the parameters.
+
+    ``repeat``: for how many steps the input is repeated, if it is one step.
+    """
     grad = torch.is_grad_enabled()
     carried = None if start is None else grad and True in [value.requires_grad for value in start]
     return (
@@ -64,6 +71,7 @@ def kind_of(x: Tensor, steps: int, start: Optional[Tensors], final: bool) -> Tup
         grad,
         final,
         carried,
+        repeat,
     )
 
 
@@ -102,10 +110,12 @@ def noted(
     outputs_alone: bool,
     module: Any,
     bounds: ranges.Bounds,
+    constant: Tensors = (),
 ) -> Earlier:
     """A call that passed every check, with its parameters as they are and as they were placed.
 
-    ``outputs_alone``: it began at rest, and nothing but its outputs was asked for.
+    ``outputs_alone``: it began at rest, and nothing but its outputs was asked for. ``constant``: the input, if it is a
+    parameter of the program in front of these.
     """
     tensors = tuple(
         PlacedTensor(
@@ -125,8 +135,8 @@ def noted(
     own = [*module.configuration, *[name for name in module.params if not isinstance(getattr(module, name), Tensor)]]
     read = itemgetter(*[name for name in own if name in module.__dict__])
     numbers = tuple(None if isinstance(value, Tensor) else value for value in values)
-    views = [tuple(value.shape) if isinstance(value, Tensor) else None for value in values]
-    within = [
+    views = [tuple(value.shape) if isinstance(value, Tensor) else None for value in (*constant, *values)]
+    within = [None] * len(constant) + [
         bounds[name].ends(value.dtype)
         if isinstance(value, Tensor) and name in bounds and name in module._parameters
         else None
@@ -135,7 +145,7 @@ def noted(
     quick = direct(runner, views, within) if outputs_alone else None
     projected = bounds if getattr(quick, "projects", False) else None
     shape = x.shape[1:] if tensors else None
-    return Earlier(runner, read, read(module.__dict__), numbers, tensors, shape, quick, projected)
+    return Earlier(runner, read, read(module.__dict__), numbers, tensors, shape, quick, projected, bool(constant))
 
 
 def _version(value: Tensor) -> Optional[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Type
+from typing import Any, Set, Type
 
 from torch import nn
 
@@ -26,9 +26,15 @@ def in_turn(module: nn.Module) -> bool:
 def makes_time(net: Any) -> bool:
     """Whether the network makes time itself, so that dimension 0 of its input is the batch.
 
-    A module that does so has a true attribute ``makes_time``: the encoders of :mod:`spikecore.encode`, and networks
-    whose own ``forward`` repeats or transposes their input, which nobody can tell from outside.
+    A module that does so has a true attribute ``makes_time``: the encoders of :mod:`spikecore.encode`, neurons with
+    ``repeat``, and networks whose own ``forward`` repeats or transposes their input, which nobody can tell from
+    outside.
     """
     return isinstance(net, nn.Module) and any(
         getattr(module, "makes_time", False) and getattr(module, "step", "multi") == "multi" for module in net.modules()
     )
+
+
+def time_makers(net: nn.Module) -> Set[nn.Module]:
+    """The encoders and neurons of a network that make time: before the first of them is called, there is none."""
+    return {module for module in net.modules() if makes_time(module) and not any(True for _ in module.children())}

@@ -134,7 +134,7 @@ def is_average(norm: Any) -> bool:
 def normalised(norm: nn.Module, x: Tensor) -> Tensor:
     """``x`` ``[B, C, ...]`` as ``norm`` normalises it, deferred or not."""
     if is_compiling() and is_average(norm):
-        return normalised_step(norm, x, 1)
+        return _averaging(norm, x)
     # not norm(x): what a hook sees of a module that a neuron calls would differ from backend to backend
     y: Tensor = _BatchNorm.forward(norm, x)  # type: ignore[arg-type]  # one of the three, see check_norm
     return y
@@ -145,41 +145,16 @@ def takes_batch(norm: Any) -> bool:
     return bool(norm.training or norm.running_mean is None)
 
 
-def has_one_step(x: Tensor) -> bool:
-    """Whether one step ``[B, C, ...]`` has more than one number per channel, without which torch normalises nothing."""
-    return x.ndim > 1 and x.numel() > x.shape[1]
-
-
-def normalised_step(norm: Any, x: Tensor, steps: int) -> Tensor:
-    """``x`` ``[B, C, ...]`` as ``norm`` normalises it within ``steps`` equal steps, deferred or not.
-
-    Equal steps have the mean and the variance of one. The running variance moves by the unbiased one of n numbers per
-    channel, ``n / (n - 1)`` of the variance, and is to move by that of ``steps * n``.
-    """
-    variance = norm.running_var
-    if not (norm.training and norm.track_running_stats) or variance is None:
-        return normalised(norm, x)
+def _averaging(norm: Any, x: Tensor) -> Tensor:
+    """What torch computes where the running statistics are averages, whose factor a compiled graph has as a tensor."""
     norm._check_input_dim(x)
     factor = counted(norm)
-    n, shape = x.numel() // x.shape[1], x.shape
-    if shape[0] == 1 and x.ndim > 3 and x.device.type == "cpu":
-        # of one image that is channels-last torch 2.13 computes wrong gradients of weight and bias on a CPU, if the
-        # stride of its batch is not that of a contiguous tensor
-        x = x.flatten(2)
-    # what torch would move zeros by: factor * n / (n - 1) * variance
-    moved = torch.zeros_like(variance)
-    averages = isinstance(factor, Tensor)
-    mean = torch.zeros_like(norm.running_mean) if averages else norm.running_mean
-    part: Any = 1.0 if averages else factor
-    y = F.batch_norm(x, mean, moved, norm.weight, norm.bias, True, part, norm.eps)
-    if n:  # torch lets the statistics be after an empty batch
-        of_steps = steps * (n - 1) / (steps * n - 1)
-        if averages:
-            move(norm, mean, moved * of_steps, factor)
-        else:
-            with torch.no_grad():
-                variance.mul_(1.0 - factor).add_(moved, alpha=of_steps)
-    return y.view(shape)
+    # what torch moves zeros by with the factor 1: the statistics themselves
+    mean, variance = torch.zeros_like(norm.running_mean), torch.zeros_like(norm.running_var)
+    y = F.batch_norm(x, mean, variance, norm.weight, norm.bias, True, 1.0, norm.eps)
+    if x.numel():  # torch lets the statistics be after an empty batch
+        move(norm, mean, variance, factor)
+    return y
 
 
 #: Mean and variance of ``[T, B, C, ...]`` per channel, None where torch is to compute them.

@@ -13,6 +13,7 @@ from typing import Any, Mapping, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor, nn
 
+from spikecore._base.batches import folded, unfolded
 from spikecore._plugins.registry import AUTO_NAME
 from spikecore._plugins.selection import REFERENCE
 from spikecore._shell import checks, earlier, marked, norms, parameters, processes, ranges
@@ -21,7 +22,6 @@ from spikecore._shell.binding import SpecKey
 from spikecore._shell.fused_calls import FusedCalls, Results
 from spikecore._shell.needs import lacking
 from spikecore._shell.prologue import Prologue, added, lie_alike
-from spikecore._shell.repeated import folded, repeat, step_of, unfolded
 from spikecore.backend import MAX_STATIC_STEPS, Spec, Tensors
 from spikecore.dtypes import NAMES
 from spikecore.lang._normalised import normalised
@@ -35,6 +35,7 @@ class Prologued(FusedCalls):
     _prologue: Optional[Prologue] = None
     states: Mapping[str, Union[float, str]]
     channel_dim: int
+    repeat: Optional[int]
 
     @property
     def normalises(self) -> bool:
@@ -64,21 +65,24 @@ class Prologued(FusedCalls):
     ) -> Results:
         """A call of a neuron with a prologue."""
         prologue: Any = self._prologue
-        x, skip = prologue.taken(type(self).__name__, inputs, single)
+        # whether the input is one time step
+        one = single or self.repeat is not None
+        x, skip = prologue.taken(type(self).__name__, inputs, one)
         before = skip if prologue.shortcut == "before" else None
+        if one and not single:
+            # it is normalised once, which reads and writes less than one program would
+            prologue.refuse(type(self).__name__, f"repeat={self.repeat} gives it one step, which is normalised once")
+            y = norms.normalised(prologue.norm, x)
+            results = self._execute((y if before is None else y + before,), state, record, final)
+            return results if before is skip else added(results, skip)
         # what of it goes into the program
         within = skip if before is not None or (skip is not None and self._adds(prologue, x, skip)) else None
-        step = None if single or prologue.fused else step_of(x)
         found = None
-        ordinary = step is None and state is None and not (record or final or single or is_compiling())
+        ordinary = state is None and not (record or final or single or is_compiling())
         if ordinary and prologue.fused is not False:
             found = self._as_before(prologue, x, within)
         if found is not None:
             y = x
-        elif step is not None and norms.has_one_step(step):
-            # one step stands for all: it is normalised once, which reads and writes less than one program would
-            prologue.reason = "x is one step repeated, and normalised once"
-            y = repeat(norms.normalised_step(prologue.norm, step, x.shape[0]), x.shape[0])
         else:
             found = self._fused(prologue, x, within, state, record, final, single)
             y = x if found else self._normalised(prologue.norm, x, single)

@@ -157,6 +157,8 @@ def _network(case: Case, places: Sequence[torch.device], width: int, steps: int)
     net = cifar10(steps, partial(sc.LIF, TAU), width)
     if case.input == POISSON:
         net[0] = sc.encode.Poisson(steps)
+    elif case.input != STREAMED:
+        sc.hoist(net)
     begins = (case.input == STREAMED, *BEGINS[1:])  # the image itself needs no encoder
     stages = [net[int(begin) : end] for begin, end in zip(begins, (*BEGINS[1:], len(net)))]
     placed = [*zip(stages, places)]

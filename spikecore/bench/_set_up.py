@@ -27,8 +27,8 @@ WARM_UP = 4
 class Rectifier(nn.ReLU):
     """``nn.ReLU`` in the place of a neuron, at every step.
 
-    The input is the same at every step and the first layer is computed once (:mod:`spikecore._hoisting`), for ReLU and
-    for neurons alike. Plain ReLU would be computed once, too, and so the whole network: T times less work.
+    The input is the same at every step and the first layer is computed once (``sc.hoist``), for ReLU and for neurons
+    alike. Plain ReLU would be computed once, too, and so the whole network: T times less work.
     """
 
 
@@ -100,7 +100,7 @@ def train(
     before = clock.allocated()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        net = form.network(network.make(network.steps, neuron).to(device))
+        net = form.network(sc.hoist(network.make(network.steps, neuron)).to(device))
     generator = torch.Generator(device).manual_seed(0)
     images = form.images(torch.rand(batch, *network.image, device=device, generator=generator))
     labels = torch.randint(network.classes, (batch,), device=device, generator=generator)

@@ -44,6 +44,7 @@ class Direct(Straight):
         #: See :func:`spikecore.backend.direct`.
         self.projects = bool(ranges)
         self._ranged = [index for index, found in enumerate(ranges) if found is not None]
+        self._full = [index for index, kind in enumerate(execution.spec.params) if kind == "full"]
         self._learns = bool(execution.spec.learn)
 
     def __call__(self, x: Tensor, params: Tuple[ParamValue, ...]) -> Optional[Tensors]:
@@ -54,7 +55,10 @@ class Direct(Straight):
             # what is no parameter, such as a value that functional_call puts in its place, must not be changed
             if type(params[index]) is not nn.Parameter or params[index].is_inference():  # type: ignore[union-attr]
                 return None
-        if not whole(x):
+        for index in self._full:
+            if params[index].shape != x.shape[1:]:  # type: ignore[union-attr]  # a tensor
+                return None
+        if self.reads and not whole(x):
             return None if self.other is None else self.other(x, params)
         sizes = self.sizes(x)
         if sizes is None:
@@ -66,12 +70,27 @@ class Direct(Straight):
                 return (self.forward(sizes, x, params, ()),)
             tensors = [params[index] for index in self.tensors]
             if not self.takes(tensors):
-                return None
+                return self._permuted(x, params)
             if torch.is_grad_enabled() and (x.requires_grad or self._learns):
                 return (_apply((self, sizes, params), x, *tensors),)
             return (self.forward(sizes, x, params, ()),)
         except BackendError:  # the runner meets it, too, and does what is to be done then
             return None
+
+    def _permuted(self, x: Tensor, params: Tuple[ParamValue, ...]) -> Optional[Tensors]:
+        """Outputs for one step in another order of memory, such as channels-last, in the place of the input: no
+        dimension of a step means anything to the program. None for other calls.
+        """
+        step = params[0]
+        if self.reads or self.tensors != (0,) or not isinstance(step, Tensor) or step.is_contiguous():
+            return None
+        order = sorted(range(step.ndim), key=step.stride, reverse=True)
+        ordered = step.permute(order)
+        if not whole(ordered):
+            return None
+        out = self(x.permute(0, *[1 + dim for dim in order]), (ordered, *params[1:]))
+        back = [0, *[1 + order.index(dim) for dim in range(step.ndim)]]
+        return None if out is None else (out[0].permute(back),)
 
     def checkpoints(self, sizes: Sizes, x: Tensor) -> Sequence[Tensor]:
         """Checkpoints for backward, as allocated."""
@@ -82,7 +101,8 @@ class Direct(Straight):
 
     def placed(self, values: Sequence[Tensor]) -> List[Tensor]:
         """Parameters that are tensors, as they lie over the neurons of one time step."""
-        return [value.view(self.views[index]) for index, value in zip(self.tensors, values)]  # type: ignore[arg-type]
+        views = [None if index in self._full else self.views[index] for index in self.tensors]
+        return [value if view is None else value.view(view) for view, value in zip(views, values)]
 
 
 class _Crossing(torch.autograd.Function):

@@ -8,20 +8,17 @@ torch (:mod:`spikecore.kernels._registered`), which ``torch.compile`` can look t
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from spikecore._shell.repeated import made_step
 from spikecore.backend import BackendError, ParamValue, Range, Runner, Spec, Tensors, Unsupported, by_call
 from spikecore.kernels._again import Instead
 from spikecore.kernels._arguments import Call
 from spikecore.kernels._boundary import Boundary, OneStep, derived
-from spikecore.kernels._constant import instead_of, reads_of, steps_of, with_constants
 from spikecore.kernels._direct import Direct
-from spikecore.kernels._direct_constant import DirectConstant
 from spikecore.kernels._direct_normalised import DirectNormalised
 from spikecore.kernels._flat import is_flat, register_flat, run_flat
 from spikecore.kernels._geometry import Geometry
@@ -76,16 +73,11 @@ class KernelRunner:
         self.instead: Instead = None
         self._moments: Optional[Moments] = None
         self._statistics: Optional[StatisticsLaunch] = None
-        self._reads = reads_of(program)
-        #: Runners of calls whose inputs of these numbers are the same at every step.
-        self._constant: Dict[Tuple[bool, ...], KernelRunner] = {}
-        #: Of such a runner, its direct calls.
-        self._direct: Optional[DirectConstant] = None
 
     def with_other(self, instead: Callable[[BackendError], Runner]) -> KernelRunner:
         """A copy of this runner. Where its backward fails, the runner ``instead(error)`` computes the gradients."""
         twin = copy.copy(self)
-        twin.instead, twin._constant = instead, {}
+        twin.instead = instead
         return twin
 
     def direct(
@@ -96,9 +88,11 @@ class KernelRunner:
         if not one or self.spec.final or self.learnt_initial or self.execution.backend.owns_outputs:
             return None
         # backward of a program with statistics is two launches
-        if self.program.statistics or "full" in self.spec.params:
+        if self.program.statistics:
             return None
         wanted = tuple(ranges) if self.execution.backend.projects and any(ranges) else ()
+        if "full" in self.spec.params:
+            return Direct(self.execution, self.instead, views, derived, wanted)
         other = DirectNormalised(self.execution, self.spec, self.instead, derived, None, views, wanted)
         return Direct(self.execution, self.instead, views, derived, wanted, other.of_any_order)
 
@@ -115,7 +109,7 @@ class KernelRunner:
 
     def in_graph(self, x: Tensor, numbers: Sequence[float]) -> Optional[Tensor]:
         """See :func:`spikecore._base.running.in_graph`."""
-        if not self.graph_key or made_step(x) is not None:
+        if not self.graph_key:
             return None
         out: Tensor = torch.ops.spikecore.rest(self.graph_key, x, [], numbers)
         return out
@@ -151,10 +145,6 @@ class KernelRunner:
         """See :meth:`spikecore.backend.Backend.compile`."""
         if inputs[0].shape[0] == 0:
             return self._nothing(inputs[0], state, params, record)
-        # statistics are functions of an input, which a parameter in its place is not
-        steps = () if self.program.statistics else steps_of(self._reads, inputs)
-        if steps and (self.flat or not is_compiling()) and self._takes_full(inputs[0].device.type):
-            return self._on_constants(steps, inputs, state, params, record)
         call, tensors = self._call(inputs, state, params, record, inputs[0].shape[1:])
         results = self._cross(call, tensors)
         n, m = self.n_outputs, self.ends
@@ -162,46 +152,6 @@ class KernelRunner:
             return tuple(results), None, ()
         final = tuple(results[n:m]) if self.spec.final else None
         return tuple(results[:n]), final, tuple(results[m : m + len(record)])
-
-    def _takes_full(self, device: str) -> bool:
-        """Whether the backend has parameters of one number per neuron, with gradients."""
-        has = self.execution.backend.capabilities_on(device)
-        return has.full_parameters and has.parameter_gradients
-
-    def _on_constants(
-        self,
-        steps: Sequence[Optional[Tensor]],
-        inputs: Tensors,
-        state: Optional[Tensors],
-        params: Tuple[ParamValue, ...],
-        record: Tuple[str, ...],
-    ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
-        """A call some of whose inputs repeat one step each, computed from these."""
-        which = tuple([step is not None for step in steps])
-        self._prepare(which)
-        runner = self._constant[which]
-        values = [step for step in steps if step is not None]
-        if runner._direct is not None and state is None and not record and not is_compiling():
-            out = runner._direct(values[0], inputs[0].shape[0], params)
-            if out is not None:
-                return (out,), None, ()
-        inputs = tuple([x.detach() if repeats else x for x, repeats in zip(inputs, which)])
-        return runner(inputs, state, (*values, *params), record)
-
-    def _prepare(self, which: Tuple[bool, ...]) -> None:
-        """Make the runner of calls whose inputs of ``which`` repeat one step each."""
-        if which in self._constant:
-            return
-        program, spec = with_constants(self.program, self.spec, which)
-        runner = KernelRunner(self.execution.backend, program, spec)
-        runner.instead = instead_of(self.instead, which, self.spec)
-        one = len(which) == 1 == self.n_outputs and set(self.spec.params) <= {"number"}
-        if one and not (self.spec.final or self.execution.backend.owns_outputs):
-            runner._direct = DirectConstant(runner.execution, runner.instead, derived)
-        self._constant.setdefault(which, runner)
-
-    # torch.compile takes what this returns as a constant, and does not trace it
-    _prepare._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
     def one_step(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]

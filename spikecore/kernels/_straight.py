@@ -30,10 +30,18 @@ Dense = Callable[[Sequence[Tensor], Sequence[Any]], Optional[Sequence[Tensor]]]
 class Sizes:
     """What follows from the shape of an input."""
 
-    __slots__ = ("backward", "forward", "geometry", "kept", "shape")
+    __slots__ = ("backward", "counts", "forward", "geometry", "kept", "shape")
 
-    def __init__(self, shape: Tuple[int, ...], geometry: Geometry, kept: Optional[Tuple[int, ...]]) -> None:
+    def __init__(
+        self,
+        shape: Tuple[int, ...],
+        geometry: Geometry,
+        kept: Optional[Tuple[int, ...]],
+        counts: Tuple[int, ...] = (),
+    ) -> None:
         self.shape, self.geometry = shape, geometry
+        #: How many numbers each parameter that is a tensor has.
+        self.counts = counts
         #: Shape of a checkpoint; None where one chunk has all steps.
         self.kept = kept
         #: Launches forward, of input, output and checkpoints: without checkpoints, and with them.
@@ -45,7 +53,8 @@ class Sizes:
 class Straight:
     """The launches of calls at rest of one execution, with one plain contiguous input and outputs alone.
 
-    views: for each parameter the shape that it has over the neurons of one time step; None for a number.
+    views: for each parameter the shape that it has over the neurons of one time step; None for a number. A parameter
+    with one number per neuron has the shape of a step, whatever stands there.
     ranges: those that forward launches put parameters into, see :class:`spikecore.kernels.ForwardPlan`.
     """
 
@@ -61,6 +70,8 @@ class Straight:
         self.tensors = execution.arguments.tensor_params
         self.at_rest = Call((), False, (None,) * len(self.views))
         self._kinds = execution.arguments.kinds
+        #: Whether a step is computed from the input; one that is not read may be a view that repeats one step.
+        self.reads = any(node.op == "input" for node in execution.program.nodes)
         #: Of the last input, and by shape: the layers of a network that share a program take turns with their sizes.
         self._sizes, self._by_shape = Sizes((), Geometry(0, 0, ()), None), Recent[Tuple[int, ...], Sizes](CALLS)
 
@@ -95,7 +106,10 @@ class Straight:
 
     def forward(self, sizes: Sizes, x: Tensor, params: Any, saved: Sequence[Tensor]) -> Tensor:
         """The output; ``saved`` are checkpoints to be filled."""
-        out = torch.empty_like(x)
+        if self.reads:
+            out = torch.empty_like(x)
+        else:
+            x = out = x.new_empty(sizes.shape)
         dense = sizes.forward[bool(saved)]
         if dense is None:
             launch = self.execution.forward_launch(self.at_rest, bool(saved), self.ranges)
@@ -111,7 +125,7 @@ class Straight:
         """The ``wanted`` gradients of input and parameters, from a cotangent of the output; None if these tensors are
         not for this way. ``saved`` are input, parameters that are tensors, and checkpoints.
         """
-        x, device = saved[0], grad.device
+        x, device = saved[0] if self.reads else grad, grad.device
         # what a saved-tensor hook gave back may be anything
         if x.shape != sizes.shape or x.dtype is not self.dtype or x.device != device:
             return None
@@ -122,11 +136,10 @@ class Straight:
         checkpoints: Sequence[Tensor] = ()
         if len(saved) > 1:
             values, checkpoints = saved[1 : 1 + count], saved[1 + count :]
-            channels = sizes.geometry.channels
-            for index, value in zip(self.tensors, values):
+            for size, value in zip(sizes.counts, values):
                 if value.dtype is not self.compute or value.device != device or not whole(value):
                     return None
-                if value.numel() != (channels[index][1] or 1):
+                if value.numel() != size:
                     return None
             for one in checkpoints:
                 if one.shape != sizes.kept or one.dtype is not self.compute or one.device != device or not whole(one):
@@ -152,7 +165,9 @@ class Straight:
                 part = sums[done]
                 done += 1
                 # one part for each number of the parameter, in its shape, is the gradient
-                if part.shape != value.shape:
+                if part.shape != value.shape and self._kinds[index] == "full":
+                    part = part.view(value.shape)
+                elif part.shape != value.shape:
                     part = summed(self._kinds[index], part, value, sizes.geometry.channels[index])
             found.append(part)
         return found
@@ -169,7 +184,8 @@ class Straight:
                 for kind, view in zip(self._kinds, self.views)
             )
         kept = ((steps - 1) // chunk, *shape[1:]) if 0 < chunk < steps else None
-        return Sizes(shape, Geometry(steps, neurons, channels), kept)
+        each = {index: neurons if self._kinds[index] == "full" else channels[index][1] or 1 for index in self.tensors}
+        return Sizes(shape, Geometry(steps, neurons, channels), kept, tuple(each.values()))
 
 
 def dense_of(launch: Any, geometry: Geometry, counts: Sequence[int]) -> Dense:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from spikecore._delay import Delay
-from spikecore._hoisting import per_sample
 from spikecore._norm_neuron import NormNeuron
 from spikecore.layers._attention import SpikingSelfAttention
 from spikecore.layers._blocks import MSBlock, SEWBlock
@@ -22,6 +21,5 @@ __all__ = [
     "SpikingSelfAttention",
     "TimeBatched",
     "Voting",
-    "per_sample",
     "tdbn",
 ]

@@ -6,7 +6,7 @@ from typing import Callable, Optional
 
 from torch import Tensor, nn
 
-from spikecore._hoisting import is_watched
+from spikecore._shell.hooks import is_watched
 from spikecore._shell.in_turn import in_turn
 from spikecore._shell.prologued import prologue_of
 from spikecore._shell.state import has_watchers

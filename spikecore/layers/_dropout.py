@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from spikecore._shell import checks
-from spikecore._shell.repeated import repeated_as, step_of
 from spikecore._shell.state import Stateful
 from spikecore.backend import Unsupported
 from spikecore.lang._plain import is_compiling
@@ -63,18 +62,14 @@ class SequenceDropout(Stateful):
             raise ValueError("SequenceDropout: x must be [T, ...] with time first, got a 0-d tensor")
         if not self.training:
             return x
-        if not (single or self._carrying):
-            return self._dropped(x, self._drawn(x[0] if len(x) else x.new_empty(x.shape[1:])))
-        state = self._begin()
         one = x if single else (x[0] if len(x) else x.new_empty(x.shape[1:]))
+        if not (single or self._carrying):
+            return x * self._drawn(one).to(x.dtype)
+        state = self._begin()
         mask = self._drawn(one) if state is None else self._checked(state, one)
-        y = x * mask.to(x.dtype) if single else self._dropped(x, mask)
+        y = x * mask.to(x.dtype)
         self._end((y,), {MASK: mask})
         return y
-
-    def _dropped(self, x: Tensor, mask: Tensor) -> Tensor:
-        step = step_of(x)
-        return x * mask.to(x.dtype) if step is None else repeated_as(x, step * mask.to(x.dtype))
 
     def _drawn(self, one: Tensor) -> Tensor:
         """A mask for such a step."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Any
 
 from torch import Tensor, nn
 
+from spikecore._base.batches import folded, unfolded
 from spikecore._base.words import no_tensor
-from spikecore._hoisting import for_one_step
-from spikecore._shell.repeated import folded, repeated_as, step_of, unfolded
 from spikecore._shell.state import Stateful
 from spikecore._shell.stepped import Stepped
 from spikecore.lang._plain import is_compiling
@@ -28,10 +27,8 @@ class TimeBatched(Stepped):
     ``step="single"``: x is one step, ``[B, ...] -> [B, ...]``, and the modules are called as they are; then batch
     normalisation in training sees B samples. :func:`spikecore.set_step` sets it for a network.
 
-    Where ``x`` is the same at every step, as behind ``sc.encode.Constant``, the layers up to the first one that needs
-    all steps are computed once, ``[B, ...]``, with the same values, gradients and running statistics: the guide says
-    which layers ("First layers once"), :func:`per_sample` lets a module of your own take part. The output is then a
-    view that repeats one step.
+    Where ``x`` would be the same at every step, leave it out and give the neuron behind its layers ``repeat=T``; so
+    does :func:`spikecore.hoist`.
 
     Raises TypeError for something that is not a module, no tensor in or no tensor out; ValueError without modules, for
     one that contains a stateful neuron or what else needs the time dimension (place it outside), for ``x`` of too few
@@ -72,18 +69,14 @@ class TimeBatched(Stepped):
         if x.ndim < 2:
             raise ValueError(f"x must be [T, B, ...] (time, batch), got shape {tuple(x.shape)}")
         steps, batch = x.shape[:2]
-        y, is_one = self._folded(x)
+        y = self._folded(x)
         if not isinstance(y, Tensor):
             raise TypeError(f"the module of TimeBatched must return a tensor, got {type(y).__name__}")
-        leading = batch if is_one else steps * batch
-        if y.ndim == 0 or y.shape[0] != leading:
-            what = "B" if is_one else "T * B"
+        if y.ndim == 0 or y.shape[0] != steps * batch:
             raise ValueError(
-                f"the module of TimeBatched must keep the leading dimension, {what} = {leading} for x of shape "
+                f"the module of TimeBatched must keep the leading dimension, T * B = {steps * batch} for x of shape "
                 f"{tuple(x.shape)}, got an output of shape {tuple(y.shape)}"
             )
-        if is_one:
-            return repeated_as(x, y)
         return unfolded(y, steps, batch)
 
     def _one(self, x: Tensor) -> Tensor:
@@ -108,12 +101,12 @@ class TimeBatched(Stepped):
         """The step mode, where it is not the usual one."""
         return f"step={self.step!r}" if self._step != "multi" else ""
 
-    def _folded(self, x: Tensor) -> Tuple[Any, bool]:
-        """The module on time and batch as one, or on the one step that x repeats; and whether it was the one step."""
+    def _folded(self, x: Tensor) -> Any:
+        """The module on time and batch as one."""
         if is_compiling():
-            return self._computed(x)
+            return self.module(folded(x))
         try:
-            return self._computed(x)
+            return self.module(folded(x))
         except (RuntimeError, ValueError) as error:
             if type(error) not in (RuntimeError, ValueError):
                 raise  # a subclass, such as OutOfMemoryError, is kept: callers catch it by its type
@@ -137,9 +130,3 @@ class TimeBatched(Stepped):
         if x.is_floating_point():
             return f"{said}, or convert the network, as in net.to({x.dtype})"
         return f"{said}, scaled to what the network takes, as in x.float() / 255 for images of bytes"
-
-    def _computed(self, x: Tensor) -> Tuple[Any, bool]:
-        step = step_of(x)
-        if step is None:
-            return self.module(folded(x)), False
-        return for_one_step(self.module, step, x.shape[0])

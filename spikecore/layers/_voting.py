@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from spikecore._hoisting import per_sample
 
-
-@per_sample
 class Voting(nn.Module):
     """The mean over groups of neighbouring neurons: each group votes for one class.
 

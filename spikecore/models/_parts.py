@@ -6,6 +6,7 @@ from typing import Callable, Dict, List, Optional, TypeVar
 
 from torch import nn
 
+from spikecore._hoisting import move_encoders
 from spikecore.encode import Constant
 from spikecore.layers import TimeBatched
 from spikecore.neurons import LIF
@@ -25,6 +26,13 @@ def lif() -> nn.Module:
 def beginning(steps: Optional[int]) -> List[nn.Module]:
     """An encoder that makes so many steps, or nothing in front of an input that has time."""
     return [] if steps is None else [Constant(steps)]
+
+
+def made(*layers: nn.Module) -> nn.Sequential:
+    """The network of these layers, the first ones of which compute once where an encoder repeats the images."""
+    net = nn.Sequential(*layers)
+    move_encoders(net)
+    return net
 
 
 def read_out(channels: int, classes: int) -> nn.Module:

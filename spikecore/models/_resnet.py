@@ -10,7 +10,7 @@ from torch import nn
 from spikecore.layers import MSBlock, SEWBlock, TimeBatched, tdbn
 from spikecore.layers._arguments import counts, makers
 from spikecore.layers._norms import normalised
-from spikecore.models._parts import MakeNeuron, MakeNorm, beginning, lif, of_depth, read_out
+from spikecore.models._parts import MakeNeuron, MakeNorm, beginning, lif, made, of_depth, read_out
 from spikecore.neurons import LIF
 
 #: Depth -> blocks of each stage, and whether these are bottlenecks.
@@ -78,7 +78,7 @@ def sew_resnet(
                 )
             )
             channels = 4 * width if bottleneck else width
-    net = nn.Sequential(*layers, read_out(channels, classes))
+    net = made(*layers, read_out(channels, classes))
     for module in net.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -151,4 +151,4 @@ def ms_resnet(
                 )
             )
             channels = width
-    return nn.Sequential(*layers, neuron(), read_out(channels, classes))
+    return made(*layers, neuron(), read_out(channels, classes))

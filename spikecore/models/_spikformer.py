@@ -11,7 +11,7 @@ from spikecore.layers._adding import Adding
 from spikecore.layers._arguments import counts, makers
 from spikecore.layers._attention import linear
 from spikecore.layers._norms import normalised
-from spikecore.models._parts import MakeNeuron, MakeNorm, beginning, lif
+from spikecore.models._parts import MakeNeuron, MakeNorm, beginning, lif, made
 from spikecore.neurons import LIF
 
 #: Size of a patch -> after which of the four convolutions of the stem the image is halved.
@@ -91,7 +91,7 @@ def spikformer(
                 )
             ),
         ]
-    net = nn.Sequential(*layers, MeanOfTokens(), nn.Linear(channels, classes))
+    net = made(*layers, MeanOfTokens(), nn.Linear(channels, classes))
     for module in net.modules():
         if isinstance(module, nn.Linear):
             nn.init.trunc_normal_(module.weight, std=0.02)

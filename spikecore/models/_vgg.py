@@ -9,7 +9,7 @@ from torch import nn
 from spikecore.layers import TimeBatched
 from spikecore.layers._arguments import counts, makers
 from spikecore.layers._norms import normalised
-from spikecore.models._parts import MakeNeuron, MakeNorm, beginning, lif, of_depth
+from spikecore.models._parts import MakeNeuron, MakeNorm, beginning, lif, made, of_depth
 
 #: Depth -> the widths of the convolutions between two poolings.
 _WIDTHS: Dict[int, Tuple[Tuple[int, ...], ...]] = {
@@ -66,7 +66,7 @@ def vgg(
             channels = out
         layers.append(TimeBatched(nn.AvgPool2d(2) if depth == 9 else nn.MaxPool2d(2)))
     pixels = (height // least) * (width // least)
-    return nn.Sequential(*layers, TimeBatched(nn.Flatten(), nn.Linear(channels * pixels, classes)))
+    return made(*layers, TimeBatched(nn.Flatten(), nn.Linear(channels * pixels, classes)))
 
 
 def _height_and_width(size: Any) -> Tuple[int, int]:

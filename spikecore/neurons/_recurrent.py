@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from spikecore._base.words import a_kind
 from spikecore._delay import PAST, Delay
 from spikecore._delayed import following, one_by_one
-from spikecore._hoisting import is_watched, is_watched_itself
 from spikecore._shell import checks, watchers
 from spikecore._shell.feedback import Matrix, fed_back, under_autocast, why_not
+from spikecore._shell.hooks import is_watched, is_watched_itself
 from spikecore._shell.state import State, Stateful
 from spikecore._shell.stepped import Stepped
 from spikecore.backend import Tensors, Unsupported
@@ -25,6 +25,8 @@ FEEDBACK = "feedback"
 
 class Recurrent(Stateful):
     """A neuron whose last output comes back: ``y[t] = neuron(x[t] + linear(y[t-1]))``, with ``y[-1] = 0``.
+
+    ``repeat=T`` takes the input as one step ``[*N]`` and repeats it, as of any neuron: ``[*N] -> [T, *N]``.
 
     ``linear`` is any module without state that keeps the shape of one time step: ``nn.Linear(C, C)``, a convolution, an
     elementwise gain. The state is that of the neuron and ``"feedback"``, the last output. ``step``, ``run``,
@@ -41,12 +43,20 @@ class Recurrent(Stateful):
     loop.
     """
 
-    configuration = {**Stateful.configuration, "fused": checks.flag_or_none}
+    configuration = {**Stateful.configuration, "fused": checks.flag_or_none, "repeat": checks.steps_or_none}
     # as class attributes, for a module that was pickled whole before there were these
     fused: Optional[bool] = None
     _looped: Optional[str] = None
 
-    def __init__(self, neuron: Neuron, linear: nn.Module, *, step: str = "multi", fused: Optional[bool] = None) -> None:
+    def __init__(
+        self,
+        neuron: Neuron,
+        linear: nn.Module,
+        *,
+        step: str = "multi",
+        repeat: Optional[int] = None,
+        fused: Optional[bool] = None,
+    ) -> None:
         super().__init__(step)
         if not isinstance(neuron, Neuron):
             raise TypeError(f"Recurrent: neuron={neuron!r} must be a spikecore neuron")
@@ -61,8 +71,11 @@ class Recurrent(Stateful):
             )
         if neuron.step != "multi":
             raise ValueError("Recurrent: neuron has step='single'; give the step mode to Recurrent(step=...) instead")
+        if neuron.repeat is not None:
+            raise ValueError(f"Recurrent: neuron has repeat={neuron.repeat}; give it to Recurrent(repeat=...) instead")
         self.neuron = neuron
         self.linear = linear
+        self.repeat = repeat
         self.fused = fused
 
     @staticmethod
@@ -98,9 +111,9 @@ class Recurrent(Stateful):
         """Outputs for ``[T, *N]``, or ``[*N]`` in single-step mode."""
         single = self.step == "single"
         if not (single or self._carrying):
-            return self._steps(x, None, (), final=False)[0]
+            return self._steps(self._over_time(x), None, (), final=False)[0]
         before = self._begin()
-        at_once = x.unsqueeze(0) if single and isinstance(x, Tensor) else x
+        at_once = (x.unsqueeze(0) if isinstance(x, Tensor) else x) if single else self._over_time(x)
         out, state, _ = self._steps(at_once, before, ())
         self._end((out,), state)
         return out.squeeze(0) if single else out
@@ -108,8 +121,16 @@ class Recurrent(Stateful):
     def run(self, x: Tensor, *, state: Optional[Mapping[str, Tensor]] = None, record: Sequence[str] = ()) -> Any:
         """As :meth:`Neuron.run`: ``(output, state)``, with ``record`` also the trace of states of the inner neuron."""
         names = checks.recorded("Recurrent", record, self.neuron.states)
-        out, final, trace = self._steps(x, state, names)
+        out, final, trace = self._steps(self._over_time(x), state, names)
         return (out, final, trace) if names else (out, final)
+
+    @property
+    def makes_time(self) -> bool:
+        """Whether the input has no time, and the output has: ``repeat`` is set."""
+        return self.repeat is not None
+
+    def _over_time(self, x: Tensor) -> Tensor:
+        return x if self.repeat is None or not isinstance(x, Tensor) else x.expand(self.repeat, *x.shape)
 
     def _state_names(self) -> Mapping[str, bool]:
         names = dict.fromkeys((*self.neuron.states, FEEDBACK), True)
@@ -236,8 +257,10 @@ class Recurrent(Stateful):
         )
 
     def extra_repr(self) -> str:
-        """How the steps of the last call outside torch.compile were computed."""
-        told = "" if self.fused is None else f"fused={self.fused}"
+        """Settings, and how the steps of the last call outside torch.compile were computed."""
+        told = ", ".join(
+            f"{name}={getattr(self, name)}" for name in ("repeat", "fused") if getattr(self, name) is not None
+        )
         if self._looped is None:
             return told
         steps = f"steps=a loop ({self._looped})" if self._looped else "steps=one call"

@@ -6,7 +6,7 @@ from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 from torch import Tensor, nn
 
-from spikecore._shell.repeated import folded, unfolded
+from spikecore._base.batches import folded, unfolded
 from spikecore._shell.state import Stateful
 from spikecore.nir._layers import OF_ONE_STEP
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from spikecore._delay import Delay
-from spikecore._hoisting import is_watched_itself
 from spikecore._norm_neuron import NormNeuron
+from spikecore._shell.hooks import is_watched_itself
 from spikecore._shell.prologued import prologue_of
 from spikecore._shell.state import Stateful
 from spikecore._shell.stepped import Stepped

@@ -17,6 +17,7 @@ from spikecore._shell.state import Stateful, carry, carry_no_more
 from spikecore.encode import Encoder
 from spikecore.functional import check_places, stateful_modules, to_rest
 from spikecore.lang._plain import is_compiling
+from spikecore.neuron import Neuron
 from spikecore.parallel import _parts as parts
 from spikecore.parallel._placement import checked_stages
 from spikecore.parallel._schedule import ticks
@@ -278,6 +279,11 @@ def _check_steps(net: nn.Module, x: Any, T: Any, reduce: Any) -> bool:
             raise ValueError(
                 f"constant_forward gives x at every step, and {name!r} is an encoder, {type(module).__name__}; leave "
                 "it out, or call the pipeline itself"
+            )
+        if isinstance(module, Neuron) and module.repeat is not None:
+            raise ValueError(
+                f"constant_forward gives x at every step, and {name!r} is {type(module).__name__} with repeat="
+                f"{module.repeat}; set repeat=None, or call the pipeline itself"
             )
     check_places(net, carries=True)
     modules = stateful_modules(net)

@@ -17,9 +17,8 @@ from typing import Any, ContextManager, Dict, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.batches import beside, device_of, inputs_on, repeating, to_device, tree_map
+from spikecore._base.batches import beside, device_of, to_device, tree_map
 from spikecore._delay import Delay
-from spikecore._hoisting import hoist
 from spikecore._shell.processes import named_as, unwrapped
 from spikecore._shell.ranged import put_inside
 from spikecore.functional import own_state, stateful_modules
@@ -60,7 +59,7 @@ class EagerTraining:
 
     def __init__(self, net: nn.Module, loss: Loss, optimizer: Any, options: Any = None) -> None:
         check_optimizer(optimizer, net)
-        self.net = hoist(net)
+        self.net = net
         self.loss = loss
         self.optimizer = optimizer
         self.options = _options(options)
@@ -92,7 +91,7 @@ class EagerTraining:
         as before. A step in a CUDA graph, which cannot raise, takes such gradients for 0, and ``skipped`` counts it.
         """
         device = device_of(self.net)
-        inputs, targets = self._form.inputs(inputs_on(inputs, device)), to_device(targets, device)
+        inputs, targets = self._form.inputs(to_device(inputs, device)), to_device(targets, device)
         others = [self.loss] if isinstance(self.loss, nn.Module) else []
         outputs, loss = self._form.attempt(lambda: self._differentiated(inputs, targets, device), inputs, *others)
         self._update({"inputs": inputs, "targets": targets, "outputs": outputs, "loss": loss})
@@ -113,7 +112,7 @@ class EagerTraining:
         self.optimizer.zero_grad(set_to_none=True)
         with own_state(self._stateful):
             with _casting(self.options, device), self._form.packing():
-                with repeating(inputs), telling(lambda error: of_layers(self.net, error)):
+                with telling(lambda error: of_layers(self.net, error)):
                     outputs = self._form.run(inputs)
                 with telling(lambda error: of_loss(self.loss, outputs, targets, error)):
                     loss = self._form.loss(self.loss, outputs, beside(outputs, targets))
@@ -168,7 +167,7 @@ class EagerInference:
     """``predict(inputs) -> outputs`` in plain PyTorch."""
 
     def __init__(self, net: nn.Module, options: Any = None) -> None:
-        self.net = hoist(net)
+        self.net = net
         self.options = _options(options)
         self._stateful = stateful_modules(net)
         self._form = Form(self.net, self.options)
@@ -189,9 +188,8 @@ class EagerInference:
         self.net.eval()
         try:
             with torch.no_grad(), own_state(self._stateful), _casting(self.options, device):
-                batch = self._form.inputs(inputs_on(inputs, device))
-                with repeating(batch):
-                    return self._form.attempt(lambda: self._form.run(batch), batch)
+                batch = self._form.inputs(to_device(inputs, device))
+                return self._form.attempt(lambda: self._form.run(batch), batch)
         finally:
             for module, mode in modes:
                 module.training = mode

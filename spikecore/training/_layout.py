@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.batches import laid_out_as, tree_map, unrepeated
+from spikecore._base.batches import tree_map
 
 #: Convolutions by their number of dimensions.
 _CONVOLUTIONS: Dict[int, Tuple[type, ...]] = {
@@ -54,8 +54,6 @@ def inputs_channels_last(inputs: Any, dims: int) -> Any:
         if x.layout == torch.strided and x.ndim == dims + 2:
             return x.contiguous(memory_format=_FORMATS[dims])
         if x.layout == torch.strided and x.ndim == dims + 3:
-            if x.stride(0) == 0 and unrepeated(x) is not x:  # one step that is repeated stays one
-                return laid_out_as(x, laid_out(x[0]))
             return x.movedim(2, -1).contiguous().movedim(-1, 2)
         return x
 

@@ -18,7 +18,7 @@ from spikecore_ipu import device
 
 def network():
     torch.manual_seed(0)
-    return nn.Sequential(sc.encode.Constant(4), nn.Linear(3, 2), sc.LIF(threshold=0.1, backend="ipu"))
+    return nn.Sequential(nn.Identity(), nn.Linear(3, 2), sc.LIF(threshold=0.1, repeat=4, backend="ipu"))
 
 
 def trainer(net, **keywords):

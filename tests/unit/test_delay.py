@@ -113,7 +113,7 @@ class TestValues:
     def test_first_layers_once_leave_it_alone(self):
         """Behind Constant the first steps differ from those behind them: zeros came before."""
         layer, x = made(dtype=torch.float32), drawn(B, J, dtype=torch.float32)
-        net = sc.hoist(nn.Sequential(sc.encode.Constant(T), layer))
+        net = sc.hoist(nn.Sequential(sc.encode.Constant(T), nn.Identity(), layer))
         assert torch.equal(net(x), layer(x.repeat(T, 1, 1)))
         assert not torch.equal(net(x)[0], net(x)[-1])
 

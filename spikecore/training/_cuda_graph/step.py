@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Tupl
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.batches import flattened, inputs_on, to_device, tree_map, unrepeated
+from spikecore._base.batches import flattened, to_device, tree_map
 from spikecore._shell.checks import is_device
 from spikecore._shell.state import check_replay, keep
 from spikecore.backend import Unsupported
@@ -31,7 +31,7 @@ _MISSES = 8
 @dataclass
 class _Graph:
     """One captured step: the buffers that its inputs are copied into, the function that replays it, and the gradients
-    that a replay computes. The buffer of an input that repeats a step holds one step.
+    that a replay computes.
     """
 
     inputs: List[Tensor]
@@ -204,15 +204,11 @@ class _Graphed:
             )
         parameters = [p for module in self._modules for p in module._parameters.values() if p is not None]
         gradients = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
-        return _Graph([unrepeated(one) for one in flattened(inputs)], replay, gradients)
+        return _Graph(flattened(inputs), replay, gradients)
 
     def _replay(self, graph: _Graph, whole: Tuple[Any, ...]) -> Any:
         for buffer, given in zip(graph.inputs, flattened(whole)):
-            given = given.detach() if given.requires_grad else given
-            for dim, size in enumerate(buffer.shape):
-                if size != given.shape[dim]:  # the buffer has what repeats once
-                    given = given.narrow(dim, 0, 1)
-            buffer.copy_(given, non_blocking=True)
+            buffer.copy_(given.detach() if given.requires_grad else given, non_blocking=True)
         # clones: the next replay writes into the same tensors
         result, states = tree_map(Tensor.clone, graph.replay())
         self._keep(states)
@@ -243,9 +239,8 @@ def _copied(whole: Tuple[Any, ...], device: torch.device) -> Tuple[Any, ...]:
     Which kernels a step loads depends on both (vectorised kernels need alignment). The warm-up must load the same
     kernels as the capture, because none can be loaded during a capture.
     """
-    inputs, *others = tree_map(Tensor.detach, whole)
-    copies = tree_map(lambda given: given.to(device, non_blocking=True, copy=True), others)
-    return (inputs_on(inputs, device, copy=True), *copies)
+    copies: Tuple[Any, ...] = tree_map(lambda given: given.detach().to(device, non_blocking=True, copy=True), whole)
+    return copies
 
 
 class GraphedTraining(_Graphed):

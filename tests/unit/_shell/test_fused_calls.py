@@ -388,10 +388,12 @@ class TestAround:
             equal(*found)
 
     def test_a_repeated_step_is_normalised_once(self) -> None:
-        """``sc.encode.Direct`` gives one step for all, which is no call of this kind."""
+        """With ``repeat`` a neuron takes one step, which is no call of this kind."""
         pair = layers()
         agree(pair, image(6))
-        found = [[layer(sc.encode.Constant(6)(image(6)[0])), *layer.buffers()] for layer in pair]
+        for layer in pair:
+            layer.neuron.repeat = 6
+        found = [[layer(image(6)[0]), *layer.buffers()] for layer in pair]
         equal(*found)
 
     def test_parameters_of_a_functional_call(self) -> None:

@@ -246,31 +246,6 @@ def test_a_launch_of_dense_tensors(T: int, takes: bool) -> None:
     assert counted == (["dense"] * 4 if takes else ["dense", "all"] * 4)
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 3, 1)])
-def test_a_step_of_16_bits_that_repeats_is_kept_as_it_is(order: Any) -> None:
-    """Not in the arithmetic's dtype, in twice the memory, in whatever order its dimensions lie; the gradient is that of
-    the sum over the steps.
-    """
-    neuron, T = bound(sc.LIF(), Loop(4)), 6
-    back = [order.index(dim) for dim in range(4)]
-    values = torch.rand(3, C, 2, 2, generator=torch.Generator().manual_seed(0)) * 3
-    step = values.permute(order).contiguous().permute(back).bfloat16()
-    cotangent = torch.cos(torch.arange(T * step.numel())).view(T, *step.shape).bfloat16()
-    kept, outputs, grads = [], [], []
-    for make in (sc.encode.Constant(T), lambda one: one.repeat(T, 1, 1, 1, 1)):
-        one = step.clone().requires_grad_()
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-            outputs.append(neuron(make(one)))
-        outputs[-1].backward(cotangent)
-        grads.append(one.grad)
-    assert kept[0].dtype == torch.bfloat16
-    assert kept[0].numel() == step.numel()
-    assert torch.equal(*outputs)
-    assert outputs[0][0].stride() == step.stride()
-    # the steps' gradients are of 16 bits each where they are written one by one
-    torch.testing.assert_close(grads[0], grads[1], rtol=0, atol=2**-8)
-
-
 def test_copies_share_direct_calls() -> None:
     """A deep copy of all that a neuron found out, which holds locks and kernels, is none of these."""
     neuron = made("scalar")

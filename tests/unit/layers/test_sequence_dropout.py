@@ -98,14 +98,6 @@ def test_gradient():
     torch.testing.assert_close(found, weight * layer.state["mask"])
 
 
-def test_behind_constant_one_step_is_computed():
-    """The output of one repeated step is one repeated step, so that the layers behind it compute once, too."""
-    step = torch.rand(B, C)
-    y = seeded()(sc.encode.Constant(T)(step))
-    assert y.stride(0) == 0
-    assert torch.equal(y, seeded()(step.expand(T, B, C).clone()))
-
-
 def test_copies_draw_the_same():
     """Copied and pickled with its generator."""
     layer, x = seeded(), torch.rand(T, B, C)

@@ -190,6 +190,8 @@ class TestRefused:
         many = sc.Pipeline([(nn.Sequential(sc.encode.Constant(3), sc.LIF()), "cpu")])
         with pytest.raises(ValueError, match=r"'0\.0' is an encoder, Constant; leave it out"):
             many.constant_forward(torch.rand(B, N), T)
+        with pytest.raises(ValueError, match=r"'0' is LIF with repeat=3; set repeat=None"):
+            sc.Pipeline([(sc.LIF(repeat=3), "cpu")]).constant_forward(torch.rand(B, N), T)
 
     def test_a_mean_over_time(self):
         """A layer that reads several steps cannot get them one by one."""

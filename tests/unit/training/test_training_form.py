@@ -138,13 +138,6 @@ class TestChannelsLast:
         one = laid_out.flatten(0, 1) if time else laid_out
         assert one.is_contiguous(memory_format=torch.channels_last if dims == 2 else torch.channels_last_3d)
 
-    def test_a_repeated_step_stays_one(self) -> None:
-        """Its stride over time is 0."""
-        x = torch.rand(3, 4, 5, 6).expand(7, 3, 4, 5, 6)
-        laid_out = _layout.inputs_channels_last(x, 2)
-        assert torch.equal(laid_out, x)
-        assert laid_out.stride() == (0, 120, 1, 24, 4)
-
     def test_others_stay(self) -> None:
         """Targets of another number of dimensions, and what is no image."""
         x = torch.rand(2, 3)

@@ -1,4 +1,4 @@
-"""An input that is the same at every step: a kernel reads it once and writes the sum over time of its gradient."""
+"""``repeat=T``: a neuron takes one step for all, reads it once and gives the sum over time of its gradient."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ from spikecore.kernels import KernelBackend
 from spikecore.testing._loopback import installed
 from spikecore_cupy.host import HostBackend, reason
 
+COMPILED = pytest.mark.skipif(
+    tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6),
+    reason="torch.compile looks through neurons from torch 2.6 on",
+)
 #: Backends by name, and why one cannot be had here.
 BACKENDS = {
     "torch": None,
@@ -93,10 +97,10 @@ def values(*shape, seed=0, dtype=torch.float32):
 
 
 def run(neuron, step, steps, cotangent, once, record=()):
-    """Results of a call on a repeated step, and the gradients of the step and the parameters."""
+    """Results and gradients of a call with ``repeat``, or (not ``once``) on the steps written out."""
     step = step.clone().requires_grad_()
-    x = sc.encode.Constant(steps)(step)
-    outs, state, *trace = neuron.run(x if once else x.clone(), record=record)
+    neuron.repeat = steps if once else None
+    outs, state, *trace = neuron.run(step if once else sc.encode.Constant(steps)(step), record=record)
     results = [outs, *state.values(), *(value for recorded in trace for value in recorded.values())]
     total = (outs * cotangent).sum() + sum((value * value).sum() for value in results[1:])
     wanted = [step, *neuron.parameters()]
@@ -137,17 +141,18 @@ def test_calls_for_outputs_alone(backend, name, dtype):
                 out = neuron(x)
             return out.detach(), *torch.autograd.grad(out, [step], cotangent, allow_unused=True, **options)
 
-        x = sc.encode.Constant(steps)(step)
-        expected, other = gradient(x.clone())
+        neuron.repeat = None
+        expected, other = gradient(sc.encode.Constant(steps)(step))
+        neuron.repeat = steps
         if other is None:  # by torch, of a neuron that reads no input
             other = torch.zeros_like(step)
         moved = lambda: torch.autograd.graph.saved_tensors_hooks(  # noqa: E731  # one for each call
             lambda value: value.t() if value.ndim == 2 else value, lambda value: value.t() if value.ndim == 2 else value
         )
         with torch.no_grad():
-            assert torch.equal(neuron(x), expected)
+            assert torch.equal(neuron(step), expected)
         for options in ({}, {"hooks": moved}, {"create_graph": backend != "torch"}):
-            out, grad = gradient(x, retain_graph=True, **options)
+            out, grad = gradient(step, retain_graph=True, **options)
             assert torch.equal(out, expected)
             tolerance = 2e-2 if dtype is torch.bfloat16 else 1e-5
             grad = torch.zeros_like(step) if grad is None else grad
@@ -167,24 +172,18 @@ def test_a_sum_of_many_halves_is_exact_to_one_rounding(backend):
         pytest.skip("autograd adds what the reference rounded")
     step = values(64, dtype=torch.bfloat16).requires_grad_()
     exact = step.detach().double().requires_grad_()
-    sc.LI(backend=backend)(sc.encode.Constant(40)(step)).sum().backward()
-    sc.LI(backend="torch")(sc.encode.Constant(40)(exact)).sum().backward()
+    sc.LI(backend=backend, repeat=40)(step).sum().backward()
+    sc.LI(backend="torch", repeat=40)(exact).sum().backward()
     torch.testing.assert_close(step.grad.double(), exact.grad, rtol=2**-8, atol=0)
 
 
-@pytest.mark.parametrize("which", ["x", "gate", "both"])
-def test_several_inputs(backend, which):
-    """Those that repeat a step are read once, the others at every step."""
-    neuron, results = Gated(backend=backend), []
-    for once in (True, False):
-        steps = [values(3, 5, seed=seed).requires_grad_() for seed in range(2)]
-        given = []
-        for name, step in zip(neuron.inputs, steps):
-            x = sc.encode.Constant(7)(step)
-            given.append(x if once and which in (name, "both") else x * torch.linspace(1, 0.5, 7).reshape(7, 1, 1))
-            if not once and which in (name, "both"):
-                given[-1] = x.clone()
-        out = neuron(*given)
+def test_several_inputs(backend):
+    """All of them are one step."""
+    neuron, steps = Gated(backend=backend), [values(3, 5, seed=seed).requires_grad_() for seed in range(2)]
+    results = []
+    for repeat in (7, None):
+        neuron.repeat = repeat
+        out = neuron(*(steps if repeat else map(sc.encode.Constant(7), steps)))
         results.append((out.detach(), torch.autograd.grad((out * values(7, 3, 5, seed=5)).sum(), steps)))
     assert torch.equal(results[0][0], results[1][0])
     for grad, other in zip(results[0][1], results[1][1]):
@@ -195,35 +194,69 @@ def test_the_gradient_lies_as_the_step_does(backend):
     """Channels-last steps, and their gradients; no copy."""
     if backend == "torch":
         pytest.skip("autograd adds the gradients, in the layout of its choice")
-    neuron = sc.LIF(backend=backend)
+    neuron = sc.LIF(backend=backend, repeat=6)
     step = values(2, 3, 4, 5).to(memory_format=torch.channels_last).requires_grad_()
-    out = neuron(sc.encode.Constant(6)(step))
-    assert out[0].is_contiguous(memory_format=torch.channels_last)
-    (grad,) = torch.autograd.grad(out.sum(), step)
-    assert grad.stride() == step.stride()
-    (other,) = torch.autograd.grad(neuron(sc.encode.Constant(6)(step).clone()).sum(), step)
-    torch.testing.assert_close(grad, other, rtol=1e-5, atol=1e-6)
+    (other,) = torch.autograd.grad(sc.LIF(backend=backend)(sc.encode.Constant(6)(step)).sum(), step)
+    for _ in range(2):  # the second call is a direct one
+        out = neuron(step)
+        assert out[0].is_contiguous(memory_format=torch.channels_last)
+        (grad,) = torch.autograd.grad(out.sum(), step)
+        assert grad.stride() == step.stride()
+        torch.testing.assert_close(grad, other, rtol=1e-5, atol=1e-6)
 
 
 def test_a_step_that_is_no_block_of_memory(backend):
-    """A transposed step, one with gaps, one of no neurons, and no steps."""
-    for step in (values(5, 4).t(), values(4, 10)[:, ::2], values(3, 0)):
+    """A transposed step, one with gaps, one of no neurons, and one number."""
+    for step in (values(5, 4).t(), values(4, 10)[:, ::2], values(3, 0), values(1)[0]):
         check(sc.LIF(backend=backend), step, 6, 1e-5)
-    assert sc.LIF(backend=backend)(sc.encode.Constant(4)(values(2, 3))[:0]).shape == (0, 2, 3)
 
 
 def test_an_initial_state_and_carried_ones(backend):
     """Beside a given state; continuing over calls."""
     step = values(3, 8)
-    for once in (True, False):
-        neuron = sc.LIF(backend=backend)
+    found = []
+    for neuron, x in (
+        (sc.LIF(backend=backend, repeat=4), step),
+        (sc.LIF(backend=backend), sc.encode.Constant(4)(step)),
+    ):
         with sc.carry_state(neuron):
-            x = sc.encode.Constant(4)(step)
-            outs = [neuron(x if once else x.clone()) for _ in range(3)]
-        if once:
-            expected = torch.cat(outs)
-        else:
-            assert torch.equal(torch.cat(outs), expected)
+            carried = torch.cat([neuron(x) for _ in range(3)])
+        state = {"v": values(3, 8, seed=7)}
+        given, end = neuron.run(x, state=state)
+        found.append((carried, given, end["v"]))
+    assert all(map(torch.equal, *found))
+
+
+def test_single_steps_take_what_they_always_took(backend):
+    """One step a call; ``sc.set_step`` goes from one way to the other."""
+    neuron, step = sc.LIF(backend=backend, repeat=4), values(3, 8)
+    expected = neuron(step)
+    sc.set_step(neuron, "single")
+    assert torch.equal(torch.stack([neuron(step) for _ in range(4)]), expected)
+
+
+def test_setting_it_later_is_heeded(backend):
+    """As any configuration; the program stays the same."""
+    neuron, step = sc.LIF(backend=backend), values(3, 8)
+    key = neuron.program.key
+    for repeat in (3, 20, 3, None):
+        neuron.repeat = repeat
+        out = neuron(step if repeat else step.expand(5, 3, 8))
+        assert torch.equal(out, sc.LIF(backend=backend)(step.expand(repeat or 5, 3, 8)))
+    assert neuron.program.key == key
+
+
+@COMPILED
+@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")  # by torch's compiler itself
+def test_one_graph_of_torch_compile(backend):
+    """Values and gradients of the step."""
+    if backend == "cupy_host":
+        pytest.skip("the host build of the kernels is no op of torch")
+    neuron, step = sc.LIF(backend=backend, repeat=6), values(3, 8).requires_grad_()
+    compiled = torch.compile(neuron, backend="aot_eager", fullgraph=True)
+    results = [(out, *torch.autograd.grad(out.sum(), step)) for out in (compiled(step), neuron(step))]
+    for found, expected in zip(*results):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_the_kernel_reads_and_writes_one_step(backend, monkeypatch):
@@ -236,7 +269,7 @@ def test_the_kernel_reads_and_writes_one_step(backend, monkeypatch):
         monkeypatch.setattr(kind, direction, lambda self, plan, found=found: plans.append(plan) or found(self, plan))
     assert issubclass(kind, KernelBackend)
     step = values(3, 8).requires_grad_()
-    sc.LIF(backend=backend, tau=3.25)(sc.encode.Constant(11)(step)).sum().backward()
+    sc.LIF(backend=backend, tau=3.25, repeat=11)(step).sum().backward()
     forward, backward = plans
     assert not any(node.op == "input" for node in forward.program.nodes)
     assert backward.inputs == (False,)
@@ -248,26 +281,26 @@ def test_second_derivatives_come_from_the_reference_where_the_backend_was_chosen
     pytest.importorskip("spikecore_numba", reason="needs the plugin spikecore-numba")
     monkeypatch.setattr(selection, "AUTO", {**selection.AUTO, "cpu": ("numba", "torch")})
     steps = values(4, dtype=torch.float64).requires_grad_()
-    neuron = sc.LI(tau=2.0)
+    neuron = sc.LI(tau=2.0, repeat=5)
 
-    def penalty(x):
-        (grad,) = torch.autograd.grad(neuron(x).pow(3).sum(), steps, create_graph=True)
+    def penalty():
+        (grad,) = torch.autograd.grad(neuron(steps).pow(3).sum(), steps, create_graph=True)
         return torch.autograd.grad(grad.pow(2).sum(), steps)[0]
 
     with pytest.warns(RuntimeWarning, match="backend 'torch' computes instead of 'numba'"):
-        found = penalty(sc.encode.Constant(5)(steps))
-    neuron = sc.LI(tau=2.0, backend="torch")
-    torch.testing.assert_close(found, penalty(sc.encode.Constant(5)(steps).clone()))
-    neuron = sc.LI(tau=2.0, backend="numba")
+        found = penalty()
+    neuron = sc.LI(tau=2.0, backend="torch", repeat=5)
+    torch.testing.assert_close(found, penalty())
+    neuron = sc.LI(tau=2.0, backend="numba", repeat=5)
     with pytest.raises(sc.Unsupported, match="first derivatives only"):
-        penalty(sc.encode.Constant(5)(steps))
+        penalty()
 
 
 def test_the_same_under_autocast(backend):
     """A linear layer in bfloat16 in front."""
-    net = sc.hoist(nn.Sequential(sc.encode.Constant(6), nn.Linear(8, 5), sc.LIF(backend=backend)))
+    net = nn.Sequential(sc.encode.Constant(6), nn.Linear(8, 5), sc.LIF(backend=backend))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = net(values(3, 8))
-        other = net[2](net[1](sc.encode.Constant(6)(values(3, 8)).clone()))
+        other = net(values(3, 8))
+        out = sc.hoist(net)(values(3, 8))
     assert out.dtype == other.dtype == torch.bfloat16
     assert torch.equal(out, other)
