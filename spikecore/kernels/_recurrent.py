@@ -114,9 +114,8 @@ class FeedbackExecution:
         gu, to_state, sums = self._way(fed).backward(fed, kept, asked)
         result: List[Optional[Tensor]] = [gu if wanted[0] else None]
         result += [*to_state, _through(gu[0], fed.weight)] if asked.state else [None] * (moving - 1)
-        each = iter(sums)
-        for index, value, wants in zip(self.arguments.tensor_params, tensors[moving:], learn):
-            result.append(self._summed(index, next(each), value, fed.shape[1:]) if wants else None)
+        for index, value, total in zip(self.arguments.tensor_params, tensors[moving:], sums):
+            result.append(None if total is None else self._summed(index, total, value, fed.shape[1:]))
         to_weight, *to_bias = wanted[moving + self.n_own :]
         rows = gu.reshape(-1, fed.shape[-1]).to(fed.weight.dtype)
         result.append(_of_weight(rows, fed, out) if to_weight else None)  # type: ignore[arg-type]  # kept for it

@@ -75,6 +75,16 @@ def test_one_launch_gives_what_a_launch_for_each_step_gives(
         torch.testing.assert_close(gradients, expected, rtol=1e-11, atol=1e-13)
 
 
+def test_a_fixed_tensor_before_a_learnt_parameter() -> None:
+    """Gradients are those of the reference, whichever of the tensors are learnt."""
+    x = drawn(9, 3, 6) * 2
+    neuron = sc.LIF(torch.full((6,), 2.0), learn=("threshold",), backend="numba")
+    net = layer(neuron, 6)
+    found = results(net, x)[1]
+    sc.set_backend(net, "torch")
+    torch.testing.assert_close(found, results(net, x)[1], rtol=1e-11, atol=1e-13)
+
+
 def layer_of(net: Any) -> Any:
     """The layer again, with runners of its own."""
     sc.set_backend(net, "torch")

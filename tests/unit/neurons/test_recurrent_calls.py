@@ -166,7 +166,7 @@ def test_one_call_says_so() -> None:
     (seen,) = sc.explain(layer(neuron=sc.LIF(backend="torch")), drawn(T, B, C)).layers
     assert seen.reason.endswith("; all steps in one call")
     (seen,) = sc.explain(layer(nn.Identity(), neuron=sc.LIF(backend="torch")), drawn(T, B, C)).layers
-    assert seen.reason.endswith("; a loop over the steps: linear is Identity")
+    assert seen.reason.endswith("linear.Identity, and one call takes the forward of nn.Linear only")
 
 
 def layer_called(**options: Any) -> Any:
