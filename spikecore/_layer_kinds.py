@@ -9,7 +9,7 @@ from typing import Dict, FrozenSet, Type
 
 from torch import nn
 
-from spikecore._convolving import WeightFirstConv2d
+from spikecore._packed import PackedConv2d, PackedLinear
 
 
 def _of(*names: str) -> FrozenSet[Type[nn.Module]]:
@@ -38,9 +38,9 @@ PADS = {
 #: The same, of a number of dimensions: with one less torch takes a whole batch for one sample.
 CONVOLUTIONS: Dict[Type[nn.Module], int] = {
     **{getattr(nn, f"Conv{kind}{n}d"): n + 2 for n in (1, 2, 3) for kind in ("", "Transpose")},
-    WeightFirstConv2d: 4,
+    PackedConv2d: 4,
 }
 DROPOUTS = _of("AlphaDropout", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "FeatureAlphaDropout")
 BATCH_NORMS = _of("BatchNorm1d", "BatchNorm2d", "BatchNorm3d")
 #: Those to which ``[T, B, ...]`` is as ``[B, ...]``.
-BEHIND_TIME = ELEMENTWISE | DROPOUTS | _of("Linear", "LayerNorm", "RMSNorm")
+BEHIND_TIME = ELEMENTWISE | DROPOUTS | _of("Linear", "LayerNorm", "RMSNorm") | {PackedLinear}

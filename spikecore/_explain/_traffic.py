@@ -150,7 +150,7 @@ def _within(event: Any) -> Optional[int]:
 
 
 def _is_aside(event: Any) -> bool:
-    """Whether ``explain`` computes an operation, or ``sc.packed_spikes()``, in the forward or the backward pass."""
+    """Whether ``explain`` computes an operation, in the forward or the backward pass."""
     while event is not None and event.name != ASIDE:
         event = event.cpu_parent
     return event is not None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Any, Optional, Tuple
 
 from torch import Tensor, nn
 
+from spikecore._base.bits import Whole
 from spikecore._hoisting import for_one_step
+from spikecore._packed import Follow
 from spikecore._shell.repeated import folded, repeated_as, step_of, unfolded
 from spikecore._shell.state import Stateful
 from spikecore._shell.stepped import Stepped
@@ -84,6 +86,10 @@ class TimeBatched(Stepped):
         if is_one:
             return repeated_as(x, y)
         return unfolded(y, steps, batch)
+
+    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
+        """What comes out, for :func:`spikecore.pack`."""
+        return follow(self.module, known)
 
     def _one(self, x: Tensor) -> Tensor:
         """The module on one step."""
