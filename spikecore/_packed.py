@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections import Counter
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Type
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Type
 
 import torch
 import torch.nn.functional as F
@@ -36,8 +36,8 @@ from spikecore.neuron import Neuron
 
 #: Whether this torch has what packing in compiled graphs needs.
 SUPPORTED = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 6)
-#: Stride, padding, dilation, groups.
-Form = Tuple[Any, Any, Any, int]
+#: Stride, padding and dilation of a convolution, two numbers each, and groups; empty for a linear layer.
+Form = Sequence[int]
 
 
 class PackedLinear(nn.Linear):
@@ -72,7 +72,7 @@ class PackedLinear(nn.Linear):
         weight, bias = self.weight, self.bias
         if not _keeps(input, weight):
             return super().forward(input)
-        return _kept(input, weight, bias, self.spikes, None)
+        return _kept(input, weight, bias, self.spikes, [])
 
     def extra_repr(self) -> str:
         """As torch's, and what the input holds."""
@@ -82,8 +82,8 @@ class PackedLinear(nn.Linear):
 class PackedConv2d(nn.Conv2d):
     """``nn.Conv2d`` that keeps its input as bits for backward, in every way as :class:`PackedLinear`.
 
-    On a GPU the gradient of the weight is computed before that of the input, so that the spikes, unpacked, are gone
-    before the latter is there.
+    With ``padding="same"`` and a kernel of an even size gradients are torch's to rounding. On a GPU the gradient of the
+    weight is computed before that of the input, so that the spikes, unpacked, are gone before the latter is there.
     """
 
     #: What the input holds.
@@ -103,7 +103,7 @@ class PackedConv2d(nn.Conv2d):
         if self.padding_mode != "zeros" or isinstance(padding, str):
             mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
             input, padding = F.pad(input, self._reversed_padding_repeated_twice, mode), (0, 0)
-        form = (self.stride, padding, self.dilation, self.groups)
+        form = [*self.stride, *padding, *self.dilation, self.groups]
         if input.ndim == 3:
             return _kept(input.unsqueeze(0), weight, bias, self.spikes, form).squeeze(0)
         return _kept(input, weight, bias, self.spikes, form)
@@ -129,55 +129,65 @@ def _keeps(x: Tensor, weight: Tensor) -> bool:
     return plain and torch.is_grad_enabled() and weight.requires_grad and x.dtype in NAMES and x.numel() > 0
 
 
-def _kept(x: Tensor, weight: Tensor, bias: Optional[Tensor], spikes: Whole, form: Optional[Form]) -> Tensor:
+def _kept(x: Tensor, weight: Tensor, bias: Optional[Tensor], spikes: Whole, form: Form) -> Tensor:
     dtype = autocast_dtype(x.device.type)
     if dtype is not None and x.dtype != torch.float64:
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    return _Kept.apply(x, weight, bias, tuple(spikes), form)  # type: ignore[no-any-return]  # torch says nothing
+    run = torch.ops.spikecore.kept if is_compiling() else _Kept.apply
+    return run(x, weight, bias, *spikes, form)  # type: ignore[no-any-return]  # torch says nothing
 
 
 class _Kept(torch.autograd.Function):
-    """A linear layer, or with a form a convolution."""
+    """A linear layer or a convolution."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Optional[Tensor], spikes: Tuple[int, float], form: Optional[Form]
+        ctx: Any, x: Tensor, weight: Tensor, bias: Optional[Tensor], largest: int, unit: float, form: Form
     ) -> Tensor:
         # the order of memory, so that what is unpacked has the strides of x
         order = sorted(range(x.ndim), key=x.stride().__getitem__, reverse=True)
-        data, right = torch.ops.spikecore.pack_spikes(x, order, *spikes)
+        data, right = torch.ops.spikecore.pack_spikes(x, order, largest, unit)
         ctx.save_for_backward(data, right, weight)
-        ctx.about = (x.shape, order, *spikes, x.dtype)
+        ctx.about = (x.shape, order, largest, unit, x.dtype)
         ctx.form, ctx.sizes = form, None if bias is None else [bias.shape[0]]
-        return F.linear(x, weight, bias) if form is None else F.conv2d(x, weight, bias, *form)
+        return _plain(x, weight, bias, largest, unit, form)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]  # torch says nothing
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        of = _of_linear if ctx.form is None else _of_convolution
-        return (*of(ctx, grad), None, None)
+        # read once: a checkpointed part is computed again for it
+        kept = ctx.saved_tensors
+        of = _of_convolution if ctx.form else _of_linear
+        return (*of(ctx, kept, grad), None, None, None)
 
 
-def _unpacked(ctx: Any) -> Tensor:
-    data, right, _ = ctx.saved_tensors
-    x: Tensor = torch.ops.spikecore.unpack_spikes(data, right, *ctx.about)
+def _plain(x: Tensor, weight: Tensor, bias: Optional[Tensor], largest: int, unit: float, form: Form) -> Tensor:
+    return F.conv2d(x, weight, bias, *_parts(form)) if form else F.linear(x, weight, bias)
+
+
+def _parts(form: Form) -> Tuple[Any, Any, Any, int]:
+    return form[:2], form[2:4], form[4:6], form[6]
+
+
+def _unpacked(ctx: Any, kept: Sequence[Tensor]) -> Tensor:
+    x: Tensor = torch.ops.spikecore.unpack_spikes(*kept[:2], *ctx.about)
     return x
 
 
-def _of_linear(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
-    weight, wants = ctx.saved_tensors[2], ctx.needs_input_grad
+def _of_linear(ctx: Any, kept: Sequence[Tensor], grad: Tensor) -> Tuple[Optional[Tensor], ...]:
+    weight, wants = kept[2], ctx.needs_input_grad
     flat = grad.reshape(-1, weight.shape[0])
-    of_weight = flat.t() @ _unpacked(ctx).reshape(-1, weight.shape[1]) if wants[1] else None
+    of_weight = flat.t() @ _unpacked(ctx, kept).reshape(-1, weight.shape[1]) if wants[1] else None
     of_input = (flat @ weight).view(ctx.about[0]) if wants[0] else None
     return of_input, of_weight, flat.sum(0) if wants[2] else None
 
 
-def _of_convolution(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
-    weight, wants = ctx.saved_tensors[2], list(ctx.needs_input_grad[:3])
-    stride, padding, dilation, groups = ctx.form
+def _of_convolution(ctx: Any, kept: Sequence[Tensor], grad: Tensor) -> Tuple[Optional[Tensor], ...]:
+    weight, wants = kept[2], list(ctx.needs_input_grad[:3])
+    stride, padding, dilation, groups = _parts(ctx.form)
     apart = grad.is_cuda and wants[0]
     how = (stride, padding, dilation, False, [0, 0], groups, [wants[0] and not apart, *wants[1:]])
-    found = torch.ops.aten.convolution_backward(grad, _unpacked(ctx), weight, ctx.sizes, *how)
+    found = torch.ops.aten.convolution_backward(grad, _unpacked(ctx, kept), weight, ctx.sizes, *how)
     of_input = _of_input(grad, weight, ctx.about[0], ctx.form) if apart else found[0]
     return of_input, found[1], found[2] if wants[2] else None
 
@@ -188,7 +198,7 @@ def _of_input(grad: Tensor, weight: Tensor, shape: torch.Size, form: Form) -> Te
     Torch's function for it wants an input, which it would copy into the layout of the others; the transposed
     convolution is the same call of a GPU's library without one.
     """
-    stride, padding, dilation, groups = form
+    stride, padding, dilation, groups = _parts(form)
     sizes = zip(grad.shape[2:], stride, padding, dilation, weight.shape[2:])
     reached = [(n - 1) * step - 2 * pad + apart * (k - 1) + 1 for n, step, pad, apart, k in sizes]
     rest = [size - least for size, least in zip(shape[2:], reached)]
@@ -267,18 +277,19 @@ _library: List[Any] = []
 def _register() -> None:
     library = torch.library.Library("spikecore", "FRAGMENT")
     how = "int[] order, int largest, float unit"
-    for name, schema, function, fake in (
-        ("pack_spikes", f"(Tensor x, {how}) -> (Tensor, Tensor)", _pack, _pack_fake),
-        (
-            "unpack_spikes",
-            f"(Tensor data, Tensor right, SymInt[] shape, {how}, ScalarType dtype) -> Tensor",
-            _unpack,
-            _unpack_fake,
-        ),
-    ):
-        library.define(name + schema)
+    schemas = {
+        "pack_spikes": f"(Tensor x, {how}) -> (Tensor, Tensor)",
+        "unpack_spikes": f"(Tensor data, Tensor right, SymInt[] shape, {how}, ScalarType dtype) -> Tensor",
+        # what torch.compile sees of a layer; its kernel for autograd, traced, is made of the other two
+        "kept": "(Tensor x, Tensor weight, Tensor? bias, int largest, float unit, int[] form) -> Tensor",
+    }
+    kernels: Dict[str, Tuple[Callable[..., Any], ...]]
+    kernels = {"pack_spikes": (_pack, _pack_fake), "unpack_spikes": (_unpack, _unpack_fake), "kept": (_plain, _plain)}
+    for name, (function, fake) in kernels.items():
+        library.define(name + schemas[name])
         library.impl(name, function, "CompositeExplicitAutograd")
         torch.library.register_fake(f"spikecore::{name}", fake, lib=library)
+    library.impl("kept", _Kept.apply, "Autograd")
     _library.append(library)
 
 
@@ -405,11 +416,11 @@ def of_average(pool: Any, known: Optional[Whole]) -> Optional[Whole]:
 
 def _changed(module: nn.Module, kind: Type[nn.Module], spikes: Optional[Whole] = None) -> nn.Module:
     """The same layer as another kind: parameters and hooks are those of ``module``."""
-    made = kind.__new__(kind)
+    made: Any = kind.__new__(kind)
     vars(made).update({name: value for name, value in vars(module).items() if name != "spikes"})
     if spikes is not None:
         made.spikes = spikes
-    return made
+    return made  # type: ignore[no-any-return]  # of this kind
 
 
 def _replace(net: nn.Module, others: Dict[nn.Module, nn.Module]) -> None:
