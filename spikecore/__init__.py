@@ -9,6 +9,7 @@ from spikecore._fusing import fuse, unfuse
 from spikecore._hoisting import hoist
 from spikecore._hoisting import unhoist as unhoist
 from spikecore._looking import Energy, Seen, energy, monitor
+from spikecore._packed import pack, unpack
 from spikecore._plugins.hookspecs import hookimpl
 from spikecore._plugins.registry import BackendStatus
 from spikecore._plugins.selection import backends, use_backend
@@ -62,7 +63,6 @@ from spikecore.training import (
     TrainingStep,
     inference_model,
     load_checkpoint,
-    packed_spikes,
     save_checkpoint,
     training_model,
 )
@@ -139,7 +139,7 @@ __all__ = [
     "monitor",
     "nir",
     "ops",
-    "packed_spikes",
+    "pack",
     "plot",
     "project",
     "reset",
@@ -151,5 +151,12 @@ __all__ = [
     "surrogate",
     "training_model",
     "unfuse",
+    "unpack",
     "use_backend",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name == "packed_spikes":
+        raise AttributeError("sc.packed_spikes() is gone: sc.pack(net) puts in layers that keep spikes as bits")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

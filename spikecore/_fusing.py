@@ -11,7 +11,7 @@ from typing import Any, Iterator, List, Mapping, NamedTuple, Tuple
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from spikecore import _convolving, _pooling
+from spikecore import _pooling
 from spikecore._base.words import a_kind
 from spikecore._shell.checks import shown
 from spikecore._shell.in_turn import calls_as, in_turn
@@ -51,8 +51,6 @@ def fuse(net: nn.Module) -> nn.Module:
     The kernel of the last neuron of a :class:`spikecore.layers.SEWBlock` adds the block's shortcut to its spikes.
     Pooling of windows that do not overlap, wherever it stands, keeps less for backward: ``nn.MaxPool2d`` a byte for
     each maximum, instead of its input and an index of 8 bytes, and ``nn.AvgPool2d`` nothing, instead of its input.
-    On a GPU an ``nn.Conv2d`` computes the gradient of its weight before that of its input, so that spikes that are kept
-    as bits (:class:`spikecore.packed_spikes`) are whole for the first of the two alone.
 
     The network computes what it computed before, to rounding; a backend that can compute normalisation and neuron in
     one kernel then does, in which nothing normalised is stored. Modules, parameters and buffers stay where they are, so
@@ -77,7 +75,6 @@ def fuse(net: nn.Module) -> nn.Module:
         set_prologue(neuron, Prologue(norm, "after" if adds else "", optional=adds))
     for module in net.modules():
         _pooling.make_compact(module)
-        _convolving.defer_input(module)
     _warn_of_nothing(net)
     return net
 
@@ -91,8 +88,8 @@ def _warn_of_nothing(net: nn.Module) -> None:
             f"sc.fuse(net) found no batch normalisation that a neuron can take over (net.{norms[0]}, for one, stays as "
             "it is): it takes those that an nn.Sequential calls right before a neuron, without hooks, and within "
             "TimeBatched unless the neuron has step='single'. In a forward of your own, write "
-            "sc.layers.NormNeuron(norm, neuron); sc.explain(net, x) says where that helps. Pooling and "
-            "convolutions keep less for backward all the same",
+            "sc.layers.NormNeuron(norm, neuron); sc.explain(net, x) says where that helps. Pooling keeps less for "
+            "backward all the same",
             stacklevel=outside(),
         )
 
@@ -112,7 +109,6 @@ def unfuse(net: nn.Module) -> nn.Module:
         set_prologue(neuron, None)
     for module in net.modules():
         _pooling.restore(module)
-        _convolving.restore(module)
     return net
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from spikecore._base.words import a_kind
-from spikecore._convolving import WeightFirstConv2d
+from spikecore._packed import PackedConv2d, PackedLinear
 from spikecore._pooling import CompactAvgPool2d, CompactMaxPool2d
 from spikecore._shell.checks import shown
 from spikecore._shell.in_turn import calls_as, in_turn
@@ -32,7 +32,7 @@ _OF_ANY = _of(
     *("CELU", "ELU", "GELU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "Identity", "LeakyReLU"),
     *("LogSigmoid", "Mish", "ReLU", "ReLU6", "SELU", "SiLU", "Sigmoid", "Softplus", "Softshrink", "Softsign"),
     *("Tanh", "Tanhshrink", "Threshold", "Linear", "LayerNorm", "RMSNorm"),
-) | {Voting}
+) | {Voting, PackedLinear}
 #: Layers of samples ``[B, ...]``, which stand within ``TimeBatched``; flattening, where it keeps the batch.
 _OF_SAMPLES = (
     _of(
@@ -43,7 +43,7 @@ _OF_SAMPLES = (
         *("ChannelShuffle", "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d", "Flatten", "Unflatten"),
     )
     | _OF_ANY
-    | {WeightFirstConv2d, CompactAvgPool2d, CompactMaxPool2d}
+    | {PackedConv2d, CompactAvgPool2d, CompactMaxPool2d}
 )
 
 

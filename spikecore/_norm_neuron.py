@@ -6,6 +6,8 @@ from typing import Any, Optional
 
 from torch import Tensor, nn
 
+from spikecore._base.bits import Whole
+from spikecore._packed import Follow
 from spikecore._shell.in_turn import calls_as
 from spikecore._shell.norms import check_norm
 from spikecore._shell.prologue import Prologue
@@ -101,6 +103,10 @@ class NormNeuron(nn.Module):
             _check_neuron(self.neuron)
             set_prologue(self.neuron, self._made())
         return self.neuron(x, *skip)
+
+    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
+        """What comes out, for :func:`spikecore.pack`."""
+        return follow(self.neuron, None) if self._shortcut != "after" else None
 
     def extra_repr(self) -> str:
         """The shortcut, if there is one."""

@@ -20,12 +20,14 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any, Dict, Sequence, Tuple, Type
+from typing import Any, Dict, Optional, Sequence, Tuple, Type
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from spikecore._base.bits import Whole
+from spikecore._packed import Follow, of_average
 from spikecore.lang._plain import is_batched_by_autograd, is_compiling, is_jit_tracing, is_plain
 
 #: Largest maximum pooling: each place of a window is a pass over a part of the input.
@@ -49,6 +51,10 @@ class CompactMaxPool2d(nn.MaxPool2d):
         found: Tensor = Pooled.apply(input, _pair(self.kernel_size)) if ours else super().forward(input)
         return found
 
+    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
+        """What comes out, for :func:`spikecore.pack`."""
+        return known
+
     def extra_repr(self) -> str:
         """As before, and what is kept."""
         return f"{super().extra_repr()}, keeps places"
@@ -67,6 +73,10 @@ class CompactAvgPool2d(nn.AvgPool2d):
         ours = self.stands_for(self) and _is_ours(input, _pair(self.kernel_size))
         found: Tensor = Averaged.apply(input, _pair(self.kernel_size)) if ours else super().forward(input)
         return found
+
+    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
+        """What comes out, for :func:`spikecore.pack`."""
+        return of_average(self, known)
 
     def extra_repr(self) -> str:
         """As before, and what is kept."""

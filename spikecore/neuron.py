@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from spikecore._plugins.selection import asked_in_words, capture
-from spikecore._shell import checks, compiled, definition, earlier, marked, parameters, processes, ranges
+from spikecore._shell import checks, compiled, definition, earlier, parameters, processes, ranges
 from spikecore._shell.state import State, Stateful
 from spikecore._shell.watched import Watched
 from spikecore.backend import MAX_STATIC_STEPS, Tensors, one_step
@@ -186,15 +186,10 @@ class Neuron(Watched):
             if repeat is not None:
                 x, constant = over_time(x, repeat, found.constant)
             quickly = None if found.direct is None else found.direct(x, (*constant, *values))
-            if quickly is not None and not marked.readers:
+            if quickly is not None:
                 return quickly, None
-            if quickly is None:
-                values = earlier.kept(found, values, self)
-                outputs, end = found.runner((x,), start, (*constant, *earlier.placed(found, values)), ())[:2]
-            else:
-                outputs, end = quickly, None
-        if marked.readers:
-            marked.note(self._cache.program, outputs, self._cache.bound)
+            values = earlier.kept(found, values, self)
+            outputs, end = found.runner((x,), start, (*constant, *earlier.placed(found, values)), ())[:2]
         return outputs, dict(zip(self.states, end)) if end is not None else None
 
     @with_traced_sizes
@@ -267,8 +262,6 @@ class Neuron(Watched):
         else:
             outputs, end, trace_ = runner(inputs, start, (*constant, *values), record)
             outputs = tuple([out.squeeze(0) for out in outputs]) if single else outputs
-        if not is_compiling() and marked.readers:
-            marked.note(self._cache.program, outputs, self._cache.bound)
         if found is not None:
             quick[earlier.kind_of(given[0], x.shape[0], start, final, repeat)] = found
         return outputs, dict(zip(self.states, end)) if end is not None else None, trace_

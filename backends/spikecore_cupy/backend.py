@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, Union
 
 import torch
 from torch import Tensor
@@ -78,8 +78,8 @@ class CupyBackend(KernelBackend):
             return print_feedback(plan, shapes_for(plan, SHOWN)[0])[0].text
         return print_kernel(plan, form_of(plan)).text
 
-    def pack(self, numbers: Tensor, whole: Whole, like: Optional[Tensor] = None) -> Bits:
-        return self._packer.pack(numbers, whole, like)
+    def pack(self, numbers: Tensor, whole: Whole) -> Bits:
+        return self._packer.pack(numbers, whole)
 
     def unpack(self, bits: Bits, whole: Whole, count: int, dtype: torch.dtype) -> Tensor:
         return self._packer.unpack(bits, whole, count, dtype)

@@ -4,13 +4,13 @@ Rules of this module:
 
 - A thread takes groups of eight numbers, which are as many bytes as a number has bits: 16 bytes are read at once, and
   the bytes of a group are written at once.
-- Every block says by a number of its own whether what it packed was right. So nothing has to be set before a launch,
-  and nothing is added up; the block that unpacks the same numbers multiplies by it.
+- Every block says by a number of its own whether what it packed was right, so that nothing has to be set before a
+  launch. The least of these is that of all, since a minimum with NaN is NaN; unpacking multiplies by it.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Tuple
 
 import torch
 from torch import Tensor
@@ -92,8 +92,8 @@ __device__ __forceinline__ Word packed(
 }
 
 HEAD(
-    const long long N, const S* __restrict__ numbers, unsigned char* __restrict__ data, const int compare,
-    float* __restrict__ right, const real unit, const real inverse, const int largest
+    const long long N, const S* __restrict__ numbers, unsigned char* __restrict__ data, float* __restrict__ right,
+    const real unit, const real inverse, const int largest
 ) {
     const long long first = blockIdx.x * (long long)(GROUPS * blockDim.x) + threadIdx.x;
     Eight eights[GROUPS];
@@ -104,16 +104,11 @@ HEAD(
     for (int g = 0; g < GROUPS; ++g) {
         const long long group = first + g * blockDim.x, rest = N - 8 * group;
         const Word word = packed(eights[g], unit, inverse, largest, wrong);
-        Word* const whole = reinterpret_cast<Word*>(data) + group;
         if (rest >= 8) {
-            if (compare) wrong |= *whole != word;
-            else *whole = word;
+            reinterpret_cast<Word*>(data)[group] = word;
         } else {
-            for (int k = 0; k < BITS && 8 * k < rest * BITS; ++k) {
-                const unsigned char byte = (unsigned char)(word >> 8 * k);
-                if (compare) wrong |= data[group * BITS + k] != byte;
-                else data[group * BITS + k] = byte;
-            }
+            for (int k = 0; k < BITS && 8 * k < rest * BITS; ++k)
+                data[group * BITS + k] = (unsigned char)(word >> 8 * k);
         }
     }
     const bool any = __syncthreads_or(wrong);
@@ -134,7 +129,7 @@ HEAD(
     // for each thread, half of them in a store, 64 Mi numbers took an H200 0.144 ms
     const long long first = blockIdx.x * (long long)(PARTS * blockDim.x) + threadIdx.x;
     // NaN if something was wrong, and then every number is
-    const real scale = unit * right[blockIdx.x];
+    const real scale = unit * right[0];
     const S zero = rounded<S>((real)0 * scale), one = rounded<S>(scale);
     Piece parts[PARTS];
     #pragma unroll
@@ -178,28 +173,23 @@ class Packer:
         self._kernel = kernel
         self._compiled: Dict[Tuple[str, int, torch.dtype, int], Any] = {}
 
-    def pack(self, numbers: Tensor, whole: Whole, like: Optional[Tensor]) -> Bits:
+    def pack(self, numbers: Tensor, whole: Whole) -> Bits:
         """See :meth:`spikecore.Backend.pack`."""
         count, dtype, bits = numbers.numel(), numbers.dtype, whole.bits
         width = 16 // numbers.element_size()
         if numbers.data_ptr() % 16:
             width = 1
         kernel, blocks = self._of("pack", bits, dtype, width, count)
-        data = like
-        if data is None:
-            data = torch.empty(-(-count * bits // 8), dtype=torch.uint8, device=numbers.device)
-        elif data.data_ptr() % bits:
-            data = data.clone()
+        data = torch.empty(-(-count * bits // 8), dtype=torch.uint8, device=numbers.device)
         right = torch.empty(blocks, dtype=torch.float32, device=numbers.device)
         kernel(
             blocks,
             numbers.get_device(),
             [
-                count, numbers.data_ptr(), data.data_ptr(), int(like is not None), right.data_ptr(), whole.unit,
-                1 / whole.unit, whole.largest,
+                count, numbers.data_ptr(), data.data_ptr(), right.data_ptr(), whole.unit, 1 / whole.unit, whole.largest,
             ],
         )  # fmt: skip
-        return Bits(data if like is None else like, right)
+        return Bits(data, right.amin())
 
     def unpack(self, bits: Bits, whole: Whole, count: int, dtype: torch.dtype) -> Tensor:
         """See :meth:`spikecore.Backend.unpack`."""
@@ -226,7 +216,7 @@ class Packer:
 
 
 def groups_of(dtype: torch.dtype) -> int:
-    """How many groups a thread takes. Packing and unpacking must agree: a block unpacks what the same block packed."""
+    """How many groups a thread takes."""
     return max(1, IN_FLIGHT // (8 * (torch.finfo(dtype).bits // 8)))
 
 
@@ -253,7 +243,7 @@ def printed(direction: str, bits: int, dtype: torch.dtype, width: int) -> Tuple[
         body = body.replace(word, meant)
     text = opening + body
     pointers = {
-        "pack": ("long long", "const S*", "unsigned char*", "int", "float*", real, real, "int"),
+        "pack": ("long long", "const S*", "unsigned char*", "float*", real, real, "int"),
         "unpack": ("long long", "const unsigned char*", "const float*", "S*", real),
     }
     return name, text, pointers[direction]

@@ -9,6 +9,7 @@ Rules of this module:
 
 from __future__ import annotations
 
+import math
 from typing import Mapping, NamedTuple, Optional, Tuple
 
 import torch
@@ -36,7 +37,7 @@ class Whole(_Whole):
 
     The unit is a power of 2, from 1/128 to 128, so that every ``k * unit`` is exact in every dtype of a neuron.
 
-    Raises: ``ValueError`` for another ``largest``.
+    Raises: ``ValueError`` for another ``largest`` or ``unit``.
     """
 
     __slots__ = ()
@@ -45,6 +46,8 @@ class Whole(_Whole):
         # of larger numbers a byte would hold the last 8 bits
         if not 1 <= largest <= BYTE:
             raise ValueError(f"Whole: largest={largest!r} must be from 1 to {BYTE}")
+        if not 1 / 128 <= unit <= 128 or math.frexp(unit)[0] != 0.5:
+            raise ValueError(f"Whole: unit={unit!r} must be a power of 2 from 1/128 to 128")
         return super().__new__(cls, largest, unit)
 
     @property
@@ -59,12 +62,37 @@ class Bits(NamedTuple):
 
     data: uint8, ``[ceil(n * bits / 8)]``: the first number is in the lowest bits of the first byte, and bits behind the
     last number are 0.
-    right: numbers that are all 1, or some NaN where some number was not ``k * unit``; floating-point, of the shape that
-    the backend needs.
+    right: a number ``[]`` of float32: 1, or NaN where some number was not ``k * unit``.
     """
 
     data: Tensor
     right: Tensor
+
+
+def added(one: Optional[Whole], other: Optional[Whole]) -> Optional[Whole]:
+    """What holds a sum of two; None where one is not known, or a byte does not hold it."""
+    if one is None or other is None:
+        return None
+    unit = min(one.unit, other.unit)
+    return _bounded((one.largest * one.unit + other.largest * other.unit) / unit, unit)
+
+
+def multiplied(one: Optional[Whole], other: Optional[Whole]) -> Optional[Whole]:
+    """What holds a product of two; None as for a sum."""
+    if one is None or other is None:
+        return None
+    return _bounded(one.largest * other.largest, one.unit * other.unit)
+
+
+def averaged(one: Optional[Whole], count: int) -> Optional[Whole]:
+    """What holds averages of ``count`` numbers; None unless dividing is exact: ``count`` is a power of 2."""
+    if one is None or count & (count - 1):
+        return None
+    return _bounded(one.largest * count, one.unit / count)
+
+
+def _bounded(largest: float, unit: float) -> Optional[Whole]:
+    return Whole(round(largest), unit) if largest <= BYTE and 1 / 128 <= unit <= 128 else None
 
 
 class Packing:
@@ -72,29 +100,27 @@ class Packing:
     else, which take about six passes over the numbers.
     """
 
-    def pack(self, numbers: Tensor, whole: Whole, like: Optional[Tensor] = None) -> Bits:
+    def pack(self, numbers: Tensor, whole: Whole) -> Bits:
         """The numbers in ``whole.bits`` bits each.
 
         numbers: ``[n]``, dense, n at least 1, of any floating-point dtype of the dtype table (declared or not), on a
         device of the backend, at any address. They are said to be ``k * unit``; zeros of both signs are 0.
-        like: bits of as many numbers, packed before, by any backend. The result has these very bits as its data, and is
-        right where the numbers are still the same.
 
         Nothing may wait for the device, since the call may be within a CUDA graph. An override may call this method for
         what it has no kernel for; :meth:`unpack` then gets its result.
         """
-        return packed(numbers, whole, like)
+        return packed(numbers, whole)
 
     def unpack(self, bits: Bits, whole: Whole, count: int, dtype: torch.dtype) -> Tensor:
         """The numbers ``[count]`` of :meth:`pack`, in their dtype: new memory.
 
-        A number that was not right is NaN, and any other may be, too. ``bits.data`` may have moved to other memory
-        meanwhile; ``bits.right`` is as :meth:`pack` gave it.
+        All are NaN if some number was not right. The bits may be another backend's, and lie elsewhere than they did:
+        every backend makes the same ones.
         """
         return unpacked(bits, whole, count, dtype)
 
 
-def packed(numbers: Tensor, whole: Whole, like: Optional[Tensor] = None) -> Bits:
+def packed(numbers: Tensor, whole: Whole) -> Bits:
     """See :meth:`Packing.pack`."""
     with torch.no_grad():
         if whole.largest > 1:
@@ -105,11 +131,7 @@ def packed(numbers: Tensor, whole: Whole, like: Optional[Tensor] = None) -> Bits
             small = numbers != 0
             same = numbers == (small if whole.unit == 1.0 else small * whole.unit)
         data = small if whole.bits == 8 else _gathered(small, whole.bits)
-        is_right = same.all()
-        if like is not None:
-            is_right &= (data == like).all()
-            data = like
-        return Bits(data, torch.where(is_right, 1.0, float("nan")))
+        return Bits(data, torch.where(same.all(), 1.0, float("nan")).float())
 
 
 def unpacked(bits: Bits, whole: Whole, count: int, dtype: torch.dtype) -> Tensor:

@@ -10,6 +10,7 @@ from spikecore._explain._layers import OWN, REPEATED, Layer
 from spikecore._explain._normalised import behind_norms
 from spikecore._explain._shown import size
 from spikecore._explain._trials import USABLE, Calls, is_saturated, is_silent, tried
+from spikecore._packed import packable
 from spikecore._plugins.selection import REFERENCE, automatic_order
 from spikecore._shell.state import Stateful
 from spikecore.neuron import Neuron
@@ -26,8 +27,6 @@ class Setting(NamedTuple):
     device_type: str
     training: bool
     autocast: bool
-    #: Whether it was within ``sc.packed_spikes()``.
-    packing: bool
     net: nn.Module
     #: The module of each layer, and what computed its first input, if a module did.
     modules: Tuple[nn.Module, ...]
@@ -184,15 +183,15 @@ def _whole_steps(layers: Sequence[Layer], setting: Setting) -> List[str]:
 
 def _packed(layers: Sequence[Layer], setting: Setting) -> List[str]:
     """Spikes that layers keep for the gradients of their weights."""
-    spikes = sum(layer.saved_spikes for layer in layers)
-    if setting.packing or not spikes or spikes < _SMALL * sum(layer.saved for layer in layers):
-        return []
+    placed = zip(layers, setting.modules)
+    spikes = sum(layer.saved_spikes for layer, module in placed if type(module) in (nn.Linear, nn.Conv2d))
     saved = sum(layer.saved for layer in layers)
-    return [
-        f"{size(spikes)} of the {size(saved)} kept for backward are spikes, for which a bit each is enough: "
-        "sc.TrainingOptions(pack_spikes=True), or sc.packed_spikes() around the forward pass, within which sc.explain "
-        "counts the bits"
-    ]
+    if not spikes or spikes < _SMALL * saved:
+        return []
+    way = "sc.pack(net), or sc.TrainingOptions(pack_spikes=True)"
+    if not packable(setting.net):
+        way = "sc.layers.PackedLinear and sc.layers.PackedConv2d in the place of torch's"
+    return [f"{size(spikes)} of the {size(saved)} kept for backward are spikes, for which a bit each is enough: {way}"]
 
 
 def _apart(layers: Sequence[Layer], setting: Setting) -> List[str]:

@@ -6,20 +6,20 @@ from typing import List, Mapping, Set, Tuple, Type
 
 from torch import nn
 
-from spikecore._convolving import WeightFirstConv2d
 from spikecore._delay import Delay
-from spikecore._explain._shown import size
 from spikecore._explain._watching import Seen
+from spikecore._packed import PackedConv2d, PackedLinear
 from spikecore._pooling import CompactAvgPool2d, CompactMaxPool2d
 from spikecore._shell.norms import Deferred
 from spikecore._shell.prologued import prologue_of
 from spikecore.neurons import Recurrent
 
-#: What sc.fuse has layers keep for backward.
+#: What layers keep for backward.
 _KEEPS: Mapping[Type[nn.Module], str] = {
     CompactMaxPool2d: "keeps a byte for each maximum",
     CompactAvgPool2d: "keeps nothing",
-    WeightFirstConv2d: "on a GPU computes the gradient of its weight first",
+    PackedLinear: "keeps its input as bits",
+    PackedConv2d: "keeps its input as bits",
 }
 
 
@@ -39,8 +39,6 @@ def notes(seen: Seen) -> Tuple[str, ...]:
         found.append(seen.module.in_words())
     if isinstance(seen.module, Recurrent) and isinstance(seen.module.linear, Delay):
         found.append(f"feeds back through {seen.module.linear.in_words()}")
-    if seen.bits:
-        found.append(f"keeps spikes as bits, in {size(seen.bits)}")
     if seen.once:
         found.append("computed once for all time steps")
     said: Set[str] = set()

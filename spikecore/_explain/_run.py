@@ -39,10 +39,10 @@ from spikecore.neurons import Recurrent
 
 def _around(unknown: Mapping[str, Any]) -> str:
     """What to write in place of an option of training."""
-    blocks = {"autocast": "with torch.autocast(...)", "pack_spikes": "with sc.packed_spikes()"}
-    found = [block for name, block in blocks.items() if name in unknown]
+    ways = {"autocast": "with torch.autocast(...): sc.explain(net, x)", "pack_spikes": "sc.explain(sc.pack(net), x)"}
+    found = [way for name, way in ways.items() if name in unknown]
     if found:
-        return f"write {found[0]}: sc.explain(net, x)"
+        return f"write {found[0]}"
     options = ("options", "channels_last", "compile", "fast", "graph")
     return "it explains the network as it runs eagerly, without options" if any(n in unknown for n in options) else ""
 
@@ -67,8 +67,7 @@ def explain(
     dict for ``net(**x)``; it goes to the device of the network. ``loss``: a function of the outputs that gives the
     number from which the run goes backward; None for the sum of the outputs. ``backend``: the backend of every neuron
     in this run; None for the one that each neuron has or would get. ``training``: in train mode and backward, too;
-    False for a forward pass in eval mode without gradients. An enclosing ``torch.autocast`` holds, and so does an
-    enclosing :class:`spikecore.packed_spikes` (from torch 2.2 on).
+    False for a forward pass in eval mode without gradients. An enclosing ``torch.autocast`` holds.
 
     Advice begins with what is wrong: where NaN and infinities begin, and which layers of neurons never fire, or always.
     For the first such layer each setting that is named was tried, by a copy of the layer on the input that it had, and
@@ -189,7 +188,6 @@ def _explanation(
         device_type=device.type,
         training=training,
         autocast=torch.is_autocast_enabled(),
-        packing=watching.packs,
         net=net,
         modules=tuple(seen.module for seen, _ in found),
         sources=tuple(seen.source for seen, _ in found),

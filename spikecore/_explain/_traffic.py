@@ -12,6 +12,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 RANGE = "spikecore.explain layer "
 #: Ranges of what ``explain`` itself computes.
 ASIDE = "spikecore.explain aside"
+#: What counts for no layer: also packing, one pass of a kernel, which is several operations without one.
+_ASIDE = frozenset({ASIDE, "spikecore::pack_spikes", "spikecore::unpack_spikes"})
 _BACKWARD = "autograd::engine::evaluate_function: "
 
 #: Operations that move no numbers: views, allocations, questions.
@@ -141,7 +143,7 @@ def _around(event: Any) -> Tuple[str, ...]:
 def _within(event: Any) -> Optional[int]:
     """The number of the innermost layer around an event of a forward pass."""
     while event is not None:
-        if event.name == ASIDE:
+        if event.name in _ASIDE:
             return None
         if event.name.startswith(RANGE):
             return int(event.name[len(RANGE) :])
@@ -150,8 +152,8 @@ def _within(event: Any) -> Optional[int]:
 
 
 def _is_aside(event: Any) -> bool:
-    """Whether ``explain`` computes an operation, or ``sc.packed_spikes()``, in the forward or the backward pass."""
-    while event is not None and event.name != ASIDE:
+    """Whether an operation counts for no layer, in the forward or the backward pass."""
+    while event is not None and event.name not in _ASIDE:
         event = event.cpu_parent
     return event is not None
 

@@ -25,7 +25,6 @@ from spikecore._shell.state import Stateful
 from spikecore.layers import TimeBatched
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
-from spikecore.training._packed import packing_around
 
 
 class Given(NamedTuple):
@@ -67,8 +66,8 @@ class Seen:
         self.saved = 0
         #: Numbers that it keeps and that are not its inputs: states at checkpoints.
         self.checkpoints = 0
-        #: Bytes of spikes among what it keeps, and of bits that were made of some.
-        self.saved_spikes = self.bits = 0
+        #: Bytes of spikes among what it keeps.
+        self.saved_spikes = 0
         #: Which backends refused, and what they said: (refusing, computing, why).
         self.refusals: List[Tuple[str, str, str]] = []
         #: Backend that computes and why, of a neuron.
@@ -102,15 +101,8 @@ class Watching:
         self._spikes: Dict[int, int] = {}
         self._results = Results()
         self.finite = Finite()
-        #: What makes bits of spikes: the network is within sc.packed_spikes(), whose hooks those of this class replace.
-        self._packing = packing_around()
         #: What layers had autograd keep: (it, by whom, whether it is none of what the layer got, whether spikes).
         self._held: List[Tuple[weakref.ReferenceType[Held], Seen, bool, bool]] = []
-
-    @property
-    def packs(self) -> bool:
-        """Whether spikes are kept as bits, as far as they can be."""
-        return self._packing is not None
 
     @property
     def top(self) -> Optional[Seen]:
@@ -241,7 +233,7 @@ class Watching:
         """The hook of tensors that are saved for backward."""
         seen = self.top
         with record_function(ASIDE):
-            held = Held(value, None if self._packing is None else self._packing(value))
+            held = Held(value)
         if seen is not None and value.layout is torch.strided:
             storage, size = storage_of(value), value.untyped_storage().nbytes()
             made = storage not in self._given[-1]
@@ -258,15 +250,13 @@ class Watching:
                 one = held()
                 if one is None:
                     continue
-                storage = id(one) if one.kept is None else storage_of(one.kept)
-                seen.checkpoints += one.count if made else 0
+                storage = storage_of(one.value)
+                seen.checkpoints += one.value.numel() if made else 0
                 if storage in self._kept:
                     continue
                 self._kept.add(storage)
                 seen.saved += one.bytes
-                if one.bits is not None:
-                    seen.bits += one.bytes
-                elif spikes and one.has_spikes():
+                if spikes and one.has_spikes():
                     seen.saved_spikes += one.bytes
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spikecore._base.autocast import autocast_dtype
-from spikecore._shell import checks, marked, parameters, processes, ranges
+from spikecore._shell import checks, parameters, processes, ranges
 from spikecore._shell.prologued import Prologued
 from spikecore.backend import FEEDBACK_BIAS, FEEDBACK_WEIGHT, Feedback, Tensors
 from spikecore.lang._plain import PLAIN, is_plain
@@ -87,8 +87,6 @@ class FedBack(Prologued):
         kind = self._find(x.device.type, spec, gradients, state_gradients, bool(record), self._cache.stamp)
         self._settle()
         outputs, end, trace = self._cache.runners[kind]((x,), state, (*values, *matrix.tensors), record)
-        if marked.readers:
-            marked.note(self._cache.program, outputs, self._cache.bound)
         return outputs[0], end, trace
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Dict, Optional, Sequence, Tuple
 from torch import Tensor
 
 from spikecore._base.running import direct_normalised
-from spikecore._shell import earlier, fused, marked, norms
+from spikecore._shell import earlier, fused, norms
 from spikecore._shell.ranged import Ranged
 from spikecore._shell.state import State
 from spikecore.backend import Runner, Tensors
@@ -47,9 +47,6 @@ class FusedCalls(Ranged):
             # the running statistics have moved: from here on it is the runner's
             outputs = self._by_runner(found, x, skip, earlier.placed(found.earlier, own), by)
         prologue.reason = ""
-        if marked.readers:
-            added = skip if prologue.shortcut == "after" else None
-            marked.note(self._cache.program, outputs, self._cache.bound, added)
         return outputs, None, ()
 
     def _by_runner(

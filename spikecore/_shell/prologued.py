@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from spikecore._base.batches import folded, unfolded
 from spikecore._plugins.registry import AUTO_NAME
 from spikecore._plugins.selection import REFERENCE
-from spikecore._shell import checks, earlier, marked, norms, parameters, processes, ranges
+from spikecore._shell import checks, earlier, norms, parameters, processes, ranges
 from spikecore._shell.automatic import Calls, automatic_runner
 from spikecore._shell.binding import SpecKey
 from spikecore._shell.fused_calls import FusedCalls, Results
@@ -100,7 +100,7 @@ class Prologued(FusedCalls):
 
     def _can_add(self, device_type: str, asked: bool, stamp: str) -> bool:
         """Whether a kernel adds a shortcut to spikes. ``asked``: whether one program was asked for."""
-        if 0 not in marked.spiking(self._traced()):
+        if self._traced().outputs[0].op != "spike":
             return False
         backend = self._bind(device_type).backend
         return asked or (backend.name != REFERENCE and backend.capabilities_on(device_type).several_inputs)
@@ -178,9 +178,6 @@ class Prologued(FusedCalls):
         prologue.reason = ""
         if single:
             outputs = tuple([out.squeeze(0) for out in outputs])
-        if not is_compiling() and marked.readers:
-            # the outputs of this program are those of the program that ran, but for a shortcut behind it
-            marked.note(self._cache.program, outputs, self._cache.bound, skip if shortcut == "after" else None)
         return outputs, dict(zip(self.states, end)) if end is not None else None, trace
 
     def _timed(self, x: Tensor, skip: Optional[Tensor], single: bool) -> Tensors:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
+from spikecore._base.bits import Whole, added
+from spikecore._packed import Follow
 from spikecore.layers import SEWBlock, SpikingSelfAttention
 
 #: Makes the neuron of one layer.
@@ -97,8 +99,13 @@ class AttentionBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[T, B N, C] -> [T, B N, C]``."""
         x = x + self.attention(x.unflatten(1, (-1, self.tokens))).flatten(1, 2)
-        added: Tensor = x + self.hidden(x)
-        return added
+        y: Tensor = x + self.hidden(x)
+        return y
+
+    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
+        """What comes out, for :func:`spikecore.pack`."""
+        known = added(known, follow(self.attention, known))
+        return added(known, follow(self.hidden, known))
 
 
 def attention(steps: int, neuron: Activation, image: Tuple[int, ...] = (3, 32, 32), classes: int = 10) -> nn.Sequential:
@@ -116,6 +123,10 @@ class Tokens(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
         return x.flatten(-2).transpose(-2, -1).flatten(1, 2)
+
+    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
+        """What comes out, for :func:`spikecore.pack`."""
+        return known
 
 
 class Mean(nn.Module):

@@ -13,7 +13,6 @@ from typing import (
     Any,
     Dict,
     List,
-    Mapping,
     MutableMapping,
     NamedTuple,
     Optional,
@@ -28,7 +27,6 @@ from torch import Tensor
 
 from spikecore._base.locking import Lock
 from spikecore._base.recent import RUNNERS, Recent
-from spikecore._shell.marked import spiking, summing
 from spikecore.backend import Unsupported
 from spikecore.kernels._arguments import Call
 from spikecore.kernels._execution import Execution
@@ -78,10 +76,6 @@ _TYPES: Dict[Any, str] = {
     List[Optional[Tensor]]: "Tensor?[]",
 }
 
-#: The ops that compute a neuron: the last one returns its one output, the others several results.
-ONE = "spikecore.rest.default"
-_NEURONS = ("spikecore.forward.default", "spikecore.rest_saving.default", ONE)
-
 #: Whether this torch can look through registered ops with all that they need.
 SUPPORTED = hasattr(torch.library, "register_autograd")
 
@@ -113,24 +107,6 @@ def run_registered(key: str, call: Call, tensors: Sequence[Tensor], save: bool) 
         key, list(tensors), numbers, list(call.record), call.has_initial_state, save
     )
     return results
-
-
-def spiking_outputs(target: object, args: Sequence[Any]) -> Tuple[int, ...]:
-    """Which results of an op in a graph are spikes, 0 or 1 whatever comes in; none of an op that computes no neuron."""
-    if str(target) not in _NEURONS or not isinstance(args[0], str):
-        return ()
-    execution = _executions.get(args[0]) or _held.get(args[0])
-    return () if execution is None else spiking(execution.program)
-
-
-def summing_outputs(target: object, args: Sequence[Any]) -> Mapping[int, int]:
-    """Which results of an op in a graph are spikes to which a tensor was added: the number of the result, and that of
-    the tensor among the op's ``tensors``.
-    """
-    if str(target) not in _NEURONS or not isinstance(args[0], str):
-        return {}
-    execution = _executions.get(args[0]) or _held.get(args[0])
-    return {} if execution is None else summing(execution.program)
 
 
 def register() -> None:

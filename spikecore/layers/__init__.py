@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spikecore._delay import Delay
 from spikecore._norm_neuron import NormNeuron
+from spikecore._packed import PackedConv2d, PackedLinear
 from spikecore.layers._attention import SpikingSelfAttention
 from spikecore.layers._blocks import MSBlock, SEWBlock
 from spikecore.layers._dropout import SequenceDropout
@@ -16,6 +17,8 @@ __all__ = [
     "Delay",
     "MSBlock",
     "NormNeuron",
+    "PackedConv2d",
+    "PackedLinear",
     "SEWBlock",
     "SequenceDropout",
     "SpikingSelfAttention",

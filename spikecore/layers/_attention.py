@@ -7,6 +7,8 @@ from typing import Optional
 
 from torch import Tensor, nn
 
+from spikecore._base.bits import Whole
+from spikecore._packed import Follow
 from spikecore.layers._arguments import counts, makers
 from spikecore.layers._blocks import MakeNeuron, MakeNorm
 from spikecore.layers._norms import normalised
@@ -86,6 +88,12 @@ class SpikingSelfAttention(nn.Module):
         fired = self.fire(attended.transpose(-3, -2).flatten(-2).flatten(-3, -2))
         projected: Tensor = self.projected(fired).unflatten(-2, each)
         return projected
+
+    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
+        """What comes out, for :func:`spikecore.pack`."""
+        for layer in (self.query, self.key, self.value):
+            follow(layer, known)
+        return follow(self.projected, follow(self.fire, None))
 
     def extra_repr(self) -> str:
         """Heads and scale."""

@@ -6,6 +6,8 @@ from typing import Callable, List, Optional
 
 from torch import Tensor, nn
 
+from spikecore._base.bits import Whole, added, multiplied
+from spikecore._packed import Follow
 from spikecore.layers._adding import Adding
 from spikecore.layers._arguments import counts, makers
 from spikecore.layers._norms import normalised, silenced
@@ -86,6 +88,14 @@ class SEWBlock(Adding):
         joined: Tensor = a * s if self.connect == "and" else (1 - a) * s
         return joined
 
+    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
+        """What comes out, for :func:`spikecore.pack`."""
+        a, s = follow(self.body, known), follow(self.shortcut, known)
+        if self.connect == "add":
+            return added(a, s)
+        # 1 - a is 0 or 1 where a is
+        return multiplied(a, s) if self.connect == "and" or a == Whole(1) else None
+
     def ending(self) -> Optional[Neuron]:
         """The neuron to whose spikes those of the shortcut are added."""
         return super().ending() if self.connect == "add" else None
@@ -152,8 +162,14 @@ class MSBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[T, B, C, H, W]``, or ``[B, C, H, W]`` of one step."""
-        added: Tensor = self.body(x) + self.shortcut(x)
-        return added
+        joined: Tensor = self.body(x) + self.shortcut(x)
+        return joined
+
+    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
+        """What comes out, for :func:`spikecore.pack`."""
+        follow(self.body, known)
+        follow(self.shortcut, known)
+        return None
 
 
 def convolution(channels: int, out: int, size: int, stride: int) -> nn.Module:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional
 
 from torch import Tensor, nn
 
 from spikecore._base.batches import folded, unfolded
+from spikecore._base.bits import Whole
 from spikecore._base.words import no_tensor
+from spikecore._packed import Follow
 from spikecore._shell.state import Stateful
 from spikecore._shell.stepped import Stepped
 from spikecore.lang._plain import is_compiling
@@ -78,6 +80,10 @@ class TimeBatched(Stepped):
                 f"{tuple(x.shape)}, got an output of shape {tuple(y.shape)}"
             )
         return unfolded(y, steps, batch)
+
+    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
+        """What comes out, for :func:`spikecore.pack`."""
+        return follow(self.module, known)
 
     def _one(self, x: Tensor) -> Tensor:
         """The module on one step."""

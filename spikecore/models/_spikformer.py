@@ -6,6 +6,8 @@ from typing import List, Optional
 
 from torch import Tensor, nn
 
+from spikecore._base.bits import Whole, added
+from spikecore._packed import Follow
 from spikecore.layers import SpikingSelfAttention, TimeBatched
 from spikecore.layers._adding import Adding
 from spikecore.layers._arguments import counts, makers
@@ -111,6 +113,10 @@ class Added(Adding):
         """Of any shape, which ``modules`` keep."""
         return self.sum(x)
 
+    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
+        """What comes out, for :func:`spikecore.pack`."""
+        return added(follow(self.body, known), known)
+
 
 class EachToken(nn.Module):
     """Modules of tokens as one dimension with the batch: ``[..., B, N, C] -> [..., B, N, C]`` by ``[..., B N, C]``."""
@@ -124,6 +130,10 @@ class EachToken(nn.Module):
         y: Tensor = self.body(x.flatten(-3, -2)).unflatten(-2, x.shape[-3:-1])
         return y
 
+    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
+        """What comes out, for :func:`spikecore.pack`."""
+        return follow(self.body, known)
+
 
 class Tokens(nn.Module):
     """Pixels as tokens: ``[..., C, H, W] -> [..., H W, C]``."""
@@ -131,6 +141,10 @@ class Tokens(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
         return x.flatten(-2).transpose(-2, -1)
+
+    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
+        """What comes out, for :func:`spikecore.pack`."""
+        return known
 
 
 class MeanOfTokens(nn.Module):

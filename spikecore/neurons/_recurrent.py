@@ -7,9 +7,11 @@ from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Seq
 import torch
 from torch import Tensor, nn
 
+from spikecore._base.bits import Whole
 from spikecore._base.words import a_kind
 from spikecore._delay import PAST, Delay
 from spikecore._delayed import following, one_by_one
+from spikecore._packed import Follow
 from spikecore._shell import checks, watchers
 from spikecore._shell.feedback import Matrix, fed_back, under_autocast, why_not
 from spikecore._shell.hooks import is_watched, is_watched_itself
@@ -77,6 +79,10 @@ class Recurrent(Stateful):
         self.linear = linear
         self.repeat = repeat
         self.fused = fused
+
+    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
+        """What comes out, for :func:`spikecore.pack`."""
+        return follow(self.neuron, None)
 
     @staticmethod
     def _check_linear(neuron: Neuron, linear: nn.Module) -> None:

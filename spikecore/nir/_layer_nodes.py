@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from spikecore._packed import PackedConv2d, PackedLinear
 from spikecore.nir import _kept
 from spikecore.nir._forms import Unsaid
 from spikecore.nir._layers import DelaySteps, Scale, SumPool2d, Threshold
@@ -64,7 +65,11 @@ def _convolution(layer: Any, place: Place) -> Dict[str, Any]:
         "bias": _numbers(bias, place),
         "groups": layer.groups,
         "metadata": _kept.written(
-            {"class": type(layer).__name__, "bias": layer.bias is not None, "dtype": str(layer.weight.dtype)[6:]}
+            {
+                "class": f"Conv{layer.weight.ndim - 2}d",
+                "bias": layer.bias is not None,
+                "dtype": str(layer.weight.dtype)[6:],
+            }
         ),
     }
 
@@ -177,11 +182,13 @@ def _write_delay(layer: DelaySteps, place: Place) -> Any:
     return package().Delay(delay=layer.steps.cpu().numpy().astype(np.float64) * place.to.dt)
 
 
-#: The layers that NIR can say, by their exact class.
+#: The layers that NIR can say, by their exact class. What a layer keeps for backward is not said.
 WRITERS: Dict[Type[nn.Module], Callable[[Any, Place], Any]] = {
     nn.Linear: _write_linear,
+    PackedLinear: _write_linear,
     nn.Conv1d: _write_conv1d,
     nn.Conv2d: _write_conv2d,
+    PackedConv2d: _write_conv2d,
     nn.AvgPool2d: _write_avg_pool,
     SumPool2d: _write_sum_pool,
     nn.Flatten: _write_flatten,

@@ -13,7 +13,6 @@ from spikecore.training._cuda_graph import CudaOptions
 from spikecore.training._eager import EagerInference, EagerTraining
 from spikecore.training._models import DataLoader, inference_model, training_model
 from spikecore.training._options import TrainingOptions
-from spikecore.training._packed import packed_spikes
 from spikecore.training._restore import all_or_nothing, check_parts
 from spikecore.training._saving import load_checkpoint, save_checkpoint
 from spikecore.training._steps import InferenceStep, Loss, TrainingStep
@@ -33,7 +32,6 @@ __all__ = [
     "flattened",
     "inference_model",
     "load_checkpoint",
-    "packed_spikes",
     "run_network",
     "save_checkpoint",
     "training_model",

@@ -111,7 +111,7 @@ class EagerTraining:
             self._steps_alone = True
         self.optimizer.zero_grad(set_to_none=True)
         with own_state(self._stateful):
-            with _casting(self.options, device), self._form.packing():
+            with _casting(self.options, device):
                 with telling(lambda error: of_layers(self.net, error)):
                     outputs = self._form.run(inputs)
                 with telling(lambda error: of_loss(self.loss, outputs, targets, error)):

@@ -12,14 +12,15 @@ from __future__ import annotations
 import functools
 import itertools
 import warnings
-from contextlib import contextmanager, nullcontext
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Set
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from spikecore._base.batches import flattened, run_network
+from spikecore._packed import is_packed, pack
 from spikecore._shell.norms import is_average
 from spikecore._shell.processes import is_shard
 from spikecore._shell.prologued import prologue_of
@@ -30,8 +31,6 @@ from spikecore.training import _graph_passes
 from spikecore.training import _layout as layout
 from spikecore.training._compiling import Compiled, OwnCode, Update, compiler_errors, reason
 from spikecore.training._options import TrainingOptions
-from spikecore.training._packed import packed_spikes
-from spikecore.training._packed.compiled import compiling_options
 
 #: What became of an option that was not asked for, and of one that was done.
 NOT_ASKED, USED = "not asked for", "used"
@@ -56,14 +55,14 @@ class Form:
         self._reached = False
         self._dims = 0
         self._weights: List[Tensor] = []
-        self._compiled = self._packs = False
+        self._compiled = False
         #: What was compiled and ran: whether the step is captured, and shapes and dtypes of its inputs.
         self._proven: Set[Any] = set()
-        self._trains, self._no_packing = optimizer is not None, ""
+        self._trains = optimizer is not None
         for name, use in (
+            ("pack_spikes", self._use_packing),
             ("channels_last", self._use_channels_last),
             ("compile", self._use_compiler),
-            ("pack_spikes", self._use_packing),
         ):
             self.use(name, use)
         self.lay_out_states(optimizer)
@@ -117,10 +116,6 @@ class Form:
     def inputs(self, inputs: Any) -> Any:
         """The inputs as the network wants them to lie."""
         return layout.inputs_channels_last(inputs, self._dims) if self._dims else inputs
-
-    def packing(self) -> ContextManager[Any]:
-        """Around forward and loss: what packs the spikes that are saved, unless the compiled graph does."""
-        return packed_spikes() if self._packs and not self._compiled else nullcontext()
 
     def run(self, inputs: Any) -> Any:
         """The network on one batch."""
@@ -217,29 +212,24 @@ class Form:
             raise Left("the network is over several devices or processes; compile its parts, with layer.compile()")
         if not hasattr(getattr(torch, "compiler", None), "is_compiling"):
             raise Left(f"torch {torch.__version__} is too old to compile neurons")
-        packs = bool(self._trains and self.options.pack_spikes)
+        options = functools.partial(_graph_passes.compiling_options, self.net if self._trains else None)
         try:
-            _options_of(self.net, self._trains, False)
+            options()
         except Unsupported as error:
             raise Left(str(error)) from error
-        if packs:
-            try:
-                _options_of(self.net, self._trains, True)
-            except Unsupported as error:
-                packs, self._no_packing = False, str(error)
         # fullgraph: a network that breaks into parts is compiled part by part while it runs, and cannot go back then
-        self._run = OwnCode(self.net, functools.partial(_options_of, self.net, self._trains, packs), dynamic=False)
+        self._run = OwnCode(self.net, options, dynamic=False)
         self._compiled = True
 
     def _use_packing(self) -> None:
-        if self._no_packing:
-            raise Left(self._no_packing)
-        if not self._compiled and is_compiled(self.net):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # that there is no such layer is said here
+            pack(self.net)
+        if not is_packed(self.net):
             raise Left(
-                "the network is under torch.compile, whose graph decides what is saved; give the plain network, and "
-                "compile=True"
+                "no nn.Linear or nn.Conv2d of it stands behind a spiking neuron in an nn.Sequential or a block of "
+                "spikecore; write sc.layers.PackedLinear or sc.layers.PackedConv2d in a forward of your own"
             )
-        self._packs = True
 
     def _why_not_compiled(self, error: BaseException) -> str:
         """What the compiler raised in one line, and what of the network is known to be a cause."""
@@ -262,11 +252,6 @@ class Form:
         """Of loss and update, why they are not compiled with the network."""
         found = {"the loss": self._loss, "the update": self._update}
         return {what: one.why for what, one in found.items() if one is not None and one.why}
-
-
-def _options_of(net: nn.Module, trains: bool, packs: bool) -> Dict[str, Any]:
-    """Options of ``torch.compile``. Raises Unsupported where this torch lacks what is needed."""
-    return {**_graph_passes.compiling_options(net if trains else None), **(compiling_options() if packs else {})}
 
 
 def is_compiled(net: nn.Module) -> bool:

@@ -12,12 +12,8 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from kernel_loop import Loop as KernelLoop
-from spikecore.testing._loopback import Loopback, installed
-
-#: Only there can hooks ask what hooks are around them.
-asks_hooks = pytest.mark.skipif(
-    not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"), reason="needs torch 2.2"
-)
+from spikecore._packed import SUPPORTED
+from spikecore.testing._loopback import installed
 
 
 def has(found: Any, *words: str) -> bool:
@@ -33,71 +29,38 @@ def spiking(backend: str = "torch") -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 64), sc.LIF(backend=backend), nn.Linear(64, 3))
 
 
-@asks_hooks
-@pytest.mark.parametrize("backend", ["torch", "loopback"])
-def test_spikes_that_are_packed_are_counted_as_bits(backend: str) -> None:
-    """Under ``sc.packed_spikes()`` the row has the bytes of the bits, and packing is not advised again."""
-    x = 4 * torch.rand(4, 8, 6)
-    with installed(Loopback):
-        net = spiking(backend)
-        whole = sc.explain(net, x)
-        with sc.packed_spikes() as packed:
-            found = sc.explain(net, x)
+@pytest.mark.skipif(not SUPPORTED, reason="spikes are kept as bits with torch 2.6 or newer")
+def test_spikes_that_are_packed_are_counted_as_bits() -> None:
+    """After ``sc.pack`` the row has the bytes of the bits, and packing is not advised again."""
+    x, net = 4 * torch.rand(4, 8, 6), spiking()
+    whole = sc.explain(net, x)
+    found = sc.explain(sc.pack(net), x)
     numbers = 4 * 8 * 64
     before, after = whole.layers[2], found.layers[2]
     assert (before.saved, before.saved_spikes) == (4 * numbers, 4 * numbers)
-    assert (after.saved, after.saved_spikes) == (numbers // 8, 0)
-    assert after.notes == ("keeps spikes as bits, in 256 B",)
-    assert found.saved == whole.saved - 4 * numbers + numbers // 8
-    assert (packed.before, packed.after) == (4 * numbers, numbers // 8)
-    assert has(whole, "sc.packed_spikes()")
-    assert not has(found, "packed_spikes")
-    assert [layer.words for layer in found.layers] == [layer.words for layer in whole.layers]
+    # the bits, and a number that tells whether they are right
+    assert (after.saved, after.saved_spikes) == (numbers // 8 + 4, 0)
+    assert after.notes == ("keeps its input as bits",)
+    assert has(whole, "sc.pack(net), or sc.TrainingOptions(pack_spikes=True)")
+    assert not has(found, "pack")
     assert [layer.copies for layer in found.layers] == [layer.copies for layer in whole.layers]
 
 
-@asks_hooks
-def test_packing_is_not_advised_for_what_it_leaves_whole() -> None:
-    """Fewer spikes than are worth it stay whole, and within the context nothing more can be done."""
-    with sc.packed_spikes() as packed:
-        found = sc.explain(spiking(), 4 * torch.rand(1, 2, 6))
-    assert found.layers[2].saved_spikes == 4 * 2 * 64
-    assert (packed.before, packed.after) == (0, 0)
-    assert not has(found, "packed_spikes")
+def test_in_a_forward_of_ones_own_the_layers_are_advised() -> None:
+    """``sc.pack`` cannot look into it."""
 
-
-@asks_hooks
-def test_bits_that_two_layers_keep_count_once() -> None:
-    """Two linear layers behind one neuron share the bits."""
-
-    class Forked(nn.Module):
+    class Own(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.lif, self.a, self.b = sc.PLIF(backend="torch"), nn.Linear(64, 2), nn.Linear(64, 3)
+            self.lif, self.last = sc.PLIF(backend="torch"), nn.Linear(64, 2)
 
         def forward(self, x: Tensor) -> Tensor:
-            spikes = self.lif(x)
-            return torch.cat([self.a(spikes), self.b(spikes)], -1)
+            out: Tensor = self.last(self.lif(x))
+            return out
 
-    with sc.packed_spikes():
-        found = sc.explain(Forked(), 4 * torch.rand(4, 8, 64))
-    saved = {layer.name: layer.saved for layer in found.layers}
-    assert (saved["a"], saved["b"]) == (256, 0)
-
-
-@asks_hooks
-def test_bits_within_other_hooks_are_counted() -> None:
-    """Hooks around ``sc.packed_spikes()`` get the bits, whose size is known all the same."""
-    got = []
-
-    def pack(value: Tensor) -> Tensor:
-        got.append(value.dtype)
-        return value
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value), sc.packed_spikes():
-        found = sc.explain(spiking(), 4 * torch.rand(4, 8, 6))
-    assert torch.uint8 in got
-    assert found.layers[2].saved == 256
+    found = sc.explain(Own(), 4 * torch.rand(4, 8, 64))
+    assert has(found, "sc.layers.PackedLinear and sc.layers.PackedConv2d in the place of torch's")
+    assert not has(found, "sc.pack(")
 
 
 # -- normalisation in a neuron's kernel
@@ -381,7 +344,7 @@ def test_a_loss_that_needs_targets_is_named(loss: Any, text: str) -> None:
             {"autocast": torch.bfloat16},
             r"takes no autocast=.*; write with torch\.autocast\(\.\.\.\): sc\.explain\(net, x\)",
         ),
-        ({"pack_spikes": True}, r"takes no pack_spikes=True; write with sc\.packed_spikes\(\): sc\.explain\(net, x\)"),
+        ({"pack_spikes": True}, r"takes no pack_spikes=True; write sc\.explain\(sc\.pack\(net\), x\)"),
         ({"options": sc.TrainingOptions()}, r"explains the network as it runs eagerly, without options"),
         ({"los": None}, r"did you mean loss=\? It takes: net, x, loss, backend, training"),
     ],

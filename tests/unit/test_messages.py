@@ -128,7 +128,6 @@ def trained(net, *more, **options):
 
 OPTIONS = [one.name for one in fields(sc.CudaOptions)]
 EAGER = [one.name for one in fields(sc.TrainingOptions)]
-AROUND = r"; it is a block around the forward pass: with sc.packed_spikes\(\): loss = criterion\(net\(x\), y\)$"
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -160,8 +159,6 @@ def test_options_given_to_the_step_itself(name):
             r"takes no option=3; did you mean options=\? It takes: net, loss, .*options$",
         ),
         (lambda: sc.CudaOptions(backend="cupy"), r"takes no backend='cupy'; give backend= to sc\.training_model or"),
-        (lambda: sc.packed_spikes(linear()), r"takes nothing by position, got Linear.* as well" + AROUND),
-        (lambda: sc.packed_spikes(net=linear()), r"takes no net=Linear.*" + AROUND),
         (
             lambda: sc.fuse(linear(), backend="cupy"),
             r"^sc\.fuse\(\) takes no backend='cupy'; .*set_backend\(net, 'cupy'\)",

@@ -213,34 +213,24 @@ class TestFuse:
         )
 
     def test_the_network_computes_the_same(self) -> None:
-        """Also where the first layer is computed once, and with spikes kept as bits."""
+        """Also where the first layer is computed once."""
         plain = self.network()
         net = sc.fuse(copy.deepcopy(plain))
         assert repr(net).count("keeps places") == 3
         assert repr(net).count("keeps nothing") == 1
         x = torch.rand(16, 2, 32, 32)
-        grads = []
-        for one in (plain, net):
-            out = one(x)
-            grads.append(torch.autograd.grad(out.square().sum(), [*one.parameters()]))
-        with sc.packed_spikes() as packed:
-            out = net(x)
-        # pooled spikes, and averages of four in four bits
-        assert packed.before
-        grads.append(torch.autograd.grad(out.square().sum(), [*net.parameters()]))
-        for mine in grads[1:]:
-            torch.testing.assert_close(mine, grads[0])
+        mine, its = (torch.autograd.grad(one(x).square().sum(), [*one.parameters()]) for one in (net, plain))
+        torch.testing.assert_close(mine, its)
         once = net[1](net[0](x))
         assert once.stride(0) == 0
 
     def test_explain_says_it(self) -> None:
-        """What each pooling keeps, and that convolutions compute in another order."""
+        """What each pooling keeps."""
         found = {
             layer.kind: layer.notes for layer in sc.explain(sc.fuse(self.network()), torch.rand(2, 2, 32, 32)).layers
         }
         assert found["CompactMaxPool2d"][0] == "keeps a byte for each maximum"
         assert found["CompactAvgPool2d"] == ("keeps nothing",)
-        assert found["WeightFirstConv2d"][0] == "on a GPU computes the gradient of its weight first"
 
     @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
     def test_it_is_traced(self) -> None:
@@ -256,28 +246,3 @@ class TestFuse:
         for copied in (copy.deepcopy(sc.fuse(net)), pickle.loads(pickle.dumps(net))):
             assert repr(copied).count("keeps") == 4
         assert [type(module) for module in sc.unfuse(net).modules()] == kinds
-
-
-@pytest.mark.parametrize("kind", sorted(KINDS))
-def test_pooled_spikes_are_packed(kind: str) -> None:
-    """What is made of spikes by compact pooling is known to hold as few values as by torch's."""
-    from spikecore._shell.marked import wanting
-    from spikecore.training._packed.origin import origin
-
-    class Pooled(torch.autograd.Function):
-        """A user's own, of the same name."""
-
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x * 0.3
-
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Tensor:
-            return grad
-
-    with wanting():
-        z = sc.LIF(backend="torch")(torch.rand(3, 2, 4, 8, 8, requires_grad=True) * 4).flatten(0, 1)
-        assert origin(compact(KINDS[kind](2))(z)) == origin(KINDS[kind](2)(z)) is not None
-        other = Pooled.apply(z)
-        assert other.grad_fn.name() == "PooledBackward"
-        assert origin(other) is None

@@ -50,8 +50,8 @@ class NumbaBackend(KernelBackend):
     def text(self, plan: Union[ForwardPlan, BackwardPlan]) -> str:
         return print_kernel(plan).text
 
-    def pack(self, numbers: Tensor, whole: Whole, like: Optional[Tensor] = None) -> Bits:
-        return _packer.pack(numbers, whole, like)
+    def pack(self, numbers: Tensor, whole: Whole) -> Bits:
+        return _packer.pack(numbers, whole)
 
     def unpack(self, bits: Bits, whole: Whole, count: int, dtype: torch.dtype) -> Tensor:
         return _packer.unpack(bits, whole, count, dtype)

@@ -1,7 +1,7 @@
 """Spikes as bits: loops that pack small whole numbers and unpack them, each in one pass.
 
 Every block of numbers says by a number of its own whether what was packed of it was right, so that threads share
-nothing; who unpacks that block multiplies by it.
+nothing. The least of these is that of all, since a minimum with NaN is NaN; who unpacks multiplies by it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from spikecore_numba.writer import STORAGE, Source
 #: Numbers of a block: whole bytes, whatever the bits of a number.
 BLOCK = 1 << 14
 
-_HEAD = ("begin", "end", "count", "compare")
+_HEAD = ("begin", "end", "count")
 _OWN = (
     Argument("unit", "number"),
     Argument("inverse", "number"),
@@ -44,15 +44,13 @@ class Packer:
     def __init__(self) -> None:
         self._kernels: Dict[Tuple[str, int, torch.dtype], _Kernel] = {}
 
-    def pack(self, numbers: Tensor, whole: Whole, like: Optional[Tensor]) -> Bits:
+    def pack(self, numbers: Tensor, whole: Whole) -> Bits:
         """See :meth:`spikecore.Backend.pack`."""
         count = numbers.numel()
-        data = like
-        if data is None:
-            data = torch.empty(-(-count * whole.bits // 8), dtype=torch.uint8, device=numbers.device)
+        data = torch.empty(-(-count * whole.bits // 8), dtype=torch.uint8, device=numbers.device)
         right = torch.empty(-(-count // BLOCK), dtype=compute_dtype(numbers.dtype), device=numbers.device)
-        self._over("pack", numbers, whole, data, right, compare=like is not None)
-        return Bits(data, right)
+        self._over("pack", numbers, whole, data, right)
+        return Bits(data, right.amin().float())
 
     def unpack(self, bits: Bits, whole: Whole, count: int, dtype: torch.dtype) -> Tensor:
         """See :meth:`spikecore.Backend.unpack`."""
@@ -60,12 +58,10 @@ class Packer:
         numbers = torch.empty(count, dtype=dtype, device=data.device)
         if count >= WORTHWHILE:
             prefer_large_pages((numbers,))
-        self._over("unpack", numbers, whole, data, bits.right)
+        self._over("unpack", numbers, whole, data, bits.right.to(compute_dtype(dtype)))
         return numbers
 
-    def _over(
-        self, direction: str, numbers: Tensor, whole: Whole, data: Tensor, right: Tensor, compare: bool = False
-    ) -> None:
+    def _over(self, direction: str, numbers: Tensor, whole: Whole, data: Tensor, right: Tensor) -> None:
         count, dtype = numbers.numel(), numbers.dtype
         key = direction, whole.bits, dtype
         kernel = self._kernels.get(key)
@@ -76,14 +72,14 @@ class Packer:
         run, pack = kernel
 
         def work(begin: int, end: int) -> None:
-            run(pack(begin, end, count, compare, *units, *places))
+            run(pack(begin, end, count, *units, *places))
 
         over_blocks(work, -(-count // BLOCK), count, (numbers, data, right))
 
 
 def _made(direction: str, bits: int, dtype: torch.dtype) -> _Kernel:
     source = printed(direction, bits, dtype)
-    return _Kernel(compiled(source, dtype, compute_dtype(dtype)), struct.Struct("4q3d3q").pack)
+    return _Kernel(compiled(source, dtype, compute_dtype(dtype)), struct.Struct("3q3d3q").pack)
 
 
 def printed(direction: str, bits: int, dtype: torch.dtype) -> Source:
@@ -124,7 +120,6 @@ def _packing(bits: int, storage: Optional[str]) -> List[str]:
             f"byte |= n << {bits * j}",
         ]
 
-    stored = ["wrong |= (compare != 0) & (data[b] != byte)", "if compare == 0:", "    data[b] = byte"]
     # written out: LLVM makes vector instructions of eight comparisons side by side, and not of an inner loop
     whole = [line for j in range(each) for line in one(f"{each} * b + {j}" if j else f"{each} * b", j)]
     tail = [
@@ -135,9 +130,9 @@ def _packing(bits: int, storage: Optional[str]) -> List[str]:
         f"last = min(first + {BLOCK}, count)",
         "wrong = False",
         f"for b in range(first // {each}, last // {each}):",
-        *indented(["byte = 0", *whole, *stored]),
+        *indented(["byte = 0", *whole, "data[b] = byte"]),
         f"if last % {each}:",
-        *indented([f"b = last // {each}", "byte = 0", *tail, *stored]),
+        *indented([f"b = last // {each}", "byte = 0", *tail, "data[b] = byte"]),
         "right[block] = real(np.nan) if wrong else real(1.0)",
     ]
 
@@ -159,7 +154,7 @@ def _unpacking(bits: int, storage: Optional[str]) -> List[str]:
         f"first = block * {BLOCK}",
         f"last = min(first + {BLOCK}, count)",
         "# NaN if something was wrong, and then every number is",
-        "scale = unit * right[block]",
+        "scale = unit * right[0]",
         f"zero, one = {written.format(storage, 'real(0.0) * scale')}, {written.format(storage, 'scale')}",
         f"for b in range(first // {each}, last // {each}):",
         *indented(["byte = data[b]", *whole]),

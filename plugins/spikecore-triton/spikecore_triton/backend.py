@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence, Union
+from typing import Any, Callable, ContextManager, Dict, List, Sequence, Union
 
 import torch
 from torch import Tensor
@@ -65,11 +65,11 @@ class TritonBackend(KernelBackend):
         """The source text; that of many steps is of a multiple of 16."""
         return print_kernel(plan).text
 
-    def pack(self, numbers: Tensor, whole: Whole, like: Optional[Tensor] = None) -> Bits:
+    def pack(self, numbers: Tensor, whole: Whole) -> Bits:
         if not self._packs(numbers.dtype):
-            return super().pack(numbers, whole, like)
+            return super().pack(numbers, whole)
         with _on(numbers.device):
-            return packing.pack(numbers, whole, like)
+            return packing.pack(numbers, whole)
 
     def unpack(self, bits: Bits, whole: Whole, count: int, dtype: torch.dtype) -> Tensor:
         if not self._packs(dtype):

@@ -1,12 +1,12 @@
 """Spikes as bits: a kernel that packs small whole numbers, and one that unpacks them, each in one pass.
 
-Every block says by a number of its own whether what it packed was right, so that nothing is set before a launch and
-nothing is added up; the block that unpacks the same numbers multiplies by it.
+Every block says by a number of its own whether what it packed was right, so that nothing is set before a launch. The
+least of these is that of all, since a minimum with NaN is NaN; unpacking multiplies by it.
 """
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 import triton
@@ -22,8 +22,8 @@ BLOCK = 4096
 
 @triton.jit
 def pack_bits(
-    numbers, data, right, count: tl.int64, compare: tl.int32, unit: tl.float32, inverse: tl.float32,
-    largest: tl.float32, BITS: tl.constexpr, BYTES: tl.constexpr,
+    numbers, data, right, count: tl.int64, unit: tl.float32, inverse: tl.float32, largest: tl.float32,
+    BITS: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
     """``BYTES`` bytes of a block."""
     place = tl.program_id(0).to(tl.int64) * BYTES + tl.arange(0, BYTES)
@@ -34,12 +34,7 @@ def pack_bits(
     n = tl.where((k >= 0.0) & (k <= largest), k, 0.0).to(tl.int32)
     wrong = tl.sum(tl.sum((n.to(tl.float32) * unit != x).to(tl.int32), 1), 0)
     byte = tl.sum(n << (each * BITS)[None, :], 1)
-    inside = place * (8 // BITS) < count
-    if compare != 0:
-        other = tl.load(data + place, mask=inside, other=0).to(tl.int32)
-        wrong += tl.sum((other != byte).to(tl.int32), 0)
-    else:
-        tl.store(data + place, byte.to(tl.uint8), mask=inside)
+    tl.store(data + place, byte.to(tl.uint8), mask=place * (8 // BITS) < count)
     tl.store(right + tl.program_id(0), tl.where(wrong == 0, 1.0, float("nan")))
 
 
@@ -52,29 +47,27 @@ def unpack_bits(numbers, data, right, count: tl.int64, unit: tl.float32, BITS: t
     byte = tl.load(data + place, mask=place * (8 // BITS) < count, other=0).to(tl.int32)
     n = (byte[:, None] >> (each * BITS)[None, :]) & ((1 << BITS) - 1)
     # NaN if something was wrong, and then every number is
-    scale = unit * tl.load(right + tl.program_id(0))
+    scale = unit * tl.load(right)
     tl.store(numbers + i, n.to(tl.float32) * scale, mask=i < count)
 
 
-def pack(numbers: Tensor, whole: Whole, like: Optional[Tensor]) -> Bits:
+def pack(numbers: Tensor, whole: Whole) -> Bits:
     """See :meth:`spikecore.Backend.pack`."""
     count, bits = numbers.numel(), whole.bits
-    data = like
-    if data is None:
-        data = torch.empty(-(-count * bits // 8), dtype=torch.uint8, device=numbers.device)
+    data = torch.empty(-(-count * bits // 8), dtype=torch.uint8, device=numbers.device)
     right = torch.empty(-(-count // BLOCK), dtype=torch.float32, device=numbers.device)
-    units = whole.unit, 1 / whole.unit, float(whole.largest)
-    _launch(pack_bits, bits, right, numbers, data, right, count, int(like is not None), *units)
-    return Bits(data, right)
+    _launch(pack_bits, bits, numbers, data, right, count, whole.unit, 1 / whole.unit, float(whole.largest))
+    return Bits(data, right.amin())
 
 
 def unpack(bits: Bits, whole: Whole, count: int, dtype: torch.dtype) -> Tensor:
     """See :meth:`spikecore.Backend.unpack`."""
     data = bits.data.contiguous()
     numbers = torch.empty(count, dtype=dtype, device=data.device)
-    _launch(unpack_bits, whole.bits, bits.right, numbers, data, bits.right, count, whole.unit)
+    _launch(unpack_bits, whole.bits, numbers, data, bits.right, count, whole.unit)
     return numbers
 
 
-def _launch(kernel: Any, bits: int, right: Tensor, *arguments: Any) -> None:
-    kernel[(right.numel(),)](*arguments, BITS=bits, BYTES=BLOCK * bits // 8, **options())
+def _launch(kernel: Any, bits: int, numbers: Tensor, *arguments: Any) -> None:
+    blocks = -(-numbers.numel() // BLOCK)
+    kernel[(blocks,)](numbers, *arguments, BITS=bits, BYTES=BLOCK * bits // 8, **options())

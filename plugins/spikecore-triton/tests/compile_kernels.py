@@ -107,7 +107,7 @@ def made(source: Source, case: Dict[str, Any]) -> Tuple[str, str, Tuple[int, int
 def packing_of(case: Dict[str, Any], direction: str) -> ASTSource:
     """The kernel that packs, or the one that unpacks."""
     kernel = packing.pack_bits if direction == "forward" else packing.unpack_bits
-    kinds = {"numbers": f"*{NAMES[case['dtype']]}", "data": "*u8", "right": "*fp32", "count": "i64", "compare": "i32"}
+    kinds = {"numbers": f"*{NAMES[case['dtype']]}", "data": "*u8", "right": "*fp32", "count": "i64"}
     chosen = {"BITS": 2, "BYTES": packing.BLOCK * 2 // 8}
     signature = {name: kinds.get(name, "constexpr" if name in chosen else "fp32") for name in kernel.arg_names}
     return ASTSource(kernel, signature, chosen)

@@ -116,26 +116,6 @@ def test_explain_tells_of_the_shortcut() -> None:
     assert first.notes == ("normalises its input",)
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_sums_are_packed(fused: bool) -> None:
-    """A layer behind two blocks keeps the sums 0, 1, 2 and 3 in two bits each."""
-    net = nn.Sequential(sc.layers.TimeBatched(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4)), neuron())
-    net.extend([block(4, 4), block(4, 4)])
-    net = sc.fuse(net) if fused else net
-    read_out = sc.layers.TimeBatched(nn.Conv2d(4, 2, 3))
-    x = 4 * torch.rand(T, B, 1, 16, 16)
-    with sc.packed_spikes() as packs:
-        sums = net(x)
-        before = packs.after
-        y = read_out(sums)
-    assert packs.after - before == sums.numel() * 2 // 8
-    y.square().sum().backward()
-    grad = read_out.module.weight.grad.clone()
-    read_out.zero_grad()
-    read_out(sums.detach()).square().sum().backward()
-    torch.testing.assert_close(grad, read_out.module.weight.grad)
-
-
 def test_a_backend_without_several_inputs() -> None:
     """It normalises within its kernels all the same, and torch adds; what must be one program is refused."""
 

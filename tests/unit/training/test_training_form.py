@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from graphed import Rerun
-from spikecore.training import _form, _layout, _models
+from spikecore.training import _layout, _models
 from spikecore.training._cuda_graph import facts, step
 
 OPTIONS = ("channels_last", "compile", "pack_spikes", "graph")
@@ -72,7 +72,6 @@ class Compiler:
 def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
     made = Compiler()
     monkeypatch.setattr(torch, "compile", made)
-    monkeypatch.setattr(_form, "compiling_options", lambda: {"packs": True})
     if not hasattr(getattr(torch, "compiler", None), "is_compiling"):
         pytest.skip("this torch is too old to compile neurons")
     return made
@@ -155,13 +154,13 @@ class TestCompile:
     """The network is run by torch.compile, and not where that fails."""
 
     def test_it_is_compiled_whole(self, compiler: Compiler) -> None:
-        """For fixed sizes, in one graph; packing is a pass of the graph then."""
+        """For fixed sizes, in one graph, with the layers that pack."""
         net, plain = network(), network()
         made, _ = trained(net, sc.TrainingOptions(compile=True, pack_spikes=True))
         trained(plain, None)
         close(net, plain)
         assert compiler.given[0]["options"].pop("joint_custom_pre_pass")
-        assert compiler.given == [{"fullgraph": True, "dynamic": False, "options": {"packs": True}}]
+        assert compiler.given == [{"fullgraph": True, "dynamic": False, "options": {}}]
         assert compiler.calls == 4
         assert made.form == {"channels_last": "not asked for", "compile": "used", "pack_spikes": "used"}
 
@@ -208,7 +207,7 @@ class TestCompile:
 
     def test_a_step_that_compiles_is_pickled(self) -> None:
         """With what was given to the compiler it could not be."""
-        net = nn.Sequential(nn.Linear(4, 3), sc.LI(tau=2.0))
+        net = nn.Sequential(nn.Linear(4, 3), sc.LIF(), nn.Linear(3, 3), sc.LI(tau=2.0))
         step = sc.training_model(
             net,
             sc.losses.ce_rate,
@@ -225,15 +224,12 @@ class TestCompile:
             trained(network(), sc.TrainingOptions(compile=True))
 
     def test_a_compiled_network_is_not_compiled_again(self, compiler: Compiler) -> None:
-        """And its graph decides what is saved, so the hook does not pack."""
+        """Its layers are replaced all the same: torch compiles it again."""
         net = network()
         net[1]._compiled_call_impl = net[1]._call_impl
         with pytest.raises(sc.Unsupported, match="compile=True cannot be: the network is under torch.compile already"):
             trained(net, sc.TrainingOptions(compile=True))
-        with pytest.raises(
-            sc.Unsupported, match="pack_spikes=True cannot be.*give the plain network, and compile=True"
-        ):
-            trained(net, sc.TrainingOptions(pack_spikes=True))
+        assert trained(net, sc.TrainingOptions(pack_spikes=True))[0].form["pack_spikes"] == "used"
 
 
 class TestFast:
@@ -256,7 +252,7 @@ class TestFast:
         assert made.form == dict.fromkeys(OPTIONS, "used")
         assert gpu().replayed == 5
         assert compiler.given[0]["options"].pop("joint_custom_pre_pass")
-        assert compiler.given[0]["options"] == {"packs": True}
+        assert compiler.given[0]["options"] == {}
 
     @pytest.mark.parametrize("name", OPTIONS)
     def test_each_can_be_left_out(self, compiler: Compiler, gpu: Any, name: str) -> None:
@@ -269,7 +265,7 @@ class TestFast:
         assert of_net == ([] if name == "compile" else [{"joint_custom_pre_pass"}])
 
     def test_what_cannot_be_is_left_out_with_a_reason(self, compiler: Compiler, gpu: Any) -> None:
-        """A compiler that fails, and no convolutions: the rest goes on, and packs by the hook."""
+        """A compiler that fails, and no convolutions: the rest goes on, and packs."""
         from torch._dynamo.exc import TorchDynamoException
 
         compiler.error = TorchDynamoException("no compiler here")

@@ -1,0 +1,433 @@
+"""Layers that keep their input for backward as bits, and ``sc.pack``, which puts them into a network.
+
+Autograd keeps the input of a linear layer or a convolution for the gradient of the weight. Where that is spikes, a bit
+each is enough. Rules of this module:
+
+- Outputs and gradients are torch's, by the same calls.
+- What the input holds is said, by ``largest`` and ``unit`` of a layer. Whether it is so is checked while it is packed,
+  without waiting for a device: on a CPU other numbers raise, elsewhere the gradient of the weight is NaN.
+- Packing and unpacking are two ops of torch, which ``torch.compile`` keeps as they are. A backend computes them.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections import Counter
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Type
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from spikecore._base import bits
+from spikecore._base.autocast import autocast_dtype, no_autocast
+from spikecore._base.bits import Bits, Packing, Whole
+from spikecore._base.words import a_kind
+from spikecore._plugins.registry import AUTO_NAME, Registry, default_registry
+from spikecore._plugins.selection import Request, Resolved, resolve
+from spikecore._shell.checks import shown
+from spikecore._shell.in_turn import calls_as, in_turn
+from spikecore.backend import BackendError, Unsupported
+from spikecore.dtypes import NAMES
+from spikecore.lang._plain import is_compiling, is_exporting, is_plain
+from spikecore.neuron import Neuron
+
+#: Whether this torch has what packing in compiled graphs needs.
+SUPPORTED = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 6)
+#: Stride, padding and dilation of a convolution, two numbers each, and groups; empty for a linear layer.
+Form = Sequence[int]
+
+
+class PackedLinear(nn.Linear):
+    """``nn.Linear`` that keeps its input as bits for backward: ``[..., C] -> [..., D]``, with gradients of torch's.
+
+    The input must hold whole numbers from 0 to ``largest``, times ``unit``: with the defaults spikes, 0 or 1, which
+    take a bit each. Numbers up to 3 take two bits, up to 15 four, up to 255 eight. Behind a sum of n spikes ``largest``
+    is n; behind an average of four, ``largest=4, unit=0.25``. The input is float16, bfloat16, float32 or float64.
+
+    Other numbers raise ValueError on a CPU. On another device, where reading them would wait, the gradient of the
+    weight is NaN; outputs and the gradient of the input are right.
+
+    The input is kept whole, as by ``nn.Linear``, for tensors of subclasses, within ``torch.func``, ``torch.jit.trace``
+    and ``torch.export``, and under modes that see every operation. It is not kept where the weight needs no gradient.
+    Second derivatives raise RuntimeError: :func:`spikecore.unpack` puts torch's layers back. Names in ``state_dict``
+    are those of ``nn.Linear``, and so are all other arguments.
+
+    Raises ValueError for a ``largest`` that is not from 1 to 255 and for a ``unit`` that is no power of 2 from 1/128 to
+    128, and :class:`spikecore.Unsupported` for torch before 2.6.
+    """
+
+    #: What the input holds.
+    spikes: Whole
+
+    def __init__(self, *args: Any, largest: int = 1, unit: float = 1.0, **keywords: Any) -> None:
+        _check_torch()
+        super().__init__(*args, **keywords)
+        self.spikes = Whole(largest, unit)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``[..., C] -> [..., D]``."""
+        weight, bias = self.weight, self.bias
+        if not _keeps(input, weight):
+            return super().forward(input)
+        return _kept(input, weight, bias, self.spikes, [])
+
+    def extra_repr(self) -> str:
+        """As torch's, and what the input holds."""
+        return f"{super().extra_repr()}, {_in_words(self.spikes)}"
+
+
+class PackedConv2d(nn.Conv2d):
+    """``nn.Conv2d`` that keeps its input as bits for backward, in every way as :class:`PackedLinear`.
+
+    With ``padding="same"`` and a kernel of an even size gradients are torch's to rounding. On a GPU the gradient of the
+    weight is computed before that of the input, so that the spikes, unpacked, are gone before the latter is there.
+    """
+
+    #: What the input holds.
+    spikes: Whole
+
+    def __init__(self, *args: Any, largest: int = 1, unit: float = 1.0, **keywords: Any) -> None:
+        _check_torch()
+        super().__init__(*args, **keywords)
+        self.spikes = Whole(largest, unit)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``[B, C, H, W] -> [B, D, H', W']``, or ``[C, H, W] -> [D, H', W']``."""
+        weight, bias = self.weight, self.bias
+        if input.ndim not in (3, 4) or not _keeps(input, weight):
+            return super().forward(input)
+        padding: Any = self.padding
+        if self.padding_mode != "zeros" or isinstance(padding, str):
+            mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
+            input, padding = F.pad(input, self._reversed_padding_repeated_twice, mode), (0, 0)
+        form = [*self.stride, *padding, *self.dilation, self.groups]
+        if input.ndim == 3:
+            return _kept(input.unsqueeze(0), weight, bias, self.spikes, form).squeeze(0)
+        return _kept(input, weight, bias, self.spikes, form)
+
+    def extra_repr(self) -> str:
+        """As torch's, and what the input holds."""
+        return f"{super().extra_repr()}, {_in_words(self.spikes)}"
+
+
+def _check_torch() -> None:
+    if not SUPPORTED:
+        raise Unsupported(f"spikes are kept as bits with torch 2.6 or newer; this is {torch.__version__}")
+
+
+def _in_words(spikes: Whole) -> str:
+    more = f", unit={spikes.unit}" if spikes.unit != 1.0 else ""
+    return f"largest={spikes.largest}{more}"
+
+
+def _keeps(x: Tensor, weight: Tensor) -> bool:
+    """Whether a call keeps its input, and as bits."""
+    plain = not is_exporting() if is_compiling() else is_plain(x) and is_plain(weight)
+    return plain and torch.is_grad_enabled() and weight.requires_grad and x.dtype in NAMES and x.numel() > 0
+
+
+def _kept(x: Tensor, weight: Tensor, bias: Optional[Tensor], spikes: Whole, form: Form) -> Tensor:
+    dtype = autocast_dtype(x.device.type)
+    if dtype is not None and x.dtype != torch.float64:
+        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    run = torch.ops.spikecore.kept if is_compiling() else _Kept.apply
+    return run(x, weight, bias, *spikes, form)  # type: ignore[no-any-return]  # torch says nothing
+
+
+class _Kept(torch.autograd.Function):
+    """A linear layer or a convolution."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Optional[Tensor], largest: int, unit: float, form: Form
+    ) -> Tensor:
+        # the order of memory, so that what is unpacked has the strides of x
+        order = sorted(range(x.ndim), key=x.stride().__getitem__, reverse=True)
+        data, right = torch.ops.spikecore.pack_spikes(x, order, largest, unit)
+        ctx.save_for_backward(data, right, weight)
+        ctx.about = (x.shape, order, largest, unit, x.dtype)
+        ctx.form, ctx.sizes = form, None if bias is None else [bias.shape[0]]
+        return _plain(x, weight, bias, largest, unit, form)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        # read once: a checkpointed part is computed again for it
+        kept = ctx.saved_tensors
+        of = _of_convolution if ctx.form else _of_linear
+        return (*of(ctx, kept, grad), None, None, None)
+
+
+def _plain(x: Tensor, weight: Tensor, bias: Optional[Tensor], largest: int, unit: float, form: Form) -> Tensor:
+    return F.conv2d(x, weight, bias, *_parts(form)) if form else F.linear(x, weight, bias)
+
+
+def _parts(form: Form) -> Tuple[Any, Any, Any, int]:
+    return form[:2], form[2:4], form[4:6], form[6]
+
+
+def _unpacked(ctx: Any, kept: Sequence[Tensor]) -> Tensor:
+    x: Tensor = torch.ops.spikecore.unpack_spikes(*kept[:2], *ctx.about)
+    return x
+
+
+def _of_linear(ctx: Any, kept: Sequence[Tensor], grad: Tensor) -> Tuple[Optional[Tensor], ...]:
+    weight, wants = kept[2], ctx.needs_input_grad
+    flat = grad.reshape(-1, weight.shape[0])
+    of_weight = flat.t() @ _unpacked(ctx, kept).reshape(-1, weight.shape[1]) if wants[1] else None
+    of_input = (flat @ weight).view(ctx.about[0]) if wants[0] else None
+    return of_input, of_weight, flat.sum(0) if wants[2] else None
+
+
+def _of_convolution(ctx: Any, kept: Sequence[Tensor], grad: Tensor) -> Tuple[Optional[Tensor], ...]:
+    weight, wants = kept[2], list(ctx.needs_input_grad[:3])
+    stride, padding, dilation, groups = _parts(ctx.form)
+    apart = grad.is_cuda and wants[0]
+    how = (stride, padding, dilation, False, [0, 0], groups, [wants[0] and not apart, *wants[1:]])
+    found = torch.ops.aten.convolution_backward(grad, _unpacked(ctx, kept), weight, ctx.sizes, *how)
+    of_input = _of_input(grad, weight, ctx.about[0], ctx.form) if apart else found[0]
+    return of_input, found[1], found[2] if wants[2] else None
+
+
+def _of_input(grad: Tensor, weight: Tensor, shape: torch.Size, form: Form) -> Tensor:
+    """The gradient of an input of this shape.
+
+    Torch's function for it wants an input, which it would copy into the layout of the others; the transposed
+    convolution is the same call of a GPU's library without one.
+    """
+    stride, padding, dilation, groups = _parts(form)
+    sizes = zip(grad.shape[2:], stride, padding, dilation, weight.shape[2:])
+    reached = [(n - 1) * step - 2 * pad + apart * (k - 1) + 1 for n, step, pad, apart, k in sizes]
+    rest = [size - least for size, least in zip(shape[2:], reached)]
+    # a caller may run backward under autocast
+    with no_autocast(grad.device.type):
+        return F.conv_transpose2d(grad, weight, None, stride, padding, rest, groups, dilation)
+
+
+# -- the ops
+
+
+def _pack(x: Tensor, order: List[int], largest: int, unit: float) -> Tuple[Tensor, Tensor]:
+    numbers = x.detach().permute(order).reshape(-1)
+    found: Bits = _by_backend(x.device.type, "pack", numbers, Whole(largest, unit))
+    if x.device.type == "cpu" and bool(found.right.isnan()):
+        what = "spikes, 0 or 1" if (largest, unit) == (1, 1.0) else f"whole numbers from 0 to {largest}, times {unit}"
+        raise ValueError(
+            f"x of shape {list(x.shape)} is not what its layer was said to get: {what}. PackedLinear and PackedConv2d "
+            "take largest= and unit=; use nn.Linear and nn.Conv2d for other numbers"
+        )
+    return found.data, found.right
+
+
+def _pack_fake(x: Tensor, order: List[int], largest: int, unit: float) -> Tuple[Tensor, Tensor]:
+    count = (x.numel() * Whole(largest, unit).bits + 7) // 8
+    return x.new_empty(count, dtype=torch.uint8), x.new_empty((), dtype=torch.float32)
+
+
+def _unpack(
+    data: Tensor, right: Tensor, shape: List[int], order: List[int], largest: int, unit: float, dtype: torch.dtype
+) -> Tensor:
+    count = functools.reduce(lambda n, size: n * size, shape, 1)
+    numbers = _by_backend(data.device.type, "unpack", Bits(data, right), Whole(largest, unit), count, dtype)
+    return _in_order(numbers, shape, order)
+
+
+def _unpack_fake(
+    data: Tensor, right: Tensor, shape: List[int], order: List[int], largest: int, unit: float, dtype: torch.dtype
+) -> Tensor:
+    count = functools.reduce(lambda n, size: n * size, shape, 1)
+    return _in_order(data.new_empty(count, dtype=dtype), shape, order)
+
+
+def _in_order(numbers: Tensor, shape: List[int], order: List[int]) -> Tensor:
+    laid = numbers.view([shape[dim] for dim in order])
+    return laid.permute([order.index(dim) for dim in range(len(order))])
+
+
+def _by_backend(device_type: str, method: str, *arguments: Any) -> Any:
+    """What the backend of a type of device gives; torch's operations where one that nobody asked for cannot."""
+    chosen = _chosen(device_type, default_registry())
+    try:
+        return getattr(chosen.backend, method)(*arguments)
+    except BackendError as error:
+        name = chosen.backend.name
+        if chosen.source != AUTO_NAME:
+            raise
+        if default_registry().first(("packing", name, str(error))):
+            warnings.warn(
+                f"operations of PyTorch keep spikes as bits instead of backend {name!r}: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return getattr(_TORCH, method)(*arguments)
+
+
+@functools.lru_cache(maxsize=8)
+def _chosen(device_type: str, registry: Registry) -> Resolved:
+    return resolve(Request(None, ""), device_type, registry)
+
+
+_TORCH = Packing()
+_library: List[Any] = []
+
+
+def _register() -> None:
+    library = torch.library.Library("spikecore", "FRAGMENT")
+    how = "int[] order, int largest, float unit"
+    schemas = {
+        "pack_spikes": f"(Tensor x, {how}) -> (Tensor, Tensor)",
+        "unpack_spikes": f"(Tensor data, Tensor right, SymInt[] shape, {how}, ScalarType dtype) -> Tensor",
+        # what torch.compile sees of a layer; its kernel for autograd, traced, is made of the other two
+        "kept": "(Tensor x, Tensor weight, Tensor? bias, int largest, float unit, int[] form) -> Tensor",
+    }
+    kernels: Dict[str, Tuple[Callable[..., Any], ...]]
+    kernels = {"pack_spikes": (_pack, _pack_fake), "unpack_spikes": (_unpack, _unpack_fake), "kept": (_plain, _plain)}
+    for name, (function, fake) in kernels.items():
+        library.define(name + schemas[name])
+        library.impl(name, function, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"spikecore::{name}", fake, lib=library)
+    library.impl("kept", _Kept.apply, "Autograd")
+    _library.append(library)
+
+
+if SUPPORTED:
+    _register()
+
+
+# -- into networks
+
+#: Torch's layers, and those that take their place.
+_PACKED: Mapping[Type[nn.Module], Type[nn.Module]] = {nn.Linear: PackedLinear, nn.Conv2d: PackedConv2d}
+#: What gives some of the numbers that it gets, or 0, as often as may be.
+_KEEPING = (nn.Identity, nn.Flatten, nn.Unflatten, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+#: Of a part of a network and what goes into it, what comes out.
+Follow = Callable[[nn.Module, Optional[Whole]], Optional[Whole]]
+
+
+def pack(net: nn.Module) -> nn.Module:
+    """Put :class:`spikecore.layers.PackedLinear` and ``PackedConv2d`` into ``net`` behind neurons; gives ``net`` back.
+
+    In the place of an ``nn.Linear`` or an ``nn.Conv2d`` that gets spikes. Known are the outputs of spiking neurons,
+    followed through ``nn.Sequential``, :class:`spikecore.layers.TimeBatched`, ``nn.Flatten``, ``nn.Identity``, maximum
+    pooling, average pooling of windows of 2, 4, 8 and so on, and through the blocks of :mod:`spikecore.layers` and
+    :mod:`spikecore.models`, whose sums of spikes are kept in two, four or eight bits. In a ``forward`` of your own
+    write :class:`spikecore.layers.PackedLinear` and ``PackedConv2d`` yourself.
+
+    Parameters and hooks stay the same objects, so that an optimiser goes on, and ``state_dict()`` has the same keys.
+    Left as they are: subclasses, layers with a parametrisation, and those that are in the network twice. A part of an
+    ``nn.Sequential`` that is called alone afterwards must be given what it gets in the network. :func:`unpack` undoes
+    it.
+
+    Raises TypeError for what is no module, and :class:`spikecore.Unsupported` for torch before 2.6. Warns where there
+    is no such layer.
+    """
+    _check("pack", net)
+    _check_torch()
+    found = packable(net)
+    _replace(net, {module: _changed(module, _PACKED[type(module)], spikes) for module, spikes in found.items()})
+    if not is_packed(net):
+        warnings.warn(
+            "sc.pack(net) found no nn.Linear or nn.Conv2d behind a spiking neuron: it looks in nn.Sequential and in "
+            "blocks of spikecore. In a forward of your own, write sc.layers.PackedLinear or sc.layers.PackedConv2d",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return net
+
+
+def unpack(net: nn.Module) -> nn.Module:
+    """Put ``nn.Linear`` and ``nn.Conv2d`` back in the place of packed layers, wherever they came from; gives ``net``.
+
+    Raises TypeError for what is no module.
+    """
+    _check("unpack", net)
+    plain = {packed: kind for kind, packed in _PACKED.items()}
+    _replace(net, {one: _changed(one, plain[type(one)]) for one in net.modules() if type(one) in plain})
+    return net
+
+
+def is_packed(net: nn.Module) -> bool:
+    """Whether some layer keeps its input as bits."""
+    return any(isinstance(module, (PackedLinear, PackedConv2d)) for module in net.modules())
+
+
+def packable(net: nn.Module) -> Dict[nn.Module, Whole]:
+    """The layers that :func:`pack` replaces, and what goes into each."""
+    places = Counter(module for _, module in net.named_modules(remove_duplicate=False))
+    found: Dict[nn.Module, Whole] = {}
+
+    def follow(module: nn.Module, known: Optional[Whole]) -> Optional[Whole]:
+        if type(module) in _PACKED:
+            if known is not None and places[module] == 1 and "forward" not in vars(module):
+                found[module] = known
+            return None
+        if "forward" not in vars(module):
+            rule = _rule(module)
+            if rule is not None:
+                return rule(module, known, follow)
+        for part in module.children():
+            follow(part, None)
+        return None
+
+    follow(net, None)
+    return found
+
+
+def _rule(module: nn.Module) -> Optional[Callable[[Any, Optional[Whole], Follow], Optional[Whole]]]:
+    """How to follow spikes through a module, by a method ``follow_spikes`` of the class that wrote its ``forward``."""
+    if calls_as(module, Neuron):
+        return _of_neuron
+    if in_turn(module):
+        return _in_turn
+    if type(module) is nn.AvgPool2d:
+        return lambda module, known, follow: of_average(module, known)
+    if type(module) in _KEEPING:
+        return lambda module, known, follow: known
+    written = next(kind for kind in type(module).__mro__ if "forward" in vars(kind))
+    return vars(written).get("follow_spikes")
+
+
+def _of_neuron(neuron: Neuron, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
+    outputs = neuron.program.outputs
+    return Whole(1) if len(outputs) == 1 and outputs[0].op == "spike" else None
+
+
+def _in_turn(sequence: nn.Module, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
+    # not children(), which leaves out a module that comes a second time
+    for part in sequence._modules.values():
+        known = known if part is None else follow(part, known)
+    return known
+
+
+def of_average(pool: Any, known: Optional[Whole]) -> Optional[Whole]:
+    """Of average pooling, where every window is divided by its size."""
+    size = pool.kernel_size
+    rows, columns = size if isinstance(size, (tuple, list)) and len(size) == 2 else (size, size)
+    pads = pool.padding not in (0, (0, 0)) and not pool.count_include_pad
+    plain = isinstance(rows, int) and isinstance(columns, int) and not pads
+    exact = plain and not pool.ceil_mode and pool.divisor_override is None
+    return bits.averaged(known, rows * columns) if exact else None
+
+
+def _changed(module: nn.Module, kind: Type[nn.Module], spikes: Optional[Whole] = None) -> nn.Module:
+    """The same layer as another kind: parameters and hooks are those of ``module``."""
+    made: Any = kind.__new__(kind)
+    vars(made).update({name: value for name, value in vars(module).items() if name != "spikes"})
+    if spikes is not None:
+        made.spikes = spikes
+    return made  # type: ignore[no-any-return]  # of this kind
+
+
+def _replace(net: nn.Module, others: Dict[nn.Module, nn.Module]) -> None:
+    for parent in list(net.modules()):
+        for name, part in list(parent._modules.items()):
+            if part in others:
+                parent._modules[name] = others[part]
+
+
+def _check(function: str, net: Any) -> None:
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"sc.{function}: net={shown(net)} is {a_kind(net)}; give the network itself (an nn.Module)")

@@ -1,0 +1,464 @@
+"""Layers that keep spikes as bits, and sc.pack, which puts them in: torch's numbers, from a fraction of the memory."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any, Callable, List, Tuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import spikecore as sc
+from spikecore import _packed
+from spikecore._base.bits import Packing, added, averaged, multiplied
+from spikecore._plugins.selection import Resolved
+from spikecore.backend import BackendError, Whole
+from spikecore.layers import PackedConv2d, PackedLinear, SEWBlock, TimeBatched
+
+HALF = torch.bfloat16
+pytestmark = pytest.mark.skipif(not _packed.SUPPORTED, reason="spikes are kept as bits with torch 2.6 or newer")
+ORDERS = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}
+
+
+@pytest.fixture(autouse=True)
+def _afresh() -> Any:
+    """Which backend packs is found out once a process."""
+    _packed._chosen.cache_clear()
+    yield
+    _packed._chosen.cache_clear()
+
+
+def zeros_and_ones(*shape: int, largest: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randint(0, largest + 1, shape, generator=generator).float()
+
+
+def saved_by(call: Callable[[], Tensor]) -> Tuple[Tensor, List[Tensor]]:
+    """What a call gives, and what autograd keeps of it."""
+    kept: List[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        return call(), kept
+
+
+def results(module: nn.Module, x: Tensor, half: bool = False) -> Tuple[List[Tensor], List[Tensor]]:
+    """Output and gradients, and what was kept."""
+    leaf = x.clone().requires_grad_()  # in the order of x
+    with torch.autocast("cpu", HALF, enabled=half):
+        y, kept = saved_by(lambda: module(leaf))
+    y.backward(torch.cos(torch.arange(y.numel())).view(y.shape).to(y.dtype))
+    return [y.detach(), leaf.grad, *[p.grad for p in module.parameters()]], kept  # type: ignore[list-item]
+
+
+def check_same(plain: nn.Module, packed: nn.Module, x: Tensor, bits: int = 1, half: bool = False) -> None:
+    """The bits of torch's outputs and gradients, with bits in the place of the input."""
+    packed.load_state_dict(plain.state_dict())
+    expected, _ = results(plain, x, half)
+    found, kept = results(packed, x, half)
+    for mine, its in zip(found, expected):
+        assert torch.equal(mine, its)
+        assert mine.stride() == its.stride()
+    assert [one.numel() for one in kept if one.dtype == torch.uint8] == [-(-x.numel() * bits // 8)]
+    assert all(one.numel() <= 1 for one in kept if one.shape != plain.weight.shape and one.dtype != torch.uint8)
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "autocast"])
+@pytest.mark.parametrize("shape", [(5,), (3, 5), (4, 3, 5), (2, 4, 3, 5)], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear_layers_are_those_of_torch(bias: bool, shape: Any, half: bool) -> None:
+    check_same(nn.Linear(5, 7, bias=bias), PackedLinear(5, 7, bias=bias), zeros_and_ones(*shape), half=half)
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype", "half"),
+    [
+        ({"kernel_size": 3, "padding": 1}, torch.float32, False),
+        ({"kernel_size": 3, "padding": 1}, torch.float32, True),
+        ({"kernel_size": 3, "padding": "same", "bias": False}, HALF, False),
+        ({"kernel_size": (3, 2), "dilation": (1, 2), "groups": 2}, torch.float64, False),
+        ({"kernel_size": 1, "stride": (2, 3), "bias": False}, torch.float32, False),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("order", ORDERS)
+def test_convolutions_are_those_of_torch(options: Any, dtype: torch.dtype, half: bool, order: str) -> None:
+    torch.manual_seed(0)
+    plain, packed = (kind(4, 6, **options).to(dtype) for kind in (nn.Conv2d, PackedConv2d))
+    for one in (plain, packed):
+        one.to(memory_format=ORDERS[order])  # type: ignore[call-overload]  # the stub lacks it alone
+    x = zeros_and_ones(5, 4, 13, 11).to(dtype).contiguous(memory_format=ORDERS[order])
+    if options.get("padding") == "same":
+        # kept are the bits of the padded input
+        packed.load_state_dict(plain.state_dict())
+        assert all(map(torch.equal, results(packed, x)[0], results(plain, x)[0]))
+    else:
+        check_same(plain, packed, x, half=half)
+
+
+def test_other_paddings_and_one_image() -> None:
+    for mode in ("circular", "reflect", "replicate"):
+        plain, packed = (kind(2, 3, 3, padding=1, padding_mode=mode) for kind in (nn.Conv2d, PackedConv2d))
+        packed.load_state_dict(plain.state_dict())
+        x = zeros_and_ones(2, 6, 5)
+        for mine, its in zip(results(packed, x)[0], results(plain, x)[0]):
+            assert torch.equal(mine, its)
+
+
+@pytest.mark.parametrize(("largest", "unit", "bits"), [(3, 1.0, 2), (4, 0.25, 4), (255, 2.0, 8)])
+def test_sums_and_averages_take_more_bits(largest: int, unit: float, bits: int) -> None:
+    x = zeros_and_ones(4, 3, 5, largest=largest) * unit
+    check_same(nn.Linear(5, 7), PackedLinear(5, 7, largest=largest, unit=unit), x, bits)
+
+
+def test_a_convolution_on_a_gpu_computes_the_weights_gradient_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The input's is a transposed convolution, which wants no input; here with a CPU's numbers."""
+    monkeypatch.setattr(Tensor, "is_cuda", True)
+    for options in ({"padding": 1}, {"stride": (2, 3), "padding": (0, 2)}, {"dilation": (1, 2), "groups": 2}):
+        plain, packed = (kind(4, 6, 3, **options) for kind in (nn.Conv2d, PackedConv2d))
+        packed.load_state_dict(plain.state_dict())
+        x = zeros_and_ones(2, 4, 7, 8)
+        for mine, its in zip(results(packed, x)[0], results(plain, x)[0]):
+            torch.testing.assert_close(mine, its)
+
+
+def test_other_numbers_raise_on_a_cpu() -> None:
+    x = zeros_and_ones(3, 5)
+    x[1, 2] = 0.5
+    with pytest.raises(
+        ValueError, match=r"x of shape \[3, 5\] is not what .* 0 or 1. .*largest= and unit=; use nn.Lin"
+    ):
+        PackedLinear(5, 7)(x)
+    with pytest.raises(ValueError, match=r"whole numbers from 0 to 3, times 1.0"):
+        PackedLinear(5, 7, largest=3)(x)
+
+
+def test_other_numbers_give_nan_elsewhere() -> None:
+    """What backward reads where nobody may wait: never other numbers in silence."""
+    x = zeros_and_ones(40)
+    x[7] = 0.5
+    reference = Packing()
+    assert reference.unpack(reference.pack(x, Whole(1)), Whole(1), 40, x.dtype).isnan().all()
+
+
+def test_what_is_not_kept_is_not_packed() -> None:
+    """Without gradients, a frozen weight, torch.func: torch's layer, whatever the numbers are."""
+    layer, x = PackedLinear(5, 7), torch.rand(3, 5)
+    with torch.no_grad():
+        expected = layer(x)
+    assert torch.equal(torch.func.functional_call(copy.deepcopy(layer).requires_grad_(False), {}, (x,)), expected)
+    found = torch.func.grad(lambda w: torch.func.functional_call(layer, {"weight": w}, (x,)).sum())(layer.weight)
+    assert torch.equal(found, x.sum(0).expand(7, 5))
+
+
+def test_second_derivatives_are_refused() -> None:
+    layer = PackedLinear(5, 7)
+    y = layer(zeros_and_ones(3, 5).requires_grad_())
+    (first,) = torch.autograd.grad(y.square().sum(), [layer.weight], create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        first.square().sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [({"largest": 0}, "largest=0 must be from 1 to 255"), ({"unit": 0.3}, "unit=0.3 must be a power of 2")],
+)
+def test_other_numbers_of_a_layer_are_refused(options: Any, text: str) -> None:
+    for make in (lambda: PackedLinear(5, 7, **options), lambda: PackedConv2d(5, 7, 3, **options)):
+        with pytest.raises(ValueError, match=text):
+            make()
+
+
+def test_an_older_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_packed, "SUPPORTED", False)
+    for make in (lambda: PackedLinear(5, 7), lambda: PackedConv2d(5, 7, 3), lambda: sc.pack(network())):
+        with pytest.raises(sc.Unsupported, match=r"torch 2\.6 or newer; this is"):
+            make()
+
+
+def test_parametrisations_hooks_subclasses_and_copies_work() -> None:
+    class Mine(PackedLinear):
+        def forward(self, input: Tensor) -> Tensor:
+            return 2 * super().forward(input)
+
+    torch.manual_seed(0)
+    layer = nn.utils.parametrizations.weight_norm(Mine(5, 7))
+    x, seen = zeros_and_ones(3, 5), []
+    layer.register_forward_hook(lambda module, args, y: seen.append(y))
+    y, kept = saved_by(lambda: layer(x))
+    assert any(one.dtype == torch.uint8 for one in kept)
+    assert torch.equal(y, 2 * nn.functional.linear(x, layer.weight, layer.bias))
+    assert seen[0] is y
+    y.sum().backward()
+    original = layer.parametrizations.weight.original0
+    assert original.grad is not None
+    for copied in (
+        copy.deepcopy(PackedLinear(5, 7, largest=3)),
+        pickle.loads(pickle.dumps(PackedLinear(5, 7, largest=3))),
+    ):
+        assert copied.spikes == Whole(3)
+        assert repr(copied) == "PackedLinear(in_features=5, out_features=7, bias=True, largest=3)"
+
+
+# -- which backend packs
+
+
+class Broken(Packing):
+    """It packs, or unpacks, and fails in the other."""
+
+    name = "broken"
+
+    def __init__(self, *fails: str) -> None:
+        self.fails = fails
+
+    def pack(self, *given: Any) -> Any:
+        if "pack" in self.fails:
+            raise BackendError("no compiler here")
+        return super().pack(*given)
+
+    def unpack(self, *given: Any) -> Any:
+        if "unpack" in self.fails:
+            raise BackendError("no driver here")
+        return super().unpack(*given)
+
+
+@pytest.mark.parametrize("fails", ["pack", "unpack"])
+def test_a_backend_that_cannot_pack(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chosen automatically, torch's operations do, with one warning; asked for by name, it raises."""
+    chosen = Resolved(Broken(fails), "auto", "")  # type: ignore[arg-type]  # of a backend this part alone is asked
+    monkeypatch.setattr(_packed, "_chosen", lambda device_type, registry: chosen)
+    layer, x = PackedLinear(5, 7), zeros_and_ones(3, 5)
+    with pytest.warns(RuntimeWarning, match="keep spikes as bits instead of backend 'broken': no"):
+        layer(x).sum().backward()
+    assert torch.equal(layer.weight.grad, x.sum(0).expand(7, 5))
+    chosen = Resolved(Broken(fails), "SPIKECORE_BACKEND", "")  # type: ignore[arg-type]
+    with pytest.raises(BackendError, match="no"):
+        layer(x).sum().backward()
+
+
+# -- into networks
+
+
+def network(backend: str = "torch") -> nn.Sequential:
+    """Spikes, pooled spikes, averages and sums of spikes before layers with weights; a first layer that gets others."""
+    torch.manual_seed(0)
+
+    def neuron() -> sc.Neuron:
+        return sc.LIF(threshold=0.3, backend=backend)
+
+    return nn.Sequential(
+        sc.encode.Constant(2),
+        TimeBatched(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)),
+        neuron(),
+        TimeBatched(nn.MaxPool2d(2), nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)),
+        neuron(),
+        nn.Sequential(SEWBlock(4, 4, neuron), nn.Identity(), SEWBlock(4, 6, neuron, stride=2)),
+        TimeBatched(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(24, 8)),
+        neuron(),
+        nn.Linear(8, 5),
+        nn.Linear(5, 3),
+    )
+
+
+def images() -> Tensor:
+    return torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+def said(net: nn.Module) -> List[str]:
+    """The layers that keep bits, and of what."""
+    found = [(name, one) for name, one in net.named_modules() if isinstance(one, (PackedLinear, PackedConv2d))]
+    return [f"{name}: {one.spikes.largest} x {one.spikes.unit:g}" for name, one in found]
+
+
+#: Of the network above: what follows from where each layer stands.
+KEPT = [
+    "3.module.1: 1 x 1",
+    "5.0.body.0.module.0: 1 x 1",
+    "5.0.body.2.module.0: 1 x 1",
+    "5.2.body.0.module.0: 2 x 1",
+    "5.2.body.2.module.0: 1 x 1",
+    "5.2.shortcut.0.module.0: 2 x 1",
+    "6.module.2: 8 x 0.25",
+    "8: 1 x 1",
+]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_layers_behind_spikes_are_replaced(fused: bool) -> None:
+    """Those that a chain leads to, with the same gradients, parameters and names."""
+    net = sc.fuse(network()) if fused else network()
+    plain, parameters = copy.deepcopy(net), dict(net.named_parameters())
+    assert sc.pack(net) is net
+    assert said(net) == KEPT
+    assert all(net.get_parameter(name) is one for name, one in parameters.items())
+    assert [*net.state_dict()] == [*plain.state_dict()]
+    sizes = []
+    for one in (plain, net):
+        out, kept = saved_by(lambda: one(images()))  # noqa: B023  # called at once
+        sizes.append({(k.data_ptr(), k.numel() * k.element_size()) for k in kept})
+        out.square().sum().backward()
+    assert sum(size for _, size in sizes[1]) < sum(size for _, size in sizes[0])
+    for mine, its in zip(net.parameters(), plain.parameters()):
+        assert torch.equal(mine.grad, its.grad)
+    assert said(sc.pack(net)) == KEPT
+    assert said(sc.unpack(net)) == []
+    assert [type(one) for one in net.modules()] == [type(one) for one in plain.modules()]
+
+
+def test_blocks_and_networks_of_the_field() -> None:
+    """What each keeps, and the gradients of the plain network."""
+    lif = lambda: sc.LIF(threshold=0.1, backend="torch")  # noqa: E731
+    cases = {
+        "sew": (sc.models.sew_resnet(18, steps=1, neuron=lif, small=True, classes=3), 19),
+        "ms": (sc.models.ms_resnet(18, steps=1, neuron=lif, small=True, classes=3), 16),
+        "spikformer": (sc.models.spikformer(1, 16, heads=2, steps=1, neuron=lif, attention_neuron=lif), 10),
+        "and": (nn.Sequential(lif(), SEWBlock(3, 3, lif, connect="and"), nn.Linear(16, 2)), 3),
+        "iand": (nn.Sequential(lif(), SEWBlock(3, 3, lif, connect="iand"), nn.Linear(16, 2)), 3),
+        "norm": (nn.Sequential(sc.layers.NormNeuron(nn.BatchNorm2d(3), lif()), nn.Linear(16, 2)), 1),
+        "recurrent": (nn.Sequential(sc.Recurrent(lif(), nn.Linear(16, 16)), nn.Linear(16, 2)), 1),
+    }
+    for name, (net, count) in cases.items():
+        plain = copy.deepcopy(net)
+        assert len(said(sc.pack(net))) == count, name
+        x = images()[:2] if "0.steps" in name or net[0].__class__ is sc.encode.Constant else images()[None]
+        for one in (plain, net):
+            one(x).square().sum().backward()
+        for mine, its in zip(net.parameters(), plain.parameters()):
+            assert torch.equal(mine.grad, its.grad), name
+
+
+class Own(nn.Module):
+    """A forward of one's own, which nothing is known of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chain = nn.Sequential(nn.Linear(4, 4), sc.LIF(), nn.Linear(4, 4))
+        self.lif, self.last = sc.LIF(), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.lif(self.chain(x)))
+        return out
+
+
+class Twice(nn.Linear):
+    """A subclass, whose forward may do anything."""
+
+
+def test_what_is_left_as_it_is() -> None:
+    linear = nn.Linear(4, 4)
+    own_forward = nn.Linear(4, 4)
+    own_forward.forward = lambda x: x  # type: ignore[method-assign]  # what some libraries do
+    chains = {
+        "a potential": [sc.LI(), nn.Linear(4, 4)],
+        "three values": [sc.TernaryLIF(), nn.Linear(4, 4)],
+        "scaled": [sc.LIF(), nn.Dropout(), nn.Linear(4, 4)],
+        "an average of nine": [sc.LIF(), TimeBatched(nn.AvgPool2d(3), nn.Conv2d(4, 4, 1))],
+        "an average of fewer": [sc.LIF(), TimeBatched(nn.AvgPool2d(2, ceil_mode=True), nn.Conv2d(4, 4, 1))],
+        "a subclass": [sc.LIF(), Twice(4, 4)],
+        "parametrised": [sc.LIF(), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))],
+        "a forward of its own": [sc.LIF(), own_forward],
+        "twice": [sc.LIF(), linear, sc.LIF(), linear],
+        "another layer between": [sc.LIF(), nn.Tanh(), nn.Linear(4, 4)],
+    }
+    for name, chain in chains.items():
+        net = nn.Sequential(*chain)
+        with pytest.warns(RuntimeWarning, match="found no nn.Linear or nn.Conv2d behind a spiking neuron"):
+            sc.pack(net)
+        assert said(net) == [], name
+    assert said(sc.pack(Own())) == ["chain.2: 1 x 1"]
+
+
+def test_hooks_stay_and_first_layers_are_computed_once() -> None:
+    """Behind Constant, a packed layer is computed for one step as torch's is."""
+    net = nn.Sequential(sc.LIF(backend="torch"), nn.Linear(4, 4), sc.LIF(backend="torch"), nn.Linear(4, 2))
+    seen: List[Any] = []
+    net[1].register_forward_hook(lambda module, args, y: seen.append(type(module)))
+    sc.pack(sc.hoist(net))(torch.rand(3, 2, 4))
+    assert seen == [PackedLinear]
+    first = nn.Sequential(sc.encode.Constant(5), PackedLinear(4, 3))
+    assert sc.hoist(first)(zeros_and_ones(2, 4)).stride(0) == 0
+
+
+def test_what_is_no_network_and_the_old_name() -> None:
+    for function in (sc.pack, sc.unpack):
+        with pytest.raises(TypeError, match="give the network itself"):
+            function("net")  # type: ignore[arg-type]
+    with pytest.raises(AttributeError, match=r"sc\.packed_spikes\(\) is gone: sc\.pack\(net\) puts in layers"):
+        sc.packed_spikes  # noqa: B018  # the name is what is asked for
+
+
+def test_what_sums_and_products_hold() -> None:
+    quarters = Whole(4, 0.25)
+    assert added(Whole(1), Whole(2)) == Whole(3)
+    assert added(quarters, Whole(1)) == Whole(8, 0.25)
+    assert multiplied(quarters, Whole(2)) == Whole(8, 0.25)
+    assert averaged(Whole(3), 4) == Whole(12, 0.25)
+    assert (
+        added(Whole(255), Whole(1)) is added(None, Whole(1)) is averaged(Whole(1), 9) is averaged(Whole(1), 256) is None
+    )
+
+
+# -- steps of training
+
+
+@pytest.mark.parametrize("where", ["torch", "spikecore"])
+def test_checkpointed_parts_give_the_same(where: str) -> None:
+    """Nothing of them is kept, bits neither."""
+    found = []
+    for net in (network(), sc.pack(network())):
+        call = sc.checkpoint(net, every=3) if where == "spikecore" else net
+        if where == "torch":
+            out, kept = saved_by(lambda: checkpoint(net, images(), use_reentrant=False))  # noqa: B023  # called at once
+            assert all(one.dtype != torch.uint8 for one in kept)
+        else:
+            out = call(images())
+        out.square().sum().backward()
+        found.append([p.grad for p in net.parameters()])
+    for mine, its in zip(*found):
+        assert torch.equal(mine, its)
+
+
+@pytest.mark.parametrize("options", [sc.TrainingOptions, sc.CudaOptions])
+def test_a_step_packs_the_network_that_it_is_given(options: Any) -> None:
+    """With the weights of the plain step; a network without a place for it is refused."""
+    found = []
+    for pack in (False, True):
+        net = network()
+        optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+        step = sc.training_model(
+            net, sc.losses.ce_count, optimizer, options=options(autocast=HALF, pack_spikes=pack, channels_last=True)
+        )
+        for _ in range(2):
+            step(images(), torch.tensor([0, 1, 2]))
+        assert said(net) == (KEPT if pack else [])
+        found.append(net.state_dict())
+    for mine, its in zip(found[1].values(), found[0].values()):
+        assert torch.equal(mine, its)
+    none = nn.Sequential(nn.Linear(4, 3), sc.LI())
+    with pytest.raises(sc.Unsupported, match=r"pack_spikes=True cannot be: no nn\.Linear or nn\.Conv2d of it stands"):
+        sc.training_model(
+            none, sc.losses.ce_rate, torch.optim.SGD(none.parameters(), 0.1), options=options(pack_spikes=True)
+        )
+
+
+def test_a_compiled_graph_keeps_bits() -> None:
+    """In one graph, and a ValueError comes through it."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    net = nn.Sequential(PackedLinear(16, 8), nn.Tanh(), nn.Linear(8, 2))
+    x = zeros_and_ones(4, 6, 16)
+    expected = torch.autograd.grad(net(x).square().sum(), [*net.parameters()])
+    run = torch.compile(net, fullgraph=True)
+    out, kept = saved_by(lambda: run(x))
+    assert [one.numel() for one in kept if one.dtype == torch.uint8] == [4 * 6 * 16 // 8]
+    assert all(one.data_ptr() != x.data_ptr() for one in kept)
+    for mine, its in zip(torch.autograd.grad(out.square().sum(), [*net.parameters()]), expected):
+        torch.testing.assert_close(mine, its)
+    with pytest.raises(ValueError, match="is not what its layer was said to get"):
+        run(x + 0.5)
