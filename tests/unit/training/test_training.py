@@ -366,6 +366,8 @@ def test_wrong_arguments_are_named(change, error, text):
     ("kwargs", "text"),
     [
         ({"clip_norm": 0}, "clip_norm=0 must be above 0"),
+        ({"clip_norm": "1"}, "clip_norm='1' must be a number above 0, or None for no clipping"),
+        ({"clip_norm": True}, "clip_norm=True must be a number above 0, or None for no clipping"),
         ({"autocast": torch.float32}, "autocast=torch.float32 must be torch.float16, torch.bfloat16 or None"),
         ({"scaler": 1}, "scaler=1 must have the methods of torch.amp.GradScaler"),
     ],
