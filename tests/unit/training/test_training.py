@@ -157,7 +157,8 @@ def spoilt(where: str):
         next(model.parameters()).data[1, 0] = NAN
     elif where == "loss":
         loss = lambda outputs, targets: sc.losses.ce_count(outputs, targets) / 0  # noqa: E731
-    elif where == "backward":
+    elif where.startswith("backward"):
+        model[:3].requires_grad_(where == "backward")
         loss = lambda outputs, targets: sc.losses.ce_count(outputs, targets) + (0 * outputs.sum()).sqrt()  # noqa: E731
     elif where == "norm":
         loss = lambda outputs, targets: 1e25 * sc.losses.ce_count(outputs, targets)  # noqa: E731
@@ -179,8 +180,10 @@ def spoilt(where: str):
         ("loss", r"the output of the network is finite, and the loss is inf\. Look for a division by 0"),
         (
             "backward",
-            r"output and loss are finite, and the gradient of .* has .* NaN .*explain\(net, inputs\) says where",
+            r"output and loss are finite, and the gradient of .* has .* NaN .*, and so have 3 others; either the "
+            r"forward .*explain\(net, inputs\) says where it began; or the backward pass, .*set_detect_anomaly",
         ),
+        ("backward of one layer", r"the gradient of 3\.weight has .* NaN .*, and so has one other; either"),
         ("norm", r"each number is finite, and the gradient of .* has a norm of .*, whose square is not"),
     ],
 )
