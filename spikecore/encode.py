@@ -141,8 +141,8 @@ class Poisson(Encoder):
             raise ValueError(f"generator is on {self.generator.device} but x is on {x.device}; {way_out}")
         if self.generator is not None and is_compiling():
             raise Unsupported(
-                "torch.compile cannot draw from a torch.Generator: leave generator= out and seed torch.manual_seed, or "
-                "encode before the compiled network"
+                "a compiled or exported graph cannot draw from a torch.Generator: leave generator= out and seed "
+                "torch.manual_seed, or encode in front of it"
             )
         probability = (x.to(compute_dtype(x.dtype)) * self.gain + self.offset).clamp(0.0, 1.0)
         # named only where there is one: ONNX has no operator for a draw that takes a generator, be it None

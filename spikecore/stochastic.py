@@ -58,7 +58,7 @@ class Stochastic(Neuron):
 
     Raises TypeError for a generator that is none and for a class whose ``drawn`` are not the last of its inputs,
     ValueError for more than 2^34 neurons, :class:`Unsupported` on an IPU, which has no 64-bit integers (give it the
-    numbers), and under torch.compile with a generator.
+    numbers), and in a compiled or exported graph with a generator.
     """
 
     #: Names of the inputs that are drawn.
@@ -104,8 +104,8 @@ class Stochastic(Neuron):
             return torch.randint(1 << 32, (2,), device=device)
         if is_compiling():
             raise Unsupported(
-                f"{type(self).__name__}: torch.compile cannot draw from a torch.Generator: leave generator= out and "
-                "seed torch.manual_seed, or give the numbers"
+                f"{type(self).__name__}: a compiled or exported graph cannot draw from a torch.Generator: leave "
+                "generator= out and seed torch.manual_seed, or give the numbers"
             )
         there = self.generator.device
         if device.type == "cuda" and there.type != "cuda" and torch.cuda.is_current_stream_capturing():

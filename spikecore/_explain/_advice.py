@@ -237,20 +237,25 @@ def _silent(layers: Sequence[Layer], setting: Setting) -> List[str]:
     """Layers that never fire, or always: the network learns nothing there, at whatever speed."""
     if setting.not_finite:
         return []
-    texts = []
+    kinds = []
     for is_extreme, meaning in (
         (is_silent, "next to nothing comes out"),
         (is_saturated, "the spikes say nothing about the input"),
     ):
         found = [i for i, layer in enumerate(layers) if layer.rate is not None and is_extreme(layer.rate)]
-        if not found:
-            continue
+        if found:
+            kinds.append((found, meaning))
+    if not kinds:
+        return []
+    kinds.sort()  # the kind of the first layer comes first
+    texts = []
+    for found, meaning in kinds:
         who = _listed([f"{_named([layers[i]])} {_how_often(layers[i].rate or 0.0)}" for i in found])
-        text = f"{who} on this batch, so that {meaning}. {_way_out(found[0], layers, setting)}"
-        if len(found) > 1:
-            text += ". Then explain the network again: the layers behind it get other spikes"
-        texts.append(text)
-    return texts
+        texts.append(f"{who} on this batch, so that {meaning}")
+    texts.append(_way_out(kinds[0][0][0], layers, setting))
+    if sum(len(found) for found, _ in kinds) > 1:
+        texts.append("Then explain the network again: the layers behind it get other spikes")
+    return [". ".join(texts)]
 
 
 def _how_often(rate: float) -> str:

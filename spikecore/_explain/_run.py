@@ -71,7 +71,9 @@ def explain(
 
     Advice begins with what is wrong: where NaN and infinities begin, and which layers of neurons never fire, or always.
     For the first such layer each setting that is named was tried, by a copy of the layer on the input that it had, and
-    stands with the rate that it gave.
+    stands with the rate that it gave. Once that layer fires as it should, explain the network again for the others. The
+    ``bounds`` of a neuron limit what is tried: without them a parameter may be given any value, such as a time
+    constant below one step.
 
     Neurons begin at rest. Afterwards the network is as it was: parameters, gradients, buffers (running statistics),
     modes, states of neurons, torch's random streams. The copies and words are those of operations of torch, and of

@@ -237,7 +237,7 @@ def _of_flag(name: str, value: bool) -> _Knob:
 def _of_input(sign: int) -> _Knob:
     def at(change: float) -> Tuple[str, Callable[[Any], Any]]:
         factor = float(f"{2.0 ** (sign * change):.2g}")
-        return f"its input times {factor:g}", lambda neuron: factor
+        return f"its input times {factor:g} (weights and bias of the layer before)", lambda neuron: factor
 
     return at
 

@@ -46,7 +46,9 @@ def show_cache(
 
 
 def _unusable(reason: str) -> str:
-    return f"no kernels are kept: {reason}; SPIKECORE_CACHE_DIR names another folder"
+    # those in a folder that cannot be written to are read
+    new = "new " if cache.kinds() else ""
+    return f"no {new}kernels are kept: {reason}; SPIKECORE_CACHE_DIR names another folder"
 
 
 def _mib(size: int) -> str:

@@ -127,14 +127,16 @@ def write(kind: str, name: str, content: bytes) -> None:
 
 
 def reason() -> str:
-    """Why no kernels are kept, in words; empty where they are kept, or will be."""
+    """Why no new kernels are kept, in words; empty where they are kept, or will be. It tries to write a file."""
     try:
-        _checked_folder()
-    except FileNotFoundError:  # the first kernel makes it
-        return ""
+        try:
+            path = _checked_folder()
+        except FileNotFoundError:  # the first kernel makes it
+            path = next(above for above in folder().absolute().parents if above.exists())
+        with tempfile.TemporaryFile(dir=path):  # its rights do not say that a disk is read-only
+            return ""
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    return ""
 
 
 def kinds() -> Dict[str, Kind]:

@@ -76,8 +76,8 @@ class SequenceDropout(Stateful):
         if self.generator is not None:
             if is_compiling():
                 raise Unsupported(
-                    "SequenceDropout: torch.compile cannot draw from a torch.Generator; leave generator= out and seed "
-                    "torch.manual_seed"
+                    "SequenceDropout: a compiled or exported graph cannot draw from a torch.Generator; leave "
+                    "generator= out and seed torch.manual_seed"
                 )
             if not checks.is_device(self.generator.device, one.device):
                 raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Any, ClassVar, Mapping, Optional
 
 import torch
@@ -63,8 +64,11 @@ class TrainingOptions:
     fast: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise ValueError(f"clip_norm={self.clip_norm!r} must be above 0, or None for no clipping")
+        norm: Any = self.clip_norm
+        if norm is not None and (isinstance(norm, bool) or not isinstance(norm, Real)):
+            raise TypeError(f"clip_norm={norm!r} must be a number above 0, or None for no clipping")
+        if norm is not None and not float(norm) > 0:
+            raise ValueError(f"clip_norm={norm!r} must be above 0, or None for no clipping")
         if self.autocast not in (None, torch.float16, torch.bfloat16):
             raise ValueError(f"autocast={self.autocast!r} must be torch.float16, torch.bfloat16 or None")
         needed = ("scale", "unscale_", "step", "update")

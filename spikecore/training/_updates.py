@@ -100,8 +100,9 @@ class Updates:
 
 _BEGINS = "training step: the gradients are not finite"
 _BACKWARD = (
-    "spikes hide what is not finite in front of them: sc.explain(net, inputs) says where it began; where that is the "
-    "backward pass, torch.autograd.set_detect_anomaly(True) around the step names the operation"
+    "either the forward pass has such numbers, which spikes hide, and sc.explain(net, inputs) says where it began; or "
+    "the backward pass, of the loss or of a layer, makes them, and torch.autograd.set_detect_anomaly(True) around the "
+    "step names the operation"
 )
 
 
@@ -151,7 +152,7 @@ def _in_backward(net: nn.Module, weights: List[Tensor]) -> str:
     spoilt = finite.first(gradients)
     if spoilt is not None:
         count = sum(not finite.is_finite(gradient) for _, gradient in gradients)
-        others = f", and so have {count - 1} others" if count > 1 else ""
+        others = {1: "", 2: ", and so has one other"}.get(count, f", and so have {count - 1} others")
         return (
             f"input, parameters, output and loss are finite, and {spoilt[0]} has {finite.in_words(spoilt[1])}{others}; "
             f"{_BACKWARD}"

@@ -359,6 +359,25 @@ class TestCommand:
         assert self.said("--clear") == f"removed 2 files, 0.0 MiB, from {folder}\n"
         assert names(folder) == []
 
+    @pytest.mark.parametrize(("entries", "new"), [(0, ""), (1, "new ")])
+    def test_a_folder_that_cannot_be_written_to(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, entries: int, new: str
+    ) -> None:
+        """The command says so, whether the folder is there or is to be made; what is in it is listed."""
+        if entries:
+            cache.write("cpu", KEY, b"code")
+
+        def refuse(dir: Path) -> Any:
+            raise OSError(errno.EROFS, "Read-only file system", str(dir))
+
+        monkeypatch.setattr("tempfile.TemporaryFile", refuse)  # root may write in a folder without the right
+        path = folder if entries else folder.parent.parent
+        text = f"no {new}kernels are kept: OSError: [Errno {errno.EROFS}] Read-only file system: '{path}'"
+        lines = self.said().splitlines()
+        assert lines[0] == f"{text}; SPIKECORE_CACHE_DIR names another folder"
+        assert lines[1:] == ["  cpu: 1 files, 0.0 MiB"] * entries
+        assert json.loads(self.said("--json"))["reason"] in text
+
     def test_a_bad_limit(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Is said in a sentence."""
         monkeypatch.setenv("SPIKECORE_CACHE_SIZE", "much")

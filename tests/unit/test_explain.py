@@ -265,12 +265,19 @@ def test_single_steps_and_recurrence() -> None:
 
 
 def test_layers_that_are_silent_are_named() -> None:
-    """Never, and always."""
-    net = nn.Sequential(sc.LIF(threshold=100.0, backend="torch"), sc.IF(threshold=0.0, backend="torch"))
-    found = sc.explain(net, torch.rand(4, 5))
-    assert [layer.rate for layer in found.layers] == [0.0, 1.0]
-    assert has(found, "0 (LIF) never fired")
-    assert has(found, "1 (IF) fired at every step")
+    """Never, and always; the first layer of either kind comes first, and settings are tried for it alone."""
+    silent, always = sc.LIF(threshold=100.0, backend="torch"), sc.IF(threshold=0.0, backend="torch")
+    for net, names in (
+        ([silent, always], ["0 (LIF) never fired", "1 (IF) fired at every step"]),
+        ([always, silent], ["0 (IF) fired at every step", "1 (LIF) never fired"]),
+    ):
+        found = sc.explain(nn.Sequential(*net), torch.rand(4, 5))
+        assert {layer.rate for layer in found.layers} == {0.0, 1.0}
+        (text,) = [text for text in found.advice if "on this batch" in text]
+        first, second, tried, again = text.split(". ")
+        assert [first.split(" on ")[0], second.split(" on ")[0]] == names
+        assert names[0][:7].strip() in tried
+        assert again == "Then explain the network again: the layers behind it get other spikes"
     assert sc.explain(sc.LI(backend="torch"), torch.rand(4, 5)).layers[0].rate is None
 
 

@@ -223,7 +223,10 @@ NEURONS: Dict[str, Callable[[], Any]] = {
     "Recurrent": lambda: sc.Recurrent(sc.LIF(), nn.Linear(12, 12)),
 }
 #: A setting and its rate, in a piece of advice.
-TRIED = re.compile(r"(?:(\w+)=(\S+)|(\w+) times (\S+)|its input times (\S+)) gives a rate of (\S+?)(?:;|\.? |$)")
+TRIED = re.compile(
+    r"(?:(\w+)=(\S+)|(\w+) times (\S+)|its input times (\S+) \(weights and bias of the layer before\)) gives a rate of "
+    r"(\S+?)(?:;|\.? |$)"
+)
 
 
 def words(samples: int = 8, steps: int = 40, channels: int = 16) -> Tensor:
@@ -297,7 +300,7 @@ def test_what_is_wrong_comes_before_what_is_slow() -> None:
         "1 (LIF) never fired on this batch, so that next to nothing comes out. Tried for 1 (LIF), one"
     )
     assert "threshold=" in first
-    assert "its input times" in first
+    assert re.search(r"its input times \S+ \(weights and bias of the layer before\) gives", first)
     below = sc.explain(sc.LIF(backend="torch"), -x).advice[0]
     assert "None of the parameters and settings of LIF, and no larger or smaller input, changed alone" in below
     assert "The input of LIF is 0 at every step" in sc.explain(sc.LIF(backend="torch"), 0 * x).advice[0]

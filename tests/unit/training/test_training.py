@@ -157,7 +157,8 @@ def spoilt(where: str):
         next(model.parameters()).data[1, 0] = NAN
     elif where == "loss":
         loss = lambda outputs, targets: sc.losses.ce_count(outputs, targets) / 0  # noqa: E731
-    elif where == "backward":
+    elif where.startswith("backward"):
+        model[:3].requires_grad_(where == "backward")
         loss = lambda outputs, targets: sc.losses.ce_count(outputs, targets) + (0 * outputs.sum()).sqrt()  # noqa: E731
     elif where == "norm":
         loss = lambda outputs, targets: 1e25 * sc.losses.ce_count(outputs, targets)  # noqa: E731
@@ -179,8 +180,10 @@ def spoilt(where: str):
         ("loss", r"the output of the network is finite, and the loss is inf\. Look for a division by 0"),
         (
             "backward",
-            r"output and loss are finite, and the gradient of .* has .* NaN .*explain\(net, inputs\) says where",
+            r"output and loss are finite, and the gradient of .* has .* NaN .*, and so have 3 others; either the "
+            r"forward .*explain\(net, inputs\) says where it began; or the backward pass, .*set_detect_anomaly",
         ),
+        ("backward of one layer", r"the gradient of 3\.weight has .* NaN .*, and so has one other; either"),
         ("norm", r"each number is finite, and the gradient of .* has a norm of .*, whose square is not"),
     ],
 )
@@ -366,6 +369,8 @@ def test_wrong_arguments_are_named(change, error, text):
     ("kwargs", "text"),
     [
         ({"clip_norm": 0}, "clip_norm=0 must be above 0"),
+        ({"clip_norm": "1"}, "clip_norm='1' must be a number above 0, or None for no clipping"),
+        ({"clip_norm": True}, "clip_norm=True must be a number above 0, or None for no clipping"),
         ({"autocast": torch.float32}, "autocast=torch.float32 must be torch.float16, torch.bfloat16 or None"),
         ({"scaler": 1}, "scaler=1 must have the methods of torch.amp.GradScaler"),
     ],
