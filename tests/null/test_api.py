@@ -13,7 +13,17 @@ from public_names import Used, foreign_privates, modules, page, plain, texts_out
 LISTED = page()
 #: Names that other libraries give: torch to modules, tensors and a module of its own, Python to named tuples, PopTorch
 #: to blocks.
-OF_OTHERS = {"_apply", "_buffers", "_modules", "_parameters", "_replace", "_stages_manager", "_trace", "_version"}
+OF_OTHERS = {
+    "_apply",
+    "_buffers",
+    "_embedding_bag",
+    "_modules",
+    "_parameters",
+    "_replace",
+    "_stages_manager",
+    "_trace",
+    "_version",
+}
 #: Modules of spikecore that tests of a plugin break on purpose, or put back, to see what the plugin then does.
 FOR_TESTS = {
     "plugins/spikecore-numba/tests/test_automatic.py": ("spikecore._plugins.registry", "spikecore._plugins.selection"),

@@ -326,7 +326,8 @@ def test_blocks_and_networks_of_the_field() -> None:
     for name, (net, count) in cases.items():
         plain = copy.deepcopy(net)
         assert len(said(sc.pack(net))) == count, name
-        x = images()[:2] if "0.steps" in name or net[0].__class__ is sc.encode.Constant else images()[None]
+        timed = not any(getattr(part, "makes_time", False) for part in net.modules())
+        x = images()[None] if timed else images()[:2]
         for one in (plain, net):
             one(x).square().sum().backward()
         for mine, its in zip(net.parameters(), plain.parameters()):
@@ -375,14 +376,15 @@ def test_what_is_left_as_it_is() -> None:
 
 
 def test_hooks_stay_and_first_layers_are_computed_once() -> None:
-    """Behind Constant, a packed layer is computed for one step as torch's is."""
+    """``sc.hoist`` takes a packed layer as it takes torch's."""
     net = nn.Sequential(sc.LIF(backend="torch"), nn.Linear(4, 4), sc.LIF(backend="torch"), nn.Linear(4, 2))
     seen: List[Any] = []
     net[1].register_forward_hook(lambda module, args, y: seen.append(type(module)))
-    sc.pack(sc.hoist(net))(torch.rand(3, 2, 4))
+    sc.pack(net)(torch.rand(3, 2, 4))
     assert seen == [PackedLinear]
-    first = nn.Sequential(sc.encode.Constant(5), PackedLinear(4, 3))
-    assert sc.hoist(first)(zeros_and_ones(2, 4)).stride(0) == 0
+    first = sc.hoist(nn.Sequential(sc.encode.Constant(5), PackedLinear(4, 3), sc.LIF(backend="torch")))
+    assert first[2].repeat == 5
+    assert first(zeros_and_ones(2, 4)).shape == (5, 2, 3)
 
 
 def test_what_is_no_network_and_the_old_name() -> None:
