@@ -193,6 +193,13 @@ class Bound(Stateful):
             self._redefine()
             self._cache.in_both_modes = before.program is self._cache.program is not None
 
+    def train(self, mode: bool = True) -> Any:
+        """As of ``nn.Module``; ``dynamics`` may read the mode of a module in the neuron, which is set after its own."""
+        super().train(mode)
+        if self._modules:
+            self._redefine()
+        return self
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
             super().__setattr__(name, value)

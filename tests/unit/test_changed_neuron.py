@@ -60,6 +60,13 @@ class Holder(nn.Module):
         self.k = k
 
 
+class WithChild(Gained):
+    """A neuron that reads the mode of a module in it."""
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Any:
+        return super().dynamics(x * (1.0 if self.inner.training else 3.0), s, p)
+
+
 class Doubled(nn.Module):
     """A parametrization."""
 
@@ -83,6 +90,10 @@ def lif(*args: Any, **options: Any) -> Callable[..., Any]:
 
 def gained(gain: float = 1.0, **options: Any) -> Callable[..., Any]:
     return lambda **more: Gained(gain, **options, **more)
+
+
+def with_child(**options: Any) -> Callable[..., Any]:
+    return lambda **more: WithChild(**options, **more)
 
 
 def with_(make: Callable[..., Any], change: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -262,6 +273,8 @@ CHANGES = {
     "module registered": Change(gained(), lambda n: n.add_module("inner", Holder(3.0)), gained(3.0)),
     "eval": Change(gained(), lambda n: n.eval(), with_(gained(), lambda n: n.eval())),
     "eval and train": Change(gained(), then(lambda n: n.eval(), lambda n: n.train()), gained()),
+    "eval of a child": Change(with_child(), lambda n: n.eval(), with_(with_child(), lambda n: n.eval())),
+    "eval and train of a child": Change(with_child(), then(lambda n: n.eval(), lambda n: n.train()), with_child()),
     "dynamics": Change(
         lif(),
         put(dynamics=lambda x, s, p: (x * 3.0, {"v": x})),
