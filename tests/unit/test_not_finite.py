@@ -217,3 +217,35 @@ def test_a_potential_that_overflows_is_no_silent_neuron() -> None:
     text = sc.explain(Growing(backend="torch"), torch.ones(12, 2, 3)).advice[0]
     assert "begins in Growing, whose input is finite: its state 'v' has" in text
     assert "time step " in text
+
+
+class Masked(nn.Module):
+    """Scores of which one is masked."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.exp()
+
+
+def test_what_is_infinite_on_purpose_is_no_cause() -> None:
+    """A threshold that is never reached, and a masked input; what comes of them is named where it begins."""
+    x = torch.rand(STEPS, BATCH, 6)
+    x[1, 0, 2] = -float("inf")
+    net = nn.Sequential(nn.Identity(), Masked(), sc.LIF(threshold=float("inf"), learn=("threshold",)))
+    assert not any("not finite" in text for text in sc.explain(net, x).advice)
+    text = sc.explain(sc.LIF(backend="torch"), x).advice[0]
+    assert "NaN begins in LIF, whose input has infinities and no NaN: its state 'v' has 3 NaN" in text
+    spoiling = nn.Sequential(nn.Identity(), nn.Linear(6, 3), sc.LIF(threshold=float("inf"), learn=("threshold",)))
+    nn.init.zeros_(spoiling[1].weight)
+    text = sc.explain(spoiling, x).advice[0]
+    assert "NaN begins in the output of 1 (Linear), whose input has infinities and no NaN: it has 3 NaN" in text
+    assert "It reaches 2 (LIF), time step 1." in text
+    step = sc.training_model(
+        spoiling,
+        lambda y, _: y.sum() / 0.0,
+        torch.optim.SGD(spoiling.parameters(), 0.1),
+        options=sc.TrainingOptions(clip_norm=1.0),
+    )
+    with pytest.raises(FloatingPointError) as raised:
+        step(x, torch.zeros(BATCH))
+    assert "the input has" not in str(raised.value)
+    assert "threshold' has" not in str(raised.value)
