@@ -120,7 +120,7 @@ def write(kind: str, name: str, content: bytes) -> None:
     with _contained(f"kernel {entry} is not kept"):
         if len(content) > _limit():  # trim() would remove it at once
             return
-        with replacing(_made_folder() / entry, 0o600) as file:
+        with replacing(_made_folder() / entry, 0o600, follow=False) as file:
             file.write(_start(entry) + _digest(entry, content) + content)
         if next(_writes) % _EVERY == 0:
             trim()
