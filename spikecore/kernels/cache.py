@@ -250,7 +250,8 @@ def _files() -> List[Tuple[Path, os.stat_result]]:
             with _contained(f"{path} is left alone"):
                 start = _start(path.name)
                 read = _bytes(path, len(start))
-                if read == start or (path.name.startswith(WRITING) and read.startswith(_MAGIC)):
+                written = path.name.startswith(WRITING) and (read.startswith(_MAGIC) or not read)
+                if read == start or (written and path.suffix == ".tmp"):
                     found.append((path, os.lstat(path)))
     return found
 
