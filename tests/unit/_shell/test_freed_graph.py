@@ -149,13 +149,3 @@ class TestFreedGraph:
         lif(x[0]).sum().backward()
         out = lif(x[1])
         assert torch.equal(out, sc.LIF()(x)[1])
-
-
-def test_states_without_a_graph_are_not_asked_about(monkeypatch):
-    """Which states have no gradient is asked of those whose graph was freed."""
-    asked = []
-    monkeypatch.setattr(Kept, "_constant_states", lambda self: asked.append(self) or ())
-    neuron, x = Kept(learn=("decay",), step="single", backend="torch"), torch.rand(C)
-    for _ in range(2):
-        neuron(x).sum().backward()
-    assert not asked
