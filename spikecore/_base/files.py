@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
@@ -14,13 +15,22 @@ WRITING = ".spikecore-"
 
 
 @contextmanager
-def replacing(path: Path, mode: Optional[int] = None) -> Iterator[BinaryIO]:
+def replacing(path: Path, mode: Optional[int] = None, follow: bool = True) -> Iterator[BinaryIO]:
     """A new file, which takes the place of ``path`` when the block ends. After an error ``path`` is as it was.
+
+    Of a link the target is replaced, and with ``follow=False`` the link itself. Raises OSError for what is there and is
+    no file, such as a folder or a named pipe.
 
     The new file ends with the permissions ``mode``, by default those of the file at ``path``, else those of any new
     file. While it is written, nobody else can read it if its permissions are set so. A killed process may leave a file
     ``.spikecore-*.tmp`` beside it.
     """
+    named = str(path)
+    if follow:
+        path = Path(os.path.realpath(named))
+    if path.exists() and not path.is_file():
+        code = errno.EISDIR if path.is_dir() else errno.EINVAL
+        raise OSError(code, "a new file takes the place of a file, and this is none", named)
     # beside it: a file can be replaced at once within one file system only. Short: a file system may limit names
     beside = path.parent / f"{WRITING}{secrets.token_hex(4)}.tmp"
     if mode is None:
@@ -31,7 +41,7 @@ def replacing(path: Path, mode: Optional[int] = None) -> Iterator[BinaryIO]:
         try:
             handle = os.open(str(beside), flags, 0o666 if mode is None else 0o600)
         except OSError as error:
-            raise OSError(error.errno, f"{error.strerror} (to write a new file beside it)", str(path)) from None
+            raise OSError(error.errno, f"{error.strerror} (to write a new file beside it)", named) from None
         with open(handle, "w+b") as file:
             yield file
         if mode is not None:

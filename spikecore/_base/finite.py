@@ -57,6 +57,11 @@ def first(named: Iterable[Tuple[str, Tensor]]) -> Optional[Tuple[str, Tensor]]:
     return next(((name, x) for name, x in named if not is_finite(x)), None)
 
 
+def first_nan(named: Iterable[Tuple[str, Tensor]]) -> Optional[Tuple[str, Tensor]]:
+    """The first of these inputs or parameters that has NaN. Infinite ones are legitimate: a threshold, or a mask."""
+    return next(((name, x) for name, x in named if has_nan(x)), None)
+
+
 def named_leaves(what: str, value: Any) -> List[Tuple[str, Tensor]]:
     """The tensors of a batch with their names: ``what`` of one alone, ``what[0]`` and ``what['x']`` of several."""
     if isinstance(value, dict):

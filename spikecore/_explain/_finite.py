@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Collection, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Collection, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from torch import Tensor, nn
 
@@ -54,40 +54,44 @@ class Finite:
         self.origin: Optional[Spoilt] = None
         #: Neurons that were given it, each with the first time.
         self.reached: List[Tuple[Seen, Spoilt]] = []
+        #: Numbers of neurons whose input had infinities before that, which are legitimate.
+        self._infinite: Set[int] = set()
 
     def look_at_inputs(self, inputs: Any) -> None:
         """The input of the network."""
-        for name, x in finite.named_leaves("x", inputs):
-            self._note(f"the input: {name} has", x, _DATA)
+        self._note_nan("the input:", finite.named_leaves("x", inputs), _DATA)
 
     def look_at_given(self, seen: Seen, given: Sequence[Tensor], folded: Folded) -> None:
         """What a layer is given, and a NaN in its parameters."""
         call = _call(seen)
-        if isinstance(seen.module, Stateful) and all(one is not seen for one, _ in self.reached):
-            self.reached += [(seen, spoilt) for spoilt in _first("its input has", given, folded, call)]
-        if self.origin is not None:
-            return
-        for x in given:
-            self._note(f"the input of {_named(seen)}, which no layer gave: it has", x, _LAYER, folded, call)
+        named = [("it", x) for x in given]
+        self._note_nan(f"the input of {_named(seen)}, which no layer gave:", named, _LAYER, folded, call)
         if seen.calls == 1:
-            for name, tensor in _own(seen):
-                if finite.has_nan(tensor):
-                    self._note(f"a parameter: {name} has", tensor, _WEIGHT)
+            self._note_nan("a parameter:", _own(seen), _WEIGHT)
+        if isinstance(seen.module, Stateful) and all(one is not seen for one, _ in self.reached):
+            spoilt = list(_first("its input has", given, folded, call))
+            if self.origin is not None:
+                self.reached += [(seen, each) for each in spoilt]
+            elif spoilt:
+                self._infinite.add(seen.number)
 
-    def look_at_output(self, seen: Seen, results: Sequence[Tensor], folded: Folded) -> None:
-        """What a layer gave, from finite inputs."""
+    def look_at_output(self, seen: Seen, given: Sequence[Tensor], results: Sequence[Tensor], folded: Folded) -> None:
+        """What a layer gave, from inputs without NaN; an infinity begins there if they had none."""
         if self.origin is not None or all(map(finite.is_finite, results)):
             return
-        for name, tensor in _own(seen):
-            self._note(f"a parameter: {name} has", tensor, _WEIGHT)
+        infinite = not all(map(finite.is_finite, given))
         for x in results:
-            self._note(f"the output of {_named(seen)}, whose input is finite: it has", x, _LAYER, folded, _call(seen))
+            if not infinite or finite.has_nan(x):
+                place = f"the output of {_named(seen)}, whose input {_kind(infinite)}: it has"
+                self._note(place, x, _LAYER, folded, _call(seen))
 
     def note_state(self, seen: Seen, counts: str, step: Optional[int]) -> None:
-        """A state of a neuron whose input is finite."""
-        if self.origin is None:
+        """A state of a neuron whose input has no NaN; an infinity begins there if the input had none."""
+        infinite = seen.number in self._infinite
+        if self.origin is None and ("NaN" in counts or not infinite):
             when = "" if step is None else f", time step {step}"
-            self.origin = Spoilt(f"{_named(seen)}, whose input is finite:", counts + when, (), (), (0, 0), 0, _LAYER)
+            place = f"{_named(seen)}, whose input {_kind(infinite)}:"
+            self.origin = Spoilt(place, counts + when, (), (), (0, 0), 0, _LAYER)
 
     def note_backward(self, gradients: Sequence[Tuple[str, Tensor]]) -> None:
         """Gradients of parameters, after a forward pass."""
@@ -96,9 +100,20 @@ class Finite:
             way = "torch.autograd.set_detect_anomaly(True) around the step names the operation"
             self._note(f"the backward pass: the gradient of {spoilt[0]} has", spoilt[1], way)
 
+    def _note_nan(
+        self, place: str, named: Sequence[Tuple[str, Tensor]], way_out: str, folded: Folded = (0, 0), call: int = 0
+    ) -> None:
+        spoilt = finite.first_nan(named) if self.origin is None else None
+        if spoilt is not None:
+            self._note(f"{place} {spoilt[0]} has", spoilt[1], way_out, folded, call)
+
     def _note(self, place: str, x: Tensor, way_out: str, folded: Folded = (0, 0), call: int = 0) -> None:
         if self.origin is None:
             self.origin = next((each._replace(way_out=way_out) for each in _first(place, [x], folded, call)), None)
+
+
+def _kind(infinite: bool) -> str:
+    return "has infinities and no NaN" if infinite else "is finite"
 
 
 def _first(place: str, tensors: Sequence[Tensor], folded: Folded, call: int) -> Iterator[Spoilt]:

@@ -202,7 +202,7 @@ class Watching:
         self._given.pop()
         entered.__exit__(None, None, None)
         with record_function(ASIDE), torch.no_grad():
-            self.finite.look_at_output(seen, results, self._stack[-1][2] if self._stack else (0, 0))
+            self.finite.look_at_output(seen, given, results, self._stack[-1][2] if self._stack else (0, 0))
             for value in results[:1]:
                 self._results.note(seen.module, value)
                 seen.given += _apart(value)

@@ -48,7 +48,7 @@ def monitor(
     time step; nothing waits for the device before a rate is read. It adds no hooks: a fused, hoisted or wrapped network
     computes as without the block.
 
-    ``seen["1"].not_finite`` says what of a layer is NaN or infinite, and since when.
+    ``seen["1"].not_finite`` says whether a layer's input has NaN or infinities, and since when.
 
     net: a network or a neuron. What wraps it (``torch.compile``, ``DistributedDataParallel``, ``nn.DataParallel``) is
         no part of the names; each replica's call counts as a call.

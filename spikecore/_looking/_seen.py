@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base.locking import Lock
-from spikecore._looking._finite import Finite
 from spikecore._looking._logged import log
 from spikecore._looking._table import as_html, as_text
 from spikecore._shell.prologued import prologue_of
@@ -44,8 +44,10 @@ class Call:
     #: The sum of all outputs, on the device; None where they are no spikes.
     total: Optional[Tensor] = None
     outputs: int = 0
-    #: What says whether numbers are finite, on the device.
-    finite: Optional[Finite] = None
+    #: The largest size of a number at each time step of each input, on the device: NaN or infinite where a number is.
+    sizes: Tensors = ()
+    #: Whether it was a call of one time step.
+    single: bool = False
 
     @property
     def rate(self) -> Optional[float]:
@@ -59,11 +61,10 @@ class Layer(Watcher):
     ``name``: its path in the network, "" for the network itself. ``kind``: its class. ``calls``: a :class:`Call` for
     each. ``rate``: spikes per time step and neuron over all calls, None where the output is no spike or nothing was
     called. ``rates``: the same of each neuron, ``[...]`` as one sample of one step. ``silent``, ``saturated``: how many
-    neurons never fired, and how many fired at every step of every sample. ``not_finite``: what of its inputs,
-    parameters, outputs and recorded states is NaN or infinite, and since when; "" where nothing is. ``spikes``, and
-    each recorded state by its name or in ``states``: ``[T, B, ...]`` of the one call; of calls that continue one
-    another, which are those of single-step neurons and those within ``carry_state``, all steps in order, a ``sc.reset``
-    between them or not.
+    neurons never fired, and how many fired at every step of every sample. ``not_finite``: whether its input has NaN or
+    infinities, and since when; "" where it has none. ``spikes``, and each recorded state by its name or in ``states``:
+    ``[T, B, ...]`` of the one call; of calls that continue one another, which are those of single-step neurons and
+    those within ``carry_state``, all steps in order, a ``sc.reset`` between them or not.
     """
 
     def __init__(self, name: str, kind: str, record: Tuple[str, ...], spikes: bool, grad: bool) -> None:
@@ -101,8 +102,8 @@ class Layer(Watcher):
             total = None if index is None else self._sum(y, added or not _binary(neuron.program, index))
         steps, batch = y.shape[0], y.shape[1] if y.ndim > 1 else 1
         count = None if total is None else total.detach().sum()
-        finite = Finite(module, inputs, outputs, trace, single)
-        call = Call(steps, batch, y if self._keeps else None, dict(trace), count, y.numel(), finite)
+        sizes = tuple([_sizes(x.detach()) for x in inputs if x.numel() and x.is_floating_point()])
+        call = Call(steps, batch, y if self._keeps else None, dict(trace), count, y.numel(), sizes, single)
         whole = (y == y.detach().round()).all() if added and total is not None else None
         with self._lock:
             self._continued = self._continued and (single or carries)
@@ -163,11 +164,14 @@ class Layer(Watcher):
 
     @property
     def not_finite(self) -> str:
-        """What has NaN or infinities, and since which call and time step; "" where all numbers are finite."""
+        """What its input has, NaN or an infinity, and since which call and time step; "" where it is finite."""
         for number, call in enumerate(self._calls, 1):
-            text = "" if call.finite is None else call.finite.in_words(number)
-            if text:
-                return text
+            for sizes in call.sizes:
+                spoilt = (~torch.isfinite(sizes)).nonzero().flatten().tolist()
+                if spoilt:
+                    kind = "NaN" if bool(torch.isnan(sizes[spoilt[0]])) else "an infinity"
+                    when = f"call {number}" if call.single else f"time step {spoilt[0]} of call {number}"
+                    return f"its input has {kind}, from {when} on"
         return ""
 
     @property
@@ -293,6 +297,12 @@ class Seen:
 
     def _repr_html_(self) -> str:
         return as_html(self)
+
+
+def _sizes(x: Tensor) -> Tensor:
+    """The largest absolute value at each time step."""
+    dtype = torch.promote_types(x.dtype, torch.float32)  # torch 2.0 has no norm of float16 on a CPU
+    return torch.linalg.vector_norm(x, math.inf, tuple(range(1, x.ndim)), dtype=dtype) if x.ndim > 1 else x
 
 
 @lru_cache(maxsize=512)

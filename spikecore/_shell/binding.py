@@ -6,7 +6,8 @@ Rules of this module:
   runner is compiled for each kind of call. After that a call finds its runner with one look-up.
 - The definition is traced at the first call, and again whenever an attribute of the neuron is set, deleted, registered,
   loaded or moved, and by :meth:`Bound.retrace`. Calls that passed their checks are forgotten then, and runners too,
-  unless the program is the one that it was. Nothing else that a definition reads is watched.
+  unless the program is the one that it was. A name with a leading underscore is data, and changes no definition.
+  Nothing else that a definition reads is watched.
 - The parameters of the program are its arguments: each call reads them from the neuron.
 - What is derived is no part of a copy. Threads that come here together find the same runners.
 """
@@ -100,8 +101,9 @@ class Bound(Stateful):
 
         A program is what ``dynamics`` gave when it was traced: before the first call, and again whenever an attribute
         of the neuron is set, deleted, registered, loaded or moved. Call this after a change of anything else that it
-        reads: a global, a closure, an attribute of a class, or what a list, a dict, an array, a module or another
-        object holds, an attribute of the neuron or not. Where the program is the same, nothing is compiled again.
+        reads: an attribute with a leading underscore, a global, a closure, an attribute of a class, or what a list, a
+        dict, an array, a module or another object holds, an attribute of the neuron or not. Where the program is the
+        same, nothing is compiled again.
         """
         self._redefine()
         self._traced()
@@ -183,8 +185,8 @@ class Bound(Stateful):
             )
 
     def _changed(self, name: str) -> None:
-        """An attribute was set, deleted or registered."""
-        if name in self.params or "_cache" not in self.__dict__:
+        """An attribute was set, deleted or registered; one with a leading underscore is data, and changes nothing."""
+        if name.startswith("_") or name in self.params or "_cache" not in self.__dict__:
             return
         before = self._cache
         if name != "training":
@@ -193,7 +195,17 @@ class Bound(Stateful):
             self._redefine()
             self._cache.in_both_modes = before.program is self._cache.program is not None
 
+    def train(self, mode: bool = True) -> Any:
+        """As of ``nn.Module``; ``dynamics`` may read the mode of a module in the neuron, which is set after its own."""
+        super().train(mode)
+        if self._modules:
+            self._redefine()
+        return self
+
     def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+            return
         held = self.__dict__
         before = held.get(name, held)
         super().__setattr__(name, value)
@@ -222,12 +234,17 @@ class Bound(Stateful):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
         result = super()._apply(fn, *args, **kwargs)
-        self._redefine()
+        self._redefine_if_read()
         return result
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._redefine()
+        self._redefine_if_read()
+
+    def _redefine_if_read(self) -> None:
+        """After all tensors changed: those in ``params`` are arguments, so that only others can change the program."""
+        if self._modules or not self.params.keys() >= {*self._parameters, *self._buffers}:
+            self._redefine()
 
     def _stamp(self) -> str:
         """The stamp, settled first: torch.compile guards it, and would compile anew where a later call settles it."""

@@ -75,11 +75,10 @@ def guarded(
     """
     if state is None or passed is None or not passed.seen or not torch.is_grad_enabled():
         return state
-    names = constant()
     guarded = {}
     for name, value in state.items():
         if value.grad_fn is not None and _freed(value.grad_fn):
-            value = value.detach() if name in names else _Freed.apply(owner, value)
+            value = value.detach() if name in constant() else _Freed.apply(owner, value)
         guarded[name] = value
     return guarded
 

@@ -120,7 +120,7 @@ def write(kind: str, name: str, content: bytes) -> None:
     with _contained(f"kernel {entry} is not kept"):
         if len(content) > _limit():  # trim() would remove it at once
             return
-        with replacing(_made_folder() / entry, 0o600) as file:
+        with replacing(_made_folder() / entry, 0o600, follow=False) as file:
             file.write(_start(entry) + _digest(entry, content) + content)
         if next(_writes) % _EVERY == 0:
             trim()
@@ -252,7 +252,8 @@ def _files() -> List[Tuple[Path, os.stat_result]]:
             with _contained(f"{path} is left alone"):
                 start = _start(path.name)
                 read = _bytes(path, len(start))
-                if read == start or (path.name.startswith(WRITING) and read.startswith(_MAGIC)):
+                written = path.name.startswith(WRITING) and (read.startswith(_MAGIC) or not read)
+                if read == start or (written and path.suffix == ".tmp"):
                     found.append((path, os.lstat(path)))
     return found
 

@@ -26,13 +26,10 @@ from torch import Tensor
 
 from spikecore.lang._plain import number
 
-#: The largest float32: what is above is infinite.
-_MOST = torch.finfo(torch.float32).max
-
 
 def _finite(x: Tensor) -> Tensor:
     """``x``, and 0 in place of infinities and NaN, whose differences with themselves are not 0."""
-    return torch.where(torch.abs(x) <= number(_MOST, x), x, number(0.0, x))
+    return torch.where(torch.abs(x) <= number(torch.finfo(x.dtype).max, x), x, number(0.0, x))
 
 
 def spike(u: Tensor, strict: bool, derivative: Callable[..., Tensor], *values: Tensor) -> Tensor:

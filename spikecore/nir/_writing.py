@@ -108,7 +108,7 @@ def save(
     # in memory first: HDF5 does not say well what ended its writing
     content = io.BytesIO()
     nir.write(content, nir.NIRGraph(drawn.nodes, drawn.edges, metadata=held, type_check=False))
-    with replacing(Path(os.path.realpath(path))) as file:
+    with replacing(Path(path)) as file:
         file.write(content.getbuffer())
 
 

@@ -78,7 +78,7 @@ class EagerTraining:
 
     @property
     def skipped(self) -> int:
-        """How many updates a scaler, or ``clip_norm`` in a captured step, skipped, because gradients were not finite.
+        """How many steps had gradients that were not finite: a scaler skipped the update, or a captured step took 0.
 
         It waits for the device.
         """

@@ -57,14 +57,10 @@ def save_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], **parts
                 )
             if not _is_read_back(value):
                 raise TypeError(f"{key}={shown(value)} {_cannot(value)}")
-    # the target of a link, since the link itself would be replaced
-    target = Path(os.path.realpath(str(path)))
-    if target.exists() and not target.is_file():
-        code = errno.EISDIR if target.is_dir() else errno.EINVAL
-        raise OSError(code, "a checkpoint takes the place of a file, and this is none", str(path))
-    if not target.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, f"there is no folder {target.parent} for the checkpoint", str(path))
-    with replacing(target) as file:
+    folder = Path(os.path.realpath(str(path))).parent
+    if not folder.is_dir():
+        raise FileNotFoundError(errno.ENOENT, f"there is no folder {folder} for the checkpoint", str(path))
+    with replacing(Path(path)) as file:
         _save({_SETTINGS: dict(settings), **parts}, file)
         file.flush()
         os.fsync(file.fileno())

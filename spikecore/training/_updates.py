@@ -111,16 +111,16 @@ def _weights(optimizer: Any) -> List[Tensor]:
 
 
 def _origin(net: nn.Module, batch: Dict[str, Any], weights: List[Tensor]) -> str:
-    """Where numbers that are not finite began, and what to do; "" where all that is known is finite."""
+    """Where numbers that are not finite began, and what to do; "" where that is not known."""
     net = unwrapped(net)
     for what in ("input", "target"):
-        spoilt = finite.first(finite.named_leaves(f"the {what}", batch[f"{what}s"]))
+        spoilt = finite.first_nan(finite.named_leaves(f"the {what}", batch[f"{what}s"]))
         if spoilt is not None:
             return (
                 f"{spoilt[0]} has {finite.in_words(spoilt[1])}. Leave such samples out, or put a number in their place "
                 "by torch.nan_to_num"
             )
-    spoilt = finite.first(net.named_parameters())
+    spoilt = finite.first_nan(net.named_parameters())
     if spoilt is not None:
         return (
             f"the parameter {spoilt[0]!r} has {finite.in_words(spoilt[1])}, and had it before this step. Go on from a "
@@ -129,7 +129,7 @@ def _origin(net: nn.Module, batch: Dict[str, Any], weights: List[Tensor]) -> str
     spoilt = finite.first(finite.named_leaves("the output", batch["outputs"]))
     if spoilt is not None:
         return (
-            f"input and parameters are finite, and {spoilt[0]} has {finite.in_words(spoilt[1])}. sc.explain(net, "
+            f"input and parameters have no NaN, and {spoilt[0]} has {finite.in_words(spoilt[1])}. sc.explain(net, "
             "inputs) names the layer where it began"
         )
     loss = batch["loss"].detach()
@@ -142,7 +142,7 @@ def _origin(net: nn.Module, batch: Dict[str, Any], weights: List[Tensor]) -> str
 
 
 def _in_backward(net: nn.Module, weights: List[Tensor]) -> str:
-    """The same, where input, parameters, output and loss are finite."""
+    """The same, where input and parameters have no NaN, and output and loss are finite."""
     names = {id(parameter): name for name, parameter in net.named_parameters()}
     gradients: List[Tuple[str, Tensor]] = [
         (f"the gradient of {names.get(id(weight), 'a parameter')}", weight.grad)
@@ -154,8 +154,8 @@ def _in_backward(net: nn.Module, weights: List[Tensor]) -> str:
         count = sum(not finite.is_finite(gradient) for _, gradient in gradients)
         others = {1: "", 2: ", and so has one other"}.get(count, f", and so have {count - 1} others")
         return (
-            f"input, parameters, output and loss are finite, and {spoilt[0]} has {finite.in_words(spoilt[1])}{others}; "
-            f"{_BACKWARD}"
+            f"input and parameters have no NaN, output and loss are finite, and {spoilt[0]} has "
+            f"{finite.in_words(spoilt[1])}{others}; {_BACKWARD}"
         )
     for name, gradient in gradients:
         norm = float(torch.linalg.vector_norm(gradient.detach().double()))

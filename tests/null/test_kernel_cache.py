@@ -221,6 +221,8 @@ class TestSize:
             (folder / name).write_bytes(start if name.endswith(".tmp") else b"notes")
             if "new" not in name:
                 os.utime(folder / name, (time.time() - 7200,) * 2)
+        (folder / ".spikecore-empty.tmp").touch()
+        os.utime(folder / ".spikecore-empty.tmp", (time.time() - 7200,) * 2)
         cache.trim()
         assert names(folder) == [".spikecore-new.tmp", ".spikecore-notes", KEY, "notes.txt"]
 

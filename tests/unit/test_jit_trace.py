@@ -118,3 +118,22 @@ def test_warnings_of_others_are_kept():
     net = nn.Sequential(Branch(), sc.LIF(2.5, backend="torch"))
     with pytest.warns(torch.jit.TracerWarning, match="Converting a tensor to a Python boolean"):
         torch.jit.trace(net, drive(T, 2), check_trace=False)
+
+
+class Large(sc.Neuron):
+    """Chooses between numbers of float64 that float32 has not."""
+
+    def dynamics(self, x, s, p):
+        z = self.spike(x - 1.0)
+        return sc.ops.select(z, x * 1e200, x), {}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning")
+def test_a_trace_of_large_numbers_of_float64():
+    """Their gradients are those of the neuron."""
+    x = drive(T, 2).double().requires_grad_()
+    neuron = Large(backend="torch")
+    traced = torch.jit.trace(neuron, x.detach(), check_trace=False)
+    found, wanted = (torch.autograd.grad(each(x).sum(), x)[0] for each in (traced, neuron))
+    assert wanted.abs().max() > 1e199
+    assert torch.allclose(found, wanted)

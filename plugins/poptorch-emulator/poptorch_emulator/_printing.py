@@ -6,6 +6,7 @@ widest number.
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
 from typing import Any, Callable, List, Tuple
@@ -46,7 +47,9 @@ class Style:
         if self.float_format == "scientific":
             return lambda value: f"{value:.{digits - 1}e}"
         if self.float_format == "fixed":
-            return lambda value: f"{value:.{max(0, digits - len(str(int(abs(value)))))}f}" if value == value else "nan"
+            return lambda value: (
+                f"{value:.{max(0, digits - len(str(int(abs(value)))))}f}" if math.isfinite(value) else f"{value:g}"
+            )
         return lambda value: f"{value:.{digits}g}"
 
     def _nested(self, values: Tensor, write: Callable[[Any], str], edge: int, depth: int) -> str:

@@ -8,6 +8,7 @@ Two of Triton's options are ours: no fused multiply-add, and functions of the GP
 from __future__ import annotations
 
 import functools
+import itertools
 import linecache
 import weakref
 from types import ModuleType
@@ -20,6 +21,7 @@ from spikecore.kernels.cache import key_of, meaning
 from spikecore_triton.writer import THREADS, Source
 
 _lock = Lock()
+_numbers = itertools.count()
 #: By what their text means.
 _modules: Recent[str, ModuleType] = Recent(KERNELS)
 
@@ -35,7 +37,7 @@ def _module(source: Source) -> ModuleType:
     name = f"{source.name}-{key_of(source.text)}"
     # not imported: sys.modules would keep every kernel for ever
     module = ModuleType(f"spikecore_triton.kernels.{name}")
-    file = module.__file__ = f"<{name}.py>"
+    file = module.__file__ = f"<{name}-{next(_numbers)}.py>"  # of one text there may be several
     linecache.cache[file] = len(source.text), None, source.text.splitlines(keepends=True), file
     exec(compile(source.text, file, "exec"), module.__dict__)
     weakref.finalize(getattr(module, source.name), linecache.cache.pop, file, None)

@@ -183,3 +183,17 @@ def test_a_full_disk_leaves_the_old_file(file: Path, monkeypatch: pytest.MonkeyP
     assert file.stat().st_mode & 0o777 == 0o600
     assert isinstance(sc.nir.load(file).get_submodule("1"), sc.IF)
     assert torch.is_tensor(sc.nir.load(file)(torch.ones(2, 1, 4)))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no named pipes in folders")
+def test_what_is_no_file_stays(tmp_path: Path) -> None:
+    """A named pipe and a folder are no file to replace; of a link it is the target that is replaced."""
+    os.mkfifo(tmp_path / "pipe")
+    for path, error in ((tmp_path / "pipe", OSError), (tmp_path, IsADirectoryError)):
+        with pytest.raises(error, match=r"takes the place of a file, and this is none: '.*'$"):
+            sc.nir.save(network(), path, dt=1e-3)
+    assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "link").symlink_to(tmp_path / "net.nir")
+    sc.nir.save(network(), tmp_path / "link", dt=1e-3)
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "net.nir").is_file()

@@ -16,7 +16,7 @@ import torch
 
 import spikecore as sc
 import warm
-from spikecore.training import _saving as saving
+from spikecore._base import files
 
 SETTINGS = {"epochs": 4, "rate": 1e-3, "data": "digits"}
 
@@ -304,7 +304,7 @@ def test_what_ends_the_writing_is_raised(error, within, tmp_path, monkeypatch):
     path = tmp_path / "run.pt"
     sc.save_checkpoint(path, {}, epoch=1)
     monkeypatch.setattr(Ending, "error", error, raising=False)
-    monkeypatch.setattr(saving, "open", Ending, raising=False)
+    monkeypatch.setattr(files, "open", Ending, raising=False)
 
     def save():
         sc.save_checkpoint(path, {}, epoch=2, weights=torch.rand(1000))
@@ -329,7 +329,7 @@ def test_an_interrupt_when_the_file_is_there(tmp_path, monkeypatch):
         with open(name, mode):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(saving, "open", opened, raising=False)
+    monkeypatch.setattr(files, "open", opened, raising=False)
     with pytest.raises(KeyboardInterrupt):
         sc.save_checkpoint(tmp_path / "run.pt", {}, epoch=1)
     assert not [*tmp_path.iterdir()]

@@ -172,7 +172,7 @@ def spoilt(where: str):
             "input",
             r"no weight was changed: the input has 1 NaN among 240 numbers, the first at index \[2, 3, 1\]\. Leave",
         ),
-        ("inputs", r"the input\[0\] has 48 infinities among 240 numbers, the first at index \[4, 0, 0\]"),
+        ("inputs", r"parameters have no NaN, .*explain\(net, inputs\) says where"),  # infinite ones are legitimate
         (
             "weight",
             r"the parameter '0\.weight' has 1 NaN among .*, the first at index \[1, 0\], and had it before this",
