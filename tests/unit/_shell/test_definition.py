@@ -29,14 +29,14 @@ class Scaled(sc.Neuron):
 
     def __init__(self):
         super().__init__()
-        self._gain, self.epoch, self.log = 1.0, 0, []
+        self.gain, self.epoch, self.log = 1.0, 0, []
 
     def dynamics(self, x, s, p):
         v = x * self.factor()
         return v, {"v": v}
 
     def factor(self):
-        return self._gain
+        return self.gain
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def traces(monkeypatch):
 def test_what_is_traced_again(traces):
     """Each change once, from the first call on; no parameter, no equal number, and a mode once for all."""
     neuron = Scaled()
-    neuron._gain = 2.0
+    neuron.gain = 2.0
     assert traces == []
     for _ in range(3):
         neuron(X)
@@ -90,7 +90,7 @@ def test_what_a_trace_keeps(traces):
     neuron(X)
     assert (neuron.program, neuron._cache.runners, neuron._cache.stamp) == (program, runners, stamp)
     assert neuron._cache.runners is runners
-    neuron._gain = 3.0
+    neuron.gain = 3.0
     assert neuron.program != program
     assert neuron._cache.runners is not runners
 
@@ -99,10 +99,10 @@ def test_a_mistake_in_between(traces):
     """A definition that cannot be traced says so in the call, and is forgotten once it can."""
     neuron = Scaled()
     neuron(X)
-    neuron._gain = "three"
+    neuron.gain = "three"
     with pytest.raises(sc.TraceError, match="a str is not part of the language"):
         neuron(X)
-    neuron._gain = 3.0
+    neuron.gain = 3.0
     assert torch.equal(neuron(X), X * 3.0)
 
 
@@ -111,7 +111,7 @@ def test_while_a_profiler_runs():
     neuron = Scaled()
     with cProfile.Profile():
         neuron(X)
-    neuron._gain = 3.0
+    neuron.gain = 3.0
     assert torch.equal(neuron(X), X * 3.0)
 
 
@@ -130,7 +130,7 @@ def test_threads_that_change_and_call():
     for thread in threads:
         thread.start()
     for k in range(1, 41):
-        neuron._gain = float(k)
+        neuron.gain = float(k)
     for thread in threads:
         thread.join()
     assert not wrong
@@ -145,10 +145,10 @@ def test_a_second_surrogate():
 
         def __init__(self):
             super().__init__()
-            self._other = sc.surrogate.ATan(2.0)
+            self.other = sc.surrogate.ATan(2.0)
 
         def dynamics(self, x, s, p):
-            z = sc.ops.spike(x - 1.0, self._other)
+            z = sc.ops.spike(x - 1.0, self.other)
             return z, {"v": z}
 
     def gradient(neuron):
@@ -158,10 +158,10 @@ def test_a_second_surrogate():
     neuron = Two()
     before = gradient(neuron)
     key = neuron.program.key
-    neuron._other = sc.surrogate.ATan(5.0)
+    neuron.other = sc.surrogate.ATan(5.0)
     assert neuron.program.key == key  # its number is an argument
     assert not torch.equal(gradient(neuron), before)
-    neuron._other = sc.surrogate.Sigmoid(4.0)
+    neuron.other = sc.surrogate.Sigmoid(4.0)
     assert neuron.program.key != key
 
 
@@ -203,17 +203,17 @@ def test_unusual_classes(how):
 
     class Unusual(Scaled, metaclass={"metaclass": Meta, "abstract": abc.ABCMeta}.get(how, type)):
         def factor(self):
-            return self.also if how == "getattr" else vars(self)["_gain"] if how == "vars" else self._gain
+            return self.also if how == "getattr" else vars(self)["gain"] if how == "vars" else self.gain
 
     if how == "getattr":
         Unusual.__getattr__ = lambda self, name: (
-            self.__dict__["_gain"] if name == "also" else nn.Module.__getattr__(self, name)
+            self.__dict__["gain"] if name == "also" else nn.Module.__getattr__(self, name)
         )
     if how == "getattribute":
         Unusual.__getattribute__ = object.__getattribute__
     neuron = Unusual()
     assert torch.equal(neuron(X), X)
-    neuron._gain = 3.0
+    neuron.gain = 3.0
     assert torch.equal(neuron(X), X * 3.0)
 
 
@@ -235,7 +235,7 @@ def test_under_torch_compile():
         neuron.log.append(k)
         compiled(X)
     assert counter.frame_count == 1
-    neuron._gain = 3.0
+    neuron.gain = 3.0
     assert torch.equal(compiled(X), X * 3.0)
 
 
@@ -247,7 +247,7 @@ def test_an_attribute_that_compiled_code_sets():
     class Grows(Scaled):
         def forward(self, x):
             y = super().forward(x)
-            self._gain = self._gain + 1.0
+            self.gain = self.gain + 1.0
             return y
 
     torch._dynamo.reset()
