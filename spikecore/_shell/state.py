@@ -30,6 +30,8 @@ State = Dict[str, Tensor]
 #: What is known of a state, and holds for one that no call has made. ``_passed``: whether backward came through the
 #: call that made it, see :mod:`spikecore._shell.freed`. ``_calls``: how many calls continued since the last reset.
 _AT_REST: Dict[str, Any] = {"_passed": None, "_calls": 0}
+#: The attribute that counts calls, on which no result depends.
+CALLS = "_calls"
 
 
 class Stateful(nn.Module):

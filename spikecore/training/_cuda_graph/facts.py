@@ -17,6 +17,7 @@ from spikecore._base.words import a_kind
 from spikecore._shell.binding import numbers_of
 from spikecore._shell.checks import shown
 from spikecore._shell.processes import is_shard
+from spikecore._shell.state import CALLS
 from spikecore.backend import Unsupported
 
 #: Settings are compared by value. No subclasses: comparing one may run any code, or ask the GPU.
@@ -52,8 +53,8 @@ def of_module(module: nn.Module) -> List[Any]:
     """Settings of one module, its children, and where its tensors lie."""
     facts = [
         value if type(value) in _SETTINGS else _place(value)
-        for value in module.__dict__.values()
-        if type(value) in _WATCHED
+        for name, value in module.__dict__.items()
+        if type(value) in _WATCHED and name != CALLS
     ]
     facts += numbers_of(module).items()  # of a neuron: the surrogate's fields
     # requires_grad: backward was captured for the gradients that were wanted then
