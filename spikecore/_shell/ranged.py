@@ -128,6 +128,8 @@ class Ranged(Graphed):
             del self.__dict__[name]  # a number before; as a buffer it moves with the neuron
             self.register_buffer(name, value)
         else:
+            if "_cache" in self.__dict__:
+                self._cache.quick = {}  # noted calls compare numbers by value, and -0.0 == 0.0
             # past Bound.__setattr__: a program takes its parameters as arguments, so nothing is traced again
             super(Bound, self).__setattr__(name, value)
 
