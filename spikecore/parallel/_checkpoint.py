@@ -158,9 +158,10 @@ class Checkpointed(nn.Module):
         """That of ``module``."""
         return self.module.state_dict(*args, **kwargs)
 
-    def named_modules(self, *args: Any, **kwargs: Any) -> Any:
-        """Those of ``module``, itself included; this wrapper is none of them."""
-        return self.module.named_modules(*args, **kwargs)
+    def named_modules(self, memo: Any = None, prefix: str = "", remove_duplicate: bool = True) -> Iterator[Any]:
+        """This wrapper, which has no name and no tensors, then those of ``module`` under the names that they have."""
+        yield prefix, self
+        yield from self.module.named_modules(memo, prefix, remove_duplicate)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -258,7 +259,7 @@ def _named(net: nn.Module, modules: Sequence[str]) -> List[nn.Module]:
 
 def _replaced(net: nn.Module, others: Dict[nn.Module, nn.Module]) -> nn.Module:
     """``net`` with other modules in the places of some, and of the wrappers around them."""
-    for parent in list(net.modules()):
+    for parent in [module for module in net.modules() if not isinstance(module, Checkpointed)]:
         for name, child in parent._modules.items():
             if child is not None and _inner(child) in others:
                 parent._modules[name] = others[_inner(child)]

@@ -114,7 +114,7 @@ class TestWrongArguments:
         """A keyword that no neuron has: the close one, and all there are."""
         message = (
             r"^LIF has no parameter 'thresold'; did you mean 'threshold'\? Parameters: tau, threshold, v_reset; "
-            "every neuron takes: surrogate, detach_reset, learn, channel_dim, step, backend, bounds$"
+            "every neuron takes: surrogate, detach_reset, learn, channel_dim, step, repeat, backend, bounds$"
         )
         with pytest.raises(TypeError, match=message):
             sc.LIF(thresold=1.0)

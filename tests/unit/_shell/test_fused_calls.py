@@ -350,13 +350,14 @@ class Gained(sc.Neuron):
         return z, {"v": h - z}
 
 
-def test_what_a_definition_reads_is_followed() -> None:
+def test_a_definition_that_is_traced_again() -> None:
     """A list that is written to between two calls."""
     found = []
     for backend in (Moving(), Slow()):
         layer = NormNeuron(norm(), bound(Gained(), backend))
         first, _ = layer(image(6)), layer(image(6))
         layer.neuron.gains[0] = 3.0
+        layer.neuron.retrace()
         found.append([first, layer(image(6)), *layer.buffers()])
     equal(*found)
     assert not torch.equal(*found[0][:2])

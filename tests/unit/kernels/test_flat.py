@@ -120,39 +120,6 @@ def test_what_a_compiled_graph_holds() -> None:
 
 
 @compiled
-@pytest.mark.skipif(torch.__version__ < "2.11", reason="older compilers do not follow attributes of tensors")
-def test_a_compiled_network_computes_from_the_step_that_repeats() -> None:
-    """The kernel adds the gradient up over time: in the graphs is no sum over steps and no step put among zeros."""
-    from functorch.compile import make_boxed_func
-    from torch._dynamo.backends.common import aot_autograd
-
-    torch._dynamo.reset()
-    graphs: List[str] = []
-
-    def keep(graph: Any, _: Any) -> Any:
-        graphs.append(graph.code)
-        return make_boxed_func(graph.forward)
-
-    def network() -> nn.Module:
-        torch.manual_seed(0)
-        layer = sc.layers.TimeBatched(nn.Conv2d(2, C, 3, padding=1))
-        return nn.Sequential(sc.encode.Constant(8), layer, bound(sc.LIF(), Loop(4)))
-
-    x, grads = torch.rand(3, 2, 4, 4), []
-    for net in (network(), network()):
-        run: Any = net
-        if grads:
-            run = torch.compile(net, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep), fullgraph=True)
-        out = run(x)
-        grads.append([out, *torch.autograd.grad(torch.cos(out).sum(), [*net.parameters()])])
-    torch.testing.assert_close(grads[1], grads[0])
-    assert len(graphs) == 2
-    assert "spikecore.rest_gradients" in graphs[1]
-    assert "aten.sum" not in graphs[1]
-    assert "select_backward" not in graphs[1]
-
-
-@compiled
 @pytest.mark.skipif(torch.__version__ < "2.6", reason="older compilers break the graph at a neuron")
 @pytest.mark.parametrize("final", [False, True], ids=["rest", "forward"])
 def test_a_compiled_cotangent_lies_as_the_kernels_read_it(final: bool) -> None:
