@@ -7,7 +7,6 @@ from spikecore._delay import Delay
 from spikecore._explain import Explanation, explain
 from spikecore._fusing import fuse, unfuse
 from spikecore._hoisting import hoist
-from spikecore._hoisting import unhoist as unhoist
 from spikecore._looking import Energy, Seen, energy, monitor
 from spikecore._packed import pack, unpack
 from spikecore._plugins.hookspecs import hookimpl
@@ -156,7 +155,12 @@ __all__ = [
 ]
 
 
+#: Names that are gone, and what to write now.
+_GONE = {
+    "packed_spikes": "sc.packed_spikes() is gone: sc.pack(net) puts in layers that keep spikes as bits",
+    "unhoist": "sc.unhoist is gone: to keep the network as it was, hoist a copy, sc.hoist(copy.deepcopy(net))",
+}
+
+
 def __getattr__(name: str) -> object:
-    if name == "packed_spikes":
-        raise AttributeError("sc.packed_spikes() is gone: sc.pack(net) puts in layers that keep spikes as bits")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(_GONE.get(name, f"module {__name__!r} has no attribute {name!r}"))

@@ -98,14 +98,6 @@ def move_encoders(net: nn.Module) -> bool:
     return any(moved)
 
 
-def unhoist(net: nn.Module) -> nn.Module:
-    """No longer there: :func:`hoist` changes the network itself."""
-    raise RuntimeError(
-        "sc.unhoist is no longer there: sc.hoist(net) moves the encoder. To keep the network as it was, "
-        "hoist a copy: sc.hoist(copy.deepcopy(net))"
-    )
-
-
 def _parts(chain: nn.Module) -> Iterator[_Place]:
     """What a chain calls one after the other, chains within it followed."""
     for name, module in chain._modules.items():

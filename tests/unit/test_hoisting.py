@@ -168,7 +168,7 @@ class TestCalls:
 
     def test_unhoist_says_what_to_write(self):
         """It is no longer there."""
-        with pytest.raises(RuntimeError, match=r"sc.hoist\(copy.deepcopy\(net\)\)"):
+        with pytest.raises(AttributeError, match=r"sc.hoist\(copy.deepcopy\(net\)\)"):
             sc.unhoist(nn.Linear(2, 2))
 
 
