@@ -159,7 +159,10 @@ def train(net: nn.Sequential, sets: Heartbeats, options: argparse.Namespace) -> 
         seen = []
         for rows in torch.randperm(training.number, generator=order).split(BATCH):
             batch = training.of(rows.to(options.device))
-            outputs, loss = step(batch.spikes, batch.labels)
+            try:
+                outputs, loss = step(batch.spikes, batch.labels)
+            except FloatingPointError as error:
+                sys.exit(f"training diverged in epoch {epoch}, give another --seed: {error}")
             # whole sequences count alike, in a last batch that is not full, too
             seen.append(torch.stack((loss, right(outputs, batch.labels))) * len(rows))
         outputs = predict(validation.spikes)
@@ -167,10 +170,6 @@ def train(net: nn.Sequential, sets: Heartbeats, options: argparse.Namespace) -> 
         values += [per_step(outputs, validation.labels).item(), right(outputs, validation.labels).item()]
         for name, value in zip(CURVES, values):
             curves[name].append(value)
-        # no loss is less than NaN: behind a validation loss that is NaN no epoch would be chosen
-        for loss in (values[0], values[2]):
-            if not math.isfinite(loss):
-                sys.exit(f"the loss is {loss} after epoch {epoch}: training diverged; give another --seed")
         if values[2] <= min(curves["validation loss"]):
             done["best"] = {"epoch": epoch, "weights": resonators.named(net)}
         done.update(epoch=epoch, seconds=before + time.perf_counter() - start)

@@ -271,10 +271,13 @@ def _chosen(device_type: str, registry: Registry) -> Resolved:
 
 
 _TORCH = Packing()
-_library: List[Any] = []
 
 
 def _register() -> None:
+    """Define the operators, once: a second import, after removal from ``sys.modules``, goes on with them."""
+    lasting = vars(torch.ops.spikecore)
+    if "library of packing" in lasting:
+        return
     library = torch.library.Library("spikecore", "FRAGMENT")
     how = "int[] order, int largest, float unit"
     schemas = {
@@ -290,7 +293,7 @@ def _register() -> None:
         library.impl(name, function, "CompositeExplicitAutograd")
         torch.library.register_fake(f"spikecore::{name}", fake, lib=library)
     library.impl("kept", _Kept.apply, "Autograd")
-    _library.append(library)
+    lasting["library of packing"] = library
 
 
 if SUPPORTED:

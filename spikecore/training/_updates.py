@@ -138,11 +138,13 @@ def _origin(net: nn.Module, batch: Dict[str, Any], weights: List[Tensor]) -> str
             f"the output of the network is finite, and the loss is {float(loss):g}. Look for a division by 0, or a "
             "logarithm of 0, in the loss"
         )
-    return _in_backward(net, weights)
+    return _in_backward(net, batch, weights)
 
 
-def _in_backward(net: nn.Module, weights: List[Tensor]) -> str:
+def _in_backward(net: nn.Module, batch: Dict[str, Any], weights: List[Tensor]) -> str:
     """The same, where input and parameters have no NaN, and output and loss are finite."""
+    forward = [*finite.named_leaves("the input", batch["inputs"]), *net.named_parameters()]
+    infinite = next((f"; {name} has {finite.in_words(x)}" for name, x in forward if not finite.is_finite(x)), "")
     names = {id(parameter): name for name, parameter in net.named_parameters()}
     gradients: List[Tuple[str, Tensor]] = [
         (f"the gradient of {names.get(id(weight), 'a parameter')}", weight.grad)
@@ -155,7 +157,7 @@ def _in_backward(net: nn.Module, weights: List[Tensor]) -> str:
         others = {1: "", 2: ", and so has one other"}.get(count, f", and so have {count - 1} others")
         return (
             f"input and parameters have no NaN, output and loss are finite, and {spoilt[0]} has "
-            f"{finite.in_words(spoilt[1])}{others}; {_BACKWARD}"
+            f"{finite.in_words(spoilt[1])}{others}{infinite}; {_BACKWARD}"
         )
     for name, gradient in gradients:
         norm = float(torch.linalg.vector_norm(gradient.detach().double()))

@@ -94,15 +94,15 @@ class TestNumbers:
         assert re.search(r"(?m)^test accuracy  +0\.862", text)
 
     @pytest.mark.parametrize("backend", BACKENDS)
-    def test_the_bits_of_a_loop_by_hand(self, backend):
-        """In float64 outputs are equal to the bit: sums of so few float32 weights are exact. Gradients to rounding."""
+    def test_the_values_of_a_loop_by_hand(self, backend):
+        """In float64 sums of so few float32 weights are exact, so that spikes agree; outputs to the rounding of exp."""
         from common import resonators
 
         net = network(usable(backend)).double()
         x = (torch.rand(200, 5, 4, generator=torch.Generator().manual_seed(1)) < 0.2).double()
         found, wanted = net(x), resonators.loop(net, x)
         assert 0.02 < net[:2](x).mean() < 0.5
-        assert torch.equal(found, wanted)
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
         cotangent = torch.randn(found.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
         parameters = dict(net.named_parameters())
         both = [torch.autograd.grad((y * cotangent).sum(), parameters.values()) for y in (found, wanted)]
@@ -112,15 +112,15 @@ class TestNumbers:
 
     @with_files
     @pytest.mark.parametrize("backend", BACKENDS)
-    def test_the_bits_with_the_published_weights(self, backend):
-        """16 whole sequences in float64."""
+    def test_the_values_with_the_published_weights(self, backend):
+        """16 whole sequences in float64: a spike that differs would change outputs by 0.001 and more."""
         from common import heartbeats, resonators
 
         net = network(usable(backend))
         resonators.load(net, QTDB / FILES[2])
         x = heartbeats.read(QTDB / FILES[1]).of(slice(0, 16)).spikes.double()
         with torch.no_grad():
-            assert torch.equal(net.double()(x), resonators.loop(net, x))
+            torch.testing.assert_close(net.double()(x), resonators.loop(net, x), rtol=1e-12, atol=1e-12)
 
     @with_files
     def test_an_epoch_learns(self, tmp_path, run):
@@ -238,7 +238,7 @@ class TestProgram:
         assert says in capsys.readouterr().err
 
     def test_a_training_that_diverges(self, small, tmp_path, run, monkeypatch):
-        """It ends after the epoch, with a sentence, and keeps no such weights."""
+        """It ends at the step, with a sentence, and keeps no such weights."""
         from common import heartbeats
 
         drawn = heartbeats.made_up
@@ -248,27 +248,9 @@ class TestProgram:
             return part._replace(spikes=torch.full_like(part.spikes, float("inf")))
 
         monkeypatch.setattr(heartbeats, "made_up", infinite)
-        with pytest.raises(SystemExit, match="the loss is nan after epoch 1: training diverged; give another --seed"):
+        with pytest.raises(SystemExit, match="training diverged in epoch 1, .* the input has .* infinities"):
             run(*self.ARGS, "--out", str(tmp_path))
         assert list(tmp_path.iterdir()) == []
-
-    def test_a_validation_that_diverges(self, small, tmp_path, run, monkeypatch):
-        """The last step alone makes weights NaN: training losses are finite, and there is no epoch to choose."""
-        from common import heartbeats
-
-        made_up = heartbeats.made_up
-        order = torch.Generator().manual_seed(0)
-        kept = torch.randperm(40, generator=order)[4:]
-        last = kept[torch.randperm(36, generator=order)[32:]]
-
-        def infinite(number: int, seed: int) -> Any:
-            part = made_up(number, seed)
-            part.spikes[:, last] = float("inf")
-            return part
-
-        monkeypatch.setattr(heartbeats, "made_up", infinite)
-        with pytest.raises(SystemExit, match="the loss is nan after epoch 1: training diverged"):
-            run("ecg.py", "--data", "made-up", "--epochs", "1", "--out", str(tmp_path))
 
     def test_other_options_are_refused(self, small, tmp_path, run):
         """--resume with options that change the numbers names them."""
