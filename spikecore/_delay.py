@@ -12,7 +12,7 @@ from spikecore._base.autocast import autocast_dtype
 from spikecore._base.words import a_kind
 from spikecore._delayed import Delayed, all_steps, following, whole
 from spikecore._positions import PARAMS, PER, Positions
-from spikecore._shell import checks, parameters, processes, ranges
+from spikecore._shell import checks, parameters, processes
 from spikecore._shell.hooks import is_watched_itself
 from spikecore._shell.state import State
 from spikecore.lang._plain import is_compiling, with_traced_sizes
@@ -51,9 +51,9 @@ class Delay(Positions):
     step: ``"multi"`` or ``"single"``, as of a neuron.
     generator: what draws the delays.
 
-    ``round`` takes a half to the even number; ``layer.whole`` has the rounded delays. A learnt delay that left its
-    range is put back to the nearest value inside at the next call, as parameters of neurons are;
-    :func:`spikecore.project` does so, too. ``half()`` and ``bfloat16()`` leave ``delay`` and ``sigma`` in float32:
+    ``round`` takes a half to the even number; ``layer.whole`` has the rounded delays. A learnt delay outside its
+    range counts as the nearest value inside, as parameters of neurons do; a step of ``training_model`` and
+    :func:`spikecore.project` put it there. ``half()`` and ``bfloat16()`` leave ``delay`` and ``sigma`` in float32:
     in 16 bits a delay may become another whole number. The weight's gradient flows in ``eval()``, that of the delay
     does not.
 
@@ -127,7 +127,9 @@ class Delay(Positions):
         checks.same_device("Delay", x.device, every)
         processes.check_gathered("Delay", x, every)
         self._check_weight(x, weight)
-        values = {name: ranges.inside(value, within[name]) if name in self.learn else value for name, value in named}
+        values = {
+            name: within[name].equation(value, value.dtype) if name in self.learn else value for name, value in named
+        }
         sigma = values["sigma"] if learnt and self.training else None
         if sigma is None:
             # a delay that is NaN has no whole number: it makes its weights NaN, so that it is seen here, too

@@ -147,7 +147,7 @@ class Positions(Stateful):
         return super()._apply(wide, *args, **kwargs)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        self.project()  # an optimiser may have stepped since the last call, and what is saved must load again
+        self.project()  # an optimiser may have stepped, and what is saved must load again
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(

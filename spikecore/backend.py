@@ -33,7 +33,6 @@ from spikecore._base.locking import Lock as Lock
 from spikecore._base.recent import RUNNERS, Recent
 from spikecore._base.running import DirectCall as DirectCall
 from spikecore._base.running import ParamValue as ParamValue
-from spikecore._base.running import Range as Range
 from spikecore._base.running import Runner as Runner
 from spikecore._base.running import Tensors as Tensors
 from spikecore._base.running import by_call as by_call

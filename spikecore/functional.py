@@ -20,12 +20,13 @@ from torch import Tensor, nn
 
 from spikecore._base.words import a_kind
 from spikecore._delay import Delay
+from spikecore._shell import parameters
 from spikecore._shell.binding import ask, request
 from spikecore._shell.checks import shown
 from spikecore._shell.in_turn import in_turn
-from spikecore._shell.ranged import Ranged, put_inside
 from spikecore._shell.state import Stateful, carry, carry_no_more, cut_graph, keep
 from spikecore.lang._plain import is_compiling, is_plain
+from spikecore.neuron import Neuron
 
 #: Networks that were searched for neurons at two places: how many neurons they had, and what was found.
 _searched: MutableMapping[nn.Module, Tuple[int, Dict[nn.Module, Tuple[str, str]]]] = weakref.WeakKeyDictionary()
@@ -146,13 +147,13 @@ def project(net: nn.Module) -> None:
     """Put every learnt parameter of ``net``, and learnt delay, that left its range back to the nearest value inside, in
     place.
 
-    A call of a neuron does so first, as ``state_dict()`` and a step of ``training_model`` do. What remains is a loop of
-    one's own around ``torch.compile``, whose graphs compute with the value inside and leave the parameter outside: call
-    this after ``optimizer.step()``, so that a parameter need not come back from afar.
+    A call computes with the value inside, and leaves the parameter where it is. A step of ``training_model`` does this
+    after its update, and ``state_dict()`` before it saves. In a loop of your own call it after ``optimizer.step()``, so
+    that a parameter need not come back from afar.
     """
     for module in _neurons(net, "project"):
-        if isinstance(module, Ranged):
-            put_inside(module)
+        if isinstance(module, Neuron):
+            parameters.project(module)
         elif isinstance(module, Delay):
             module.project()
 

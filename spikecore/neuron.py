@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import operator
 from types import MappingProxyType
-from typing import Any, ClassVar, Collection, Dict, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, ClassVar, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
 
 from spikecore._plugins.selection import asked_in_words, capture
-from spikecore._shell import checks, compiled, definition, earlier, parameters, processes, ranges
+from spikecore._shell import checkpoints, checks, compiled, definition, earlier, parameters, processes, ranges
 from spikecore._shell.state import State, Stateful
 from spikecore._shell.watched import Watched
 from spikecore.backend import MAX_STATIC_STEPS, Tensors, one_step
@@ -61,6 +61,13 @@ class Neuron(Watched):
 
     #: name -> initial value: a number, or the name of a parameter.
     states: Mapping[str, Union[float, str]] = {}
+    #: Ranges that parameters must be in and are kept in while they are learnt, ends included: name -> (low, high), with
+    #: None for no end; None instead of a pair lifts the range of a base class. Those of base classes hold as well.
+    bounds: Mapping[str, Any] = {}
+    #: Parameters that must be above 0.
+    positive: ClassVar[Tuple[str, ...]] = ()
+    #: What a range that follows another parameter is made of, for errors: name -> words.
+    follows: ClassVar[Mapping[str, str]] = {}
     #: Names of the inputs. With more than one, ``dynamics`` gets them as a named tuple.
     inputs: Tuple[str, ...] = ("x",)
     #: States whose next value counts as reset by the spike, for ``detach_reset``; None for all of them.
@@ -72,6 +79,11 @@ class Neuron(Watched):
         "repeat": checks.steps_or_none,
         **Watched.configuration,
     }
+    #: The ranges now, which ``bounds`` shows, and ``bounds`` as it was given, which stays when ranges follow values.
+    _ranges: Dict[str, ranges.Interval]
+    _given_bounds: Any
+    #: Whether a checkpoint is loaded.
+    _loading = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -99,9 +111,10 @@ class Neuron(Watched):
         self.repeat = repeat
         self.learn = parameters.names_to_learn(type(self).__name__, learn, tuple(self.params))
         values = {name: params.get(name, default) for name, default in self.params.items()}
-        self._first_bounds(values, bounds)
+        self._given_bounds = dict(bounds) if isinstance(bounds, Mapping) else bounds
+        parameters.adopt(self, parameters.ranges_with(self, values))
         for name, value in values.items():
-            parameters.declare(self, name, self._checked_value(name, value), name in self.learn)
+            parameters.declare(self, name, parameters.checked_value(self, name, value), name in self.learn)
         self._ask(capture(backend))
 
     # -- definition
@@ -116,7 +129,84 @@ class Neuron(Watched):
 
     def _trace(self) -> definition.Traced:
         names = self.reset_states if self.reset_states is not None else tuple(self.states)
-        return definition.traced(self, names if self.detach_reset else ())
+        return definition.traced(self, names if self.detach_reset else (), self._ranges)
+
+    def _settings(self) -> Tuple[Any, ...]:
+        """What the program was traced with: configuration, and the ranges of what is learnt."""
+        learnt = {name: value for name, value in self._parameters.items() if name in self._ranges}
+        limits = [(name, self._ranges[name], value.dtype) for name, value in learnt.items() if value is not None]
+        return (*super()._settings(), *limits)
+
+    def _follow_limits(self) -> None:
+        """Trace again if the ranges of what is learnt changed, or what is learnt within one."""
+        if self._cache.program is not None and self._cache.settings != self._settings():
+            self._redefine()
+
+    # -- parameters
+
+    def _declared_bounds(self, values: Mapping[str, Any]) -> Dict[str, ranges.Interval]:
+        """The ranges of this neuron's parameters, given their values, before ``bounds`` replaces some."""
+        return ranges.declared(type(self))
+
+    def _own_names(self) -> Collection[str]:
+        return tuple(dict.fromkeys((*self.params, *self.configuration, *checks.COMMON)))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.params:
+            parameters.set_parameter(self, name, value)
+        elif name == "bounds":
+            parameters.set_bounds(self, value)
+        elif name == "learn" and "learn" in self.__dict__:
+            raise AttributeError(
+                "learn is fixed when a neuron is made; make a new one, or set a parameter to an nn.Parameter"
+            )
+        else:
+            super().__setattr__(name, value)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        parameters.project(self)  # an optimiser may have stepped, and what is saved must load again
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: List[str],
+        unexpected_keys: List[str],
+        error_msgs: List[str],
+    ) -> None:
+        after = parameters.ranges_with(self, checkpoints.values_after(self, state_dict, prefix))
+        refused = checkpoints.refused(self, state_dict, prefix, after, self._foreign)
+        if refused:
+            error_msgs.extend(refused)
+            return
+        parameters.adopt(self, after)
+        self.__dict__["_loading"] = True
+        try:
+            taken = checkpoints.take(self, state_dict, prefix, self._foreign)
+            state_dict = checkpoints.spread(self, state_dict, prefix)
+            args = (state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+            super()._load_from_state_dict(*args)
+        finally:
+            del self.__dict__["_loading"]
+        parameters.adopt(self, parameters.ranges_with(self, parameters.now(self)))
+        self._follow_limits()
+        unexpected_keys[:] = [key for key in unexpected_keys if key not in taken]
+
+    def _foreign(self, name: str, value: Tensor) -> Optional[str]:
+        """What an entry of another library's checkpoint means here: None if nothing is known of it, "" if this neuron
+        is as it says, else why it is not.
+        """
+        return checkpoints.of_snntorch(getattr(self, "reset", None), name, value)
+
+    def __getstate__(self) -> Dict[str, Any]:
+        return {**super().__getstate__(), "bounds": dict(self._ranges)}
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        super().__setstate__(state)
+        parameters.adopt(self, state["_ranges"])
 
     # -- calls
 
@@ -176,7 +266,7 @@ class Neuron(Watched):
             return self._execute(inputs, state, (), final, single)[:2]
         steps = 1 if single else x.shape[0] if repeat is None else repeat
         found = self._cache.quick.get(earlier.kind_of(x, steps, start, final, repeat))
-        values = None if found is None else earlier.values_as_before(found, self, x, one, self._ranges)
+        values = None if found is None else earlier.values_as_before(found, self, x, one)
         if found is None or values is None:
             return self._execute(inputs, state, (), final, single)[:2]
         if single:
@@ -188,7 +278,6 @@ class Neuron(Watched):
             quickly = None if found.direct is None else found.direct(x, (*constant, *values))
             if quickly is not None:
                 return quickly, None
-            values = earlier.kept(found, values, self)
             outputs, end = found.runner((x,), start, (*constant, *earlier.placed(found, values)), ())[:2]
         return outputs, dict(zip(self.states, end)) if end is not None else None
 
@@ -220,10 +309,6 @@ class Neuron(Watched):
             inputs, constant = self._over_time(inputs, repeat, names)
             x = inputs[0]
         named = self._values()
-        if self._parameters and self._ranges:
-            named = ranges.kept(named, self._parameters, self._ranges)
-        if self._buffers and self._ranges and not is_compiling():
-            self._check_tensors()
         checks.same_device(owner, x.device, named)
         if not is_compiling():
             processes.check_gathered(owner, x, named)
@@ -248,9 +333,7 @@ class Neuron(Watched):
         trace_: Tensors = ()
         ordinary = len(inputs) == 1 and not (record or is_compiling() or is_jit_tracing())
         outputs_alone = start is None and not (final or single)
-        found = (
-            earlier.noted(runner, named, values, x, outputs_alone, self, self._ranges, constant) if ordinary else None
-        )
+        found = earlier.noted(runner, named, values, x, outputs_alone, self, constant) if ordinary else None
         # as later calls are run: a checkpointed call must save the same tensors when it is recomputed
         quickly = None
         if found is not None and found.direct is not None:

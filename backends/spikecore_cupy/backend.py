@@ -41,7 +41,6 @@ class CupyBackend(KernelBackend):
     name = "cupy"
     capabilities = CAPABILITIES
     rows = True
-    projects = True
 
     #: What compiles and launches a kernel.
     kernel: Callable[..., Any] = Kernel

@@ -45,9 +45,7 @@ class ForwardWriter(ChunkWriter):
         each, until = [*self.offsets(), *starts, *chunks, *ending], "neurons"
         if self._grouped:
             until, each = self.argument("span", "span"), self.over_groups(each)
-        # before threads without neurons leave, since there may be fewer others than channels
-        before = [*self.projecting(), *self.leaving(until)]
-        return self.finished([step], [*before, *self.opening(), *each])
+        return self.finished([step], [*self.leaving(until), *self.opening(), *each])
 
     def _step(self, step: Function) -> List[str]:
         """One step of all neurons of a thread: compute, store outputs and what is recorded."""

@@ -152,28 +152,6 @@ __device__ __forceinline__ Pack<R, V> channel_values(
     return found;
 }
 
-// The range of a learnt parameter: its ends, which it may lack, and the least value inside, which is above the low end
-// where that is outside. NaN stays.
-template <typename R, bool LOW, bool HIGH, bool OPEN>
-struct Range {
-    R low, high, least;
-};
-
-template <typename R, bool LOW, bool HIGH, bool OPEN>
-__device__ __forceinline__ R inside(R value, Range<R, LOW, HIGH, OPEN> range) {
-    if (LOW && (OPEN ? value <= range.low : value < range.low)) return range.least;
-    return HIGH && value > range.high ? range.high : value;
-}
-
-// Put parameters into their range, by one block. What others read meanwhile they put inside for themselves.
-template <typename R, bool LOW, bool HIGH, bool OPEN>
-__device__ __forceinline__ void put_inside(R* values, long long count, Range<R, LOW, HIGH, OPEN> range) {
-    for (long long k = threadIdx.x; k < count; k += blockDim.x) {
-        const R value = values[k], nearest = inside(value, range);
-        if (value != nearest) values[k] = nearest;
-    }
-}
-
 // What follows from a held value is computed after this line. Without, the compiler computes at the first step backwards
 // whatever does not depend on the last one, for all steps, and runs out of registers.
 #ifdef __CUDA_ARCH__

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import List, Sequence, Union
 
 from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.kernels.writing import FILLED, STORED, Argument, KernelWriter, commented, indented, named
 from spikecore.lang import Node
-from spikecore.lang.node import const
 from spikecore_cupy.lines import declared, first_neuron, folded, head, wrapped
 from spikecore_cupy.parts import Form, Function, Source
 from spikecore_cupy.printer import TYPES, CudaPrinter
@@ -19,10 +17,6 @@ ORDER = ("pointer", "sum", "stride", "row", "inner", "channels", "span", "column
 _COUNTS = ("stride", "row", "inner", "channels", "span", "columns")
 #: Kinds of arguments that say which threads of a block have the same channels.
 _OF_BLOCK = ("lanes", "period")
-
-
-def _yes(value: bool) -> str:
-    return "true" if value else "false"
 
 
 class TextWriter(KernelWriter):
@@ -57,16 +51,6 @@ class TextWriter(KernelWriter):
         """Gradients of parameters are allocated by the launch, which finds them apart from the other tensors."""
         # block sums, or one number per neuron: how many there are depends on the width that the launch chooses
         return "sum" if group == "grad_params" else "pointer"
-
-    def ranged(self, name: str) -> str:
-        """The arguments by which a parameter is put into its range, "" if it has none."""
-        ranges = getattr(self.plan, "ranges", ())
-        found = ranges[self.program.params.index(name)] if ranges else None
-        if found is None:
-            return ""
-        ends = [self.printer.expression(const(end if isfinite(end) else 0.0), {}) for end in found]
-        kind = f"{_yes(isfinite(found.low))}, {_yes(isfinite(found.high))}, {_yes(found.least != found.low)}"
-        return f"Range<{self.real}, {kind}>{{{', '.join(ends)}}}"
 
     # -- text
 
@@ -147,8 +131,4 @@ class TextWriter(KernelWriter):
         # state, parameters and their gradients are in the dtype of arithmetic, whatever inputs have
         kind = self.stored if self.is_stored(argument) else self.real
         fills = argument.group in FILLED and (argument.group != "checkpoints" or self.direction == "forward")
-        # behind the parameters there may be a weight and a bias
-        own = argument.group == "params" and argument.number < len(self.program.params)
-        if own and self.ranged(self.program.params[argument.number]):
-            fills = True
         return f"{'' if fills else 'const '}{kind}*"

@@ -95,25 +95,6 @@ class Writer(TextWriter):
             lines.append(f"const long long {offset} = row * {stride} + column;")
         return lines
 
-    # -- ranges
-
-    def projecting(self) -> List[str]:
-        """Put parameters into their ranges, in memory. All threads compute with the value inside, whether they read a
-        number before this or after it.
-        """
-        lines = []
-        for leaf in self.params_of("scalar", "channel"):
-            within = self.ranged(str(leaf.attr))
-            if not within:
-                continue
-            count = "1"
-            if self.kinds[str(leaf.attr)] == "scalar":
-                tensor = self.argument(f"{self.local[leaf]}s", "pointer", *self.param_place(leaf))
-            else:
-                tensor, _, count = self.channel(leaf)
-            lines.append(f"if (blockIdx.x == 0) put_inside({tensor}, {count}, {within});")
-        return lines
-
     # -- values
 
     def at(self, node: Node, index: str = "j") -> str:
@@ -147,8 +128,7 @@ class Writer(TextWriter):
             names[leaf] = name
             if self.kinds[str(leaf.attr)] == "scalar":
                 read = f"*{self.argument(f'{name}s', 'pointer', *place)}"
-                limits = self.ranged(str(leaf.attr))
-                lines.append(f"const {self.real} {name} = {f'inside({read}, {limits})' if limits else read};")
+                lines.append(f"const {self.real} {name} = {read};")
             else:
                 self.argument(name, "number", *place)
         lines += self.printer.block(self.uniform, names, self.local)
@@ -183,9 +163,6 @@ class Writer(TextWriter):
             return [f"const Pack<{self.real}, V> {name} = {self.load(place)};"]
         tensor, inner, channels = self.channel(leaf)
         values = f"channel_values<V>({tensor}, {self.unique('place')}, {self.first}, {inner}, {channels})"
-        within = self.ranged(str(leaf.attr))
-        if within:
-            return [f"{self.pack(name)[:-1]} = {values};", *over_neurons([f"{name}[j] = inside({name}[j], {within});"])]
         return [f"const Pack<{self.real}, V> {name} = {values};"]
 
     def starting(self, state: str, target: str) -> List[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Protocol, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Optional, Protocol, Sequence, Tuple, Union
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,40 +35,17 @@ def one_step(
 DirectCall = Callable[["Tensor", Tuple[ParamValue, ...]], Optional[Tensors]]
 
 
-class Range(NamedTuple):
-    """The range that a learnt parameter is put into before a call: a value outside becomes the nearest one inside."""
-
-    #: The ends, infinite where there is none.
-    low: float
-    high: float
-    #: The least value inside: ``low``, or one above it where ``low`` itself is outside.
-    least: float
-
-
-Range.__module__ = "spikecore.backend"  # where it is public, as for pickles
-
-
-def direct(
-    runner: Runner, views: Sequence[Optional[Tuple[int, ...]]], ranges: Sequence[Optional[Range]] = ()
-) -> Optional[DirectCall]:
+def direct(runner: Runner, views: Sequence[Optional[Tuple[int, ...]]]) -> Optional[DirectCall]:
     """The quick way of a runner for calls at rest with one input, of which the outputs alone are asked for.
 
     ``views`` has for each parameter the shape that it is viewed as over the neurons of one time step, None for a
-    number. A runner may have a method ``direct(views)``, or ``direct(views, ranges)`` where its attribute
-    ``takes_ranges`` is true, which gives a function ``call(x, params)``, or None. Its
+    number. A runner may have a method ``direct(views)``, which gives a function ``call(x, params)``, or None. Its
     ``params`` are as the neuron holds them: a number, or a tensor of any dtype that has the shape of the view or can be
     viewed so. The function returns the outputs with the bits that the runner gives, or None for a call that is left to
     the runner.
-
-    ``ranges`` has, for each parameter that is learnt within one, its range. A function whose attribute ``projects`` is
-    true puts these parameters inside, in their own memory, before it computes with them; for another one, and where it
-    returns None, the caller has to.
     """
     make = getattr(runner, "direct", None)
-    if make is None:
-        return None
-    # before version 1.3 of the contract the method had one argument
-    found: Optional[DirectCall] = make(views, ranges) if getattr(runner, "takes_ranges", False) else make(views)
+    found: Optional[DirectCall] = None if make is None else make(views)
     return found
 
 

@@ -30,7 +30,6 @@ from spikecore.backend import (
     Capabilities,
     DirectCall,
     ParamValue,
-    Range,
     Runner,
     Spec,
     Tensors,
@@ -110,9 +109,6 @@ def _warn(name: str, other: str, error: BackendError) -> None:
 class _Automatic:
     """A runner that gives calls which its backend refuses to the runner of another backend."""
 
-    #: See :func:`spikecore.backend.direct`.
-    takes_ranges = True
-
     def __init__(self, resolved: Resolved, calls: Calls) -> None:
         self._resolved, self._calls = resolved, calls
         self._other: Optional[Runner] = None
@@ -175,11 +171,9 @@ class _Automatic:
         except BackendError:  # as above; before a kernel runs, so nothing was moved
             return None
 
-    def direct(
-        self, views: Sequence[Optional[Tuple[int, ...]]], ranges: Sequence[Optional[Range]] = ()
-    ) -> Optional[DirectCall]:
+    def direct(self, views: Sequence[Optional[Tuple[int, ...]]]) -> Optional[DirectCall]:
         """See :func:`spikecore.backend.direct`."""
-        call = direct(self._runner, views, ranges)
+        call = direct(self._runner, views)
         return None if call is None else _Direct(self, call)
 
     def direct_normalised(self, views: Sequence[Optional[Tuple[int, ...]]]) -> Optional[NormalisedCall]:
@@ -205,7 +199,6 @@ class _Direct:
 
     def __init__(self, automatic: _Automatic, call: DirectCall) -> None:
         self._automatic, self._call, self._runner = automatic, call, automatic._runner
-        self.projects: bool = getattr(call, "projects", False)
 
     def __call__(self, x: torch.Tensor, params: Tuple[ParamValue, ...]) -> Optional[Tensors]:
         # the runner itself meets the error of a call that is refused

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple, Sequence
+from typing import Any, Dict, Mapping, NamedTuple, Sequence
 
+from spikecore._shell.ranges import Interval
 from spikecore.lang import Expr, Node, Numbers, Program, topological, trace
 
 
@@ -15,15 +16,21 @@ class Traced(NamedTuple):
     numbers: Dict[str, float]
 
 
-def traced(neuron: Any, detached: Sequence[str]) -> Traced:
-    """Trace a neuron's ``dynamics``, in which spikes carry no gradient into the ``detached`` states."""
+def traced(neuron: Any, detached: Sequence[str], ranges: Mapping[str, Interval]) -> Traced:
+    """Trace a neuron's ``dynamics``, in which spikes carry no gradient into the ``detached`` states, and what is learnt
+    is in its range.
+    """
     numbers = Numbers(taken=(*neuron.inputs, *neuron.states, *neuron.params))
+    params = {name: Expr(Node("param", (), name)) for name in neuron.params}
+    for name, value in neuron._parameters.items():
+        if name in ranges and value is not None:
+            params[name] = ranges[name].equation(params[name], value.dtype)
     program = trace(
-        _twin(neuron).dynamics,
+        _twin(neuron, params).dynamics,
         name=type(neuron).__name__,
         inputs=neuron.inputs,
         states=neuron.states,
-        params=tuple(neuron.params),
+        params=params,
         detached=detached,
         numbers=numbers,
     )
@@ -31,13 +38,13 @@ def traced(neuron: Any, detached: Sequence[str]) -> Traced:
     return Traced(program, {name: numbers.values[name] for name in program.numbers})
 
 
-def _twin(neuron: Any) -> Any:
+def _twin(neuron: Any, params: Mapping[str, Expr]) -> Any:
     """The neuron as its ``dynamics`` sees it: ``self.tau`` is ``p.tau``, since as a number it would be a constant of
     the program; and what ``dynamics`` sets on it is lost.
     """
     twin = object.__new__(type(neuron))
     twin.__dict__.update(neuron.__dict__)
-    twin.__dict__.update({name: Expr(Node("param", (), name)) for name in neuron.params})
+    twin.__dict__.update(params)
     return twin
 
 

@@ -12,7 +12,6 @@ from typing import Any, Callable, Collection, List, Mapping, NamedTuple, Optiona
 import torch
 from torch import Tensor, nn
 
-from spikecore._shell import ranges
 from spikecore.backend import MAX_STATIC_STEPS, DirectCall, ParamValue, Runner, Tensors, direct
 from spikecore.dtypes import compute_dtype
 from spikecore.lang._plain import tracing_state
@@ -30,8 +29,6 @@ class PlacedTensor(NamedTuple):
     device: torch.device
     learnt: bool
     view: Tuple[int, ...]
-    #: Of a tensor on the CPU that is not learnt: a change in place has it checked again.
-    version: Optional[int]
 
 
 class Earlier(NamedTuple):
@@ -48,8 +45,6 @@ class Earlier(NamedTuple):
     shape: Optional[torch.Size]
     #: The quick way of a call at rest for its outputs alone, if its runner has one.
     direct: Optional[DirectCall]
-    #: The ranges that it puts learnt parameters into itself; None if that is to be done before it.
-    projected: Optional[ranges.Bounds]
     #: Whether the input is the first parameter of the program, because it is the same at every step.
     constant: bool
 
@@ -109,7 +104,6 @@ def noted(
     x: Tensor,
     outputs_alone: bool,
     module: Any,
-    bounds: ranges.Bounds,
     constant: Tensors = (),
 ) -> Earlier:
     """A call that passed every check, with its parameters as they are and as they were placed.
@@ -127,7 +121,6 @@ def noted(
             value.device,
             value.requires_grad,
             tuple(placed.shape),
-            _version(value),
         )
         for position, ((name, value), placed) in enumerate(zip(named, values))
         if isinstance(value, Tensor) and isinstance(placed, Tensor)
@@ -136,28 +129,13 @@ def noted(
     read = itemgetter(*[name for name in own if name in module.__dict__])
     numbers = tuple(None if isinstance(value, Tensor) else value for value in values)
     views = [tuple(value.shape) if isinstance(value, Tensor) else None for value in (*constant, *values)]
-    within = [None] * len(constant) + [
-        bounds[name].ends(value.dtype)
-        if isinstance(value, Tensor) and name in bounds and name in module._parameters
-        else None
-        for name, value in named
-    ]
-    quick = direct(runner, views, within) if outputs_alone else None
-    projected = bounds if getattr(quick, "projects", False) else None
+    quick = direct(runner, views) if outputs_alone else None
     shape = x.shape[1:] if tensors else None
-    return Earlier(runner, read, read(module.__dict__), numbers, tensors, shape, quick, projected, bool(constant))
+    return Earlier(runner, read, read(module.__dict__), numbers, tensors, shape, quick, bool(constant))
 
 
-def _version(value: Tensor) -> Optional[int]:
-    followed = value.is_cpu and not isinstance(value, nn.Parameter) and not value.is_inference()
-    return value._version if followed else None
-
-
-def values_as_before(
-    found: Earlier, module: nn.Module, x: Tensor, single: bool, bounds: ranges.Bounds
-) -> Optional[Tuple[ParamValue, ...]]:
-    """The parameters as the neuron holds them, learnt ones kept in their ranges but for those that a direct call keeps;
-    None if one is not as it was.
+def values_as_before(found: Earlier, module: nn.Module, x: Tensor, single: bool) -> Optional[Tuple[ParamValue, ...]]:
+    """The parameters as the neuron holds them; None if one is not as it was.
 
     ``single``: the input is one time step.
     """
@@ -171,33 +149,15 @@ def values_as_before(
         return found.values
     if (x.shape if single else x.shape[1:]) != found.shape:
         return None
-    within = found.projected is None
-    if not within and found.projected is not bounds:
-        return None
     values = list(found.values)
-    for position, name, table, own, dtype, device, learnt, _, version in found.tensors:
+    for position, name, table, own, dtype, device, learnt, _ in found.tensors:
         value: Optional[Tensor] = held[table].get(name)
         if value is None or value.shape != own or value.dtype is not dtype:
             return None
         if value.device != device or value.requires_grad is not learnt:
             return None
-        if version is not None and (value.is_inference() or value._version != version):
-            return None
-        if within and name in bounds and table == "_parameters":
-            value = ranges.inside(value, bounds[name])
         values[position] = value
     return tuple(values)
-
-
-def kept(found: Earlier, values: Tuple[ParamValue, ...], module: nn.Module) -> Tuple[ParamValue, ...]:
-    """The same, with those in their ranges that a direct call was to keep there and did not take."""
-    if found.projected is None:
-        return values
-    seen: List[Any] = list(values)
-    for one in found.tensors:
-        if one.name in found.projected and one.name in module._parameters:
-            seen[one.position] = ranges.inside(seen[one.position], found.projected[one.name])
-    return tuple(seen)
 
 
 def placed(found: Earlier, values: Tuple[ParamValue, ...]) -> Tuple[ParamValue, ...]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spikecore._base.autocast import autocast_dtype
-from spikecore._shell import checks, parameters, processes, ranges
+from spikecore._shell import checks, parameters, processes
 from spikecore._shell.prologued import Prologued
 from spikecore.backend import FEEDBACK_BIAS, FEEDBACK_WEIGHT, Feedback, Tensors
 from spikecore.lang._plain import PLAIN, is_plain
@@ -68,10 +68,6 @@ class FedBack(Prologued):
     ) -> Tuple[Tensor, Optional[Tensors], Tensors]:
         owner = type(self).__name__
         named = self._values()
-        if self._parameters and self._ranges:
-            named = ranges.kept(named, self._parameters, self._ranges)
-        if self._buffers and self._ranges:
-            self._check_tensors()
         checks.same_device(owner, x.device, named)
         processes.check_gathered(owner, x, named)
         values, kinds = parameters.place(owner, named, x.shape[1:], self.channel_dim)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from spikecore._base.running import direct_normalised
 from spikecore._shell import earlier, fused, norms
-from spikecore._shell.ranged import Ranged
+from spikecore._shell.graphed import Graphed
 from spikecore._shell.state import State
 from spikecore.backend import Runner, Tensors
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Results = Tuple[Tensors, Optional[State], Tensors]
 
 
-class FusedCalls(Ranged):
+class FusedCalls(Graphed):
     """A neuron that may have a prologue (see :mod:`spikecore._shell.prologue`)."""
 
     def _as_before(self, prologue: Prologue, x: Tensor, skip: Optional[Tensor]) -> Optional[Results]:
@@ -37,7 +37,7 @@ class FusedCalls(Ranged):
         self, prologue: Prologue, found: fused.FusedCall, x: Tensor, skip: Optional[Tensor]
     ) -> Optional[Results]:
         """The call by the launches of an earlier one; None, with nothing moved, if it is not as that was."""
-        own = earlier.values_as_before(found.earlier, self, x, False, self._ranges)
+        own = earlier.values_as_before(found.earlier, self, x, False)
         one = None if own is None else fused.taken(found, prologue.norm, x, skip, own)
         if own is None or one is None:
             return None
@@ -79,7 +79,7 @@ class FusedCalls(Ranged):
         call = direct_normalised(runner, [tuple(v.shape) if isinstance(v, Tensor) else None for v in places])
         if call is None:
             return None
-        found = fused.FusedCall(earlier.noted(runner, own, values, x, False, self, self._ranges), call, count)
+        found = fused.FusedCall(earlier.noted(runner, own, values, x, False, self), call, count)
         norm = prologue.norm
         results = self._straight(prologue, found, x, skip)
         quick[fused.kind_of(norm, prologue.shortcut, bool(prologue.fused), x, skip)] = found

@@ -1,4 +1,4 @@
-"""Neuron parameters: what a value may be, and how it lies over the neurons of one time step.
+"""Neuron parameters: what a value may be, how it is set, and how it lies over the neurons of one time step.
 
 A parameter is a Python number, or a tensor, learnable or not: one value (0-d or ``[1]``), one value per channel
 (``[C]``), or of a shape that broadcasts to one time step. Numbers stay Python floats (a run-time constant of a kernel);
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from numbers import Real
-from typing import Any, Iterable, List, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from spikecore._shell import processes, ranges
 from spikecore._shell.misnamed import hint_of_value
 
 Value = Union[float, Tensor]
@@ -31,6 +32,94 @@ def declare(module: Any, name: str, value: Any, learn: bool) -> None:
         module.register_buffer(name, value)
     else:
         setattr(module, name, value)
+
+
+def now(neuron: Any) -> Dict[str, Any]:
+    """The parameters of a neuron, without those that were deleted: torch.nn.utils takes one away and sets another."""
+    return {name: getattr(neuron, name) for name in neuron.params if hasattr(neuron, name)}
+
+
+def ranges_with(neuron: Any, values: Mapping[str, Any]) -> Dict[str, ranges.Interval]:
+    """The ranges with these values of the parameters; without some of them, the ranges that follow no values."""
+    cls = type(neuron)
+    bounds = neuron._declared_bounds(values) if len(values) == len(neuron.params) else ranges.declared(cls)
+    return ranges.overridden(cls.__name__, neuron.params, bounds, neuron._given_bounds)
+
+
+def adopt(neuron: Any, found: Dict[str, ranges.Interval]) -> None:
+    """Have a neuron hold these ranges, which its values are inside."""
+    neuron.__dict__.update(_ranges=found, bounds=ranges.Shown(found))
+
+
+def set_bounds(neuron: Any, given: Any) -> None:
+    """Change the ranges of a neuron as a whole; its values must be inside, learnt ones are put there."""
+    project(neuron)
+    before = neuron._given_bounds
+    neuron.__dict__["_given_bounds"] = dict(given) if isinstance(given, Mapping) else given
+    try:
+        values = now(neuron)
+        found = ranges_with(neuron, values)
+        for name, value in values.items():
+            _require(neuron, name, value, found)
+    except BaseException:
+        neuron.__dict__["_given_bounds"] = before
+        raise
+    adopt(neuron, found)
+    neuron._follow_limits()
+
+
+def checked_value(neuron: Any, name: str, value: Any) -> Any:
+    """A parameter's new value, which is inside its range and leaves the other parameters inside theirs."""
+    owner = type(neuron).__name__
+    value = checked(owner, name, value)
+    # a neuron that is being made or loaded gets several values, which only together need to be inside
+    several = neuron._loading or "_request" not in neuron.__dict__
+    found = neuron._ranges if several else ranges_with(neuron, {**now(neuron), name: value})
+    _require(neuron, name, value, found)
+    if found != neuron._ranges:
+        for other in neuron.params:
+            if other != name and found.get(other) != neuron._ranges.get(other):
+                try:
+                    _require(neuron, other, getattr(neuron, other), found)
+                except ValueError as error:
+                    raise ValueError(f"{owner}: {name} cannot be set to this value first; {error}") from None
+        adopt(neuron, found)
+    return value
+
+
+def _require(neuron: Any, name: str, value: Any, found: Mapping[str, ranges.Interval]) -> None:
+    ranges.require(type(neuron).__name__, name, value, found.get(name), neuron.follows.get(name, ""))
+
+
+def set_parameter(neuron: Any, name: str, value: Any) -> None:
+    """Set a parameter of a neuron. One that is learnt or a tensor takes the value in its own memory."""
+    held = neuron._parameters.get(name, neuron._buffers.get(name))
+    if isinstance(value, nn.Parameter):
+        # FSDP puts its gathered copy in the place of a shard before a call, and the shard back: nobody's new value
+        if processes.is_shard(value) or processes.is_shard(held):
+            value = checked(type(neuron).__name__, name, value)
+            nn.Module.__setattr__(neuron, name, value)
+            return
+        nn.Module.__setattr__(neuron, name, checked_value(neuron, name, value))
+    else:
+        value = for_parametrization(neuron, name, checked_value(neuron, name, value))
+        if isinstance(value, float) and held is not None:
+            with torch.no_grad():
+                held.fill_(value)
+        elif isinstance(value, Tensor) and isinstance(neuron.__dict__.get(name), float):
+            del neuron.__dict__[name]  # a number before; as a buffer it moves with the neuron
+            neuron.register_buffer(name, value)
+        else:
+            if "_cache" in neuron.__dict__:
+                neuron._cache.quick = {}  # noted calls compare numbers by value, and -0.0 == 0.0
+            # a program takes its parameters as arguments, so nothing is traced again
+            nn.Module.__setattr__(neuron, name, value)
+    neuron._follow_limits()
+
+
+def project(neuron: Any) -> None:
+    """Put every learnt parameter of a neuron that left its range back to the nearest value inside, in place."""
+    ranges.project(neuron._parameters, neuron._ranges)
 
 
 def checked(owner: str, name: str, value: Any) -> Value:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from spikecore._base.batches import folded, unfolded
 from spikecore._plugins.registry import AUTO_NAME
 from spikecore._plugins.selection import REFERENCE
-from spikecore._shell import checks, earlier, norms, parameters, processes, ranges
+from spikecore._shell import checks, earlier, norms, parameters, processes
 from spikecore._shell.automatic import Calls, automatic_runner
 from spikecore._shell.binding import SpecKey
 from spikecore._shell.fused_calls import FusedCalls, Results
@@ -138,10 +138,6 @@ class Prologued(FusedCalls):
         steps = inputs[0]
         grad = torch.is_grad_enabled()
         own = self._values()
-        if self._parameters and self._ranges:
-            own = ranges.kept(own, self._parameters, self._ranges)
-        if self._buffers and self._ranges and not is_compiling():
-            self._check_tensors()
         checks.same_device(owner, steps.device, own)
         if not is_compiling():
             processes.check_gathered(owner, steps, own)

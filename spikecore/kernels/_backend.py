@@ -37,9 +37,6 @@ class KernelBackend(Backend):
     #: geometry of such a call is a :class:`RowGeometry`. All tensors of all steps then have strides of their own, those
     #: that are filled, too: ``stride(0)`` from step to step and ``stride(rows[1])`` from row to row.
     rows: bool = False
-    #: Whether forward launches put parameters into the ranges of a plan (``plan.ranges``), so that no operation has to
-    #: be run for that before a call.
-    projects: bool = False
 
     def chunk_of(self, program: Program, spec: Spec) -> int:
         """``chunk`` for calls of this program under this spec, where it is not the same for all."""

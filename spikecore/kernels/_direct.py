@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from spikecore.backend import BackendError, ParamValue, Range, Tensors
+from spikecore.backend import BackendError, ParamValue, Tensors
 from spikecore.kernels._execution import Execution
 from spikecore.kernels._layout import Layout
 from spikecore.kernels._straight import Sizes, Straight, whole
@@ -36,14 +36,10 @@ class Direct(Straight):
         instead: Any,
         views: Sequence[Optional[Tuple[int, ...]]],
         derive: Derive,
-        ranges: Tuple[Optional[Range], ...] = (),
         other: Optional[Callable[[Tensor, Tuple[ParamValue, ...]], Optional[Tensors]]] = None,
     ) -> None:
-        super().__init__(execution, views, ranges)
+        super().__init__(execution, views)
         self.instead, self.derive, self.other = instead, derive, other
-        #: See :func:`spikecore.backend.direct`.
-        self.projects = bool(ranges)
-        self._ranged = [index for index, found in enumerate(ranges) if found is not None]
         self._full = [index for index, kind in enumerate(execution.spec.params) if kind == "full"]
         self._learns = bool(execution.spec.learn)
 
@@ -51,10 +47,6 @@ class Direct(Straight):
         """Outputs of a call with these parameters as the neuron holds them; None if it is for the runner."""
         if is_transformed():
             return None
-        for index in self._ranged:
-            # what is no parameter, such as a value that functional_call puts in its place, must not be changed
-            if type(params[index]) is not nn.Parameter or params[index].is_inference():  # type: ignore[union-attr]
-                return None
         for index in self._full:
             if params[index].shape != x.shape[1:]:  # type: ignore[union-attr]  # a tensor
                 return None

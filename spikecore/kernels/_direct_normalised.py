@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from spikecore._base.recent import CALLS, Recent
-from spikecore.backend import BackendError, ParamValue, Range, Spec, Tensors
+from spikecore.backend import BackendError, ParamValue, Spec, Tensors
 from spikecore.kernels._arguments import Call
 from spikecore.kernels._direct import Derive
 from spikecore.kernels._execution import Execution
@@ -40,8 +40,7 @@ class DirectNormalised:
     """Direct calls of neurons whose parameters have one form.
 
     spec: that of the runner, which says what is learnt. instead, derive: as in :class:`Direct`. views: for each
-    parameter of the program the shape that it has over the neurons of one time step; None for a number. ranges: those
-    that forward launches put parameters into, of calls that do not normalise.
+    parameter of the program the shape that it has over the neurons of one time step; None for a number.
     """
 
     def __init__(
@@ -52,10 +51,8 @@ class DirectNormalised:
         derive: Derive,
         statistics: Optional[StatisticsLaunch],
         views: Sequence[Optional[Tuple[int, ...]]],
-        ranges: Tuple[Optional[Range], ...] = (),
     ) -> None:
         self.execution, self.instead, self.derive, self.views = execution, instead, derive, tuple(views)
-        self.ranges = ranges
         self.dtype, self.compute = spec.dtype, spec.compute
         self.n_inputs = execution.arguments.n_inputs
         #: Indices of the parameters that are tensors, and a call at rest without them.
@@ -131,11 +128,11 @@ class DirectNormalised:
         out = torch.empty_like(inputs[0])
         dense = laid.forward[bool(saved)]
         if dense is None:
-            launch = self.execution.forward_launch(self.at_rest, bool(saved), self.ranges)
+            launch = self.execution.forward_launch(self.at_rest, bool(saved))
             counts = (len(inputs), 0, 0, 1, 0, 0, len(saved))
             dense = laid.forward[bool(saved)] = dense_of(launch, laid.geometry, counts)
         if dense((*inputs, out, *saved), params) is None:
-            launch = self.execution.forward_launch(self.at_rest, bool(saved), self.ranges)
+            launch = self.execution.forward_launch(self.at_rest, bool(saved))
             launch(laid.geometry, inputs, (), params, (out,), (), (), saved)
         return out
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spikecore._base.recent import CALLS, Recent
-from spikecore.backend import Range, Spec, Tensors
+from spikecore.backend import Spec, Tensors
 from spikecore.kernels._arguments import Arguments, Call, Channels
 from spikecore.kernels._geometry import Geometry
 from spikecore.kernels._launches import BackwardLaunch, ForwardLaunch, KernelParams, Launch, Launcher
@@ -135,18 +135,14 @@ class Execution:
             found = self._saved[initial] = len(saved_states(self.program, self.spec, initial))
         return found
 
-    def forward_launch(self, call: Call, checkpoints: bool, ranges: Tuple[Optional[Range], ...] = ()) -> Launch:
-        """The launch for calls of this kind, with or without ``checkpoints`` for backward, which puts parameters into
-        these ``ranges``.
-        """
+    def forward_launch(self, call: Call, checkpoints: bool) -> Launch:
+        """The launch for calls of this kind, with or without ``checkpoints`` for backward."""
         initial = call.has_initial_state
         # whatever else a call may differ in, such as sizes, its kernel is the same
-        key = (call.record, initial, checkpoints, ranges)
+        key = (call.record, initial, checkpoints)
         launch = self._forwards.get(key)
         if launch is None:
-            plan = ForwardPlan(
-                self.program, self.spec, call.record, initial, self.spec.final, checkpoints, None, ranges
-            )
+            plan = ForwardPlan(self.program, self.spec, call.record, initial, self.spec.final, checkpoints)
             launch = self._forwards.put(key, launch_of(self.backend.forward, plan, self.backend.sizes))
         return launch
 

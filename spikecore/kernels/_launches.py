@@ -132,7 +132,6 @@ class Launcher(Protocol):
     owns_outputs: bool
     sizes: int
     rows: bool
-    projects: bool
 
     def chunk_of(self, program: Program, spec: Spec) -> int:
         """Steps of a chunk, before each of which but the first there is a checkpoint; 0 for none."""

@@ -14,7 +14,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 import torch
 from torch import Tensor
 
-from spikecore.backend import Range, Spec
+from spikecore.backend import Spec
 from spikecore.kernels._closure import closure, in_order, leaves_of
 from spikecore.kernels._geometry import Geometry
 from spikecore.kernels._steps import Functions, Step, split
@@ -54,7 +54,6 @@ class _ForwardFields(NamedTuple):  # apart from the plan, since a NamedTuple tak
     final: bool = False
     checkpoints: bool = False
     geometry: Optional[Geometry] = None
-    ranges: Tuple[Optional[Range], ...] = ()
 
 
 class ForwardPlan(_ForwardFields, _OfSpec):
@@ -65,8 +64,6 @@ class ForwardPlan(_ForwardFields, _OfSpec):
     final: whether the final state is written.
     checkpoints: whether states are written before every chunk of steps but the first, for backward.
     geometry: the sizes of every call of this kernel, if they are fixed.
-    ranges: for each parameter the range that the kernel puts it into, in its own memory, and computes with, None for
-        none; empty where no parameter has one. Only for a backend with ``projects``.
     """
 
     __slots__ = ()

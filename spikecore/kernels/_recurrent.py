@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from spikecore._base.autocast import no_autocast
-from spikecore.backend import BackendError, ParamValue, Range, Spec, Tensors
+from spikecore.backend import BackendError, ParamValue, Spec, Tensors
 from spikecore.dtypes import compute_dtype
 from spikecore.kernels._again import Again, Instead
 from spikecore.kernels._arguments import Arguments, Call
@@ -171,7 +171,7 @@ class FedRunner(KernelRunner):
         #: What it inherits is of one step without feedback: there is no op of a whole call.
         self.graph_key = ""
 
-    def direct(self, views: Sequence[Optional[Tuple[int, ...]]], ranges: Sequence[Optional[Range]] = ()) -> None:
+    def direct(self, views: Sequence[Optional[Tuple[int, ...]]]) -> None:
         """There is no quick way."""
         return
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from spikecore.backend import BackendError, ParamValue, Range, Runner, Spec, Tensors, Unsupported, by_call
+from spikecore.backend import BackendError, ParamValue, Runner, Spec, Tensors, Unsupported, by_call
 from spikecore.kernels._again import Instead
 from spikecore.kernels._arguments import Call
 from spikecore.kernels._boundary import Boundary, OneStep, derived
@@ -37,6 +37,7 @@ from spikecore.lang._plain import (
     is_transforming,
 )
 from spikecore.lang.eager import StraightLine
+from spikecore.lang.node import parameters
 
 #: Numbers of an input whose mean and variance are worth some further small operations.
 WORTHWHILE = 1 << 20
@@ -52,9 +53,6 @@ def _plain(tensors: Tensors) -> bool:
 class KernelRunner:
     """Runs one program under one spec, for any sizes and layouts."""
 
-    #: See :func:`spikecore.backend.direct`.
-    takes_ranges = True
-
     def __init__(self, backend: Launcher, program: Program, spec: Spec) -> None:
         self.program, self.spec = program, spec
         self.execution = execution_of(backend, program, spec)
@@ -64,7 +62,7 @@ class KernelRunner:
         #: Whether calls at rest have registered ops of their own.
         self.flat = is_flat(self.execution)
         #: Whether the initial state depends on a learnt parameter, so that autograd must see how.
-        self.learnt_initial = any(node.op == "param" and node.attr in spec.learn for node in program.initial)
+        self.learnt_initial = any(node.attr in spec.learn for node in parameters(program.initial))
         #: The key where calls at rest whose parameters are numbers are one op in a graph, else "".
         self.graph_key = self.key if self.flat and not self.learnt_initial else ""
         self.initial = StraightLine(program.leaves[len(program.inputs) + len(program.states) :], program.initial)
@@ -80,9 +78,7 @@ class KernelRunner:
         twin.instead = instead
         return twin
 
-    def direct(
-        self, views: Sequence[Optional[Tuple[int, ...]]], ranges: Sequence[Optional[Range]] = ()
-    ) -> Optional[Direct]:
+    def direct(self, views: Sequence[Optional[Tuple[int, ...]]]) -> Optional[Direct]:
         """See :func:`spikecore.backend.direct`."""
         one = len(self.program.inputs) == 1 == self.n_outputs
         if not one or self.spec.final or self.learnt_initial or self.execution.backend.owns_outputs:
@@ -90,11 +86,10 @@ class KernelRunner:
         # backward of a program with statistics is two launches
         if self.program.statistics:
             return None
-        wanted = tuple(ranges) if self.execution.backend.projects and any(ranges) else ()
         if "full" in self.spec.params:
-            return Direct(self.execution, self.instead, views, derived, wanted)
-        other = DirectNormalised(self.execution, self.spec, self.instead, derived, None, views, wanted)
-        return Direct(self.execution, self.instead, views, derived, wanted, other.of_any_order)
+            return Direct(self.execution, self.instead, views, derived)
+        other = DirectNormalised(self.execution, self.spec, self.instead, derived, None, views)
+        return Direct(self.execution, self.instead, views, derived, other.of_any_order)
 
     def direct_normalised(self, views: Sequence[Optional[Tuple[int, ...]]]) -> Optional[DirectNormalised]:
         """See :func:`spikecore._base.running.direct_normalised`."""

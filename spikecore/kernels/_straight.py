@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spikecore._base.recent import CALLS, Recent
-from spikecore.backend import Range, Tensors
+from spikecore.backend import Tensors
 from spikecore.kernels._arguments import Call
 from spikecore.kernels._execution import Execution
 from spikecore.kernels._geometry import Geometry, RowGeometry
@@ -55,16 +55,10 @@ class Straight:
 
     views: for each parameter the shape that it has over the neurons of one time step; None for a number. A parameter
     with one number per neuron has the shape of a step, whatever stands there.
-    ranges: those that forward launches put parameters into, see :class:`spikecore.kernels.ForwardPlan`.
     """
 
-    def __init__(
-        self,
-        execution: Execution,
-        views: Sequence[Optional[Tuple[int, ...]]],
-        ranges: Tuple[Optional[Range], ...] = (),
-    ) -> None:
-        self.execution, self.views, self.ranges = execution, tuple(views), ranges
+    def __init__(self, execution: Execution, views: Sequence[Optional[Tuple[int, ...]]]) -> None:
+        self.execution, self.views = execution, tuple(views)
         self.dtype, self.compute = execution.spec.dtype, execution.spec.compute
         #: Indices of the parameters that are tensors, and a call at rest without them.
         self.tensors = execution.arguments.tensor_params
@@ -112,10 +106,10 @@ class Straight:
             x = out = x.new_empty(sizes.shape)
         dense = sizes.forward[bool(saved)]
         if dense is None:
-            launch = self.execution.forward_launch(self.at_rest, bool(saved), self.ranges)
+            launch = self.execution.forward_launch(self.at_rest, bool(saved))
             dense = sizes.forward[bool(saved)] = dense_of(launch, sizes.geometry, (1, 0, 0, 1, 0, 0, len(saved)))
         if dense((x, out, *saved), params) is None:
-            launch = self.execution.forward_launch(self.at_rest, bool(saved), self.ranges)
+            launch = self.execution.forward_launch(self.at_rest, bool(saved))
             launch(sizes.geometry, (x,), (), params, (out,), (), (), saved)
         return out
 

@@ -70,7 +70,7 @@ def constant_states(
     Either no result of a step has a derivative by the state, or its next value has none by an input or a parameter.
     """
     read = differentiable_leaves([*outputs, *following])
-    learnt = {name for name, value in zip(states, initial) if value.op == "param"}
+    learnt = {name for name, value in zip(states, initial) if value.op != "const"}
 
     def moves(name: str) -> bool:
         found = reached(states, following, (), (), [name])

@@ -70,21 +70,24 @@ def trace(
     name: str,
     inputs: Sequence[str],
     states: Mapping[str, Union[float, str]],
-    params: Sequence[str],
+    params: Union[Sequence[str], Mapping[str, Expr]],
     detached: Sequence[str] = (),
     numbers: Optional[Numbers] = None,
 ) -> Program:
     """Record ``dynamics(x, s, p) -> (outputs, next_states)``.
 
-    ``states`` maps a name to its initial value, a number or the name of a parameter. In the next values of the states
+    ``states`` maps a name to its initial value, a number or the name of a parameter. ``params`` are names, each maybe
+    with the expression of parameters that the definition reads in the place of one. In the next values of the states
     named by ``detached``, spikes carry no gradient. With ``numbers``, those of surrogates are parameters behind the
     others, whose values it gets; without, they are constants. The grad mode of the caller is of no effect.
     """
-    initial = [_initial(name, state, value, params) for state, value in states.items()]
+    values = {param: Expr(Node("param", (), param)) for param in params}
+    values.update(params if isinstance(params, Mapping) else {})
+    initial = [_initial(name, state, value, values) for state, value in states.items()]
     leaves = [Node("input", (), i) for i in inputs]
     x = input_values(inputs, [Expr(leaf) for leaf in leaves])
     s = Names(name, "state", {state: Expr(Node("state", (), state)) for state in states})
-    p = Names(name, "parameter", {param: Expr(Node("param", (), param)) for param in params})
+    p = Names(name, "parameter", values)
     with nullcontext() if numbers is None else numbers.following(), refusing_no_grad():
         try:
             returned, local, where = _call_and_watch(dynamics, (x, s, p))
@@ -102,12 +105,15 @@ def trace(
         outputs=outputs,
         next=following,
         initial=initial,
-        labels=_labels(local, reserved={*inputs, *states, *params}),
+        labels={
+            **{value.node: f"{param}_in_range" for param, value in values.items() if value.node.args},
+            **_labels(local, reserved={*inputs, *states, *params}),
+        },
         numbers=followed,
     )
 
 
-def _initial(owner: str, state: str, value: Union[float, str], params: Sequence[str]) -> Node:
+def _initial(owner: str, state: str, value: Union[float, str], params: Mapping[str, Expr]) -> Node:
     if not isinstance(value, str):
         return const(value)
     if value not in params:
@@ -115,7 +121,7 @@ def _initial(owner: str, state: str, value: Union[float, str], params: Sequence[
             f"{owner}: the initial value of state {state!r} is {value!r}, which is no parameter; "
             f"its parameters are: {', '.join(params) or 'none'}"
         )
-    return Node("param", (), value)
+    return params[value].node
 
 
 def _shape_of_return(owner: str) -> str:

@@ -102,7 +102,7 @@ class Witness:
 
 
 #: What a runner may have beside being called; ``direct`` and what stands behind it are calls.
-_QUICK = ("moments", "input_statistics", "takes_ranges", "one_step", "direct", "direct_normalised")
+_QUICK = ("moments", "input_statistics", "one_step", "direct", "direct_normalised")
 
 
 class _Counted:
@@ -141,7 +141,6 @@ class _Counted:
             self.calls.append(self.name)
             return call(*args)
 
-        counting.projects = getattr(call, "projects", False)  # type: ignore[attr-defined]  # functions take attributes
         return counting if call is not None else None
 
 

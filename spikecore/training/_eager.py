@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from spikecore._base.batches import beside, device_of, to_device, tree_map
 from spikecore._delay import Delay
+from spikecore._shell import parameters
 from spikecore._shell.processes import named_as, unwrapped
-from spikecore._shell.ranged import put_inside
 from spikecore.functional import own_state, stateful_modules
 from spikecore.neuron import Neuron
 from spikecore.training import _optimizer_state as optimizer_state
@@ -157,8 +157,7 @@ class EagerTraining:
         self._updates.make(self.optimizer, self._form.update, self._form.is_captured, batch)
         for module in self._stateful:
             if isinstance(module, Neuron):
-                # at once, not at the next call: a user may read the parameter, and a compiled network does not project
-                put_inside(module)
+                parameters.project(module)
             elif isinstance(module, Delay):
                 module.project()
 

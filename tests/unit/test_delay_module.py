@@ -104,14 +104,16 @@ class TestParameters:
         made(learn=learn).double().load_state_dict(layer.state_dict())
 
     def test_positions_are_kept_in_their_range(self):
-        """By the next call, by project, by state_dict and by a step of training; NaN stays."""
-        ways = [lambda layer: layer(drawn(T, B, J)), sc.project, lambda layer: layer.state_dict()]
-        for way in ways:
-            layer = made(2, learn=("delay", "sigma"))
+        """A call computes with the nearest values; project, state_dict and a step of training put them inside."""
+        for way in (sc.project, lambda layer: layer.state_dict()):
+            layer, x = made(2, learn=("delay", "sigma")), drawn(T, B, J)
             with torch.no_grad():
                 layer.delay[0] = torch.tensor([-3.0, 1.25, 7.0])
                 layer.sigma.fill_(-1)
+            found = layer(x)
+            assert layer.sigma == -1
             way(layer)
+            assert torch.equal(layer(x), found)
             assert layer.delay[0].tolist() == [0, 1.25, 2]
             assert layer.sigma.item() == pytest.approx(0.01)
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, List, Mapping, Sequence, Tuple, Union
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from jax import lax
 
-from spikecore.backend import Range
 from spikecore.lang import Program
 
 #: One array, or one for each input or output of a neuron.
@@ -61,12 +59,9 @@ def state_of(program: Program, state: Mapping[str, Any], shape: Tuple[int, ...],
     return [jnp.asarray(state[name], compute) for name in program.states]
 
 
-def placed(
-    name: str, given: Any, shape: Tuple[int, ...], channel_dim: int, compute: str, ends: Optional[Range]
-) -> jax.Array:
-    """A parameter that broadcasts against one step, by spikecore's rules, within its range."""
+def placed(name: str, given: Any, shape: Tuple[int, ...], channel_dim: int, compute: str) -> jax.Array:
+    """A parameter that broadcasts against one step, by spikecore's rules."""
     value = jnp.asarray(given, compute)
-    value = value if ends is None else _inside(value, ends)
     dims = len(shape)
     if value.ndim == 1 and -dims <= channel_dim < dims and value.shape[0] == shape[channel_dim]:
         view = [1] * dims
@@ -80,14 +75,6 @@ def placed(
         return value
     along = f"; a parameter [C] lies along dimension {channel_dim}" if value.ndim == 1 else ""
     raise ValueError(f"params {name!r} has shape {list(value.shape)}, one step has {list(shape)}{along}")
-
-
-def _inside(value: jax.Array, ends: Range) -> jax.Array:
-    """The value, or the nearest one in its range with derivative 1; NaN stays."""
-    fixed = lax.stop_gradient(value)
-    nearest = jnp.where(fixed <= ends.low, ends.least, jnp.where(fixed > ends.high, ends.high, fixed))
-    moved = jnp.where(jnp.isfinite(fixed), value - fixed, 0)
-    return jnp.where(nearest == fixed, value, nearest.astype(value.dtype) + moved)
 
 
 def tied(*groups: Sequence[jax.Array]) -> List[List[jax.Array]]:

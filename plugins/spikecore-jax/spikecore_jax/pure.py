@@ -57,7 +57,6 @@ def function(neuron: sc.Neuron) -> Function:
         {name: array(named[name]) for name in own},
         tuple(name for name in own if getattr(named[name], "requires_grad", False)),
         {name: float(named[name]) for name in program.numbers},
-        {name: neuron.bounds[name] for name in own if name in neuron.bounds},
     )
 
 
@@ -69,8 +68,8 @@ class Function:
     adjoint (``jax.custom_vjp``: reverse mode, once). It depends on nothing that changes: later changes of the neuron
     are not seen, functions of equal neurons are equal, and copies are the same object.
 
-    A parameter outside its range (``neuron.bounds``) counts as the nearest value inside, with derivative 1, so that
-    one which is learnt can come back: as PyTorch's learnt parameters under ``torch.func``.
+    A parameter that the neuron learns counts as the nearest value inside its range (``neuron.bounds``), with derivative
+    1, so that one outside can come back. Make a neuron with ``learn=`` for the parameters that you train.
 
     Random numbers of a :class:`spikecore.Stochastic` are inputs like any other, since JAX's keys are its user's:
     ``f(params, state, (x, jax.random.uniform(key, x.shape)))``.
@@ -86,13 +85,12 @@ class Function:
         values: Mapping[str, np.ndarray],
         learnt: Tuple[str, ...],
         surrogate: Mapping[str, float],
-        bounds: Mapping[str, Any],
     ) -> None:
         self.program, self.channel_dim, self.learnt = program, channel_dim, learnt
-        self._made_of = (program, channel_dim, dict(values), learnt, dict(surrogate), dict(bounds))
-        self._values, self._numbers, self._bounds = dict(values), dict(surrogate), dict(bounds)
+        self._made_of = (program, channel_dim, dict(values), learnt, dict(surrogate))
+        self._values, self._numbers = dict(values), dict(surrogate)
         bits = tuple((name, value.dtype.str, value.shape, value.tobytes()) for name, value in values.items())
-        self._key = (program, channel_dim, learnt, bits, tuple(surrogate.items()), tuple(bounds.items()))
+        self._key = (program, channel_dim, learnt, bits, tuple(surrogate.items()))
         self._run = jax.custom_vjp(self._forward, nondiff_argnums=(0,))
         self._run.defvjp(self._saved, self._backward)
 
@@ -163,11 +161,8 @@ class Function:
         """The parameters that are no numbers of a surrogate, so that they broadcast against ``shape``."""
         if {*params} != {*self._values}:
             raise ValueError(f"params has {', '.join(params) or 'nothing'}; give {', '.join(self._values)}")
-        ends = {name: held.ends(plan.compute) for name, held in self._bounds.items()}
-        return [
-            placed(name, params[name], shape, self.channel_dim, scan.DTYPES[plan.compute], ends.get(name))
-            for name in self._values
-        ]
+        compute = scan.DTYPES[plan.compute]
+        return [placed(name, params[name], shape, self.channel_dim, compute) for name in self._values]
 
     # -- what JAX differentiates
 

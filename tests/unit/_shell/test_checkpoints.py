@@ -73,7 +73,7 @@ class TestSaved:
             lif.load_state_dict(half.state_dict())
             number = sc.Leaky(0.5, bounds={"beta": (0.1, 0.9)})
             number.load_state_dict({"beta": half.state_dict()["beta"]}, strict=False)
-            lif(drive(3, 2))
+            sc.project(lif)
             assert 0.1 <= number.beta <= 0.9
             assert lif.beta.item() == pytest.approx(number.beta, abs=1e-7)
 

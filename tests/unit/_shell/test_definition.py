@@ -44,9 +44,9 @@ def traces(monkeypatch):
     """The neurons whose definition was traced, in this order."""
     found, traced = [], definition.traced
 
-    def noting(neuron, detached):
+    def noting(neuron, *others):
         found.append(neuron)
-        return traced(neuron, detached)
+        return traced(neuron, *others)
 
     monkeypatch.setattr(definition, "traced", noting)
     return found

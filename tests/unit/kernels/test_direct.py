@@ -11,7 +11,7 @@ from torch import Tensor
 
 import spikecore as sc
 from kernel_loop import LAYOUTS, Loop, bound
-from spikecore.backend import BackendError, Range, direct
+from spikecore.backend import BackendError
 from spikecore.kernels import KernelRunner, _runner
 from spikecore.kernels._execution import Execution
 
@@ -267,32 +267,3 @@ def test_no_direct_call_where_its_launches_return_results(monkeypatch: Any) -> N
     assert not made_of
     neuron(x)
     assert made_of
-
-
-def test_a_runner_of_an_older_contract_gets_the_views_alone() -> None:
-    """Its ``direct`` has one argument, and the ranges of learnt parameters are the caller's."""
-
-    class Older:
-        """As a plugin of contract 1.1 has it."""
-
-        def __call__(self, inputs: Any, state: Any, params: Any, record: Any) -> Any:
-            raise AssertionError("the runner was called")
-
-        def direct(self, views: Any) -> Any:
-            return lambda x, params: (x * params[0],) if views == [()] else None
-
-    class Newer(Older):
-        """As one of contract 1.3."""
-
-        takes_ranges = True
-
-        def direct(self, views: Any, ranges: Any) -> Any:  # type: ignore[override]
-            return lambda x, params: (x + ranges[0].low,)
-
-    x = torch.ones(3)
-    for runner, expected in ((Older(), 2 * x), (Newer(), x + 4.0)):
-        call = direct(runner, [()], [Range(4.0, 5.0, 4.0)])
-        assert call is not None
-        (found,) = call(x, (2.0,)) or ()
-        assert torch.equal(found, expected)
-    assert direct(Older().__call__, [()]) is None
