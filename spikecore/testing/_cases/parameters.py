@@ -249,7 +249,7 @@ def ranged(context: Context, shape: Sequence[int]) -> None:
         draw = 1 + again
         learn(Subject(context, "lif", "hard", values=inside, learn=tuple(bounds), neuron=s.neuron, draw=draw))
         for name, value in outside.items():
-            same(name, f"{s.of} after a call", as_array(s.neuron.get_parameter(name)), value)
+            same(name, f"{s.of} after a call", as_array(s.neuron.get_parameter(name)), value.astype(np.float32))
 
 
 def many(context: Context) -> None:
