@@ -1,12 +1,11 @@
 """The operations of the language as PopTorch can compile and differentiate them.
 
-Derivatives that are not an operation's own are written into the forward pass (:mod:`spikecore.lang.recorded`).
+Derivatives that are not an operation's own are written into the forward pass (:data:`spikecore.lang.eager.RECORDED`).
 """
 
 from __future__ import annotations
 
-from spikecore.lang.eager import TORCH, Functions
-from spikecore.lang.recorded import clamp, maximum, minimum, select, softplus, spike
+from spikecore.lang.eager import RECORDED, TORCH, Functions
 
 #: Operations whose reference is one PopTorch function, with a handler and a derivative that is torch's. An operation
 #: that is neither here nor written above is refused: PopTorch would stop at it, or derive something else.
@@ -21,10 +20,5 @@ SAME = (
 #: Every operation that PopTorch compiles here: op name -> its function.
 PLAIN: Functions = {
     **{op: TORCH[op] for op in SAME},
-    "spike": spike,
-    "select": select,
-    "maximum": maximum,
-    "minimum": minimum,
-    "clamp": clamp,
-    "softplus": softplus,
+    **RECORDED,
 }

@@ -24,7 +24,7 @@ from spikecore._shell.needs import lacking
 from spikecore._shell.prologue import Prologue, added, lie_alike
 from spikecore.backend import MAX_STATIC_STEPS, Spec, Tensors
 from spikecore.dtypes import NAMES
-from spikecore.lang._normalised import normalised
+from spikecore.lang._derived import normalised
 from spikecore.lang._plain import is_compiling, is_exporting, is_jit_tracing, is_plain, is_transforming
 
 

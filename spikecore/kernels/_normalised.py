@@ -2,7 +2,7 @@
 
 The first launch finds the gradients of weight and bias, which are sums over a channel, and writes nothing else of the
 size of the input. The second one takes them as parameters and finds the gradient of the input
-(:mod:`spikecore.lang._normalised`). A backend has no part in it: both are plans as it knows them.
+(:mod:`spikecore.lang._derived`). A backend has no part in it: both are plans as it knows them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spikecore.kernels._memory import resolved
 from spikecore.kernels._returned import ReturningExecution
 from spikecore.kernels._saved import check_saved
 from spikecore.lang import Program
-from spikecore.lang._normalised import corrected, moments
+from spikecore.lang._derived import corrected, moments
 
 
 class Second(NamedTuple):

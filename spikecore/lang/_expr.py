@@ -7,25 +7,87 @@ of the definition that did it and what to write instead.
 from __future__ import annotations
 
 import linecache
+import math
+import operator
 import os
 import sys
 from contextlib import contextmanager
 from contextvars import ContextVar
 from numbers import Real
 from types import FrameType
-from typing import Any, Callable, Iterator, NoReturn, Optional
+from typing import Any, Callable, Dict, Iterator, NoReturn, Optional, Tuple, Union
 
 import numpy as np
 import torch
 
-from spikecore.lang._foreign_names import ARGUMENTS, AS_OPERATOR, CASTS, DEFAULTS, FROM_NUMPY, FROM_TORCH
 from spikecore.lang._numbers import numerator_of, parameter_of
 from spikecore.lang.node import ARITY, CHOICE, LOGIC, Attribute, Node, const
+from spikecore.lang.operations import OPERATION, ROWS
 
 
 class TraceError(TypeError):
     """A definition uses something the language does not have, or misses something it needs."""
 
+
+#: What ``torch.<name>(...)`` on a traced value records: torch's name -> the operation, or a formula of its arguments.
+FROM_TORCH: Dict[str, Union[str, Callable[..., Any]]] = {
+    **{name: row.name for row in ROWS for name in row.names},
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "multiply": operator.mul,
+    "div": operator.truediv,
+    "divide": operator.truediv,
+    "true_divide": operator.truediv,
+    "neg": operator.neg,
+    "negative": operator.neg,
+    "square": lambda a: a * a,
+    "reciprocal": lambda a: 1.0 / a,
+    "relu": lambda a: torch.where(a <= 0.0, 0.0, a),
+    **{row.name: getattr(operator, row.name) for row in ROWS if row.kind == "comparison"},
+    "logical_and": operator.and_,
+    "logical_or": operator.or_,
+    "logical_not": operator.invert,
+}
+
+#: Operation -> its last arguments where they are left out.
+DEFAULTS: Dict[str, Tuple[float, ...]] = {"clamp": (-math.inf, math.inf)}
+
+#: Methods of tensors that are operators here.
+AS_OPERATOR = {
+    "add": "x + y",
+    "sub": "x - y",
+    "subtract": "x - y",
+    "mul": "x * y",
+    "multiply": "x * y",
+    "div": "x / y",
+    "divide": "x / y",
+    "true_divide": "x / y",
+    "neg": "-x",
+    "negative": "-x",
+    "square": "x * x",
+    "reciprocal": "1.0 / x",
+    "rsqrt": "1.0 / sc.ops.sqrt(x)",
+    "ge": "x >= y",
+    "gt": "x > y",
+    "le": "x <= y",
+    "lt": "x < y",
+    "eq": "x == y",
+    "ne": "x != y",
+    "logical_and": "x & y",
+    "logical_or": "x | y",
+    "logical_not": "~x",
+    "relu": "sc.ops.relu(x)",
+    "clamp_min": "sc.ops.maximum(x, low)",
+    "clamp_max": "sc.ops.minimum(x, high)",
+}
+
+
+#: Methods of tensors that change the dtype.
+CASTS = ("float", "double", "half", "bfloat16", "to", "type", "type_as")
+
+#: NumPy's name of an operator -> ours.
+FROM_NUMPY = {"true_divide": "div", **{row.numpy: row.name for row in ROWS if row.numpy}}
 
 #: Frames of these are never the user's: the language itself, the shell that calls it, torch and NumPy.
 _NOT_USER = (
@@ -152,7 +214,7 @@ def _instead_of_method(name: str, node: Node) -> str:
     if plain in AS_OPERATOR:
         return f"write {AS_OPERATOR[plain]}"
     op = FROM_TORCH.get(plain)
-    return f"write sc.ops.{op}({ARGUMENTS.get(op, 'x')})" if isinstance(op, str) else _SEE_OPS
+    return f"write sc.ops.{op}({OPERATION[op].arguments})" if isinstance(op, str) else _SEE_OPS
 
 
 class Expr:
@@ -234,11 +296,11 @@ class Expr:
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         # NumPy takes over when its scalar stands on the left, as in np.sqrt(2.0) * x
-        operator = FROM_NUMPY.get(ufunc.__name__)
-        if operator is None or method != "__call__" or kwargs:
+        name = FROM_NUMPY.get(ufunc.__name__)
+        if name is None or method != "__call__" or kwargs:
             raise TraceError(f"numpy.{ufunc.__name__} is not part of the language{here()}; {_SEE_OPS}")
-        left, right = (lift(value, f"operand of {operator}") for value in inputs)
-        return Expr(make(operator, left, right))
+        left, right = (lift(value, f"operand of {name}") for value in inputs)
+        return Expr(make(name, left, right))
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,76 +1,30 @@
 """The operations of the language computed with PyTorch: what each one means, value and derivative.
 
-This table defines the language for everybody: ``sc.ops`` on tensors, the torch backend, and the tests of every other
-backend. Plain torch functions carry torch's own derivative rules; those of ``spike`` and ``select`` are in
-:mod:`spikecore.lang._choices`. What torch computes almost as the language has it is in :mod:`spikecore.lang._exact`,
-roots in :mod:`spikecore.lang._root`.
+:data:`TORCH` defines the language for everybody: ``sc.ops`` on tensors, the torch backend, and the tests of every other
+backend. :data:`RECORDED` has the operations whose derivative is written into the forward pass, for PopTorch and
+``torch.jit.trace``, which record that pass alone.
 """
 
 from __future__ import annotations
 
 from typing import Callable, List, Mapping, Sequence, Tuple
 
-import torch
 from torch import Tensor
 
 from spikecore._base.errors import Unsupported
-from spikecore.lang import _exact as exact
-from spikecore.lang import _root as root
-from spikecore.lang._choices import select, spike
+from spikecore.lang._functions import RECORDED as RECORDED
 from spikecore.lang._graph import topological
 from spikecore.lang._plain import Constants
 from spikecore.lang._plain import is_plain as is_plain  # backends take these two from here
 from spikecore.lang._plain import number as number
 from spikecore.lang.node import Node, SpikeRule
-
-
-def detach(x: Tensor) -> Tensor:
-    """The value without its graph."""
-    return x.detach()
-
+from spikecore.lang.operations import ROWS
 
 #: op name -> function of tensors; that of ``spike`` is called as ``spike(u, strict, derivative, *values)``, where
 #: ``derivative(u, *values)`` is its derivative.
 Functions = Mapping[str, Callable[..., Tensor]]
 
-TORCH: Functions = {
-    "spike": spike,
-    "add": torch.add,
-    "sub": torch.sub,
-    "mul": torch.mul,
-    "div": torch.div,
-    "neg": torch.neg,
-    "exp": torch.exp,
-    "log": torch.log,
-    "sqrt": root.sqrt,
-    "sin": torch.sin,
-    "cos": torch.cos,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "softplus": exact.softplus,
-    "atan": torch.atan,
-    "erf": torch.erf,
-    "abs": torch.abs,
-    "sign": exact.sign,
-    "floor": exact.floor,
-    "round": exact.round,
-    "power": torch.pow,
-    "minimum": exact.minimum,
-    "maximum": exact.maximum,
-    "clamp": exact.clamp,
-    "where": torch.where,
-    "select": select,
-    "detach": detach,
-    "ge": torch.ge,
-    "gt": torch.gt,
-    "le": torch.le,
-    "lt": torch.lt,
-    "eq": torch.eq,
-    "ne": torch.ne,
-    "and": torch.logical_and,
-    "or": torch.logical_or,
-    "not": torch.logical_not,
-}
+TORCH: Functions = {row.name: row.torch for row in ROWS}
 
 #: One instruction: (function, slots of its arguments). Its result is appended to the slots.
 Instruction = Tuple[Callable[..., Tensor], Tuple[int, ...]]

@@ -15,7 +15,8 @@ import hashlib
 from typing import Any, Dict, Iterable, List, NoReturn, Sequence, Tuple, Union
 
 from spikecore.lang._graph import topological
-from spikecore.lang._text import TextPrinter
+from spikecore.lang.operations import ROWS
+from spikecore.lang.render import TextPrinter
 
 #: Leaves: op name -> what its attribute is.
 LEAVES = {
@@ -28,45 +29,17 @@ LEAVES = {
     "next_grad": "name of a state whose cotangent at the end of the step this is",
 }
 
+#: Every operation that is not a leaf: op name -> number of arguments.
+ARITY = {row.name: row.arity for row in ROWS}
+OPERATIONS = tuple(ARITY)
 #: Operations on numbers that give a number: op name -> number of arguments.
-ARITHMETIC = {
-    "add": 2,
-    "sub": 2,
-    "mul": 2,
-    "div": 2,
-    "neg": 1,
-    "exp": 1,
-    "log": 1,
-    "sqrt": 1,
-    "sin": 1,
-    "cos": 1,
-    "tanh": 1,
-    "sigmoid": 1,
-    "softplus": 1,
-    "atan": 1,
-    "erf": 1,
-    "abs": 1,
-    "sign": 1,
-    "floor": 1,
-    "round": 1,
-    "power": 2,
-    "minimum": 2,
-    "maximum": 2,
-    "clamp": 3,
-    "select": 3,
-    "detach": 1,
-    "spike": 1,
-}
+ARITHMETIC = {row.name: row.arity for row in ROWS if row.kind == "number"}
 #: Comparisons: two numbers give a truth value.
-COMPARISONS = ("ge", "gt", "le", "lt", "eq", "ne")
+COMPARISONS = tuple(row.name for row in ROWS if row.kind == "comparison")
 #: Truth values in, truth value out.
-LOGIC = {"and": 2, "or": 2, "not": 1}
+LOGIC = {row.name: row.arity for row in ROWS if row.kind == "logic"}
 #: The choice by a truth value.
 CHOICE = "where"
-
-#: Every operation that is not a leaf: op name -> number of arguments.
-ARITY = {**ARITHMETIC, **dict.fromkeys(COMPARISONS, 2), **LOGIC, CHOICE: 3}
-OPERATIONS = tuple(ARITY)
 
 _BOOLEAN = frozenset(COMPARISONS) | frozenset(LOGIC)
 

@@ -5,7 +5,10 @@ Rules of this module:
 - Text keeps the order of evaluation of the graph. Parentheses stand wherever the target language would group otherwise.
 - A value gets a line of its own if the definition named it, if it is used twice, if it is asked for, or if the text
   would be nested too deeply; the rest is written in place. Nothing unused is written.
-- Names are symbols (:mod:`spikecore.lang._symbols`) until the text is complete: :meth:`Printer.named` chooses them.
+- Names are symbols until the text is complete. Each identifier that comes from a user, or that is made up beside those,
+  is an opaque mark that carries the name it would like to have. :meth:`Printer.named` finds every identifier that the
+  complete text itself has, and gives each symbol its name, or that name with as few underscores as needed, such that it
+  meets none of them, no word of the target and no other symbol. So nobody keeps a list of the names that a text uses.
 - A target is a subclass with other class attributes; it overrides a method only for what no template can say.
 """
 
@@ -15,69 +18,53 @@ import keyword
 import math
 import re
 import struct
+import unicodedata
 from collections import Counter
-from typing import TYPE_CHECKING, Callable, Dict, FrozenSet, Iterable, List, Mapping, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, FrozenSet, Hashable, Iterable, List, Mapping, Sequence, Set, Tuple
 
 from spikecore._base.errors import Unsupported
 from spikecore.lang._graph import topological
-from spikecore.lang._symbols import Symbols, ascii_name
-from spikecore.lang._symbols import on_one_line as on_one_line  # printers take these two from here
-from spikecore.lang._words import C_WORDS as C_WORDS
+from spikecore.lang.operations import ATOM as ATOM  # printers take these from here
+from spikecore.lang.operations import PRODUCT as PRODUCT
+from spikecore.lang.operations import ROWS, Templates
+from spikecore.lang.operations import SUM as SUM
+from spikecore.lang.operations import TERNARY as TERNARY
+from spikecore.lang.operations import UNARY as UNARY
 
 if TYPE_CHECKING:
     from spikecore.lang.node import Node
 
-#: How tightly operators bind, loosest first. A template's arguments are put in parentheses when they bind less tightly.
-TERNARY, OR, AND, EQUALITY, ORDER, SUM, PRODUCT, UNARY, ATOM = range(9)
-
-#: op -> (how tightly the text binds, template).
-Templates = Mapping[str, Tuple[int, str]]
-
-#: What C and Python write alike. A target takes these, and has a row of its own for everything else: a function that
-#: one language has would otherwise be written for all.
-OPERATOR_TEMPLATES: Dict[str, Tuple[int, str]] = {
-    "add": (SUM, "{0} + {1}"),
-    "sub": (SUM, "{0} - {1}"),
-    "mul": (PRODUCT, "{0} * {1}"),
-    "div": (PRODUCT, "{0} / {1}"),
-    "neg": (UNARY, "-{0}"),
-    "ge": (ORDER, "{0} >= {1}"),
-    "gt": (ORDER, "{0} > {1}"),
-    "le": (ORDER, "{0} <= {1}"),
-    "lt": (ORDER, "{0} < {1}"),
-    "eq": (EQUALITY, "{0} == {1}"),
-    "ne": (EQUALITY, "{0} != {1}"),
-    "detach": (ATOM, "{0}"),
+#: The text of each operation in C, in what compilers of Python have in common, and for people.
+C_TEMPLATES: Templates = {row.name: row.c for row in ROWS}
+PYTHON_TEMPLATES: Templates = {row.name: row.python for row in ROWS}
+TEXT_TEMPLATES: Templates = {
+    row.name: row.text or (ATOM, f"{row.name}({', '.join(f'{{{i}}}' for i in range(row.arity))})") for row in ROWS
 }
+#: What C and Python write alike.
+OPERATOR_TEMPLATES: Templates = {row.name: row.c for row in ROWS if row.c == row.python and "(" not in row.c[1]}
 
-C_TEMPLATES: Dict[str, Tuple[int, str]] = {
-    **OPERATOR_TEMPLATES,
-    "and": (AND, "{0} && {1}"),
-    "or": (OR, "{0} || {1}"),
-    "not": (UNARY, "!{0}"),
-    "where": (TERNARY, "{0} ? {1} : {2}"),
-    "exp": (ATOM, "exp{f}({0})"),
-    "log": (ATOM, "log{f}({0})"),
-    "sqrt": (ATOM, "sqrt{f}({0})"),
-    "sin": (ATOM, "sin{f}({0})"),
-    "cos": (ATOM, "cos{f}({0})"),
-    "tanh": (ATOM, "tanh{f}({0})"),
-    "atan": (ATOM, "atan{f}({0})"),
-    "erf": (ATOM, "erf{f}({0})"),
-    "abs": (ATOM, "fabs{f}({0})"),
-    "floor": (ATOM, "floor{f}({0})"),
-    "round": (ATOM, "rint{f}({0})"),
-    "power": (ATOM, "pow{f}({0}, {1})"),
-    # the plain templates of these would write an argument twice, so they are small functions of the target
-    "sigmoid": (ATOM, "sigmoid({0})"),
-    "softplus": (ATOM, "softplus({0})"),
-    "sign": (ATOM, "sign({0})"),
-    "minimum": (ATOM, "minimum({0}, {1})"),
-    "maximum": (ATOM, "maximum({0}, {1})"),
-    "clamp": (ATOM, "clamp({0}, {1}, {2})"),
-    "select": (TERNARY, "{0} != {zero} ? {1} : {2}"),
-    "spike": (TERNARY, "{0} {compare} {zero} ? {one} : {zero}"),
-}
+#: Words of C++ up to C++23 and of its compilers.
+_LANGUAGE = (
+    "alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class "
+    "co_await co_return co_yield compl concept const const_cast consteval constexpr constinit continue "
+    "contract_assert decltype default delete do double dynamic_cast else enum explicit export extern false float "
+    "for friend goto if inline int long mutable namespace new noexcept not not_eq nullptr operator or or_eq "
+    "private protected public register reinterpret_cast requires restrict return short signed sizeof static "
+    "static_assert static_cast struct switch template this thread_local throw true try typedef typeid typename "
+    "typeof union unsigned using virtual void volatile wchar_t while xor xor_eq"
+)
+
+#: Macros of compilers and of the C library that are written in small letters; the others begin with an underscore or
+#: with capitals, which ``Printer.legal`` changes.
+_MACROS = (
+    "alloca assert assert_perror be16toh be32toh be64toh complex errno fpclassify htobe16 htobe32 htobe64 htole16 "
+    "htole32 htole64 i386 imaginary isfinite isgreater isgreaterequal isinf isless islessequal islessgreater isnan "
+    "isnormal issubnormal isunordered le16toh le32toh le64toh linux math_errhandling offsetof setjmp signbit "
+    "stderr stdin stdout strdupa strndupa unix va_arg va_copy va_end va_start vax"
+)
+
+#: Words of C that no name may be, although the text of a kernel need not have them.
+C_WORDS = frozenset(f"{_LANGUAGE} {_MACROS}".split())
 
 #: Operators whose text may stand unparenthesised on the left of itself: a - b - c is (a - b) - c.
 _LEFT_ASSOCIATIVE = frozenset(("add", "sub", "mul", "div", "and", "or"))
@@ -89,6 +76,103 @@ _LIKE_A_MACRO = re.compile(r"[A-Z][A-Z0-9]*(_\w*)?")
 
 #: How many operations an expression nests. Python's parser takes 200 parentheses, compilers of C 256.
 DEEPEST = 24
+
+
+_SYMBOL = re.compile("\x02([0-9]+)\x03")
+#: A symbol beside a letter or another symbol: a name put together in the text, which nobody would check.
+_JOINED = re.compile("\\w\x02|\x03\\w|\x03\x02")
+#: An identifier, but for those that follow a point and are looked up in what is before it, as in ``threadIdx.x``.
+_IDENTIFIER = re.compile(r"(?<![\w.])[^\W\d]\w*")
+
+#: A kernel shows so many letters of a user's name: file systems and compilers have limits.
+LONGEST = 60
+
+
+def ascii_name(name: str) -> str:
+    """The name as an identifier of ASCII letters that every target can have, and not a long one.
+
+    Python reads identifiers in Unicode's form NFKC, so that is what is converted. Names of classes made with ``type()``
+    can hold anything.
+    """
+    name = unicodedata.normalize("NFKC", name)[:LONGEST]
+    letters = (c if c.isascii() and c.isalnum() else "_" if c.isascii() else f"u{ord(c):x}" for c in name)
+    name = "".join(letters)
+    return f"u{name}" if not name or name[0].isdigit() else name
+
+
+class Symbols:
+    """The symbols of one text, in the order in which they choose their names."""
+
+    def __init__(self) -> None:
+        self._wanted: List[str] = []
+        self._known: Dict[Hashable, str] = {}
+
+    def new(self, name: str) -> str:
+        """A new symbol. ``name`` may contain symbols, in whose place the names chosen for them will stand."""
+        self._wanted.append(name)
+        return f"\x02{len(self._wanted) - 1}\x03"
+
+    def of(self, key: Hashable, name: str) -> str:
+        """The symbol of a key, which is made when it is first asked for. A name that is a symbol is used as it is."""
+        if _SYMBOL.fullmatch(name):
+            return name
+        if key not in self._known:
+            self._known[key] = self.new(name)
+        return self._known[key]
+
+    def wanted(self, text: str) -> str:
+        """The text with the names that its symbols would like to have."""
+        return _SYMBOL.sub(lambda match: self.wanted(self._wanted[int(match[1])]), text)
+
+    def named(
+        self,
+        texts: Iterable[str],
+        spelled: Callable[[str], str],
+        legal: Callable[[str], str],
+        reserved: Iterable[str],
+        comment: str,
+    ) -> Callable[[str], str]:
+        """The function that writes names for the symbols of these texts, which are all that a text will hold.
+
+        ``spelled`` writes a user's name with the target's letters; ``legal`` gives any name the shape that the target
+        wants; ``reserved`` are the target's words that need not be in the text; ``comment`` is what a comment begins
+        with, whose words are no identifiers.
+        """
+        text = re.sub(f"{comment}[^\n]*", "", "\n".join(texts))
+        joined = _JOINED.search(text)
+        if joined:
+            around = text[max(0, joined.start() - 40) : joined.end() + 40]
+            raise ValueError(f"a symbol is part of a longer name, which must be a symbol of its own: {around!r}")
+        taken = {*reserved, *_IDENTIFIER.findall(_SYMBOL.sub(" ", text))}
+        chosen: Dict[int, str] = {}
+
+        def write(text: str) -> str:
+            return _SYMBOL.sub(lambda match: chosen[int(match[1])], text)
+
+        for number in sorted(self._used(text)):
+            wanted = self._wanted[number]
+            name = legal(write(wanted) if "\x02" in wanted else spelled(wanted))
+            while name in taken:
+                name += "_"
+            taken.add(name)
+            chosen[number] = name
+        return write
+
+    def _used(self, text: str) -> Set[int]:
+        """The symbols of a text, and those in the names that they would like to have."""
+        found: Set[int] = set()
+        waiting = [text]
+        while waiting:
+            new = {int(number) for number in _SYMBOL.findall(waiting.pop())} - found
+            found |= new
+            waiting.extend(self._wanted[number] for number in new)
+        return found
+
+
+def on_one_line(text: str) -> str:
+    """The text as a comment can hold it: what cannot be printed is escaped, and it does not end with a backslash."""
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return f"{text}." if text.endswith("\\") else text
 
 
 class Printer:
@@ -104,6 +188,8 @@ class Printer:
     infinity, nan = "INFINITY", "NAN"
     #: How the two are written in float64: C's own are float, and templates want both arguments of one type.
     wide = "double({})"
+    #: Python's module of functions, for the templates of Python.
+    math = "math"
     #: Operations that the target has no text for because their value is their argument's.
     transparent: FrozenSet[str] = frozenset(("detach",))
 
@@ -202,6 +288,7 @@ class Printer:
         strict = getattr(node.attr, "strict", False)  # only the rule of a spike has it
         return {
             "f": _FUNCTION_SUFFIX[self.real],
+            "math": self.math,
             "zero": self.number(0.0),
             "one": self.number(1.0),
             "compare": ">" if strict else ">=",
@@ -275,3 +362,39 @@ def shortest(value: float, single: bool) -> str:
     texts = (f"{single_value:.{digits}g}" for digits in range(1, 10))
     text = next(text for text in texts if struct.unpack("f", struct.pack("f", float(text)))[0] == single_value)
     return text if any(mark in text for mark in ".e") else text + ".0"
+
+
+class TextPrinter(Printer):
+    """The language's own notation."""
+
+    templates = TEXT_TEMPLATES
+    reserved = frozenset()
+    transparent = frozenset()
+    declaration = "{name} = {value}"
+    comment = "#"
+    infinity, nan = "inf", "nan"
+    wide = "{}"
+
+    def __init__(self, others: Iterable[str] = ()) -> None:
+        super().__init__("double")
+        #: Names that values of another part of the text have, and no parameter gets.
+        self.others = frozenset(others)
+
+    def leaf(self, node: Node) -> str:
+        """What a leaf would like to be called."""
+        name = super().leaf(node)
+        while node.op == "param" and name in self.others:
+            name += "_"
+        return name
+
+    def literal(self, digits: str) -> str:
+        """Whole numbers without a fraction."""
+        return digits[:-2] if digits.endswith(".0") else digits
+
+    def spelled(self, name: str) -> str:
+        """The name as Python reads it."""
+        return on_one_line(unicodedata.normalize("NFKC", name))
+
+    def legal(self, name: str) -> str:
+        """Any shape will do."""
+        return name

@@ -1,9 +1,17 @@
 """Networks as graphs of NIR, which other libraries and neuromorphic chips read and write; needs the package nir."""
 
 from spikecore.nir._conventions import CONVENTIONS, Convention
-from spikecore.nir._layers import DelaySteps, Scale, SumPool2d, Threshold
-from spikecore.nir._network import Network
-from spikecore.nir._neurons import NIRLI, NIRLIF, NIRCubaLI, NIRCubaLIF
+from spikecore.nir._modules import (
+    NIRLI,
+    NIRLIF,
+    DelaySteps,
+    Network,
+    NIRCubaLI,
+    NIRCubaLIF,
+    Scale,
+    SumPool2d,
+    Threshold,
+)
 from spikecore.nir._reading import load
 from spikecore.nir._writing import save
 

@@ -10,6 +10,7 @@ input that is constant during the step. Gains are those of :data:`GAINS`. Number
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Optional, Tuple
 
@@ -90,7 +91,7 @@ def check_dt(owner: str, value: Any) -> None:
     """Raise unless it is a time step."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{owner}: dt={value!r} must be a number, the time step in seconds, such as 1e-3")
-    if not 0 < value < np.inf:
+    if not 0 < value <= sys.float_info.max:
         raise ValueError(f"{owner}: dt={value!r} must be above 0 and finite: the time step in seconds, such as 1e-3")
 
 

@@ -1,59 +1,331 @@
-"""Files of NIR, which may be a stranger's: what is wrong with one is said before anything of it is loaded."""
+"""Files of NIR: reading one that may be a stranger's, and what spikecore keeps in the metadata of its nodes."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
 import os
-from typing import Any, BinaryIO, List, Set, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
-from spikecore.nir._package import package
+import numpy as np
+import torch
+from torch import Tensor, nn
 
-#: Bytes of an array for each byte in the file, at most: gzip, NIR's compression, makes 1032 of one.
-_EXPANDED = 1032
+from spikecore import surrogate as surrogates
+from spikecore._base.words import a_kind
+from spikecore._shell.checks import shown
+from spikecore._shell.ranges import Interval
+from spikecore.dtypes import compute_dtype
+from spikecore.neuron import Neuron
+from spikecore.neurons import PLIF
+from spikecore.surrogate import Surrogate
+
+#: The key of everything that spikecore keeps.
+KEY = "spikecore"
+#: Bytes that the arrays of a file may take in memory, where the caller gives no other number.
+MAX_BYTES = 2**30
 #: Groups within groups; a subgraph takes two.
 _DEEPEST = 64
+#: What a neuron is built with that is no parameter and is not kept: how a network is run.
+_OF_A_RUN = ("step", "backend", "surrogate")
+#: What Python, NumPy, torch and nir raise for numbers that they cannot take, beside ValueError.
+_UNREADABLE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
-def read(path: Union[str, os.PathLike[str]]) -> Any:
-    """The graph or node in a file. ValueError for a file of something else, or one with what no file of NIR needs:
-    links, data in other files, groups in a circle, arrays larger than the data.
+class Refused(ValueError):
+    """What is wrong with a graph; ``sc.nir.load`` adds the name of the file."""
+
+
+def package() -> Any:
+    """The module ``nir``; ImportError with the command that installs it."""
+    try:
+        import nir
+    except ImportError as error:
+        raise ImportError(
+            "sc.nir reads and writes files with the package nir, which is not installed: pip install 'spikecore[nir]', "
+            "or pip install nir (Python 3.10 or newer)"
+        ) from error
+    return nir
+
+
+def read_node(name: str, node: Any, make: Callable[[], Any]) -> Any:
+    """What ``make`` makes of a node; Refused for whatever it raises, with the names of the node and the field."""
+    try:
+        for field, value in fields(node):
+            if value is not None and not isinstance(value, (str, bytes, dict)):
+                array = np.asarray(value)
+                if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+                    raise Refused(
+                        f"node {name!r}, {a_kind(node)}, has {field}={shown(value)} of dtype {array.dtype}, which "
+                        "must be real numbers of at most 64 bits"
+                    )
+        return make()
+    except Refused:
+        raise
+    except _UNREADABLE as error:
+        what = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise Refused(f"node {name!r}, {a_kind(node)}, cannot be read: {what}{error}") from error
+
+
+def fields(node: Any) -> Iterator[Tuple[str, Any]]:
+    """The numbers of a node by name."""
+    return (
+        (name, value) for name, value in vars(node).items() if name not in ("metadata", "input_type", "output_type")
+    )
+
+
+# files
+
+
+def read(path: Union[str, os.PathLike[str]], max_bytes: int) -> Any:
+    """The graph or node in a file.
+
+    ValueError for a file of something else, or one with what no file of NIR needs: links, data in other files, groups
+    in a circle, and arrays that take more than ``max_bytes`` together.
     """
-    with open(path, "rb") as file:
-        try:
-            _check(file)
-            return package().read(file, type_check=False)
-        except MemoryError:
-            raise
-        except Exception as error:  # what h5py and nir raise depends on what the file holds
-            raise ValueError(f"sc.nir.load: {path} is no file of NIR: {type(error).__name__}: {error}") from error
-
-
-def _check(file: BinaryIO) -> None:
     import h5py  # nir needs it
 
-    with h5py.File(file, "r") as root:
-        seen: Set[int] = set()
-        waiting: List[Tuple[str, Any, int]] = [("", root, 0)]
-        while waiting:
-            place, each, depth = waiting.pop()
+    with open(path, "rb") as file:
+        try:
+            size = os.fstat(file.fileno()).st_size
+            with h5py.File(file, "r") as root:
+                return _node("", _Contents(max_bytes, size).of_group("", root, 0)["node"])
+        except Exception as error:  # what h5py and nir raise depends on what the file holds
+            what = "" if isinstance(error, Refused) else f"{type(error).__name__}: "
+            raise ValueError(f"sc.nir.load: {os.fspath(path)} is no file of NIR: {what}{error}") from error
+
+
+class _Contents:
+    """Reads groups as dicts and datasets as arrays, while they fit into the limit."""
+
+    def __init__(self, max_bytes: int, file_size: int) -> None:
+        self._max_bytes = self._left = max_bytes
+        self._file_size = max(file_size, 1)
+        self._seen: Set[int] = set()
+
+    def of_group(self, place: str, group: Any, depth: int) -> Dict[str, Any]:
+        import h5py
+
+        if depth > _DEEPEST:
+            raise Refused(f"{place!r} is within more than {_DEEPEST} groups")
+        contents: Dict[str, Any] = {}
+        for name in group:
+            inner = f"{place}/{name}"
+            # not group.items(), which would follow a link
+            if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+                raise Refused(f"{inner!r} is a link, maybe to another file")
+            each = group[name]
             address = h5py.h5o.get_info(each.id).addr
-            if address in seen:
-                raise ValueError(f"{place!r} is in the file under another name, too")
-            seen.add(address)
-            if depth > _DEEPEST:
-                raise ValueError(f"{place!r} is within more than {_DEEPEST} groups")
-            if isinstance(each, h5py.Dataset):
-                _check_array(place, each)
-            elif isinstance(each, h5py.Group):
-                for name in each:
-                    # not each.items(), which would follow a link
-                    if not isinstance(each.get(name, getlink=True), h5py.HardLink):
-                        raise ValueError(f"'{place}/{name}' is a link, maybe to another file")
-                    waiting.append((f"{place}/{name}", each[name], depth + 1))
+            if address in self._seen:
+                raise Refused(f"{inner!r} is in the file under another name, too")
+            self._seen.add(address)
+            if isinstance(each, h5py.Group):
+                contents[name] = self.of_group(inner, each, depth + 1)
+            elif isinstance(each, h5py.Dataset):
+                contents[name] = self._of_dataset(inner, each)
+        return contents
+
+    def _of_dataset(self, place: str, array: Any) -> Any:
+        import h5py
+
+        if array.external or array.is_virtual:
+            raise Refused(f"the numbers of {place!r} are in another file")
+        if array.shape is None:
+            raise Refused(f"{place!r} is empty")
+        chunk = array.dtype.itemsize * math.prod(array.chunks or (0,))  # is read as a whole
+        self._take(place, max(array.nbytes, chunk), array.shape)
+        text = h5py.check_string_dtype(array.dtype)
+        if text is None and array.dtype.kind not in "biuf":
+            raise Refused(f"{place!r} has the dtype {array.dtype}, which must be real numbers or text")
+        if text is None or text.length is not None or array.shape == ():
+            value = array[()]
+            return value.decode() if isinstance(value, bytes) else value
+        # text of any length, which may all be one long text: read so that a block fits into the limit
+        texts: List[Any] = []
+        rows = max(self._left // (self._file_size * max(array.nbytes // 16 // len(array), 1)), 1) if len(array) else 1
+        for start in range(0, len(array), rows):
+            block = array[start : start + rows]
+            self._take(place, sum(len(each) for each in block.flat), array.shape)
+            texts.extend(block)
+        return np.array(texts, dtype=object)
+
+    def _take(self, place: str, size: int, shape: Sequence[int]) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise Refused(
+                f"the arrays up to {place!r} of shape {tuple(shape)} take more than max_bytes={self._max_bytes}; if "
+                "you trust the file, give a larger max_bytes"
+            )
 
 
-def _check_array(place: str, array: Any) -> None:
-    if array.external or array.is_virtual:
-        raise ValueError(f"the numbers of {place!r} are in another file")
-    stored = array.id.get_storage_size()
-    if array.shape is not None and array.nbytes > _EXPANDED * stored:
-        raise ValueError(f"{place!r} is said to have the shape {array.shape}, for which the file has {stored} bytes")
+def _node(name: str, contents: Any) -> Any:
+    """The node that a group holds, graphs with the nodes in them."""
+    nir = package()
+    try:
+        if contents["type"] != "NIRGraph":
+            return nir.dict2NIRNode(contents)
+        nodes = {key: _node(f"{name}.{key}" if name else key, each) for key, each in contents["nodes"].items()}
+        edges = [(str(_text(a)), str(_text(b))) for a, b in contents["edges"]]
+        return nir.NIRGraph(nodes, edges, metadata=contents.get("metadata", {}), type_check=False)
+    except Refused:
+        raise
+    except _UNREADABLE as error:
+        raise Refused(f"node {name!r}: {type(error).__name__}: {error}") from error
+
+
+def _text(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+# metadata: class, settings and exact parameters of our own modules beside NIR's numbers
+#
+# A time constant is rounded when it becomes seconds in float32, and NIR has no word for some settings. Both are kept
+# under KEY, which other libraries ignore. Whoever changed a node's numbers since has changed the node: what is kept
+# counts only while it gives these numbers (neuron_of in _neuron_nodes).
+
+
+def metadata_of(content: Mapping[str, Any], tensors: Optional[Mapping[str, Tensor]] = None) -> Dict[str, Any]:
+    """Metadata of a node: ``content`` as one text, tensors as arrays."""
+    arrays = {f"tensor_{name}": _array(value) for name, value in (tensors or {}).items()}
+    return {KEY: {"content": json.dumps(content), **arrays}}
+
+
+def _array(value: Tensor) -> Any:
+    value = value.detach().cpu()
+    wide = value.to(compute_dtype(value.dtype)) if value.is_floating_point() else value
+    return wide.reshape(-1).numpy().copy()
+
+
+def content_of(metadata: Any) -> Optional[Dict[str, Any]]:
+    """What :func:`metadata_of` was given, tensors by name under ``"tensors"``; None if there is nothing."""
+    entry = metadata.get(KEY) if isinstance(metadata, Mapping) else None
+    if not isinstance(entry, Mapping) or "content" not in entry:
+        return None
+    try:
+        content = json.loads(str(_text(entry["content"])))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"metadata {KEY!r} is damaged, no JSON: {error}; remove it from the node") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"metadata {KEY!r} is damaged, {shown(content)}; remove it from the node")
+    content["tensors"] = {name[7:]: value for name, value in entry.items() if name.startswith("tensor_")}
+    return content
+
+
+def metadata_of_neuron(neuron: Neuron) -> Dict[str, Any]:
+    """The metadata of a neuron. ValueError for a surrogate that a file cannot name."""
+    values = {name: getattr(neuron, name) for name in neuron.params}
+    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    settings = {name: getattr(neuron, name, None) for name in neuron.configuration if name not in _OF_A_RUN}
+    content = {
+        "class": type(neuron).__name__,
+        "settings": {name: value for name, value in settings.items() if isinstance(value, (bool, int, str))},
+        "surrogate": _surrogate(neuron),
+        "learn": list(neuron.learn),
+        "numbers": {name: value for name, value in values.items() if name not in tensors},
+        "shapes": {
+            name: [list(value.shape), str(value.dtype)[6:], isinstance(value, nn.Parameter)]
+            for name, value in tensors.items()
+        },
+        "bounds": {name: _ends(within) for name, within in neuron.bounds.items()},
+    }
+    return metadata_of(content, tensors)
+
+
+def _ends(within: Interval) -> List[Optional[float]]:
+    """The ends of a range as ``bounds`` takes them: None for one at infinity."""
+    return [None if math.isinf(end) else end for end in (within.low, within.high)]
+
+
+def _surrogate(neuron: Neuron) -> List[Any]:
+    like: Any = neuron.surrogate
+    name = type(like).__name__
+    if getattr(surrogates, name, None) is not type(like) or not dataclasses.is_dataclass(like):
+        raise ValueError(
+            f"surrogate={like!r} is not one of sc.surrogate, so a file cannot name it; save with the default, "
+            "neuron.surrogate = sc.surrogate.ATan(), and set yours again after loading"
+        )
+    return [name, {field.name: getattr(like, field.name) for field in dataclasses.fields(like)}]
+
+
+def rebuilt(content: Mapping[str, Any], kinds: Iterable[Any]) -> Tuple[Optional[Neuron], str]:
+    """The neuron that was kept, of one of these classes; None, and why, if there is no such class or setting."""
+    if content.get("class") is None:
+        return None, "has metadata of spikecore that name no class"
+    name = str(content["class"])
+    kind = {each.__name__: each for each in kinds}.get(name)
+    if kind is None:
+        return None, f"was saved as a {name}, which this version of spikecore does not know"
+    try:
+        return _neuron(kind, content), ""
+    except _UNREADABLE as error:
+        return None, f"was saved as a {name} that cannot be made here ({type(error).__name__}: {error})"
+
+
+def _neuron(kind: Any, content: Mapping[str, Any]) -> Neuron:
+    options, values = _options(kind, content), _values(kind, content)
+    w = values.pop("w") if kind is PLIF else None
+    try:
+        built: Any = kind(**values, **options)
+    except ValueError:
+        # saved without the ranges of its class, in which these values are not
+        built = kind(**values, **options, bounds=None)
+    if isinstance(w, Tensor):
+        del built.w
+        (built.register_parameter if isinstance(w, nn.Parameter) else built.register_buffer)("w", w)
+    elif w is not None:
+        built.w = w
+    return _within(built, content)
+
+
+def _values(kind: Any, content: Mapping[str, Any]) -> Dict[str, Any]:
+    """The parameters: numbers and tensors."""
+    values: Dict[str, Any] = {**content["numbers"]}
+    for name, (shape, dtype, learnt) in content["shapes"].items():
+        array = torch.from_numpy(np.array(content["tensors"][name])).reshape(shape).to(_dtype(dtype))
+        values[name] = nn.Parameter(array) if learnt else array
+    _check_names("parameter", values, kind.params)
+    return values
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name!r} is no dtype")
+    return dtype
+
+
+def _options(kind: Any, content: Mapping[str, Any]) -> Dict[str, Any]:
+    """The surrogate, what is learnt, and the settings that :func:`metadata_of_neuron` writes: none of a run."""
+    name, values = content["surrogate"]
+    _check_names("setting", content["settings"], [name for name in kind.configuration if name not in _OF_A_RUN])
+    like = getattr(surrogates, name)
+    if not (isinstance(like, type) and issubclass(like, Surrogate)):
+        raise ValueError(f"{name!r} is no surrogate")
+    return {**content["settings"], "surrogate": like(**values), "learn": tuple(content["learn"])}
+
+
+def _check_names(what: str, names: Iterable[str], known: Iterable[str]) -> None:
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        raise ValueError(f"a file gives no {what} {unknown[0]!r}")
+
+
+def _within(built: Neuron, content: Mapping[str, Any]) -> Neuron:
+    """With the ranges that it was saved with, where they are not those of its class."""
+    saved = content["bounds"]
+    class_ends = {name: _ends(within) for name, within in built.bounds.items()}
+    changed: Dict[str, Any] = {name: tuple(ends) for name, ends in saved.items() if class_ends.get(name) != ends}
+    changed.update(dict.fromkeys(name for name in class_ends if name not in saved))
+    if changed:
+        built.bounds = changed if saved else None  # type: ignore[assignment]  # what the constructor takes
+    return built

@@ -1,4 +1,4 @@
-"""Layers as nodes of NIR."""
+"""Layers and nodes of NIR: a node from a layer, and a layer from a node."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from spikecore._base.words import a_kind
 from spikecore._packed import PackedConv2d, PackedLinear
-from spikecore.nir import _kept
-from spikecore.nir._forms import Unsaid
-from spikecore.nir._layers import DelaySteps, Scale, SumPool2d, Threshold
-from spikecore.nir._neuron_nodes import Writing
-from spikecore.nir._package import package
+from spikecore.nir._file import Refused, content_of, metadata_of, metadata_of_neuron, package, rebuilt
+from spikecore.nir._modules import DelaySteps, Scale, SumPool2d, Threshold
+from spikecore.nir._neuron_nodes import Reading, Unsaid, Writing
 from spikecore.surrogate import ATan
+
+# from a layer to its node
 
 
 class Place(NamedTuple):
@@ -29,6 +30,10 @@ class Place(NamedTuple):
     leading: int
     to: Writing
 
+    def refused(self, why: str) -> ValueError:
+        """The error of a layer here."""
+        return ValueError(f"{self.owner}: {why}")
+
 
 def _numbers(value: Tensor, place: Place) -> Any:
     return value.detach().cpu().to(torch.float64).numpy().astype(place.to.dtype)
@@ -38,113 +43,66 @@ def _pair(value: Any) -> Tuple[int, int]:
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
 
-def _refuse(place: Place, why: str) -> ValueError:
-    return ValueError(f"{place.owner}: {why}")
-
-
 def _write_linear(layer: Any, place: Place) -> Any:
     if len(place.shape) != 1:
-        raise _refuse(
-            place, f"its input has samples of shape {list(place.shape)}, NIR's Affine takes [N]; flatten them"
-        )
-    weight, kept = (
-        _numbers(layer.weight, place),
-        _kept.written({"class": "Linear", "dtype": str(layer.weight.dtype)[6:]}),
-    )
+        raise place.refused(f"its input has samples of shape {list(place.shape)}, NIR's Affine takes [N]; flatten them")
+    metadata = metadata_of({"class": "Linear", "dtype": str(layer.weight.dtype)[6:]})
+    weight = _numbers(layer.weight, place)
     if layer.bias is None:
-        return package().Linear(weight=weight, metadata=kept)
-    return package().Affine(weight=weight, bias=_numbers(layer.bias, place), metadata=kept)
+        return package().Linear(weight=weight, metadata=metadata)
+    return package().Affine(weight=weight, bias=_numbers(layer.bias, place), metadata=metadata)
 
 
-def _convolution(layer: Any, place: Place) -> Dict[str, Any]:
+def _write_conv(layer: Any, place: Place) -> Any:
     if layer.padding_mode != "zeros":
-        raise _refuse(place, f"padding_mode={layer.padding_mode!r}, NIR pads with zeros")
+        raise place.refused(f"padding_mode={layer.padding_mode!r}, NIR pads with zeros")
+    dims = layer.weight.ndim - 2
     bias = torch.zeros(layer.out_channels) if layer.bias is None else layer.bias
-    return {
-        "weight": _numbers(layer.weight, place),
-        "bias": _numbers(bias, place),
-        "groups": layer.groups,
-        "metadata": _kept.written(
-            {
-                "class": f"Conv{layer.weight.ndim - 2}d",
-                "bias": layer.bias is not None,
-                "dtype": str(layer.weight.dtype)[6:],
-            }
-        ),
-    }
+    kept = {"class": f"Conv{dims}d", "bias": layer.bias is not None, "dtype": str(layer.weight.dtype)[6:]}
 
+    def sizes(value: Any) -> Any:
+        return value if isinstance(value, str) else value[0] if dims == 1 else _pair(value)
 
-def _write_conv1d(layer: nn.Conv1d, place: Place) -> Any:
-    padding: Any = layer.padding
-    return package().Conv1d(
-        input_shape=place.shape[-1],
-        stride=layer.stride[0],
-        padding=padding if isinstance(padding, str) else padding[0],
-        dilation=layer.dilation[0],
-        **_convolution(layer, place),
+    return getattr(package(), f"Conv{dims}d")(
+        input_shape=place.shape[-1] if dims == 1 else place.shape[-2:],
+        weight=_numbers(layer.weight, place),
+        stride=sizes(layer.stride),
+        padding=sizes(layer.padding),
+        dilation=sizes(layer.dilation),
+        groups=layer.groups,
+        bias=_numbers(bias, place),
+        metadata=metadata_of(kept),
     )
 
 
-def _write_conv2d(layer: nn.Conv2d, place: Place) -> Any:
-    padding: Any = layer.padding
-    return package().Conv2d(
-        input_shape=place.shape[-2:],
-        stride=_pair(layer.stride),
-        padding=padding if isinstance(padding, str) else _pair(padding),
-        dilation=_pair(layer.dilation),
-        **_convolution(layer, place),
-    )
-
-
-def _window(layer: Any) -> Dict[str, Any]:
-    stride = layer.kernel_size if layer.stride is None else layer.stride
-    of = {"kernel_size": layer.kernel_size, "stride": stride, "padding": layer.padding}
-    return {name: np.array(_pair(value)) for name, value in of.items()}
-
-
-def _write_avg_pool(layer: nn.AvgPool2d, place: Place) -> Any:
-    padded = any(_pair(layer.padding))
-    if (
-        (layer.ceil_mode and _rounds(layer, place.shape))
-        or layer.divisor_override is not None
-        or (padded and not layer.count_include_pad)
-    ):
-        raise _refuse(
-            place,
-            "ceil_mode for a size that is not divided, divisor_override and count_include_pad=False are not in NIR's "
-            "AvgPool2d; use the defaults",
-        )
-    return package().AvgPool2d(**_window(layer))
-
-
-def _rounds(layer: nn.AvgPool2d, shape: Tuple[int, ...]) -> bool:
-    """Whether windows of so large an image leave a rest."""
-    stride = layer.kernel_size if layer.stride is None else layer.stride
-    ways = zip(shape[-2:], _pair(layer.padding), _pair(layer.kernel_size), _pair(stride))
-    return any((size + 2 * padding - window) % step for size, padding, window, step in ways)
-
-
-def _write_sum_pool(layer: SumPool2d, place: Place) -> Any:
-    return package().SumPool2d(**_window(layer))
-
-
-def flattened_dims(start: int, end: int, place: Place) -> Tuple[int, int]:
-    """The dimensions of a sample that are flattened, of which NIR's Flatten knows no others."""
-    dims = place.leading + len(place.shape)
-    first, last = (start % dims if start < 0 else start), (end % dims if end < 0 else end)
-    if first < place.leading:
-        raise _refuse(
-            place,
-            f"start_dim={start} flattens time or batch of an input with {place.leading} such "
-            f"dimension{'s' if place.leading > 1 else ''}; give start_dim={place.leading}, or place it in TimeBatched",
-        )
-    return first - place.leading, last - place.leading
+def _write_pool(layer: Any, place: Place) -> Any:
+    window = {"kernel_size": layer.kernel_size, "stride": layer.stride or layer.kernel_size, "padding": layer.padding}
+    pairs = {name: _pair(value) for name, value in window.items()}
+    if isinstance(layer, nn.AvgPool2d):
+        padded, ways = any(pairs["padding"]), zip(place.shape[-2:], *[pairs[name] for name in window])
+        rest = any((size + 2 * padding - kernel) % stride for size, kernel, stride, padding in ways)
+        odd = (layer.ceil_mode and rest) or layer.divisor_override is not None
+        if odd or (padded and not layer.count_include_pad):
+            raise place.refused(
+                "ceil_mode for a size that is not divided, divisor_override and count_include_pad=False are not in "
+                "NIR's AvgPool2d; use the defaults"
+            )
+    kind = "AvgPool2d" if isinstance(layer, nn.AvgPool2d) else "SumPool2d"
+    return getattr(package(), kind)(**{name: np.array(pair) for name, pair in pairs.items()})
 
 
 def flatten_node(start: int, end: int, place: Place) -> Any:
-    """NIR's Flatten, for a module or a call of torch.flatten."""
-    first, last = flattened_dims(start, end, place)
-    return package().Flatten(input_type={"input": np.array(place.shape)}, start_dim=first, end_dim=last)
+    """NIR's Flatten, which knows the dimensions of a sample alone, for a module or a call of torch.flatten."""
+    dims = place.leading + len(place.shape)
+    first, last = (start % dims if start < 0 else start), (end % dims if end < 0 else end)
+    if first < place.leading:
+        raise place.refused(
+            f"start_dim={start} flattens time or batch of an input with {place.leading} such "
+            f"dimension{'s' if place.leading > 1 else ''}; give start_dim={place.leading}, or place it in TimeBatched"
+        )
+    return package().Flatten(
+        input_type={"input": np.array(place.shape)}, start_dim=first - place.leading, end_dim=last - place.leading
+    )
 
 
 def _write_flatten(layer: nn.Flatten, place: Place) -> Any:
@@ -153,7 +111,7 @@ def _write_flatten(layer: nn.Flatten, place: Place) -> Any:
 
 def _write_scale(layer: Scale, place: Place) -> Any:
     if list(layer.scale.shape) != list(place.shape):
-        raise _refuse(place, f"scale has shape {list(layer.scale.shape)}, samples have {list(place.shape)}")
+        raise place.refused(f"scale has shape {list(layer.scale.shape)}, samples have {list(place.shape)}")
     return package().Scale(scale=_numbers(layer.scale, place))
 
 
@@ -162,19 +120,19 @@ def _write_threshold(layer: Threshold, place: Place) -> Any:
         sentence = f"has surrogate={layer.surrogate!r}, which NIR has no word for"
         place.to.unsaid.append((place.name, Unsaid("surrogate", sentence)))
     try:
-        kept = _kept.of_neuron(layer)
+        metadata = metadata_of_neuron(layer)
     except ValueError as error:
-        raise _refuse(place, str(error)) from None
-    return package().Threshold(threshold=thresholds(layer, place.shape, place.to.dtype), metadata=kept)
+        raise place.refused(str(error)) from None
+    return package().Threshold(threshold=_thresholds(layer, place.shape, place.to.dtype), metadata=metadata)
 
 
-def thresholds(layer: Threshold, shape: Sequence[int], dtype: str) -> Any:
+def _thresholds(layer: Threshold, shape: Sequence[int], dtype: str) -> Any:
     """A threshold for each element of a sample."""
     value: Any = layer.threshold
     if isinstance(value, Tensor) and value.ndim == 1 and len(shape) > 1:
         value = value.view(-1, *[1] * (len(shape) - 1))
-    held = value.detach().cpu().double().numpy() if isinstance(value, Tensor) else np.float64(value)
-    return np.ascontiguousarray(np.broadcast_to(held, tuple(shape))).astype(dtype)
+    array = value.detach().cpu().double().numpy() if isinstance(value, Tensor) else np.float64(value)
+    return np.ascontiguousarray(np.broadcast_to(array, tuple(shape))).astype(dtype)
 
 
 def _write_delay(layer: DelaySteps, place: Place) -> Any:
@@ -186,13 +144,143 @@ def _write_delay(layer: DelaySteps, place: Place) -> Any:
 WRITERS: Dict[Type[nn.Module], Callable[[Any, Place], Any]] = {
     nn.Linear: _write_linear,
     PackedLinear: _write_linear,
-    nn.Conv1d: _write_conv1d,
-    nn.Conv2d: _write_conv2d,
-    PackedConv2d: _write_conv2d,
-    nn.AvgPool2d: _write_avg_pool,
-    SumPool2d: _write_sum_pool,
+    nn.Conv1d: _write_conv,
+    nn.Conv2d: _write_conv,
+    PackedConv2d: _write_conv,
+    nn.AvgPool2d: _write_pool,
+    SumPool2d: _write_pool,
     nn.Flatten: _write_flatten,
     Scale: _write_scale,
     Threshold: _write_threshold,
     DelaySteps: _write_delay,
+}
+
+
+# from a node to a layer
+
+
+def _tensor(array: Any) -> Tensor:
+    array = np.asarray(array)
+    # in the machine's order of bytes, which torch asks for; whole numbers as float32
+    kind = array.dtype.newbyteorder("=") if array.dtype.kind == "f" else np.float32
+    return torch.from_numpy(np.array(array, dtype=kind))
+
+
+def _whole(node: Any, key: str) -> Any:
+    """A number, pair or word of a node as torch takes it."""
+    value = getattr(node, key)
+    if isinstance(value, (str, bytes)):
+        return value if isinstance(value, str) else value.decode()
+    array = np.asarray(value)
+    if not np.all(np.isfinite(array)) or np.any(array != np.rint(array)):
+        raise TypeError(f"{key}={value} must be whole numbers")
+    return int(array) if array.ndim == 0 else tuple(int(each) for each in array)
+
+
+def _weight(node: Any) -> Tensor:
+    """The weight, in the dtype that it was saved from if that holds all of its numbers."""
+    weight, kept = _tensor(node.weight), content_of(node.metadata)
+    dtype = getattr(torch, str((kept or {}).get("dtype")), None)
+    if not isinstance(dtype, torch.dtype):
+        return weight
+    narrow = weight.to(dtype)
+    return narrow if torch.equal(narrow.to(weight.dtype), weight) else weight
+
+
+def _filled(layer: Any, node: Any, weight: Tensor) -> nn.Module:
+    layer.weight = nn.Parameter(weight)
+    if layer.bias is not None:
+        layer.bias = nn.Parameter(_tensor(node.bias).to(weight.dtype))
+    return layer  # type: ignore[no-any-return]  # a module
+
+
+def _read_linear(name: str, node: Any, how: Reading) -> nn.Module:
+    weight = _weight(node)
+    if weight.ndim != 2:
+        raise Refused(f"node {name!r} has a weight of shape {list(weight.shape)}, wanted is [out, in]")
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=hasattr(node, "bias"), dtype=weight.dtype)
+    return _filled(layer, node, weight)
+
+
+def _read_conv(name: str, node: Any, how: Reading) -> nn.Module:
+    weight, kept, groups = _weight(node), content_of(node.metadata), _whole(node, "groups")
+    # torch's own layer without a bias, unless someone gave it one since
+    biased = kept is None or kept.get("bias", True) or bool((_tensor(node.bias) != 0).any())
+    kind: Any = {"Conv1d": nn.Conv1d, "Conv2d": nn.Conv2d}[type(node).__name__]
+    sizes = {key: _whole(node, key) for key in ("stride", "padding", "dilation")}
+    channels = weight.shape[1] * groups, weight.shape[0]
+    layer = kind(*channels, tuple(weight.shape[2:]), groups=groups, bias=biased, dtype=weight.dtype, **sizes)
+    return _filled(layer, node, weight)
+
+
+def _read_pool(name: str, node: Any, how: Reading) -> nn.Module:
+    kind: Any = {"AvgPool2d": nn.AvgPool2d, "SumPool2d": SumPool2d}[type(node).__name__]
+    pool: nn.Module = kind(*[_whole(node, key) for key in ("kernel_size", "stride", "padding")])
+    return pool
+
+
+def _read_flatten(name: str, node: Any, how: Reading) -> nn.Module:
+    start, end = _whole(node, "start_dim"), _whole(node, "end_dim")
+    shape = node.input_type.get("input")
+    if shape is not None:
+        # from the last dimension on, so that time before the batch changes nothing, and sc.set_step takes it
+        start, end = [each - len(shape) if each >= 0 else each for each in (start, end)]
+    return nn.Flatten(start + 1 if start >= 0 else start, end + 1 if end >= 0 else end)
+
+
+def _read_scale(name: str, node: Any, how: Reading) -> nn.Module:
+    return Scale(_tensor(node.scale))
+
+
+def _read_threshold(name: str, node: Any, how: Reading) -> nn.Module:
+    value, content = _tensor(node.threshold), content_of(node.metadata)
+    array = value.numpy()
+    built: Any = None if content is None else rebuilt(content, (Threshold,))[0]
+    if built is not None and np.array_equal(_thresholds(built, array.shape, str(array.dtype)), array):
+        return built  # type: ignore[no-any-return]  # a Threshold
+    same = value.numel() and bool((value == value.reshape(-1)[0]).all())
+    return Threshold(threshold=float(value.reshape(-1)[0]) if same else value, **how.options)
+
+
+def steps_of(name: str, node: Any, how: Reading) -> Tensor:
+    """A delay in whole steps. Refused where it is none, and where the past of one sample is larger than the limit."""
+    _, dt = how.needed(name, node)
+    seconds = np.asarray(node.delay, np.float64)
+    steps = np.rint(seconds / dt)
+    apart = np.abs(seconds / dt - steps)
+    if not np.all((apart <= 1e-4) & (steps >= 0)):
+        worst = seconds.flat[int(np.argmax(~(apart <= 1e-4) | (steps < 0)))]
+        raise Refused(
+            f"node {name!r} delays by {worst:g}, which is no whole number of steps of dt={dt:g}; give a "
+            "dt that divides every delay"
+        )
+    check_past(name, node, float(steps.max()) if steps.size else 0, how)
+    return torch.from_numpy(np.array(steps, dtype=np.int64))
+
+
+def check_past(name: str, node: Any, longest: float, how: Reading) -> None:
+    """Refuse a delay that keeps so many steps of one sample that they are larger than the limit."""
+    if 4 * longest * np.size(node.delay) > how.max_bytes:
+        raise Refused(
+            f"node {name!r}, {a_kind(node)}, has a delay of {longest:g} steps, which keep more than "
+            f"max_bytes={how.max_bytes} of one sample; give the dt of its writer, or a larger max_bytes"
+        )
+
+
+def _read_delay(name: str, node: Any, how: Reading) -> nn.Module:
+    return DelaySteps(steps_of(name, node, how))
+
+
+#: Nodes that are layers -> how each is read.
+LAYER_NODES: Dict[str, Callable[[str, Any, Reading], nn.Module]] = {
+    "Affine": _read_linear,
+    "Linear": _read_linear,
+    "Conv1d": _read_conv,
+    "Conv2d": _read_conv,
+    "AvgPool2d": _read_pool,
+    "SumPool2d": _read_pool,
+    "Flatten": _read_flatten,
+    "Scale": _read_scale,
+    "Threshold": _read_threshold,
+    "Delay": _read_delay,
 }

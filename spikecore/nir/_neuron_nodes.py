@@ -1,24 +1,41 @@
-"""Neurons and nodes of NIR: each node's numbers from a neuron, and a neuron from them."""
+"""Neurons and nodes of NIR: a node's numbers from a neuron, and a neuron from them."""
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from spikecore._base.words import a_kind
+from spikecore._shell import parameters
 from spikecore.neuron import Neuron
-from spikecore.nir import _kept
+from spikecore.neurons import IF, LI, LIF, PLIF, Leaky, Synaptic, SynapticLeaky
 from spikecore.nir._conventions import GAINS, Convention, leak_of, tau_of
-from spikecore.nir._forms import FORMS, Unsaid
-from spikecore.nir._limits import check_node, check_steps, fitting
-from spikecore.nir._neurons import NIRLI, NIRLIF, NIRCubaLI, NIRCubaLIF
-from spikecore.nir._package import package
+from spikecore.nir._file import Refused, content_of, fields, metadata_of_neuron, package, rebuilt
+from spikecore.nir._modules import NIRLI, NIRLIF, NIRCubaLI, NIRCubaLIF
+from spikecore.surrogate import ATan
 
 #: What tau and r of a float32 file may be off by where they were rounded, relative: a gain this near 1 is 1.
 _ROUNDED = 4.0 * 2.0**-24
+#: Nodes that are neurons -> what they are loaded as.
+NEURON_NODES: Dict[str, Any] = {
+    "I": NIRLI,
+    "IF": NIRLIF,
+    "LI": NIRLI,
+    "LIF": NIRLIF,
+    "CubaLI": NIRCubaLI,
+    "CubaLIF": NIRCubaLIF,
+}
+
+
+class Unsaid(NamedTuple):
+    """What NIR cannot say of a neuron: the name that ``keep`` takes, and a sentence."""
+
+    name: str
+    sentence: str
 
 
 @dataclass
@@ -39,11 +56,15 @@ class Reading:
 
     convention: Convention
     #: ``(dt, discretization)`` that the file was saved with by spikecore, where it is read with the same.
-    own: Optional[Tuple[float, str]]
+    saved: Optional[Tuple[float, str]]
     #: Arguments that neither the file nor the caller gave.
     lacking: Sequence[str]
     #: Options of the neurons that are made from NIR's numbers.
     options: Dict[str, Any]
+    #: Bytes that the past of one sample may take, for a delay.
+    max_bytes: int
+    #: What the caller is warned of.
+    warnings: List[str] = field(default_factory=list)
 
     def needed(self, name: str, node: Any) -> Tuple[Convention, float]:
         """The convention and its time step, for a node that depends on them."""
@@ -52,48 +73,168 @@ class Reading:
         if lacking or dt is None:
             example = {"dt": "dt=1e-3 (seconds)", "discretization": "discretization='euler' or 'exp'"}
             ways = " and ".join(example[each] for each in lacking)
-            raise ValueError(
-                f"sc.nir.load: node {name!r}, a {kind}, is an equation in continuous time, and the file does not say "
+            raise Refused(
+                f"node {name!r}, {a_kind(node)}, is an equation in continuous time, and the file does not say "
                 f"how it becomes steps; give {ways}, or the library that wrote the file, as in convention='snntorch' "
                 "(sc.nir.CONVENTIONS)"
             )
         return self.convention, dt
 
 
+# a neuron as v' = v + leak (v_leak - v) + gain x, which may fire
+
+
+@dataclass
+class Form:
+    """A neuron as ``v' = v + leak (v_leak - v) + gain x``, which may fire; values are numbers or tensors."""
+
+    leak: Any
+    gain: Any
+    v_leak: Any = 0.0
+    #: None: it does not fire.
+    threshold: Any = None
+    v_reset: Any = 0.0
+    #: Leak and gain of a synaptic current before it.
+    synapse: Optional[Tuple[Any, Any]] = None
+    unsaid: Sequence[Unsaid] = ()
+
+    def arrays(self, neuron: Neuron, shape: Sequence[int]) -> Dict[str, Any]:
+        """Every value in float64, one for each neuron."""
+        values = {"leak": self.leak, "gain": self.gain, "v_leak": self.v_leak}
+        if self.threshold is not None:
+            values.update(threshold=self.threshold, v_reset=self.v_reset)
+        if self.synapse is not None:
+            values.update(syn_leak=self.synapse[0], syn_gain=self.synapse[1])
+        placed, _ = parameters.place(type(neuron).__name__, list(values.items()), (1, *shape), neuron.channel_dim)
+        arrays = [value.numpy() if isinstance(value, Tensor) else np.float64(value) for value in placed]
+        return {
+            name: np.ascontiguousarray(np.broadcast_to(array, (1, *shape))[0]) for name, array in zip(values, arrays)
+        }
+
+
+def _exact(neuron: Neuron, name: str) -> Any:
+    """A parameter as it is used, in float64."""
+    value = getattr(neuron, name)
+    return value.detach().cpu().double() if isinstance(value, Tensor) else value
+
+
+def _double(neuron: Neuron, name: str) -> Tensor:
+    return torch.as_tensor(_exact(neuron, name), dtype=torch.float64, device="cpu")
+
+
+def _unsaid_of(neuron: Any) -> List[Unsaid]:
+    """What NIR cannot say of a neuron that fires."""
+    unsaid = []
+    if neuron.reset == "soft":
+        unsaid.append(Unsaid("soft_reset", "resets by subtraction (reset='soft'), NIR resets to v_reset"))
+    elif neuron.reset == "none":
+        unsaid.append(Unsaid("no_reset", "is not reset (reset='none'), NIR resets to v_reset"))
+    if getattr(neuron, "reset_delay", False) and neuron.reset != "none":
+        unsaid.append(
+            Unsaid("delayed_reset", "is reset one step after it fired (reset_delay=True), NIR resets it at once")
+        )
+    if neuron.surrogate != ATan():
+        unsaid.append(Unsaid("surrogate", f"has surrogate={neuron.surrogate!r}, which NIR has no word for"))
+    if neuron.detach_reset:
+        unsaid.append(Unsaid("detach_reset", "has detach_reset=True, a rule for gradients that NIR has no word for"))
+    if getattr(neuron, "many", False):
+        unsaid.append(Unsaid("many_spikes", "may fire several spikes in a step (many=True), in NIR one"))
+    return unsaid
+
+
+def _firing(neuron: Any, leak: Any, gain: Any, v_leak: Any, synapse: Optional[Tuple[Any, Any]] = None) -> Form:
+    threshold, v_reset = _exact(neuron, "threshold"), _exact(neuron, "v_reset") if "v_reset" in neuron.params else 0.0
+    return Form(leak, gain, v_leak, threshold, v_reset, synapse, _unsaid_of(neuron))
+
+
+def _if(neuron: Any) -> Form:
+    return _firing(neuron, 0.0, 1.0, _exact(neuron, "v_reset"))
+
+
+def _lif(neuron: Any) -> Form:
+    leak = torch.sigmoid(_double(neuron, "w")) if isinstance(neuron, PLIF) else 1.0 / _exact(neuron, "tau")
+    return _firing(neuron, leak, leak if neuron.decay_input else 1.0, _exact(neuron, "v_reset"))
+
+
+def _li(neuron: Any) -> Form:
+    leak = 1.0 / _exact(neuron, "tau")
+    return Form(leak, leak if neuron.decay_input else 1.0, _exact(neuron, "v_rest"))
+
+
+def _leaky(neuron: Any) -> Form:
+    """The equations limit what stays of a potential or current to [0, 1]."""
+    leak = 1.0 - _double(neuron, "beta").clamp(0, 1)
+    synaptic = isinstance(neuron, SynapticLeaky)
+    synapse = (1.0 - _double(neuron, "alpha").clamp(0, 1), 1.0) if synaptic else None
+    return _firing(neuron, leak, 1.0, 0.0, synapse)
+
+
+def _synaptic(neuron: Any) -> Form:
+    form = _firing(neuron, 1.0 - _exact(neuron, "beta"), 1.0, 0.0, (1.0 - _exact(neuron, "alpha"), 1.0))
+    if bool((torch.as_tensor(form.v_reset) != 0).any()):
+        start = Unsaid("initial_state", "starts at v_reset and leaks to 0, in NIR it starts where it leaks to")
+        form.unsaid = [*form.unsaid, start]
+    return form
+
+
+def _nir(neuron: Any) -> Form:
+    parts = 1.0 - _exact(neuron, "decay"), _exact(neuron, "gain"), _exact(neuron, "v_leak")
+    form = _firing(neuron, *parts) if isinstance(neuron, NIRLIF) else Form(*parts)
+    if "syn_decay" in neuron.params:
+        form.synapse = 1.0 - _exact(neuron, "syn_decay"), _exact(neuron, "syn_gain")
+    return form
+
+
+#: The neurons that NIR can say, by their exact class; another class is refused.
+FORMS: Dict[Type[Neuron], Callable[[Any], Form]] = {
+    IF: _if,
+    LIF: _lif,
+    PLIF: _lif,
+    LI: _li,
+    Leaky: _leaky,
+    Synaptic: _synaptic,
+    SynapticLeaky: _leaky,
+    NIRLI: _nir,
+    NIRLIF: _nir,
+    NIRCubaLI: _nir,
+    NIRCubaLIF: _nir,
+}
+
+
+# from a neuron to its node
+
+
 def node_of(name: str, neuron: Neuron, shape: Sequence[int], to: Writing) -> Any:
     """The node of a neuron whose samples have this shape."""
     owner = f"sc.nir.save: {type(neuron).__name__} at {name!r}"
     form = FORMS[type(neuron)](neuron)
-    numbers = form.arrays(neuron, shape)
     with np.errstate(all="ignore"):  # what overflows is refused by name
-        fields, unsaid = _numbers_of_node(owner, numbers, to.dt, to.discretization)
+        kind, numbers, unsaid = _numbers_of_node(owner, form.arrays(neuron, shape), to.dt, to.discretization)
     to.unsaid += [(name, each) for each in (*form.unsaid, *unsaid)]
-    kind = fields.pop("kind")
     try:
-        kept = _kept.of_neuron(neuron)
+        metadata = metadata_of_neuron(neuron)
     except ValueError as error:
         raise ValueError(f"{owner}: {error}") from None
-    arrays = {key: fitting(owner, key, value, to.dtype, to.dt) for key, value in fields.items()}
-    return getattr(package(), kind)(**arrays, metadata=kept)
+    arrays = {key: _in_dtype(owner, key, value, to.dtype, to.dt) for key, value in numbers.items()}
+    return getattr(package(), kind)(**arrays, metadata=metadata)
 
 
-def _numbers_of_node(owner: str, of: Mapping[str, Any], dt: float, way: str) -> Tuple[Dict[str, Any], List[Unsaid]]:
-    """The fields of the node, its ``kind`` among them, and what it does not say."""
+def _numbers_of_node(
+    owner: str, of: Mapping[str, Any], dt: float, way: str
+) -> Tuple[str, Dict[str, Any], List[Unsaid]]:
+    """The kind of the node, its fields, and what it does not say."""
     fires, synaptic = "threshold" in of, "syn_leak" in of
-    fields: Dict[str, Any] = {"v_threshold": of["threshold"], "v_reset": of["v_reset"]} if fires else {}
-    leak, unsaid = of["leak"], []
-    if not np.any(leak) and not synaptic:
-        start = of["v_reset"] if fires else 0.0
-        if np.any(of["v_leak"] != start):
+    numbers: Dict[str, Any] = {"v_threshold": of["threshold"], "v_reset": of["v_reset"]} if fires else {}
+    if not np.any(of["leak"]) and not synaptic:
+        unsaid = []
+        if np.any(of["v_leak"] != (of["v_reset"] if fires else 0.0)):
             unsaid.append(Unsaid("initial_state", "starts at v_leak, for which NIR's IF and I have no word"))
-        return {"kind": "IF" if fires else "I", "r": of["gain"] / dt, **fields}, unsaid
-    fields["v_leak"] = of["v_leak"]
+        return "IF" if fires else "I", {"r": of["gain"] / dt, **numbers}, unsaid
+    numbers["v_leak"] = of["v_leak"]
     if synaptic:
-        fields["tau_syn"], fields["w_in"] = _seconds(owner, "syn_", of, dt, way)
-        fields["tau_mem"], fields["r"] = _seconds(owner, "", of, dt, way)
-        return {"kind": "CubaLIF" if fires else "CubaLI", **fields}, unsaid
-    fields["tau"], fields["r"] = _seconds(owner, "", of, dt, way)
-    return {"kind": "LIF" if fires else "LI", **fields}, unsaid
+        numbers["tau_syn"], numbers["w_in"] = _seconds(owner, "syn_", of, dt, way)
+    numbers["tau_mem" if synaptic else "tau"], numbers["r"] = _seconds(owner, "", of, dt, way)
+    return ("Cuba" if synaptic else "") + ("LIF" if fires else "LI"), numbers, []
 
 
 def _seconds(owner: str, of: str, numbers: Mapping[str, Any], dt: float, way: str) -> Tuple[Any, Any]:
@@ -118,48 +259,91 @@ def _seconds(owner: str, of: str, numbers: Mapping[str, Any], dt: float, way: st
     return tau_of(leak, dt, way), gain / leak
 
 
+def _in_dtype(owner: str, key: str, value: Any, dtype: str, dt: float) -> Any:
+    """A field in the dtype of the file. ValueError where it is too large or too small for that.
+
+    A threshold may be infinite, since it is so without having been rounded: the neuron never fires.
+    """
+    wide = np.asarray(value, np.float64)
+    with np.errstate(all="ignore"):
+        narrow = wide.astype(dtype)
+    lost = ~np.isfinite(narrow) & ~(np.isinf(wide) & (key == "v_threshold"))
+    if key.startswith("tau") or key in ("r", "w_in"):
+        lost |= (narrow == 0) & (wide != 0)
+    if np.any(lost):
+        number = f"{wide.flat[int(np.argmax(lost))]:g}"
+        if key in ("v_leak", "v_reset", "v_threshold"):
+            raise ValueError(f"{owner}: {key} would be {number} in the file, and must be finite in {dtype}")
+        wider = "" if dtype == "float64" else ", or save the network in float64 (net.double()), which reaches further"
+        raise ValueError(
+            f"{owner}: {key} would be {number} in the file, which {dtype} cannot hold; give another dt, which is the "
+            f"time step in seconds and was {dt:g}, or the neuron other numbers{wider}"
+        )
+    return narrow
+
+
+# from a node to a neuron
+
+
 def neuron_of(name: str, node: Any, how: Reading) -> Neuron:
     """The neuron of a node: the one that was kept, if it gives the node's numbers, else one of NIR's own."""
-    kept = _kept.read(node.metadata)
-    if kept is not None and how.own is not None:
-        built, why = _kept.rebuilt(kept)
+    content = content_of(node.metadata)
+    if content is not None and how.saved is not None:
+        built, why = rebuilt(content, FORMS)
         if built is not None:
-            again = node_of(name, built, _shape(node), Writing(*how.own, dtype=str(_first(node).dtype)))
-            if type(again) is type(node) and _equal(again, node):
+            r = np.asarray(node.r)
+            again = node_of(name, built, r.shape, Writing(*how.saved, dtype=str(r.dtype)))
+            if type(again) is type(node) and all(
+                np.array_equal(value, getattr(node, key)) for key, value in fields(again)
+            ):
                 return built
-            why = f"no longer has the numbers of the {kept['class']} that spikecore saved"
-        warnings.warn(
-            f"sc.nir.load: node {name!r} {why}, so it is loaded as NIR's {type(node).__name__}: hard reset, strict "
-            "threshold, default surrogate",
-            UserWarning,
-            stacklevel=4,
+            why = f"no longer has the numbers of the {content['class']} that spikecore saved"
+        how.warnings.append(
+            f"node {name!r} {why}, so it is loaded as NIR's {type(node).__name__}: hard reset, strict threshold, "
+            "default surrogate"
         )
     convention, dt = how.needed(name, node)
-    check_node(name, node, convention, dt)
+    _check_numbers(name, node, convention, dt)
     with np.errstate(all="ignore"):  # what overflows is refused by name
-        made = _NEURONS[type(node).__name__](node, convention, dt, how.options)
-    check_steps(name, node, made, dt)
-    return made
+        neuron = _from_numbers(node, convention, dt, how.options)
+    _check_steps(name, node, neuron, dt)
+    return neuron
 
 
-def _first(node: Any) -> Any:
-    return np.asarray(node.r)
+def _from_numbers(node: Any, like: Convention, dt: float, options: Mapping[str, Any]) -> Neuron:
+    """A neuron by NIR's equations."""
+    kind, rounded = type(node).__name__, np.asarray(node.r).dtype != np.float64
+    fires, synaptic = hasattr(node, "v_threshold"), hasattr(node, "tau_syn")
+    numbers: Dict[str, Any] = {}
+    settings: Dict[str, Any] = {}
+    if kind in ("I", "IF"):
+        gain = np.asarray(node.r, np.float64) * (dt if like.integrator == "current" else 1.0)
+        numbers.update(decay=1.0, gain=gain, v_leak=node.v_reset if fires else 0.0)
+    else:
+        leak, gain = _leak_and_gain(
+            node.tau_mem if synaptic else node.tau, node.r, like.lif if fires else like.li, like, dt
+        )
+        numbers.update(decay=1 - leak, gain=gain, v_leak=node.v_leak)
+    if synaptic:
+        leak, gain = _leak_and_gain(node.tau_syn, node.w_in, like.synapse, like, dt)
+        numbers.update(syn_decay=1 - leak, syn_gain=gain)
+    if fires:
+        numbers.update(threshold=node.v_threshold, v_reset=node.v_reset)
+        settings = {key: getattr(like, key) for key in ("strict", "reset", "reset_delay", "many")}
+    values = {key: _value(value, rounded, key.endswith("gain")) for key, value in numbers.items()}
+    neuron: Neuron = NEURON_NODES[kind](**values, **settings, **options)
+    return neuron
 
 
-def _shape(node: Any) -> Tuple[int, ...]:
-    shape: Tuple[int, ...] = _first(node).shape
-    return shape
+def _leak_and_gain(tau: Any, resistance: Any, rule: str, like: Convention, dt: float) -> Tuple[Any, Any]:
+    leak, ratio = leak_of(np.asarray(tau, np.float64), dt, like.discretization)
+    return leak, GAINS[rule](np.asarray(resistance, np.float64), 1 - leak, leak, ratio)
 
 
-def _equal(first: Any, second: Any) -> bool:
-    fields = [name for name in vars(first) if name not in ("metadata", "input_type", "output_type")]
-    return not [name for name in fields if not np.array_equal(getattr(first, name), getattr(second, name))]
-
-
-def _value(given: Any, rounded: bool, gain: bool = False) -> Any:
+def _value(numbers: Any, rounded: bool, is_gain: bool) -> Any:
     """One value for each neuron as what a neuron takes: a number, ``[C]``, or a tensor of the full shape."""
-    array = np.asarray(given, np.float64)
-    if gain and rounded:
+    array = np.asarray(numbers, np.float64)
+    if is_gain and rounded:
         array = np.where(np.abs(array - 1) <= _ROUNDED, 1.0, array)
     if array.size and np.all(array == array.flat[0]):
         return float(array.flat[0])
@@ -168,85 +352,41 @@ def _value(given: Any, rounded: bool, gain: bool = False) -> Any:
     return torch.from_numpy(np.array(first if per_channel else array)).to(torch.float32 if rounded else torch.float64)
 
 
-def _membrane(
-    tau: Any, resistance: Any, v_leak: Any, rule: str, like: Convention, dt: float, rounded: bool
-) -> Dict[str, Any]:
-    leak, gain = _part(tau, resistance, rule, like, dt)
-    return {
-        "decay": _value(1 - leak, rounded),
-        "gain": _value(gain, rounded, gain=True),
-        "v_leak": _value(v_leak, rounded),
-    }
+def _check_numbers(name: str, node: Any, like: Convention, dt: float) -> None:
+    """Refuse numbers from which no step follows."""
+    for key, value in fields(node):
+        array = np.asarray(value, np.float64)
+        finite = np.isfinite(array)
+        if not np.all(finite):
+            way_out = "it must be finite"
+            if key.startswith("tau"):
+                way_out = "a neuron that does not leak must be an IF or I, whose numbers are finite"
+            elif key == "v_threshold":
+                way_out = (
+                    "give a neuron that never fires a finite threshold, which its potential does not reach; one whose "
+                    "output is its potential is an LI, CubaLI or I"
+                )
+            raise Refused(f"node {name!r}, {a_kind(node)}, has {key}={array.flat[int(np.argmin(finite))]}; {way_out}")
+        if not key.startswith("tau"):
+            continue
+        shortest = float(array.min()) if array.size else dt
+        if shortest <= 0:
+            raise Refused(f"node {name!r} has {key}={shortest:g}, which must be above 0")
+        if like.discretization == "euler" and dt / shortest > 1 + 1e-6:
+            raise Refused(
+                f"node {name!r} has {key}={shortest:g}, shorter than the time step dt={dt:g}, so that "
+                "Euler's 1 - dt/tau is below 0; give the dt of its writer (in the unit of the file's tau), or "
+                "discretization='exp'"
+            )
 
 
-def _part(tau: Any, resistance: Any, rule: str, like: Convention, dt: float) -> Tuple[Any, Any]:
-    leak, ratio = leak_of(np.asarray(tau, np.float64), dt, like.discretization)
-    return leak, GAINS[rule](np.asarray(resistance, np.float64), 1 - leak, leak, ratio)
-
-
-def _synapse(node: Any, like: Convention, dt: float, rounded: bool) -> Dict[str, Any]:
-    leak, gain = _part(node.tau_syn, node.w_in, like.synapse, like, dt)
-    return {"syn_decay": _value(1 - leak, rounded), "syn_gain": _value(gain, rounded, gain=True)}
-
-
-def _rounded(node: Any) -> bool:
-    return bool(_first(node).dtype != np.float64)
-
-
-def _firing(node: Any, like: Convention) -> Dict[str, Any]:
-    rounded = _rounded(node)
-    return {
-        "threshold": _value(node.v_threshold, rounded),
-        "v_reset": _value(node.v_reset, rounded),
-        "strict": like.strict,
-        "reset": like.reset,
-        "reset_delay": like.reset_delay,
-        "many": like.many,
-    }
-
-
-def _integrator(node: Any, like: Convention, dt: float, v_leak: Any) -> Dict[str, Any]:
-    gain = np.asarray(node.r, np.float64) * (dt if like.integrator == "current" else 1.0)
-    rounded = _rounded(node)
-    return {"decay": 1.0, "gain": _value(gain, rounded, gain=True), "v_leak": _value(v_leak, rounded)}
-
-
-def _read_i(node: Any, like: Convention, dt: float, options: Any) -> Neuron:
-    return NIRLI(**_integrator(node, like, dt, 0.0), **options)
-
-
-def _read_if(node: Any, like: Convention, dt: float, options: Any) -> Neuron:
-    return NIRLIF(**_integrator(node, like, dt, node.v_reset), **_firing(node, like), **options)
-
-
-def _read_li(node: Any, like: Convention, dt: float, options: Any) -> Neuron:
-    return NIRLI(**_membrane(node.tau, node.r, node.v_leak, like.li, like, dt, _rounded(node)), **options)
-
-
-def _read_lif(node: Any, like: Convention, dt: float, options: Any) -> Neuron:
-    membrane = _membrane(node.tau, node.r, node.v_leak, like.lif, like, dt, _rounded(node))
-    return NIRLIF(**membrane, **_firing(node, like), **options)
-
-
-def _read_cuba_li(node: Any, like: Convention, dt: float, options: Any) -> Neuron:
-    rounded = _rounded(node)
-    membrane = _membrane(node.tau_mem, node.r, node.v_leak, like.li, like, dt, rounded)
-    return NIRCubaLI(**membrane, **_synapse(node, like, dt, rounded), **options)
-
-
-def _read_cuba_lif(node: Any, like: Convention, dt: float, options: Any) -> Neuron:
-    rounded = _rounded(node)
-    membrane = _membrane(node.tau_mem, node.r, node.v_leak, like.lif, like, dt, rounded)
-    return NIRCubaLIF(**membrane, **_synapse(node, like, dt, rounded), **_firing(node, like), **options)
-
-
-_NEURONS: Dict[str, Callable[..., Neuron]] = {
-    "I": _read_i,
-    "IF": _read_if,
-    "LI": _read_li,
-    "LIF": _read_lif,
-    "CubaLI": _read_cuba_li,
-    "CubaLIF": _read_cuba_lif,
-}
-#: Names of the nodes that are neurons.
-NEURON_NODES = tuple(_NEURONS)
+def _check_steps(name: str, node: Any, neuron: Neuron, dt: float) -> None:
+    """Refuse a neuron with numbers that float32, in which it computes, does not hold."""
+    largest = float(np.finfo(np.float64 if np.asarray(node.r).dtype == np.float64 else np.float32).max)
+    for key in neuron.params:
+        array = np.abs(np.asarray(_exact(neuron, key), np.float64))
+        if not np.all(array <= largest):
+            raise Refused(
+                f"node {name!r}, {a_kind(node)}, has {key}={array.max():g} in steps of "
+                f"dt={dt:g}, which is too large; give the dt of its writer (in the unit of the file's tau)"
+            )

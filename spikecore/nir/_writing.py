@@ -1,28 +1,40 @@
-"""Saving a network."""
+"""Saving a network: ``torch.fx`` follows its ``forward``, and each module that it calls becomes a node.
+
+``torch.fx`` is used directly. nirtorch's ``torch_to_nir`` cannot pass :class:`~spikecore.layers.TimeBatched`, names
+nodes with underscores, so that keys of ``state_dict`` are lost, and refuses ``torch.flatten``.
+"""
 
 from __future__ import annotations
 
 import io
+import operator
 import os
 import warnings
 from pathlib import Path
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from spikecore._base.files import replacing
+from spikecore._delay import Delay
+from spikecore._norm_neuron import NormNeuron
 from spikecore._shell import checks
+from spikecore._shell.hooks import is_watched_itself
 from spikecore._shell.processes import unwrapped
+from spikecore._shell.prologued import prologue_of
 from spikecore._shell.state import Stateful
-from spikecore.nir import _kept
+from spikecore._shell.stepped import Stepped
+from spikecore.encode import Encoder
+from spikecore.layers import TimeBatched
+from spikecore.neuron import Neuron
+from spikecore.neurons import Recurrent
 from spikecore.nir._conventions import check_discretization, check_dt
-from spikecore.nir._forms import Unsaid
-from spikecore.nir._network import Network
-from spikecore.nir._neuron_nodes import Writing
-from spikecore.nir._package import package
-from spikecore.nir._tracing import Drawn, Value, types
+from spikecore.nir._file import metadata_of, package
+from spikecore.nir._layer_nodes import WRITERS, Place, flatten_node
+from spikecore.nir._modules import INPUT, OF_ONE_STEP, Network
+from spikecore.nir._neuron_nodes import FORMS, Unsaid, Writing, node_of
 
 #: What ``keep`` may name.
 KEEPABLE = (
@@ -34,6 +46,17 @@ KEEPABLE = (
     "surrogate",
     "detach_reset",
 )
+#: What other modules should do.
+_HINTS: Dict[str, str] = {
+    "BatchNorm1d": "fold it into the layer before it: torch.nn.utils.fusion.fuse_linear_bn_eval",
+    "BatchNorm2d": "fold it into the layer before it: torch.nn.utils.fusion.fuse_conv_bn_eval",
+    "NormNeuron": "call sc.unfuse(net), and fold the normalisation into the layer before it",
+    "MaxPool2d": "NIR has AvgPool2d and sums, sc.nir.SumPool2d",
+    "LPPool2d": "use sc.nir.SumPool2d",
+}
+_LEAVES = (Stepped, NormNeuron, Stateful, Network, *WRITERS)
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+_ADDITIONS = (operator.add, operator.iadd, torch.add)
 
 
 def save(
@@ -104,7 +127,7 @@ def save(
     drawn.nodes[last] = nir.Output(types("output", end.shape))
     drawn.edges += [(source, last) for source in end.sources]
     _tell(to.unsaid, keep)
-    held = _kept.written({"dt": to.dt, "discretization": discretization})
+    held = metadata_of({"dt": to.dt, "discretization": discretization})
     # in memory first: HDF5 does not say well what ended its writing
     content = io.BytesIO()
     nir.write(content, nir.NIRGraph(drawn.nodes, drawn.edges, metadata=held, type_check=False))
@@ -173,3 +196,240 @@ def _tell(unsaid: Sequence[Tuple[str, Unsaid]], keep: Sequence[str]) -> None:
             UserWarning,
             stacklevel=3,
         )
+
+
+class _Tracer(torch.fx.Tracer):
+    """Stops at every module that is a node, or that is refused by name."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, _LEAVES) or is_parametrized(m) or super().is_leaf_module(m, module_qualified_name)
+
+
+class Value:
+    """What a call gives: the sum of the outputs of some nodes, of one shape."""
+
+    def __init__(self, sources: Sequence[str], shape: Sequence[int]) -> None:
+        self.sources = tuple(sources)
+        self.shape = tuple(shape)
+
+
+class Drawn:
+    """The nodes and edges of a network while it is followed."""
+
+    def __init__(self, to: Writing) -> None:
+        self.to = to
+        self.nodes: Dict[str, Any] = {}
+        self.edges: List[Tuple[str, str]] = []
+        self._done: Dict[int, str] = {}
+
+    def add(self, name: str, node: Any, of: Value, shape: Sequence[int]) -> Value:
+        """One node behind ``of``."""
+        if "/" in name:
+            raise ValueError(
+                f"sc.nir.save: module {name!r} has '/' in its name, which a file takes for a level; rename it"
+            )
+        while name in self.nodes:
+            name += "_"
+        self.nodes[name] = node
+        self.edges += [(source, name) for source in of.sources]
+        node.input_type, node.output_type = types("input", of.shape), types("output", shape)
+        return Value([name], shape)
+
+    def follow(self, net: nn.Module, prefix: str, of: Value, leading: int) -> Value:
+        """What ``net`` makes of a value; ``leading``: dimensions of its input before those of a sample."""
+        of_torch = type(net).__module__.startswith("torch.nn.") and not isinstance(net, nn.Sequential)
+        if of_torch or isinstance(net, _LEAVES):
+            return self._module(net, prefix, of, leading)
+        tracer = _Tracer()
+        try:
+            graph = tracer.trace(net)
+        except Exception as error:
+            raise ValueError(
+                f"sc.nir.save: torch.fx cannot follow forward of {type(net).__name__}: {error}\nIts forward must call "
+                "modules, add, and flatten, without branches on values; save the parts, or write it so"
+            ) from error
+        values: Dict[Any, Any] = {}
+        seen = False
+        for each in graph.nodes:
+            if each.op == "placeholder":
+                if seen and each.users:
+                    raise ValueError(
+                        f"sc.nir.save: {type(net).__name__} has more than one input; NIR is saved with one"
+                    )
+                values[each], seen = of, True
+            elif each.op == "output":
+                result = each.args[0]
+                if not isinstance(result, torch.fx.Node):
+                    raise ValueError(
+                        f"sc.nir.save: {type(net).__name__} must return one tensor, to be saved with one output"
+                    )
+                return self._known(values, result, each)
+            elif each.op == "call_module":
+                given = self._input(values, each)
+                name = f"{prefix}.{each.target}" if prefix else str(each.target)
+                values[each] = self._module(net.get_submodule(str(each.target)), name, given, leading)
+            else:
+                values[each] = self._function(each, values, prefix, leading)
+        raise ValueError(f"sc.nir.save: {type(net).__name__} returns nothing")
+
+    @staticmethod
+    def _known(values: Dict[Any, Any], node: Any, user: Any) -> Value:
+        value = values.get(node)
+        if not isinstance(value, Value):
+            raise ValueError(f"sc.nir.save: {user} uses {node}, which is no output of a layer; NIR has no node for it")
+        return value
+
+    def _input(self, values: Dict[Any, Any], call: Any) -> Value:
+        if len(call.args) != 1 or call.kwargs or not isinstance(call.args[0], torch.fx.Node):
+            raise ValueError(f"sc.nir.save: module {call.target!r} is called with other things than one tensor")
+        return self._known(values, call.args[0], call)
+
+    def _function(self, call: Any, values: Dict[Any, Any], prefix: str, leading: int) -> Value:
+        name, given = call.target if isinstance(call.target, str) else call.target.__name__, list(call.args)
+        if (call.target in _ADDITIONS or (call.op == "call_method" and name in ("add", "add_"))) and not call.kwargs:
+            if len(given) == 2 and all(isinstance(each, torch.fx.Node) for each in given):
+                first, second = [self._known(values, each, call) for each in given]
+                return _sum(first, second, call)
+        elif call.target is torch.flatten or (call.op == "call_method" and name == "flatten"):
+            of = self._known(values, given.pop(0), call)
+            dims = {**dict(zip(("start_dim", "end_dim"), given)), **call.kwargs}
+            where = f"{prefix}.{call.name}" if prefix else call.name
+            place = Place(where, f"sc.nir.save: torch.flatten at {where!r}", of.shape, leading, self.to)
+            node = flatten_node(dims.get("start_dim", 0), dims.get("end_dim", -1), place)
+            return self.add(where, node, of, node.output_type["output"])
+        raise ValueError(
+            f"sc.nir.save: forward calls {name}, which is no node of NIR; it may call modules, add outputs, and flatten"
+        )
+
+    def _module(self, module: Any, name: str, of: Value, leading: int) -> Value:
+        if isinstance(module, TimeBatched):
+            return self.follow(module.module, f"{name}.module" if name else "module", of, 1)
+        if isinstance(module, Network):
+            return self._network(module, name, of, leading)
+        if isinstance(module, nn.Identity) or (isinstance(module, _DROPOUTS) and _is_off(module)):
+            return of
+        owner = f"sc.nir.save: {type(module).__name__} at {name!r}"
+        if id(module) in self._done:
+            raise ValueError(
+                f"{owner} is called twice, first as {self._done[id(module)]!r}; make a layer for each place"
+            )
+        self._done[id(module)] = name
+        if isinstance(module, Neuron) and prologue_of(module) is not None:
+            raise ValueError(f"{owner} normalises its input (sc.fuse, NormNeuron); {_HINTS['NormNeuron']}")
+        if is_watched_itself(module):
+            raise ValueError(f"{owner} has hooks or a forward of its own, which a graph would not have; remove them")
+        name = name or type(module).__name__.lower()
+        if type(module) in FORMS:
+            return self.add(name, node_of(name, module, of.shape, self.to), of, of.shape)
+        if type(module) is Recurrent:
+            return self._recurrent(module, name, of)
+        if type(module) is Delay:
+            return self._subgraph(name, of, self._delay_nodes(module, name, of.shape), (module.linear.out_features,))
+        if type(module) in WRITERS:
+            place = Place(name, owner, of.shape, leading, self.to)
+            return self.add(
+                name, WRITERS[type(module)](module, place), of, _shape_behind(module, owner, of.shape, leading)
+            )
+        if isinstance(module, _DROPOUTS):
+            raise ValueError(
+                f"{owner}: a network is saved as it infers, where dropout does nothing; call net.eval() first"
+            )
+        hint = _HINTS.get(type(module).__name__)
+        if is_parametrized(module):
+            named = ", ".join(map(repr, module.parametrizations))
+            hint = f"{named} is parametrized; torch.nn.utils.parametrize.remove_parametrizations keeps its values"
+        if isinstance(module, Encoder):
+            hint = "a graph begins behind the encoder; save the network without it"
+        known = ", ".join(sorted(kind.__name__ for kind in (*FORMS, *WRITERS, Recurrent, Delay)))
+        raise ValueError(f"{owner} is no node of NIR" + (f"; {hint}" if hint else f"; what can be saved: {known}"))
+
+    def _network(self, net: Network, prefix: str, of: Value, leading: int) -> Value:
+        """A network that was loaded, which folds time and batch itself."""
+        values = {INPUT: of}
+        for name, sources in net.wiring:
+            given, module = self._added(values, sources), net.get_submodule(net.places[name])
+            place = f"{prefix}.{net.places[name]}" if prefix else net.places[name]
+            values[name] = self._module(module, place, given, 1 if isinstance(module, OF_ONE_STEP) else leading)
+        return self._added(values, net.result)
+
+    @staticmethod
+    def _added(values: Dict[str, Value], sources: Sequence[str]) -> Value:
+        total = values[sources[0]]
+        for each in sources[1:]:
+            total = _sum(total, values[each], each)
+        return total
+
+    def _subgraph(self, name: str, of: Value, parts: Dict[str, Any], shape: Sequence[int], back: str = "") -> Value:
+        """Nodes in a row as a graph of their own; ``back``: after the first one come the others, and back to it."""
+        names, edges = list(parts), []
+        inner = {"input": package().Input(types("input", of.shape)), **parts}
+        inner["output"] = package().Output(types("output", shape))
+        edges = [("input", names[0]), *zip(names, names[1:])]
+        edges += [(names[-1], back), (back, "output")] if back else [(names[-1], "output")]
+        return self.add(name, package().NIRGraph(inner, edges, type_check=False), of, shape)
+
+    def _delay_nodes(self, delay: Any, name: str, shape: Sequence[int]) -> Dict[str, Any]:
+        owner = f"sc.nir.save: Delay at {name!r}"
+        if delay.delay.ndim != 1:
+            raise ValueError(
+                f"{owner}: has a delay for each connection, NIR's Delay one for each input; use per='input'"
+            )
+        if delay.learn:
+            raise ValueError(
+                f"{owner} learns its delays (learn={delay.learn!r}), NIR's Delay is fixed; save "
+                "sc.Delay(linear, max_delay, delay=layer.whole.float(), learn=()), as it computes in eval()"
+            )
+        node = package().Delay(delay=delay.whole.cpu().double().numpy() * self.to.dt)
+        node.metadata = {"spikecore_max_delay": delay.max_delay}
+        place = Place(f"{name}.linear", owner, tuple(shape), 1, self.to)
+        return {"delay": node, "linear": WRITERS[nn.Linear](delay.linear, place)}
+
+    def _recurrent(self, module: Any, name: str, of: Value) -> Value:
+        owner = f"sc.nir.save: Recurrent at {name!r}"
+        if type(module.neuron) not in FORMS:
+            raise ValueError(f"{owner}: its neuron, {type(module.neuron).__name__}, is no node of NIR")
+        parts = {"neuron": node_of(f"{name}.neuron", module.neuron, of.shape, self.to)}
+        linear = module.linear
+        if type(linear) is Delay:
+            parts.update(self._delay_nodes(linear, f"{name}.linear", of.shape))
+        elif type(linear) in WRITERS and not isinstance(linear, Stateful):
+            place = Place(f"{name}.linear", owner, of.shape, 1, self.to)
+            parts["linear"] = WRITERS[type(linear)](linear, place)
+        else:
+            raise ValueError(f"{owner}: its feedback, {type(linear).__name__}, is no node of NIR; give one layer")
+        return self._subgraph(name, of, parts, of.shape, back="neuron")
+
+
+def _is_off(dropout: Any) -> bool:
+    return not dropout.training or dropout.p == 0
+
+
+def _sum(first: Value, second: Value, call: Any) -> Value:
+    if first.shape != second.shape:
+        raise ValueError(f"sc.nir.save: {call} adds samples of shapes {list(first.shape)} and {list(second.shape)}")
+    twice = set(first.sources) & set(second.sources)
+    if twice:
+        raise ValueError(
+            f"sc.nir.save: {call} adds the output of {sorted(twice)[0]!r} to itself; NIR has one edge from it"
+        )
+    return Value((*first.sources, *second.sources), first.shape)
+
+
+def types(key: str, shape: Sequence[int]) -> Dict[str, Any]:
+    return {key: torch.tensor(shape, dtype=torch.int64).numpy()}
+
+
+def _shape_behind(module: Any, owner: str, shape: Sequence[int], leading: int) -> Tuple[int, ...]:
+    """The shape of a sample behind a layer, by calling it on zeros."""
+    if isinstance(module, Stateful):
+        return tuple(shape)
+    if leading == 2 and isinstance(module, OF_ONE_STEP) and not isinstance(module, nn.Flatten):
+        raise ValueError(f"{owner}: takes [B, ...], its input is [T, B, ...]; place it in sc.layers.TimeBatched")
+    numbers = next(iter(module.parameters()), torch.zeros(()))
+    zeros = torch.zeros([1] * leading + list(shape), dtype=numbers.dtype, device=numbers.device)
+    call: Callable[[Tensor], Tensor] = type(module).forward.__get__(module)
+    with torch.no_grad():
+        try:
+            return tuple(call(zeros).shape[leading:])
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(f"{owner} does not take samples of shape {list(shape)}: {error}") from error

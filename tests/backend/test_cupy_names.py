@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import spikecore_cupy
-from spikecore.lang._words import C_WORDS
+from spikecore.lang.render import C_WORDS
 from spikecore.testing._loopback import installed
 from spikecore.testing.naming import assert_like_torch, awkward, identifiers, namings, plans, usable
 from spikecore_cupy.device import HEADER, headers

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import spikecore as sc
-from spikecore.lang._symbols import LONGEST, Symbols, ascii_name, on_one_line
-from spikecore.lang._words import C_WORDS
+from spikecore.lang.render import C_WORDS, LONGEST, Symbols, ascii_name, on_one_line
 from spikecore.neuron import Neuron
 from spikecore.testing.naming import Naming, frame, identifiers, namings, plans, same_but_for_names, usable
 from spikecore_cupy.device import headers

@@ -17,7 +17,7 @@ from spikecore.backend import Spec, Unsupported
 from spikecore.kernels import BackwardPlan, Geometry, KernelRunner
 from spikecore.kernels._normalised import Moments
 from spikecore.kernels._registered import SUPPORTED
-from spikecore.lang._normalised import corrected, normalised
+from spikecore.lang._derived import corrected, normalised
 from spikecore.layers import NormNeuron, TimeBatched
 from spikecore.testing._loopback import installed
 

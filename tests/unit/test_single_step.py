@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import spikecore as sc
+from spikecore.lang import _functions
 from spikecore.lang import _plain as plain
-from spikecore.lang import eager
 
 N = (3, 5)
 
@@ -193,7 +193,7 @@ def test_second_derivatives_of_a_choice(size, spiking):
     a, b = (torch.randn(size, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2))
     leaves = [z, a, b] if spiking else [a, b]
     found = []
-    for select in (eager.select, lambda z, a, b: z * a + (1 - z) * b):
+    for select in (_functions.select, lambda z, a, b: z * a + (1 - z) * b):
         first = torch.autograd.grad((select(z, a, b) ** 3).sum(), leaves, create_graph=True)
         second = torch.autograd.grad(sum((grad * grad).sum() for grad in first), leaves)
         found.append([*first, *second])

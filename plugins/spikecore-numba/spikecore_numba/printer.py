@@ -7,9 +7,9 @@ from typing import Dict, List
 
 import torch
 
-from spikecore.kernels.writing import PYTHON_TEMPLATES, KernelPrinter, PythonSyntax
+from spikecore.kernels.writing import KernelPrinter, PythonSyntax
 from spikecore.lang import Node
-from spikecore.lang.render import ATOM, PRODUCT, TERNARY, UNARY
+from spikecore.lang.render import ATOM, PRODUCT, PYTHON_TEMPLATES, UNARY
 
 
 class NumbaPrinter(PythonSyntax, KernelPrinter):
@@ -19,10 +19,6 @@ class NumbaPrinter(PythonSyntax, KernelPrinter):
         **PYTHON_TEMPLATES,
         # in parentheses, since `not` binds less tightly than `&` and `|`, which stand for `and` and `or`
         "not": (UNARY, "(not {0})"),
-        "where": (TERNARY, "{1} if {0} else {2}"),
-        "select": (TERNARY, "{1} if {0} != {zero} else {2}"),
-        "spike": (TERNARY, "{one} if {0} {compare} {zero} else {zero}"),
-        **{op: (ATOM, f"math.{op}({{0}})") for op in ("log", "sqrt", "sin", "cos", "tanh", "atan", "erf")},
         "exp": (ATOM, "{exp}({0})"),
         "sigmoid": (PRODUCT, "{one} / ({one} + {exp}(-{0}))"),
         "softplus": (ATOM, "softplus{f}({0})"),
@@ -30,7 +26,6 @@ class NumbaPrinter(PythonSyntax, KernelPrinter):
         "sign": (ATOM, "sign{f}({0})"),
         "floor": (ATOM, "np.floor({0})"),
         "round": (ATOM, "np.rint({0})"),
-        "power": (ATOM, "math.pow({0}, {1})"),
     }
     infinity, nan = "np.inf", "np.nan"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Collection, Dict, Mapping, Tuple
 
-from spikecore.kernels.writing import PYTHON_TEMPLATES, KernelPrinter, PythonSyntax, negated_choice
+from spikecore.kernels.writing import KernelPrinter, PythonSyntax, negated_choice
 from spikecore.lang import Node, topological
-from spikecore.lang.render import ATOM, PRODUCT, UNARY
+from spikecore.lang.render import ATOM, PRODUCT, PYTHON_TEMPLATES, UNARY
 
 #: Names that are in no text of ours: Triton makes a function that takes a kernel's arguments and has names of its own,
 #: and a launch gives options by name.
@@ -32,18 +32,16 @@ class TritonPrinter(PythonSyntax, KernelPrinter):
         "div": (ATOM, "{divide}({0}, {1})"),
         "not": (UNARY, "~{0}"),
         "where": (ATOM, "tl.where({0}, {1}, {2})"),
-        **{op: (ATOM, f"libdevice.{op}({{0}})") for op in ("exp", "log", "sin", "cos", "tanh", "atan", "erf")},
         # tl.sqrt is approximate; this one rounds correctly, as IEEE wants
         "sqrt": (ATOM, "tl.sqrt_rn({0})"),
-        **{op: (ATOM, f"{op}({{0}})") for op in ("sigmoid", "softplus", "sign")},
         "abs": (ATOM, "tl.abs({0})"),
         "floor": (ATOM, "tl.floor({0})"),
         "round": (ATOM, "libdevice.nearbyint({0})"),
-        "power": (ATOM, "libdevice.pow({0}, {1})"),
         "select": (ATOM, "tl.where({0} != 0.0, {1}, {2})"),
         "spike": (ATOM, "tl.where({0} {compare} 0.0, 1.0, 0.0)"),
     }
     reserved = LAUNCH
+    math = "libdevice"
     infinity, nan = 'float("inf")', 'float("nan")'
 
     def __init__(self, approximate: Collection[Node] = ()) -> None:

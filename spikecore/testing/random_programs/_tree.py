@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
 import torch
 
 import spikecore as sc
-from spikecore.lang._foreign_names import FROM_TORCH
+from spikecore.lang._expr import FROM_TORCH
 
 
 @dataclass(frozen=True, eq=False)

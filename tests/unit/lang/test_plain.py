@@ -10,7 +10,7 @@ import torch
 
 import spikecore as sc
 from spikecore.lang import _plain as plain
-from spikecore.lang.eager import select, spike
+from spikecore.lang._functions import select, spike
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 SIZES = [12, 2 * plain._MANY]

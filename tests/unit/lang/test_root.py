@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from spikecore.lang import _root
+from spikecore.lang import _functions as _root
 from spikecore.lang.eager import TORCH
 
 BINADE = 1 << 23

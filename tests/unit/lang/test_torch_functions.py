@@ -7,8 +7,7 @@ import torch
 
 import spikecore as sc
 from spikecore.lang import Node
-from spikecore.lang._expr import Expr
-from spikecore.lang._foreign_names import FROM_TORCH
+from spikecore.lang._expr import FROM_TORCH, Expr
 from spikecore.lang.node import const
 
 #: torch's name -> the operation it records.

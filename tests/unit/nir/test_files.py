@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
+from spikecore.nir._reading import Graph
 
 nir = pytest.importorskip("nir", reason="the package nir, which needs Python 3.10, is not installed")
 h5py = pytest.importorskip("h5py", reason="nir needs h5py, so this is never skipped")
@@ -86,6 +87,34 @@ def _bomb(root: Any, secret: Path) -> None:
     array[:4] = 1.0
 
 
+def _early(root: Any, secret: Path) -> None:
+    group = _weight(root)
+    plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    plist.set_fill_time(h5py.h5d.FILL_TIME_NEVER)  # takes no space on the disk
+    h5py.h5d.create(group.id, b"weight", h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple((2**32, 8)), plist)
+
+
+def _chunks(root: Any, secret: Path) -> None:
+    _weight(root).create_dataset("weight", (3, 4), "f4", maxshape=(None, None), chunks=(2**15, 2**14))
+
+
+def _complex(root: Any, secret: Path) -> None:
+    _weight(root)["weight"] = np.ones((3, 4), np.complex64)
+
+
+def _records(root: Any, secret: Path) -> None:
+    _weight(root)["weight"] = np.zeros((3, 4), [("a", "f4"), ("b", "i4")])
+
+
+def _long_double(root: Any, secret: Path) -> None:
+    _weight(root)["weight"] = np.ones((3, 4), np.longdouble)
+
+
+def _empty(root: Any, secret: Path) -> None:
+    _weight(root)["weight"] = h5py.Empty("f4")
+
+
 HOSTILE: Dict[str, Any] = {
     "external storage": (_external, "the numbers of '/node/nodes/0/weight' are in another file"),
     "virtual": (_virtual, "the numbers of '/node/nodes/0/weight' are in another file"),
@@ -94,9 +123,19 @@ HOSTILE: Dict[str, Any] = {
     "circle": (_circle, "is in the file under another name, too"),
     "one array many times": (_twice, "is in the file under another name, too"),
     "deep": (_deep, "is within more than 64 groups"),
-    "huge": (_huge, r"is said to have the shape \(1099511627776, 4\), for which the file has 0 bytes"),
-    "huge, not compressed": (_huge_plain, r"is said to have the shape \(1048576, 1048576\)"),
-    "huge, with a part of it": (_bomb, r"is said to have the shape \(68719476736, 4\)"),
+    "huge": (_huge, r"weight' of shape \(1099511627776, 4\) take more than max_bytes=1073741824; if you trust"),
+    "huge, not compressed": (_huge_plain, r"weight' of shape \(1048576, 1048576\) take more than max_bytes"),
+    "huge, with a part of it": (_bomb, r"weight' of shape \(68719476736, 4\) take more than max_bytes"),
+    "huge, in a sparse file": (_early, r"weight' of shape \(4294967296, 8\) take more than max_bytes"),
+    "large chunks": (_chunks, r"weight' of shape \(3, 4\) take more than max_bytes"),
+    "complex": (_complex, "'/node/nodes/0/weight' has the dtype complex64, which must be real numbers or text"),
+    "records": (_records, "'/node/nodes/0/weight' has the dtype .*, which must be real numbers or text"),
+    "long double": (
+        _long_double,
+        "node '0', an Affine, has weight=.* of dtype (float128|>f16|<f16).*, which must be real",
+    ),
+    "without numbers": (_empty, "'/node/nodes/0/weight' is empty"),
+    "without a field": (lambda root, secret: _weight(root), "node '0': TypeError: .*weight"),
 }
 
 
@@ -197,3 +236,82 @@ def test_what_is_no_file_stays(tmp_path: Path) -> None:
     sc.nir.save(network(), tmp_path / "link", dt=1e-3)
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "net.nir").is_file()
+
+
+def test_the_limit_is_an_argument(file: Path) -> None:
+    """Of all arrays together, long texts among them, and of what a delay keeps."""
+    with h5py.File(file, "r+") as root:
+        root["node/metadata/long"] = np.array([["a" * 2**16] * 2] * 20, dtype=h5py.string_dtype())
+    assert sc.nir.load(file).get_submodule("1").tau == 2.0
+    with pytest.raises(
+        ValueError, match=r"net.nir is no file of NIR: the arrays up to '/node/metadata/long' of shape \(20, 2\)"
+    ):
+        sc.nir.load(file, max_bytes=2**20)
+    for wrong in (0, 1.5, True):
+        with pytest.raises(ValueError, match=f"max_bytes={wrong} must be a whole number above 0"):
+            sc.nir.load(file, max_bytes=wrong)  # type: ignore[arg-type]
+    long = nir.NIRGraph.from_list(nir.Delay(delay=np.array([1e9, 0.0])), type_check=False)
+    with pytest.raises(
+        ValueError, match=r"node 'delay', a Delay, has a delay of 1e\+12 steps, which keep more than max"
+    ):
+        sc.nir.load(long, dt=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tau": np.array([1 + 2j, 1])}, "has tau=array([1.+2.j, 1.+0.j]) of dtype complex128, which must be real"),
+        ({"tau": np.array([10**400, 1])}, "of dtype object, which must be real numbers of at most 64 bits"),
+        ({"r": np.array(["a", "b"])}, "has r=array(['a', 'b']"),
+        ({"metadata": {"spikecore": {"content": "[" * 10**5}}}, "metadata 'spikecore' is damaged, no JSON"),
+    ],
+)
+def test_fields_that_are_no_numbers(change: Dict[str, Any], words: str) -> None:
+    """The node and the field by name, and the value."""
+    ones = np.ones(2)
+    node = nir.LIF(tau=ones, r=ones, v_leak=ones, v_threshold=ones)
+    vars(node).update(change)
+    graph = nir.NIRGraph.from_list(node, type_check=False)
+    with pytest.raises(ValueError, match=r"sc\.nir\.load: node 'lif', a LIF, ") as refused:
+        sc.nir.load(graph, dt=0.1, discretization="euler")
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("dt", ["[1]", "-1", "true", '"a"', "1" + 400 * "0"])
+def test_time_steps_that_are_none(dt: str) -> None:
+    """In the metadata of a graph."""
+    graph = nir.NIRGraph.from_list(nir.Linear(np.eye(2)), type_check=False)
+    graph.metadata = {"spikecore": {"content": f'{{"dt": {dt}, "discretization": "euler"}}'}}
+    with pytest.raises(ValueError, match="the graph: metadata 'spikecore' is damaged: dt="):
+        sc.nir.load(graph)
+
+
+def test_numbers_of_metadata_too_large_for_a_float(file: Path) -> None:
+    """The neuron is read from NIR's numbers."""
+    _changed(file, lambda content: content["numbers"].update(tau=10**400))
+    with pytest.warns(UserWarning, match="was saved as a LIF that cannot be made here"):
+        assert type(sc.nir.load(file).get_submodule("1")) is sc.nir.NIRLIF
+
+
+def test_graphs_of_many_nodes() -> None:
+    """In time that grows with them: 20,000 nodes, of which some lead to each other, in subgraphs of a subgraph."""
+    one = np.ones(1)
+    loop = nir.NIRGraph(
+        {
+            "input": nir.Input({"input": np.array([1])}),
+            "lif": nir.LIF(tau=one, r=one, v_leak=0 * one, v_threshold=one),
+            "w_rec": nir.Linear(np.eye(1)),
+            "output": nir.Output({"output": np.array([1])}),
+        },
+        [("input", "lif"), ("lif", "w_rec"), ("w_rec", "lif"), ("lif", "output")],
+        type_check=False,
+    )
+    graph = nir.NIRGraph.from_list(*[loop] * 5000, type_check=False)
+    flat = Graph(nir.NIRGraph.from_list(graph, graph, type_check=False))
+    assert len(flat.nodes) == 20_000
+    loops = flat.loops()
+    assert len(loops) == 10_000
+    assert loops[1] == {"nirgraph.nirgraph_1.lif", "nirgraph.nirgraph_1.w_rec"}
+    for names in loops:
+        flat.join(sorted(names), flat.common_name(sorted(names)))
+    assert flat.in_order()[:2] == ["nirgraph.nirgraph", "nirgraph.nirgraph_1"]

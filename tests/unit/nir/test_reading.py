@@ -13,8 +13,8 @@ from torch.nn import functional as F
 import spikecore as sc
 from places import check
 from spikecore.nir import CONVENTIONS, Convention
+from spikecore.nir._layer_nodes import LAYER_NODES
 from spikecore.nir._neuron_nodes import NEURON_NODES
-from spikecore.nir._node_layers import LAYER_NODES
 
 nir = pytest.importorskip("nir", reason="the package nir, which needs Python 3.10, is not installed")
 
@@ -261,7 +261,6 @@ def _edges(*pairs):
 )
 def test_graphs_that_are_ambiguous_or_broken(edges, words: str) -> None:
     """By the names of their nodes."""
-    words = words.replace("edge 'in' -> 'w'", "edge '<input>' -> 'w'")
     with pytest.raises(ValueError, match=re.escape(words)):
         sc.nir.load(_loop(edges=edges), dt=1e-3, discretization="euler")
 
@@ -343,7 +342,10 @@ def test_what_was_kept_by_another_version_is_told(content: str, words: str) -> N
 def test_damaged_metadata_are_refused(content: str) -> None:
     """Not a TypeError of None."""
     graph = _graph(nir.Linear(np.eye(2), metadata={"spikecore": {"content": content}}))
-    with pytest.raises(ValueError, match="sc.nir.load: metadata 'spikecore' is damaged.*; remove it from the node"):
+    with pytest.raises(
+        ValueError,
+        match="node 'linear', a Linear, .*: metadata 'spikecore' is damaged.*; remove it from the node",
+    ):
         sc.nir.load(graph)
 
 

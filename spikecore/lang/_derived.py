@@ -1,28 +1,29 @@
-"""Batch normalisation in front of a program, as a program; and the program of its second backward pass.
-
-The input x of a program becomes, with ``mean`` and ``rstd`` per channel of x over all steps and neurons,
-
-    y = (x - mean) * (rstd * weight) + bias [+ skip before the neuron]
-
-and a skip behind the neuron is added to the program's first output.
-
-Let g be the cotangent of y, n how many numbers a channel has and ``xhat = (x - mean) * rstd``. The gradients of
-``bias`` and ``weight`` are the sums of g and of ``g * xhat`` over a channel, and with these
-
-    dL/dx = rstd * weight * (g - sum(g) / n - xhat * sum(g * xhat) / n)
-
-(Ioffe and Szegedy, 2015, where mean and variance are functions of x). So a first backward pass finds the two sums, and
-a second one, which computes g again, the gradient of x: nothing that is normalised is ever stored.
-"""
+"""Programs that are made from a program: with batch normalisation in front, and with inputs that never change."""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import List, NamedTuple, Tuple
+from typing import Collection, Dict, List, NamedTuple, Tuple
 
 from spikecore.lang._expr import Expr
 from spikecore.lang._program import Program
 from spikecore.lang.node import Node, substitute
+
+# -- batch normalisation in front of a program, and the program of its second backward pass
+#
+# The input x of a program becomes, with ``mean`` and ``rstd`` per channel of x over all steps and neurons,
+#
+#     y = (x - mean) * (rstd * weight) + bias [+ skip before the neuron]
+#
+# and a skip behind the neuron is added to the program's first output.
+#
+# Let g be the cotangent of y, n how many numbers a channel has and ``xhat = (x - mean) * rstd``. The gradients of
+# ``bias`` and ``weight`` are the sums of g and of ``g * xhat`` over a channel, and with these
+#
+#     dL/dx = rstd * weight * (g - sum(g) / n - xhat * sum(g * xhat) / n)
+#
+# (Ioffe and Szegedy, 2015, where mean and variance are functions of x). So a first backward pass finds the two sums,
+# and a second one, which computes g again, the gradient of x: nothing that is normalised is ever stored.
 
 
 class Normalised(NamedTuple):
@@ -133,7 +134,7 @@ def _param(name: str) -> Expr:
     return Expr(Node("param", (), name))
 
 
-def _free(name: str, taken: List[str]) -> str:
+def _free(name: str, taken: Collection[str]) -> str:
     while name in taken:
         name += "_"
     return name
@@ -142,3 +143,44 @@ def _free(name: str, taken: List[str]) -> str:
 def _before_numbers(program: Program, names: Tuple[str, ...]) -> Tuple[str, ...]:
     own = program.params[: len(program.params) - len(program.numbers)]
     return (*own, *names, *program.numbers)
+
+
+# -- inputs that are the same at every step: each input as a parameter with one number per neuron
+#
+# A kernel reads such a parameter once, before the first step, and adds up its gradient over time in registers: forward
+# reads 1 / T of a word where it read one, backward writes 1 / T where it wrote one. The arithmetic of a step stays the
+# same, bit for bit. The program keeps the input, which no line reads: a call has its steps, dtype and device from it.
+
+
+class Repeated(NamedTuple):
+    """A program whose inputs are parameters."""
+
+    program: Program
+    #: For each input the parameter in its place; "" for an input that the program does not read. These parameters are
+    #: the first ones of the program, in this order.
+    names: Tuple[str, ...]
+
+
+@lru_cache(maxsize=256)
+def repeated(program: Program) -> Repeated:
+    """``program`` with a parameter in the place of each input that it reads."""
+    read = {node.attr for node in program.nodes if node.op == "input"}
+    taken = {*program.inputs, *program.states, *program.params}
+    names: List[str] = []
+    nodes: Dict[Node, Node] = {}
+    for name in program.inputs:
+        own = _free(f"{name}_constant", taken)
+        names.append(own if name in read else "")
+        nodes[Node("input", (), name)] = Node("param", (), own)
+    made = Program(
+        program.name,
+        inputs=program.inputs,
+        states=program.states,
+        outputs=[substitute(node, nodes) for node in program.outputs],
+        next=[substitute(node, nodes) for node in program.next],
+        initial=program.initial,
+        params=(*filter(None, names), *program.params),
+        labels={substitute(node, nodes): label for node, label in program.labels.items()},
+        numbers=program.numbers,
+    )
+    return Repeated(made, tuple(names))

@@ -1,0 +1,576 @@
+"""The operations of tensors that torch has not, or not as the language has them: values and derivatives.
+
+What torch's own functions leave open, or round in another way, is settled here:
+
+- ``spike`` and ``select`` have derivatives that are not those of their values.
+- ``minimum(a, b)`` is ``a`` where ``a < b`` or ``a`` is NaN, else ``b``; ``maximum`` is the same with ``>``, and
+  ``clamp(x, low, high)`` is ``minimum(maximum(x, low), high)``. Of two zeros torch gives one or the other, depending on
+  the place of a number in a vector.
+- The derivative of ``floor``, ``round`` and ``sign`` is 0 and ends a path, as ``detach`` does. Torch goes on with a
+  cotangent of 0, which an infinite derivative further down makes NaN.
+- ``softplus`` has no threshold above which it is its argument; torch's has one, 20, where float64 is not done.
+- ``sqrt`` is rounded correctly, whatever torch's own does on a device.
+
+Each ``autograd.Function`` has three forms:
+
+- ``_X`` for reverse mode alone: torch looks up nothing, and values take the quick operations of
+  :mod:`spikecore.lang._plain`.
+- ``_TransformedX`` in the form that torch.func and torch.compile take, for which torch reads the signature of
+  ``forward`` on every call.
+- ``_ForwardX`` with the tangent, too. torch.compile takes no ``Function`` that has one.
+
+While ``torch.jit.trace`` records, they are the plain operations of :data:`RECORDED`: a saved trace holds no
+``Function``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from spikecore.lang._plain import (
+    ZERO,
+    choice,
+    is_chosen,
+    is_few,
+    is_jit_tracing,
+    is_plain,
+    number,
+    step,
+    wants_tangents,
+)
+
+# -- spike and select
+
+
+class _Spike(torch.autograd.Function):
+    """Heaviside step with a given derivative.
+
+    The values of the derivative's parameters, which have no gradient, are one argument: before it calls ``forward``,
+    torch.compile compares the number of arguments with that of the signature.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, u: Tensor, strict: bool, derivative: Callable[..., Any], values: Tuple[Tensor, ...]
+    ) -> Tensor:
+        ctx.derivative = derivative
+        ctx.save_for_backward(u, *values)
+        ctx.set_materialize_grads(False)
+        return step(u, strict)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
+        if grad is None:  # an absent cotangent is not 0, which an infinite derivative would make NaN
+            return None, None, None, None
+        u, *values = ctx.saved_tensors
+        return grad * ctx.derivative(u, *values), None, None, None
+
+
+class _TransformedSpike(_Spike):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(u: Tensor, strict: bool, derivative: Callable[..., Any], values: Tuple[Tensor, ...]) -> Tensor:  # type: ignore[override]  # this form has no ctx
+        return (u > 0).to(u.dtype) if strict else (u >= 0).to(u.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
+        u, _, ctx.derivative, values = inputs
+        ctx.save_for_backward(u, *values)
+        ctx.set_materialize_grads(False)
+
+
+class _ForwardSpike(_TransformedSpike):
+    # values are separate arguments, since torch's vmap of a tangent finds no tensors in a tuple; nothing compiles this
+    @staticmethod
+    def forward(u: Tensor, strict: bool, derivative: Callable[..., Any], *values: Tensor) -> Tensor:  # type: ignore[override]  # this form has no ctx
+        return _TransformedSpike.forward(u, strict, derivative, values)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
+        u, strict, derivative, *values = inputs
+        _TransformedSpike.setup_context(ctx, (u, strict, derivative, values), output)
+        ctx.save_for_forward(u, *values)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
+        return (_Spike.backward(ctx, grad)[0], *[None] * (len(ctx.needs_input_grad) - 1))
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Optional[Tensor], *_: Any) -> Tensor:
+        u, *values = ctx.saved_tensors
+        if tangent is None:  # only a parameter of the derivative moves
+            return torch.zeros_like(u)
+        result: Tensor = tangent * ctx.derivative(u, *values)
+        return result
+
+
+class _Select(torch.autograd.Function):
+    """Exact choice by a 0/1 spike, with the derivative of the arithmetic form."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(z, a, b)
+        ctx.set_materialize_grads(False)
+        return choice(z, a, b)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Optional[Tensor]) -> Tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
+        if grad is None:
+            return None, None, None
+        return _gradients(ctx.needs_input_grad, grad, *ctx.saved_tensors)
+
+
+def _gradients(
+    wanted: Sequence[bool], grad: Tensor, z: Tensor, a: Tensor, b: Tensor, chosen: Optional[Tensor] = None
+) -> Tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
+    """Gradients of a choice by ``z``; ``chosen``: the truth values ``z != 0``, if forward saved them."""
+    to_z, to_a, to_b = wanted
+    (zero,) = ZERO(grad)
+    choose: Any = torch.where
+    if chosen is None or torch.is_grad_enabled():
+        # a choice by the spike again, so that the second derivative is that of the arithmetic form, too
+        chosen, choose = z, select
+    return (
+        grad * (a - b) if to_z else None,
+        choose(chosen, grad, zero) if to_a else None,
+        choose(chosen, zero, grad) if to_b else None,
+    )
+
+
+class _FewSelect(_Select):
+    """``_Select`` for few numbers on a CPU: it saves the truth values, which are small and slow to compute again."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        chosen = is_chosen(z)
+        ctx.save_for_backward(z, a, b, chosen)
+        ctx.set_materialize_grads(False)
+        return torch.where(chosen, a, b)
+
+
+class _TransformedSelect(_Select):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(z: Tensor, a: Tensor, b: Tensor) -> Tensor:  # type: ignore[override]  # this form has no ctx
+        return torch.where(z != 0, a, b)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.set_materialize_grads(False)
+
+
+class _ForwardSelect(_TransformedSelect):
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
+        _TransformedSelect.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def jvp(ctx: Any, of_z: Optional[Tensor], of_a: Optional[Tensor], of_b: Optional[Tensor]) -> Tensor:
+        z, a, b = ctx.saved_tensors
+        zero = torch.zeros_like(z)
+        chosen = select(z, zero if of_a is None else of_a, zero if of_b is None else of_b)
+        # an absent tangent is not one of 0, which an infinite difference would make NaN
+        return chosen if of_z is None else chosen + of_z * (a - b)
+
+
+def spike(u: Tensor, strict: bool, derivative: Callable[..., Any], *values: Tensor) -> Tensor:
+    """1 where ``u >= 0`` (``u > 0`` if strict), else 0, in the dtype of ``u``; its derivative is the function given."""
+    result: Tensor
+    if not is_plain(u):
+        if is_jit_tracing():
+            result = _recorded_spike(u, strict, derivative, *values)
+        elif wants_tangents():
+            result = _ForwardSpike.apply(u, strict, derivative, *values)
+        else:
+            result = _TransformedSpike.apply(u, strict, derivative, values)
+    elif torch.is_grad_enabled() and u.requires_grad:
+        result = _Spike.apply(u, strict, derivative, values)
+    else:
+        result = step(u, strict)
+    return result
+
+
+def select(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """``a`` where ``z`` is not 0, else ``b``; differentiated as ``z*a + (1-z)*b``."""
+    result: Tensor
+    if not is_plain(z):
+        if is_jit_tracing():
+            return _recorded_select(z, a, b)
+        result = (_ForwardSelect if wants_tangents() else _TransformedSelect).apply(*torch.broadcast_tensors(z, a, b))
+    elif torch.is_grad_enabled() and (z.requires_grad or a.requires_grad or b.requires_grad):
+        # expanding first leaves the summing over broadcast dimensions to autograd
+        z, a, b = _broadcast(z, a, b)
+        if not is_few(z):
+            result = _Select.apply(z, a, b)
+        elif z.requires_grad:
+            result = _FewSelect.apply(z, a, b)
+        else:  # torch's own derivative is the right one
+            result = torch.where(is_chosen(z), a, b)
+    else:
+        result = choice(z, a, b)
+    return result
+
+
+def _broadcast(z: Tensor, a: Tensor, b: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+    # a number needs no gradient, and torch broadcasts it
+    if b.shape == z.shape and (a.shape == z.shape or (not a.requires_grad and not a.shape)):
+        return z, a, b
+    z, a, b = torch.broadcast_tensors(z, a, b)
+    return z, a, b
+
+
+# -- minimum, maximum and clamp; floor, round, sign, softplus and detach
+
+
+class _Extremum(torch.autograd.Function):
+    """``minimum``, or ``maximum`` if ``largest``, of tensors of one shape; half of the gradient to each at a tie."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, largest: bool) -> Tensor:
+        ctx.largest = largest
+        ctx.save_for_backward(a, b)
+        ctx.set_materialize_grads(False)
+        return _extremum(a, b, largest)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Optional[Tensor]) -> Tuple[Optional[Tensor], Optional[Tensor], None]:
+        if grad is None:  # an absent cotangent is not 0, which an infinite derivative would make NaN
+            return None, None, None
+        return (*_parts_of_extremum(ctx, grad, grad), None)
+
+
+class _TransformedExtremum(_Extremum):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, largest: bool) -> Tensor:  # type: ignore[override]  # this form has no ctx
+        return _extremum(a, b, largest)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
+        a, b, ctx.largest = inputs
+        ctx.save_for_backward(a, b)
+        ctx.set_materialize_grads(False)
+
+
+class _ForwardExtremum(_TransformedExtremum):
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
+        _TransformedExtremum.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(*inputs[:2])
+
+    @staticmethod
+    def jvp(ctx: Any, of_a: Optional[Tensor], of_b: Optional[Tensor], _: None) -> Tensor:
+        return _sum(_parts_of_extremum(ctx, of_a, of_b))
+
+
+def _parts_of_extremum(
+    ctx: Any, of_a: Optional[Tensor], of_b: Optional[Tensor]
+) -> Tuple[Optional[Tensor], Optional[Tensor]]:
+    """What the derivative leaves of the cotangents that go to each argument, or of the tangents that come from it."""
+    a, b = ctx.saved_tensors
+    tie, below, above = a == b, a < b, a > b
+    if not ctx.largest:
+        below, above = above, below
+
+    def part(given: Optional[Tensor], cut: Tensor) -> Optional[Tensor]:
+        return None if given is None else torch.where(tie, given / 2.0, given).masked_fill(cut, 0.0)
+
+    return part(of_a, below), part(of_b, above)
+
+
+class _Clamp(torch.autograd.Function):
+    """``minimum(maximum(x, low), high)`` of tensors of one shape; at a bound the gradient is that of ``x``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        ctx.save_for_backward(x, low, high)
+        ctx.set_materialize_grads(False)
+        return _clamped(x, low, high)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
+        if grad is None:
+            return None, None, None
+        return _parts_of_clamp(ctx, grad, grad, grad)
+
+
+class _TransformedClamp(_Clamp):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, low: Tensor, high: Tensor) -> Tensor:  # type: ignore[override]  # this form has no ctx
+        return _clamped(x, low, high)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.set_materialize_grads(False)
+
+
+class _ForwardClamp(_TransformedClamp):
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
+        _TransformedClamp.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Optional[Tensor]) -> Tensor:
+        return _sum(_parts_of_clamp(ctx, *tangents))
+
+
+def _parts_of_clamp(ctx: Any, *given: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
+    """As :func:`_parts_of_extremum`."""
+    x, low, high = ctx.saved_tensors
+    chosen = ((x >= low) & (x <= high), (low < high) & (x < low), (x > high) | (high < low))
+    return tuple([None if t is None else torch.where(mask, t, torch.zeros_like(t)) for mask, t in zip(chosen, given)])
+
+
+def _sum(parts: Sequence[Optional[Tensor]]) -> Tensor:
+    first, *others = [part for part in parts if part is not None]  # torch asks for no tangent where none came
+    for other in others:
+        first = first + other
+    return first
+
+
+def _extremum(a: Tensor, b: Tensor, largest: bool) -> Tensor:
+    return torch.where((a > b if largest else a < b) | (a != a), a, b)
+
+
+def _clamped(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    return _extremum(_extremum(x, low, True), high, False)
+
+
+def minimum(a: Tensor, b: Tensor) -> Tensor:
+    """The smaller one; ``b`` at a tie. NaN if one is NaN."""
+    return _of_two(a, b, False)
+
+
+def maximum(a: Tensor, b: Tensor) -> Tensor:
+    """The larger one; ``b`` at a tie. NaN if one is NaN."""
+    return _of_two(a, b, True)
+
+
+def _of_two(a: Tensor, b: Tensor, largest: bool) -> Tensor:
+    result: Tensor
+    if not is_plain(a):
+        if is_jit_tracing():
+            return (_recorded_maximum if largest else _recorded_minimum)(a, b)
+        form = _ForwardExtremum if wants_tangents() else _TransformedExtremum
+        result = form.apply(*torch.broadcast_tensors(a, b), largest)
+    elif torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        result = _Extremum.apply(*torch.broadcast_tensors(a, b), largest)
+    else:
+        result = _extremum(a, b, largest)
+    return result
+
+
+def clamp(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """``minimum(maximum(x, low), high)``."""
+    result: Tensor
+    if not is_plain(x):
+        if is_jit_tracing():
+            return _recorded_clamp(x, low, high)
+        result = (_ForwardClamp if wants_tangents() else _TransformedClamp).apply(
+            *torch.broadcast_tensors(x, low, high)
+        )
+    elif torch.is_grad_enabled() and (x.requires_grad or low.requires_grad or high.requires_grad):
+        # torch.clamp itself has no derivative for an x that has fewer numbers than its bounds
+        result = _Clamp.apply(*torch.broadcast_tensors(x, low, high))
+    else:
+        result = _clamped(x, low, high)
+    return result
+
+
+def floor(x: Tensor) -> Tensor:
+    """Largest whole number not above ``x``."""
+    return torch.floor(x.detach())
+
+
+def round(x: Tensor) -> Tensor:
+    """Nearest whole number, ties to even."""
+    return torch.round(x.detach())
+
+
+def sign(x: Tensor) -> Tensor:
+    """-1, 0 or 1; 0 for NaN."""
+    return torch.sign(x.detach())
+
+
+def softplus(x: Tensor) -> Tensor:
+    """``log(1 + exp(x))``, as ``maximum(x, 0) + log1p(exp(-abs(x)))``; its derivative is ``sigmoid(x)``."""
+    return torch.logaddexp(x, number(0.0, x))
+
+
+def detach(x: Tensor) -> Tensor:
+    """The value without its graph."""
+    return x.detach()
+
+
+# -- square roots, rounded correctly on every device
+#
+# - CPU: torch takes Intel's vector library there, whose roots are off by one unit in the last place for some values
+#   (for a quarter of all float32 from 0.5 to 1 on a processor with AVX-512). float32 goes through float64.
+# - GPUs of NVIDIA's and AMD's: torch's own is correct. It is compiled with the compilers' default, ``-prec-sqrt=true``
+#   for one.
+# - IPU: the device's. PopTorch compiles the one operation.
+# - Every other device, and float64 on a CPU: torch's own, of which up to three units in the last place are corrected in
+#   arithmetic of the same dtype. MPS and some GPUs of Intel's have no float64, and neither Metal nor SYCL promises a
+#   root that is rounded correctly. What is needed is that ``+ - * /`` are, and that a product is rounded before it is added.
+
+#: Device types whose own root is taken.
+_OWN = ("cuda", "ipu")
+
+
+class _RootNumbers(NamedTuple):
+    """What the exact remainder of a root needs in a dtype."""
+
+    #: Times this number, a number splits into two halves whose products are exact (Dekker, 1971).
+    split: float
+    #: A number times this one, added to it or subtracted, is rounded to the next one (Rump, Zimmermann, Boldo and
+    #: Melquiond, 2009: "Computing predecessor and successor in rounding to nearest").
+    beside: float
+    #: Below this one, and above its inverse, ``x`` is scaled, so that no part of a product is lost.
+    small: float
+    #: By how much the root is scaled there; ``x`` is by its square.
+    scale: float
+
+
+_ROOT_NUMBERS = {
+    torch.float32: _RootNumbers(2.0**12 + 1.0, 2.0**-24 * (1.0 + 2.0**-23), 2.0**-60, 2.0**50),
+    torch.float64: _RootNumbers(2.0**27 + 1.0, 2.0**-53 * (1.0 + 2.0**-52), 2.0**-900, 2.0**100),
+}
+
+
+def sqrt(x: Tensor) -> Tensor:
+    """Square root."""
+    device = x.device.type
+    if device == "cpu" and x.dtype == torch.float32:
+        # no root of a float32 is so close to the midpoint of two float32 that an error in float64 rounds it wrongly
+        return x.double().sqrt().to(x.dtype)
+    y = torch.sqrt(x)
+    if device in _OWN or x.dtype not in _ROOT_NUMBERS:
+        return y
+    return y + correction(x.detach(), y.detach())
+
+
+def correction(x: Tensor, y: Tensor) -> Tensor:
+    """What must be added to ``y``, a root of ``x`` to three units in the last place, to have the nearest one."""
+    by = _ROOT_NUMBERS[x.dtype]
+    small, large = x < by.small, x > 1.0 / by.small
+    square = _scaled(x, small, large, by.scale * by.scale)
+    near = _scaled(y, small, large, by.scale)
+    # one step of Newton's leaves less than a unit
+    near = near + _remainder(square, near, by.split) / (2.0 * near)
+    # The remainder is a whole multiple of the square of a unit, and so is each bound: comparisons are exact. The next
+    # number is nearer where near + unit / 2 is below the root: where the remainder is above near * unit + unit^2 / 4.
+    left = _remainder(square, near, by.split)
+    step = near * by.beside
+    above, below = near + step, near - step
+    root = torch.where(left <= -(near * (near - below)), below, near)
+    root = torch.where(left > near * (above - near), above, root)
+    moved = _scaled(root, large, small, by.scale) - y
+    # 0, infinity and NaN have none; none is -0, so that the root of -0 is -0
+    return torch.where(torch.isfinite(moved), moved, -torch.zeros_like(y))
+
+
+def _scaled(value: Tensor, up: Tensor, down: Tensor, by: float) -> Tensor:
+    return torch.where(up, value * by, torch.where(down, value / by, value))
+
+
+def _remainder(x: Tensor, y: Tensor, split: float) -> Tensor:
+    """``x - y * y``, of which only the last sum is rounded."""
+    turned = y * split
+    high = turned - (turned - y)
+    low = y - high
+    product = y * y
+    return (x - product) - (((high * high - product) + 2.0 * high * low) + low * low)
+
+
+# -- operations whose derivatives are written into the forward pass, for what records that pass alone
+#
+# PopTorch and ``torch.jit.trace`` record the forward pass, and the backward pass is grown from it by each operation's
+# own rule: the backward of an ``autograd.Function`` never runs on an IPU, and a saved trace cannot hold one. So a
+# derivative that is not an operation's own is written into the forward pass:
+#
+#     ``value.detach() + (x - x.detach()) * derivative.detach()``
+#
+# has the value ``value`` and the derivative ``derivative``. Rules:
+#
+# - Forward values are those of the reference, bit by bit, infinities included: what is added is 0, whatever a
+#   derivative is.
+# - Where a value is infinite, so is its difference with itself: there the derivative is 0.
+# - The second derivative of a spike, and that of a choice by one, is 0.
+# - Nothing depends on whether gradients are enabled: torch checks a trace within ``torch.no_grad()``.
+# - Only operations with a handler in PopTorch 3.4; of those only what PopART differentiates as torch does. It gives the
+#   whole gradient to both arguments of ``maximum`` at a tie, and ``clamp`` takes numbers only.
+
+
+def _finite(x: Tensor) -> Tensor:
+    """``x``, and 0 in place of infinities and NaN, whose differences with themselves are not 0."""
+    return torch.where(torch.abs(x) <= number(torch.finfo(x.dtype).max, x), x, number(0.0, x))
+
+
+def _recorded_spike(u: Tensor, strict: bool, derivative: Callable[..., Tensor], *values: Tensor) -> Tensor:
+    """1 where ``u >= 0`` (``u > 0`` if strict), else 0, in the dtype of ``u``; its derivative is the given one."""
+    hard = (u > 0 if strict else u >= 0).to(u.dtype)
+    finite = _finite(u)
+    return hard.detach() + (finite - finite.detach()) * _finite(derivative(finite.detach(), *values)).detach()
+
+
+def _recorded_select(z: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """``a`` where ``z`` is not 0, else ``b``; differentiated as ``z*a + (1-z)*b``."""
+    to_z = z * _finite(b - a).detach()
+    return torch.where(z != 0, a, b) - (to_z - to_z.detach())
+
+
+def _recorded_maximum(a: Tensor, b: Tensor) -> Tensor:
+    """The larger of two; half of the gradient to each where they are equal."""
+    # where they are equal the choice is b, and half of its gradient moves to a
+    return torch.where(torch.logical_or(a > b, a != a), a, b) - _half_of_a_tie(a, b)
+
+
+def _recorded_minimum(a: Tensor, b: Tensor) -> Tensor:
+    """The smaller of two; half of the gradient to each where they are equal."""
+    return torch.where(torch.logical_or(a < b, a != a), a, b) - _half_of_a_tie(a, b)
+
+
+def _half_of_a_tie(a: Tensor, b: Tensor) -> Tensor:
+    """0, whose gradient is half of one to ``b``, and against it to ``a``, where they are equal."""
+    apart = b - a + number(0.0, a)  # never -0, so that zeros keep their sign
+    return torch.where(apart == 0, apart, number(0.0, a)) * number(0.5, a)
+
+
+def _recorded_softplus(x: Tensor) -> Tensor:
+    """``log(1 + exp(x))``; the tie of ``maximum`` at 0 gives the derivative 1/2, and that of ``abs`` is 0 there."""
+    return _recorded_maximum(x, number(0.0, x)) + torch.log1p(torch.exp(-torch.abs(x)))
+
+
+def _recorded_clamp(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """``min(max(x, low), high)``; at a bound the gradient is that of ``x``."""
+    raised = torch.where(torch.logical_or(x > low, x != x), x, low)
+    value = torch.where(torch.logical_or(raised < high, raised != raised), raised, high).detach()
+    # whose gradient it is
+    moved = torch.where(torch.logical_and(x >= low, x <= high), x, value)
+    moved = torch.where(torch.logical_and(low < high, x < low), low, moved)
+    moved = torch.where(torch.logical_or(x > high, high < low), high, moved)
+    moved = _finite(moved)
+    return value - (moved.detach() - moved)  # the difference is +0, which leaves zeros their sign
+
+
+#: The operations whose derivative is written into the forward pass.
+RECORDED: Dict[str, Callable[..., Tensor]] = {
+    "spike": _recorded_spike,
+    "select": _recorded_select,
+    "maximum": _recorded_maximum,
+    "minimum": _recorded_minimum,
+    "clamp": _recorded_clamp,
+    "softplus": _recorded_softplus,
+}
