@@ -57,7 +57,7 @@ from ._tensor import (
     on_ipu,
     zero_sized,
 )
-from ._views import VIEWS, Views, kind_of
+from ._views import RESHAPES_IN_PLACE, VIEWS, Views, kind_of
 
 _thread = threading.local()
 #: Held while a model is recorded: functions of the module ``torch`` are replaced then.
@@ -207,12 +207,24 @@ class Trace(TorchDispatchMode):
         if name in EXPLICIT:
             with self:
                 return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+        if name in RESHAPES_IN_PLACE:
+            return self._reshaped(func, name, args)
         moves_to = kwargs.get("device") if name == "_to_copy" else None
         if (name == "copy_" and not isinstance(args[0], IpuTensor)) or not on_ipu(moves_to or DEVICE):
             raise cpp_error(MOVE)
         if name == "_to_copy" and not of_device:
             return self.constant(args[0].to(kwargs.get("dtype") or args[0].dtype))
         return self._operation(func, name, self._with_constants(name, args), kwargs)
+
+    def _reshaped(self, func: Any, name: str, args: Tuple[Any, ...]) -> IpuTensor:
+        """A tensor whose shape is changed in place: it becomes the view that has this shape."""
+        tensor: IpuTensor = args[0]
+        with self:
+            view = getattr(torch.ops.aten, name.rstrip("_"))(*args)
+        with torch._C._DisableTorchDispatch():  # the shape that torch sees
+            func(*args)
+        tensor.number, tensor.laid, tensor.fake, tensor.base = view.number, view.laid, view.fake, view.base
+        return tensor
 
     def _with_constants(self, name: str, args: Tuple[Any, ...]) -> Tuple[Any, ...]:
         """The arguments with tensors of the host compiled in where PopTorch does."""

@@ -25,6 +25,8 @@ Box = Optional[Tuple[Tuple[int, int], ...]]
 SLICES = frozenset(("select", "slice", "narrow"))
 RESHAPES = frozenset("view _reshape_alias reshape unsqueeze squeeze flatten".split())
 
+#: They change the shape of their argument, and PopTorch has a handler for each.
+RESHAPES_IN_PLACE = frozenset(("transpose_", "squeeze_"))
 #: Other operations whose result is a view.
 VIEWS = frozenset("permute transpose t expand unbind split split_with_sizes chunk diagonal as_strided".split())
 

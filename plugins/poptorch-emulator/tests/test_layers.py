@@ -37,6 +37,8 @@ LAYERS = {
     "LSTM": (lambda: Squared(nn.LSTM(4, 3)), (x_of(5, 2, 4),)),
     "LSTM both ways": (lambda: Squared(nn.LSTM(4, 3, 2, bidirectional=True, batch_first=True)), (x_of(5, 2, 4),)),
     "GRU": (lambda: Squared(nn.GRU(4, 3)), (x_of(5, 2, 4),)),
+    "GRU, batch first": (lambda: Squared(nn.GRU(4, 3, 2, bidirectional=True, batch_first=True)), (x_of(5, 2, 4),)),
+    "RNN, batch first": (lambda: Squared(nn.RNN(4, 3, batch_first=True)), (x_of(5, 2, 4),)),
     "RNN": (lambda: Squared(nn.RNN(4, 3)), (x_of(5, 2, 4),)),
     "RNN relu": (lambda: Squared(nn.RNN(4, 3, nonlinearity="relu")), (x_of(5, 2, 4),)),
     "LSTMCell": (lambda: Squared(nn.LSTMCell(4, 3)), (x_of(2, 4),)),
