@@ -184,11 +184,15 @@ class TestRights:
 
     @posix
     def test_links_are_not_followed(self, folder: Path, tmp_path: Path) -> None:
-        """Neither to a file nor to the folder."""
+        """Neither to a file nor to the folder. An entry takes the place of a link, and what that leads to stays."""
         cache.write("cpu", KEY, b"code")
         file(folder).rename(tmp_path / "elsewhere")
         file(folder).symlink_to(tmp_path / "elsewhere")
         assert cache.read("cpu", KEY) is None
+        before = (tmp_path / "elsewhere").read_bytes()
+        cache.write("cpu", KEY, b"new")
+        assert cache.read("cpu", KEY) == b"new"
+        assert (tmp_path / "elsewhere").read_bytes() == before
         folder.rename(tmp_path / "moved")
         folder.symlink_to(tmp_path / "moved")
         cache.write("cpu", OTHER, b"other")

@@ -82,30 +82,30 @@ class BlockHook:
     """Begins a block before each call of a module."""
 
     def __init__(self, user_id: Optional[str], ipu_id: Optional[int]) -> None:
-        self.user_id = user_id
-        self.ipu_id = ipu_id
+        self._user_id = user_id
+        self._ipu_id = ipu_id
 
     def __call__(self, module: Any, inputs: Any) -> None:
         placement = current()
         if placement is not None:
-            if self.user_id is None:  # numbered at the first call only: a second call of the layer is in the same block
-                self.user_id = placement.nextAutoId()
-            placement.beginStage(self.user_id, self.ipu_id)
+            if self._user_id is None:  # numbered once: a second call of the layer is in the same block
+                self._user_id = placement.nextAutoId()
+            placement.beginStage(self._user_id, self._ipu_id)
 
     def __repr__(self) -> str:
-        return f"BeginBlock(user_id={self.user_id}, ipu_id={self.ipu_id})"
+        return f"BeginBlock(user_id={self._user_id}, ipu_id={self._ipu_id})"
 
 
-class _BeginBlockFunction(nn.Module):
+class _BeginBlockFunction(BlockHook, nn.Module):
     """A function that begins a block."""
 
-    def __init__(self, layer_to_call: Callable[..., Any], hook: BlockHook) -> None:
-        super().__init__()
+    def __init__(self, layer_to_call: Callable[..., Any], user_id: Optional[str], ipu_id: Optional[int]) -> None:
+        nn.Module.__init__(self)
+        BlockHook.__init__(self, user_id, ipu_id)
         self._layer_to_call = layer_to_call
-        self._hook = hook
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._hook(self, args)
+        super().__call__(self, args)
         return self._layer_to_call(*args, **kwargs)
 
 
@@ -115,14 +115,13 @@ def BeginBlock(layer_to_call: Any, user_id: Optional[str] = None, ipu_id: Option
     A function is wrapped in a module. Raises poptorch.Error for anything else, and for a module that begins a block
     already.
     """
-    hook = BlockHook(user_id, ipu_id)
     if not isinstance(layer_to_call, nn.Module):
         if callable(layer_to_call):
-            return _BeginBlockFunction(layer_to_call, hook)
+            return _BeginBlockFunction(layer_to_call, user_id, ipu_id)
         raise py_error("module is not an instance of torch.nn.Module or function.")
     if any(isinstance(other, BlockHook) for other in layer_to_call._forward_pre_hooks.values()):
         raise py_error("module has already been assigned to a block.")
-    layer_to_call.register_forward_pre_hook(hook)
+    layer_to_call.register_forward_pre_hook(BlockHook(user_id, ipu_id))
     return layer_to_call
 
 

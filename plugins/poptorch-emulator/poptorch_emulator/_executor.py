@@ -32,6 +32,10 @@ INFERENCE_ACCUMULATION = (
     "You must set poptorch.Options().Training.gradientAccumulation to 1 or leave it as its default value (1) when "
     "running a poptorch.inferenceModel()."
 )
+PIPELINED_INFERENCE = (
+    " Use poptorch.Options().deviceIterations to process a sufficient number of batches each run for pipelined "
+    "execution instead."
+)
 #: Attributes of PopTorch's executor that the emulator has no answer for.
 NOT_MODELLED = frozenset(
     (
@@ -101,7 +105,7 @@ def _own_options(options: Optional[Options], training: bool) -> Options:
         raise py_error(f"Invalid type: 'options' is of type {type(options)} (Expected poptorch.Options)")
     options.freeze()
     if not training and options.Training.gradient_accumulation != 1:
-        raise py_error(INFERENCE_ACCUMULATION)
+        raise py_error(INFERENCE_ACCUMULATION + PIPELINED_INFERENCE * options.execution_strategy.pipelined)
     own = options.clone()
     if own.output_mode == OutputMode.Default:
         own.outputMode(OutputMode.Final if training else OutputMode.All)

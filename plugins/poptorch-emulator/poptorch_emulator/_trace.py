@@ -182,6 +182,11 @@ class Trace(TorchDispatchMode):
         self._views.check_outer()
         self.graph.returned = tree_map(lambda leaf: leaf, returned)  # forward may change its lists later
         self.graph.prune()
+        returned = self.graph.outputs
+        if any(node.name == "set_overlap_for_output" and node.writes[0] not in returned for node in self.graph.nodes):
+            raise cpp_error(
+                "poptorch.set_overlap_for_output applied on a node which is not a tensor output to the model."
+            )
         check_blocks([node.name for node in self.graph.nodes if not node.placed])
         return self.graph
 

@@ -98,7 +98,7 @@ class Views:
     def write(self, number: int, by_copy: bool, constant: bool) -> None:
         """The tensor was changed in place; ``constant`` if all that it was computed from is."""
         view = self._views[number]
-        if by_copy and view.kind == "slice by steps":
+        if (by_copy or view.outer) and view.kind == "slice by steps":
             raise _stepped()
         reached = [number, *self._reached(view, by_copy)]
         why = FOLDED if view.base is not None and view.constant else LOST

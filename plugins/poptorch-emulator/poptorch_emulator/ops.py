@@ -175,17 +175,22 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
 
 
 def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
-    """The tensors; the emulator does not model time."""
-    return _overlapped(input_tensors)
+    """The tensors, which must be inputs of the model; the emulator does not model time."""
+    trace = running()
+    if trace is not None and not {tensor.number for tensor in leaves(input_tensors, IpuTensor)} <= {
+        *trace.graph.inputs
+    }:
+        raise cpp_error("poptorch.set_overlap_for_input applied on a node which is not a tensor input to the model.")
+    return tree_map(lambda leaf: nop(leaf) if isinstance(leaf, Tensor) else leaf, input_tensors)
 
 
 def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
-    """The tensors; the emulator does not model time."""
-    return _overlapped(output_tensors)
+    """The tensors, which the model must return; the emulator does not model time."""
 
+    def marked(leaf: Any) -> Any:
+        return _identity(leaf, "set_overlap_for_output", "") if isinstance(leaf, Tensor) else leaf
 
-def _overlapped(tensors: Any) -> Any:
-    return tree_map(lambda leaf: nop(leaf) if isinstance(leaf, Tensor) else leaf, tensors)
+    return tree_map(marked, output_tensors)
 
 
 def serializedMatMul(

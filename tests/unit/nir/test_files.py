@@ -86,6 +86,11 @@ def _bomb(root: Any, secret: Path) -> None:
     array[:4] = 1.0
 
 
+def _half_of_zeros(root: Any, secret: Path) -> None:
+    array = _weight(root).create_dataset("weight", (2**11, 2**10), "f4", chunks=(2**10, 2**10), compression="gzip")
+    array[: 2**10] = 0.0
+
+
 HOSTILE: Dict[str, Any] = {
     "external storage": (_external, "the numbers of '/node/nodes/0/weight' are in another file"),
     "virtual": (_virtual, "the numbers of '/node/nodes/0/weight' are in another file"),
@@ -96,6 +101,7 @@ HOSTILE: Dict[str, Any] = {
     "deep": (_deep, "is within more than 64 groups"),
     "huge": (_huge, r"is said to have the shape \(1099511627776, 4\), for which the file has 0 bytes"),
     "huge, not compressed": (_huge_plain, r"is said to have the shape \(1048576, 1048576\)"),
+    "twice what gzip makes of a byte": (_half_of_zeros, r"is said to have the shape \(2048, 1024\)"),
     "huge, with a part of it": (_bomb, r"is said to have the shape \(68719476736, 4\)"),
 }
 
@@ -110,6 +116,18 @@ def test_what_no_file_of_nir_needs(file: Path, tmp_path: Path, kind: str) -> Non
         change(root, secret)
     with pytest.raises(ValueError, match=text):
         sc.nir.load(file)
+
+
+def test_zeros_are_no_attack(tmp_path: Path) -> None:
+    """gzip makes a thousandth of them."""
+    net = nn.Sequential(nn.Linear(2**10, 2**10), sc.LIF())
+    sc.nir.save(net, tmp_path / "net.nir", dt=1e-3)
+    with h5py.File(tmp_path / "net.nir", "r+") as root:
+        array = _weight(root).create_dataset("weight", (2**10, 2**10), "f4", chunks=(2**10, 2**10), compression="gzip")
+        array[:] = 0.0
+        assert array.nbytes > 1000 * array.id.get_storage_size()
+    linear: Any = sc.nir.load(tmp_path / "net.nir").get_submodule("0")
+    assert not linear.weight.any()
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x89HDF\r\n\x1a\n" + bytes(100)])
