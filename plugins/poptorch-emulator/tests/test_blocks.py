@@ -9,9 +9,19 @@ import torch
 from torch import nn
 
 from poptorch_emulator import _blocks as blocks
-from poptorch_emulator._blocks import AutoStage, BeginBlock, Block, BlockFunction, removeBlocks
+from poptorch_emulator._blocks import (
+    AutoStage,
+    BeginBlock,
+    Block,
+    BlockFunction,
+    PipelinedExecution,
+    ShardedExecution,
+    Stage,
+    current,
+    placing,
+    removeBlocks,
+)
 from poptorch_emulator._errors import Error
-from poptorch_emulator._stages import PipelinedExecution, ShardedExecution, Stage, current, placing
 from poptorch_emulator.options import Options
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 import poptorch_emulator as poptorch
 from emulated_nets import Apply, Host, Net, T, X, trainer
-from poptorch_emulator._structure import tree_map
+from poptorch_emulator._arguments import tree_map
 
 NO_EXECUTABLE = "Model has not been compiled or has been destroyed."
 Pair = collections.namedtuple("Pair", "a b")
