@@ -244,14 +244,14 @@ class TestSize:
         """An hour later; what is being written now stays, and so does every file that is not ours."""
         cache.write("cpu", KEY, b"code")
         start = file(folder).read_bytes()[:-2]
-        for name in (".spikecore-old.tmp", ".spikecore-new.tmp", ".spikecore-notes", "notes.txt"):
-            (folder / name).write_bytes(start if name.endswith(".tmp") else b"notes")
+        for name in (".spikecore-old.tmp", ".spikecore-new.tmp", ".spikecore-notes", ".spikecore-my.tmp", "notes.txt"):
+            (folder / name).write_bytes(start if name in (".spikecore-old.tmp", ".spikecore-new.tmp") else b"notes")
             if "new" not in name:
                 os.utime(folder / name, (time.time() - 7200,) * 2)
         (folder / ".spikecore-empty.tmp").touch()
         os.utime(folder / ".spikecore-empty.tmp", (time.time() - 7200,) * 2)
         cache.trim()
-        assert names(folder) == [".spikecore-new.tmp", ".spikecore-notes", KEY, "notes.txt"]
+        assert names(folder) == [".spikecore-my.tmp", ".spikecore-new.tmp", ".spikecore-notes", KEY, "notes.txt"]
 
 
 class TestFilesOfTheUser:

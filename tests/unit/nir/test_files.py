@@ -185,7 +185,7 @@ def test_metadata_sets_what_save_writes_and_nothing_else(
 
 def test_a_full_disk_leaves_the_old_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The new file takes its place when it is whole, with its permissions."""
-    file.chmod(0o600)
+    file.chmod(0o640)
     before = file.read_bytes()
 
     def full(*arguments: Any) -> None:
@@ -198,7 +198,7 @@ def test_a_full_disk_leaves_the_old_file(file: Path, monkeypatch: pytest.MonkeyP
     assert file.read_bytes() == before
     assert os.listdir(file.parent) == ["net.nir"]
     sc.nir.save(nn.Sequential(nn.Linear(4, 3), sc.IF()), file, dt=1e-3)
-    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.stat().st_mode & 0o777 == 0o640
     assert isinstance(sc.nir.load(file).get_submodule("1"), sc.IF)
     assert torch.is_tensor(sc.nir.load(file)(torch.ones(2, 1, 4)))
 
