@@ -1,18 +1,14 @@
-"""Nested tuples, named tuples, lists and dictionaries, as arguments and outputs of a model are made of them.
+"""The arguments of a call: matched with the signature of ``forward``, compared with the compilation's, cut and joined.
 
-Anything else is a leaf: a tensor, a number, None, an object of the user's, unless its class has a parser. Types and the
-order of keys are kept.
+Rules of this module:
 
-Matches the arguments of a call with the signature of ``forward``, and compares them with those of the compilation.
-
-From call to call only the values of tensors may change; everything else is part of the compiled program.
-
-The order of the checks and the texts are PopTorch's, "curent" included.
-
-Cuts the batch of a call into micro batches along dimension 0, and joins their outputs.
-
-For ``D`` device iterations, ``A`` accumulated micro batches and ``R`` replicas in groups of ``G`` with one input, a
-call takes ``D * A * (R / G)`` consecutive slices, in the order [device iteration][accumulation][group of replicas].
+- Arguments and outputs are nested tuples, named tuples, lists and dictionaries. Anything else is a leaf, unless its
+  class has a parser. Types and the order of keys are kept.
+- From call to call only the values of tensors may change; everything else is part of the compiled program. The order
+  of the checks and the texts are PopTorch's, "curent" included.
+- The batch of a call is cut along dimension 0. For ``D`` device iterations, ``A`` accumulated micro batches and ``R``
+  replicas in groups of ``G`` with one input, a call takes ``D * A * (R / G)`` consecutive slices, in the order
+  [device iteration][accumulation][group of replicas]. 0-d outputs are stacked to ``[k]`` if there are k > 1 of them.
 
 | output mode | micro outputs that are returned, for each replica                        | joined: dimension 0 times |
 |-------------|--------------------------------------------------------------------------|---------------------------|
@@ -20,22 +16,19 @@ call takes ``D * A * (R / G)`` consecutive slices, in the order [device iteratio
 | EveryN      | of iterations N-1, 2N-1, ...                                             | ``D * A * R / N``         |
 | Final       | of the last iteration                                                    | ``R``                     |
 | Sum         | the sum over all iterations                                              | ``R``                     |
-
-0-d outputs are stacked to ``[k]`` if there are k > 1 of them.
 """
 
 from __future__ import annotations
 
 import abc
 import inspect
-import logging
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Type, TypeVar
 
 import torch
 from torch import Tensor
 
-from ._errors import Error, py_error
+from ._errors import Error, logger, py_error
 from .enums import OutputMode
 from .options import Options
 
@@ -132,8 +125,6 @@ def _collect(structure: Any, kind: Type[Leaf], found: List[Leaf]) -> None:
     elif isinstance(structure, kind):
         found.append(structure)
 
-
-_log = logging.getLogger("poptorch")
 
 _END = (
     "\nThis error occurred because the inputs passed at runtime don't match the inputs used to compile the model.\nTo "
@@ -243,13 +234,13 @@ class Parser:
             return tensor
         if not self._warned:
             self._warned = True
-            _log.warning("At least one input tensor is not contiguous: non-contiguous tensors will be converted.")
+            logger.warning("At least one input tensor is not contiguous: non-contiguous tensors will be converted.")
         return tensor.contiguous()
 
 
 def _warn_of_dictionaries(parsed: Arguments) -> None:
     if any(isinstance(value, dict) for value in (*parsed.args, *parsed.kwargs.values())):
-        _log.warning(
+        logger.warning(
             "Dicts as inputs only have partial support, they can be accessed using literal keys, but full Python "
             "functionality is not enabled. Consider changing dict inputs to tuple."
         )

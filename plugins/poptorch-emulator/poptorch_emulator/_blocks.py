@@ -1,26 +1,14 @@
-"""Which IPU computes what: execution strategies, their stages, and the record of the blocks that a model met.
+"""Blocks, which assign the parts of a model to IPUs: execution strategies, their stages, and what a model met of them.
 
 Rules of this module:
 
-- Placement changes no number. It is checked as PopTorch checks it, while ``forward`` is recorded and once after.
-- The code that records wraps ``forward`` in :func:`placing`. Outside of it blocks do nothing, as in PopTorch on the
-  CPU.
+- Placement changes no number. It is checked as PopTorch checks it, while ``forward`` is recorded in :func:`placing`,
+  and once after. Outside of it blocks do nothing, as in PopTorch on the CPU.
 - A block that was entered by ``with`` ends with the ``with``. What is computed after it and used is in no block, which
   PopTorch refuses. What is computed before the first block is on IPU 0.
-- :class:`Placement` has the names of PopTorch's stage manager.
 - PopTorch counts a pipeline stage each time that the IPU changes: a layer that is called once per time step, on
   another IPU than its neighbours, makes two stages per step, and the check says so.
-
-Phased execution is not modelled: there is no ``ParallelPhasedExecution``, ``SerialPhasedExecution`` or ``Phase``.
-
-Blocks, which assign the parts of a model to IPUs.
-
-Rules of this module:
-
-- A block changes no value. While a model is compiled the block is noted in :class:`Placement`, which makes PopTorch's
-  checks. At any other time a block has no effect.
-- ``BeginBlock`` registers a hook on the module, as PopTorch does: the module keeps its class, and copies
-  keep the block.
+- ``BeginBlock`` registers a hook on the module, as PopTorch does: its class stays, and copies keep the block.
 """
 
 from __future__ import annotations
@@ -247,19 +235,6 @@ def placing(options: Options, training: bool) -> Iterator[Mapping[str, int]]:
     strategy.placed = dict(placement.blocks)
     placement.check(options, training)
 
-
-__all__ = [
-    "AutoStage",
-    "BeginBlock",
-    "Block",
-    "BlockFunction",
-    "BlockHook",
-    "ExecutionStrategy",
-    "PipelinedExecution",
-    "ShardedExecution",
-    "Stage",
-    "removeBlocks",
-]
 
 F = TypeVar("F", bound=Callable[..., Any])
 

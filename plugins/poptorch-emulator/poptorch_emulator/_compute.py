@@ -1,4 +1,4 @@
-"""Operations that PopART computes or differentiates differently from torch.
+"""Computes one recorded operation: with torch, except where PopART computes or differentiates it differently.
 
 | operation            | what differs                                                                                  |
 |----------------------|-----------------------------------------------------------------------------------------------|
@@ -12,13 +12,8 @@
 | floor_divide         | ``floor(a / b)``                                                                              |
 | trunc, frac          | through int32: refused at 2^31 and above                                                      |
 | sqrt of float32      | correctly rounded, through float64, so that it is the same number on every host               |
-
-Computes one recorded operation: with torch, except where PopART computes it differently (the table above).
-
-| operation         | what differs                                                                                     |
-|-------------------|--------------------------------------------------------------------------------------------------|
-| view              | of any strides: which strides an operation leaves differs between versions of torch              |
-| int32 as an index | widened for torch, which indexes with int64 only                                                 |
+| view                 | of any strides: which strides an operation leaves differs between versions of torch           |
+| int32 as an index    | widened for torch, which indexes with int64 only                                              |
 """
 
 from __future__ import annotations

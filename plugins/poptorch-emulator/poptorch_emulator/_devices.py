@@ -1,9 +1,4 @@
-"""A lock that a forked process finds free.
-
-A forked process has one thread, the one that forked. A lock that another thread held at the fork would stay locked in
-the child for ever, since the thread that would release it is not there.
-
-The devices of the emulated machine, and which executor holds which.
+"""The devices of the emulated machine, which executor holds which, and a lock that a forked process finds free.
 
 Rules of this module:
 
@@ -11,6 +6,7 @@ Rules of this module:
   ``options.useIpuId(n)`` names a device besides those.
 - An executor holds its device from compilation on, until ``detachFromDevice``, ``destroy``, or its end. Another that
   is compiled or attached meanwhile gets PopTorch's error.
+- A forked process has one thread. A lock that another thread held at the fork would stay locked there for ever.
 """
 
 from __future__ import annotations

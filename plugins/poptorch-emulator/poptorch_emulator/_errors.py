@@ -1,14 +1,10 @@
-"""The exceptions of PopTorch.
+"""The exceptions of PopTorch, and its log.
 
-Rules of this module:
-
-- The text is PopTorch's. What it raises from Python reads ``'poptorch_py_error': ...``, from C++
-  ``'poptorch_cpp_error': ...``, and what PopART throws arrives as ``'popart_exception': ...``. PopTorch may add a
-  file and a line of its sources in front; the emulator does not.
-- Its assertions stay ``AssertionError``, and some arguments are ``ValueError`` or ``AttributeError``: ``Error``
-  is raised where PopTorch raises ``poptorch.Error``, and for what only the emulator refuses.
-
-``poptorch.setLogLevel``, and the logger of the emulator.
+The text is PopTorch's. What it raises from Python reads ``'poptorch_py_error': ...``, from C++
+``'poptorch_cpp_error': ...``, and what PopART throws arrives as ``'popart_exception': ...``. PopTorch may add a file
+and a line of its sources in front; the emulator does not. Its assertions stay ``AssertionError``, and some arguments
+are ``ValueError`` or ``AttributeError``: ``Error`` is raised where PopTorch raises ``poptorch.Error``, and for what
+only the emulator refuses.
 """
 
 from __future__ import annotations

@@ -1,18 +1,14 @@
-"""A compiled model: the graph of its ``forward``, its weights in device memory, and the step that runs over a batch.
+"""``PoplarExecutor``: a wrapped model, which is compiled, called, attached to a device, detached and destroyed.
 
-Rules of this module:
-
-- Order: device iterations, in each the accumulated micro batches, in each the replicas. The weights are updated once
-  per device iteration; buffers are written per micro batch and replica.
-- Gradients are those of the final loss, averaged (or summed) over accumulation and replicas.
-
-``PoplarExecutor``: a wrapped model, which is compiled, called, attached to a device, detached and destroyed.
+What is compiled is the graph of ``forward``, weights in device memory, and the step that runs over a batch: device
+iterations, in each the accumulated micro batches, in each the replicas. The weights are updated once per device
+iteration, from gradients of the final loss that are averaged (or summed) over accumulation and replicas. Buffers are
+written per micro batch and replica.
 """
 
 from __future__ import annotations
 
 import copy
-import logging
 import warnings
 import weakref
 from collections import OrderedDict
@@ -27,7 +23,7 @@ from . import optim
 from ._arguments import Arguments, Batching, Parser, leaves
 from ._blocks import placing
 from ._devices import acquire, release
-from ._errors import Error, cpp_error, not_modelled, py_error
+from ._errors import Error, cpp_error, logger, not_modelled, py_error
 from ._graph import check_no_grad, final_loss
 from ._tensor import STALE, IpuTensor, narrow, narrowed
 from ._trace import Trace
@@ -45,8 +41,6 @@ from ._weights import (
 )
 from .enums import ConnectionType, OutputMode, ReductionType
 from .options import Options
-
-_log = logging.getLogger("poptorch")
 
 #: Dtypes that an input may have on the device.
 _INPUTS = (torch.float32, torch.float16, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
@@ -119,7 +113,7 @@ class Executable:
         if narrowed(tensor.dtype) not in _INPUTS:
             raise cpp_error(f"Unsupported input type {tensor.dtype}")
         if tensor.requires_grad:
-            _log.warning(
+            logger.warning(
                 "Input tensor has requires_grad=True set. This tensor will be detached because backward pass via "
                 "inputs is not supported."
             )
@@ -167,7 +161,7 @@ class Executable:
         if self._unreached is None:
             self._unreached = [name for name, gradient in gradients.items() if gradient is None]
             if self._unreached:
-                _log.warning("No gradient reaches %s: not trained", ", ".join(self._unreached))
+                logger.warning("No gradient reaches %s: not trained", ", ".join(self._unreached))
         count = self.batching.accumulation * self.batching.replicas if self._mean else 1
         return {name: None if gradient is None else gradient / count for name, gradient in gradients.items()}
 
@@ -230,8 +224,6 @@ _versions: MutableMapping[nn.Module, int] = weakref.WeakKeyDictionary()
 
 _before_compilation: Dict[int, Callable[[], Any]] = OrderedDict()
 _after_compilation: Dict[int, Callable[[], Any]] = OrderedDict()
-
-_log = logging.getLogger("poptorch")
 
 
 def trainingModel(model: Any, options: Optional[Options] = None, optimizer: Any = None) -> PoplarExecutor:
@@ -355,7 +347,7 @@ class PoplarExecutor:
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile for the arguments of a call, without running."""
         if self._executable is not None:
-            _log.warning("Call to compile() ignored: the executable is already compiled")
+            logger.warning("Call to compile() ignored: the executable is already compiled")
             return
         self._compile(self._parser(args, kwargs, compiling=True))
 

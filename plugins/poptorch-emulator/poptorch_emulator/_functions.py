@@ -1,27 +1,20 @@
-"""Which operations PopTorch 3.4 accepts, whatever version of torch they come from.
-
-Composite functions of torch arrive decomposed, and into other operations in another version of torch. So beside the
-operations of :mod:`handlers` those are accepted that some version of torch decomposes them into: where PopTorch handles
-a function as one operation, and where torch 2.0.1 has a kernel for every device. ``add_``, ``add.out`` and
-``add.Tensor`` are ``add``.
-
-What PopTorch silently computes differently from torch is refused here, or computed as it does in :mod:`_compute`.
-
-Intercepts composite torch functions before torch decomposes them, because PopTorch has handlers for them.
+"""Which functions of torch PopTorch 3.4 accepts, whatever version of torch they come from.
 
 Rules of this module:
 
+- Composite functions of torch arrive decomposed, and into other operations in another version of torch. So beside the
+  operations of :mod:`handlers` those are accepted that some version of torch decomposes them into: where PopTorch
+  handles a function as one operation, and where torch 2.0.1 has a kernel for every device. ``add_``, ``add.out`` and
+  ``add.Tensor`` are ``add``.
+- What PopTorch silently computes differently from torch is refused here, or computed as it does in :mod:`_compute`.
 - A built-in loss marks its result as the loss, as every one of PopTorch's handlers for them does. ``nll_loss``, of
   which ``cross_entropy`` consists, is marked where it is recorded. With probabilities as targets ``cross_entropy`` does
   not call it, so there is no loss; the term of label smoothing is added after the mark.
-- A function without a handler is refused here, also if torch would decompose it into operations that have one.
+- A function without a handler is refused, also if torch would decompose it into operations that have one.
 - An ``autograd.Function`` in a model that is trained is refused: PopTorch records its forward, never calls its
   backward, and says nothing.
-
-Has ``torch.zeros`` and its like make tensors of the device in a compiled ``forward``, if no device is named.
-
-PopTorch replaces these functions in the module ``torch`` while it compiles, and only there: a name that was bound
-before, as by ``from torch import zeros``, still makes a tensor of the host.
+- ``torch.zeros`` and its like make tensors of the device if no device is named. PopTorch replaces them in the module
+  ``torch`` alone: a name that was bound before, as by ``from torch import zeros``, still makes a tensor of the host.
 """
 
 from __future__ import annotations

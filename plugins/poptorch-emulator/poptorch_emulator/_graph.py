@@ -1,4 +1,4 @@
-"""The static graph that one run of ``forward`` is recorded as.
+"""The static graph that one run of ``forward`` is recorded as, and the loss in it that PopTorch differentiates.
 
 Rules of this module:
 
@@ -8,13 +8,8 @@ Rules of this module:
   place is kept for every view of the memory that it changes.
 - Replayed under torch's autograd on real tensors, a graph has PopTorch's gradients: the recording is below autograd, so
   neither the backward of an ``autograd.Function`` nor ``no_grad`` is in it, and ``detach`` is.
-
-Finds the value that PopTorch differentiates: the one terminal identity loss of the graph.
-
-Rules of this module:
-
-- Every built-in loss is an identity loss. One whose value flows into another is an ordinary reduction.
-- Exactly one loss must flow into no other. It has one element, and the model returns it or what is computed from it.
+- Every built-in loss is an identity loss. One whose value flows into another is an ordinary reduction. Exactly one must
+  flow into no other. It has one element, and the model returns it or what is computed from it.
 - What is computed from that value and returned is not differentiated. PopTorch is silent about it, and trains on the
   loss without its weight or its penalty; here it is an error.
 """

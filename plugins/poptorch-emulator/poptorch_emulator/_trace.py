@@ -1,16 +1,4 @@
-"""Reads from an operation's schema which arguments it changes in place, and which ones its results are views of.
-
-Shapes, strides and dtypes of results: as torch infers them, and kept for the next operation on such arguments.
-
-Torch infers them on fake tensors. That took more than half of the time of a recording, and a model that is unrolled
-over time steps repeats the same operations at every step. Rules of this module:
-
-- What is kept depends on the operation, on the layouts of its tensors and on its other arguments. An operation that
-  writes in place, or has an argument of an unknown kind, is inferred each time.
-- A tensor gets a fake one only when torch has to infer something from it. The fake of a view is a view of the fake of
-  its base, because torch refuses to write where memory overlaps.
-
-Recording: ``forward`` runs once, on tensors without values, and every operation of the device becomes a node.
+"""Recording: ``forward`` runs once, on tensors without values, and every operation of the device becomes a node.
 
 Rules of this module:
 
@@ -18,6 +6,10 @@ Rules of this module:
   one error when ``forward`` is done.
 - An operation on tensors of the host alone is computed at once; one that mixes host and device is an error.
 - Recording is below autograd. While an operation is recorded nothing else is: shape inference calls operations, too.
+- Which arguments an operation changes, and which its results are views of, is read from its schema.
+- Torch infers shapes on fake tensors, which took more than half of the time of a recording. So results are kept for the
+  next operation with the same layouts and other arguments; an operation in place is inferred each time. The fake of a
+  view is a view of the fake of its base, because torch refuses to write where memory overlaps.
 """
 
 from __future__ import annotations

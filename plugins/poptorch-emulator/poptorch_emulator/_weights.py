@@ -6,11 +6,9 @@ Rules of this module:
 - They must be contiguous: PopTorch copies memory from the first number on, whatever the strides are.
 - While ``forward`` is recorded the modules hold tensors of the trace. What they held before is put back in any case.
 - A buffer or a parameter is changed in place or not at all: one that ``forward`` replaces is an error.
-
-Makes the weights of a user's module come from the device whenever they are read, while a wrapper trains them.
-
-The class of the module, of its parameters and of its buffers is replaced in place, as PopTorch does. A deep or pickled
-copy is of the original classes again; a shallow copy stays wrapped.
+- While a wrapper trains a module, reading a weight copies it from the device first. For that the classes of the module,
+  of its parameters and of its buffers are replaced in place, as PopTorch does. A deep or pickled copy is of the
+  original classes again; a shallow copy stays wrapped.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""What ``poptorch.ipu_print_tensor`` writes to standard error: values as the forward pass computes them, and gradients.
-
-The form is Poplar's for numbers, brackets, lines and parts that are left out; the width of columns is that of the
-widest number.
-
-The functions of ``poptorch`` that a model calls in its ``forward``.
+"""The functions of ``poptorch`` that a model calls in its ``forward``.
 
 Most only advise the compiler, and return their argument unchanged, in PopTorch and here. ``for_loop`` runs unrolled,
-with the checks of PopTorch. ``cond`` computes both branches and chooses between their results.
+with the checks of PopTorch. ``cond`` computes both branches and chooses between their results. ``ipu_print_tensor``
+writes values, and gradients, to standard error; numbers, brackets, lines and parts that are left out have Poplar's
+form, and a column is as wide as its widest number.
 """
 
 from __future__ import annotations
@@ -230,22 +227,13 @@ def ipu_print_tensor(
     close_bracket: str = ")",
 ) -> Tensor:
     """``tensor``, whose values, and in training whose gradient, are written to standard error at every run."""
+    arguments = dict(locals())
+    del arguments["tensor"]
     if not isinstance(tensor, Tensor):
         raise py_error(f"ipu print tensor must take a torch.tensor argument. {type(tensor)} is not supported.")
     if float_format not in FORMATS:
         raise KeyError(float_format)  # as PopTorch
-    style = Style(
-        title,
-        print_gradient,
-        summarise_threshold,
-        edge_items,
-        max_line_width,
-        digits,
-        float_format,
-        separator,
-        open_bracket,
-        close_bracket,
-    )
+    style = Style(**arguments)
     trace = running()
     if trace is None or not isinstance(tensor, IpuTensor):
         return tensor

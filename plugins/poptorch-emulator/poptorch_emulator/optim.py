@@ -1,29 +1,20 @@
-"""What PopTorch's optimisers add to torch's: which attributes may vary, and a state on the device.
-
-Rules of this module:
-
-- An argument that is left ``None`` keeps torch's default and is a *constant* of the compiled program, a learning rate
-  too: changing it later is an error. One that is given is a *variable*. ``variable_attrs`` says which, and changes
-  it.
-- The state, such as moments, is on the device. ``state_dict()`` reads it from there, under ``ipu_state``, and
-  ``load_state_dict`` has it written there before the next update, or when the model is compiled. The
-  :class:`~poptorch_emulator._update.Updater` that holds the state attaches itself (:meth:`Optimizer.attach`); without
-  one, ``state_dict()`` has what was read or loaded last.
-
-``poptorch.optim``: PopTorch's optimisers, which are torch's with further settings.
+"""``poptorch.optim``: PopTorch's optimisers, which are torch's with further settings and a state on the device.
 
 Rules of this module:
 
 - An optimiser only holds hyper-parameters: its ``step`` never runs for a model on a device. They are read when the
   model is wrapped, and again at ``setOptimizer``. torch's schedulers change them as they do in torch's own.
-- Arguments and defaults are PopTorch's; what is left ``None`` has torch's default, and LAMB's is in :class:`LAMB`.
-- :mod:`_hyperparameters` says which settings are followed; :mod:`_optimizer` says what is a constant, and where the
-  state is.
+- An argument that is left ``None`` has torch's default (LAMB's is in :class:`LAMB`) and is a *constant* of the compiled
+  program, a learning rate too: changing it later is an error. One that is given is a *variable*. ``variable_attrs``
+  says which, and changes it. :mod:`_hyperparameters` says which settings are followed.
+- The state, such as moments, is on the device. ``state_dict()`` reads it from there, under ``ipu_state``, and
+  ``load_state_dict`` has it written there before the next update, or when the model is compiled. The
+  :class:`~poptorch_emulator._update.Updater` that holds the state attaches itself (:meth:`Optimizer.attach`); without
+  one, ``state_dict()`` has what was read or loaded last.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import weakref
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
@@ -31,6 +22,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
 import torch
 from torch import Tensor
 
+from ._errors import logger
 from ._formulas import lamb
 
 #: What an optimiser keeps on the device: ``{"ipu_state": {name: tensor}, "ipu_param": {name: tensor}}``; None for both
@@ -86,10 +78,9 @@ class Optimizer(torch.optim.Optimizer):
         self.ipu_state_is_dirty = False
         self._init_torch(**{name: value for name, value in given.items() if name not in self._own})
         for group in (self.defaults, *self.param_groups):
+            # a newer torch makes a tuple of a list, which PopTorch refuses
             if "betas" in given and group["betas"] == tuple(given["betas"]):
-                group["betas"] = given[
-                    "betas"
-                ]  # newer versions of torch make a tuple of a list, which PopTorch refuses
+                group["betas"] = given["betas"]
         for name, default in self._own.items():
             value = given.get(name, default)
             if name.endswith("accum_type") and value not in (torch.float16, torch.float32):
@@ -153,8 +144,6 @@ class Optimizer(torch.optim.Optimizer):
 
 __all__ = ["LAMB", "SGD", "Adam", "AdamW", "Optimizer", "RMSprop", "VariableAttributes"]
 
-_log = logging.getLogger("poptorch")
-
 #: The types of what optimisers with moments store; float16 is not modelled.
 _MOMENTS: Mapping[str, Any] = {
     "accum_type": torch.float32,
@@ -201,7 +190,7 @@ class SGD(Optimizer, torch.optim.SGD):
                 group.setdefault("velocity_scaling", 1.0 if velocity_scaling is None else velocity_scaling)
             self.variable_attrs.allow("velocity_scaling")
         elif velocity_scaling is not None:
-            _log.warning(
+            logger.warning(
                 "velocity_scaling value ignored when using the separate variant (use_combined_accum=False). In future, "
                 "this will lead to an error. Please update your code."
             )

@@ -1,28 +1,11 @@
-"""What all of PopTorch's options share, and the groups ``options.Training``, ``.Precision`` and so on.
+"""``poptorch.Options``: how a model is compiled and run.
 
 Rules of this module:
 
 - A setter has PopTorch's name, arguments and checks, and returns its group.
-- A setting that only changes speed, memory or what is logged is accepted without effect; its docstring says so.
-- A setting that would change numbers, and that the emulator does not model, is refused when it is switched on.
-
-Options of files, logs, names and profiles, which change nothing that the emulator computes.
-
-``options.TensorLocations`` and ``options._Popart``: for memory and for the compiler, neither of which is modelled.
-
-Rules of this module:
-
-- The memory that a tensor is in changes no number: its settings are checked as PopTorch checks them, without effect.
-- Settings for PopART itself could change any number, so they are refused.
-
-``poptorch.Options``: how a model is compiled and run.
-
-Rules of this module:
-
-- Each setter has PopTorch's name, arguments and checks, and returns the options.
-- A setting that the emulator follows can be read as an attribute: ``options.device_iterations``. A setting that only
-  concerns speed, memory, devices, files or logs is accepted without effect; its docstring says so.
-- A setting that would change numbers and is not modelled is refused when it is switched on.
+- A setting that the emulator follows can be read as an attribute: ``options.device_iterations``. One that only concerns
+  speed, memory, devices, files, names or logs is accepted without effect; its docstring says so.
+- A setting that would change numbers and is not modelled is refused when it is switched on; those of PopART are, too.
 - Options that a model or a data loader was given are frozen; :meth:`Options.clone` returns a copy that is not.
 """
 
@@ -70,6 +53,10 @@ class OptionsDict:
         """Raise ``AttributeError`` if nothing may change any more."""
         if self._is_frozen:
             raise AttributeError(FROZEN)
+
+    def _without_effect(self: Self) -> Self:
+        self.checkIsFrozen()
+        return self
 
     def exists(self, option: str) -> bool:
         """Whether there is a value of this name."""
@@ -255,8 +242,7 @@ class TrainingOptions(OptionsDict):
 
     def setConvolutionDithering(self, enabled: bool) -> TrainingOptions:
         """No effect: memory."""
-        self.checkIsFrozen()
-        return self
+        return self._without_effect()
 
 
 class DistributedOptions(OptionsDict):
@@ -296,55 +282,6 @@ class DistributedOptions(OptionsDict):
         """The number of processes."""
         number: int = self.num_distributed_processes
         return number
-
-
-_Self = TypeVar("_Self", bound="OptionsWithoutEffect")
-
-
-class OptionsWithoutEffect(OptionsDict):
-    """Setters that check what PopTorch checks, and keep what can be read as an attribute."""
-
-    def enableExecutableCaching(self: _Self, path: Optional[str]) -> _Self:
-        """No effect."""
-        return self._without_effect()
-
-    def enableProfiling(self: _Self, profile_dir: Optional[str] = None) -> _Self:
-        """No effect."""
-        return self._without_effect()
-
-    def logCycleCount(self: _Self, log_cycle_count: bool) -> _Self:
-        """No effect: cycles are not modelled."""
-        return self._without_effect()
-
-    def logDir(self: _Self, log_dir: str) -> _Self:
-        """No effect."""
-        self.set(log_dir=log_dir)
-        return self
-
-    def modelName(self: _Self, name: str) -> _Self:
-        """No effect."""
-        self.createOrSet(model_name=name)
-        return self
-
-    def showCompilationProgressBar(self: _Self, show: bool = True) -> _Self:
-        """No effect: no progress bar is shown."""
-        return self._without_effect()
-
-    def disableModuleNamescope(self: _Self) -> _Self:
-        """No effect: it is about names in PopART's graph."""
-        return self._without_effect()
-
-    def sourceLocationExcludes(self: _Self, excludes: List[str]) -> _Self:
-        """No effect: it is about source lines in PopART's graph."""
-        return self._without_effect()
-
-    def appendToLocationExcludes(self: _Self, *excludes: str) -> _Self:
-        """No effect: it is about source lines in PopART's graph."""
-        return self._without_effect()
-
-    def _without_effect(self: _Self) -> _Self:
-        self.checkIsFrozen()
-        return self
 
 
 def _checked(value: Any, kind: type) -> Any:
@@ -438,19 +375,19 @@ class PopartOptions(OptionsDict):
 
     def setEngineOptions(self, engine_options: Dict[str, str]) -> PopartOptions:
         """No effect: Poplar's engine is not there."""
-        self.checkIsFrozen()
-        return self
+        return self._without_effect()
 
 
-class Options(OptionsWithoutEffect):
+class Options(OptionsDict):
     """``poptorch.Options``."""
 
-    _jit: JitOptions
-    _precision: PrecisionOptions
-    _training: TrainingOptions
-    _distributed: DistributedOptions
-    _tensor_locations: TensorLocationOptions
-    _popart: PopartOptions
+    #: Of training, number formats, tracing, several processes, memory, and of PopART.
+    Training: TrainingOptions
+    Precision: PrecisionOptions
+    Jit: JitOptions
+    Distributed: DistributedOptions
+    TensorLocations: TensorLocationOptions
+    _Popart: PopartOptions
 
     def __init__(self) -> None:
         super().__init__(
@@ -468,44 +405,15 @@ class Options(OptionsWithoutEffect):
             available_memory_proportion={},
         )
         self._declare(
-            _jit=JitOptions(),
-            _precision=PrecisionOptions(),
-            _training=TrainingOptions(),
-            _distributed=DistributedOptions(),
-            _tensor_locations=TensorLocationOptions(),
-            _popart=PopartOptions(),
+            Training=TrainingOptions(),
+            Precision=PrecisionOptions(),
+            Jit=JitOptions(),
+            Distributed=DistributedOptions(),
+            TensorLocations=TensorLocationOptions(),
+            _Popart=PopartOptions(),
             _execution_strategy=PipelinedExecution(),
             _relax_optimizer_checks=False,
         )
-
-    @property
-    def Training(self) -> TrainingOptions:
-        """Options of training."""
-        return self._training
-
-    @property
-    def Precision(self) -> PrecisionOptions:
-        """Options of number formats."""
-        return self._precision
-
-    @property
-    def Jit(self) -> JitOptions:
-        """Options of tracing."""
-        return self._jit
-
-    @property
-    def Distributed(self) -> DistributedOptions:
-        """Options for several processes."""
-        return self._distributed
-
-    @property
-    def TensorLocations(self) -> TensorLocationOptions:
-        """Options of memory."""
-        return self._tensor_locations
-
-    @property
-    def _Popart(self) -> PopartOptions:
-        return self._popart
 
     @property
     def random_seed(self) -> Optional[int]:
@@ -631,6 +539,46 @@ class Options(OptionsWithoutEffect):
 
     def enableStableNorm(self, enabled: bool) -> Options:
         """No effect: norms are those of the CPU."""
+        return self._without_effect()
+
+    # files, logs, names and profiles
+
+    def enableExecutableCaching(self, path: Optional[str]) -> Options:
+        """No effect."""
+        return self._without_effect()
+
+    def enableProfiling(self, profile_dir: Optional[str] = None) -> Options:
+        """No effect."""
+        return self._without_effect()
+
+    def logCycleCount(self, log_cycle_count: bool) -> Options:
+        """No effect: cycles are not modelled."""
+        return self._without_effect()
+
+    def logDir(self, log_dir: str) -> Options:
+        """No effect."""
+        self.set(log_dir=log_dir)
+        return self
+
+    def modelName(self, name: str) -> Options:
+        """No effect."""
+        self.createOrSet(model_name=name)
+        return self
+
+    def showCompilationProgressBar(self, show: bool = True) -> Options:
+        """No effect: no progress bar is shown."""
+        return self._without_effect()
+
+    def disableModuleNamescope(self) -> Options:
+        """No effect: it is about names in PopART's graph."""
+        return self._without_effect()
+
+    def sourceLocationExcludes(self, excludes: List[str]) -> Options:
+        """No effect: it is about source lines in PopART's graph."""
+        return self._without_effect()
+
+    def appendToLocationExcludes(self, *excludes: str) -> Options:
+        """No effect: it is about source lines in PopART's graph."""
         return self._without_effect()
 
     # optimisers and buffers

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from poptorch_emulator import _blocks as blocks
 from poptorch_emulator._blocks import (
     AutoStage,
     BeginBlock,
@@ -247,8 +246,3 @@ class TestPipelines:
 
     def test_without_blocks_nothing_is_asked_for(self):
         assert placed(net(), Options()) == {}
-
-
-def test_all_names_are_there():
-    """What ``poptorch`` takes from here."""
-    assert all(hasattr(blocks, name) for name in blocks.__all__)
