@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from pathlib import Path
-from typing import Any, List, Optional
+from typing import Any, Callable, List, Optional
 
 import pytest
 from typer.testing import CliRunner
@@ -42,6 +42,21 @@ def names(folder: Path) -> List[str]:
 def file(folder: Path, key: str = KEY, kind: str = "cpu") -> Path:
     """The file of an entry."""
     return folder / f"{kind}.{key}"
+
+
+def place(folder: Path, what: str) -> Path:
+    """The folder above that of entries, the folder, or the file of an entry."""
+    return {"base": folder.parent, "folder": folder, "file": file(folder)}[what]
+
+
+def theirs(inode: int, ask: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
+    """``os.stat`` or one like it, for which the file of this number belongs to another user."""
+
+    def told(*arguments: Any, **options: Any) -> os.stat_result:
+        stats = ask(*arguments, **options)
+        return os.stat_result((*stats[:4], stats.st_uid + 1, *stats[5:])) if stats.st_ino == inode else stats
+
+    return told
 
 
 class TestContent:
@@ -102,18 +117,22 @@ class TestRights:
         assert cache.read("cpu", KEY) == b"code"
 
     @posix
+    @pytest.mark.parametrize("right", [0o020, 0o002], ids=["group", "others"])
     @pytest.mark.parametrize("what", ["base", "folder", "file"])
-    def test_what_others_can_write_is_not_read(self, folder: Path, what: str, caplog: pytest.LogCaptureFixture) -> None:
+    def test_what_others_can_write_is_not_read(
+        self, folder: Path, what: str, right: int, caplog: pytest.LogCaptureFixture
+    ) -> None:
         """And the log says why. The permissions of a folder are the user's to mend; a file is written anew."""
         cache.write("cpu", KEY, b"code")
-        path = {"base": folder.parent, "folder": folder, "file": file(folder)}[what]
-        path.chmod(0o777)
+        path = place(folder, what)
+        mode = path.stat().st_mode & 0o777 | right
+        path.chmod(mode)
         with caplog.at_level(logging.DEBUG, "spikecore"):
             assert cache.read("cpu", KEY) is None
         assert f"{path} is not used: others may write to it" in caplog.text
         cache.write("cpu", KEY, b"code")
         assert cache.read("cpu", KEY) == (b"code" if what == "file" else None)
-        assert path.stat().st_mode & 0o777 == (0o600 if what == "file" else 0o777)
+        assert path.stat().st_mode & 0o777 == (0o600 if what == "file" else mode)
 
     @posix
     def test_the_bytes_that_were_checked_are_returned(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,27 +164,35 @@ class TestRights:
         assert cache.read("cpu", OTHER) is None
 
     @posix
-    def test_what_belongs_to_others_is_neither_read_nor_written(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    @pytest.mark.parametrize("what", ["base", "folder", "file"])
+    def test_what_belongs_to_others_is_neither_read_nor_removed(
+        self, folder: Path, what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """A folder of another user costs the cache and nothing else."""
+        """Nor is anything written to a folder of another user. It costs the cache and nothing else."""
         cache.write("cpu", KEY, b"code")
-        me = os.getuid()
-        monkeypatch.setattr(os, "getuid", lambda: me + 1)
+        path = place(folder, what)
+        for name in ("stat", "lstat", "fstat"):
+            monkeypatch.setattr(os, name, theirs(path.stat().st_ino, getattr(os, name)))
         with caplog.at_level(logging.DEBUG, "spikecore"):
             assert cache.read("cpu", KEY) is None
             cache.write("cpu", OTHER, b"other")
-        assert f"it belongs to user {me}" in caplog.text
+        assert f"{path} is not used: it belongs to user {os.getuid() + 1}" in caplog.text
+        assert names(folder) == ([KEY, OTHER] if what == "file" else [KEY])
+        assert sum(kind.files for kind in cache.kinds().values()) == (what == "file")
+        assert cache.clear()[0] == (what == "file")
         assert names(folder) == [KEY]
-        assert cache.kinds() == {}
 
     @posix
     def test_links_are_not_followed(self, folder: Path, tmp_path: Path) -> None:
-        """Neither to a file nor to the folder."""
+        """Neither to a file nor to the folder. An entry takes the place of a link, and what that leads to stays."""
         cache.write("cpu", KEY, b"code")
         file(folder).rename(tmp_path / "elsewhere")
         file(folder).symlink_to(tmp_path / "elsewhere")
         assert cache.read("cpu", KEY) is None
+        before = (tmp_path / "elsewhere").read_bytes()
+        cache.write("cpu", KEY, b"new")
+        assert cache.read("cpu", KEY) == b"new"
+        assert (tmp_path / "elsewhere").read_bytes() == before
         folder.rename(tmp_path / "moved")
         folder.symlink_to(tmp_path / "moved")
         cache.write("cpu", OTHER, b"other")
@@ -217,14 +244,14 @@ class TestSize:
         """An hour later; what is being written now stays, and so does every file that is not ours."""
         cache.write("cpu", KEY, b"code")
         start = file(folder).read_bytes()[:-2]
-        for name in (".spikecore-old.tmp", ".spikecore-new.tmp", ".spikecore-notes", "notes.txt"):
-            (folder / name).write_bytes(start if name.endswith(".tmp") else b"notes")
+        for name in (".spikecore-old.tmp", ".spikecore-new.tmp", ".spikecore-notes", ".spikecore-my.tmp", "notes.txt"):
+            (folder / name).write_bytes(start if name in (".spikecore-old.tmp", ".spikecore-new.tmp") else b"notes")
             if "new" not in name:
                 os.utime(folder / name, (time.time() - 7200,) * 2)
         (folder / ".spikecore-empty.tmp").touch()
         os.utime(folder / ".spikecore-empty.tmp", (time.time() - 7200,) * 2)
         cache.trim()
-        assert names(folder) == [".spikecore-new.tmp", ".spikecore-notes", KEY, "notes.txt"]
+        assert names(folder) == [".spikecore-my.tmp", ".spikecore-new.tmp", ".spikecore-notes", KEY, "notes.txt"]
 
 
 class TestFilesOfTheUser:

@@ -232,6 +232,8 @@ def test_what_is_infinite_on_purpose_is_no_cause() -> None:
     x[1, 0, 2] = -float("inf")
     net = nn.Sequential(nn.Identity(), Masked(), sc.LIF(threshold=float("inf"), learn=("threshold",)))
     assert not any("not finite" in text for text in sc.explain(net, x).advice)
+    silent = sc.IF(threshold=100.0, reset="none", backend="torch")  # its potential is infinite, and was given that
+    assert not any("not finite" in text for text in sc.explain(silent, x).advice)
     text = sc.explain(sc.LIF(backend="torch"), x).advice[0]
     assert "NaN begins in LIF, whose input has infinities and no NaN: its state 'v' has 3 NaN" in text
     spoiling = nn.Sequential(nn.Identity(), nn.Linear(6, 3), sc.LIF(threshold=float("inf"), learn=("threshold",)))

@@ -31,6 +31,7 @@ from types import ModuleType
 from typing import Any
 
 from . import optim
+from ._arguments import ICustomArgParser, registerCustomArgParser
 from ._blocks import (
     BeginBlock,
     Block,
@@ -41,7 +42,7 @@ from ._blocks import (
     removeBlocks,
 )
 from ._data import DataLoader
-from ._errors import Error, RecoverableError, UnrecoverableError, not_modelled
+from ._errors import Error, RecoverableError, UnrecoverableError, not_modelled, setLogLevel
 from ._executor import (
     VERSION,
     PoplarExecutor,
@@ -50,9 +51,6 @@ from ._executor import (
     registerPreCompileHook,
     trainingModel,
 )
-from ._locations import TensorLocationSettings
-from ._logging import setLogLevel
-from ._structure import ICustomArgParser, registerCustomArgParser
 from ._trace import traced
 from .enums import (
     AutoStage,
@@ -93,7 +91,7 @@ from .ops import (
     set_overlap_for_input,
     set_overlap_for_output,
 )
-from .options import Options
+from .options import Options, TensorLocationSettings
 
 #: PopTorch's: the version that this stands for.
 __version__ = VERSION

@@ -1,23 +1,130 @@
-"""Matches the arguments of a call with the signature of ``forward``, and compares them with those of the compilation.
+"""The arguments of a call: matched with the signature of ``forward``, compared with the compilation's, cut and joined.
 
-From call to call only the values of tensors may change; everything else is part of the compiled program.
+Rules of this module:
 
-The order of the checks and the texts are PopTorch's, "curent" included.
+- Arguments and outputs are nested tuples, named tuples, lists and dictionaries. Anything else is a leaf, unless its
+  class has a parser. Types and the order of keys are kept.
+- From call to call only the values of tensors may change; everything else is part of the compiled program. The order
+  of the checks and the texts are PopTorch's, "curent" included.
+- The batch of a call is cut along dimension 0. For ``D`` device iterations, ``A`` accumulated micro batches and ``R``
+  replicas in groups of ``G`` with one input, a call takes ``D * A * (R / G)`` consecutive slices, in the order
+  [device iteration][accumulation][group of replicas]. 0-d outputs are stacked to ``[k]`` if there are k > 1 of them.
+
+| output mode | micro outputs that are returned, for each replica                        | joined: dimension 0 times |
+|-------------|--------------------------------------------------------------------------|---------------------------|
+| All         | of all iterations                                                        | ``D * A * R``             |
+| EveryN      | of iterations N-1, 2N-1, ...                                             | ``D * A * R / N``         |
+| Final       | of the last iteration                                                    | ``R``                     |
+| Sum         | the sum over all iterations                                              | ``R``                     |
 """
 
 from __future__ import annotations
 
+import abc
 import inspect
-import logging
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Type, TypeVar
 
+import torch
 from torch import Tensor
 
-from ._errors import Error, py_error
-from ._structure import leaves, ordered, tree_map
+from ._errors import Error, logger, py_error
+from .enums import OutputMode
+from .options import Options
 
-_log = logging.getLogger("poptorch")
+Leaf = TypeVar("Leaf")
+
+
+class ICustomArgParser(abc.ABC):
+    """``poptorch.ICustomArgParser``: the tensors in an object of a user's class, and another object of others."""
+
+    @abc.abstractmethod
+    def yieldTensors(self, struct: Any) -> Iterator[Tensor]:
+        """The tensors of an object, always in the same order."""
+
+    @abc.abstractmethod
+    def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[Tensor]) -> Any:
+        """An object like the original, with tensors from the iterator in the order of :meth:`yieldTensors`."""
+
+
+_parsers: Dict[type, ICustomArgParser] = {}
+
+
+def registerCustomArgParser(arg_data_type: type, arg_parser: Optional[ICustomArgParser]) -> None:
+    """Have models take and return objects of a class; ``None`` removes its parser."""
+    if arg_parser is None:
+        _parsers.pop(arg_data_type, None)
+        return
+    if not isinstance(arg_parser, ICustomArgParser):
+        raise py_error("arg_parser must inherit from ICustomArgParser")
+    _parsers[arg_data_type] = arg_parser
+
+
+def _parser(structure: Any) -> Optional[ICustomArgParser]:
+    """The parser of an object: of its class, or else of a class that it inherits."""
+    own = _parsers.get(type(structure))
+    if own is not None:
+        return own
+    return next((parser for kind, parser in _parsers.items() if isinstance(structure, kind)), None)
+
+
+def tree_map(function: Callable[[Any], Any], structure: Any) -> Any:
+    """The same structure with ``function`` of each leaf in its place."""
+    kind = type(structure)
+    parser = _parser(structure) if _parsers else None
+    if parser is not None:
+        return parser.reconstruct(structure, iter([function(leaf) for leaf in parser.yieldTensors(structure)]))
+    if kind is tuple or kind is list:  # most structures are these
+        return kind([tree_map(function, item) for item in structure])
+    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
+        return type(structure)(*(tree_map(function, item) for item in structure))
+    if isinstance(structure, (tuple, list)):
+        return type(structure)(tree_map(function, item) for item in structure)
+    if isinstance(structure, dict):
+        items = [(key, tree_map(function, value)) for key, value in structure.items()]
+        return dict(items) if type(structure) is dict else _refilled(structure, items)
+    return function(structure)
+
+
+def _refilled(structure: Any, items: List[Any]) -> Any:
+    """A copy of a dictionary of another class, an OrderedDict for one, with other values."""
+    copy = structure.copy()
+    copy.update(items)
+    return copy
+
+
+def ordered(structure: Any, like: Any) -> Any:
+    """The same structure with the keys of its dictionaries in the order that they have in ``like``."""
+    if _parsers and _parser(structure) is not None:
+        return structure
+    if isinstance(structure, (tuple, list)):
+        return [ordered(item, other) for item, other in zip(structure, like)]
+    if isinstance(structure, dict):
+        return {key: ordered(structure[key], other) for key, other in like.items()}
+    return structure
+
+
+def leaves(structure: Any, kind: Type[Leaf]) -> Iterator[Leaf]:
+    """The leaves of one type, from left to right."""
+    found: List[Leaf] = []
+    _collect(structure, kind, found)
+    return iter(found)
+
+
+# a list that is filled, because recursive generators took a sixteenth of the time of a recording
+def _collect(structure: Any, kind: Type[Leaf], found: List[Leaf]) -> None:
+    parser = _parser(structure) if _parsers else None
+    if parser is not None:
+        found.extend(leaf for leaf in parser.yieldTensors(structure) if isinstance(leaf, kind))
+    elif isinstance(structure, (tuple, list)):
+        for item in structure:
+            _collect(item, kind, found)
+    elif isinstance(structure, dict):
+        for item in structure.values():
+            _collect(item, kind, found)
+    elif isinstance(structure, kind):
+        found.append(structure)
+
 
 _END = (
     "\nThis error occurred because the inputs passed at runtime don't match the inputs used to compile the model.\nTo "
@@ -127,13 +234,13 @@ class Parser:
             return tensor
         if not self._warned:
             self._warned = True
-            _log.warning("At least one input tensor is not contiguous: non-contiguous tensors will be converted.")
+            logger.warning("At least one input tensor is not contiguous: non-contiguous tensors will be converted.")
         return tensor.contiguous()
 
 
 def _warn_of_dictionaries(parsed: Arguments) -> None:
     if any(isinstance(value, dict) for value in (*parsed.args, *parsed.kwargs.values())):
-        _log.warning(
+        logger.warning(
             "Dicts as inputs only have partial support, they can be accessed using literal keys, but full Python "
             "functionality is not enabled. Consider changing dict inputs to tuple."
         )
@@ -174,3 +281,67 @@ def _keys(compiled: Dict[Any, Any], given: Dict[Any, Any]) -> Iterator[str]:
 
 def _error(message: str) -> Error:
     return py_error(message + _END)
+
+
+@dataclass(frozen=True)
+class Batching:
+    """The sizes that the options give."""
+
+    iterations: int
+    accumulation: int
+    replicas: int
+    group: int
+    mode: OutputMode
+    period: int
+
+    @staticmethod
+    def of(options: Options) -> Batching:
+        """The sizes of these ``poptorch.Options``."""
+        return Batching(
+            options.device_iterations,
+            options.Training.gradient_accumulation,
+            options.replication_factor,
+            options.input_group_size,
+            options.output_mode,
+            options.output_return_period,
+        )
+
+    @property
+    def slices(self) -> int:
+        """Number of parts that the batch of one call is cut into."""
+        return self.iterations * self.accumulation * (self.replicas // self.group)
+
+    def check(self, shape: torch.Size) -> None:
+        """Raise AssertionError if an input of this shape cannot be cut into the micro batches of a call."""
+        size = shape[0] if shape else 1
+        if size % self.slices:
+            raise AssertionError(
+                f"Invalid batch dimension: In the input {shape}, the batch dimension ({size}) must be a multiple of "
+                f"Options.deviceIterations({self.iterations}) * (Options.replicationFactor({self.replicas}) / "
+                f"Options.inputReplicaGrouping.input_group_size({self.group})) * "
+                f"Options.Training.gradientAccumulation({self.accumulation}) = {self.slices} because it is used to "
+                "calculate the batch size which will be executed on the device in any given iteration. For a full "
+                "explanation see the batching semantics page of the documentation."
+            )
+
+    def slice(self, tensor: Tensor, iteration: int, step: int, replica: int) -> Tensor:
+        """The micro batch, a view, of one accumulation step of one device iteration."""
+        if not tensor.dim():
+            return tensor
+        size = tensor.shape[0] // self.slices
+        groups = self.replicas // self.group
+        return tensor.narrow(0, ((iteration * self.accumulation + step) * groups + replica // self.group) * size, size)
+
+    def joined(self, outputs: List[Tensor]) -> Tensor:
+        """What a call returns of its micro batches' outputs, given in the order of computation, replicas innermost."""
+        steps = [outputs[start : start + self.replicas] for start in range(0, len(outputs), self.replicas)]
+        if self.mode == OutputMode.Final:
+            steps = steps[-1:]
+        elif self.mode == OutputMode.EveryN:
+            steps = steps[self.period - 1 :: self.period]
+        elif self.mode == OutputMode.Sum:
+            steps = [[torch.stack(replica).sum(0).to(replica[0].dtype) for replica in zip(*steps)]]
+        chosen = [output for step in steps for output in step]
+        if len(chosen) == 1:
+            return chosen[0].clone()
+        return torch.cat(chosen) if chosen[0].dim() else torch.stack(chosen)

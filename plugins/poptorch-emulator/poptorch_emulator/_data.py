@@ -15,18 +15,15 @@ Rules of this module:
 
 from __future__ import annotations
 
-import logging
 from typing import Any, Dict, Iterable, Iterator, List, Optional
 
 import torch
 import torch.utils.data
 from torch import Tensor
 
-from ._errors import not_modelled, py_error
+from ._errors import logger, not_modelled, py_error
 from .enums import DataLoaderMode
 from .options import Options
-
-_log = logging.getLogger("poptorch")
 
 #: The settings that ``async_options`` may have; they have no effect here.
 _ASYNC_OPTIONS = ("buffer_size", "miss_sleep_time_in_ms", "load_indefinitely", "early_preload", "sharing_strategy")
@@ -138,7 +135,7 @@ def _check_asynchronous(mode: Any, async_options: Dict[str, Any], drop_last: boo
 def _warn_of_workers(keywords: Dict[str, Any]) -> None:
     workers = keywords["num_workers"]
     if workers > 1 and "worker_init_fn" not in keywords:
-        _log.warning(
+        logger.warning(
             "IterableDataset used with num_workers=%d but no worker_init_fn specified: as a result the DataLoader will "
             "return %d times each element in the dataset (See torch.utils.data.IterableDataset's documentation for "
             "more information)",
@@ -149,7 +146,7 @@ def _warn_of_workers(keywords: Dict[str, Any]) -> None:
 
 def _warn_of_remainder(samples: int, size: int) -> None:
     if samples % size:
-        _log.warning(
+        logger.warning(
             "The number of elements in the dataset (%d) is not divisible by the number of elements processed per step "
             "(%d) and drop_last=False. The last tensor will have a batch size of %d. To avoid having to handle this "
             "special case switch to drop_last=True",

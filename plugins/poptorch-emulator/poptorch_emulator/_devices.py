@@ -1,4 +1,4 @@
-"""The devices of the emulated machine, and which executor holds which.
+"""The devices of the emulated machine, which executor holds which, and a lock that a forked process finds free.
 
 Rules of this module:
 
@@ -6,17 +6,44 @@ Rules of this module:
   ``options.useIpuId(n)`` names a device besides those.
 - An executor holds its device from compilation on, until ``detachFromDevice``, ``destroy``, or its end. Another that
   is compiled or attached meanwhile gets PopTorch's error.
+- A forked process has one thread. A lock that another thread held at the fork would stay locked there for ever.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import threading
 import weakref
-from typing import Any, MutableMapping, Optional
+from types import TracebackType
+from typing import Any, MutableMapping, Optional, Type
 
 from ._errors import Error, cpp_error, py_error
-from ._lock import Lock
+
+
+class Lock:
+    """A reentrant lock, used in a ``with`` statement. Made once, in a module: it is never forgotten."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._free_in_child)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        self._lock.release()
+
+    def _free_in_child(self) -> None:
+        # the thread that forked goes on in the child, and releases what it holds itself
+        if self._lock.acquire(blocking=False):
+            self._lock.release()
+        else:
+            self._lock = threading.RLock()
+
 
 #: How many devices there are.
 VARIABLE = "POPTORCH_EMULATOR_DEVICES"

@@ -16,7 +16,6 @@ Rules of this module:
 
 from __future__ import annotations
 
-import logging
 import math
 import numbers
 from dataclasses import dataclass
@@ -27,9 +26,7 @@ from torch import nn
 
 from . import _formulas as formulas
 from . import optim
-from ._errors import cpp_error, not_modelled, popart_error, py_error
-
-_log = logging.getLogger("poptorch")
+from ._errors import cpp_error, logger, not_modelled, popart_error, py_error
 
 #: Says of a hyper-parameter's value in a torch optimiser whether PopTorch compiles it in.
 Constant = Callable[[Any], bool]
@@ -192,7 +189,7 @@ def read(optimizer: torch.optim.Optimizer) -> Hyperparameters:
     if kind is None:
         raise AssertionError(f"Unsupported optimizer type. Types supported {[kind.name for kind in KINDS]}")
     if type(optimizer) not in (kind.base, getattr(optim, kind.name)):
-        _log.warning("%s is run as %s: what else it does is ignored", type(optimizer).__name__, kind.name)
+        logger.warning("%s is run as %s: what else it does is ignored", type(optimizer).__name__, kind.name)
     _check_settings(optimizer, kind)
     variable = getattr(optimizer, "variable_attrs", None)
     groups = optimizer.param_groups

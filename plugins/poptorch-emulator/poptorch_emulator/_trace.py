@@ -6,58 +6,259 @@ Rules of this module:
   one error when ``forward`` is done.
 - An operation on tensors of the host alone is computed at once; one that mixes host and device is an error.
 - Recording is below autograd. While an operation is recorded nothing else is: shape inference calls operations, too.
+- Which arguments an operation changes, and which its results are views of, is read from its schema.
+- Torch infers shapes on fake tensors, which took more than half of the time of a recording. So results are kept for the
+  next operation with the same layouts and other arguments; an operation in place is inferred each time. The fake of a
+  view is a view of the fake of its base, because torch refuses to write where memory overlaps.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Hashable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ._aliasing import changed, viewed
-from ._errors import cpp_error, py_error
-from ._factories import on_device_by_default
-from ._functions import Functions, no_custom_backward
-from ._graph import Graph, Node, Ref
-from ._inference import Inference, Inferred
-from ._lock import Lock
-from ._losses import RECORDED, reduced
-from ._replay import base_name, in_float32
-from ._stages import check_blocks, current
-from ._structure import leaves, tree_map
-from ._support import (
+from ._arguments import leaves, tree_map
+from ._blocks import check_blocks, current
+from ._compute import base_name, in_float32, widened
+from ._devices import Lock
+from ._errors import cpp_error, not_modelled, py_error
+from ._functions import (
     EXPLICIT,
     MIXED,
+    NOT_MODELLED,
     RANDOM,
     SHAPED,
+    Functions,
     check_arguments,
     check_shape,
     composed,
+    no_custom_backward,
+    no_shape,
     not_taken,
     of_poptorch,
+    on_device_by_default,
     supported,
     unsupported,
 )
+from ._graph import RECORDED, Graph, Node, Ref, reduced
 from ._tensor import (
     DEVICE,
     MOVE,
+    READ,
     STALE,
     IpuTensor,
     Layout,
     contiguous,
     host_tensor,
     laid_as,
+    layout,
     narrow,
     narrowed,
     on_ipu,
     zero_sized,
 )
-from ._views import VIEWS, Views, kind_of
+from ._views import RESHAPES_IN_PLACE, VIEWS, Views, kind_of
+
+#: Batch norm changes them in place in training, although its schema does not say so.
+_STATISTICS = ("running_mean", "running_var")
+
+
+class _Facts(NamedTuple):
+    """Positions and names of arguments."""
+
+    written: Tuple[Tuple[int, str], ...]
+    shared: Tuple[Tuple[int, str], ...]
+    #: Whether results are views.
+    views: bool
+
+
+@functools.lru_cache(maxsize=None)
+def _facts(func: Any) -> _Facts:
+    arguments = list(enumerate(func._schema.arguments))
+    aliased = [(position, one) for position, one in arguments if one.alias_info is not None]
+    return _Facts(
+        tuple((position, one.name) for position, one in aliased if one.alias_info.is_write),
+        tuple((position, one.name) for position, one in aliased),
+        any(returned.alias_info is not None for returned in func._schema.returns),
+    )
+
+
+@functools.lru_cache(maxsize=None)
+def _statistics(func: Any) -> Tuple[Tuple[int, str], ...]:
+    arguments = enumerate(func._schema.arguments)
+    return tuple((position, one.name) for position, one in arguments if one.name in _STATISTICS)
+
+
+def _tensors(which: Sequence[Tuple[int, str]], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[int, ...]:
+    if not which:
+        return ()
+    given = [args[position] if position < len(args) else kwargs.get(name) for position, name in which]
+    return tuple([tensor.number for tensor in leaves(given, IpuTensor)])
+
+
+def writes(target: Any) -> bool:
+    """Whether an operation changes an argument in place."""
+    return bool(_facts(target).written) or base_name(target) == "native_batch_norm"
+
+
+def changed(target: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[int, ...]:
+    """The values that one call changes in place."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return ()
+    which = _facts(target).written
+    if base_name(target) == "native_batch_norm" and bool(args[5]):
+        which = tuple(sorted({*which, *_statistics(target)}))
+    return _tensors(which, args, kwargs)
+
+
+def viewed(target: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[int, ...]:
+    """The values that the results of one call are views of."""
+    if not isinstance(target, torch._ops.OpOverload) or not _facts(target).views:
+        return ()
+    return _tensors(_facts(target).shared, args, kwargs)
+
+
+#: Arguments that are compared by their values. Floats are compared as text, because NaN is not equal to itself.
+_PLAIN = frozenset((bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
+#: More than so many results are not kept.
+_MOST = 20_000
+#: By operation and arguments: the results, with layouts in the place of tensors.
+_known: Dict[Hashable, Any] = {}
+
+
+class _Unknown(Exception):
+    """An argument that cannot be compared."""
+
+
+class Inferred:
+    """A result: its layout, and its fake tensor if torch made one."""
+
+    def __init__(self, laid: Layout, fake: Optional[Tensor] = None) -> None:
+        self.laid, self.fake = laid, fake
+
+
+class Inference:
+    """The inference of one trace. ``aside`` is a context in which nothing is recorded."""
+
+    def __init__(self, aside: Callable[[], AbstractContextManager[None]]) -> None:
+        self._aside = aside
+        self._mode: Optional[FakeTensorMode] = None
+
+    def results(
+        self,
+        name: str,
+        target: Callable[..., Any],
+        args: Tuple[Any, ...],
+        kwargs: Dict[str, Any],
+        tensors: Sequence[IpuTensor],
+    ) -> Any:
+        """What an operation returns, with :class:`Inferred` in the place of new tensors. An operation in place returns
+        its argument. Raises poptorch.Error where PopTorch cannot infer a shape.
+
+        tensors: all of the device among the arguments.
+        """
+        key: Optional[Hashable] = None
+        if isinstance(target, torch._ops.OpOverload) and not writes(target):
+            try:
+                key = (target, torch.get_default_dtype(), _key(args), _key(kwargs))
+            except _Unknown:
+                key = None
+        if key is not None and key in _known:
+            return tree_map(_anew, _known[key])
+        results = self._inferred(name, target, args, kwargs, tensors)
+        given = {id(tensor.fake): tensor for tensor in tensors}
+
+        def of_device(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            return given[id(leaf)] if id(leaf) in given else Inferred(layout(leaf), leaf)
+
+        found = tree_map(of_device, results)
+        if key is not None and not any(True for _ in leaves(found, IpuTensor)):
+            if len(_known) >= _MOST:
+                _known.clear()
+            _known[key] = tree_map(lambda leaf: leaf.laid if isinstance(leaf, Inferred) else leaf, found)
+        return found
+
+    def _inferred(
+        self,
+        name: str,
+        target: Callable[..., Any],
+        args: Tuple[Any, ...],
+        kwargs: Dict[str, Any],
+        tensors: Sequence[IpuTensor],
+    ) -> Any:
+        """The results on fake tensors: shapes and dtypes as torch infers them, from which PopTorch has them, too."""
+        with self._aside(), self._fakes():
+            fakes = [
+                tree_map(lambda leaf: self._fake(leaf) if isinstance(leaf, IpuTensor) else leaf, part)
+                for part in (args, kwargs)
+            ]
+            if isinstance(target, torch._ops.OpOverload):
+                fakes = list(widened(target, *fakes))
+            try:
+                results = target(*fakes[0], **fakes[1])
+            except DataDependentOutputException as error:
+                raise cpp_error(READ) from error
+            except DynamicOutputShapeException as error:
+                if name in NOT_MODELLED:
+                    raise not_modelled(f"aten::{name}", "torch infers no shape without values") from error
+                raise
+            except NotImplementedError as error:
+                raise no_shape(name) from error
+        if any(tensor.fake is not None and tensor.shape != tensor.fake.shape for tensor in tensors):
+            raise py_error(f"aten::{name} changes the shape of a tensor in place, which the emulator does not model")
+        for result in leaves(results[:1] if isinstance(results, tuple) else results, Tensor):
+            # batch_norm, a composition, makes an empty tensor of bytes that is for cuDNN only
+            if 0 in result.shape and not (name == "empty" and result.dtype == torch.uint8):
+                raise zero_sized(result.shape)
+        return results
+
+    def _fakes(self) -> FakeTensorMode:
+        if self._mode is None:
+            self._mode = FakeTensorMode()
+        return self._mode
+
+    def _fake(self, tensor: IpuTensor) -> Tensor:
+        """The fake tensor of a tensor of the device, in the context of fake tensors."""
+        if tensor.fake is None:
+            laid = tensor.laid
+            if tensor.base is not None and tensor.base.laid.dtype == laid.dtype:
+                tensor.fake = self._fake(tensor.base).as_strided(laid.shape, laid.strides, laid.offset)
+            else:
+                last = laid.offset + sum((size - 1) * stride for size, stride in zip(laid.shape, laid.strides))
+                memory = torch.empty(last + 1, dtype=laid.dtype)
+                tensor.fake = memory.as_strided(laid.shape, laid.strides, laid.offset)
+        return tensor.fake
+
+
+def _anew(leaf: Any) -> Any:
+    return Inferred(leaf) if isinstance(leaf, Layout) else leaf
+
+
+def _key(part: Any) -> Hashable:
+    """What stands for an argument in a comparison. Raises :class:`_Unknown` if nothing does."""
+    kind = type(part)
+    if kind is IpuTensor:
+        return part.laid  # type: ignore[no-any-return]  # as the class says
+    if kind in _PLAIN:
+        return kind, part
+    if kind is float:
+        return kind, repr(part)
+    if kind in (tuple, list, torch.Size):
+        return (kind, *map(_key, part))
+    if kind is dict:
+        return tuple([(name, _key(part[name])) for name in sorted(part)])
+    raise _Unknown
+
 
 _thread = threading.local()
 #: Held while a model is recorded: functions of the module ``torch`` are replaced then.
@@ -182,6 +383,11 @@ class Trace(TorchDispatchMode):
         self._views.check_outer()
         self.graph.returned = tree_map(lambda leaf: leaf, returned)  # forward may change its lists later
         self.graph.prune()
+        returned = self.graph.outputs
+        if any(node.name == "set_overlap_for_output" and node.writes[0] not in returned for node in self.graph.nodes):
+            raise cpp_error(
+                "poptorch.set_overlap_for_output applied on a node which is not a tensor output to the model."
+            )
         check_blocks([node.name for node in self.graph.nodes if not node.placed])
         return self.graph
 
@@ -207,12 +413,24 @@ class Trace(TorchDispatchMode):
         if name in EXPLICIT:
             with self:
                 return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+        if name in RESHAPES_IN_PLACE:
+            return self._reshaped(func, name, args)
         moves_to = kwargs.get("device") if name == "_to_copy" else None
         if (name == "copy_" and not isinstance(args[0], IpuTensor)) or not on_ipu(moves_to or DEVICE):
             raise cpp_error(MOVE)
         if name == "_to_copy" and not of_device:
             return self.constant(args[0].to(kwargs.get("dtype") or args[0].dtype))
         return self._operation(func, name, self._with_constants(name, args), kwargs)
+
+    def _reshaped(self, func: Any, name: str, args: Tuple[Any, ...]) -> IpuTensor:
+        """A tensor whose shape is changed in place: it becomes the view that has this shape."""
+        tensor: IpuTensor = args[0]
+        with self:
+            view = getattr(torch.ops.aten, name.rstrip("_"))(*args)
+        with torch._C._DisableTorchDispatch():  # the shape that torch sees
+            func(*args)
+        tensor.number, tensor.laid, tensor.fake, tensor.base = view.number, view.laid, view.fake, view.base
+        return tensor
 
     def _with_constants(self, name: str, args: Tuple[Any, ...]) -> Tuple[Any, ...]:
         """The arguments with tensors of the host compiled in where PopTorch does."""

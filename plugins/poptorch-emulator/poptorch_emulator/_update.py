@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ._errors import py_error
 from ._formulas import State
 from ._hyperparameters import Hyperparameters, Values, read
-from ._optimizer import DeviceState, Optimizer
+from .optim import DeviceState, Optimizer
 
 __all__ = ["Hyperparameters", "Updater", "read"]
 

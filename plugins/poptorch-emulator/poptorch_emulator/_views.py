@@ -25,6 +25,8 @@ Box = Optional[Tuple[Tuple[int, int], ...]]
 SLICES = frozenset(("select", "slice", "narrow"))
 RESHAPES = frozenset("view _reshape_alias reshape unsqueeze squeeze flatten".split())
 
+#: They change the shape of their argument, and PopTorch has a handler for each.
+RESHAPES_IN_PLACE = frozenset(("transpose_", "squeeze_"))
 #: Other operations whose result is a view.
 VIEWS = frozenset("permute transpose t expand unbind split split_with_sizes chunk diagonal as_strided".split())
 
@@ -96,7 +98,7 @@ class Views:
     def write(self, number: int, by_copy: bool, constant: bool) -> None:
         """The tensor was changed in place; ``constant`` if all that it was computed from is."""
         view = self._views[number]
-        if by_copy and view.kind == "slice by steps":
+        if (by_copy or view.outer) and view.kind == "slice by steps":
             raise _stepped()
         reached = [number, *self._reached(view, by_copy)]
         why = FOLDED if view.base is not None and view.constant else LOST

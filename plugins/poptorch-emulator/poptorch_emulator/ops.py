@@ -1,24 +1,116 @@
 """The functions of ``poptorch`` that a model calls in its ``forward``.
 
 Most only advise the compiler, and return their argument unchanged, in PopTorch and here. ``for_loop`` runs unrolled,
-with the checks of PopTorch. ``cond`` computes both branches and chooses between their results.
+with the checks of PopTorch. ``cond`` computes both branches and chooses between their results. ``ipu_print_tensor``
+writes values, and gradients, to standard error; numbers, brackets, lines and parts that are left out have Poplar's
+form, and a column is as wide as its widest number.
 """
 
 from __future__ import annotations
 
+import math
+import sys
+from dataclasses import dataclass
 from typing import Any, Callable, List, NoReturn, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from ._arguments import leaves, tree_map
 from ._errors import cpp_error, not_modelled, py_error
-from ._losses import reduced
-from ._printing import FORMATS, Style, printed
-from ._structure import leaves, tree_map
+from ._graph import reduced
 from ._tensor import IpuTensor
 from ._trace import running
 from .enums import MatMulSerializationMode, MultiConvPlanType, OverlapMode
+
+#: How a number is written, by ``float_format``.
+FORMATS = ("auto", "fixed", "scientific", "none")
+
+
+@dataclass(frozen=True)
+class Style:
+    """The arguments of ``ipu_print_tensor``, by their names there."""
+
+    title: str
+    print_gradient: bool
+    summarise_threshold: int
+    edge_items: int
+    max_line_width: int
+    digits: int
+    float_format: str
+    separator: str
+    open_bracket: str
+    close_bracket: str
+
+    def text(self, values: Tensor) -> str:
+        """All values, or those at the edges of more than ``summarise_threshold``."""
+        write = self._writer(values)
+        edge = self.edge_items if 0 < self.summarise_threshold < values.numel() else 0
+        return self._nested(values, write, edge, 0)
+
+    def _writer(self, values: Tensor) -> Callable[[Any], str]:
+        if not values.is_floating_point():
+            return lambda value: str(int(value))
+        digits = self.digits or 8
+        if self.float_format == "scientific":
+            return lambda value: f"{value:.{digits - 1}e}"
+        if self.float_format == "fixed":
+            return lambda value: (
+                f"{value:.{max(0, digits - len(str(int(abs(value)))))}f}" if math.isfinite(value) else f"{value:g}"
+            )
+        return lambda value: f"{value:.{digits}g}"
+
+    def _nested(self, values: Tensor, write: Callable[[Any], str], edge: int, depth: int) -> str:
+        if not values.dim():
+            return write(values.item())
+        if edge > 0 and 2 * edge < len(values):
+            parts: List[Any] = [*values[:edge], None, *values[-edge:]]
+        else:
+            parts = list(values)
+        items = ["..." if part is None else self._nested(part, write, edge, depth + 1) for part in parts]
+        if values.dim() > 1:
+            lines = "".join(f"{' ' * (depth + 1)}{item}\n" for item in items)
+            return f"{self.open_bracket}\n{lines}{' ' * depth}{self.close_bracket}"
+        return f"{self.open_bracket}{self._row(items, depth)}{self.close_bracket}"
+
+    def _row(self, items: List[str], depth: int) -> str:
+        width = max(map(len, items)) if self.digits else 0
+        text, column = "", depth + len(self.open_bracket)
+        for position, item in enumerate(items):
+            item = item.rjust(width) + (self.separator if position + 1 < len(items) else "")
+            if text and 0 < self.max_line_width < column + len(item):
+                text, column = f"{text.rstrip()}\n{' ' * (depth + 2)}", depth + 2
+            text, column = text + item, column + len(item)
+        return text
+
+
+class Printed(torch.autograd.Function):
+    """The tensor itself, which is written to standard error."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, style: Style) -> Tensor:
+        ctx.style = style
+        _write(style.title, x, style)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None]:
+        if ctx.style.print_gradient:
+            _write(f"{ctx.style.title}_gradient", gradient, ctx.style)
+        return gradient, None
+
+
+def printed(x: Tensor, style: Style) -> Tensor:
+    """``x``, printed whenever it is computed. Shapes are inferred on tensors without values, which print nothing."""
+    if isinstance(x, FakeTensor):
+        return x.clone()
+    same: Tensor = Printed.apply(x, style)
+    return same
+
+
+def _write(title: str, values: Tensor, style: Style) -> None:
+    sys.stderr.write(f"{title}: {style.text(values.detach())}\n")
 
 
 def isRunningOnIpu() -> bool:
@@ -135,22 +227,13 @@ def ipu_print_tensor(
     close_bracket: str = ")",
 ) -> Tensor:
     """``tensor``, whose values, and in training whose gradient, are written to standard error at every run."""
+    arguments = dict(locals())
+    del arguments["tensor"]
     if not isinstance(tensor, Tensor):
         raise py_error(f"ipu print tensor must take a torch.tensor argument. {type(tensor)} is not supported.")
     if float_format not in FORMATS:
         raise KeyError(float_format)  # as PopTorch
-    style = Style(
-        title,
-        print_gradient,
-        summarise_threshold,
-        edge_items,
-        max_line_width,
-        digits,
-        float_format,
-        separator,
-        open_bracket,
-        close_bracket,
-    )
+    style = Style(**arguments)
     trace = running()
     if trace is None or not isinstance(tensor, IpuTensor):
         return tensor
@@ -175,17 +258,22 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
 
 
 def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
-    """The tensors; the emulator does not model time."""
-    return _overlapped(input_tensors)
+    """The tensors, which must be inputs of the model; the emulator does not model time."""
+    trace = running()
+    if trace is not None and not {tensor.number for tensor in leaves(input_tensors, IpuTensor)} <= {
+        *trace.graph.inputs
+    }:
+        raise cpp_error("poptorch.set_overlap_for_input applied on a node which is not a tensor input to the model.")
+    return tree_map(lambda leaf: nop(leaf) if isinstance(leaf, Tensor) else leaf, input_tensors)
 
 
 def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
-    """The tensors; the emulator does not model time."""
-    return _overlapped(output_tensors)
+    """The tensors, which the model must return; the emulator does not model time."""
 
+    def marked(leaf: Any) -> Any:
+        return _identity(leaf, "set_overlap_for_output", "") if isinstance(leaf, Tensor) else leaf
 
-def _overlapped(tensors: Any) -> Any:
-    return tree_map(lambda leaf: nop(leaf) if isinstance(leaf, Tensor) else leaf, tensors)
+    return tree_map(marked, output_tensors)
 
 
 def serializedMatMul(

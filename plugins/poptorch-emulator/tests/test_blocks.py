@@ -8,10 +8,19 @@ import pytest
 import torch
 from torch import nn
 
-from poptorch_emulator import _blocks as blocks
-from poptorch_emulator._blocks import AutoStage, BeginBlock, Block, BlockFunction, removeBlocks
+from poptorch_emulator._blocks import (
+    AutoStage,
+    BeginBlock,
+    Block,
+    BlockFunction,
+    PipelinedExecution,
+    ShardedExecution,
+    Stage,
+    current,
+    placing,
+    removeBlocks,
+)
 from poptorch_emulator._errors import Error
-from poptorch_emulator._stages import PipelinedExecution, ShardedExecution, Stage, current, placing
 from poptorch_emulator.options import Options
 
 
@@ -237,8 +246,3 @@ class TestPipelines:
 
     def test_without_blocks_nothing_is_asked_for(self):
         assert placed(net(), Options()) == {}
-
-
-def test_all_names_are_there():
-    """What ``poptorch`` takes from here."""
-    assert all(hasattr(blocks, name) for name in blocks.__all__)

@@ -17,7 +17,7 @@ from torch import nn
 
 import poptorch_emulator as poptorch
 from emulated_nets import Apply, Host, Net, T, X, trainer
-from poptorch_emulator._structure import tree_map
+from poptorch_emulator._arguments import tree_map
 
 NO_EXECUTABLE = "Model has not been compiled or has been destroyed."
 Pair = collections.namedtuple("Pair", "a b")
@@ -110,12 +110,14 @@ class TestWrapping:
         poptorch.inferenceModel(Net(), options)
         with pytest.raises(AttributeError, match="Can't modify frozen Options"):
             options.deviceIterations(2)
-        options = poptorch.Options()
-        options.Training.gradientAccumulation(2)
-        with pytest.raises(
-            poptorch.Error, match=r"You must set poptorch.Options\(\).Training.gradientAccumulation to 1"
+        for strategy, text in (
+            (poptorch.ShardedExecution(), r"inferenceModel\(\)\.$"),
+            (poptorch.PipelinedExecution(), "execution instead"),
         ):
-            poptorch.inferenceModel(Net(), options)
+            options = poptorch.Options().setExecutionStrategy(strategy)
+            options.Training.gradientAccumulation(2)
+            with pytest.raises(poptorch.Error, match=rf"You must set .*gradientAccumulation to 1 .*{text}"):
+                poptorch.inferenceModel(Net(), options)
 
     @pytest.mark.usefixtures("several_devices")
     def test_default_optimizer(self):

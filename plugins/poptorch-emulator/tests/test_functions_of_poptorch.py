@@ -12,6 +12,8 @@ import poptorch_emulator as poptorch
 from emulated_nets import Apply
 from poptorch_emulator import traced
 
+MODE = poptorch.OverlapMode.OverlapAccumulationLoop
+
 
 def x_of(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
@@ -36,6 +38,12 @@ class TestPrinting:
         capfd.readouterr()
         assert torch.equal(graph(x), x)
         assert text.replace(" ", "") in capfd.readouterr().err.replace(" ", "")
+
+    def test_what_is_left_out(self, capfd):
+        graph = traced(lambda x: poptorch.ipu_print_tensor(x, "t", True, 4, 1), torch.ones(5))
+        capfd.readouterr()
+        graph(torch.arange(5.0))
+        assert "".join(capfd.readouterr().err.split()) == "t:(0,...,4)"
 
     @pytest.mark.parametrize("form", ["auto", "fixed", "scientific", "none"])
     def test_what_is_not_finite(self, form, capfd):
@@ -107,12 +115,25 @@ def test_no_effect():
     x, layer = x_of(1, 2, 4), nn.Conv1d(2, 2, 3)
 
     def function(x):
-        named = poptorch.set_overlap_for_input({"x": x}, poptorch.OverlapMode.OverlapAccumulationLoop)
+        named = poptorch.set_overlap_for_input({"x": x}, MODE)
         with poptorch.NameScope("convolutions"), poptorch.MultiConv().partialsTypes(torch.half).cycleBackOff(0.5):
             out = torch.conv1d(named["x"], torch.ones(2, 2, 3))
-        return poptorch.set_overlap_for_output(out, poptorch.OverlapMode.OverlapAccumulationLoop)
+        return poptorch.set_overlap_for_output(out, MODE)
 
     assert torch.equal(traced(function, x)(x), torch.conv1d(x, torch.ones_like(layer.weight)))
+
+
+@pytest.mark.parametrize(
+    ("function", "what"),
+    [
+        (lambda x: poptorch.set_overlap_for_input(x + 1, MODE), "input applied on a node which is not a tensor input"),
+        (lambda x: poptorch.set_overlap_for_output(x, MODE) + 1, "output applied on a node which is not a tensor"),
+    ],
+)
+def test_overlap(function, what):
+    """It is for what comes in and what goes out."""
+    with pytest.raises(poptorch.Error, match=f"poptorch.set_overlap_for_{what}"):
+        traced(function, x_of(3))
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,8 @@ LAYERS = {
     "LSTM": (lambda: Squared(nn.LSTM(4, 3)), (x_of(5, 2, 4),)),
     "LSTM both ways": (lambda: Squared(nn.LSTM(4, 3, 2, bidirectional=True, batch_first=True)), (x_of(5, 2, 4),)),
     "GRU": (lambda: Squared(nn.GRU(4, 3)), (x_of(5, 2, 4),)),
+    "GRU, batch first": (lambda: Squared(nn.GRU(4, 3, 2, bidirectional=True, batch_first=True)), (x_of(5, 2, 4),)),
+    "RNN, batch first": (lambda: Squared(nn.RNN(4, 3, batch_first=True)), (x_of(5, 2, 4),)),
     "RNN": (lambda: Squared(nn.RNN(4, 3)), (x_of(5, 2, 4),)),
     "RNN relu": (lambda: Squared(nn.RNN(4, 3, nonlinearity="relu")), (x_of(5, 2, 4),)),
     "LSTMCell": (lambda: Squared(nn.LSTMCell(4, 3)), (x_of(2, 4),)),
@@ -152,11 +154,11 @@ def test_refused(function, shape, text):
 
 def test_this_torch_only(monkeypatch):
     """An operation that only this torch makes of a function is not modelled; PopTorch's compiler is not blamed."""
-    monkeypatch.setattr("poptorch_emulator._support._POPTORCHS_TORCH", False)
+    monkeypatch.setattr("poptorch_emulator._functions._POPTORCHS_TORCH", False)
     with pytest.raises(poptorch.Error, match=r"torch\.pdist on torch .* is not modelled") as caught:
         traced(F.pdist, x_of(3, 4))
     assert "Graphcore" not in str(caught.value)
-    monkeypatch.setattr("poptorch_emulator._support._POPTORCHS_TORCH", True)
+    monkeypatch.setattr("poptorch_emulator._functions._POPTORCHS_TORCH", True)
     with pytest.raises(poptorch.Error, match=r"Unsupported ops found in compiled model: \[aten::_pdist_forward\]"):
         traced(F.pdist, x_of(3, 4))
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from poptorch_emulator._lock import Lock
+from poptorch_emulator._devices import Lock
 
 
 def taken_by_another_thread(lock):

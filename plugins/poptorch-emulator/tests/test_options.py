@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from poptorch_emulator import enums
+from poptorch_emulator._blocks import PipelinedExecution, ShardedExecution
 from poptorch_emulator._errors import Error
-from poptorch_emulator._locations import TensorLocationSettings
-from poptorch_emulator._stages import PipelinedExecution, ShardedExecution
-from poptorch_emulator.options import Options
+from poptorch_emulator.options import Options, TensorLocationSettings
 
 #: Group -> setter -> its arguments, as PopTorch 3.4 has them.
 SIGNATURES = {

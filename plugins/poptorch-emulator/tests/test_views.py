@@ -201,15 +201,20 @@ def test_other_parts_of_a_changed_tensor():
 
 
 def test_steps():
-    """A slice by steps cannot be assigned, with PopTorch's text."""
+    """A slice by steps cannot be assigned, nor one of an input be changed in place, with PopTorch's text."""
 
-    def function(x):
+    def assigned(x):
         y = x * 2
         y[::2] = 1
         return y
 
-    with pytest.raises(poptorch.Error, match="slices with step size other than 1 is not supported"):
-        traced(function, x_of(4, 3))
+    def multiplied(x):
+        x[:, ::2].mul_(0)
+        return x
+
+    for function in (assigned, multiplied):
+        with pytest.raises(poptorch.Error, match="slices with step size other than 1 is not supported"):
+            traced(function, x_of(4, 3))
 
 
 class Buffer(nn.Module):

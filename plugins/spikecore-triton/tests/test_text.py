@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import gc
+import linecache
 import re
 from pathlib import Path
 from typing import Any, Dict, Optional
@@ -15,9 +17,11 @@ from spikecore.backend import Spec, Unsupported
 from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.lang import Node, Program
 from spikecore.lang.node import const
+from spikecore_triton import compiler
 from spikecore_triton.backend import TritonBackend
 from spikecore_triton.printer import TritonPrinter
 from spikecore_triton.source import print_kernel
+from spikecore_triton.writer import Source
 
 BACKEND = TritonBackend()
 
@@ -58,6 +62,15 @@ def test_every_name_is_used(neuron: sc.Neuron, kind: str, dtype: torch.dtype, st
         made |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         kernel = f"{type(neuron).__name__.lower()}_{direction}"
         assert made - read <= {kernel, "triton.language"}
+
+
+def test_two_modules_of_one_text() -> None:
+    """Each has lines of its own, which Triton reads: those of one stay when the other is gone."""
+    text = ["def kernel():\n", "    return 1\n"]
+    first, second = (compiler._module(Source("kernel", "".join(text), (), 1)) for _ in range(2))
+    del first
+    gc.collect()
+    assert linecache.getlines(str(second.__file__)) == text
 
 
 class Awkward(sc.Neuron):

@@ -20,7 +20,7 @@ h5py = pytest.importorskip("h5py", reason="nir needs h5py, so this is never skip
 
 
 def network() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 3), sc.LIF(tau=2.0))
+    return nn.Sequential(nn.Linear(4, 3), sc.LIF(tau=torch.tensor([2.0, 3.0, 4.0])))
 
 
 @pytest.fixture
@@ -151,6 +151,18 @@ def test_what_no_file_of_nir_needs(file: Path, tmp_path: Path, kind: str) -> Non
         sc.nir.load(file)
 
 
+def test_zeros_are_no_attack(tmp_path: Path) -> None:
+    """gzip makes a thousandth of them."""
+    net = nn.Sequential(nn.Linear(2**10, 2**10), sc.LIF())
+    sc.nir.save(net, tmp_path / "net.nir", dt=1e-3)
+    with h5py.File(tmp_path / "net.nir", "r+") as root:
+        array = _weight(root).create_dataset("weight", (2**10, 2**10), "f4", chunks=(2**10, 2**10), compression="gzip")
+        array[:] = 0.0
+        assert array.nbytes > 1000 * array.id.get_storage_size()
+    linear: Any = sc.nir.load(tmp_path / "net.nir").get_submodule("0")
+    assert not linear.weight.any()
+
+
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x89HDF\r\n\x1a\n" + bytes(100)])
 def test_files_of_something_else(tmp_path: Path, content: bytes) -> None:
     """A sentence with the file's name."""
@@ -180,8 +192,8 @@ def _changed(file: Path, change: Callable[[Dict[str, Any]], None]) -> None:
         ("numbers", "backend", "ipu", "a file gives no parameter 'backend'"),
         ("numbers", "step", "single", "a file gives no parameter 'step'"),
         ("surrogate", 0, "Surrogate.__subclasses__", "has no attribute"),
-        ("surrogate", 0, "dataclass", "has no attribute|is no surrogate"),
-        ("shapes", "tau", [[1], "load", False], "'load' is no dtype|KeyError"),
+        ("surrogate", 0, "__path__", "is no surrogate"),
+        ("shapes", "tau", [[3], "load", False], "'load' is no dtype"),
         ("learn", 0, "backend", "learn"),
     ],
 )
@@ -206,7 +218,7 @@ def test_metadata_sets_what_save_writes_and_nothing_else(
 
 def test_a_full_disk_leaves_the_old_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The new file takes its place when it is whole, with its permissions."""
-    file.chmod(0o600)
+    file.chmod(0o640)
     before = file.read_bytes()
 
     def full(*arguments: Any) -> None:
@@ -219,7 +231,7 @@ def test_a_full_disk_leaves_the_old_file(file: Path, monkeypatch: pytest.MonkeyP
     assert file.read_bytes() == before
     assert os.listdir(file.parent) == ["net.nir"]
     sc.nir.save(nn.Sequential(nn.Linear(4, 3), sc.IF()), file, dt=1e-3)
-    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.stat().st_mode & 0o777 == 0o640
     assert isinstance(sc.nir.load(file).get_submodule("1"), sc.IF)
     assert torch.is_tensor(sc.nir.load(file)(torch.ones(2, 1, 4)))
 
