@@ -5,8 +5,6 @@ from spikecore._carried import load_state_dict_of_state, state_dict_of_state
 from spikecore._convert import Conversion, convert, load_state
 from spikecore._delay import Delay
 from spikecore._explain import Explanation, explain
-from spikecore._fusing import fuse, unfuse
-from spikecore._hoisting import hoist
 from spikecore._looking import Energy, Seen, energy, monitor
 from spikecore._packed import pack, unpack
 from spikecore._plugins.hookspecs import hookimpl
@@ -14,6 +12,7 @@ from spikecore._plugins.registry import BackendStatus
 from spikecore._plugins.selection import backends, use_backend
 from spikecore._source import kernel_source
 from spikecore._streaming import set_step
+from spikecore._transforms import fuse, hoist, unfuse
 from spikecore._version import __version__ as __version__
 from spikecore.backend import (
     Backend,

@@ -330,7 +330,7 @@ def pack(net: nn.Module) -> nn.Module:
     _check("pack", net)
     _check_torch()
     found = packable(net)
-    _replace(net, {module: _changed(module, _PACKED[type(module)], spikes) for module, spikes in found.items()})
+    replace_modules(net, {module: as_kind(module, _PACKED[type(module)], spikes) for module, spikes in found.items()})
     if not is_packed(net):
         warnings.warn(
             "sc.pack(net) found no nn.Linear or nn.Conv2d behind a spiking neuron: it looks in nn.Sequential and in "
@@ -348,7 +348,7 @@ def unpack(net: nn.Module) -> nn.Module:
     """
     _check("unpack", net)
     plain = {packed: kind for kind, packed in _PACKED.items()}
-    _replace(net, {one: _changed(one, plain[type(one)]) for one in net.modules() if type(one) in plain})
+    replace_modules(net, {one: as_kind(one, plain[type(one)]) for one in net.modules() if type(one) in plain})
     return net
 
 
@@ -415,7 +415,7 @@ def of_average(pool: Any, known: Optional[Whole]) -> Optional[Whole]:
     return bits.averaged(known, rows * columns) if exact else None
 
 
-def _changed(module: nn.Module, kind: Type[nn.Module], spikes: Optional[Whole] = None) -> nn.Module:
+def as_kind(module: nn.Module, kind: Type[nn.Module], spikes: Optional[Whole] = None) -> nn.Module:
     """The same layer as another kind: parameters and hooks are those of ``module``."""
     made: Any = kind.__new__(kind)
     vars(made).update({name: value for name, value in vars(module).items() if name != "spikes"})
@@ -424,10 +424,11 @@ def _changed(module: nn.Module, kind: Type[nn.Module], spikes: Optional[Whole] =
     return made  # type: ignore[no-any-return]  # of this kind
 
 
-def _replace(net: nn.Module, others: Dict[nn.Module, nn.Module]) -> None:
+def replace_modules(net: nn.Module, others: Mapping[nn.Module, nn.Module]) -> None:
+    """Put other modules in the places of these, wherever they stand."""
     for parent in list(net.modules()):
         for name, part in list(parent._modules.items()):
-            if part in others:
+            if part is not None and others.get(part, part) is not part:
                 parent._modules[name] = others[part]
 
 

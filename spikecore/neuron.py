@@ -20,7 +20,7 @@ from spikecore._plugins.selection import asked_in_words, capture
 from spikecore._shell import checkpoints, checks, compiled, definition, earlier, parameters, processes, ranges
 from spikecore._shell.state import State, Stateful
 from spikecore._shell.watched import Watched
-from spikecore.backend import MAX_STATIC_STEPS, Tensors, one_step
+from spikecore.backend import MAX_STATIC_STEPS, ParamValue, Tensors, one_step
 from spikecore.dtypes import compute_dtype
 from spikecore.lang import ops
 from spikecore.lang._plain import is_compiling, is_jit_tracing, with_traced_sizes
@@ -213,7 +213,7 @@ class Neuron(Watched):
     def forward(self, *inputs: Tensor) -> Any:
         """Spikes (or whatever ``dynamics`` outputs) for ``[T, *N]``; ``[*N]`` in single steps, or with ``repeat``."""
         if not (self.step == "single" or self._carrying):
-            plain = is_compiling() and self._prologue is None and not self._watchers and self.repeat is None
+            plain = is_compiling() and not self._watchers and self.repeat is None
             if plain and len(inputs) == 1 and isinstance(inputs[0], Tensor):
                 output = self._in_graph(inputs[0])
                 if output is not None:
@@ -235,7 +235,7 @@ class Neuron(Watched):
         if not names:
             outputs, final = self._call(inputs, state, final=True)
             return outputs[0] if len(outputs) == 1 else outputs, final
-        outputs, final, trace_ = self._recorded(inputs, state, names, final=True)
+        outputs, final, trace_ = self._recorded(inputs, state, names, True, False, self._execute)
         return outputs[0] if len(outputs) == 1 else outputs, final, dict(zip(names, trace_))
 
     def _continue(self, inputs: Sequence[Tensor]) -> Tensors:
@@ -253,9 +253,7 @@ class Neuron(Watched):
         """
         x, repeat = None, None if single else self._repeat()
         if self._watchers:
-            return self._recorded(inputs, state, (), final, single)[:2]
-        if self._prologue is not None:
-            return self._behind_prologue(inputs, state, (), final, single)[:2]
+            return self._recorded(inputs, state, (), final, single, self._execute)[:2]
         if not is_compiling():
             x = earlier.only_input(inputs)
         one = single or repeat is not None  # whether x is one time step
@@ -308,11 +306,7 @@ class Neuron(Watched):
             names = self._constant_names(x.device.type, learnt, self._stamp())
             inputs, constant = self._over_time(inputs, repeat, names)
             x = inputs[0]
-        named = self._values()
-        checks.same_device(owner, x.device, named)
-        if not is_compiling():
-            processes.check_gathered(owner, x, named)
-        values, kinds = parameters.place(owner, named, x.shape[1:], self.channel_dim)
+        named, values, kinds = self._placed(x)
         start = checks.state(owner, self.states, state, x, carried=state is not None and state is self._state)
         gradients = grad and any(value.requires_grad for value in inputs)
         every = (*zip(filter(None, names), constant), *named)
@@ -348,6 +342,15 @@ class Neuron(Watched):
         if found is not None:
             quick[earlier.kind_of(given[0], x.shape[0], start, final, repeat)] = found
         return outputs, dict(zip(self.states, end)) if end is not None else None, trace_
+
+    def _placed(self, x: Tensor) -> Tuple[Sequence[Tuple[str, Any]], Tuple[ParamValue, ...], Tuple[str, ...]]:
+        """The parameters by name, as they lie over one of the time steps ``x``, and the kind of each."""
+        owner, named = type(self).__name__, self._values()
+        checks.same_device(owner, x.device, named)
+        if not is_compiling():
+            processes.check_gathered(owner, x, named)
+        values, kinds = parameters.place(owner, named, x.shape[1:], self.channel_dim)
+        return named, values, kinds
 
     def _repeat(self) -> Optional[int]:
         """For how many steps a multi-step call repeats its inputs; None where they have time."""

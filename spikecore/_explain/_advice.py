@@ -12,8 +12,7 @@ from spikecore._explain._shown import size
 from spikecore._explain._trials import USABLE, Calls, is_saturated, is_silent, tried
 from spikecore._packed import packable
 from spikecore._plugins.selection import REFERENCE, automatic_order
-from spikecore._shell.state import Stateful
-from spikecore.neuron import Neuron
+from spikecore.layers.norm_neuron import neuron_of, stateful_of
 from spikecore.neurons import Recurrent
 
 #: Copies of fewer bytes than this part of what the network's layers give are not worth a sentence.
@@ -79,7 +78,8 @@ def _single_steps(layers: Sequence[Layer], setting: Setting) -> List[str]:
     """Neurons that are called for each step."""
     found = []
     for layer, module in zip(layers, setting.modules):
-        if isinstance(module, Stateful) and (module.step == "single" or (layer.calls > 1 and layer.shape[:1] == (1,))):
+        one = stateful_of(module)
+        if one is not None and (one.step == "single" or (layer.calls > 1 and layer.shape[:1] == (1,))):
             found.append(layer)
     if not found:
         return []
@@ -96,7 +96,8 @@ def _batch_as_time(layers: Sequence[Layer], setting: Setting) -> List[str]:
     """Neurons that may be called in a loop over time, and take the batch for time."""
     found = []
     for layer, module in zip(layers, setting.modules):
-        multi = isinstance(module, Stateful) and module.step == "multi" and not module.carrying
+        one = stateful_of(module)
+        multi = one is not None and one.step == "multi" and not one.carrying
         if multi and layer.calls > 1 and layer.shape[:1] != (1,):
             found.append(layer)
     if not found:
@@ -217,8 +218,9 @@ def _learnt(layers: Sequence[Layer], setting: Setting) -> List[str]:
     """Parameters of neurons that are learnt for each channel or neuron."""
     named: List[str] = []
     for layer, module in zip(layers, setting.modules):
-        if setting.training and isinstance(module, Neuron):
-            own = [name for name, value in module.named_parameters(recurse=False) if value.numel() > 1]
+        neuron = neuron_of(module)
+        if setting.training and neuron is not None:
+            own = [name for name, value in neuron.named_parameters(recurse=False) if value.numel() > 1]
             named += [f"{name} of {layer.name or layer.kind}" for name in own]
     if not named:
         return []
@@ -267,7 +269,7 @@ def _way_out(index: int, layers: Sequence[Layer], setting: Setting) -> str:
     """What brings the rate of a layer into a usable range, as it was tried."""
     module, sample = setting.modules[index], setting.samples[index]
     name = _named([layers[index]])
-    if not sample or not isinstance(module, Stateful):
+    if not sample or stateful_of(module) is None:
         return f"Nothing was tried for {name}, because its calls do not begin at rest"
     low, high = USABLE
     trials = tried(module, sample, silent=is_silent(layers[index].rate or 0.0))

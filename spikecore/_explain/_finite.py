@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Collection, Iterator, List, NamedTuple, O
 from torch import Tensor, nn
 
 from spikecore._base import finite
-from spikecore._shell.state import Stateful
 
 if TYPE_CHECKING:
     from spikecore._explain._watching import Seen
@@ -68,7 +67,7 @@ class Finite:
         self._note_nan(f"the input of {_named(seen)}, which no layer gave:", named, _LAYER, folded, call)
         if seen.calls == 1:
             self._note_nan("a parameter:", _own(seen), _WEIGHT)
-        if isinstance(seen.module, Stateful) and all(one is not seen for one, _ in self.reached):
+        if seen.stateful is not None and all(one is not seen for one, _ in self.reached):
             spoilt = list(_first("its input has", given, folded, call))
             if self.origin is not None:
                 self.reached += [(seen, each) for each in spoilt]
@@ -128,14 +127,14 @@ def _first(place: str, tensors: Sequence[Tensor], folded: Folded, call: int) -> 
 def _own(seen: Seen) -> List[Tuple[str, Tensor]]:
     """Parameters and buffers of a layer itself, by their names in the network; all of them where it takes time."""
     module: nn.Module = seen.module
-    everything = isinstance(module, Stateful)
+    everything = seen.stateful is not None
     named = [*module.named_parameters(recurse=everything), *module.named_buffers(recurse=everything)]
     prefix = f"{seen.name}." if seen.name else ""
     return [(prefix + name, tensor) for name, tensor in named]
 
 
 def _call(seen: Seen) -> int:
-    return seen.calls if isinstance(seen.module, Stateful) and seen.module.step == "single" else 0
+    return seen.calls if seen.stateful is not None and seen.stateful.step == "single" else 0
 
 
 def _named(seen: Seen) -> str:

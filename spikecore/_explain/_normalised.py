@@ -8,12 +8,12 @@ from typing import List, Optional, Tuple
 from torch import nn
 
 from spikecore._explain._layers import Layer
-from spikecore._fusing import pairs
 from spikecore._plugins.selection import REFERENCE
 from spikecore._shell.binding import backend_on
+from spikecore._shell.hooks import is_watched_itself
 from spikecore._shell.in_turn import calls_as
-from spikecore._shell.norms import can_defer, is_watched
-from spikecore._shell.prologued import prologue_of
+from spikecore._transforms import pairs
+from spikecore.layers._batch_norm_stats import is_plain_norm
 from spikecore.neuron import Neuron
 
 #: A layer with its module, and the module that computed its first input.
@@ -26,7 +26,7 @@ def behind_norms(net: nn.Module, placed: List[Placed], device_type: str) -> Tupl
 
     Left out is one whose input is one step repeated: it is normalised once, and no kernel of both is used.
     """
-    taken = set(pairs(net))
+    taken = {(pair.norm.module, pair.neuron.module) for pair in pairs(net)}
     of = {module: layer for layer, module, _ in placed}
     fused: List[Layer] = []
     by_hand: List[Layer] = []
@@ -49,10 +49,10 @@ def _has_kernel(neuron: Neuron, device_type: str) -> bool:
 
 def _can_be_one(normalised: Layer, norm: nn.Module, layer: Layer, neuron: Neuron) -> bool:
     """Whether a ``NormNeuron`` of both computes what they compute."""
-    if not can_defer(norm) or len(neuron.inputs) != 1 or prologue_of(neuron) is not None:
+    if not is_plain_norm(norm) or len(neuron.inputs) != 1:
         return False
     # hooks, and a forward of a derived class, would see what is not normalised yet
-    if not calls_as(neuron, Neuron) or is_watched(neuron):
+    if not calls_as(neuron, Neuron) or is_watched_itself(neuron):
         return False
     # one of them that is called more often stands beside something else, too
     if normalised.calls != layer.calls or prod(normalised.shape) != prod(layer.shape):

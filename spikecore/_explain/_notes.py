@@ -9,9 +9,8 @@ from torch import nn
 from spikecore._delay import Delay
 from spikecore._explain._watching import Seen
 from spikecore._packed import PackedConv2d, PackedLinear
-from spikecore._pooling import CompactAvgPool2d, CompactMaxPool2d
-from spikecore._shell.norms import Deferred
-from spikecore._shell.prologued import prologue_of
+from spikecore.layers import NormNeuron
+from spikecore.layers._pooling import CompactAvgPool2d, CompactMaxPool2d
 from spikecore.neurons import Recurrent
 
 #: What layers keep for backward.
@@ -26,14 +25,11 @@ _KEEPS: Mapping[Type[nn.Module], str] = {
 def notes(seen: Seen) -> Tuple[str, ...]:
     """Sentences without a full stop, for the lines under the row of a layer."""
     found: List[str] = []
-    prologue = prologue_of(seen.module)
-    if prologue is not None:
-        skip = {"": "", "before": ", and adds a shortcut before it", "after": ", and adds a shortcut to its spikes"}
-        added = skip[prologue.shortcut] if len(seen.inputs) > 1 else ""
-        apart = f"; not in one kernel: {prologue.reason}" if prologue.reason else ""
+    if isinstance(seen.module, NormNeuron):
+        skip = {None: "", "before": ", and adds a shortcut before it", "after": ", and adds a shortcut to its spikes"}
+        added = skip[seen.module.shortcut] if len(seen.inputs) > 1 else ""
+        apart = f"; not in one kernel: {seen.module.reason}" if seen.module.reason else ""
         found.append(f"normalises its input{added}{apart}")
-    if isinstance(seen.module, Deferred):
-        found.append("the neuron behind it normalises")
     found.extend(text for kind, text in _KEEPS.items() if isinstance(seen.module, kind))
     if isinstance(seen.module, Delay):
         found.append(seen.module.in_words())

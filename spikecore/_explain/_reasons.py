@@ -10,7 +10,6 @@ from spikecore._delay import Delay
 from spikecore._explain._layers import OWN, REPEATED, Copy
 from spikecore._explain._traffic import Moved, Traffic
 from spikecore._explain._watching import Given, Seen
-from spikecore._shell.state import Stateful
 from spikecore.layers import TimeBatched
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
@@ -21,7 +20,7 @@ def copies(seen: Seen, moved: Traffic) -> Tuple[Copy, ...]:
 
     Those of a neuron that runs as operations of torch are among these operations, which its words count.
     """
-    if isinstance(seen.module, Stateful) and not seen.compiles:
+    if seen.stateful is not None and not seen.compiles:
         return ()
     if isinstance(seen.module, Recurrent) and isinstance(seen.module.linear, Delay):
         return ()  # of weights by lag and of sums that wait, which no layout of the data would take away
@@ -32,7 +31,7 @@ def copies(seen: Seen, moved: Traffic) -> Tuple[Copy, ...]:
         if isinstance(seen.module, Recurrent) and one.numbers not in _whole(seen):
             continue  # of the weight and of one step's state, which no layout of the data would take away
         reason = _reason(seen, one)
-        if isinstance(seen.module, Neuron) and not one.converts and one.numbers in _whole(seen):
+        if isinstance(seen.stateful, Neuron) and not one.converts and one.numbers in _whole(seen):
             if not one.backward:
                 inputs += not _has_dense_steps(seen.inputs[0])
             elif inputs:
@@ -51,7 +50,7 @@ def _reason(seen: Seen, one: Moved) -> str:
         if first.layout.startswith("one step repeated"):
             return f"{REPEATED} {first.shape[0]} times is written out to fold time into the batch"
         return f"time and batch do not follow each other in memory ({first.layout}), so that folding them copies"
-    if isinstance(seen.module, Stateful):
+    if seen.stateful is not None:
         if one.backward:
             return "the gradient of the output does not lie as the input does"
         if first is not None and not _has_dense_steps(first):

@@ -28,11 +28,11 @@ from spikecore._shell.binding import chosen_anew, request
 from spikecore._shell.checks import shown
 from spikecore._shell.misplaced import guided
 from spikecore._shell.processes import unwrapped
-from spikecore._shell.prologue import Prologue
-from spikecore._shell.prologued import prologue_of
-from spikecore._shell.state import Stateful
 from spikecore.functional import stateful_modules, to_rest
 from spikecore.kernels import KernelBackend
+from spikecore.layers import NormNeuron
+from spikecore.layers._batch_norm_stats import takes_batch
+from spikecore.layers.norm_neuron import neuron_of
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 
@@ -156,10 +156,9 @@ def _note_backend(seen: Seen) -> None:
     if resolved is not None:
         seen.backend, seen.reason = resolved.backend.name, resolved.reason
         seen.compiles = isinstance(resolved.backend, KernelBackend)
-        prologue = prologue_of(neuron)
-        if prologue is not None:
-            apart = f"normalised before it: {prologue.reason}"
-            seen.reason += "; " + (apart if prologue.reason else "normalises its input in the same kernel")
+        if isinstance(seen.module, NormNeuron):
+            why = seen.module.reason
+            seen.reason += f"; normalised before it: {why}" if why else "; normalises its input in the same kernel"
         if isinstance(seen.module, Recurrent) and seen.module.looped is not None:
             looped = seen.module.looped
             seen.reason += f"; a loop over the steps: {looped}" if looped else "; all steps in one call"
@@ -171,7 +170,7 @@ def _neuron(module: nn.Module) -> Optional[Neuron]:
     """The neuron whose backend computes a layer."""
     if isinstance(module, Recurrent):
         return module.neuron
-    return module if isinstance(module, Neuron) else None
+    return neuron_of(module)
 
 
 def _explanation(
@@ -180,7 +179,7 @@ def _explanation(
     times = {
         seen.steps
         for seen in watching.order
-        if isinstance(seen.module, Stateful) and seen.module.step == "multi" and seen.steps
+        if seen.stateful is not None and seen.stateful.step == "multi" and seen.steps
     }
     found = [(seen, _layer(seen, moved.get(seen.number, Traffic()), times, training)) for seen in watching.order]
     found = [(seen, layer) for seen, layer in found if _is_shown(seen, layer)]
@@ -202,7 +201,7 @@ def _explanation(
 def _look_at_states(watching: Watching) -> None:
     """Whether a layer of neurons that fires at no step, or at each, does so because its state is not finite."""
     for seen in watching.order:
-        if watching.finite.origin is None and seen.sample and isinstance(seen.module, Stateful):
+        if watching.finite.origin is None and seen.sample and seen.stateful is not None:
             outcome = run_again(seen.module, seen.sample, record=True)
             if outcome.spoilt:
                 watching.finite.note_state(seen, outcome.spoilt, outcome.step)
@@ -216,12 +215,12 @@ def _is_shown(seen: Seen, layer: Layer) -> bool:
 def _is_layer(seen: Seen) -> bool:
     """Whether a module computes by itself, and not by the modules that it holds alone."""
     parts, own = seen.module.children(), seen.module.parameters(recurse=False)
-    return isinstance(seen.module, Stateful) or not any(True for _ in parts) or any(True for _ in own)
+    return seen.stateful is not None or not any(True for _ in parts) or any(True for _ in own)
 
 
 def _layer(seen: Seen, moved: Traffic, times: Iterable[int], training: bool) -> Layer:
     first, last = seen.inputs[0] if seen.inputs else None, seen.output
-    stateful = isinstance(seen.module, Stateful)
+    stateful = seen.stateful is not None
     return Layer(
         name=seen.name,
         kind=type(seen.module).__name__,
@@ -245,46 +244,42 @@ def _layer(seen: Seen, moved: Traffic, times: Iterable[int], training: bool) -> 
 
 
 def _moved_words(seen: Seen, moved: Traffic, training: bool) -> Dict[str, Optional[float]]:
-    neuron = seen.module
-    if not isinstance(neuron, Neuron) or not seen.elements or not seen.inputs:
+    neuron, layer = neuron_of(seen.module), seen.module
+    if neuron is None or not seen.elements or not seen.inputs:
         return {"words": None, "floor": None}
     steps = neuron.repeat if neuron.repeat is not None and neuron.step == "multi" else 1
     elements = seen.elements * steps
     reads = [1.0 / (one.shape[0] if one.layout.startswith("one step repeated") else steps) for one in seen.inputs]
     wanted = [one.requires_grad for one in seen.inputs]
-    learns = any(parameter.requires_grad for parameter in neuron.parameters())
+    learns = any(parameter.requires_grad for parameter in layer.parameters())
     backward = training and (learns or any(wanted))
-    prologue = prologue_of(neuron)
     # a shortcut is no input of the neuron
     count = len(neuron.program.inputs)
     floor = by_kernels = words_of_call(neuron, reads[:count], wanted[:count], backward)
-    if prologue is not None:
-        statistics, beside = _words_of_prologue(prologue, reads, wanted, backward)
+    if isinstance(layer, NormNeuron):
+        statistics, beside = _words_of_norm(layer, reads, wanted, backward)
         floor += statistics + beside
-        by_kernels += 0.0 if prologue.reason else beside
+        by_kernels += 0.0 if layer.reason else beside
     words = moved.words / elements
     if seen.compiles or words < floor:  # its kernels are no operations of torch
         words += by_kernels + 2 * seen.checkpoints / elements
-    if prologue is not None and not prologue.reason:
+    if isinstance(layer, NormNeuron) and not layer.reason:
         # statistics are an operation of torch, or of kernels, which nobody saw
         words = max(words, floor)
     return {"words": words, "floor": floor}
 
 
-def _words_of_prologue(
-    prologue: Prologue, reads: List[float], wanted: List[bool], backward: bool
-) -> Tuple[float, float]:
+def _words_of_norm(layer: NormNeuron, reads: List[float], wanted: List[bool], backward: bool) -> Tuple[float, float]:
     """What batch normalisation and a shortcut move beside the neuron behind them: for statistics, and for the rest.
 
     Statistics read the input. So does the backward pass once more, with the cotangent, for the sums that its gradient
     needs. Where the input is one step repeated, the cotangent summed over time takes as little as the input: it is
     written and read instead. A shortcut is read, and the gradient of one before the neuron written.
     """
-    norm = prologue.norm
-    takes = norm.training or getattr(norm, "running_mean", None) is None
+    takes = takes_batch(layer.norm)
     words = min(1 + reads[0], 3 * reads[0]) if takes and backward else 0.0
     for read, wants in zip(reads[1:], wanted[1:]):
-        words += read + read * (backward and wants and prologue.shortcut == "before")
+        words += read + read * (backward and wants and layer.shortcut == "before")
     return reads[0] if takes else 0.0, words
 
 

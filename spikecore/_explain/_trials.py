@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base import finite
-from spikecore._shell.prologued import prologue_of
 from spikecore._shell.ranges import Interval
-from spikecore._shell.state import Stateful
+from spikecore.layers import NormNeuron
+from spikecore.layers.norm_neuron import stateful_of
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 
@@ -74,7 +74,7 @@ def is_saturated(rate: float) -> bool:
     return rate > 1.0 - HARDLY
 
 
-def tried(module: Stateful, calls: Calls, silent: bool) -> List[Trial]:
+def tried(module: nn.Module, calls: Calls, silent: bool) -> List[Trial]:
     """The settings that bring a layer into the range, the smallest change first; the size of its input comes last."""
     own = [_along(module, calls, knob, silent) for knob in _knobs(module)]
     of_input = [_along(module, calls, _of_input(sign), silent) for sign in (-1, 1)]
@@ -82,7 +82,7 @@ def tried(module: Stateful, calls: Calls, silent: bool) -> List[Trial]:
     return [*smallest, *[trial for trial in of_input if trial is not None]]
 
 
-def run_again(module: Stateful, calls: Calls, record: bool = False) -> Outcome:
+def run_again(module: nn.Module, calls: Calls, record: bool = False) -> Outcome:
     """What a layer of neurons gives on the inputs of ``calls``, from rest. ``record``: look at its states, too."""
     run = cast(Any, module).run
     spikes = outputs = 0
@@ -91,8 +91,7 @@ def run_again(module: Stateful, calls: Calls, record: bool = False) -> Outcome:
         for given in _sequences(module, calls):
             y, _, *traced = run(*given, record=names) if names else run(*given)
             first = y[0] if isinstance(y, tuple) else y
-            prologue = prologue_of(_neuron(module))
-            if prologue is not None and prologue.shortcut == "after" and len(given) > 1:
+            if isinstance(module, NormNeuron) and module.shortcut == "after" and len(given) > 1:
                 first = first - given[1]
             spikes += int((first != 0).sum())
             outputs += first.numel()
@@ -104,8 +103,9 @@ def run_again(module: Stateful, calls: Calls, record: bool = False) -> Outcome:
     return Outcome(spikes / outputs if outputs else 0.0)
 
 
-def _sequences(module: Stateful, calls: Calls) -> Iterator[Tuple[Tensor, ...]]:
+def _sequences(layer: nn.Module, calls: Calls) -> Iterator[Tuple[Tensor, ...]]:
     """The inputs of each call of ``run``: calls that continue one another are one sequence."""
+    module: Any = stateful_of(layer)
     at_once = [[x.unsqueeze(0) for x in given] if module.step == "single" else list(given) for given in calls]
     shapes = {tuple(x.shape[1:] for x in given) for given in at_once}
     if module.continues and len(shapes) == 1:
@@ -114,7 +114,7 @@ def _sequences(module: Stateful, calls: Calls) -> Iterator[Tuple[Tensor, ...]]:
         yield from map(tuple, at_once)
 
 
-def _along(module: Stateful, calls: Calls, knob: _Knob, silent: bool) -> Optional[Trial]:
+def _along(module: nn.Module, calls: Calls, knob: _Knob, silent: bool) -> Optional[Trial]:
     """The smallest change of one setting that brings the rate into the range; None where none does."""
 
     def trial(change: float) -> Optional[Trial]:
@@ -143,7 +143,7 @@ def _along(module: Stateful, calls: Calls, knob: _Knob, silent: bool) -> Optiona
     return best
 
 
-def _rate_with(module: Stateful, calls: Calls, change: Callable[[Any], Any]) -> Optional[float]:
+def _rate_with(module: nn.Module, calls: Calls, change: Callable[[Any], Any]) -> Optional[float]:
     """The rate of a copy that was changed; None where the neuron refuses the value, or stops being finite."""
     other = copy.deepcopy(module)
     try:
@@ -159,7 +159,7 @@ def _rate_with(module: Stateful, calls: Calls, change: Callable[[Any], Any]) -> 
 # -- settings
 
 
-def _knobs(module: Stateful) -> Iterator[_Knob]:
+def _knobs(module: nn.Module) -> Iterator[_Knob]:
     """Each setting, in each direction."""
     neuron = _neuron(module)
     for name in neuron.params:
@@ -244,4 +244,4 @@ def _of_input(sign: int) -> _Knob:
 
 def _neuron(module: Any) -> Any:
     """The neuron of a layer, whose settings count."""
-    return module.neuron if isinstance(module, Recurrent) else module
+    return module.neuron if isinstance(module, (Recurrent, NormNeuron)) else module

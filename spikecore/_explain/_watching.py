@@ -20,9 +20,8 @@ from spikecore._explain._traffic import ASIDE, RANGE
 from spikecore._explain._trials import is_saturated, is_silent
 from spikecore._shell.hooks import observing
 from spikecore._shell.in_turn import time_makers
-from spikecore._shell.prologued import prologue_of
-from spikecore._shell.state import Stateful
-from spikecore.layers import TimeBatched
+from spikecore.layers import NormNeuron, TimeBatched
+from spikecore.layers.norm_neuron import stateful_of
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 
@@ -44,6 +43,8 @@ class Seen:
 
     def __init__(self, number: int, name: str, module: nn.Module) -> None:
         self.number, self.name, self.module = number, name, module
+        #: What has its state over time, itself or the neuron of a ``NormNeuron``.
+        self.stateful = stateful_of(module)
         self.calls = 0
         #: What computed the first input of the first call, if a module of the network did.
         self.source: Optional[nn.Module] = None
@@ -85,7 +86,7 @@ class Watching:
         for name, module in net.named_modules():
             if module not in within:
                 self.seen[module] = Seen(len(self.seen), name, module)
-            if isinstance(module, Stateful):
+            if stateful_of(module) is not None:
                 # what it holds, such as the neuron and the layer of Recurrent, is part of it
                 within.update(part for part in module.modules() if part is not module)
         self.order: List[Seen] = []
@@ -121,7 +122,7 @@ class Watching:
             for module, seen in self.seen.items():
                 handles.append(module.register_forward_pre_hook(self._begins(seen), with_kwargs=True))
                 handles.append(module.register_forward_hook(self._ends(seen), with_kwargs=True))
-                if isinstance(module, (Neuron, Recurrent, Delay)):
+                if isinstance(module, (Neuron, NormNeuron, Recurrent, Delay)):
                     vars(module)["run"] = self._run(seen, module.run)  # which no hook sees
                     wrapped.append(module)
             with cast(ContextManager[Any], torch.autograd.graph.saved_tensors_hooks(self._keep, Held.tensor)):
@@ -184,15 +185,15 @@ class Watching:
     def _note_steps(self, seen: Seen, x: Tensor, folded: Tuple[int, int]) -> None:
         """How many time steps the first input has, and whether they are all the same."""
         steps, batch = folded
-        if seen.module in self._makers:
+        if seen.module in self._makers or seen.stateful in self._makers:
             self._timed = True
-            seen.steps = getattr(seen.module, "repeat", None) or 0
+            seen.steps = getattr(seen.stateful, "repeat", None) or 0
         elif not self._timed:
             seen.once = not any(True for _ in seen.module.children())
         elif steps and x.shape[0] == steps * batch:
             seen.steps = steps
             seen.repeated = is_repeated(x.unflatten(0, (steps, batch)), steps)
-        elif not (isinstance(seen.module, Stateful) and seen.module.step == "single"):
+        elif seen.stateful is None or seen.stateful.step != "single":
             seen.steps = x.shape[0]
             seen.repeated = is_repeated(x, seen.steps)
 
@@ -208,7 +209,7 @@ class Watching:
                 seen.given += _apart(value)
                 if seen.output is None:
                     seen.output = _described(value)
-                if _may_fire(seen.module):
+                if _may_fire(seen):
                     self._note_spikes(seen, value, given)
 
     def _note_spikes(self, seen: Seen, value: Tensor, given: List[Tensor]) -> None:
@@ -237,7 +238,7 @@ class Watching:
         if seen is not None and value.layout is torch.strided:
             storage, size = storage_of(value), value.untyped_storage().nbytes()
             made = storage not in self._given[-1]
-            spikes = self._spikes.get(storage) == size and not _may_fire(seen.module)
+            spikes = self._spikes.get(storage) == size and not _may_fire(seen)
             self._held.append((weakref.ref(held), seen, made, spikes))
         return held
 
@@ -260,15 +261,14 @@ class Watching:
                     seen.saved_spikes += one.bytes
 
 
-def _may_fire(module: nn.Module) -> bool:
+def _may_fire(seen: Seen) -> bool:
     """Whether outputs of 0 and 1 are spikes of this module."""
-    return isinstance(module, Stateful) and not isinstance(module, Delay)
+    return seen.stateful is not None and not isinstance(seen.module, Delay)
 
 
 def _adds_behind(module: nn.Module) -> bool:
     """Whether a neuron adds a shortcut to its spikes."""
-    prologue = prologue_of(module)
-    return prologue is not None and prologue.shortcut == "after"
+    return isinstance(module, NormNeuron) and module.shortcut == "after"
 
 
 def _apart(x: Tensor) -> int:

@@ -20,6 +20,7 @@ from spikecore._shell.checks import shown
 from spikecore._shell.in_turn import makes_time
 from spikecore._shell.processes import unwrapped
 from spikecore.functional import stateful_modules, to_rest
+from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 
 #: Picojoules of a 32-bit floating-point multiplication and addition, of the addition alone.
@@ -189,7 +190,7 @@ def _samples(net: nn.Module, x: Tensor, steps: int, called: List[Layer]) -> int:
     """The size of the batch: of ``[T, B, ...]`` the second dimension, of an input without time the first."""
     if x.ndim < 2 or makes_time(net) or x.shape[0] != steps:
         return max(1, x.shape[0]) if x.ndim else 1
-    multi = any(isinstance(module, FIRING) and module.step == "multi" for module in net.modules())
+    multi = any(isinstance(module, (Neuron, Recurrent)) and module.step == "multi" for module in net.modules())
     if not multi and steps == 1:
         return 1
     # of as many samples as steps, the neurons say which: they have the batch, or the batch and its tokens in one

@@ -14,11 +14,13 @@ from spikecore._shell.checks import shown
 from spikecore._shell.processes import unwrapped
 from spikecore._shell.state import Stateful, unwatch, watch
 from spikecore.functional import stateful_modules
+from spikecore.layers import NormNeuron
+from spikecore.layers.norm_neuron import stateful_of
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 
 #: What is watched.
-FIRING = (Neuron, Recurrent)
+FIRING = (Neuron, NormNeuron, Recurrent)
 
 
 @contextmanager
@@ -95,13 +97,13 @@ def monitor(
 
 
 def _watchable(net: nn.Module) -> Dict[str, Stateful]:
-    """The neurons of a network by name; what one of them holds, as Recurrent does, is part of it."""
+    """The neurons of a network by the names of their layers; what a layer holds, as Recurrent does, is part of it."""
     stateful_modules(net)
     found: Dict[str, Stateful] = {}
     within: Set[nn.Module] = set()
     for name, module in unwrapped(net).named_modules():
         if isinstance(module, FIRING) and module not in within:
-            found[name] = module
+            found[name] = stateful_of(module)  # type: ignore[assignment]  # each of these has one
             within.update(module.modules())
     if not found:
         raise ValueError(f"net={shown(net)} has no spikecore neuron to watch; give the network that holds them")

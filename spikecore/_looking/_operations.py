@@ -24,7 +24,8 @@ from spikecore._shell.hooks import observing
 from spikecore._shell.in_turn import time_makers
 from spikecore.backend import Unsupported
 from spikecore.dtypes import has_float64
-from spikecore.layers import Delay
+from spikecore.layers import Delay, NormNeuron
+from spikecore.layers.norm_neuron import stateful_of
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 
@@ -88,7 +89,7 @@ class Counting(TorchDispatchMode):
 
     def _begins(self, name: str) -> Callable[..., None]:
         def begins(module: nn.Module, args: Any) -> None:
-            self._timed = self._timed or module in self._makers
+            self._timed = self._timed or module in self._makers or stateful_of(module) in self._makers
             self._stack.append((module, name))
 
         return observing(begins)
@@ -101,7 +102,7 @@ class Counting(TorchDispatchMode):
         name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else ""
         within = self._stack[-1][0] if self._stack else None
         # what a neuron computes within a step is no synapse
-        if isinstance(within, Neuron) or within is None:
+        if isinstance(within, (Neuron, NormNeuron)) or within is None:
             return out
         if name in _UNSEEN or ("attention" in name and not name.endswith("_math")):
             raise Unsupported(

@@ -14,13 +14,11 @@ from torch import Tensor, nn
 from spikecore._base.locking import Lock
 from spikecore._looking._logged import log
 from spikecore._looking._table import as_html, as_text
-from spikecore._shell.prologued import prologue_of
 from spikecore._shell.state import Stateful
 from spikecore._shell.watchers import Watcher
 from spikecore.backend import Tensors
 from spikecore.dtypes import has_float64
 from spikecore.lang import Node, Program
-from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 
 #: Operations of whole numbers that give whole numbers, and those whose first argument only chooses.
@@ -82,8 +80,6 @@ class Layer(Watcher):
             #: Sums over time and batch, by the device and the shape of a sample.
             self._sums: Dict[Tuple[torch.device, Tuple[int, ...]], Tensor] = {}
             self._samples = 0
-            #: Whether all outputs that could be other numbers were whole ones, for each device.
-            self._whole: Dict[torch.device, Tensor] = {}
 
     def take(
         self, module: nn.Module, inputs: Tensors, outputs: Tensors, trace: Mapping[str, Tensor], single: bool
@@ -91,20 +87,16 @@ class Layer(Watcher):
         """Note a call."""
         neuron: Any = module.neuron if isinstance(module, Recurrent) else module
         carries = isinstance(module, Stateful) and module.carrying
-        prologue = prologue_of(neuron) if isinstance(neuron, Neuron) else None
-        # an optional one is not given to a neuron that is watched
-        added = prologue is not None and prologue.shortcut == "after" and not prologue.optional
         index = _spiking(neuron.program)
         y = outputs[index or 0]
         if not self._grad:
             y, trace = y.detach(), {name: value.detach() for name, value in trace.items()}
         with torch.set_grad_enabled(self._grad and torch.is_grad_enabled()):
-            total = None if index is None else self._sum(y, added or not _binary(neuron.program, index))
+            total = None if index is None else self._sum(y, not _binary(neuron.program, index))
         steps, batch = y.shape[0], y.shape[1] if y.ndim > 1 else 1
         count = None if total is None else total.detach().sum()
         sizes = tuple([_sizes(x.detach()) for x in inputs if x.numel() and x.is_floating_point()])
         call = Call(steps, batch, y if self._keeps else None, dict(trace), count, y.numel(), sizes, single)
-        whole = (y == y.detach().round()).all() if added and total is not None else None
         with self._lock:
             self._continued = self._continued and (single or carries)
             self._calls.append(call)
@@ -113,8 +105,6 @@ class Layer(Watcher):
                 before = self._sums.get(key)
                 self._sums[key] = total if before is None else before + total
                 self._samples += steps * batch
-            if whole is not None:
-                self._whole[y.device] = whole & self._whole.get(y.device, whole)
 
     def _sum(self, y: Tensor, graded: bool) -> Tensor:
         # float32 counts no further than 2**24, which an epoch can pass; not all devices have float64
@@ -134,8 +124,8 @@ class Layer(Watcher):
 
     @property
     def fires(self) -> bool:
-        """Whether what came out were spikes: of a shortcut that was added, whether all sums were whole numbers."""
-        return bool(self._sums) and all(map(bool, self._whole.values()))
+        """Whether what came out were spikes."""
+        return bool(self._sums)
 
     @property
     def rate(self) -> Optional[float]:

@@ -32,8 +32,8 @@ from spikecore._shell.needs import lacking
 from spikecore._shell.state import Stateful
 from spikecore.backend import Backend, Feedback, Runner, Spec, Unsupported
 from spikecore.lang import Program
-from spikecore.lang._plain import is_compiling, is_exporting
 from spikecore.lang._derived import repeated
+from spikecore.lang._plain import is_compiling, is_exporting
 
 #: Unique id of a definition until the hash of its program is known.
 _definitions = itertools.count()
@@ -74,10 +74,10 @@ class DefinitionCache:
     in_both_modes: bool = False
     #: Kind of call -> its runner. Keys are content: neurons of one program share compiled code, and agree on the keys.
     runners: Dict[CallKind, Runner] = field(default_factory=dict)
-    #: The same of calls in which the neuron normalises its input (see :mod:`spikecore._shell.prologue`).
-    fused: Dict[Any, Runner] = field(default_factory=dict)
-    #: Calls that passed every check, by their kind: an :class:`~spikecore._shell.earlier.Earlier`, or where the neuron
-    #: normalises its input a :class:`~spikecore._shell.fused.FusedCall`.
+    #: The same of programs that other modules make of this one, by keys of their own: ``NormNeuron``.
+    derived: Dict[Any, Runner] = field(default_factory=dict)
+    #: Calls that passed every check, by their kind: an :class:`~spikecore._shell.earlier.Earlier`, or what such a
+    #: module notes of its calls.
     quick: Dict[Tuple[Any, ...], Any] = field(default_factory=dict)
 
 

@@ -6,14 +6,14 @@ Otherwise :class:`~spikecore.neurons.Recurrent` computes one step after the othe
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
 
 from spikecore._base.autocast import autocast_dtype
 from spikecore._shell import checks, parameters, processes
-from spikecore._shell.prologued import Prologued
+from spikecore._shell.graphed import Graphed
 from spikecore.backend import FEEDBACK_BIAS, FEEDBACK_WEIGHT, Feedback, Tensors
 from spikecore.lang._plain import PLAIN, is_plain
 
@@ -30,14 +30,15 @@ class Matrix(NamedTuple):
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
 
-class FedBack(Prologued):
+class FedBack(Graphed):
     """A neuron that may be fed back."""
+
+    states: Mapping[str, Union[float, str]]
+    channel_dim: int
 
     def _why_not(self, x: Tensor, state: Optional[Tensors], matrix: Matrix, record: Sequence[str]) -> str:
         if not is_plain(x):
             return "torch traces or transforms the call, or x is no plain tensor"
-        if self._prologue is not None:
-            return f"{type(self).__name__} normalises its input"
         others = (*(state or ()), *matrix.tensors)
         if any(type(value) not in PLAIN or value.device != x.device for value in others):
             return "weight, bias or state is no plain tensor beside x"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Mapping, Optional, Sequence, Tuple
+from typing import Callable, Mapping, Optional, Sequence, Tuple
 
 from torch import Tensor
 
 from spikecore._shell import watchers
 from spikecore._shell.feedback import FedBack
-from spikecore._shell.fused_calls import Results
+from spikecore._shell.state import State
+from spikecore.backend import Tensors
+
+#: Outputs of a call, state after it, recorded states.
+Results = Tuple[Tensors, Optional[State], Tensors]
 
 
 class Watched(FedBack):
@@ -20,10 +24,10 @@ class Watched(FedBack):
         state: Optional[Mapping[str, Tensor]],
         record: Tuple[str, ...],
         final: bool,
-        single: bool = False,
+        single: bool,
+        execute: Callable[..., Results],
     ) -> Results:
-        """A call with a record; what watches the neuron is told of it."""
-        execute = self._execute if self._prologue is None else self._behind_prologue
+        """A call with a record, as ``execute`` computes it; what watches the neuron is told of it."""
         told = self._watchers
         if not told:
             return execute(inputs, state, record, final, single)

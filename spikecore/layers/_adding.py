@@ -8,34 +8,28 @@ from torch import Tensor, nn
 
 from spikecore._shell.hooks import is_watched
 from spikecore._shell.in_turn import in_turn
-from spikecore._shell.prologued import prologue_of
-from spikecore._shell.state import has_watchers
-from spikecore.neuron import Neuron
+from spikecore.layers.norm_neuron import NormNeuron
 
 
 class Adding(nn.Module):
     """A module that adds a shortcut to what its ``body`` gives.
 
-    Once :func:`spikecore.fuse` had the neuron at the end of the body normalise its own input, the sum is computed by
-    that neuron's kernel, if nothing sees what the body gives: no hook, no ``forward`` of an object, no monitor.
+    Once :func:`spikecore.fuse` put a ``NormNeuron`` at the end of the body, the sum is computed by its kernel, if
+    nothing sees what the body gives: no hook, no ``forward`` of an object.
     """
 
     body: nn.Sequential
 
-    def ending(self) -> Optional[Neuron]:
-        """The neuron at the end of the body, None where there is another module."""
+    def ending(self) -> Optional[nn.Module]:
+        """The module at the end of the body, None where that is not known."""
         body = self.body
         # anything may have been put in its place
-        if not in_turn(body) or not len(body):
-            return None
-        last = [*body][-1]
-        return last if isinstance(last, Neuron) else None
+        return [*body][-1] if in_turn(body) and len(body) else None
 
     def sum(self, x: Tensor, shortcut: Optional[Callable[[Tensor], Tensor]] = None) -> Tensor:
         """``body(x) + shortcut(x)``, the body computed first; ``body(x) + x`` without a shortcut."""
         last = self.ending()
-        prologue = None if last is None else prologue_of(last)
-        if last is None or prologue is None or not prologue.optional or self._is_seen(last):
+        if not isinstance(last, NormNeuron) or not last.adds_for_block or self._is_seen(last):
             y = self.body(x)
             added: Tensor = y + (x if shortcut is None else shortcut(x))
             return added
@@ -45,7 +39,7 @@ class Adding(nn.Module):
         added = last(y, x if shortcut is None else shortcut(x))
         return added  # noqa: RET504  # typed above: a call of a module is Any
 
-    def _is_seen(self, last: Neuron) -> bool:
+    def _is_seen(self, last: nn.Module) -> bool:
         # torch 2.0 has no Module.compile
         compiled = getattr(self.body, "_compiled_call_impl", None) is not None
-        return compiled or has_watchers(last) or is_watched(self.body) or is_watched(last)
+        return compiled or is_watched(self.body) or is_watched(last)

@@ -12,7 +12,6 @@ from spikecore.layers._adding import Adding
 from spikecore.layers._arguments import counts, makers
 from spikecore.layers._norms import normalised, silenced
 from spikecore.layers._time_batched import TimeBatched
-from spikecore.neuron import Neuron
 
 #: Makes the neuron of one place, and the normalisation of so many channels.
 MakeNeuron = Callable[[], nn.Module]
@@ -96,8 +95,8 @@ class SEWBlock(Adding):
         # 1 - a is 0 or 1 where a is
         return multiplied(a, s) if self.connect == "and" or a == Whole(1) else None
 
-    def ending(self) -> Optional[Neuron]:
-        """The neuron to whose spikes those of the shortcut are added."""
+    def ending(self) -> Optional[nn.Module]:
+        """The module to whose spikes those of the shortcut are added."""
         return super().ending() if self.connect == "add" else None
 
     def extra_repr(self) -> str:

@@ -6,7 +6,7 @@ from typing import Callable, Dict, List, Optional, TypeVar
 
 from torch import nn
 
-from spikecore._hoisting import move_encoders
+from spikecore._transforms import move_encoders
 from spikecore.encode import Constant
 from spikecore.layers import TimeBatched
 from spikecore.neurons import LIF

@@ -19,16 +19,14 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from spikecore._base.files import replacing
 from spikecore._delay import Delay
-from spikecore._norm_neuron import NormNeuron
 from spikecore._shell import checks
 from spikecore._shell.hooks import is_watched_itself
 from spikecore._shell.processes import unwrapped
-from spikecore._shell.prologued import prologue_of
 from spikecore._shell.state import Stateful
 from spikecore._shell.stepped import Stepped
 from spikecore.encode import Encoder
 from spikecore.layers import TimeBatched
-from spikecore.neuron import Neuron
+from spikecore.layers.norm_neuron import NormNeuron
 from spikecore.neurons import Recurrent
 from spikecore.nir._conventions import check_discretization, check_dt
 from spikecore.nir._file import metadata_of, package
@@ -314,8 +312,6 @@ class Drawn:
                 f"{owner} is called twice, first as {self._done[id(module)]!r}; make a layer for each place"
             )
         self._done[id(module)] = name
-        if isinstance(module, Neuron) and prologue_of(module) is not None:
-            raise ValueError(f"{owner} normalises its input (sc.fuse, NormNeuron); {_HINTS['NormNeuron']}")
         if is_watched_itself(module):
             raise ValueError(f"{owner} has hooks or a forward of its own, which a graph would not have; remove them")
         name = name or type(module).__name__.lower()

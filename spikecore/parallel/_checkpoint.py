@@ -26,9 +26,7 @@ from spikecore._base.batches import flattened
 from spikecore._base.words import a_kind
 from spikecore._shell.checks import shown
 from spikecore._shell.in_turn import in_turn
-from spikecore._shell.norms import Deferred
 from spikecore._shell.processes import is_shard
-from spikecore._shell.prologued import prologue_of
 from spikecore._shell.state import Stateful, carried, put_back
 from spikecore.backend import Unsupported
 from spikecore.lang._plain import is_compiling
@@ -283,10 +281,7 @@ class _Region:
     """One call of some modules: its first run, and every other one as that was."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        inside = [part for module in modules for part in module.modules()]
-        # a neuron may normalise in the place of a module that stands in another group
-        others = [prologue.norm for prologue in map(prologue_of, inside) if prologue is not None]
-        self._parts = list(dict.fromkeys([*inside, *others]))
+        self._parts = list(dict.fromkeys(part for module in modules for part in module.modules()))
         self._norms = [part for part in self._parts if part.training and _is_norm(part)]
         self._neurons = [part for part in self._parts if isinstance(part, Stateful)]
         self._generators = [value for part in self._parts for value in vars(part).values() if _is_generator(value)]
@@ -378,8 +373,7 @@ def _contexts_of(modules: Sequence[nn.Module]) -> Callable[[], Contexts]:
 
 def _is_norm(module: nn.Module) -> bool:
     """Whether its running statistics are moved by torch's own forward, which does not read them in training."""
-    own = isinstance(module, _NormBase) and type(module).forward.__module__ in _NORMS
-    return own or isinstance(module, Deferred)
+    return isinstance(module, _NormBase) and type(module).forward.__module__ in _NORMS
 
 
 def _is_generator(value: Any) -> bool:

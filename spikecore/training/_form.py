@@ -21,10 +21,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from spikecore._base.batches import flattened, run_network
 from spikecore._packed import is_packed, pack
-from spikecore._shell.norms import is_average
 from spikecore._shell.processes import is_shard
-from spikecore._shell.prologued import prologue_of
 from spikecore.backend import Unsupported
+from spikecore.layers import NormNeuron
+from spikecore.layers._batch_norm_stats import is_average
 from spikecore.parallel import Pipeline
 from spikecore.training import _averages as averages
 from spikecore.training import _graph_passes
@@ -235,7 +235,7 @@ class Form:
         """What the compiler raised in one line, and what of the network is known to be a cause."""
         # how the compiler, and before torch 2.5 dynamo, says that a number was read from memory
         reads_number = any(word in str(error) for word in ("data-dependent", "data dependent", ".item("))
-        by_neurons = {prologue.norm for one in self.net.modules() for prologue in [prologue_of(one)] if prologue}
+        by_neurons = {one.norm for one in self.net.modules() if isinstance(one, NormNeuron)}
         for name, module in self.net.named_modules():
             counts = isinstance(module, _BatchNorm) and is_average(module)
             if reads_number and counts and module not in by_neurons:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore import _pooling
-from spikecore.layers import TimeBatched
+from spikecore.layers import TimeBatched, _pooling
 
 pytestmark = pytest.mark.gpu
 
@@ -28,8 +27,7 @@ def test_pooling_gives_the_numbers_of_torch(plain: nn.Module, dtype: torch.dtype
     x = torch.randint(-3, 4, (5, 64, 17, 20), device="cuda").to(dtype).contiguous(memory_format=LAYOUTS[layout])
     if isinstance(plain, nn.MaxPool2d):
         x[torch.rand(x.shape, device="cuda") < 0.02] = float("nan")
-    made = copy.deepcopy(plain)
-    _pooling.make_compact(made)
+    made = _pooling.compact(copy.deepcopy(plain))
     found = []
     for module in (plain, made):
         leaf = x.clone().requires_grad_()

@@ -35,7 +35,7 @@ def check_monitor(backend: str) -> None:
             loss = sum(layer.v.square().sum() + layer.spikes.sum() for layer in seen.layers)
         found[name] = seen, torch.autograd.grad(loss, x)[0]
     (expected, wanted), (seen, gradient) = found["torch"], found[backend]
-    assert list(seen) == ["norm.neuron", "back", "single", "out"]
+    assert list(seen) == ["norm", "back", "single", "out"]
     assert seen.rates == expected.rates
     assert all(0 < rate < 1 for rate in seen.rates.values())
     for one, other in zip(seen.layers, expected.layers):

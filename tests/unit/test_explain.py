@@ -302,7 +302,7 @@ def test_fused_normalisation_is_named() -> None:
     net = nn.Sequential(sc.layers.TimeBatched(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)), sc.LIF(backend="torch"))
     sc.fuse(net)
     found = sc.explain(net, torch.rand(4, 2, 2, 6, 6))
-    assert row(found, "0.module.1").notes == ("the neuron behind it normalises",)
+    assert row(found, "0.module.1").notes == ()
     (note,) = row(found, "1").notes
     assert note.startswith("normalises its input; not in one kernel: ")
     assert row(found, "1").floor == 8.0
@@ -328,7 +328,7 @@ def test_floor_of_a_step_that_repeats_before_a_normalisation(steps: int) -> None
         def forward(self, x: Tensor) -> Tensor:
             return self.block(x, x * 2)
 
-    layer = row(sc.explain(Adds(), torch.rand(4, 2, 3, 5, 5)), "block.neuron")
+    layer = row(sc.explain(Adds(), torch.rand(4, 2, 3, 5, 5)), "block")
     assert layer.notes[0].startswith("normalises its input, and adds a shortcut to its spikes")
 
 

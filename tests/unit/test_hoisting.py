@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore.layers import NormNeuron, TimeBatched
+from spikecore.layers import TimeBatched
 
 T, B = 5, 3
 IMAGE = (B, 4, 8, 8)
@@ -89,7 +89,7 @@ class TestLayers:
         """The neuron normalises its one step."""
         every = pair(TimeBatched(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6)), sc.LIF(backend="torch"))[1]
         fused = sc.hoist(sc.fuse(copy.deepcopy(every)))
-        assert fused[2].repeat == T
+        assert fused[2].neuron.repeat == T
         check_same(fused, every, values(*IMAGE))
 
     def test_batch_normalisation_counts_one_step(self):
@@ -110,7 +110,6 @@ class TestLayers:
             TimeBatched(nn.Flatten(0)),
             nn.BatchNorm1d(7),
             type("Mine", (nn.Linear,), {})(7, 7),
-            NormNeuron(nn.BatchNorm1d(7), sc.LIF()),
             sc.Recurrent(sc.LIF(), nn.Linear(7, 7)),
         ],
         ids=lambda layer: type(layer).__name__,

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from kernel_loop import LAYOUTS, SHAPE, Loop, bound, image, rows, same
-from spikecore._shell.prologued import prologue_of
 from spikecore.backend import Spec, Unsupported
 from spikecore.kernels import BackwardPlan, Geometry, KernelRunner
 from spikecore.kernels._normalised import Moments
@@ -206,7 +205,7 @@ def test_a_backend_may_finish_the_gradient_of_the_input(
     found = []
     for layer, dtype in ((mine, torch.float32), (its, torch.float64)):
         leaves = [value.detach().clone().to(dtype).requires_grad_() for value in given]
-        out, state = layer.neuron.run(*leaves)
+        out, state = layer.run(*leaves)
         (out.sum() + state["v"].square().sum()).backward()
         found.append([value.grad for value in leaves])
     for one, other in zip(*found):
@@ -245,7 +244,7 @@ def test_one_sample_without_space_is_normalised_over_time() -> None:
                 found.append(str(error))
         assert isinstance(found[0], str) or torch.equal(*found)
         assert type(found[0]) is type(found[1])
-        assert steps == 0 or prologue_of(layer.neuron).reason == "fused=False was asked for"
+        assert steps == 0 or layer.reason == "fused=False was asked for"
 
 
 class Without(Loop):
@@ -302,10 +301,10 @@ def test_why_two_layers_are_computed_is_said() -> None:
     x = image()
     layer = NormNeuron(norm(), sc.LIF(backend="torch"))
     layer(x)
-    assert "computes one operation after the other" in str(prologue_of(layer.neuron).reason)
+    assert "computes one operation after the other" in str(layer.reason)
     layer = NormNeuron(norm(), sc.LIF(backend="torch"), fused=True)
     layer(x)
-    assert prologue_of(layer.neuron).reason == ""
+    assert layer.reason == ""
     with installed(Without) as name:
         layer = NormNeuron(norm(), sc.LIF(backend=name), fused=True)
         with pytest.raises(
@@ -315,18 +314,18 @@ def test_why_two_layers_are_computed_is_said() -> None:
     assert int(layer.norm.num_batches_tracked) == 0
     layer = NormNeuron(norm(), bound(sc.LIF(), Loop()), fused=False)
     layer(x)
-    assert prologue_of(layer.neuron).reason == "fused=False was asked for"
+    assert layer.reason == "fused=False was asked for"
     layer = pair()[0]
     layer(x)
-    assert prologue_of(layer.neuron).reason == ""
+    assert layer.reason == ""
     other = NormNeuron(norm(), bound(sc.LIF(tau=torch.full((5,), 2.0), channel_dim=3), Loop()))
     other(x)
-    assert prologue_of(other.neuron).reason == "channel_dim=3, and a parameter is a tensor"
+    assert other.reason == "channel_dim=3, and a parameter is a tensor"
     with pytest.raises(Unsupported, match="is no plain input of the normalisation"):
         layer(x[..., :0])  # no number to normalise over
     layer.fused = None
     assert layer(x[..., :0]).shape == x[..., :0].shape
-    assert "is no plain input of the normalisation" in str(prologue_of(layer.neuron).reason)
+    assert "is no plain input of the normalisation" in str(layer.reason)
     with pytest.raises(TypeError, match="fused='yes' must be True, False or None"):
         NormNeuron(norm(), sc.LIF(), fused="yes")
 
@@ -394,15 +393,15 @@ def test_a_fused_network_on_kernels() -> None:
     plain = copy.deepcopy(net)
     sc.fuse(net)
     for module in net:
-        if isinstance(module, sc.Neuron):
-            bound(module, Loop())
+        if isinstance(module, NormNeuron):
+            bound(module.neuron, Loop())
     sc.set_backend(plain, "torch")
     found = []
     for each in (net, plain):
         x = image().requires_grad_()
         each(x).square().sum().backward()
         found.append([x.grad, *(p.grad for p in each.parameters()), *each.buffers()])
-    assert [prologue_of(module).reason for module in net if isinstance(module, sc.Neuron)] == ["", ""]
+    assert [module.reason for module in net if isinstance(module, NormNeuron)] == ["", ""]
     for mine, its in zip(*found):
         same(mine, its, rtol=1e-3, atol=1e-4)
 
@@ -425,7 +424,7 @@ def test_compiled_calls_give_what_eager_ones_give(shortcut: Optional[str]) -> No
 
 
 def test_names_of_a_neuron_are_kept_apart() -> None:
-    """A neuron whose own names are those of the prologue: the prologue's give way."""
+    """A neuron whose own names are those of the normalisation: its names give way."""
 
     class Odd(sc.Neuron):
         states = {"norm_mean": 0.0}

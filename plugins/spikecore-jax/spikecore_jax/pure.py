@@ -28,8 +28,9 @@ _NEVER = {"uint32": 0x7FA1C5E3, "uint64": 0x7FF4A1C5E37B9D21}
 def function(neuron: sc.Neuron) -> Function:
     """The neuron as a pure function ``(params, state, xs) -> (outs, state)``: see :class:`Function`.
 
-    Raises ``TypeError`` for what is no neuron and for a neuron with a ``forward`` or ``run`` of its own, ``ValueError``
-    for one that normalises its input, and what :attr:`spikecore.Neuron.program` raises.
+    Raises ``TypeError`` for what is no neuron and for a neuron with a ``forward`` or ``run`` of its own, and what
+    :attr:`spikecore.Neuron.program` raises. Of a :class:`spikecore.layers.NormNeuron` give the neuron, and normalise in
+    JAX.
     """
     if not isinstance(neuron, sc.Neuron):
         raise TypeError(
@@ -44,11 +45,6 @@ def function(neuron: sc.Neuron) -> Function:
                 f"neuron={owner} has a {name} of its own, which would not be called in JAX, where only its dynamics is "
                 "known: compute there what it does beside them"
             )
-    if neuron.normalises:
-        raise ValueError(
-            f"neuron={owner} normalises its input (NormNeuron or sc.fuse), which its dynamics does not say: call "
-            "sc.unfuse(net), or make the neuron anew, and normalise in JAX"
-        )
     named, program = neuron.named_values(), neuron.program
     own = [name for name in program.params if name not in program.numbers]
     return Function(

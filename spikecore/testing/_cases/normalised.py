@@ -124,11 +124,11 @@ def shortcut_alone(context: Context) -> None:
 
 
 def state(context: Context) -> None:
-    """run() of a neuron that normalises."""
+    """run() of a layer that normalises."""
     s = Subject(context, "lif", "hard", state=True)
-    _, x, k = _layer(s, True, None)
+    layer, x, k = _layer(s, True, None)
     given, start = context.tensor(x, s.dtype, True), s.start(True)
-    output, final = s.neuron.run(given, state=start)
+    output, final = layer.run(given, state=start)
     s.check_outputs(output)
     s.check_states(final, s.seen.final, "final state", exact=False)
     cotangent = s.cotangent(output)

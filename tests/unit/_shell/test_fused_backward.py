@@ -9,8 +9,8 @@ import torch
 
 from fused_layers import C, Moving, agree, equal, layers, results
 from kernel_loop import image
-from spikecore._shell.moved import BY_KERNELS
 from spikecore.backend import BackendError
+from spikecore.layers._batch_norm_stats import BY_KERNELS
 
 
 class TestBackward:

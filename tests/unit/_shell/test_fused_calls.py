@@ -14,12 +14,11 @@ from torch.nn.utils import parametrize
 import spikecore as sc
 from fused_layers import NEURONS, C, Moving, Slow, agree, equal, layers, norm, results
 from kernel_loop import LAYOUTS, Loop, bound, image
-from spikecore._shell.moved import BY_KERNELS
-from spikecore._shell.prologued import prologue_of
 from spikecore.backend import Unsupported
 from spikecore.kernels import KernelRunner
 from spikecore.kernels._execution import Execution
 from spikecore.layers import NormNeuron
+from spikecore.layers._batch_norm_stats import BY_KERNELS
 
 BACKENDS: Dict[str, Callable[[], Loop]] = {"torch's statistics": lambda: Loop(4), "its own": Moving}
 
@@ -286,7 +285,7 @@ def test_a_backend_without_gradients_is_asked_for_none() -> None:
         with pytest.raises(Unsupported, match="does not support gradients"):
             layer(*given)
         layer(x, skip)
-        assert prologue_of(layer.neuron).reason == ""
+        assert layer.reason == ""
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
@@ -381,8 +380,8 @@ class TestAround:
             agree(pair, image(6))
             found = []
             for layer in pair:
-                out, state, trace = layer.neuron.run(image(6), record=("v",))
-                again, _ = layer.neuron.run(image(6), state=state)
+                out, state, trace = layer.run(image(6), record=("v",))
+                again, _ = layer.run(image(6), state=state)
                 with sc.carry_state(layer):
                     carried = [layer(image(6)), layer(image(6))]
                 found.append([out, state["v"], trace["v"], again, *carried])
@@ -418,8 +417,8 @@ class TestAround:
         assert type(said[0]) is type(said[1])
         assert torch.equal(*said) if isinstance(said[0], Tensor) else said[0] == said[1]
 
-    def test_hooks_of_the_layer_and_of_the_neuron_are_called(self) -> None:
-        """Those of modules, and those of tensors."""
+    def test_hooks_of_the_layer_are_called(self) -> None:
+        """And those of tensors; norm and neuron are not called, and neither are their hooks."""
         layer = layers()[0]
         results(layer, image(6))
         seen: List[str] = []
@@ -428,7 +427,7 @@ class TestAround:
         x = image(6).requires_grad_()
         x.register_hook(lambda _: seen.append("x"))
         layer(x).sum().backward()
-        assert seen == ["neuron", "layer", "x"]
+        assert seen == ["layer", "x"]
 
     def test_copies_and_other_backends(self) -> None:
         """A copy goes on by its own parameters; a neuron bound anew asks the new backend."""

@@ -104,7 +104,7 @@ def run(form: str, layer: NormNeuron, x: Tensor, skip: Tensor) -> Tensor:
         torch._dynamo.reset()
         return torch.compile(layer, backend="aot_eager", fullgraph=True)(x, skip)  # type: ignore[no-any-return]
     if form == "runner":
-        return layer.neuron.run(x, skip)[0]  # type: ignore[no-any-return]
+        return layer.run(x, skip)[0]  # type: ignore[no-any-return]
     return layer(x, skip)  # type: ignore[no-any-return]
 
 
@@ -152,7 +152,7 @@ def test_without_a_cotangent_there_is_no_gradient() -> None:
     """Of a loss on the state alone: no launch writes zeros for the shortcut."""
     backend = Noting()
     layer, x, skip = layer_of(backend), image(6).requires_grad_(), image(6, seed=1).requires_grad_()
-    _, state = layer.neuron.run(x, skip)
+    _, state = layer.run(x, skip)
     found = torch.autograd.grad(state["v"].sum(), (x, skip), allow_unused=True)
     assert found[0] is not None
     assert found[1] is None

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 import spikecore as sc
 from kernel_loop import Loop, bound
 from sequences import Halved
-from spikecore._shell.prologued import prologue_of
 from spikecore.layers import SEWBlock
 from spikecore.models._spikformer import Added
 from spikecore.testing._loopback import installed
@@ -130,7 +129,7 @@ def test_a_backend_without_several_inputs() -> None:
     found = results(fused, images())
     for mine, its in zip(found, results(block(4, 4), images())):
         torch.testing.assert_close(mine, its, rtol=1e-4, atol=2e-5)
-    assert prologue_of(fused.body[-1]).reason == ""
+    assert fused.body[-1].reason == ""
     assert fused(images()).grad_fn.name() == "AddBackward0"
     for shortcut in ("before", "after"):
         with pytest.raises(sc.Unsupported, match="several_inputs"):

@@ -213,7 +213,7 @@ class TestInNetworks:
         torch.testing.assert_close(*found)
         assert list(plain.state_dict()) == list(fused.state_dict())
         shown = str(sc.explain(fused, given(kind).double()))
-        assert shown.count("the neuron behind it normalises") == {"sew": 3, "ms": 1, "attention": 4}[kind]
+        assert shown.count("normalises its input") == {"sew": 3, "ms": 1, "attention": 4}[kind]
 
     def test_streams(self, kind):
         """Single steps give the same spikes in eval()."""

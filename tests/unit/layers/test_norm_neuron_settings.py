@@ -12,7 +12,6 @@ from torch import Tensor, nn
 import spikecore as sc
 from fused_layers import norm
 from kernel_loop import Loop, bound, image
-from spikecore._shell.prologued import prologue_of
 from spikecore.layers import NormNeuron
 
 
@@ -50,7 +49,7 @@ def test_fused_counts_from_the_next_call_on() -> None:
         one.fused = value
         assert one.fused is value
         one(image())
-        assert prologue_of(one.neuron).reason == reason  # type: ignore[union-attr]  # it has one
+        assert one.reason == reason  # type: ignore[union-attr]  # it has one
 
 
 def test_values_are_checked_when_they_are_set() -> None:

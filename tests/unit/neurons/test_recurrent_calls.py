@@ -317,15 +317,6 @@ def test_fused_is_checked() -> None:
         net.fused = 1
 
 
-def test_a_neuron_that_normalises_takes_the_loop() -> None:
-    """Its statistics are over all steps, of which a step with feedback knows none."""
-    neuron = sc.LIF(1.7)
-    sc.layers.NormNeuron(nn.BatchNorm1d(C).double(), neuron)
-    net = layer(neuron=neuron)
-    assert net(drawn(T, B, C)).shape == (T, B, C)
-    assert net.looped == "LIF normalises its input"
-
-
 def test_a_subclass_with_the_forward_of_linear_is_one_call() -> None:
     """Whatever else it has."""
     mine, usual = layer(Renamed(C, C)), layer()

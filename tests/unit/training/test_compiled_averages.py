@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore._shell.norms import normalised
 from spikecore.layers import NormNeuron, TimeBatched
+from spikecore.layers._batch_norm_stats import normalised
 
 # by torch's compiler itself
 pytestmark = pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
@@ -132,7 +132,7 @@ def test_the_compiler_itself_says_so() -> None:
 def test_compiled_steps_of_too_few_numbers(momentum: Any) -> None:
     """An empty batch leaves the statistics as they are, as torch does, and one number per channel is torch's error."""
     layer = nn.BatchNorm1d(C, momentum=momentum)
-    run = torch.compile(lambda x: normalised(layer, x), backend="aot_eager", fullgraph=True)
+    run = torch.compile(lambda x: normalised(layer, x, True), backend="aot_eager", fullgraph=True)
     run(torch.zeros(0, C))
     assert (layer.running_var.tolist(), layer.running_mean.tolist()) == ([1.0] * C, [0.0] * C)
     with pytest.raises(Exception, match="Expected more than 1 value per channel"):

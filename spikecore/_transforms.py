@@ -1,0 +1,390 @@
+"""Transforms of a network: ``sc.fuse``, ``sc.unfuse`` and ``sc.hoist`` replace modules in the chains that call them.
+
+A chain is an ``nn.Sequential``, which calls its parts one after the other. What a ``forward`` of your own calls is not
+seen: there, write the layers yourself.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections import Counter, OrderedDict
+from itertools import takewhile
+from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Type
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.parametrize import type_before_parametrizations
+
+from spikecore._base.words import a_kind
+from spikecore._packed import PackedConv2d, PackedLinear, replace_modules
+from spikecore._shell.checks import shown
+from spikecore._shell.hooks import is_watched_itself
+from spikecore._shell.in_turn import calls_as, in_turn
+from spikecore._shell.misplaced import guided
+from spikecore._shell.outside import outside
+from spikecore.encode import Constant
+from spikecore.layers import NormNeuron, TimeBatched, Voting
+from spikecore.layers._adding import Adding
+from spikecore.layers._batch_norm_stats import is_plain_norm
+from spikecore.layers._pooling import CompactAvgPool2d, CompactMaxPool2d, compact, plain
+from spikecore.layers.norm_neuron import neuron_of
+from spikecore.neuron import Neuron
+
+
+class Place(NamedTuple):
+    """A module where its parent has it."""
+
+    module: nn.Module
+    parent: nn.Module
+    name: str
+    #: The same, as a path from the chain.
+    path: str
+    #: Whether it sees time and batch as one dimension, within ``TimeBatched``.
+    folded: bool = False
+
+    def put(self, module: nn.Module) -> None:
+        """Put another module in its place."""
+        setattr(self.parent, self.name, module)
+
+
+class Pair(NamedTuple):
+    """A batch normalisation and the neuron behind it, in the innermost chain that has both."""
+
+    norm: Place
+    neuron: Place
+    chain: nn.Module
+
+
+def _elsewhere(unknown: Mapping[str, Any]) -> str:
+    if "backend" not in unknown:
+        return ""
+    return f"the neurons have a backend: sc.set_backend(net, {unknown['backend']!r}), before or after sc.fuse(net)"
+
+
+@guided("sc.fuse", _elsewhere)
+def fuse(net: nn.Module) -> nn.Module:
+    """Put a :class:`spikecore.layers.NormNeuron` in the place of every neuron of ``net`` that follows a batch
+    normalisation; gives ``net`` back.
+
+    Within an ``nn.Sequential``, nested ones included, these pairs are taken, and an ``nn.Identity`` stands where the
+    normalisation was::
+
+        TimeBatched(..., nn.BatchNorm2d(C)), neuron  # multi-step
+        nn.BatchNorm2d(C), neuron  # neuron of step="single"
+
+    The kernel of the last neuron of a :class:`spikecore.layers.SEWBlock` adds the block's shortcut to its spikes.
+    Pooling of windows that do not overlap, wherever it stands, is replaced by layers that keep less for backward:
+    ``nn.MaxPool2d`` a byte for each maximum, instead of its input and an index of 8 bytes, and ``nn.AvgPool2d``
+    nothing, instead of its input.
+
+    The network computes what it computed before, to rounding; a backend that can compute normalisation and neuron in
+    one kernel then does, in which nothing normalised is stored. Normalisations and neurons stay the same objects, so
+    that an optimiser made before goes on. ``state_dict()`` has the names of the plain network, and checkpoints of both
+    load into both; ``named_parameters()`` has those of the new modules, ``"1.norm.weight"`` and ``"1.neuron.tau"``.
+
+    Left as they are: ``nn.SyncBatchNorm`` and other classes, a normalisation or a neuron that is in the network twice,
+    those with hooks or a ``forward`` of their own, and all that a module's own ``forward`` puts together: there, use
+    :class:`spikecore.layers.NormNeuron`. Hooks that they get afterwards are not called. :func:`unfuse` undoes it.
+    Raises TypeError for what is no module. Warns where ``net`` has batch normalisations and neurons and none of them
+    is a pair.
+    """
+    _check("fuse", net)
+    ends = {module.ending() for module in net.modules() if isinstance(module, Adding)}
+    for norm, neuron, chain in pairs(net):
+        # what a block adds to the neuron's spikes goes into its kernel
+        adds = neuron.module in ends
+        layer = NormNeuron(norm.module, neuron.module, shortcut="after" if adds else None)  # type: ignore[arg-type]
+        layer.adds_for_block = adds
+        layer.train(neuron.module.training)
+        neuron.put(layer)
+        norm.put(nn.Identity())
+        _names_of(chain)[neuron.path] = norm.path
+    replace_modules(net, {module: compact(module) for module in net.modules()})
+    _warn_of_nothing(net)
+    return net
+
+
+def _warn_of_nothing(net: nn.Module) -> None:
+    """Say so where a user expects normalisations within neurons and there are none."""
+    norms = [name for name, module in net.named_modules() if isinstance(module, _BatchNorm)]
+    if norms and any(isinstance(one, Neuron) for one in net.modules()) and not _has(net, NormNeuron):
+        warnings.warn(
+            f"sc.fuse(net) found no batch normalisation that a neuron can take over (net.{norms[0]}, for one, stays as "
+            "it is): it takes those that an nn.Sequential calls right before a neuron, without hooks, and within "
+            "TimeBatched unless the neuron has step='single'. In a forward of your own, write "
+            "sc.layers.NormNeuron(norm, neuron); sc.explain(net, x) says where that helps. Pooling keeps less for "
+            "backward all the same",
+            stacklevel=outside(),
+        )
+
+
+def unfuse(net: nn.Module) -> nn.Module:
+    """Undo :func:`fuse` in ``net``, which is given back; a :class:`spikecore.layers.NormNeuron` that was written by
+    hand stays. Raises TypeError for what is no module.
+    """
+    _check("unfuse", net)
+    for chain in [*net.modules()]:
+        names = vars(chain).get(_NAMES, {})
+        for neuron, norm in names.items():
+            layer: Any = chain.get_submodule(neuron)
+            _put(chain, neuron, layer.neuron)
+            _put(chain, norm, layer.norm)
+        names.clear()
+    replace_modules(net, {module: plain(module) for module in net.modules()})
+    return net
+
+
+def pairs(net: nn.Module) -> List[Pair]:
+    """The normalisations of ``net`` with the neurons behind them, as far as :func:`fuse` takes them."""
+    # a module at two places is called from both, and only one of them may have the neuron behind it
+    places = Counter(module for _, module in net.named_modules(remove_duplicate=False))
+    found: Dict[nn.Module, Pair] = {}
+    for chain in reversed([*net.modules()]):  # innermost chains first
+        if not _is_chain(chain):
+            continue
+        parts = [part for part in _parts(chain, places) if not _does_nothing(part.module)]
+        for norm, neuron in zip(parts, parts[1:]):
+            if not (is_plain_norm(norm.module) and _can_normalise(neuron.module)) or neuron.module in found:
+                continue
+            steps_fit = norm.folded == (neuron.module.step == "multi")
+            if steps_fit and places[norm.module] == 1 == places[neuron.module]:
+                found[neuron.module] = Pair(norm, neuron, chain)
+    return [*found.values()]
+
+
+def _is_chain(module: nn.Module) -> bool:
+    """Whether a module calls its parts one after the other, and nothing sees what is between them."""
+    return in_turn(module) and not is_watched_itself(module)
+
+
+def _does_nothing(module: nn.Module) -> bool:
+    """Whether a module gives its input back: an ``nn.Identity`` itself, without hooks or a ``forward`` of its own."""
+    return type(module) is nn.Identity and not is_watched_itself(module)
+
+
+def _can_normalise(module: nn.Module) -> bool:
+    """Whether a neuron can stand in a ``NormNeuron``: a forward or a hook of its own would see the wrong input."""
+    return calls_as(module, Neuron) and len(module.inputs) == 1 and not is_watched_itself(module)  # type: ignore[arg-type]
+
+
+def _parts(chain: nn.Module, places: Mapping[nn.Module, int], path: str = "", folded: bool = False) -> Iterator[Place]:
+    """What a chain calls, in order; parts of parts in their place where they can be seen through."""
+    # not children(), which leaves out a module that comes a second time
+    for name, part in chain._modules.items():
+        if part is None:
+            continue
+        place = Place(part, chain, name, path + name, folded)
+        if not folded and type(part) is TimeBatched and places[part] == 1 and not is_watched_itself(part):
+            place = Place(part.module, part, "module", f"{place.path}.module", part.step == "multi")
+        if _is_chain(place.module) and places[part] == 1 == places[place.module]:
+            yield from _parts(place.module, places, f"{place.path}.", place.folded)
+        else:
+            yield place
+
+
+# -- names of a fused network in its state_dict
+
+#: The attribute of a chain: paths of its NormNeurons and of the normalisations before, ``{"1": "0.module.1"}``.
+_NAMES = "_fused_names"
+
+
+def _names_of(chain: nn.Module) -> Dict[str, str]:
+    """The names of a chain, which saves and loads its pairs under the names of the plain form from now on."""
+    if _NAMES not in vars(chain):
+        names: Dict[str, str] = {}
+        vars(chain)[_NAMES] = names
+        chain._register_state_dict_hook(functools.partial(_save_plain, names))
+        chain._register_load_state_dict_pre_hook(functools.partial(_load_plain, names))
+    return vars(chain)[_NAMES]  # type: ignore[no-any-return]  # as made above
+
+
+def _save_plain(names: Dict[str, str], module: nn.Module, state: Dict[str, Any], prefix: str, *_: Any) -> None:
+    """The hook that saves under the names of the plain form."""
+    renamed = [(f"{prefix}{neuron}.norm.", f"{prefix}{norm}.") for neuron, norm in names.items()]
+    renamed += [(f"{prefix}{neuron}.neuron.", f"{prefix}{neuron}.") for neuron in names]
+    _rename(state, renamed)
+
+
+def _load_plain(names: Dict[str, str], state: Dict[str, Any], prefix: str, *_: Any) -> None:
+    """The hook that loads what has the names of the plain form, or those of the modules."""
+    kept = [(f"{prefix}{neuron}.{part}.", f"{prefix}{neuron}.{part}.") for neuron in names for part in _PARTS]
+    renamed = [(f"{prefix}{norm}.", f"{prefix}{neuron}.norm.") for neuron, norm in names.items()]
+    _rename(state, [*kept, *renamed, *((f"{prefix}{neuron}.", f"{prefix}{neuron}.neuron.") for neuron in names)])
+
+
+_PARTS = ("norm", "neuron")
+
+
+def _rename(state: Dict[str, Any], renamed: List[Tuple[str, str]]) -> None:
+    """Give the keys of a state dict other beginnings, the first that fits; their order stays."""
+    items = [*state.items()]
+    state.clear()
+    for key, value in items:
+        old, new = next((both for both in renamed if key.startswith(both[0])), ("", ""))
+        state[new + key[len(old) :]] = value
+
+
+def _put(chain: nn.Module, path: str, module: nn.Module) -> None:
+    """Put a module at a path."""
+    parent, _, name = path.rpartition(".")
+    setattr(chain.get_submodule(parent), name, module)
+
+
+# -- hoist
+
+
+def _of(*names: str) -> FrozenSet[Type[nn.Module]]:
+    """The types of torch.nn of these names that this version of torch has."""
+    return frozenset(getattr(nn, name) for name in names if hasattr(nn, name))
+
+
+#: Layers to which ``[T, B, ...]`` is as ``[B, ...]``: of each number, and of the last dimensions.
+_OF_ANY = _of(
+    *("CELU", "ELU", "GELU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "Identity", "LeakyReLU"),
+    *("LogSigmoid", "Mish", "ReLU", "ReLU6", "SELU", "SiLU", "Sigmoid", "Softplus", "Softshrink", "Softsign"),
+    *("Tanh", "Tanhshrink", "Threshold", "Linear", "LayerNorm", "RMSNorm"),
+) | {Voting, PackedLinear}
+#: Layers of samples ``[B, ...]``, which stand within ``TimeBatched``; flattening, where it keeps the batch.
+_OF_SAMPLES = (
+    _of(
+        *(f"{name}{n}d" for n in (1, 2, 3) for name in ("Conv", "ConvTranspose", "BatchNorm", "InstanceNorm")),
+        *(f"{name}{n}d" for n in (1, 2, 3) for name in ("AdaptiveAvgPool", "AdaptiveMaxPool", "AvgPool", "MaxPool")),
+        *(f"{how}Pad{n}d" for n in (1, 2, 3) for how in ("Circular", "Constant", "Reflection", "Replication", "Zero")),
+        *("LPPool1d", "LPPool2d", "GroupNorm", "LocalResponseNorm", "PReLU", "PixelShuffle", "PixelUnshuffle"),
+        *("ChannelShuffle", "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d", "Flatten", "Unflatten"),
+    )
+    | _OF_ANY
+    | {PackedConv2d, CompactAvgPool2d, CompactMaxPool2d}
+)
+
+
+def hoist(net: nn.Module) -> nn.Module:
+    """Move each :class:`spikecore.encode.Constant` of ``net`` behind the layers that see no time, which then compute
+    once and not at every step; gives ``net`` back.
+
+    In an ``nn.Sequential``, nested ones included::
+
+        encode.Constant(8), TimeBatched(conv, norm), LIF(), ...
+        nn.Identity(), nn.Sequential(conv, norm), LIF(repeat=8), ...  # after sc.hoist
+
+    Layers that see no time are linear layers, activations and ``nn.LayerNorm``, as they are; ``TimeBatched`` of these,
+    of convolutions, normalisation, pooling, padding and flattening; and ``nn.Flatten(2)``, which becomes
+    ``nn.Flatten(1)``. Dropout is none, nor are subclasses, layers with ``inplace=True`` and modules of your own: the
+    encoder stops before them. A neuron behind gets ``repeat=``, in a ``NormNeuron`` as well. Before another module the
+    encoder stands on, under a
+    name of its own: names in ``state_dict`` stay, and so do the values that the network computes, but for one:
+    batch normalisation in training takes its unbiased running variance from B samples instead of T * B equal ones.
+    ``TimeBatched`` is replaced by an ``nn.Sequential``, so hooks that it has are lost. A second call changes nothing.
+
+    In a ``forward`` of your own, give the layers ``x`` without time, and the neuron behind them ``repeat=T``.
+
+    Raises TypeError for what is no module. Warns where there is no encoder that can be moved.
+    """
+    _check("hoist", net)
+    if not move_encoders(net) and not any(isinstance(one, Neuron) and one.makes_time for one in net.modules()):
+        warnings.warn(
+            "sc.hoist(net) found no encode.Constant with a layer behind it that sees no time: it takes those that an "
+            "nn.Sequential calls. In a forward of your own, give the layers x without time, and the neuron behind them "
+            "repeat=T",
+            stacklevel=outside(),
+        )
+    return net
+
+
+def move_encoders(net: nn.Module) -> bool:
+    """What :func:`hoist` does, without a warning; whether an encoder moved, or had moved before."""
+    # a neuron that other places call, too, has inputs with time there
+    places = Counter(module for _, module in net.named_modules(remove_duplicate=False))
+    within = {part for module in net.modules() if in_turn(module) for part in module.children()}
+    chains = [module for module in net.modules() if in_turn(module) and module not in within]
+    moved = [_hoist_in([*_called(chain)], places) for chain in chains]
+    return any(moved)
+
+
+def _called(chain: nn.Module) -> Iterator[Place]:
+    """What a chain calls one after the other, chains within it followed."""
+    for name, module in chain._modules.items():
+        if module is not None and in_turn(module):
+            yield from _called(module)
+        elif module is not None:
+            yield Place(module, chain, name, name)
+
+
+def _hoist_in(parts: List[Place], places: Mapping[nn.Module, int]) -> bool:
+    """Move the encoder of one chain; whether it moved, or stands behind such layers already."""
+    at = next((k for k, place in enumerate(parts) if type(place.module) is Constant), None)
+    if at is None:
+        return False
+    encoder: Any = parts[at].module
+    behind = parts[at + 1 :]
+    layers = [*takewhile(lambda place: _without_time(place.module) is not None, behind)]
+    following = behind[len(layers)] if len(behind) > len(layers) else None
+    neuron = None if following is None or places[following.module] > 1 else _repeating(following.module)
+    if not (layers or neuron):
+        return at > 0 and _without_time(parts[at - 1].module) is not None
+    parts[at].put(nn.Identity())
+    for place in layers:
+        place.put(_without_time(place.module))  # type: ignore[arg-type]  # they have one
+    if neuron is not None:
+        neuron.repeat = encoder.steps
+    elif following is not None:
+        _insert(following.parent, following.name, encoder)
+    else:
+        _insert(layers[-1].parent, None, encoder)
+    return True
+
+
+def _repeating(module: nn.Module) -> Optional[Neuron]:
+    """The neuron of one input that can make the time steps of an encoder, None if there is none."""
+    neuron = neuron_of(module)
+    plain_call = calls_as(module, NormNeuron) or calls_as(module, Neuron)
+    return neuron if plain_call and neuron and len(neuron.inputs) == 1 and neuron.repeat is None else None
+
+
+def _without_time(module: nn.Module) -> Optional[nn.Module]:
+    """The layer that does to ``[B, ...]`` what this one does to every step of ``[T, B, ...]``, None if unknown."""
+    kind = type_before_parametrizations(module)
+    if kind is TimeBatched:
+        inner: Any = module.module
+        return nn.Sequential(OrderedDict(module=inner)) if _is_of_samples(inner) else None
+    if kind is nn.Flatten:
+        start, end = int(module.start_dim), int(module.end_dim)  # type: ignore[arg-type]  # numbers
+        return nn.Flatten(start - 1, end if end < 0 else end - 1) if start > 0 else None
+    return module if kind in _OF_ANY and not getattr(module, "inplace", False) else None
+
+
+def _is_of_samples(module: nn.Module) -> bool:
+    """Whether a layer treats the samples of ``[B, ...]`` alike, whatever their number."""
+    if in_turn(module):
+        return all(map(_is_of_samples, module.children()))
+    first = getattr(module, "start_dim", getattr(module, "dim", 0)) if isinstance(module, _FLATTENING) else 1
+    known = type_before_parametrizations(module) in _OF_SAMPLES and not getattr(module, "inplace", False)
+    return known and int(first) > 0
+
+
+_FLATTENING = (nn.Flatten, nn.Unflatten)
+
+
+def _insert(chain: nn.Module, before: Optional[str], encoder: nn.Module) -> None:
+    """Put an encoder in front of the part ``before`` of a chain, or at its end; the names of other parts stay."""
+    name = "constant"
+    while name in chain._modules:
+        name += "_"
+    parts = [*chain._modules.items()]
+    chain._modules.clear()
+    for own, part in parts:
+        if own == before:
+            chain.add_module(name, encoder)
+        chain._modules[own] = part
+    if before is None:
+        chain.add_module(name, encoder)
+
+
+def _has(net: nn.Module, kind: Type[nn.Module]) -> bool:
+    return any(isinstance(module, kind) for module in net.modules())
+
+
+def _check(function: str, net: Any) -> None:
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"sc.{function}: net={shown(net)} is {a_kind(net)}; give the network itself (an nn.Module)")

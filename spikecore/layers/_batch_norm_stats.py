@@ -1,0 +1,256 @@
+"""Statistics of batch normalisation: what an input is normalised by, and how the running ones are moved.
+
+What is normalised, and how running statistics move, is what ``torch.nn.BatchNorm1d``, ``2d`` and ``3d`` do, over time
+and batch together.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Union
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from spikecore._base.batches import folded, unfolded
+from spikecore._base.words import a_kind
+from spikecore._shell.hooks import is_watched_itself
+from spikecore.dtypes import compute_dtype
+from spikecore.lang._plain import is_compiling
+
+#: The normalisations that a neuron's kernel computes, and how many dimensions ``[T, B, C, ...]`` has for each.
+_DIMS: Dict[Any, Tuple[int, ...]] = {nn.BatchNorm1d: (3, 4), nn.BatchNorm2d: (5,), nn.BatchNorm3d: (6,)}
+#: Tells autograd that a tensor was written by other means than torch's; torch 2.0 has no such function.
+_written: Any = getattr(torch.autograd.graph, "increment_version", None)
+#: Whether kernels may find statistics at all.
+BY_KERNELS = _written is not None
+
+
+class Running(NamedTuple):
+    """The running statistics of a batch normalisation, and how far a batch moves them."""
+
+    mean: Tensor
+    variance: Tensor
+    #: Calls so far, to which one is added; None where they are not counted.
+    calls: Optional[Tensor]
+    factor: float
+
+
+#: Mean and variance of ``[T, B, C, ...]`` per channel, None where torch is to compute them.
+Moments = Callable[[Tensor], Optional[Tuple[Tensor, Tensor]]]
+#: Mean and 1 / sqrt(variance + eps) of ``[T, B, C, ...]`` per channel, by which the running statistics have been moved:
+#: ``statistics(x, eps, running)``. None where others are to compute them.
+Statistics = Callable[[Tensor, float, Optional[Running]], Optional[Tuple[Tensor, Tensor]]]
+
+
+class NormTensors(NamedTuple):
+    """The tensors of a batch normalisation, None where it has none."""
+
+    weight: Optional[Tensor]
+    bias: Optional[Tensor]
+    mean: Optional[Tensor]
+    variance: Optional[Tensor]
+    calls: Optional[Tensor]
+
+
+class Constants(NamedTuple):
+    """What an input is normalised by: ``(x - mean) * rstd * weight + bias``, ``[C]`` each."""
+
+    mean: Tensor
+    rstd: Tensor
+    weight: Tensor
+    bias: Tensor
+
+
+def check_norm(owner: str, norm: Any) -> None:
+    """Refuse a module that is not one of torch's three batch normalisations, or that has hooks."""
+    way_out = "leave it in front of the neuron: nn.Sequential(sc.layers.TimeBatched(conv, norm), neuron)"
+    if isinstance(norm, nn.SyncBatchNorm):
+        raise TypeError(
+            f"{owner}: norm is a SyncBatchNorm, whose statistics are those of all processes; a neuron computes those "
+            f"of its own process. To synchronise, {way_out}"
+        )
+    if type(norm) not in _DIMS:
+        raise TypeError(
+            f"{owner}: norm is {a_kind(norm)}; a neuron can take over nn.BatchNorm1d, nn.BatchNorm2d and "
+            f"nn.BatchNorm3d themselves. Of another kind, {way_out}"
+        )
+    if is_watched_itself(norm):
+        # nn.utils.weight_norm and prune make the weight in such a hook
+        raise ValueError(
+            f"{owner}: norm is {a_kind(norm)} with hooks or a forward of its own, which a neuron that "
+            f"normalises would pass over (nn.utils.weight_norm and prune make hooks); {way_out}"
+        )
+
+
+def is_plain_norm(module: nn.Module) -> bool:
+    """Whether a module is a batch normalisation that a neuron's kernel can compute."""
+    return type(module) in _DIMS and not is_watched_itself(module)
+
+
+def is_average(norm: Any) -> bool:
+    """Whether the running statistics of a normalisation are averages over all batches so far, and a call moves them."""
+    return bool(norm.training and norm.track_running_stats and norm.momentum is None and norm.running_var is not None)
+
+
+def takes_batch(norm: Any) -> bool:
+    """Whether a batch normalisation takes the statistics of its input, rather than the running ones."""
+    return bool(norm.training or norm.running_mean is None)
+
+
+def tensors_of(norm: Any) -> NormTensors:
+    """The tensors that a batch normalisation has."""
+    own, buffers = norm._parameters, norm._buffers
+    try:
+        return NormTensors(
+            own["weight"], own["bias"], buffers["running_mean"], buffers["running_var"], buffers["num_batches_tracked"]
+        )
+    except KeyError:  # one is computed, as by nn.utils.parametrize
+        return NormTensors(norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked)
+
+
+def fits(norm: Any, tensors: NormTensors, x: Tensor) -> bool:
+    """Whether ``x`` ``[T, B, C, ...]`` is plain input of ``norm``; torch's own forward computes or refuses other."""
+    channels = norm.num_features
+    # a class that is in no table was made later, as by nn.utils.parametrize; of one number per channel torch computes
+    # no variance, and says so
+    if x.ndim not in _DIMS.get(type(norm), ()) or x.shape[2] != channels or x.numel() <= channels:
+        return False
+    device, dtypes, shape = x.device, (x.dtype, compute_dtype(x.dtype)), (channels,)
+    for value in tensors[:4]:
+        if value is not None and not (value.device == device and value.dtype in dtypes and value.shape == shape):
+            return False
+    return (tensors.mean is None) == (tensors.variance is None)
+
+
+def normalised(norm: Any, x: Tensor, one_step: bool) -> Tensor:
+    """``x`` ``[T, B, C, ...]``, or ``[B, C, ...]`` of one step, as torch normalises it."""
+    if not one_step:
+        return unfolded(normalised(norm, folded(x), True), x.shape[0], x.shape[1])
+    if not (is_compiling() and is_average(norm)):
+        # not norm(x): hooks of a module that a kernel may compute are called in no case
+        y: Tensor = _BatchNorm.forward(norm, x)
+        return y
+    # running statistics that are averages move by a factor that a compiled graph has as a tensor
+    norm._check_input_dim(x)
+    factor = _counted(norm)
+    # what torch moves zeros by with the factor 1: the statistics themselves
+    mean, variance = torch.zeros_like(norm.running_mean), torch.zeros_like(norm.running_var)
+    y = F.batch_norm(x, mean, variance, norm.weight, norm.bias, True, 1.0, norm.eps)
+    if x.numel():  # torch lets the statistics be after an empty batch
+        _move(norm, mean, variance, factor)
+    return y
+
+
+def constants(
+    norm: Any, tensors: NormTensors, x: Tensor, moments: Optional[Moments], statistics: Optional[Statistics]
+) -> Constants:
+    """What ``norm`` normalises ``x`` ``[T, B, C, ...]`` by, which :func:`fits`; in training its running statistics
+    move, as torch moves them. Mean and rstd carry no gradient.
+    """
+    if takes_batch(norm):
+        found = None if statistics is None else _by_kernels(norm, tensors, x, statistics)
+        mean, rstd = found or _by_torch(norm, x, moments)
+    else:
+        running: Any = tensors.mean
+        compute = compute_dtype(x.dtype)
+        # backward reads the mean: a copy is not moved by a call in training before it
+        mean = running.to(compute, copy=torch.is_grad_enabled())
+        rstd = torch.rsqrt(tensors.variance.to(compute) + norm.eps)  # type: ignore[union-attr]  # see fits
+    # one of the two may be None: torch's batch normalisation takes bias=False
+    weight = torch.ones_like(mean) if tensors.weight is None else tensors.weight
+    return Constants(mean, rstd, weight, torch.zeros_like(mean) if tensors.bias is None else tensors.bias)
+
+
+def _by_kernels(norm: Any, tensors: NormTensors, x: Tensor, statistics: Statistics) -> Optional[Tuple[Tensor, Tensor]]:
+    """Mean and 1 / sqrt(variance + eps) by a backend's own kernels, which also move the running statistics."""
+    if _written is None or is_compiling():
+        return None
+    running = None
+    # without running statistics calls are counted all the same
+    if norm.training and norm.track_running_stats and not (tensors.mean is None is tensors.calls):
+        running = _running_of(norm, tensors, x.device)
+        if running is None:
+            return None
+    found = statistics(x, norm.eps, running)
+    if found is not None and running is not None:
+        for value in running[:3]:
+            if value is not None:
+                _written(value)
+    return found
+
+
+def _running_of(norm: Any, tensors: NormTensors, device: torch.device) -> Optional[Running]:
+    """The running statistics of ``norm``, as a kernel can move them; None where torch has to."""
+    mean, variance, count = tensors.mean, tensors.variance, tensors.calls
+    # without a momentum it follows from the count, which a kernel would have to wait for
+    if mean is None or variance is None or norm.momentum is None or mean.dtype != variance.dtype:
+        return None
+    for value in (mean, variance):
+        if value.is_inference() or not value.is_contiguous():
+            return None
+    if count is not None and (count.is_inference() or count.device != device or count.dtype != torch.int64):
+        return None
+    return Running(mean, variance, count, norm.momentum)
+
+
+@torch.no_grad()
+def _by_torch(norm: Any, x: Tensor, moments: Optional[Moments]) -> Tuple[Tensor, Tensor]:
+    """Mean and 1 / sqrt(variance + eps) of a batch, by which the running statistics have been moved."""
+    compute = compute_dtype(x.dtype)
+    moves = norm.training and norm.track_running_stats and norm.running_mean is not None
+    factor = _counted(norm) if norm.training and norm.track_running_stats else 0.0
+    # whether there is such a method is asked by `is None`: whether a method is true, torch.compile of 2.11 cannot ask
+    found = None if is_compiling() or moments is None else moments(x)
+    x = _samples(x)
+    if x.dtype == torch.float16 and x.device.type == "cpu":
+        x = x.to(compute)  # torch 2.0 has no statistics of float16 there
+    if found is not None:
+        mean, variance = found
+    elif is_compiling() or x.device.type not in ("cpu", "cuda"):
+        # the operation below does not tell the compiler that it moves the running statistics, and MPS has none
+        variance, mean = torch.var_mean(x.to(compute), [d for d in range(x.ndim) if d != 1], correction=0)
+    elif moves and norm.running_mean.dtype == compute and not isinstance(factor, Tensor):
+        mean, variance = torch.batch_norm_update_stats(x, norm.running_mean, norm.running_var, factor)
+        return mean, torch.rsqrt(variance + norm.eps)
+    else:
+        # of half input without running statistics it gives half results
+        like = x.new_zeros(x.shape[1], dtype=compute)
+        mean, variance = torch.batch_norm_update_stats(x, like, torch.ones_like(like), 0.0)
+    if moves:
+        n = x.numel() // x.shape[1]
+        _move(norm, mean, variance * (n / (n - 1)), factor)
+    return mean, torch.rsqrt(variance + norm.eps)
+
+
+def _samples(x: Tensor) -> Tensor:
+    """``x`` ``[T, B, C, ...]`` with time and batch as one, in the order in which that takes no copy: statistics do not
+    depend on the order of the batch.
+    """
+    batch_first = not x.is_contiguous() and x.stride(1) > x.stride(0) > 0
+    return (x.transpose(0, 1) if batch_first else x).flatten(0, 1)
+
+
+def _counted(norm: Any) -> Union[float, Tensor]:
+    """By which part of the way a batch moves the running statistics. The batch is counted first."""
+    count = norm.num_batches_tracked
+    if count is not None:
+        count.add_(1)
+    if norm.momentum is not None or count is None or norm.running_var is None:
+        return norm.momentum or 0.0
+    if not is_compiling():
+        return 1.0 / float(count)
+    # torch.compile cannot follow a number that is read from memory, so the division stays one of tensors
+    return torch.reciprocal(count.to(compute_dtype(norm.running_var.dtype)))
+
+
+def _move(norm: Any, mean: Tensor, variance: Tensor, factor: Union[float, Tensor]) -> None:
+    """Move the running statistics towards those of a batch."""
+    with torch.no_grad():
+        for running, value in ((norm.running_mean, mean), (norm.running_var, variance)):
+            if isinstance(factor, Tensor):
+                # torch wants the factor in the dtype of what it moves, and 16 bits would round it
+                running.copy_(running.to(factor.dtype).lerp(value.to(factor.dtype), factor))
+            else:
+                running.lerp_(value.to(running.dtype), factor)

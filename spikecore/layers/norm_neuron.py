@@ -1,0 +1,480 @@
+"""Batch normalisation and a neuron as one layer, computed by one kernel where a backend has one."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from spikecore._base.bits import Whole
+from spikecore._base.running import NormalisedCall, Runner, direct_normalised
+from spikecore._base.words import a_kind
+from spikecore._packed import Follow
+from spikecore._plugins.registry import AUTO_NAME
+from spikecore._plugins.selection import REFERENCE
+from spikecore._shell import checks, earlier
+from spikecore._shell.automatic import Calls, automatic_runner
+from spikecore._shell.binding import SpecKey
+from spikecore._shell.in_turn import calls_as
+from spikecore._shell.needs import lacking
+from spikecore._shell.state import State, Stateful
+from spikecore.backend import MAX_STATIC_STEPS, ParamValue, Spec, Tensors, Unsupported
+from spikecore.dtypes import NAMES
+from spikecore.lang._derived import normalised as normalised_program
+from spikecore.lang._plain import is_compiling, is_exporting, is_jit_tracing, is_plain, is_transforming
+from spikecore.layers import _batch_norm_stats as stats
+from spikecore.neuron import Neuron
+
+#: Outputs of a call, state after it, recorded states.
+Results = Tuple[Tensors, Optional[State], Tensors]
+
+
+class KnownCall(NamedTuple):
+    """A call that passed every check."""
+
+    #: Its runner, and the neuron's own parameters.
+    earlier: earlier.Earlier
+    call: NormalisedCall
+    #: How many parameters stand before those of the normalisation.
+    before: int
+
+
+class NormNeuron(nn.Module):
+    """Batch normalisation in front of a neuron, with a shortcut if there is one, as one layer.
+
+    ::
+
+        y = neuron(norm(x))                 NormNeuron(norm, neuron)(x)
+        y = neuron(norm(x) + skip)          NormNeuron(norm, neuron, shortcut="before")(x, skip)
+        y = neuron(norm(x)) + skip          NormNeuron(norm, neuron, shortcut="after")(x, skip), as in SEW-ResNet
+
+    ``x`` and ``skip`` are ``[T, B, C, ...]``, or ``[B, C, ...]`` of a single-step neuron; ``y`` has their shape.
+    ``norm`` is ``nn.BatchNorm1d``, ``nn.BatchNorm2d`` or ``nn.BatchNorm3d`` for one time step. It normalises as within
+    :class:`spikecore.layers.TimeBatched`: in training with mean and variance over time, batch and space, one update of
+    the running ones per call (Zheng et al., 2021, normalise in this way and scale by the threshold); ``momentum=None``,
+    ``affine=False``, ``track_running_stats=False`` and ``eval()`` mean what they mean in torch.
+
+    A backend with ``Capabilities.normalisation`` computes normalisation, shortcut and all steps in one kernel: forward
+    reads x once beside its statistics, backward reads x and the cotangent twice, and nothing normalised is stored. With
+    another backend, on the reference, and where something else stands in the way, normalisation and neuron are computed
+    one after the other, and ``reason`` says why. ``fused=True`` raises :class:`spikecore.Unsupported` instead;
+    ``fused=False`` always computes them so. A shortcut behind a neuron is added by torch, whatever ``fused`` is, where
+    the output is no spikes, or the shortcut has another dtype than x or another order of memory.
+
+    ``norm`` and ``neuron`` are modules of this one: ``state_dict`` has ``norm.weight``, ``neuron.tau`` and so on. They
+    are not called, so hooks on them are not called either, fused or not; hooks of this layer are. ``neuron(y)`` called
+    alone is the neuron without the normalisation. ``shortcut`` and ``fused`` may be set later, and count from the next
+    call on.
+
+    Raises TypeError for a ``norm`` of another kind, ``nn.SyncBatchNorm`` for one, and for a ``neuron`` that is none;
+    ValueError for a ``norm`` with hooks (``nn.utils.weight_norm``), for a neuron with several inputs, for one with a
+    ``forward`` of its own or a forward pre-hook, and for an unknown ``shortcut``.
+    """
+
+    #: Why the last call computed normalisation and neuron one after the other: "" if it did not, None before one.
+    reason: Optional[str]
+    #: Whether the block around it adds the shortcut: a call may have no ``skip`` then, or one that broadcasts.
+    adds_for_block = False
+
+    def __init__(
+        self, norm: nn.Module, neuron: Neuron, *, shortcut: Optional[str] = None, fused: Optional[bool] = None
+    ) -> None:
+        super().__init__()
+        self.norm, self.neuron = norm, neuron
+        self.shortcut, self.fused, self.reason = shortcut, fused, None
+        self._check()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "shortcut" and value not in (None, "before", "after"):
+            raise ValueError(
+                f"NormNeuron: shortcut={value!r} must be None, 'before' (neuron(norm(x) + skip)) or 'after' "
+                "(neuron(norm(x)) + skip)"
+            )
+        if name == "fused" and not (value is None or isinstance(value, bool)):
+            raise TypeError(f"NormNeuron: fused={value!r} must be True, False or None (where the backend can)")
+        super().__setattr__(name, value)
+
+    def forward(self, x: Tensor, *skip: Tensor) -> Any:
+        """``[T, B, C, ...] -> [T, B, C, ...]``; with a shortcut also ``skip`` of that shape."""
+        neuron: Any = self._modules["neuron"]
+        if self._checked != (self._modules["norm"], neuron):
+            self._check()  # a module was put in the place of one of them, as convert_sync_batchnorm does
+        if neuron.step == "single" or neuron._carrying:
+            outputs, state, _ = self._call((x, *skip), neuron._begin(), (), True, neuron.step == "single")
+            neuron._end(outputs, state)
+        else:
+            outputs = self._call((x, *skip), None, (), False, False)[0]
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def run(self, *inputs: Tensor, state: Optional[Mapping[str, Tensor]] = None, record: Sequence[str] = ()) -> Any:
+        """The functional core, as :meth:`spikecore.Neuron.run`: ``(output, state)``, or ``(output, state, trace)`` with
+        ``record``. Pure but for the running statistics of the normalisation, which move in training.
+        """
+        self._check()
+        names = checks.recorded(type(self.neuron).__name__, record, self.neuron.states)
+        outputs, end, trace = self._call(inputs, state, names, True, False)
+        output = outputs[0] if len(outputs) == 1 else outputs
+        return (output, end, dict(zip(names, trace))) if names else (output, end)
+
+    def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
+        """What comes out, for :func:`spikecore.pack`."""
+        return follow(self.neuron, None) if self.shortcut != "after" else None
+
+    def extra_repr(self) -> str:
+        """The shortcut, if there is one."""
+        return f"shortcut={self.shortcut!r}" if self.shortcut else ""
+
+    def _check(self) -> None:
+        """Refuse modules that cannot be one layer."""
+        norm, neuron = self.norm, self.neuron
+        stats.check_norm("NormNeuron", norm)
+        if not isinstance(neuron, Neuron):
+            raise TypeError(f"NormNeuron: neuron={neuron!r} must be a spikecore neuron")
+        if len(neuron.inputs) != 1:
+            raise ValueError(
+                f"NormNeuron: {type(neuron).__name__} has the inputs {', '.join(neuron.inputs)}; which of them to "
+                "normalise is not known: normalise it before the call"
+            )
+        if not calls_as(neuron, Neuron) or "forward" in vars(neuron) or neuron._forward_pre_hooks:
+            # what they do to the input would come before the normalisation: a factor, for one, would be divided out
+            raise ValueError(
+                f"NormNeuron: this {type(neuron).__name__} has a forward of its own or a forward pre-hook, which would "
+                "see the input before it is normalised; leave norm in front of the neuron: "
+                "nn.Sequential(sc.layers.TimeBatched(conv, norm), neuron)"
+            )
+        self.__dict__["_checked"] = (norm, neuron)
+
+    # -- a call
+
+    def _call(
+        self,
+        inputs: Sequence[Any],
+        state: Optional[Mapping[str, Tensor]],
+        record: Tuple[str, ...],
+        final: bool,
+        single: bool,
+    ) -> Results:
+        """A call with these inputs; ``single``: they are those of one time step."""
+        neuron: Any = self._modules["neuron"]
+        x, skip = self._taken(inputs, single or neuron.repeat is not None)
+        watched = bool(neuron._watchers)
+        # what of the shortcut is added behind the program, by torch: a monitor sees the spikes
+        behind = (
+            skip if self.shortcut == "after" and skip is not None and (watched or not self._adds(x, skip)) else None
+        )
+        given = (x,) if skip is None or behind is not None else (x, skip)
+        if watched:
+            results = neuron._recorded(given, state, record, final, single, self._execute)
+        else:
+            results = self._execute(given, state, record, final, single)
+        return results if behind is None else _added(results, behind)
+
+    def _taken(self, inputs: Sequence[Any], one_step: bool) -> Tuple[Tensor, Optional[Tensor]]:
+        """The input and the shortcut of a call, which are checked as far as the neuron does not."""
+        owner = type(self._modules["neuron"]).__name__
+        names = ("x", "skip") if self.shortcut and not (self.adds_for_block and len(inputs) == 1) else ("x",)
+        if len(inputs) != len(names):
+            count = "1 or 2 inputs" if self.adds_for_block else f"{len(names)} input{'s' * (len(names) != 1)}"
+            raise TypeError(
+                f"{owner}, which normalises its input, takes {count} ({', '.join(names)}), got {len(inputs)}"
+            )
+        for name, value in zip(names, inputs):
+            if not isinstance(value, Tensor):
+                raise TypeError(f"{owner}: {name} is {a_kind(value)}; give a tensor")
+        x, skip = inputs[0], inputs[1] if len(names) > 1 else None
+        least, form = (2, "[B, C, ...]") if one_step else (3, "[T, B, C, ...]")
+        if x.ndim < least:
+            raise ValueError(f"{owner}: x must be {form} to be normalised over all but C, got shape {list(x.shape)}")
+        if skip is not None and not self.adds_for_block and skip.shape != x.shape:
+            raise ValueError(
+                f"{owner}: skip has shape {list(skip.shape)} and x has {list(x.shape)}; a shortcut has the shape of x"
+            )
+        return x, skip
+
+    def _execute(
+        self,
+        inputs: Sequence[Tensor],
+        state: Optional[Mapping[str, Tensor]],
+        record: Tuple[str, ...],
+        final: bool,
+        single: bool,
+    ) -> Results:
+        """A call as one program where that can be, else normalisation and neuron one after the other."""
+        x, skip = inputs[0], inputs[1] if len(inputs) > 1 else None
+        neuron: Any = self._modules["neuron"]
+        alone = state is None and not (record or final or single or is_compiling())
+        results = self._as_before(x, skip) if alone and self.fused is not False and neuron.repeat is None else None
+        if results is None:
+            results = self._as_one(x, skip, state, record, final, single)
+        if results is not None:
+            return results
+        y = stats.normalised(self.norm, x, single or neuron.repeat is not None)
+        if skip is not None and self.shortcut == "before":
+            y = y + skip
+        results = neuron._execute((y,), state, record, final, single)
+        return _added(results, skip) if skip is not None and self.shortcut == "after" else results
+
+    def _as_one(
+        self,
+        x: Tensor,
+        skip: Optional[Tensor],
+        state: Optional[Mapping[str, Tensor]],
+        record: Tuple[str, ...],
+        final: bool,
+        single: bool,
+    ) -> Optional[Results]:
+        """The call as one program, None where it is to be computed one after the other."""
+        if is_exporting():
+            return None  # the reference computes it, see Bound._computes
+        neuron: Any = self.neuron
+        quick = neuron._cache.quick  # a concurrent change replaces it, and the new one must not get this call
+        steps = x.unsqueeze(0) if single else x
+        tensors = stats.tensors_of(self.norm)
+        reason = self._why_apart(x, steps, tensors, single)
+        if reason:
+            self._refuse(reason)
+            return None
+        owner = type(neuron).__name__
+        given = (x,) if skip is None else (x, skip)
+        inputs = checks.inputs(owner, ("x", "skip")[: len(given)], [v.unsqueeze(0) for v in given] if single else given)
+        steps = inputs[0]
+        named, values, kinds = neuron._placed(steps)
+        start = checks.state(owner, neuron.states, state, steps, carried=state is not None and state is neuron._state)
+        grad = torch.is_grad_enabled()
+        learnt = tuple([name for name, value in named if grad and isinstance(value, Tensor) and value.requires_grad])
+        affine = tuple([grad and value is not None and value.requires_grad for value in tensors[:2]])
+        gradients = grad and any(value.requires_grad for value in inputs)
+        state_gradients = grad and (
+            (start is not None and any(value.requires_grad for value in start))
+            or (final and (gradients or bool(learnt) or any(affine)))
+        )
+        fixed = operator.index(steps.shape[0]) if steps.shape[0] <= MAX_STATIC_STEPS else None
+        spec = (steps.dtype, fixed, kinds, learnt, final)
+        how = (self.shortcut if skip is not None else "", stats.takes_batch(self.norm), affine, bool(self.fused))
+        flags = (gradients, state_gradients, bool(record))
+        lacks = self._find(steps.device.type, spec, how, flags, neuron._stamp())
+        if lacks:
+            self._refuse(lacks)
+            return None
+        runner = neuron._cache.derived[steps.device.type, spec, how, flags]
+        before = len(values) - len(neuron._cache.numbers)
+        if start is None and not (record or final or single or is_compiling()) and earlier.only_input((x,)) is not None:
+            results = self._noted(runner, x, skip, named, values, before, quick)
+            if results is not None:
+                return results
+        # from here on nothing is refused: the running statistics move once
+        found = getattr(runner, "moments", None), getattr(runner, "input_statistics", None)
+        by = stats.constants(self.norm, tensors, steps, *found)
+        outputs, end, trace = runner(inputs, start, _among(values, before, by, steps.ndim), record)
+        self.__dict__["reason"] = ""
+        if single:
+            outputs = tuple([out.squeeze(0) for out in outputs])
+        return outputs, dict(zip(neuron.states, end)) if end is not None else None, trace
+
+    def _refuse(self, reason: str) -> None:
+        """Note why a call is computed one after the other. Raises :class:`Unsupported` where it must not be."""
+        self.__dict__["reason"] = reason
+        if self.fused:
+            owner = type(self.neuron).__name__
+            raise Unsupported(f"{owner} was to normalise within its kernel (fused=True): {reason}")
+
+    def _why_apart(self, x: Tensor, steps: Tensor, tensors: stats.NormTensors, single: bool) -> str:
+        """Why a call cannot be one program, whatever the backend; "" if it can."""
+        norm, neuron = self.norm, self.neuron
+        if neuron.repeat is not None and not single:
+            # it is normalised once, which reads and writes less than one program would
+            return f"repeat={neuron.repeat} gives it one step, which is normalised once"
+        if self.fused is False:
+            return "fused=False was asked for"
+        if not is_compiling() and (is_jit_tracing() or is_transforming() or not is_plain(x)):
+            return "torch traces or transforms the call, or x is no plain tensor"
+        if x.dtype not in NAMES or x.layout is not torch.strided or not stats.fits(norm, tensors, steps):
+            return f"x of shape {list(x.shape)} and {x.dtype} is no plain input of the normalisation"
+        if not norm.eps > 0:  # type: ignore[operator]  # a number: a constant channel would be 0 / 0
+            return f"eps={norm.eps} of the normalisation is not above 0"
+        # parameters per channel are placed along the dimension that is normalised over
+        if neuron.channel_dim != 1 and any(isinstance(value, Tensor) for _, value in neuron._values()):
+            return f"channel_dim={neuron.channel_dim}, and a parameter is a tensor"
+        if is_compiling() and neuron._left_out(x.device.type, neuron._stamp()):
+            return "the backend does not support torch_compile"
+        return ""
+
+    def _adds(self, x: Tensor, skip: Tensor) -> bool:
+        """Whether a shortcut behind the neuron is part of its program. One of another shape, dtype or order of memory
+        is not, and none where the first output is not spikes: rounded once, the sum would be another one.
+        """
+        if self.fused is False or not lie_alike(x, skip):
+            return False
+        return self._can_add(x.device.type, bool(self.fused), self.neuron._stamp())
+
+    # torch.compile runs these two when it meets them and takes what they return as a constant, as in Bound.
+
+    def _can_add(self, device_type: str, asked: bool, stamp: str) -> bool:
+        """Whether a kernel adds a shortcut to spikes. ``asked``: whether one program was asked for."""
+        if self.neuron.program.outputs[0].op != "spike":
+            return False
+        backend = self.neuron._bind(device_type).backend
+        return asked or (backend.name != REFERENCE and backend.capabilities_on(device_type).several_inputs)
+
+    def _find(
+        self, device_type: str, spec: SpecKey, how: Tuple[Any, ...], flags: Tuple[bool, bool, bool], stamp: str
+    ) -> str:
+        """Make the runner of ``derived`` for calls of this kind; gives why there is none, else "".
+
+        how: the shortcut, whether by statistics of the batch, whether weight and bias are learnt, whether one program
+        was asked for.
+        """
+        neuron = self.neuron
+        cache, key = neuron._cache, (device_type, spec, how, flags)
+        if key in cache.derived:
+            return ""
+        shortcut, batch, affine, asked = how
+        dtype, steps, kinds, learnt, final = spec[:5]
+        program, names = normalised_program(neuron.program, shortcut, batch)
+        before = len(kinds) - len(cache.numbers)
+        kinds = (*kinds[:before], *["channel"] * len(names), *kinds[before:])
+        if len(kinds) != len(program.params):
+            return "the dynamics do not read their input"
+        learn = (*learnt, *[name for name, wants in zip(names[2:], affine) if wants])
+        wanted = Spec(dtype, steps, kinds, learn, final)
+        resolved = neuron._bind(device_type)
+        if resolved.backend.name == REFERENCE and not asked:
+            # it runs a program operation by operation, and torch has one operation for the whole of a normalisation
+            return f"backend {REFERENCE!r} computes one operation after the other, and is quicker so"
+        gradients, state_gradients, record = flags
+        lacks = functools.partial(
+            lacking,
+            program=program,
+            spec=wanted,
+            gradients=gradients,
+            state_gradients=state_gradients,
+            record=record,
+        )
+        has = resolved.backend.capabilities_on(device_type)
+        missing = (*lacks(has),) or (() if has.normalisation else ("normalisation",))
+        if missing:
+            return checks.unsupported(resolved, type(neuron).__name__, missing, device_type)
+        if resolved.source == AUTO_NAME:
+            cache.derived[key] = automatic_runner(resolved, Calls(device_type, program, wanted, lacks))
+        else:
+            cache.derived[key] = resolved.backend.runner(program, wanted)
+        return ""
+
+    _can_add._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+    _find._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as above
+
+    # -- calls at rest for outputs alone, like one that passed every check: straight to the kernels
+
+    def _kind(self, x: Tensor, skip: Optional[Tensor]) -> Tuple[Any, ...]:
+        """What decides the runner of such a call, beside the neuron's own parameters. It differs from what
+        :func:`spikecore._shell.earlier.kind_of` gives for any call.
+        """
+        grad, steps = torch.is_grad_enabled(), x.shape[0]
+        norm: Any = self._modules["norm"]
+        weight, bias = norm._parameters.get("weight"), norm._parameters.get("bias")
+        return (
+            self.shortcut,
+            bool(self.fused),
+            x.dtype,
+            x.ndim,
+            steps if steps <= MAX_STATIC_STEPS else None,
+            x.device,
+            grad,
+            grad and x.requires_grad,
+            None if skip is None else grad and skip.requires_grad,
+            weight is not None and weight.requires_grad,
+            bias is not None and bias.requires_grad,
+            norm.training or norm._buffers.get("running_mean") is None,
+        )
+
+    def _as_before(self, x: Tensor, skip: Optional[Tensor]) -> Optional[Results]:
+        """A call whose kind passed the checks before; None if it needs them."""
+        if earlier.only_input((x,)) is None:
+            return None
+        neuron: Any = self._modules["neuron"]
+        known: Optional[KnownCall] = neuron._cache.quick.get(self._kind(x, skip))
+        return None if known is None else self._straight(known, x, skip)
+
+    def _straight(self, known: KnownCall, x: Tensor, skip: Optional[Tensor]) -> Optional[Results]:
+        """The call by the launches of an earlier one; None, with nothing moved, if it is not as that was."""
+        norm: Any = self._modules["norm"]
+        neuron: Any = self._modules["neuron"]
+        found, call, before = known
+        own = earlier.values_as_before(found, neuron, x, False)
+        tensors = stats.tensors_of(norm)
+        if own is None or not stats.fits(norm, tensors, x):
+            return None
+        read = 2 if stats.takes_batch(norm) else 3  # in eval mode the running mean as well
+        laid = call.laid(x, skip, [v for v in (*tensors[:read], *own) if isinstance(v, Tensor)])
+        if laid is None:
+            return None
+        by = stats.constants(
+            norm, tensors, x, getattr(found.runner, "moments", None), functools.partial(call.statistics, laid)
+        )
+        inputs = (x,) if skip is None else (x, skip)
+        outputs = call(laid, inputs, (*own[:before], *by, *own[before:]))
+        if outputs is None:  # the running statistics have moved: from here on it is the runner's
+            placed = _among(earlier.placed(found, own), before, by, x.ndim)
+            outputs = found.runner(inputs, None, placed, ())[0]
+        self.__dict__["reason"] = ""
+        return outputs, None, ()
+
+    def _noted(
+        self,
+        runner: Runner,
+        x: Tensor,
+        skip: Optional[Tensor],
+        named: Sequence[Tuple[str, Any]],
+        values: Tuple[ParamValue, ...],
+        before: int,
+        quick: Any,
+    ) -> Optional[Results]:
+        """A call that passed every check, noted and run as later ones are: a checkpointed call must save the same
+        tensors when it is computed again. None, with nothing moved, if the runner has no such way for it.
+        """
+        places = _among(values, before, (x.new_empty(x.shape[2], device="meta"),) * 4, x.ndim)
+        call = direct_normalised(runner, [tuple(v.shape) if isinstance(v, Tensor) else None for v in places])
+        if call is None:
+            return None
+        neuron = self.neuron
+        noted = earlier.noted(runner, named, values, x, False, neuron)
+        known = quick[self._kind(x, skip)] = KnownCall(noted, call, before)
+        return self._straight(known, x, skip)
+
+
+def lie_alike(x: Tensor, skip: Tensor) -> bool:
+    """Whether a kernel reads both as they are."""
+    if is_jit_tracing() or not (is_compiling() or is_plain(skip)):
+        return False
+    strided = x.layout is torch.strided is skip.layout
+    alike = strided and x.shape == skip.shape and x.dtype == skip.dtype and x.device == skip.device
+    return alike and x.stride() == skip.stride()
+
+
+def neuron_of(layer: nn.Module) -> Optional[Neuron]:
+    """The neuron of a layer that is one, or that normalises in front of one."""
+    inner = layer.neuron if isinstance(layer, NormNeuron) else layer
+    return inner if isinstance(inner, Neuron) else None
+
+
+def stateful_of(layer: nn.Module) -> Optional[Stateful]:
+    """The module that has the state of a layer: the neuron of a :class:`NormNeuron`, else the layer itself."""
+    inner = layer.neuron if isinstance(layer, NormNeuron) else layer
+    return inner if isinstance(inner, Stateful) else None
+
+
+def _added(results: Results, skip: Tensor) -> Results:
+    """The results of a call, with ``skip`` added to its first output."""
+    outputs, end, trace = results
+    return (outputs[0] + skip, *outputs[1:]), end, trace
+
+
+def _among(values: Sequence[Any], before: int, by: Sequence[Tensor], ndim: int) -> Tuple[Any, ...]:
+    """A neuron's parameters, placed over one time step, with those of the normalisation of an input of so many
+    dimensions behind the first ones.
+    """
+    view = (1, -1, *[1] * (ndim - 3))
+    return (*values[:before], *[value.view(view) for value in by], *values[before:])
