@@ -194,7 +194,8 @@ def _changed(file: Path, change: Callable[[Dict[str, Any]], None]) -> None:
         ("surrogate", 0, "Surrogate.__subclasses__", "has no attribute"),
         ("surrogate", 0, "__path__", "is no surrogate"),
         ("shapes", "tau", [[3], "load", False], "'load' is no dtype"),
-        ("learn", 0, "backend", "learn"),
+        ("learn", None, ["backend"], "learn"),
+        ("class", None, "training_model", "was saved as a training_model, which this version"),
     ],
 )
 def test_metadata_sets_what_save_writes_and_nothing_else(
@@ -203,8 +204,8 @@ def test_metadata_sets_what_save_writes_and_nothing_else(
     """How a network is run is the caller's: the neuron is read from NIR's numbers, with a warning."""
 
     def change(content: Dict[str, Any]) -> None:
-        if field == "learn":
-            content[field] = [value]
+        if name is None:
+            content[field] = value
         else:
             content[field][name] = value
 
