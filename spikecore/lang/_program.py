@@ -44,7 +44,8 @@ class Program:
     outputs: one expression per output.
     next: one expression per state, its value after the step.
     initial: one per state, its initial value: a ``const`` or a ``param`` node.
-    labels: names that the definition gave to intermediate values.
+    labels: names of values for people: ``z`` of spikes, ``v_next`` of a next value of ``v`` that is read again. Local
+        variables of a definition have none in a text.
     numbers: those of ``params`` that are numbers of surrogates. They come last, and are Python numbers in every call.
     statistics: names of the parameters mean, rstd, weight and bias if the first two are statistics of the first input,
         per channel over all steps and neurons (:func:`spikecore.lang.normalised`). The derivative of that input is the
