@@ -161,7 +161,8 @@ class Steps(Swapped):
             return super().forward(x_seq)  # type: ignore[misc]  # of the container
         y = x_seq.movedim(self._time, 0)
         for module in self:  # type: ignore[attr-defined]  # an nn.Sequential
-            if isinstance(module, Node) and not (module.store_v_seq or is_watched_itself(module)):
+            plain = isinstance(module, Node) and not module.store_v_seq
+            if plain and not is_watched_itself(module):
                 y = module.all_steps(y)
             else:
                 y = torch.stack([module(now) for now in y.unbind(0)])

@@ -32,8 +32,8 @@ from spikecore._shell.needs import lacking
 from spikecore._shell.state import Stateful
 from spikecore.backend import Backend, Feedback, Runner, Spec, Unsupported
 from spikecore.lang import Program
-from spikecore.lang._plain import is_compiling, is_exporting
 from spikecore.lang._derived import repeated
+from spikecore.lang._plain import is_compiling, is_exporting
 
 #: Unique id of a definition until the hash of its program is known.
 _definitions = itertools.count()

@@ -90,6 +90,10 @@ def _comparison(name: str, sign: str, numpy: str, binding: int = ORDER) -> Opera
     return _operator(name, getattr(torch, name), None, (binding, f"{{0}} {sign} {{1}}"), numpy, kind="comparison")
 
 
+def _logic(name: str, arity: int, torch_: Any, c: Template, python: Template) -> Operation:
+    return Operation(name, arity, torch_, None, c, python, python, kind="logic")
+
+
 def _function(name: str, torch_: Any, gradient: Optional[Rule], c: str = "", *names: str, **more: Any) -> Operation:
     """A function of one number, with C's name where it is another."""
     python = ATOM, f"{{math}}.{name}({{0}})"
@@ -121,7 +125,7 @@ ROWS: Tuple[Operation, ...] = (
         "divide",
         unbounded=True,
     ),
-    Operation("neg", 1, torch.neg, lambda g, y, a: (-g,), *[(UNARY, "-{0}")] * 3),
+    Operation("neg", 1, torch.neg, lambda g, y, a: (-g,), (UNARY, "-{0}"), (UNARY, "-{0}"), (UNARY, "-{0}")),
     _function("exp", torch.exp, lambda g, y, a: (g * y,)),
     _function("log", torch.log, lambda g, y, a: (g / a[0],), unbounded=True),
     _function("sqrt", functions.sqrt, lambda g, y, a: (g / (2.0 * y),), unbounded=True),
@@ -174,7 +178,7 @@ ROWS: Tuple[Operation, ...] = (
         (TERNARY, "{0} != {zero} ? {1} : {2}"),
         (TERNARY, "{1} if {0} != {zero} else {2}"),
     ),
-    Operation("detach", 1, functions.detach, None, *[(ATOM, "{0}")] * 2, names=("detach",)),
+    Operation("detach", 1, functions.detach, None, (ATOM, "{0}"), (ATOM, "{0}"), names=("detach",)),
     Operation(
         "spike",
         1,
@@ -191,9 +195,9 @@ ROWS: Tuple[Operation, ...] = (
     _comparison("eq", "==", "equal", EQUALITY),
     _comparison("ne", "!=", "not_equal", EQUALITY),
     # Python's `and` and `or` would branch; `&` and `|` bind more tightly than comparisons, which then have parentheses
-    Operation("and", 2, torch.logical_and, None, (AND, "{0} && {1}"), *[(PRODUCT, "{0} & {1}")] * 2, kind="logic"),
-    Operation("or", 2, torch.logical_or, None, (OR, "{0} || {1}"), *[(SUM, "{0} | {1}")] * 2, kind="logic"),
-    Operation("not", 1, torch.logical_not, None, (UNARY, "!{0}"), *[(UNARY, "~{0}")] * 2, kind="logic"),
+    _logic("and", 2, torch.logical_and, (AND, "{0} && {1}"), (PRODUCT, "{0} & {1}")),
+    _logic("or", 2, torch.logical_or, (OR, "{0} || {1}"), (SUM, "{0} | {1}")),
+    _logic("not", 1, torch.logical_not, (UNARY, "!{0}"), (UNARY, "~{0}")),
     Operation(
         "where",
         3,
