@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from spikecore.lang import Node, Program, loop_invariant
-from spikecore.lang._adjoint import UNBOUNDED, differentiable_leaves
+from spikecore.lang._program import UNBOUNDED, differentiable_leaves
 
 
 class _Ends(torch.autograd.Function):

@@ -14,6 +14,6 @@ Rules of this package:
 
 from spikecore._convert._load import load_state
 from spikecore._convert._network import convert
-from spikecore._convert._report import Conversion
+from spikecore._convert._swapped import Conversion
 
 __all__ = ["Conversion", "convert", "load_state"]

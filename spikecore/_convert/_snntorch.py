@@ -1,19 +1,243 @@
-"""snnTorch 1.0: which of its modules a neuron of spikecore computes, and with which arguments."""
+"""snnTorch 1.0: which of its modules a neuron of spikecore computes, with which arguments, and their step, which is the
+same call, ``spk, mem = lif(x, mem)``.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+from dataclasses import dataclass
+from typing import Any, Callable, ClassVar, Dict, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from spikecore import surrogate
-from spikecore._convert import _snn_neurons
-from spikecore._convert._report import Left
-from spikecore._convert._snn_step import RESETS, FedStep, Step
-from spikecore._convert._swapped import become
+from spikecore._convert._swapped import Carrying, Left, become
+from spikecore.lang import ops
 from spikecore.neuron import Neuron
 from spikecore.neurons import Alpha, Lapicque, Leaky, SynapticLeaky
+from spikecore.surrogate import Surrogate
+
+# -- neurons with feedback and surrogates of snnTorch that are not public, in the order in which it computes them
+#
+# What comes back is added last, ``a i + x + fed``: with it as a part of the input, sums would be rounded differently.
+# ``alpha`` and ``beta`` are limited to [0, 1].
+
+
+class RLeaky(Leaky):
+    """``u' = b u + x + fed``, then ``- R threshold`` (soft) or ``- R u'`` (hard); ``fed`` is what came back."""
+
+    inputs = ("x", "fed")
+
+    def dynamics(self, x: Any, s: Any, p: Any) -> Tuple[Any, Dict[str, Any]]:
+        r = self.fired(s.v, p)
+        u = self.less(ops.clamp(p.beta, 0.0, 1.0) * s.v + x.x + x.fed, r, p)
+        z, v = self.fire(u, r, p)
+        return z, {"v": v}
+
+
+class RSynaptic(SynapticLeaky):
+    """:class:`SynapticLeaky` with ``i' = a i + x + fed``; ``fed`` is what came back."""
+
+    inputs = ("x", "fed")
+
+    def current(self, x: Any, s: Any, p: Any) -> Any:
+        return ops.clamp(p.alpha, 0.0, 1.0) * s.i + x.x + x.fed
+
+
+@dataclass(frozen=True)
+class Heaviside(Surrogate):
+    """1 above the threshold, else 0."""
+
+    def derivative(self, u: Any) -> Any:
+        return ops.where(u > 0.0, 1.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Signed(Surrogate):
+    """snnTorch's ``triangular``, which is none: ``threshold`` below the threshold, ``-threshold`` from there on."""
+
+    threshold: float = 1.0
+
+    def derivative(self, u: Any) -> Any:
+        return ops.where(u >= 0.0, -self.threshold, self.threshold)
+
+
+@dataclass(frozen=True)
+class SpikeRateEscape(Surrogate):
+    """``slope exp(-beta |u - 1|)`` (Gerstner and Kistler, 2002)."""
+
+    beta: float = 1.0
+    slope: float = 25.0
+    positive: ClassVar[Tuple[str, ...]] = ("beta",)
+
+    def derivative(self, u: Any) -> Any:
+        return self.slope * ops.exp(-self.beta * ops.abs(u - 1.0))
+
+
+@dataclass(frozen=True)
+class SparseFastSigmoid(Surrogate):
+    """``1 / (1 + slope |u|)^2`` for ``u > B``, else 0 (Perez-Nieves and Goodman, 2021)."""
+
+    slope: float = 25.0
+    B: float = 1.0
+    positive: ClassVar[Tuple[str, ...]] = ("slope",)
+
+    def derivative(self, u: Any) -> Any:
+        w = 1.0 + self.slope * ops.abs(u)
+        return ops.where(u > self.B, 1.0 / (w * w), 0.0)
+
+
+@dataclass(frozen=True)
+class NoGradient(Surrogate):
+    """0 everywhere, as with ``surrogate_disable=True``."""
+
+    def derivative(self, u: Any) -> Any:
+        return 0.0
+
+
+# -- one step of a neuron
+
+FIXED = {
+    "spike_grad": "set neuron.surrogate",
+    "reset_mechanism": "set neuron.reset, 'soft' (by subtraction), 'hard' or 'none',",
+    "reset_delay": "set neuron.reset_delay",
+    "inhibition": "convert a network without it, or leave the neuron; it has no counterpart in neuron",
+    "state_quant": "convert a network without it, or leave the neuron; it has no counterpart in neuron",
+}
+#: By ``reset_mechanism_val``.
+RESETS = ("soft", "hard", "none")
+
+
+class Step(Carrying):
+    """One step of a neuron, with states as arguments or, with ``init_hidden=True``, within."""
+
+    _fixed: ClassVar[Mapping[str, str]] = FIXED
+    stays: ClassVar[Tuple[str, ...]] = ("reset_delay", "inhibition", "state_quant")
+    #: Names of the states in the order of the arguments.
+    _order: Tuple[str, ...]
+    init_hidden: bool
+    output: bool
+    graded_spikes_factor: Tensor
+
+    def _held(self) -> Dict[str, Any]:
+        # no buffers: an empty one is refused by PopTorch, and one that a call replaces as well
+        held: Dict[str, Any] = self.__dict__["_memory"]
+        return held
+
+    def _rest(self, name: str) -> Any:
+        return torch.zeros(0, device="cpu")
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.__dict__.get("_memory", ()):
+            self._follow()
+            return self._held()[name]
+        return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__.get("_memory", ()):
+            self._check(name, value)
+            self._held()[name] = value
+            self._after(name)
+        else:
+            super().__setattr__(name, value)
+
+    def reset_mem(self) -> Any:
+        """Go to rest, as snnTorch's ``init_leaky()`` and its like do; the states."""
+        held = self._held()
+        for name in held:
+            held[name] = self._rest(name)
+        self._agree()
+        states = tuple(held.values())
+        return states if len(states) > 1 else states[0]
+
+    @property
+    def spike_grad(self) -> Any:
+        """The neuron's surrogate."""
+        return self.neuron.surrogate
+
+    def forward(self, input_: Tensor, *states: Optional[Tensor], **named: Optional[Tensor]) -> Any:
+        """``(spk, *states)`` after one step; with ``init_hidden`` and without ``output`` the spikes alone."""
+        if not any(value is not None for value in (*states, *named.values())):
+            self._check_carried()
+        if states or named:
+            self._take(states, named)
+        else:
+            self._follow()
+        held = self._held()
+        fits = [held[name].shape == input_.shape for name in self._states]
+        start = None
+        if any(fits):
+            dtype = torch.float64 if input_.dtype == torch.float64 else torch.float32
+            start = {
+                own: held[name].to(dtype) if fit else torch.zeros_like(input_, dtype=dtype)
+                for (name, own), fit in zip(self._states.items(), fits)
+            }
+        out, end = self._step(input_.unsqueeze(0), start)
+        spk = out.squeeze(0) * self.graded_spikes_factor
+        for name, own in self._states.items():
+            held[name] = end[own]
+        self._keep(spk)
+        self._agree()
+        if self.init_hidden and not self.output:
+            return spk
+        return (spk, *[held[name] for name in self._order if name not in self._beside])
+
+    def _take(self, states: Tuple[Optional[Tensor], ...], named: Mapping[str, Optional[Tensor]]) -> None:
+        """The states that are given, for those that are kept."""
+        kind = type(self).__name__
+        if len(states) > len(self._order):
+            raise TypeError(f"{kind} takes an input and {len(self._order)} states, got {len(states)} states")
+        given = {**dict(zip(self._order, states)), **named}
+        for name in named:
+            if name not in self._order:
+                raise TypeError(f"{kind} has no state {name!r}; states: {', '.join(self._order)}")
+        given = {name: value for name, value in given.items() if value is not None}
+        if given and self.init_hidden:
+            what = " or ".join(f"`{name}`" for name in self._order)
+            raise TypeError(f"{kind}: {what} should not be passed as an argument while `init_hidden=True`")
+        self._follow()
+        self._held().update(given)
+
+    def _step(self, x: Tensor, start: Optional[Dict[str, Tensor]]) -> Any:
+        return self.neuron.run(x, state=start)
+
+    def _keep(self, spk: Tensor) -> None:
+        """Nothing but the states is kept."""
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        errors = args[-1]
+        value = state_dict.get(prefix + "reset_mechanism_val")
+        if isinstance(value, Tensor) and RESETS[int(value)] != self.neuron.reset:
+            errors.append(
+                f"{prefix}reset_mechanism_val is {int(value)}, which means neuron.reset={RESETS[int(value)]!r}, and it "
+                f"is {self.neuron.reset!r} in this network; set it, and load again"
+            )
+        for name in self._order:  # states, which snnTorch saved before 0.9
+            state_dict.pop(prefix + name, None)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class FedStep(Step):
+    """One step of a neuron whose last spikes come back through its layer ``recurrent``."""
+
+    _beside: ClassVar[Tuple[str, ...]] = ("spk",)
+    recurrent: Any
+
+    def _step(self, x: Tensor, start: Optional[Dict[str, Tensor]]) -> Any:
+        held, now = self._held(), x[0]
+        spk = held["spk"] if held["spk"].shape == now.shape else torch.zeros_like(now)
+        fed = self.recurrent(spk)
+        if fed.shape != now.shape:
+            raise ValueError(
+                f"{type(self).__name__}: recurrent gives shape {list(fed.shape)}, and the input has {list(now.shape)}"
+            )
+        return self.neuron.run(x, fed.unsqueeze(0), state=start)
+
+    def _keep(self, spk: Tensor) -> None:
+        self._held()["spk"] = spk
+
+
+# -- what is converted
 
 
 class Row(NamedTuple):
@@ -26,9 +250,9 @@ class Row(NamedTuple):
 
 NEURONS: Dict[str, Row] = {
     "Leaky": Row(Leaky, ("beta", "threshold"), {"mem": "v"}),
-    "RLeaky": Row(_snn_neurons.RLeaky, ("beta", "threshold"), {"spk": None, "mem": "v"}),
+    "RLeaky": Row(RLeaky, ("beta", "threshold"), {"spk": None, "mem": "v"}),
     "Synaptic": Row(SynapticLeaky, ("alpha", "beta", "threshold"), {"syn": "i", "mem": "v"}),
-    "RSynaptic": Row(_snn_neurons.RSynaptic, ("alpha", "beta", "threshold"), {"spk": None, "syn": "i", "mem": "v"}),
+    "RSynaptic": Row(RSynaptic, ("alpha", "beta", "threshold"), {"spk": None, "syn": "i", "mem": "v"}),
     "Lapicque": Row(Lapicque, ("R", "C", "time_step", "threshold"), {"mem": "v"}),
     "Alpha": Row(Alpha, ("alpha", "beta", "threshold"), {"syn_exc": "i_exc", "syn_inh": "i_inh", "mem": "v"}),
 }
@@ -38,10 +262,10 @@ SURROGATES: Dict[str, Tuple[Any, Tuple[str, ...]]] = {
     "fast_sigmoid": (surrogate.FastSigmoid, ("slope",)),
     "sigmoid": (surrogate.Sigmoid, ("slope",)),
     "straight_through_estimator": (surrogate.StraightThrough, ()),
-    "heaviside": (_snn_neurons.Heaviside, ()),
-    "triangular": (_snn_neurons.Signed, ("threshold",)),
-    "spike_rate_escape": (_snn_neurons.SpikeRateEscape, ("beta", "slope")),
-    "SFS": (_snn_neurons.SparseFastSigmoid, ("slope", "B")),
+    "heaviside": (Heaviside, ()),
+    "triangular": (Signed, ("threshold",)),
+    "spike_rate_escape": (SpikeRateEscape, ("beta", "slope")),
+    "SFS": (SparseFastSigmoid, ("slope", "B")),
 }
 
 
@@ -109,19 +333,19 @@ def _bound_reset(module: Any) -> int:
     return ("_base_sub", "_base_zero", "_base_int").index(module.state_function.__name__)
 
 
-def _surrogate(module: Any) -> surrogate.Surrogate:
+def _surrogate(module: Any) -> Surrogate:
     if module.surrogate_disable:
-        return _snn_neurons.NoGradient()
+        return NoGradient()
     function = module.spike_grad
     factory = getattr(function, "__qualname__", type(function).__name__).partition(".")[0]
     known = SURROGATES.get(factory) if getattr(function, "__module__", None) == "snntorch.surrogate" else None
     if known is None:
-        raise Left(f"no surrogate here is its spike_grad {factory}; see sc.surrogate.Surrogate for one of your own")
+        raise Left(f"no surrogate here is its spike_grad {factory}; see sc.Surrogate for one of your own")
     build, names = known
     # snnTorch's surrogates are functions that remember what their factory was given, and nothing else says it
     given = dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in function.__closure__ or ())))
     try:
-        made: surrogate.Surrogate = build(*[given[name] for name in names])
+        made: Surrogate = build(*[given[name] for name in names])
     except (TypeError, ValueError) as error:
         raise Left(f"the numbers of its spike_grad are refused here: {error}") from error
     return made

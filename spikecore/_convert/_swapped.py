@@ -1,4 +1,5 @@
-"""Modules of other libraries that became modules of ours in their place: classes, keys, attributes and states.
+"""Modules of other libraries that became modules of ours in their place: classes, keys, attributes and states; and the
+report of a conversion.
 
 The states that such a module keeps are those of its neuron, too, so that ``sc.reset``, ``sc.detach`` and the steps of
 ``sc.training_model`` reach them: whichever changed last counts.
@@ -7,6 +8,7 @@ The states that such a module keeps are those of its neuron, too, so that ``sc.r
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Real
 from typing import Any, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Tuple
@@ -19,6 +21,33 @@ from spikecore._shell.compiled import check_exported, check_exported_first
 from spikecore._shell.state import State, keep
 from spikecore.lang._plain import is_dynamo_compiling
 from spikecore.neuron import Neuron
+
+
+class Left(Exception):
+    """The reason why a module stays as it is, one sentence without its end."""
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What :func:`spikecore.convert` did to a network. Printed, it is one line for each module.
+
+    replaced: name of a module in the network -> its class, and what computes it now: ``"LIFNode -> LIF(tau=2, ...)"``.
+    left: name of a module of the other library that keeps a state of its own, or is a neuron, and runs as before -> its
+        class and the reason.
+
+    Names are those of ``net.named_modules()``; that of the network itself is empty. A neuron in a plain list or dict
+    has that of its place, ``"layers[0]"``. Layers and containers without state
+    (``layer.Conv2d``, ``SeqToANNContainer``) are in neither: they are PyTorch's computation, and run as before.
+    """
+
+    replaced: Dict[str, str]
+    left: Dict[str, str]
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.replaced)} replaced, {len(self.left)} left"]
+        for mark, rows in (("", self.replaced), ("left: ", self.left)):
+            lines += [f"  {name or 'the network itself'}: {mark}{what}" for name, what in rows.items()]
+        return "\n".join(lines)
 
 
 class Swapped:

@@ -1,23 +1,18 @@
 """What ``dynamics`` sees: values that record.
 
-An :class:`Expr` is a node with Python's operators. What Python cannot record raises :class:`TraceError`, with the line
-of the definition that did it and what to write instead.
+An :class:`Expr` is a node with Python's operators. What Python cannot record raises :class:`TraceError`, with the
+definition that did it and what to write instead; the line is in Python's traceback.
 """
 
 from __future__ import annotations
 
-import linecache
 import math
 import operator
-import os
-import sys
 from contextlib import contextmanager
 from contextvars import ContextVar
 from numbers import Real
-from types import FrameType
 from typing import Any, Callable, Dict, Iterator, NoReturn, Optional, Tuple, Union
 
-import numpy as np
 import torch
 
 from spikecore.lang._numbers import numerator_of, parameter_of
@@ -89,38 +84,24 @@ CASTS = ("float", "double", "half", "bfloat16", "to", "type", "type_as")
 #: NumPy's name of an operator -> ours.
 FROM_NUMPY = {"true_divide": "div", **{row.numpy: row.name for row in ROWS if row.numpy}}
 
-#: Frames of these are never the user's: the language itself, the shell that calls it, torch and NumPy.
-_NOT_USER = (
-    *(os.path.dirname(os.path.abspath(path)) + os.sep for path in (__file__, torch.__file__, np.__file__)),
-    os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "neuron.py"),
-    "<__array_function__ internals>",  # NumPy before 1.25
-)
+#: The definition that is being traced, as ``LIF.dynamics``.
+_definition: ContextVar[str] = ContextVar("spikecore_definition", default="")
+
+
+@contextmanager
+def defining(name: str) -> Iterator[None]:
+    """In the block errors name this definition."""
+    token = _definition.set(name)
+    try:
+        yield
+    finally:
+        _definition.reset(token)
 
 
 def here() -> str:
-    """`` at file.py:12 (`source line`)``: the line of the definition that is being traced, or nothing if unknown."""
-    frame: Optional[FrameType] = sys._getframe(1)
-    while frame is not None:
-        if not frame.f_code.co_filename.startswith(_NOT_USER):
-            return place(frame.f_code.co_filename, frame.f_lineno)
-        frame = frame.f_back
-    return ""
-
-
-def raised(error: BaseException) -> str:
-    """`` at file.py:12 (`source line`)`` for the user's line that raised an error which is not the language's own."""
-    found, trace = "", error.__traceback__
-    while trace is not None:
-        if not trace.tb_frame.f_code.co_filename.startswith(_NOT_USER):
-            found = place(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
-        trace = trace.tb_next
-    return found
-
-
-def place(path: str, number: int) -> str:
-    """`` at file.py:12 (`source line`)`` for a line of a file."""
-    line = linecache.getline(path, number).strip()
-    return f" at {os.path.basename(path)}:{number}" + (f" (`{line}`)" if line else "")
+    """`` in LIF.dynamics``: the definition that is being traced, or nothing if none is."""
+    name = _definition.get()
+    return f" in {name}" if name else ""
 
 
 #: What to write for a comparison where a number is needed.
@@ -166,11 +147,8 @@ def make(op: str, *args: Node, attr: Attribute = None) -> Node:
     return Node(op, args, attr)
 
 
-def lift(value: Any, role: str = "value", where: Optional[str] = None) -> Node:
-    """The node of a traced value or a Python number; anything else raises :class:`TraceError`.
-
-    where: the place for the message, if it is not the line that is being traced.
-    """
+def lift(value: Any, role: str = "value") -> Node:
+    """The node of a traced value or a Python number; anything else raises :class:`TraceError`."""
     if isinstance(value, Expr):
         return value.node
     if type(value) is not bool and isinstance(value, Real):
@@ -181,7 +159,7 @@ def lift(value: Any, role: str = "value", where: Optional[str] = None) -> Node:
         if kind in ("Tensor", "Parameter", "ndarray")
         else "use traced values and Python numbers only"
     )
-    raise TraceError(f"a {kind} is not part of the language as {role}{here() if where is None else where}; {way_out}")
+    raise TraceError(f"a {kind} is not part of the language as {role}{here()}; {way_out}")
 
 
 def _binary(op: str, swap: bool = False) -> Callable[[Expr, Any], Expr]:

@@ -423,7 +423,8 @@ def detach(x: Tensor) -> Tensor:
 # - IPU: the device's. PopTorch compiles the one operation.
 # - Every other device, and float64 on a CPU: torch's own, of which up to three units in the last place are corrected in
 #   arithmetic of the same dtype. MPS and some GPUs of Intel's have no float64, and neither Metal nor SYCL promises a
-#   root that is rounded correctly. It needs ``+ - * /`` rounded correctly, and a product rounded before it is added.
+#   root that is rounded correctly. What is needed is that ``+ - * /`` are, and that a product is rounded before it is
+#   added.
 
 #: Device types whose own root is taken.
 _OWN = ("cuda", "ipu")

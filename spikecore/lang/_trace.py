@@ -6,20 +6,17 @@ wrong with what it returns is said here, by name.
 
 from __future__ import annotations
 
-import sys
-from collections import namedtuple
+from collections import Counter, namedtuple
 from contextlib import nullcontext
-from types import CodeType, FrameType
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Union
 
 from spikecore.lang._expr import (
     COMPARISON_AS_NUMBER,
     Expr,
     TraceError,
+    defining,
     here,
     lift,
-    place,
-    raised,
     refusing_no_grad,
 )
 from spikecore.lang._graph import topological
@@ -88,13 +85,13 @@ def trace(
     x = input_values(inputs, [Expr(leaf) for leaf in leaves])
     s = Names(name, "state", {state: Expr(Node("state", (), state)) for state in states})
     p = Names(name, "parameter", values)
-    with nullcontext() if numbers is None else numbers.following(), refusing_no_grad():
+    with nullcontext() if numbers is None else numbers.following(), refusing_no_grad(), defining(f"{name}.dynamics"):
         try:
-            returned, local, where = _call_and_watch(dynamics, (x, s, p))
+            returned = dynamics(x, s, p)
         except AttributeError as error:
             # an AttributeError in a property of a neuron would make nn.Module say "no attribute 'program'"
-            raise TraceError(f"{name}.dynamics: {error}{raised(error)}") from error
-    outputs, following = _outputs(name, returned, where), _next(name, returned, states, where)
+            raise TraceError(f"{name}.dynamics: {error}") from error
+        outputs, following = _outputs(name, returned), _next(name, returned, states)
     followed = () if numbers is None else tuple(numbers.values)
     following = [_detach_spikes(node) if state in detached else node for state, node in zip(states, following)]
     return Program(
@@ -107,7 +104,7 @@ def trace(
         initial=initial,
         labels={
             **{value.node: f"{param}_in_range" for param, value in values.items() if value.node.args},
-            **_labels(local, reserved={*inputs, *states, *params}),
+            **_labels(outputs, dict(zip(states, following))),
         },
         numbers=followed,
     )
@@ -128,39 +125,36 @@ def _shape_of_return(owner: str) -> str:
     return f"{owner}.dynamics must return (output, next states as a dict), or ((output, output, ...), dict)"
 
 
-# ``where`` is the line that returned.
-
-
-def _outputs(owner: str, returned: Any, where: str) -> List[Node]:
+def _outputs(owner: str, returned: Any) -> List[Node]:
     if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)):
-        raise TraceError(f"{_shape_of_return(owner)}; it returned {returned!r}{where}")
+        raise TraceError(f"{_shape_of_return(owner)}; it returned {returned!r}")
     outputs = returned[0] if isinstance(returned[0], tuple) else (returned[0],)
     if not outputs:
-        raise TraceError(f"{_shape_of_return(owner)}; it returned no output{where}")
-    return [_number(owner, f"output {i}", value, where) for i, value in enumerate(outputs)]
+        raise TraceError(f"{_shape_of_return(owner)}; it returned no output")
+    return [_number(owner, f"output {i}", value) for i, value in enumerate(outputs)]
 
 
-def _next(owner: str, returned: Any, states: Mapping[str, Any], where: str) -> List[Node]:
+def _next(owner: str, returned: Any, states: Mapping[str, Any]) -> List[Node]:
     following: Dict[str, Any] = returned[1]
     missing = [state for state in states if state not in following]
     if missing:
         raise TraceError(
-            f"{owner}.dynamics returns no next value for state {', '.join(map(repr, missing))}{where}; "
+            f"{owner}.dynamics returns no next value for state {', '.join(map(repr, missing))}; "
             f"return one for each of: {', '.join(states)}"
         )
     unknown = [state for state in following if state not in states]
     if unknown:
         raise TraceError(
-            f"{owner}.dynamics returns a next value for {', '.join(map(repr, unknown))}{where}, which is no state; "
+            f"{owner}.dynamics returns a next value for {', '.join(map(repr, unknown))}, which is no state; "
             f"its states are: {', '.join(states) or 'none'}"
         )
-    return [_number(owner, f"the next {state}", following[state], where) for state in states]
+    return [_number(owner, f"the next {state}", following[state]) for state in states]
 
 
-def _number(owner: str, what: str, value: Any, where: str) -> Node:
-    node = lift(value, f"{what} of {owner}", where)
+def _number(owner: str, what: str, value: Any) -> Node:
+    node = lift(value, f"{what} of {owner}")
     if node.is_bool:
-        raise TraceError(f"{what} of {owner} is a comparison ({node!r}){where}; {COMPARISON_AS_NUMBER}")
+        raise TraceError(f"{what} of {owner} is a comparison ({node!r}); {COMPARISON_AS_NUMBER}")
     return node
 
 
@@ -169,38 +163,10 @@ def _detach_spikes(root: Node) -> Node:
     return substitute(root, {spike: Node("detach", (spike,)) for spike in spikes})
 
 
-def _call_and_watch(function: Callable[..., Any], args: Tuple[Any, ...]) -> Tuple[Any, Mapping[str, Any], str]:
-    """Call the function; also give back its local variables, whose names make generated code readable, and the line
-    that returned, for messages.
-
-    Names never change what is computed, so where a profiler is already running the call goes without them.
-    """
-    code: Optional[CodeType] = getattr(function, "__code__", None)
-    if code is None:
-        return function(*args), {}, ""
-    if sys.getprofile() is not None:
-        return function(*args), {}, place(code.co_filename, code.co_firstlineno)
-    local: Dict[str, Any] = {}
-    line = code.co_firstlineno
-
-    def watch(frame: FrameType, event: str, arg: Any) -> None:
-        nonlocal line
-        if event == "return" and frame.f_code is code:
-            local.update(frame.f_locals)
-            line = frame.f_lineno
-
-    sys.setprofile(watch)
-    try:
-        returned = function(*args)
-    finally:
-        sys.setprofile(None)
-    return returned, local, place(code.co_filename, line)
-
-
-def _labels(local: Mapping[str, Any], reserved: Any) -> Dict[Node, str]:
-    labels: Dict[Node, str] = {}
-    for name, value in local.items():
-        if isinstance(value, Expr) and value.node.args and value.node not in labels:
-            # a local that is called like the state it will become
-            labels[value.node] = f"{name}_next" if name in reserved else name
-    return labels
+def _labels(outputs: Sequence[Node], following: Mapping[str, Node]) -> Dict[Node, str]:
+    """Names that make a text readable: ``z`` for spikes, ``v_next`` for the next value of ``v`` that is used again."""
+    roots = [*outputs, *following.values()]
+    order = topological(roots)
+    uses = Counter([*roots, *(arg for node in order for arg in node.args)])
+    labels = {node: f"{state}_next" for state, node in following.items() if node.args and uses[node] > 1}
+    return {**labels, **{node: "z" for node in order if node.op == "spike"}}

@@ -90,6 +90,10 @@ def _comparison(name: str, sign: str, numpy: str, binding: int = ORDER) -> Opera
     return _operator(name, getattr(torch, name), None, (binding, f"{{0}} {sign} {{1}}"), numpy, kind="comparison")
 
 
+def _logic(name: str, arity: int, torch_: Any, c: Template, python: Template) -> Operation:
+    return Operation(name, arity, torch_, None, c, python, python, kind="logic")
+
+
 def _function(name: str, torch_: Any, gradient: Optional[Rule], c: str = "", *names: str, **more: Any) -> Operation:
     """A function of one number, with C's name where it is another."""
     python = ATOM, f"{{math}}.{name}({{0}})"
@@ -191,20 +195,9 @@ ROWS: Tuple[Operation, ...] = (
     _comparison("eq", "==", "equal", EQUALITY),
     _comparison("ne", "!=", "not_equal", EQUALITY),
     # Python's `and` and `or` would branch; `&` and `|` bind more tightly than comparisons, which then have parentheses
-    Operation(
-        "and",
-        2,
-        torch.logical_and,
-        None,
-        (AND, "{0} && {1}"),
-        (PRODUCT, "{0} & {1}"),
-        (PRODUCT, "{0} & {1}"),
-        kind="logic",
-    ),
-    Operation(
-        "or", 2, torch.logical_or, None, (OR, "{0} || {1}"), (SUM, "{0} | {1}"), (SUM, "{0} | {1}"), kind="logic"
-    ),
-    Operation("not", 1, torch.logical_not, None, (UNARY, "!{0}"), (UNARY, "~{0}"), (UNARY, "~{0}"), kind="logic"),
+    _logic("and", 2, torch.logical_and, (AND, "{0} && {1}"), (PRODUCT, "{0} & {1}")),
+    _logic("or", 2, torch.logical_or, (OR, "{0} || {1}"), (SUM, "{0} | {1}")),
+    _logic("not", 1, torch.logical_not, (UNARY, "!{0}"), (UNARY, "~{0}")),
     Operation(
         "where",
         3,

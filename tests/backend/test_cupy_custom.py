@@ -378,9 +378,9 @@ def test_the_source_of_an_expression_is_the_expression():
     """Its own names for values, nothing that is not needed, the equations on top."""
     source = leaky().source_for(torch.bfloat16)
     assert "// leaky: bfloat16 in memory, float32 arithmetic." in source
-    assert "//   step  h = v + (x - v) / tau" in source
-    assert "    const float h = v + (x - v) / tau;\n" in source
-    assert "    new_v = z != 0.0f ? 0.0f : h;\n" in source
+    assert "//   step  t1 = v + (x - v) / tau" in source
+    assert "    const float t1 = v + (x - v) / tau;\n" in source
+    assert "    new_v = z != 0.0f ? 0.0f : t1;\n" in source
 
 
 def test_a_source_is_for_a_dtype_of_calls():

@@ -112,7 +112,7 @@ def test_neurons_of_your_own_have_kernels() -> None:
     """With the names of their definition."""
     forward, backward = sc.kernel_source(Own(learn=("gain",))).values()
     assert "own_forward(" in forward
-    assert "charged = v + gain * x;" in forward
+    assert "t1 = v + gain * x;" in forward
     assert "grad_gain" in backward
 
 

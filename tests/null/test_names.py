@@ -103,7 +103,7 @@ def test_print_tells_a_value_from_a_function(name: str) -> None:
 
 def test_lines_of_print_keep_letters_that_kernels_have_not() -> None:
     """People read what they wrote; a kernel has ASCII."""
-    naming = Naming(local=("größe",), param=("τ",))
+    naming = Naming(state=("größe",), param=("τ",))
     neuron = naming.neuron()()
     assert {"τ", "größe"} <= {*identifiers(str(neuron.program))}
     text = kernel(1, 3)(neuron)

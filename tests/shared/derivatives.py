@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from spikecore.lang import Node
-from spikecore.lang._adjoint import reverse
 from spikecore.lang._expr import Expr
+from spikecore.lang._program import reverse
 from spikecore.lang.eager import evaluate
 
 GRADIENT = Node("out_grad", (), 0)

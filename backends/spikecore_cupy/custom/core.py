@@ -35,8 +35,6 @@ class _Recorded:
     def __init__(self, kernel: str, body: Callable[..., Any], values: Sequence[Declared], timed: bool) -> None:
         self.kernel, self.body, self.timed = kernel, body, timed
         self.inputs, self.outputs = of_role(values, "input"), of_role(values, "output")
-        # the names of its local variables are found by its code
-        self.__code__ = getattr(body, "__code__", None)
 
     def __call__(self, x: Any, s: Any, p: Any) -> Any:
         inputs = (x,) if isinstance(x, Expr) else x
@@ -103,7 +101,7 @@ def core_of_program(program: Program, values: Sequence[Declared], typed: Typed) 
     outputs = of_role(values, "output")
     roots += zip(outputs, program.outputs)
     labels = _needed(program.labels, [node for _, node in roots])
-    # an output is called like the local variable that it is, unless that is used otherwise
+    # an output that is called like a value of the step gets another name
     taken += labels.values()
     targets = [printer.symbols.new(f"{name}_out" if name in taken else name) for name, _ in roots]
     arguments += [f"{typed.real}& {target}" for target in targets]

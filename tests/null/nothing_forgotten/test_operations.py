@@ -32,7 +32,7 @@ from places import (
 )
 from spikecore.backend import Spec, Unsupported
 from spikecore.lang import Node, Program, ops
-from spikecore.lang._adjoint import FLAT, UNBOUNDED
+from spikecore.lang._program import FLAT, UNBOUNDED
 from spikecore.lang.eager import TORCH, StraightLine
 from spikecore.lang.node import ARITHMETIC, COMPARISONS, LOGIC, OPERATIONS
 from spikecore.lang.render import OPERATOR_TEMPLATES, TextPrinter

@@ -90,16 +90,16 @@ class TestDeclaration:
             (lambda x, s: x, r"Mine\.dynamics must return \(output, next states as a dict\).*; it returned"),
             (
                 lambda x, s: (x, {}),
-                r"Mine\.dynamics returns no next value for state 'v' at .*; return one for each",
+                r"Mine\.dynamics returns no next value for state 'v'; return one for each",
             ),
             (
                 lambda x, s: (x, {"v": x, "w": x}),
-                r"a next value for 'w' at .*, which is no state; its states are: v",
+                r"a next value for 'w', which is no state; its states are: v",
             ),
             (lambda x, s: (x > 0, {"v": x}), r"output 0 of Mine is a comparison"),
             (lambda x, s: (x, {"v": x > 0}), r"the next v of Mine is a comparison"),
             (lambda x, s: ((), {"v": x}), r"it returned no output"),
-            (lambda x, s: (x, {"v": s.u}), r"Mine has no state 'u' at .*; its states are: v"),
+            (lambda x, s: (x, {"v": s.u}), r"Mine has no state 'u' in Mine.dynamics; its states are: v"),
             (lambda x, s: (x, {"v": torch.zeros(1)}), r"a Tensor is not part of the language as the next v of Mine"),
         ],
     )
@@ -112,7 +112,7 @@ class TestDeclaration:
     def test_unknown_parameter(self):
         """A parameter that was not declared is named, with those that were."""
         cls = self.declare(params={"tau": 1.0}, dynamics=lambda self, x, s, p: (x / p.tua, {}))
-        with pytest.raises(TraceError, match="Mine has no parameter 'tua' at .*; its parameters are: tau"):
+        with pytest.raises(TraceError, match="Mine has no parameter 'tua' in Mine.dynamics; its parameters are: tau"):
             cls()(torch.zeros(1, 1))
 
     def test_initial_value_names_a_parameter(self):
@@ -124,9 +124,7 @@ class TestDeclaration:
     def test_missing_attribute(self):
         """A missing attribute in ``dynamics`` is said by its own name, not as a missing program."""
         cls = self.declare(dynamics=lambda self, x, s, p: (x * self.gain, {}))
-        with pytest.raises(
-            TraceError, match=r"^Mine\.dynamics: 'Mine' object has no attribute 'gain' at test_declaration"
-        ):
+        with pytest.raises(TraceError, match=r"^Mine\.dynamics: 'Mine' object has no attribute 'gain'$"):
             cls()(torch.zeros(1, 1))
 
     def test_without_dynamics(self):

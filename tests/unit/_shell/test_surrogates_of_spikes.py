@@ -155,7 +155,7 @@ class TestWidths:
                 return self.spike(x, surrogate=S.ATan(alpha=s.v + 1.0)), {"v": x}
 
         with pytest.raises(
-            sc.lang.TraceError, match="the derivative of ATan depends on state 'v' at .*parameters only"
+            sc.lang.TraceError, match="the derivative of ATan depends on state 'v' in .*parameters only"
         ):
             Wrong(backend="torch")(drive())
 

@@ -12,7 +12,7 @@ import torch
 from derivatives import GRADIENT, assert_equal, by_rules, by_torch, columns, recorded, weights
 from spikecore import surrogate
 from spikecore.lang import ops, topological
-from spikecore.lang._adjoint import reverse
+from spikecore.lang._program import reverse
 from spikecore.lang.eager import TORCH
 from spikecore.lang.node import OPERATIONS, const
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dis
-import linecache
 import math
 import operator
 import re
@@ -65,7 +63,7 @@ ARRAY = "a ndarray is not part of the language as operand of add{here}; declare 
 METHOD = "the method .{name} is not part of the language{{here}}; write sc.ops.{way_out}"
 UNKNOWN = "{what} is not part of the language{{here}}; see sc.ops for what there is"
 
-#: What is written -> what is said, with ``{here}`` for file, line and source.
+#: What is written -> what is said, with ``{here}`` for the definition.
 REFUSED = {
     "if": (decide, DECISION),
     "and": (lambda x, s, p: (x > 0) and (s.v > 0), DECISION),
@@ -155,7 +153,7 @@ REFUSED = {
     "an attribute": (
         lambda x, s, p: setattr(x, "y", 1),
         # Python's own words
-        f"Cell.dynamics: 'Expr' object has no attribute 'y'{NO_DICT}{{here}}",
+        f"Cell.dynamics: 'Expr' object has no attribute 'y'{NO_DICT}",
     ),
     "no such state": (lambda x, s, p: (s.q, {"v": x}), "Cell has no state 'q'{here}; its states are: v"),
     "no such parameter": (
@@ -164,19 +162,19 @@ REFUSED = {
     ),
     "a next state is missing": (
         lambda x, s, p: (x, {}),
-        "Cell.dynamics returns no next value for state 'v'{here}; return one for each of: v",
+        "Cell.dynamics returns no next value for state 'v'; return one for each of: v",
     ),
     "a next state of no state": (
         lambda x, s, p: (x, {"v": x, "w": x}),
-        "Cell.dynamics returns a next value for 'w'{here}, which is no state; its states are: v",
+        "Cell.dynamics returns a next value for 'w', which is no state; its states are: v",
     ),
     "output comparison": (
         lambda x, s, p: (x > 0, {"v": x}),
-        f"output 0 of Cell is a comparison (x > 0){{here}}; {SPIKE}",
+        f"output 0 of Cell is a comparison (x > 0); {SPIKE}",
     ),
     "next comparison": (
         lambda x, s, p: (x, {"v": x > 0}),
-        f"the next v of Cell is a comparison (x > 0){{here}}; {SPIKE}",
+        f"the next v of Cell is a comparison (x > 0); {SPIKE}",
     ),
     "output tensor": (
         lambda x, s, p: (TENSOR, {"v": x}),
@@ -188,8 +186,7 @@ REFUSED = {
     ),
     "nothing": (
         lambda x, s, p: None,
-        "Cell.dynamics must return (output, next states as a dict), or ((output, output, ...), dict); it returned "
-        "None{here}",
+        "Cell.dynamics must return (output, next states as a dict), or ((output, output, ...), dict); it returned None",
     ),
     "~number": (lambda x, s, p: ~x, "not" + AS_TRUTH.format(what="x")),
     "spike(comparison)": (
@@ -202,29 +199,11 @@ REFUSED = {
 class TestRefusals:
     @pytest.mark.parametrize("what", REFUSED)
     def test_says_what_and_where(self, what):
-        """What cannot be recorded is an error with the line of the definition and a way out."""
+        """What cannot be recorded is an error with the definition and a way out."""
         definition, message = REFUSED[what]
         with pytest.raises(TraceError) as caught:
             program(definition, params=("tau", "threshold"))
-        before, after = message.split("{here}")
-        found = re.fullmatch(
-            re.escape(before) + r" at test_refused\.py:(\d+) \(`(.*)`\)" + re.escape(after), str(caught.value)
-        )
-        assert found, str(caught.value)
-        line, source = int(found[1]), found[2]
-        assert line in {number for _, number in dis.findlinestarts(definition.__code__)}
-        assert linecache.getline(__file__, line).strip() == source
-
-    def test_points_to_the_line_that_did_it(self):
-        """In a definition of several lines the message shows the one that cannot be recorded."""
-        with pytest.raises(TraceError, match=re.escape("(`if h > 1.0:`)")):
-            program(decide)
-
-    def test_code_below_a_folder_named_torch_is_the_users(self):
-        """A definition is found wherever it lies, also in a folder called torch."""
-        definition = eval(compile("lambda x, s, p: x % 2", "/home/me/torch/cell.py", "eval"))
-        with pytest.raises(TraceError, match=re.escape(" at cell.py:1; ")):
-            program(definition)
+        assert str(caught.value) == message.replace("{here}", " in Cell.dynamics")
 
     @pytest.mark.parametrize(
         "definition",
@@ -243,30 +222,14 @@ class TestRefusals:
         shape = (
             "Cell.dynamics must return (output, next states as a dict), or ((output, output, ...), dict); it returned"
         )
-        with pytest.raises(
-            TraceError, match=re.escape(shape) + r" .* at test_refused\.py:\d+ \(`lambda x, s, p: .*`\)$"
-        ):
+        with pytest.raises(TraceError, match=re.escape(shape)):
             program(definition)
 
-    def test_the_line_that_returned(self):
-        """What is wrong with a result is said with the line that returned it, and not with that of the call."""
-
-        def dynamics(x, s, p):
-            if not p.tau.node.attr:
-                return x, {"v": x}
-            h = x + s.v
-            return h, {"v": None}
-
-        text = re.escape("a NoneType is not part of the language as the next v of Cell at test_refused.py:")
-        with pytest.raises(TraceError, match=text + re.escape(f"{dynamics.__code__.co_firstlineno + 4} (`return h, ")):
-            program(dynamics, params=("tau",))
-        before = sys.getprofile()
-        sys.setprofile(lambda *_: None)
-        try:  # a profiler at work leaves the line of the definition
-            with pytest.raises(TraceError, match=text + str(dynamics.__code__.co_firstlineno)):
-                program(dynamics, params=("tau",))
-        finally:
-            sys.setprofile(before)
+    def test_a_next_value_that_is_none(self):
+        """It is said by the name of the state."""
+        text = "a NoneType is not part of the language as the next v of Cell in Cell.dynamics; use traced values and"
+        with pytest.raises(TraceError, match=re.escape(text)):
+            program(lambda x, s, p: (x, {"v": None}))
 
     def test_initial_value_names_a_parameter(self):
         """An initial value that is the name of nothing is an error."""
@@ -287,7 +250,7 @@ class TestRefusals:
 
         with pytest.raises(TraceError, match="gives a comparison"):
             program(lambda x, s, p: (sc.ops.spike(x, Flat()), {"v": x}))
-        with pytest.raises(TraceError, match=re.escape("(`return math.exp(-u * u)`)")):
+        with pytest.raises(TraceError, match="turning a traced value into a Python number"):
             program(lambda x, s, p: (sc.ops.spike(x, Gaussian()), {"v": x}))
 
     def test_values_are_found_but_have_no_special_attributes(self):

@@ -7,7 +7,7 @@ import torch
 
 from derivatives import GRADIENT, assert_equal, by_rules, by_torch, columns, recorded, weights
 from spikecore.lang import Node, ops
-from spikecore.lang._adjoint import reverse
+from spikecore.lang._program import reverse
 from spikecore.lang.eager import evaluate
 from spikecore.lang.node import const
 
