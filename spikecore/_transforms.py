@@ -96,9 +96,10 @@ def fuse(net: nn.Module) -> nn.Module:
         adds = neuron.module in ends
         layer = NormNeuron(norm.module, neuron.module, shortcut="after" if adds else None)  # type: ignore[arg-type]
         layer.adds_for_block = adds
-        layer.train(neuron.module.training)
+        identity = nn.Identity()
+        layer.training, identity.training = neuron.module.training, norm.module.training
         neuron.put(layer)
-        norm.put(nn.Identity())
+        norm.put(identity)
         _names_of(chain)[neuron.path] = norm.path
     replace_modules(net, {module: compact(module) for module in net.modules()})
     _warn_of_nothing(net)
@@ -127,9 +128,10 @@ def unfuse(net: nn.Module) -> nn.Module:
     for chain in [*net.modules()]:
         names = vars(chain).get(_NAMES, {})
         for neuron, norm in names.items():
-            layer: Any = chain.get_submodule(neuron)
-            _put(chain, neuron, layer.neuron)
-            _put(chain, norm, layer.norm)
+            layer = chain.get_submodule(neuron)
+            if isinstance(layer, NormNeuron):  # anything may have been put in its place
+                _put(chain, neuron, layer.neuron)
+                _put(chain, norm, layer.norm)
         names.clear()
     replace_modules(net, {module: plain(module) for module in net.modules()})
     return net

@@ -20,16 +20,14 @@ from spikecore._shell.automatic import Calls, automatic_runner
 from spikecore._shell.binding import SpecKey
 from spikecore._shell.in_turn import calls_as
 from spikecore._shell.needs import lacking
-from spikecore._shell.state import State, Stateful
-from spikecore.backend import MAX_STATIC_STEPS, ParamValue, Spec, Tensors, Unsupported
+from spikecore._shell.state import Stateful
+from spikecore._shell.watched import Results
+from spikecore.backend import MAX_STATIC_STEPS, ParamValue, Spec, Unsupported
 from spikecore.dtypes import NAMES
 from spikecore.lang._derived import normalised as normalised_program
 from spikecore.lang._plain import is_compiling, is_exporting, is_jit_tracing, is_plain, is_transforming
 from spikecore.layers import _batch_norm_stats as stats
 from spikecore.neuron import Neuron
-
-#: Outputs of a call, state after it, recorded states.
-Results = Tuple[Tensors, Optional[State], Tensors]
 
 
 class KnownCall(NamedTuple):
@@ -99,9 +97,7 @@ class NormNeuron(nn.Module):
 
     def forward(self, x: Tensor, *skip: Tensor) -> Any:
         """``[T, B, C, ...] -> [T, B, C, ...]``; with a shortcut also ``skip`` of that shape."""
-        neuron: Any = self._modules["neuron"]
-        if self._checked != (self._modules["norm"], neuron):
-            self._check()  # a module was put in the place of one of them, as convert_sync_batchnorm does
+        neuron = self._checked_neuron()
         if neuron.step == "single" or neuron._carrying:
             outputs, state, _ = self._call((x, *skip), neuron._begin(), (), True, neuron.step == "single")
             neuron._end(outputs, state)
@@ -113,8 +109,8 @@ class NormNeuron(nn.Module):
         """The functional core, as :meth:`spikecore.Neuron.run`: ``(output, state)``, or ``(output, state, trace)`` with
         ``record``. Pure but for the running statistics of the normalisation, which move in training.
         """
-        self._check()
-        names = checks.recorded(type(self.neuron).__name__, record, self.neuron.states)
+        neuron = self._checked_neuron()
+        names = checks.recorded(type(neuron).__name__, record, neuron.states)
         outputs, end, trace = self._call(inputs, state, names, True, False)
         output = outputs[0] if len(outputs) == 1 else outputs
         return (output, end, dict(zip(names, trace))) if names else (output, end)
@@ -126,6 +122,13 @@ class NormNeuron(nn.Module):
     def extra_repr(self) -> str:
         """The shortcut, if there is one."""
         return f"shortcut={self.shortcut!r}" if self.shortcut else ""
+
+    def _checked_neuron(self) -> Any:
+        """The neuron; both modules are checked where another one was put in, as convert_sync_batchnorm does."""
+        neuron = self._modules["neuron"]
+        if self._checked != (self._modules["norm"], neuron):
+            self._check()
+        return neuron
 
     def _check(self) -> None:
         """Refuse modules that cannot be one layer."""
@@ -238,8 +241,8 @@ class NormNeuron(nn.Module):
             self._refuse(reason)
             return None
         owner = type(neuron).__name__
-        given = (x,) if skip is None else (x, skip)
-        inputs = checks.inputs(owner, ("x", "skip")[: len(given)], [v.unsqueeze(0) for v in given] if single else given)
+        both = (x,) if skip is None else (x, skip)
+        inputs = checks.inputs(owner, ("x", "skip")[: len(both)], [v.unsqueeze(0) for v in both] if single else both)
         steps = inputs[0]
         named, values, kinds = neuron._placed(steps)
         start = checks.state(owner, neuron.states, state, steps, carried=state is not None and state is neuron._state)
@@ -266,8 +269,8 @@ class NormNeuron(nn.Module):
             if results is not None:
                 return results
         # from here on nothing is refused: the running statistics move once
-        found = getattr(runner, "moments", None), getattr(runner, "input_statistics", None)
-        by = stats.constants(self.norm, tensors, steps, *found)
+        moments, statistics = getattr(runner, "moments", None), getattr(runner, "input_statistics", None)
+        by = stats.constants(self.norm, tensors, steps, moments, statistics)
         outputs, end, trace = runner(inputs, start, _among(values, before, by, steps.ndim), record)
         self.__dict__["reason"] = ""
         if single:
@@ -402,23 +405,23 @@ class NormNeuron(nn.Module):
         """The call by the launches of an earlier one; None, with nothing moved, if it is not as that was."""
         norm: Any = self._modules["norm"]
         neuron: Any = self._modules["neuron"]
-        found, call, before = known
-        own = earlier.values_as_before(found, neuron, x, False)
+        noted, call, before = known
+        values = earlier.values_as_before(noted, neuron, x, False)
         tensors = stats.tensors_of(norm)
-        if own is None or not stats.fits(norm, tensors, x):
+        if values is None or not stats.fits(norm, tensors, x):
             return None
         read = 2 if stats.takes_batch(norm) else 3  # in eval mode the running mean as well
-        laid = call.laid(x, skip, [v for v in (*tensors[:read], *own) if isinstance(v, Tensor)])
+        laid = call.laid(x, skip, [v for v in (*tensors[:read], *values) if isinstance(v, Tensor)])
         if laid is None:
             return None
         by = stats.constants(
-            norm, tensors, x, getattr(found.runner, "moments", None), functools.partial(call.statistics, laid)
+            norm, tensors, x, getattr(noted.runner, "moments", None), functools.partial(call.statistics, laid)
         )
         inputs = (x,) if skip is None else (x, skip)
-        outputs = call(laid, inputs, (*own[:before], *by, *own[before:]))
+        outputs = call(laid, inputs, (*values[:before], *by, *values[before:]))
         if outputs is None:  # the running statistics have moved: from here on it is the runner's
-            placed = _among(earlier.placed(found, own), before, by, x.ndim)
-            outputs = found.runner(inputs, None, placed, ())[0]
+            placed = _among(earlier.placed(noted, values), before, by, x.ndim)
+            outputs = noted.runner(inputs, None, placed, ())[0]
         self.__dict__["reason"] = ""
         return outputs, None, ()
 

@@ -383,6 +383,25 @@ class TestFuse:
             fused.load_state_dict({k: v for k, v in plain.state_dict().items() if k != "0.module.1.bias"})
         sc.unfuse(fused).load_state_dict(plain.state_dict())
 
+    def test_modes_stay(self):
+        """A normalisation that is frozen in eval mode stays so, fused and undone."""
+        net, plain = network(), network()
+        for one in (net, plain):
+            one[0].module[1].eval()
+        before = {id(module): module.training for module in net.modules()}
+        for change in (sc.fuse, sc.unfuse):
+            assert all(module.training == before.get(id(module), module.training) for module in change(net).modules())
+        plain.load_state_dict(net.state_dict())
+        x = drive(T, B, 2, 4, 4)
+        assert torch.equal(sc.fuse(net)(x), plain(x))
+
+    def test_another_module_in_the_place_of_a_pair_stays(self):
+        """unfuse undoes the rest."""
+        net = sc.fuse(network())
+        net[1] = nn.ReLU()
+        assert fused_layers(sc.unfuse(net)) == 0
+        assert isinstance(net[1], nn.ReLU)
+
     def test_a_checkpointed_sequence_is_fused(self):
         """Fusing finds the parts of the sequence that has groups."""
         assert fused_layers(sc.fuse(sc.checkpoint(network(), every=1))) == 2
