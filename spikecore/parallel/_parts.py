@@ -224,7 +224,7 @@ def sizes_of(split: Split, x: Any, dim: int) -> Tuple[int, ...]:
 def cut(x: Any, dim: int, sizes: Sequence[int]) -> List[Any]:
     """The parts of an input; each gets all of what is no tensor, and of tensors without dimensions."""
     pieces = [tensor.split(list(sizes), dim) if tensor.ndim else [tensor] * len(sizes) for tensor in flattened(x)]
-    return [_filled(x, [piece[part] for piece in pieces]) for part in range(len(sizes))]
+    return [filled(x, [piece[part] for piece in pieces]) for part in range(len(sizes))]
 
 
 def joined(outputs: Sequence[Any], dim: int, sizes: Sequence[int]) -> Any:
@@ -245,10 +245,11 @@ def joined(outputs: Sequence[Any], dim: int, sizes: Sequence[int]) -> Any:
                     "what joins the samples (a loss, a mean over the batch) is to stand outside of the stages, or use "
                     "chunks=1"
                 )
-    return _filled(first, [torch.cat(column, dim) for column in map(list, zip(*leaves))])
+    return filled(first, [torch.cat(column, dim) for column in map(list, zip(*leaves))])
 
 
-def _filled(like: Any, values: Sequence[Tensor]) -> Any:
+def filled(like: Any, values: Sequence[Tensor]) -> Any:
+    """The structure of ``like`` with other tensors."""
     left = iter(values)
     return tree_map(lambda _: next(left), like)
 

@@ -328,29 +328,18 @@ def _one_step(output: Any) -> Any:
 
 
 def _summed(outputs: Iterable[Any]) -> Any:
-    """The sum of the outputs of all steps, from the first to the last."""
-    total: Any = None
+    """The sum of the outputs of all steps, from the first to the last; of whole numbers in 64 bits, as torch.sum."""
+    total: List[Tensor] = []
     for output in outputs:
-        counts = tree_map(_count, output)
-        total = counts if total is None else _added(total, counts)
-    return total
+        values = [v if v.is_floating_point() or v.is_complex() else v.long() for v in flattened(output)]
+        total = [one + other for one, other in zip(total, values)] if total else values
+    return parts.filled(output, total)
 
 
 def _stacked(outputs: Iterable[Any]) -> Any:
     """The outputs of all steps, with time first."""
     steps = list(outputs)
-    left = iter([torch.stack(list(column)) for column in zip(*map(flattened, steps))])
-    return tree_map(lambda _: next(left), steps[0])
-
-
-def _count(value: Tensor) -> Tensor:
-    """What torch.sum adds: of whole numbers and of truth values, 64-bit integers."""
-    return value if value.is_floating_point() or value.is_complex() else value.long()
-
-
-def _added(total: Any, output: Any) -> Any:
-    left = iter(flattened(output))
-    return tree_map(lambda value: value + next(left), total)
+    return parts.filled(steps[0], [torch.stack(list(column)) for column in zip(*map(flattened, steps))])
 
 
 # -- the order in which stages work

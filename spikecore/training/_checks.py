@@ -40,16 +40,12 @@ def check_loss(loss: Any) -> Tensor:
 
 
 def check_optimizer(optimizer: Any, net: nn.Module) -> None:
-    """Raise unless ``optimizer`` is one, and holds parameters of this network."""
+    """Raise unless ``optimizer`` is one, holds parameters of this network, and needs no closure, as LBFGS does."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer={shown(optimizer)} must be a torch.optim.Optimizer of this network's parameters")
     parameters = set(map(id, net.parameters()))
     if not any(id(parameter) in parameters for group in optimizer.param_groups for parameter in group["params"]):
         raise ValueError("optimizer holds no parameter of this network; make it from net.parameters()")
-
-
-def check_step(optimizer: torch.optim.Optimizer) -> None:
-    """Raise TypeError for an optimiser whose step needs a closure, as that of LBFGS: it runs the network again."""
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise TypeError(

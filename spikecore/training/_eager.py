@@ -26,7 +26,6 @@ from spikecore.neuron import Neuron
 from spikecore.training._checks import (
     check_loss,
     check_optimizer,
-    check_step,
     explained,
     layers_without_time,
     loss_without_time,
@@ -41,7 +40,7 @@ from spikecore.training._updates import Updates
 class _Eager:
     """What training and inference share: the network, its options and the form in which it runs."""
 
-    def __init__(self, net: nn.Module, options: Any, optimizer: Any = None) -> None:
+    def __init__(self, net: nn.Module, options: Any = None, optimizer: Any = None) -> None:
         self.net = net
         self.options = _options(options)
         self._stateful = stateful_modules(net)
@@ -66,7 +65,6 @@ class EagerTraining(_Eager):
 
     def __init__(self, net: nn.Module, loss: Loss, optimizer: Any, options: Any = None) -> None:
         check_optimizer(optimizer, net)
-        check_step(optimizer)
         super().__init__(net, options, optimizer)
         self.loss = loss
         self.optimizer = optimizer
@@ -147,9 +145,6 @@ class EagerTraining(_Eager):
 
 class EagerInference(_Eager):
     """``predict(inputs) -> outputs`` in plain PyTorch."""
-
-    def __init__(self, net: nn.Module, options: Any = None) -> None:
-        super().__init__(net, options)
 
     def __call__(self, inputs: Any) -> Any:
         """Outputs in eval mode, without gradients."""

@@ -160,7 +160,7 @@ class Form:
             )
         if any(is_shard(parameter) for parameter in self.net.parameters()):
             return "its parameters are shards"
-        if self._trains and any(map(_pads_averages, self.net.modules())) and _is_on_gpu(self.net):
+        if self._trains and _pads_averages_on_gpu(self.net):
             return (
                 "torch before July 2026 gives the gradient of a padded nn.AvgPool2d that is channels-last to the wrong "
                 "pixels (pytorch/pytorch issue 188344)"
@@ -171,7 +171,7 @@ class Form:
 
     def _use_compiler(self) -> str:
         modules = list(self.net.modules())
-        if is_compiled(self.net):
+        if any(getattr(m, "_compiled_call_impl", None) or type(m).__name__ == "OptimizedModule" for m in modules):
             return "the network is under torch.compile already"
         if any(isinstance(module, (nn.parallel.DistributedDataParallel, Pipeline)) for module in modules):
             return "the network is over several devices or processes; compile its parts, with layer.compile()"
@@ -200,14 +200,6 @@ class Form:
         )
 
 
-def is_compiled(net: nn.Module) -> bool:
-    """Whether a network or a part of it is under torch.compile, by a wrapper or by ``net.compile()``."""
-    return any(
-        getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule"
-        for module in net.modules()
-    )
-
-
 def _clips_averages(module: Any) -> bool:
     """Whether a pooling module divides windows that reach beyond the image by less than their size."""
     pools = isinstance(module, (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)) or type(module).__name__.startswith("LPPool")
@@ -215,12 +207,9 @@ def _clips_averages(module: Any) -> bool:
     return bool(pools and module.ceil_mode and whole)
 
 
-def _pads_averages(module: Any) -> bool:
-    return isinstance(module, nn.AvgPool2d) and module.padding not in (0, (0, 0))
-
-
-def _is_on_gpu(net: nn.Module) -> bool:
-    return any(parameter.is_cuda for parameter in net.parameters())
+def _pads_averages_on_gpu(net: nn.Module) -> bool:
+    pads = any(isinstance(module, nn.AvgPool2d) and module.padding not in (0, (0, 0)) for module in net.modules())
+    return pads and any(parameter.is_cuda for parameter in net.parameters())
 
 
 # -- channels-last. Shapes and numbers stay what they are. [T, B, C, H, W] has every time step channels-last, as layers

@@ -409,18 +409,16 @@ class Contents:
         attributes = [vars(module) for module in modules]
         tables: List[Dict[Any, Any]] = []
         tables += [table for module in modules for table in (module._parameters, module._buffers, module._modules)]
-        lists: List[List[Any]] = []
-        self._optimizer: Tuple[Any, ...] = ()
+        self._lists: List[List[Any]] = []
         if optimizer is not None:
-            self._optimizer = optimizer, optimizer.state, optimizer.param_groups
-            tables += [optimizer.state, *optimizer.state.values(), *optimizer.param_groups]
-            lists = [optimizer.param_groups, *(group["params"] for group in optimizer.param_groups)]
-        self._modules, self._attributes, self._lists = modules, attributes, lists
+            tables += [vars(optimizer), optimizer.state, *optimizer.state.values(), *optimizer.param_groups]
+            self._lists = [optimizer.param_groups, *(group["params"] for group in optimizer.param_groups)]
+        self._modules, self._attributes = modules, attributes
         self._dicts: List[Dict[Any, Any]] = [*attributes, *tables]
         self._sizes = self._lengths()
         self._values = [*self._objects()]
         tensors = [value for table in attributes for value in table.values() if type(value) is Tensor]
-        for values in (*map(_values, tables), *lists):
+        for values in (*map(_values, tables), *self._lists):
             tensors += [value for value in values if isinstance(value, Tensor)]
         # a parameter is met in a module and in a group
         self._tensors = [*{id(tensor): tensor for tensor in tensors}.values()]
@@ -428,10 +426,6 @@ class Contents:
 
     def unchanged(self) -> bool:
         """Whether each is the same object as before, and tensors have their memory where it was."""
-        if self._optimizer:
-            optimizer, state, groups = self._optimizer
-            if optimizer.state is not state or optimizer.param_groups is not groups:
-                return False
         return (
             all(map(operator.is_, map(vars, self._modules), self._attributes))
             and self._lengths() == self._sizes

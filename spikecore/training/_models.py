@@ -5,7 +5,8 @@ What stands in :mod:`spikecore.training._eager` serves every backend that runs i
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping, Optional
+import functools
+from typing import Any, Iterable, Optional
 
 from torch import nn
 
@@ -21,9 +22,8 @@ from spikecore.parallel import Pipeline
 from spikecore.training._graphed import GraphedInference, GraphedTraining
 from spikecore.training._steps import CudaOptions, InferenceStep, Loss, TrainingStep, options_of
 
-
-def _as_options(unknown: Mapping[str, Any]) -> str:
-    return options_of(unknown, "options=")
+#: Where arguments go that belong to the options.
+_as_options = functools.partial(options_of, name="options=")
 
 
 @guided("sc.training_model", _as_options)

@@ -348,7 +348,7 @@ class TestPooling:
         net = nn.Sequential(nn.Conv2d(2, 2, 2), nn.AvgPool2d(2, padding=padding))
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
         assert sc.training_model(net, sc.losses.ce_rate, optimizer, options=options).form["channels_last"] == "used"
-        monkeypatch.setattr(_form, "_is_on_gpu", lambda net: True)
+        monkeypatch.setattr(nn.Parameter, "is_cuda", True, raising=False)
         with pytest.raises(sc.Unsupported, match="channels_last=True cannot be: torch before July 2026 gives.*188344"):
             sc.training_model(net, sc.losses.ce_rate, optimizer, options=options)
         assert sc.inference_model(net, options=options).form["channels_last"] == "used"
