@@ -148,7 +148,8 @@ def _without_time(layers: List[Tuple[str, nn.Module]]) -> str:
 
 def _is_over_time(layer: nn.Module) -> bool:
     """Whether this is a neuron whose calls are sequences from rest."""
-    return getattr(layer, "step", None) == "multi" and not getattr(layer, "carrying", False)
+    neuron = layer if hasattr(layer, "step") else getattr(layer, "neuron", None)  # that of NormNeuron
+    return getattr(neuron, "step", None) == "multi" and not getattr(neuron, "carrying", False)
 
 
 def _is_known(layer: nn.Module) -> bool:
