@@ -6,11 +6,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Dict, Iterator, List, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.parameter import is_lazy
 
 from spikecore._shell.state import Stateful
-from spikecore.training._rehearsal import tensors_of, versions_kept
 
 #: What a call changes of what is known of a neuron's state.
 _STATE = ("_state", "_passed", "_calls")
@@ -26,7 +26,7 @@ def preserved(net: nn.Module, devices: Sequence[torch.device]) -> Iterator[None]
     for name, tensor in (*net.named_parameters(), *net.named_buffers()):
         if is_lazy(tensor):
             raise ValueError(f"net: {name!r} has no values before its first call; call net once, and explain it then")
-    modules, held = list(net.modules()), tensors_of(net)
+    modules, held = list(net.modules()), _tensors(net)
     values = [tensor.detach().clone() for tensor in held]
     gradients = [(tensor, tensor.grad) for tensor in held if tensor.is_leaf]
     tables = [(table, dict(table)) for module in modules for table in _tables(module)]
@@ -38,7 +38,9 @@ def preserved(net: nn.Module, devices: Sequence[torch.device]) -> Iterator[None]
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(cuda))
         # what is written back counts as never written to: graphs made before can still go backward
-        stack.enter_context(versions_kept(held))
+        for tensor in held:
+            if not tensor.is_inference():
+                stack.enter_context(_unsafe_preserve_version_counter(tensor))
         try:
             yield
         finally:
@@ -58,6 +60,11 @@ def preserved(net: nn.Module, devices: Sequence[torch.device]) -> Iterator[None]
                 slot.update(state)
             for generator, before in streams:
                 generator.set_state(before)
+
+
+def _tensors(net: nn.Module) -> List[Tensor]:
+    tables = [table for module in net.modules() for table in _tables(module)]
+    return [tensor for table in tables for tensor in table.values() if tensor is not None]
 
 
 def _tables(module: nn.Module) -> List[Dict[str, Any]]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from spikecore.bench.models import Network
-from spikecore.training._compiling import with_own_code
+from spikecore.training._form import with_own_code
 
 
 @dataclass(frozen=True)

@@ -27,15 +27,20 @@ from spikecore._base.words import a_kind
 from spikecore._shell.checks import shown
 from spikecore._shell.in_turn import in_turn
 from spikecore._shell.processes import is_shard
-from spikecore._shell.state import Stateful, carried, put_back
+from spikecore._shell.state import State, Stateful, carried, put_back
 from spikecore.backend import Unsupported
 from spikecore.lang._plain import is_compiling
-from spikecore.parallel._pipeline import Pipeline
+from spikecore.parallel._pipeline import Pipeline, refuse_compiler
 
 #: ``context_fn`` of torch's checkpointing and public hooks around ``load_state_dict`` are there from this version on.
 _TORCH = (2, 6)
 #: Where torch defines the forward of its norms. A subclass with a forward of its own may read running statistics.
 _NORMS = ("torch.nn.modules.batchnorm", "torch.nn.modules.instancenorm")
+
+_COMPILED = (
+    "torch.compile and torch.export cannot follow a network with sc.checkpoint; compile its layers, which are then "
+    "computed again compiled: for layer in net: layer.compile(); or end it with net = sc.checkpoint(net, every=None)"
+)
 
 Contexts = Tuple[ContextManager[Any], ContextManager[Any]]
 
@@ -78,10 +83,8 @@ def checkpoint(
     """
     if not isinstance(net, nn.Module):
         raise TypeError(f"net={shown(net)} is {a_kind(net)}; give the network (an nn.Module)")
-    if every is not None and (isinstance(every, bool) or not isinstance(every, int)):
-        raise TypeError(f"every={every!r} must be the number of layers in a group, or None for no groups")
-    if every is not None and every < 1:
-        raise ValueError(f"every={every} must be at least 1, or None for no groups")
+    if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+        raise ValueError(f"every={every!r} must be the number of layers in a group, 1 or more, or None for no groups")
     chosen = _chosen(net, every) if modules is None else _named(net, modules)
     if every is None:
         return _replaced(net, {module: module for module in chosen})
@@ -124,7 +127,7 @@ class Checkpointed(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What ``module`` computes, group by group."""
         if is_compiling():
-            _refuse_compiler()
+            refuse_compiler(_COMPILED)
         if any(value.device.type == "ipu" for value in flattened([args, kwargs])):
             raise Unsupported(
                 "sc.checkpoint is for PyTorch's backward pass, and PopTorch has its own: end it with net = "
@@ -138,7 +141,7 @@ class Checkpointed(nn.Module):
         layers, value = list(module), args[0]  # type: ignore[call-overload]  # a sequence
         for begin in range(0, len(layers), self.every):
             group = layers[begin : begin + self.every]
-            value = self._region(group, _Turns(group), (value,))
+            value = self._region(group, nn.Sequential(*group), (value,))
         return value
 
     def _region(self, modules: Sequence[nn.Module], run: Callable[..., Any], args: Sequence[Any]) -> Any:
@@ -183,34 +186,10 @@ class Checkpointed(nn.Module):
         return f"every={self.every}"
 
 
-class _Turns:
-    """Layers one after the other."""
-
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
-        self._layers = layers
-
-    def __call__(self, value: Any) -> Any:
-        for layer in self._layers:
-            value = layer(value)
-        return value
-
-
 def _load_below(module: nn.Module, state_dict: Dict[str, Any], prefix: str, *_: Any) -> None:
     """Give entries the names that they have in the wrapper."""
     for name in [name for name in state_dict if name.startswith(prefix)]:
         state_dict[f"{prefix}module.{name[len(prefix) :]}"] = state_dict.pop(name)
-
-
-def _refuse_compiler() -> None:
-    raise RuntimeError(
-        "torch.compile and torch.export cannot follow a network with sc.checkpoint; compile its layers, which are then "
-        "computed again compiled: for layer in net: layer.compile(); or end it with net = sc.checkpoint(net, "
-        "every=None)"
-    )
-
-
-# torch.compile calls it when it traces, rather than tracing it, so that the error is this one
-_refuse_compiler._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
 
 # -- which modules have groups
@@ -245,8 +224,6 @@ def _chosen(net: nn.Module, every: Optional[int]) -> List[nn.Module]:
 def _named(net: nn.Module, modules: Sequence[str]) -> List[nn.Module]:
     if isinstance(modules, str) or not all(isinstance(name, str) for name in modules):
         raise TypeError(f"modules={modules!r} must be a list of names of modules, as in net.named_modules()")
-    if not modules:
-        raise ValueError("modules=[] names none; give names of modules, or leave it out for an nn.Sequential")
     known = dict(net.named_modules(remove_duplicate=False))
     for name in modules:
         if name not in known:
@@ -267,14 +244,30 @@ def _replaced(net: nn.Module, others: Dict[nn.Module, nn.Module]) -> nn.Module:
 # -- one call of a group
 
 
-class _Held(NamedTuple):
-    """A tensor as it was; ``version`` is None for one that counts no writes."""
+class _Begun(NamedTuple):
+    """What a run begins with: modes of the modules, states of generators, and what neurons carry, with their states."""
+
+    modes: List[bool]
+    drawn: List[Tensor]
+    carried: List[Tuple[Dict[str, Any], Optional[State]]]
+
+
+class _Noted(NamedTuple):
+    """A tensor of a module as it was; ``version`` is None for one that counts no writes."""
 
     owner: nn.Module
     kind: str
     name: str
     value: Tensor
     version: Optional[int]
+
+    def change(self) -> str:
+        """What has happened to it since, in words; "" for nothing."""
+        now = self.value if self.kind == "state" else vars(self.owner)[f"_{self.kind}s"].get(self.name)
+        if now is self.value:
+            return "" if self.version is None or now._version == self.version else "was written to after"
+        # None: FullyShardedDataParallel takes parameters out of their modules for a time
+        return "" if now is None or is_shard(now) else "is another tensor than when"
 
 
 class _Region:
@@ -289,62 +282,65 @@ class _Region:
     @contextmanager
     def first(self) -> Iterator[None]:
         """Around the first run: note what it begins with."""
-        self._modes = [part.training for part in self._parts]
-        self._drawn = [generator.get_state() for generator in self._generators]
-        self._states = [(carried(neuron), neuron.state) for neuron in self._neurons]
+        self._begun = self._now()
         norms = set(self._norms)
-        self._held = _held([part for part in self._parts if part not in norms], "buffer")
+        buffers = _noted([part for part in self._parts if part not in norms], "buffer")
         with regions.running(regions.FIRST):
             yield
-        for held, _ in _changed(self._held):
-            raise RuntimeError(
-                f"{type(held.owner).__name__} changes its buffer {held.name!r} in forward, and is in a group of "
-                "sc.checkpoint: computed again, it would begin with the changed value. Leave it out of the groups "
-                "(modules=[...] names what is computed again)"
-            )
+        for buffer in buffers:
+            if buffer.change():
+                raise RuntimeError(
+                    f"{type(buffer.owner).__name__} changes its buffer {buffer.name!r} in forward, and is in a group "
+                    "of sc.checkpoint: computed again, it would begin with the changed value. Leave it out of the "
+                    "groups (modules=[...] names what is computed again)"
+                )
         # after the run, which gives lazy parameters their shapes, and puts learnt ones into their ranges
-        self._held += _held(self._parts, "parameter")
-        self._held += [
-            _noted(neuron, "state", name, value)
-            for neuron, (_, state) in zip(self._neurons, self._states)
-            for name, value in (state or {}).items()
-        ]
+        self._tensors = [*buffers, *_noted(self._parts, "parameter")]
+        for neuron, (_, state) in zip(self._neurons, self._begun.carried):
+            self._tensors += [_note(neuron, "state", name, value) for name, value in (state or {}).items()]
 
     @contextmanager
     def again(self) -> Iterator[None]:
         """Around every other run, in backward: as the first one, and nothing is changed by it."""
-        self._check_same()
-        modes = [part.training for part in self._parts]
-        drawn = [generator.get_state() for generator in self._generators]
-        states = [(carried(neuron), neuron.state) for neuron in self._neurons]
+        for noted in self._tensors:
+            change = noted.change()
+            if change:
+                raise RuntimeError(
+                    f"the {noted.kind} {noted.name!r} of {type(noted.owner).__name__}, shape "
+                    f"{tuple(noted.value.shape)}, {change} its group of sc.checkpoint ran first, and the group would "
+                    "be computed again with the new values. Call backward before it changes (optimizer.step(), "
+                    "load_state_dict, the end of torch.func.functional_call); or end the groups with net = "
+                    "sc.checkpoint(net, every=None)"
+                )
+        now = self._now()
         statistics = [dict(norm._buffers) for norm in self._norms]
-        _set_modes(self._parts, self._modes)
-        _set_generators(self._generators, self._drawn)
-        for neuron, (before, state) in zip(self._neurons, self._states):
-            put_back(neuron, before, _as_leaves(state))
         for norm, buffers in zip(self._norms, statistics):
             norm._buffers.update({name: value if value is None else value.clone() for name, value in buffers.items()})
+        states = [(carries, _as_leaves(state)) for carries, state in self._begun.carried]
+        self._begin(self._begun._replace(carried=states))
         try:
             with regions.running(regions.AGAIN):
                 yield
         finally:
-            _set_modes(self._parts, modes)
-            _set_generators(self._generators, drawn)
-            for neuron, (now, state) in zip(self._neurons, states):
-                put_back(neuron, now, state)
+            self._begin(now)
             for norm, buffers in zip(self._norms, statistics):
                 norm._buffers.update(buffers)
 
-    def _check_same(self) -> None:
-        """Raise RuntimeError for a tensor that changed since the first run."""
-        for held, replaced in _changed(self._held):
-            how = "is another tensor than when" if replaced else "was written to after"
-            raise RuntimeError(
-                f"the {held.kind} {held.name!r} of {type(held.owner).__name__}, shape {tuple(held.value.shape)}, {how} "
-                "its group of sc.checkpoint ran first, and the group would be computed again with the new values. Call "
-                "backward before it changes (optimizer.step(), load_state_dict, the end of "
-                "torch.func.functional_call); or end the groups with net = sc.checkpoint(net, every=None)"
-            )
+    def _now(self) -> _Begun:
+        return _Begun(
+            [part.training for part in self._parts],
+            [generator.get_state() for generator in self._generators],
+            [(carried(neuron), neuron.state) for neuron in self._neurons],
+        )
+
+    def _begin(self, begun: _Begun) -> None:
+        for part, mode in zip(self._parts, begun.modes):
+            if part.training != mode:
+                part.training = mode
+        for generator, drawn in zip(self._generators, begun.drawn):
+            generator.set_state(drawn)
+        for neuron, (carries, state) in zip(self._neurons, begun.carried):
+            put_back(neuron, carries, state)
 
 
 class _Again:
@@ -380,45 +376,22 @@ def _is_generator(value: Any) -> bool:
     return torch.Generator in type(value).__mro__  # isinstance takes ten times as long: its class has one of Python
 
 
-def _held(modules: Iterable[nn.Module], kind: str) -> List[_Held]:
+def _noted(modules: Iterable[nn.Module], kind: str) -> List[_Noted]:
     """The tensors of modules as they are; not shards, which are others while fully_shard has them gathered."""
     return [
-        _noted(module, kind, name, value)
+        _note(module, kind, name, value)
         for module in modules
         for name, value in vars(module)[f"_{kind}s"].items()
         if value is not None and not is_shard(value)
     ]
 
 
-def _noted(owner: nn.Module, kind: str, name: str, value: Tensor) -> _Held:
-    return _Held(owner, kind, name, value, None if is_lazy(value) or value.is_inference() else value._version)
+def _note(owner: nn.Module, kind: str, name: str, value: Tensor) -> _Noted:
+    return _Noted(owner, kind, name, value, None if is_lazy(value) or value.is_inference() else value._version)
 
 
-def _changed(every: Sequence[_Held]) -> Iterator[Tuple[_Held, bool]]:
-    """Those that changed, and whether by another tensor in their place."""
-    for held in every:
-        now = held.value if held.kind == "state" else vars(held.owner)[f"_{held.kind}s"].get(held.name)
-        if now is not held.value:
-            # None: FullyShardedDataParallel takes parameters out of their modules for a time
-            if now is not None and not is_shard(now):
-                yield held, True
-        elif held.version is not None and now._version != held.version:
-            yield held, False
-
-
-def _as_leaves(state: Optional[Dict[str, Tensor]]) -> Optional[Dict[str, Tensor]]:
+def _as_leaves(state: Optional[State]) -> Optional[State]:
     """The values of a state without their graph, which ask for gradients where they did."""
     if state is None:
         return None
     return {name: value.detach().requires_grad_(value.requires_grad) for name, value in state.items()}
-
-
-def _set_modes(modules: Sequence[nn.Module], modes: Sequence[bool]) -> None:
-    for module, mode in zip(modules, modes):
-        if module.training != mode:
-            module.training = mode
-
-
-def _set_generators(generators: Sequence[torch.Generator], states: Sequence[Tensor]) -> None:
-    for generator, state in zip(generators, states):
-        generator.set_state(state)

@@ -1,4 +1,4 @@
-"""The parts of a batch: how it is split, inputs and states of a part, and outputs and states of the whole batch.
+"""Stages and their devices, and the parts of a batch: its split, and inputs, outputs and states of parts and whole.
 
 Outside a call the state of a neuron that continues is that of the whole batch, as in a network on one device:
 ``sc.reset``, ``sc.detach``, ``neuron.state`` and another split at the next call need nothing of their own. Within a
@@ -9,19 +9,99 @@ joined. Gradients pass both.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
 from spikecore._base import structure
 from spikecore._base.batches import flattened, tree_map
+from spikecore._base.words import a_kind
 from spikecore._shell.checks import shown
 from spikecore._shell.state import State, Stateful, put
 from spikecore.backend import Unsupported
 
-#: So many numbers that would work are listed.
-_LISTED = 16
+# -- stages and their devices
+
+Stages = List[Tuple[nn.Module, torch.device]]
+
+
+def checked_stages(stages: Any) -> Stages:
+    """The stages with their devices. Raises TypeError or ValueError that names the stage and what is wrong with it."""
+    if isinstance(stages, (str, nn.Module)) or not isinstance(stages, Iterable):
+        raise TypeError(f"Pipeline: stages={shown(stages)} must be a list of pairs, [(stage, device), ...]")
+    pairs = list(stages)
+    if not pairs:
+        raise ValueError("Pipeline: stages=[] has no stage; give a list of pairs, [(stage, device), ...]")
+    placed: Stages = []
+    for position, pair in enumerate(pairs):
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
+            raise TypeError(
+                f"Pipeline: stages[{position}]={shown(pair)} must be a pair (stage, device), as in (net, 'cuda:0')"
+            )
+        stage, device = pair
+        if not isinstance(stage, nn.Module):
+            given = f"the class {stage.__name__}" if isinstance(stage, type) else a_kind(stage)
+            raise TypeError(f"Pipeline: stage {position} is {given}; give a module (an nn.Module)")
+        placed.append((stage, _device(position, device)))
+    _check_shared(placed)
+    return placed
+
+
+def _device(position: int, device: Any) -> torch.device:
+    """A device that is here. ``"cuda"`` is the current one, whose number is kept."""
+    if not isinstance(device, (str, torch.device)):
+        raise TypeError(
+            f"Pipeline: the device of stage {position}, {device!r}, must be a torch.device or its name, such as "
+            f"'cuda:0' or 'cpu'; {_here()}"
+        )
+    if str(device).startswith("ipu"):
+        raise ValueError(
+            f"Pipeline: stage {position} asks for {str(device)!r}; PopTorch places the layers of a network on IPUs "
+            "itself: spikecore_ipu.pipeline(net, {name: ipu})"
+        )
+    try:
+        place = torch.device(device)
+        if place.type == "cuda":
+            # not by trying: a wrong number is an error of the driver
+            index = torch.cuda.current_device() if place.index is None else place.index
+            if index >= torch.cuda.device_count():
+                raise RuntimeError(f"there is no GPU {index}")
+            return torch.device("cuda", index)
+        return torch.empty(0, device=place).device
+    except (RuntimeError, AssertionError, ImportError) as error:  # torch raises any of these for what is not there
+        raise ValueError(
+            f"Pipeline: stage {position} asks for {str(device)!r}, which is not there; {_here()}"
+        ) from error
+
+
+def _here() -> str:
+    """The devices of this machine, in words."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    names = ["cpu", *(f"cuda:{index}" for index in range(count))]
+    return f"there {'is' if len(names) == 1 else 'are'} {', '.join(names)} here"
+
+
+def _check_shared(stages: Stages) -> None:
+    """Raise if two stages have a module in common, or a tensor while they are on two devices."""
+    owners: Dict[int, int] = {}
+    tensors: Dict[int, Tuple[int, str]] = {}
+    for position, (stage, device) in enumerate(stages):
+        for name, module in stage.named_modules():
+            first = owners.setdefault(id(module), position)
+            if first != position:
+                where = "" if not name else f", {name!r} in stage {position},"
+                raise ValueError(
+                    f"Pipeline: stages {first} and {position} share {a_kind(module)}{where} which can be on "
+                    "one device and have one state only; make one for each stage, or put both places in one stage"
+                )
+        for name, tensor in (*stage.named_parameters(), *stage.named_buffers()):
+            first, other = tensors.setdefault(id(tensor), (position, name))
+            if stages[first][1] != device:
+                raise ValueError(
+                    f"Pipeline: {other!r} of stage {first} and {name!r} of stage {position} are one tensor, which "
+                    f"cannot be on {stages[first][1]} and {device}; give both stages one device, or each its own"
+                )
 
 
 # -- sizes
@@ -43,16 +123,14 @@ class Split(NamedTuple):
             if total != batch:
                 raise ValueError(
                     f"split_sizes={list(self.split_sizes)} are {total} together, and the batch is {batch} ({where}); "
-                    f"give sizes whose sum is {batch}, or one that divides it: {_divisors(batch, batch)}"
+                    f"give sizes whose sum is {batch}, or one that divides it: {_divisors(batch)}"
                 )
             return self.split_sizes
-        if batch == 0:
-            raise ValueError(f"the batch is empty ({where}); there is nothing to split")
         if self.split_sizes is not None:
             if batch % self.split_sizes:
                 raise ValueError(
                     f"split_sizes={self.split_sizes} does not divide the batch of {batch} ({where}); sizes that do: "
-                    f"{_divisors(batch, self.split_sizes)}; or give a list of sizes whose sum is {batch}, or let the "
+                    f"{_divisors(batch)}; or give a list of sizes whose sum is {batch}, or let the "
                     "loader drop a short last batch (drop_last=True)"
                 )
             return (self.split_sizes,) * (batch // self.split_sizes)
@@ -60,7 +138,7 @@ class Split(NamedTuple):
         if batch % chunks:
             raise ValueError(
                 f"chunks={chunks} does not divide the batch of {batch} ({where}); numbers of equal parts that do: "
-                f"{_divisors(batch, chunks)}; or give split_sizes, a list whose sum is {batch}, or let the loader drop "
+                f"{_divisors(batch)}; or give split_sizes, a list whose sum is {batch}, or let the loader drop "
                 "a short last batch (drop_last=True)"
             )
         return (batch // chunks,) * chunks
@@ -97,29 +175,21 @@ def _count(name: str, value: Any, what: str) -> int:
     return value
 
 
-def _divisors(batch: int, wanted: int) -> str:
-    """The divisors of a batch in words, or those nearest to the one that was wanted."""
-    every: List[int] = [n for n in range(1, batch + 1) if batch % n == 0]
-    near = sorted(sorted(every, key=lambda n: abs(n - wanted))[:_LISTED])
-    return ", ".join(map(str, near)) + ("" if len(near) == len(every) else " and others")
+def _divisors(batch: int) -> str:
+    return ", ".join(str(n) for n in range(1, batch + 1) if batch % n == 0)
 
 
 # -- inputs and outputs
 
 
 def checked_dims(batch_dim: Any) -> Tuple[int, int]:
-    """``batch_dim`` of input and output. Raises TypeError or ValueError."""
+    """``batch_dim`` of input and output. Raises ValueError."""
     pair = batch_dim if isinstance(batch_dim, (tuple, list)) else (batch_dim, batch_dim)
-    if len(pair) != 2:
-        raise ValueError(f"batch_dim={batch_dim!r} must be one number, or two: of the input and of the output")
-    for dim in pair:
-        if isinstance(dim, bool) or not isinstance(dim, int):
-            raise TypeError(
-                f"batch_dim={batch_dim!r} must be the number of a dimension, as in 1 for [T, B, ...], or a pair, of "
-                "input and output"
-            )
-        if dim < 0:
-            raise ValueError(f"batch_dim={batch_dim!r} must count from the first dimension, which is 0")
+    if len(pair) != 2 or any(isinstance(dim, bool) or not isinstance(dim, int) or dim < 0 for dim in pair):
+        raise ValueError(
+            f"batch_dim={batch_dim!r} must be the number of a dimension, from 0 on, as in 1 for [T, B, ...], or a "
+            "pair, of input and output"
+        )
     return pair[0], pair[1]
 
 
@@ -154,7 +224,7 @@ def sizes_of(split: Split, x: Any, dim: int) -> Tuple[int, ...]:
 def cut(x: Any, dim: int, sizes: Sequence[int]) -> List[Any]:
     """The parts of an input; each gets all of what is no tensor, and of tensors without dimensions."""
     pieces = [tensor.split(list(sizes), dim) if tensor.ndim else [tensor] * len(sizes) for tensor in flattened(x)]
-    return [_filled(x, [piece[part] for piece in pieces]) for part in range(len(sizes))]
+    return [filled(x, [piece[part] for piece in pieces]) for part in range(len(sizes))]
 
 
 def joined(outputs: Sequence[Any], dim: int, sizes: Sequence[int]) -> Any:
@@ -175,10 +245,11 @@ def joined(outputs: Sequence[Any], dim: int, sizes: Sequence[int]) -> Any:
                     "what joins the samples (a loss, a mean over the batch) is to stand outside of the stages, or use "
                     "chunks=1"
                 )
-    return _filled(first, [torch.cat(column, dim) for column in map(list, zip(*leaves))])
+    return filled(first, [torch.cat(column, dim) for column in map(list, zip(*leaves))])
 
 
-def _filled(like: Any, values: Sequence[Tensor]) -> Any:
+def filled(like: Any, values: Sequence[Tensor]) -> Any:
+    """The structure of ``like`` with other tensors."""
     left = iter(values)
     return tree_map(lambda _: next(left), like)
 
@@ -239,23 +310,7 @@ class PartStates:
 
     def _joined(self, module: Stateful) -> Optional[State]:
         states = [state for state in self._parts[module] if state is not None]
-        if not states:
-            return None
-        if len(states) < len(self._sizes):
-            raise RuntimeError(
-                f"{type(module).__name__} carries its state, and was called for some parts of the batch and not for "
-                "others; in a Pipeline of several parts every call of a stage must call it"
-            )
-        for state, size in zip(states, self._sizes):
-            for name, value in state.items():
-                if value.ndim == 0 or value.shape[0] != size:
-                    raise RuntimeError(
-                        f"{type(module).__name__} carries its state, and for a part of {size} its state {name!r} has "
-                        f"shape {tuple(value.shape)}, whose first dimension is not the batch; the states of parts can "
-                        "be joined along the first dimension only: use chunks=1; or say which dimension of the input "
-                        "is the batch, Pipeline(..., batch_dim=0) for [B, ...]"
-                    )
-        return {name: torch.cat([state[name] for state in states]) for name in states[0]}
+        return {name: torch.cat([state[name] for state in states]) for name in states[0]} if states else None
 
 
 def _put(states: Dict[Stateful, Optional[State]]) -> None:

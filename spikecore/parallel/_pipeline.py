@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from contextlib import contextmanager, nullcontext
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +27,9 @@ from spikecore._base.batches import flattened, to_device, tree_map
 from spikecore._shell.in_turn import makes_time
 from spikecore._shell.outside import outside
 from spikecore._shell.state import Stateful, carry, carry_no_more
-from spikecore.encode import Encoder
 from spikecore.functional import check_places, stateful_modules, to_rest
 from spikecore.lang._plain import is_compiling
-from spikecore.neuron import Neuron
 from spikecore.parallel import _parts as parts
-from spikecore.parallel._placement import checked_stages
-from spikecore.parallel._schedule import ticks
 
 
 class _Inputs(NamedTuple):
@@ -30,15 +39,17 @@ class _Inputs(NamedTuple):
     named: Dict[str, Any]
 
 
-def _refuse_compiler() -> None:
-    raise RuntimeError(
-        "torch.compile cannot follow a Pipeline, whose stages run in an order of their own; compile the stages: "
-        "pipeline.compile(), or pipeline[0].compile()"
-    )
+def refuse_compiler(text: str) -> None:
+    """Raise RuntimeError where the compiler traces."""
+    raise RuntimeError(text)
 
 
 # torch.compile calls it when it traces, rather than tracing it, so that the error is this one
-_refuse_compiler._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+refuse_compiler._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
+_COMPILED = (
+    "torch.compile cannot follow a Pipeline, whose stages run in an order of their own; compile the stages: "
+    "pipeline.compile(), or pipeline[0].compile()"
+)
 
 
 class Pipeline(nn.Module):
@@ -91,7 +102,7 @@ class Pipeline(nn.Module):
         batch_dim: Union[int, Tuple[int, int]] = 1,
     ) -> None:
         super().__init__()
-        placed = checked_stages(stages)
+        placed = parts.checked_stages(stages)
         self._split = parts.checked_split(chunks, split_sizes)
         self._dims = parts.checked_dims(batch_dim)
         #: The device of each stage.
@@ -107,7 +118,7 @@ class Pipeline(nn.Module):
         are given, may be on any device.
         """
         if is_compiling():
-            _refuse_compiler()
+            refuse_compiler(_COMPILED)
         if not inputs and not named:
             raise TypeError("Pipeline: a call without an input; give what the first stage takes, pipeline(x)")
         x = _Inputs(inputs, named)
@@ -149,8 +160,8 @@ class Pipeline(nn.Module):
         among the stages (the input is repeated here, leave it out).
         """
         if is_compiling():
-            _refuse_compiler()
-        several = _check_steps(self, x, T, reduce)
+            refuse_compiler(_COMPILED)
+        several = _check_steps(self, x, T)
         with parts.PartStates(list(self), (1,)).restored(), _from_rest(self, several):
             entering = to_device(tree_map(lambda value: value.unsqueeze(0), x) if several else x, self.devices[0])
             source = _Inputs((entering,), {})
@@ -218,11 +229,7 @@ class Pipeline(nn.Module):
         return iter([self[position] for position in range(len(self))])
 
     def __getitem__(self, position: int) -> nn.Module:
-        if isinstance(position, bool) or not isinstance(position, int):
-            raise TypeError(f"pipeline[{position!r}]: a stage has a number, 0 to {len(self) - 1}")
-        if not -len(self) <= position < len(self):
-            raise IndexError(f"pipeline[{position}]: there are {len(self)} stages, 0 to {len(self) - 1}")
-        return self.get_submodule(str(position % len(self)))
+        return self.get_submodule(str(range(len(self))[position]))
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile each stage by itself, in place; arguments as of ``torch.compile``."""
@@ -265,25 +272,16 @@ def _warned_of_statistics(net: nn.Module, sizes: Sequence[int]) -> bool:
 # -- one input at every time step
 
 
-def _check_steps(net: nn.Module, x: Any, T: Any, reduce: Any) -> bool:
+def _check_steps(net: nn.Module, x: Any, T: Any) -> bool:
     """Whether the neurons are multi-step ones. Raises TypeError or ValueError for what cannot be repeated."""
-    if isinstance(T, bool) or not isinstance(T, int):
-        raise TypeError(f"constant_forward: T={T!r} must be a number of time steps")
-    if T < 1:
-        raise ValueError(f"constant_forward: T={T} must be at least 1")
-    if not isinstance(reduce, bool):
-        raise TypeError(f"constant_forward: reduce={reduce!r} must be True (sum over time) or False (stack)")
+    if isinstance(T, bool) or not isinstance(T, int) or T < 1:
+        raise ValueError(f"constant_forward: T={T!r} must be a number of time steps, 1 or more")
     parts.check_input(x)
     for name, module in net.named_modules():
-        if isinstance(module, Encoder):
+        if getattr(module, "makes_time", False):
             raise ValueError(
-                f"constant_forward gives x at every step, and {name!r} is an encoder, {type(module).__name__}; leave "
-                "it out, or call the pipeline itself"
-            )
-        if isinstance(module, Neuron) and module.repeat is not None:
-            raise ValueError(
-                f"constant_forward gives x at every step, and {name!r} is {type(module).__name__} with repeat="
-                f"{module.repeat}; set repeat=None, or call the pipeline itself"
+                f"constant_forward gives x at every step, and {name!r}, {type(module).__name__}, makes time itself; "
+                "leave an encoder out, set repeat=None of a neuron, or call the pipeline itself"
             )
     check_places(net, carries=True)
     modules = stateful_modules(net)
@@ -330,26 +328,58 @@ def _one_step(output: Any) -> Any:
 
 
 def _summed(outputs: Iterable[Any]) -> Any:
-    """The sum of the outputs of all steps, from the first to the last."""
-    total: Any = None
+    """The sum of the outputs of all steps, from the first to the last; of whole numbers in 64 bits, as torch.sum."""
+    total: List[Tensor] = []
     for output in outputs:
-        counts = tree_map(_count, output)
-        total = counts if total is None else _added(total, counts)
-    return total
+        values = [v if v.is_floating_point() or v.is_complex() else v.long() for v in flattened(output)]
+        total = [one + other for one, other in zip(total, values)] if total else values
+    return parts.filled(output, total)
 
 
 def _stacked(outputs: Iterable[Any]) -> Any:
     """The outputs of all steps, with time first."""
     steps = list(outputs)
-    left = iter([torch.stack(list(column)) for column in zip(*map(flattened, steps))])
-    return tree_map(lambda _: next(left), steps[0])
+    return parts.filled(steps[0], [torch.stack(list(column)) for column in zip(*map(flattened, steps))])
 
 
-def _count(value: Tensor) -> Tensor:
-    """What torch.sum adds: of whole numbers and of truth values, 64-bit integers."""
-    return value if value.is_floating_point() or value.is_complex() else value.long()
+# -- the order in which stages work
 
 
-def _added(total: Any, output: Any) -> Any:
-    left = iter(flattened(output))
-    return tree_map(lambda value: value + next(left), total)
+def ticks(
+    devices: Sequence[torch.device],
+    items: int,
+    source: Callable[[int], Any],
+    work: Callable[[int, int, Any], Any],
+) -> Iterator[Any]:
+    """The result of the last stage for each item, a part of a batch or a time step, in order.
+
+    ``source(item)`` is what enters stage 0; ``work(stage, item, x)`` is what a stage makes of it. At one tick stage i
+    works on item k while stage i - 1 works on item k + 1. One thread launches all of it on the current stream of each
+    device; kernels on different GPUs run at the same time, since launches return at once.
+
+    A copy between two GPUs waits for what was launched before on both, and what is launched after it on either one
+    waits for the copy. So a tick launches the work of every stage first and all copies last: no stage waits for another
+    one's work of the same tick. Autograd goes through each device's work from the last launch to the first, so backward
+    gets the same order reversed.
+    """
+    depth = len(devices)
+    waiting: Dict[int, Any] = {}
+    for tick in range(items + depth - 1):
+        if tick < items:
+            waiting[0] = to_device(source(tick), devices[0])
+        # the last stage first: what it frees is there for those before it on the same device
+        active = range(min(depth - 1, tick), max(0, tick - items + 1) - 1, -1)
+        made: Dict[int, Any] = {}
+        for stage in active:
+            with on(devices[stage]):
+                made[stage] = work(stage, tick - stage, waiting.pop(stage))
+        for stage in active:
+            if stage < depth - 1:
+                waiting[stage + 1] = to_device(made.pop(stage), devices[stage + 1])
+        if depth - 1 in made:
+            yield made[depth - 1]
+
+
+def on(device: torch.device) -> ContextManager[Any]:
+    """The block in which ``device`` is the current one of its kind, as kernels of plugins expect it."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -9,13 +9,10 @@ from spikecore._base.batches import device_of, flattened, run_network, tree_map
 from spikecore._base.host import set_host
 from spikecore._plugins.registry import default_registry
 from spikecore.training._checks import check_loss, check_optimizer
-from spikecore.training._cuda_graph import CudaOptions
 from spikecore.training._eager import EagerInference, EagerTraining
 from spikecore.training._models import DataLoader, inference_model, training_model
-from spikecore.training._options import TrainingOptions
-from spikecore.training._restore import all_or_nothing, check_parts
-from spikecore.training._saving import load_checkpoint, save_checkpoint
-from spikecore.training._steps import InferenceStep, Loss, TrainingStep
+from spikecore.training._saving import all_or_nothing, check_parts, load_checkpoint, save_checkpoint
+from spikecore.training._steps import CudaOptions, InferenceStep, Loss, TrainingOptions, TrainingStep
 
 __all__ = [
     "CudaOptions",

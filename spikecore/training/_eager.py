@@ -23,58 +23,53 @@ from spikecore._shell import parameters
 from spikecore._shell.processes import named_as, unwrapped
 from spikecore.functional import own_state, stateful_modules
 from spikecore.neuron import Neuron
-from spikecore.training import _optimizer_state as optimizer_state
-from spikecore.training import _restore as restore
-from spikecore.training._checks import check_loss, check_optimizer, check_step
+from spikecore.training._checks import (
+    check_loss,
+    check_optimizer,
+    explained,
+    layers_without_time,
+    loss_without_time,
+    warn_of_batch_as_time,
+)
 from spikecore.training._form import Form
-from spikecore.training._options import TrainingOptions
-from spikecore.training._steps import Loss
-from spikecore.training._time import of_layers, of_loss, telling, warn_of_time
+from spikecore.training._saving import all_or_nothing, check_parts, load_optimizer
+from spikecore.training._steps import Loss, TrainingOptions
 from spikecore.training._updates import Updates
 
 
-def _options(options: Any) -> TrainingOptions:
-    if options is None:
-        return TrainingOptions()
-    if not isinstance(options, TrainingOptions):
-        hint = ""
-        if isinstance(options, dict):
-            hint = f"; write options=sc.TrainingOptions({', '.join(f'{k}={v!r}' for k, v in options.items())})"
-        elif isinstance(options, type):
-            hint = f"; write options=sc.{options.__name__}()" if issubclass(options, TrainingOptions) else ""
-        raise TypeError(
-            f"options={options!r} must be a spikecore.TrainingOptions on a backend that runs eagerly, or None{hint}"
-        )
-    return options
+class _Eager:
+    """What training and inference share: the network, its options and the form in which it runs."""
 
-
-def _casting(options: TrainingOptions, device: Optional[torch.device]) -> ContextManager[Any]:
-    if options.autocast is None:
-        return nullcontext()
-    return torch.autocast(device.type if device is not None else "cpu", dtype=options.autocast)
-
-
-class EagerTraining:
-    """``step(inputs, targets) -> (outputs, loss)`` in plain PyTorch."""
-
-    def __init__(self, net: nn.Module, loss: Loss, optimizer: Any, options: Any = None) -> None:
-        check_optimizer(optimizer, net)
+    def __init__(self, net: nn.Module, options: Any = None, optimizer: Any = None) -> None:
         self.net = net
-        self.loss = loss
-        self.optimizer = optimizer
         self.options = _options(options)
         self._stateful = stateful_modules(net)
-        self._form = Form(self.net, self.options, optimizer)
-        self._updates = Updates(self.net, self.options.clip_norm, self.options.scaler)
-        #: Whether it is known that the optimiser's step needs no closure.
-        self._steps_alone = False
-        #: Whether a batch was checked for mistakes about time.
-        self._timed = False
+        self._form = Form(net, self.options, optimizer)
 
     @property
     def form(self) -> Dict[str, str]:
         """Of the options ``channels_last``, ``compile`` and ``pack_spikes``, what became of each."""
-        return dict(self._form.form)
+        return self._form.form
+
+    def as_captured(self) -> ContextManager[None]:
+        """Around a step that is captured, and those before it that load what it needs."""
+        return self._form.as_captured()
+
+    def _casting(self, device: Optional[torch.device]) -> ContextManager[Any]:
+        dtype = self.options.autocast
+        return nullcontext() if dtype is None else torch.autocast("cpu" if device is None else device.type, dtype=dtype)
+
+
+class EagerTraining(_Eager):
+    """``step(inputs, targets) -> (outputs, loss)`` in plain PyTorch."""
+
+    def __init__(self, net: nn.Module, loss: Loss, optimizer: Any, options: Any = None) -> None:
+        check_optimizer(optimizer, net)
+        super().__init__(net, options, optimizer)
+        self.loss = loss
+        self.optimizer = optimizer
+        self._updates = Updates(net, self.options.clip_norm, self.options.scaler)
+        self._is_first = True
 
     @property
     def skipped(self) -> int:
@@ -92,29 +87,21 @@ class EagerTraining:
         """
         device = device_of(self.net)
         inputs, targets = self._form.inputs(to_device(inputs, device)), to_device(targets, device)
-        others = [self.loss] if isinstance(self.loss, nn.Module) else []
-        outputs, loss = self._form.attempt(lambda: self._differentiated(inputs, targets, device), inputs, *others)
+        outputs, loss = self._form.attempt(lambda: self._differentiated(inputs, targets, device), inputs)
         self._update({"inputs": inputs, "targets": targets, "outputs": outputs, "loss": loss})
-        if not self._timed:
-            self._timed = True  # before a warning that may be an error
-            self._timed = warn_of_time(self.net, self.loss, inputs, outputs, targets)
+        if self._is_first:
+            self._is_first = False
+            warn_of_batch_as_time(self.net, self.loss, inputs, outputs, targets)
         return tree_map(Tensor.detach, outputs), loss.detach()
-
-    def as_captured(self) -> ContextManager[None]:
-        """Around a step that is captured, and those before it that load what it needs."""
-        return self._form.as_captured()
 
     def _differentiated(self, inputs: Any, targets: Any, device: Optional[torch.device]) -> Tuple[Any, Tensor]:
         scaler = self.options.scaler
-        if not self._steps_alone:
-            check_step(self.optimizer)  # before anything changes
-            self._steps_alone = True
         self.optimizer.zero_grad(set_to_none=True)
         with own_state(self._stateful):
-            with _casting(self.options, device):
-                with telling(lambda error: of_layers(self.net, error)):
+            with self._casting(device):
+                with explained(lambda error: layers_without_time(self.net, error)):
                     outputs = self._form.run(inputs)
-                with telling(lambda error: of_loss(self.loss, outputs, targets, error)):
+                with explained(lambda error: loss_without_time(self.loss, outputs, targets)):
                     loss = self._form.loss(self.loss, outputs, beside(outputs, targets))
             check_loss(loss)
             (loss if scaler is None else scaler.scale(loss)).backward()
@@ -127,31 +114,24 @@ class EagerTraining:
         """
         scaler = self.options.scaler
         scaled = {} if scaler is None else {"scaler": scaler.state_dict()}
-        optimizer = optimizer_state.complete(self.optimizer, self.optimizer.state_dict())
-        return {"net": unwrapped(self.net).state_dict(), "optimizer": optimizer, **scaled}
+        return {"net": unwrapped(self.net).state_dict(), "optimizer": self.optimizer.state_dict(), **scaled}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Go on from what :meth:`state_dict` gave, as a whole or not at all.
 
-        Raises ValueError, naming all that is missing or too much, for a state that lacks a part, is of another
-        optimiser, or of one that a backend ran in a form of its own, and RuntimeError, as torch does, for weights that
-        do not fit; nothing
-        has changed then. What is trained afterwards leaves ``state`` as it is.
+        Raises ValueError for a state that lacks a part, is of another optimiser, or of one that a backend ran in a form
+        of its own, and RuntimeError, as torch does, for weights that do not fit; nothing has changed then. What is
+        trained afterwards leaves ``state`` as it is.
         """
         scaler = self.options.scaler
-        restore.check_parts(state, ("net", "optimizer") if scaler is None else ("net", "optimizer", "scaler"))
-        _check_form(self.optimizer, state["optimizer"])
-        optimizer_state.check_optimizer_state(self.optimizer, state["optimizer"])
-        if scaler is not None:
-            restore.check_scaler_state(scaler, state["scaler"])
+        check_parts(state, ("net", "optimizer") if scaler is None else ("net", "optimizer", "scaler"))
         net = named_as(self.net, state["net"])
-        with restore.all_or_nothing(net, [self.optimizer], scaler, state["net"]):
-            self.optimizer.load_state_dict(optimizer_state.loadable(self.optimizer, state["optimizer"]))
-            optimizer_state.separate(self.optimizer, state["optimizer"])
+        with all_or_nothing(net, [self.optimizer]):
+            load_optimizer(self.optimizer, state["optimizer"])
             self._form.lay_out_states(self.optimizer)
+            net.load_state_dict(state["net"])
             if scaler is not None:
                 scaler.load_state_dict(state["scaler"])
-            net.load_state_dict(state["net"])
 
     def _update(self, batch: Dict[str, Any]) -> None:
         self._updates.make(self.optimizer, self._form.update, self._form.is_captured, batch)
@@ -162,23 +142,8 @@ class EagerTraining:
                 module.project()
 
 
-class EagerInference:
+class EagerInference(_Eager):
     """``predict(inputs) -> outputs`` in plain PyTorch."""
-
-    def __init__(self, net: nn.Module, options: Any = None) -> None:
-        self.net = net
-        self.options = _options(options)
-        self._stateful = stateful_modules(net)
-        self._form = Form(self.net, self.options)
-
-    def as_captured(self) -> ContextManager[None]:
-        """As that of training."""
-        return self._form.as_captured()
-
-    @property
-    def form(self) -> Dict[str, str]:
-        """Of the options ``channels_last``, ``compile`` and ``pack_spikes``, what became of each."""
-        return dict(self._form.form)
 
     def __call__(self, inputs: Any) -> Any:
         """Outputs in eval mode, without gradients."""
@@ -186,7 +151,7 @@ class EagerInference:
         modes = [(module, module.training) for module in self.net.modules()]
         self.net.eval()
         try:
-            with torch.no_grad(), own_state(self._stateful), _casting(self.options, device):
+            with torch.no_grad(), own_state(self._stateful), self._casting(device):
                 batch = self._form.inputs(to_device(inputs, device))
                 return self._form.attempt(lambda: self._form.run(batch), batch)
         finally:
@@ -194,13 +159,14 @@ class EagerInference:
                 module.training = mode
 
 
-def _check_form(optimizer: Any, state: Any) -> None:
-    """Raise ValueError for entries of a state that no optimiser here has: of one that a backend ran in its own form."""
-    known = {"state", "param_groups", *optimizer.state_dict()}
-    foreign = sorted(map(str, set(state) - known)) if isinstance(state, dict) else []
-    if foreign:
-        raise ValueError(
-            f"state['optimizer'] does not fit: it has {', '.join(map(repr, foreign))}, which this optimiser has not; "
-            "for an optimiser that a backend ran in a form of its own, net.load_state_dict(state['net']) goes on from "
-            "the weights, with a fresh optimiser"
-        )
+def _options(options: Any) -> TrainingOptions:
+    if options is None or isinstance(options, TrainingOptions):
+        return options or TrainingOptions()
+    hint = ""
+    if isinstance(options, dict):
+        hint = f"; write options=sc.TrainingOptions({', '.join(f'{k}={v!r}' for k, v in options.items())})"
+    elif isinstance(options, type) and issubclass(options, TrainingOptions):
+        hint = f"; write options=sc.{options.__name__}()"
+    raise TypeError(
+        f"options={options!r} must be a spikecore.TrainingOptions on a backend that runs eagerly, or None{hint}"
+    )

@@ -5,7 +5,8 @@ What stands in :mod:`spikecore.training._eager` serves every backend that runs i
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping, Optional
+import functools
+from typing import Any, Iterable, Optional
 
 from torch import nn
 
@@ -18,15 +19,11 @@ from spikecore.backend import Backend
 from spikecore.functional import check_places, stateful_modules
 from spikecore.neuron import Neuron
 from spikecore.parallel import Pipeline
-from spikecore.training._cuda_graph.fallback import CapturedInference, CapturedTraining
-from spikecore.training._cuda_graph.options import CudaOptions
-from spikecore.training._cuda_graph.step import GraphedInference, GraphedTraining
-from spikecore.training._options import options_of
-from spikecore.training._steps import InferenceStep, Loss, TrainingStep
+from spikecore.training._graphed import GraphedInference, GraphedTraining
+from spikecore.training._steps import CudaOptions, InferenceStep, Loss, TrainingStep, options_of
 
-
-def _as_options(unknown: Mapping[str, Any]) -> str:
-    return options_of(unknown, "options=")
+#: Where arguments go that belong to the options.
+_as_options = functools.partial(options_of, name="options=")
 
 
 @guided("sc.training_model", _as_options)
@@ -40,13 +37,9 @@ def training_model(
     ``backend`` asks for a backend in every neuron of ``net`` (see :func:`spikecore.set_backend`). ``options`` are those
     of the backend: :class:`TrainingOptions` where it runs eagerly, :class:`CudaOptions` for a GPU there.
     """
-    _check(net, loss)
-    _check_graph(net, options)
-    _check_fast(net, options)
+    _check(net, loss, options)
     step = _backend_of(net, backend, "training_model()").training_model(net, loss, optimizer, options)
-    if _wants_graph(options):
-        return GraphedTraining(step, options)
-    return CapturedTraining(step, options) if _tries_graph(options) else step
+    return GraphedTraining(step, options) if _is_captured(options) else step
 
 
 @guided("sc.inference_model", _as_options)
@@ -55,13 +48,9 @@ def inference_model(net: nn.Module, *, backend: Optional[str] = None, options: A
 
     Each call begins at rest, single-step neurons included, unless ``sc.carry_state(net)`` is active.
     """
-    _check(net, len)
-    _check_graph(net, options)
-    _check_fast(net, options)
+    _check(net, len, options)
     predict = _backend_of(net, backend, "inference_model()").inference_model(net, options)
-    if _wants_graph(options):
-        return GraphedInference(predict, options)
-    return CapturedInference(predict, options) if _tries_graph(options) else predict
+    return GraphedInference(predict, options) if _is_captured(options) else predict
 
 
 def DataLoader(  # noqa: N802  # stands where torch.utils.data.DataLoader would
@@ -77,15 +66,11 @@ def DataLoader(  # noqa: N802  # stands where torch.utils.data.DataLoader would
     )
 
 
-def _wants_graph(options: Any) -> bool:
-    return isinstance(options, CudaOptions) and options.graph is True
+def _is_captured(options: Any) -> bool:
+    return isinstance(options, CudaOptions) and bool(options.graph or (options.fast and options.graph is None))
 
 
-def _tries_graph(options: Any) -> bool:
-    return isinstance(options, CudaOptions) and options.fast and options.graph is None
-
-
-def _check(net: Any, loss: Any) -> None:
+def _check(net: Any, loss: Any, options: Any) -> None:
     if not isinstance(net, nn.Module):
         raise TypeError(f"net={shown(net)} is {a_kind(net)}; give the network (an nn.Module)")
     if isinstance(loss, type):
@@ -93,21 +78,18 @@ def _check(net: Any, loss: Any) -> None:
     if not callable(loss):
         raise TypeError(f"loss={loss!r} must be callable as loss(outputs, targets), such as spikecore.losses.ce_count")
     check_places(net)
+    if isinstance(options, CudaOptions):
+        _check_cuda(net, options)
 
 
-def _check_graph(net: nn.Module, options: Any) -> None:
-    pipelines = [module for module in net.modules() if isinstance(module, Pipeline)] if _wants_graph(options) else []
-    for pipeline in pipelines:
+def _check_cuda(net: nn.Module, options: CudaOptions) -> None:
+    pipeline = next((module for module in net.modules() if isinstance(module, Pipeline)), None)
+    if options.graph and pipeline is not None:
         raise ValueError(
             f"options=CudaOptions(graph=True) captures the work of one GPU, and the network has a Pipeline over "
             f"{', '.join(map(str, pipeline.devices))}; give CudaOptions(graph=False) or sc.TrainingOptions()"
         )
-
-
-def _check_fast(net: nn.Module, options: Any) -> None:
-    if not (isinstance(options, CudaOptions) and options.fast):
-        return
-    for name, tensor in net.named_parameters():
+    for name, tensor in net.named_parameters() if options.fast else ():
         if tensor.device.type != "cuda":
             raise ValueError(
                 f"fast=True needs the network on a GPU, and {name} is on {tensor.device}; move it with net.to('cuda') "

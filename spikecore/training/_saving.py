@@ -1,17 +1,19 @@
-"""Checkpoints in files that are whole, whenever the program that writes them is killed.
+"""Checkpoints: files that are whole whenever the program is killed, and states that are loaded whole or not at all.
 
-What cannot be read back is refused before anything is written: a file is read without running code from it
+What could not be read back is refused before anything is written: a file is read without running code from it
 (``weights_only``), which knows fewer types than a file can hold.
 """
 
 from __future__ import annotations
 
+import collections
+import copy
 import errno
 import io
 import os
-import sys
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Dict, Iterator, Mapping, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +29,9 @@ _SETTINGS = "settings"
 _ZIP = b"PK\x03\x04"
 #: Types that every torch reads back; exactly these, since a subclass (numpy.float64 is one of float) may not be.
 _PLAIN = (type(None), bool, int, float, str)
+
+
+# -- files
 
 
 def save_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], **parts: Any) -> None:
@@ -55,31 +60,14 @@ def save_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], **parts
                     "Give whole tensors, which get_state_dict of torch.distributed.checkpoint.state_dict gathers with "
                     "options=StateDictOptions(full_state_dict=True, cpu_offload=True), called in every process"
                 )
-            if not _is_read_back(value):
-                raise TypeError(f"{key}={shown(value)} {_cannot(value)}")
+            _check_readable(key, value)
     folder = Path(os.path.realpath(str(path))).parent
     if not folder.is_dir():
         raise FileNotFoundError(errno.ENOENT, f"there is no folder {folder} for the checkpoint", str(path))
     with replacing(Path(path)) as file:
-        _save({_SETTINGS: dict(settings), **parts}, file)
+        torch.save({_SETTINGS: dict(settings), **parts}, file)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _save(content: Any, file: BinaryIO) -> None:
-    """``torch.save``, which raises what ended it: if writing fails or is interrupted, torch closes its archive, which
-    raises RuntimeError in the place of KeyboardInterrupt or OSError.
-    """
-    around = sys.exc_info()[1]  # the caller may write its checkpoint because of an error
-    try:
-        torch.save(content, file)
-    except Exception as error:
-        first: BaseException = error
-        while first.__context__ is not None and first.__context__ is not around:
-            first = first.__context__
-        if first is error:
-            raise
-        raise first from None
 
 
 def load_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], parts: Sequence[str] = ()) -> Dict[str, Any]:
@@ -98,40 +86,41 @@ def load_checkpoint(path: Union[str, Path], settings: Mapping[str, Any], parts: 
     if not path.exists():
         raise FileNotFoundError(f"there is no checkpoint {path}; begin without one, or name another file")
     try:
-        with path.open("rb") as file:
-            # torch.load also takes older formats, which in torch before 2.6 can run code (CVE-2025-32434)
-            if file.read(len(_ZIP)) != _ZIP:
-                raise ValueError("it is no zip file")
-            file.seek(0)
-            # weights_only: a checkpoint from elsewhere must not run code
-            found = torch.load(file, map_location="cpu", weights_only=True)
-        written = dict(found.pop(_SETTINGS))
+        content = _read(path)
+        written = dict(content.pop(_SETTINGS))
         _check_settings(written)
     except PermissionError:
         raise
     except Exception as error:  # what torch raises for a file of something else depends on its bytes
-        raise ValueError(f"{path} is no checkpoint of sc.save_checkpoint ({_said(error)})") from error
-    names = [*written, *(name for name in settings if name not in written)]
-    other = [
+        line = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(f"{path} is no checkpoint of sc.save_checkpoint ({line})") from error
+    differing = [
         f"{name}={written.get(name, 'nothing')!r} (now {settings.get(name, 'nothing')!r})"
-        for name in names
+        for name in {**written, **settings}
         if name not in written or name not in settings or written[name] != settings[name]
     ]
-    if other:
-        raise ValueError(f"{path} was written with {', '.join(other)}; give the same, or begin without this checkpoint")
-    lacking = [name for name in parts if name not in found]
-    if lacking:
+    if differing:
         raise ValueError(
-            f"{path} has no {' and no '.join(map(repr, lacking))}, but {', '.join(map(repr, found)) or 'nothing'}: "
+            f"{path} was written with {', '.join(differing)}; give the same, or begin without this checkpoint"
+        )
+    missing = [name for name in parts if name not in content]
+    if missing:
+        raise ValueError(
+            f"{path} has no {' and no '.join(map(repr, missing))}, but {', '.join(map(repr, content)) or 'nothing'}: "
             "another version of the program wrote it; go on with that version, or begin without this checkpoint"
         )
-    read: Dict[str, Any] = found
-    return read
+    return content
 
 
-def _said(error: Exception) -> str:
-    """An error in one line."""
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+def _read(path: Path) -> Dict[str, Any]:
+    with path.open("rb") as file:
+        # torch.load also takes older formats, which in torch before 2.6 can run code (CVE-2025-32434)
+        if file.read(len(_ZIP)) != _ZIP:
+            raise ValueError("it is no zip file")
+        file.seek(0)
+        # weights_only: a checkpoint from elsewhere must not run code
+        content: Dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    return content
 
 
 def _check_settings(settings: Any) -> None:
@@ -143,40 +132,46 @@ def _check_settings(settings: Any) -> None:
             raise TypeError(
                 f"{key}={shown(value)} is a tensor, which does not compare as one value; give value.tolist()"
             )
-        if not _is_read_back(value):
-            raise TypeError(f"{key}={shown(value)} {_cannot(value)}")
+        _check_readable(key, value)
         if value != value:
             raise ValueError(f"{key} is NaN, which equals no setting, itself included; leave it out, or give None")
 
 
 def _leaves(key: str, value: Any) -> Iterator[Tuple[str, Any]]:
-    """What is in lists, tuples and dicts, with the way there; keys of dicts that are no plain values, too."""
-    seen = set()
-    waiting = [(key, value)]
-    while waiting:
-        key, value = waiting.pop()
-        if isinstance(value, Mapping) and type(value).__module__ in ("builtins", "collections"):
-            inner = [(f"{key}[{shown(name)}]", one) for name, one in value.items()]
-            yield from ((f"a key of {key}", name) for name in value)
-        elif type(value) in (list, tuple, torch.Size):
-            inner = [(f"{key}[{place}]", one) for place, one in enumerate(value)]
-        else:
-            yield key, value
-            continue
-        if type(value) not in (dict, list, tuple):
-            yield key, type(value)()  # a defaultdict is not read back, whatever is in it
-        if id(value) not in seen:  # it may hold itself
-            seen.add(id(value))
-            waiting += reversed(inner)
+    """What is in lists, tuples and dicts, with the way there; keys of dicts, too."""
+    if type(value) in (dict, collections.OrderedDict):
+        for name, item in value.items():
+            yield f"a key of {key}", name
+            yield from _leaves(f"{key}[{shown(name)}]", item)
+    elif type(value) in (list, tuple):
+        for place, item in enumerate(value):
+            yield from _leaves(f"{key}[{place}]", item)
+    else:
+        yield key, value
+
+
+def _check_readable(key: str, value: Any) -> None:
+    """Raise TypeError for a value that ``weights_only`` does not take. What is no usual value is tried."""
+    kind = type(value)
+    if kind in _PLAIN or (kind in (Tensor, nn.Parameter) and value.layout is torch.strided and not value.is_meta):
+        return
+    if not getattr(value, "is_meta", False) and _is_read_back(value):
+        return
+    if kind.__module__.partition(".")[0] == "numpy":
+        give = "value.item()" if not getattr(value, "shape", ()) else "torch.from_numpy(value) or value.tolist()"
+    else:
+        give = "str(value)" if isinstance(value, (os.PathLike, str)) else "numbers, texts and tensors that say the same"
+    home = kind.__module__.partition("._")[0]  # pathlib, where Python 3.13 says pathlib._local
+    raise TypeError(
+        f"{key}={shown(value)} is a {home}.{kind.__qualname__}, which sc.load_checkpoint could not read back; "
+        f"give {give}"
+    )
 
 
 def _is_read_back(value: Any) -> bool:
-    """Whether ``weights_only`` takes it. What is no number, text or usual tensor is tried on its own."""
-    if type(value) in _PLAIN or (type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided):
-        return not (isinstance(value, Tensor) and value.device.type == "meta")
     file = io.BytesIO()
     try:
-        _save(value, file)
+        torch.save(value, file)
         file.seek(0)
         torch.load(file, map_location="cpu", weights_only=True)
     except Exception:  # what torch and pickle raise depends on the type
@@ -184,12 +179,81 @@ def _is_read_back(value: Any) -> bool:
     return True
 
 
-def _cannot(value: Any) -> str:
-    """Why a value is refused, and what to give."""
-    kind = type(value)
-    if kind.__module__.partition(".")[0] == "numpy":
-        give = "value.item()" if not getattr(value, "shape", ()) else "torch.from_numpy(value) or value.tolist()"
-    else:
-        give = "str(value)" if isinstance(value, (os.PathLike, str)) else "numbers, texts and tensors that say the same"
-    home = kind.__module__.partition("._")[0]  # pathlib, where Python 3.13 says pathlib._local
-    return f"is a {home}.{kind.__qualname__}, which sc.load_checkpoint could not read back; give {give}"
+# -- the state of a step
+
+
+def check_parts(state: Any, parts: Sequence[str]) -> None:
+    """Raise unless ``state`` has these parts and no others."""
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state={shown(state)} is {a_kind(state)}; give what state_dict() of a step returned")
+    unknown = [str(name) for name in state if name not in parts]
+    faults = [f"has no {name!r}" for name in parts if name not in state]
+    faults += [f"has {name!r}, which this step has not" for name in unknown]
+    hint = "; give it TrainingOptions(scaler=...), or leave that out" if unknown == ["scaler"] else ""
+    if faults:
+        raise ValueError(
+            f"state {' and '.join(faults)}: a step's state_dict() has {', '.join(parts)}{hint}. Nothing was loaded"
+        )
+    for name in parts:
+        if not isinstance(state[name], Mapping):
+            raise ValueError(f"state[{name!r}] is {a_kind(state[name])}, and no dict. Nothing was loaded")
+
+
+@contextmanager
+def all_or_nothing(net: nn.Module, others: Sequence[Any]) -> Iterator[None]:
+    """Whatever is raised within, ``net`` and ``others`` (optimisers and what holds their settings) are then as they
+    were. Weights are copied meanwhile.
+    """
+    modules = list(net.modules())
+    put_back = snapshot_of_tables(modules, others)
+    tensors = [t for m in modules for t in (*m._parameters.values(), *m._buffers.values()) if t is not None]
+    values = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    try:
+        yield
+    except BaseException:
+        put_back()
+        with torch.no_grad():
+            for tensor, value in values:
+                tensor.copy_(value)
+        raise
+
+
+def snapshot_of_tables(modules: Sequence[nn.Module], others: Sequence[Any]) -> Callable[[], None]:
+    """A function that puts back which tensors, numbers and settings these hold; values of tensors are not touched."""
+    tables: List[Any] = [table for m in modules for table in (vars(m), m._parameters, m._buffers)]
+    for other in others:
+        tables.append(vars(other))
+        if isinstance(other, torch.optim.Optimizer):
+            tables += [other.state, *other.state.values(), *other.param_groups]
+    before = [(table, dict(table)) for table in tables]
+
+    def put_back() -> None:
+        # in place, since modules and optimisers hold these dicts themselves
+        for table, content in before:
+            table.clear()
+            table.update(content)
+
+    return put_back
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Load a copy of ``state``, which training on would change. Raises ValueError for one of another optimiser."""
+    foreign = sorted(map(repr, set(state) - {"state", "param_groups", *optimizer.state_dict()}))
+    if foreign:
+        raise ValueError(
+            f"state['optimizer'] does not fit: it has {', '.join(foreign)}, which this optimiser has not; for an "
+            "optimiser that a backend ran in a form of its own, net.load_state_dict(state['net']) goes on from the "
+            "weights, with a fresh optimiser"
+        )
+    options = optimizer.defaults.keys() & optimizer.param_groups[0].keys()
+    try:
+        optimizer.load_state_dict(copy.deepcopy(dict(state)))
+        # torch gives options that an older version did not write a value
+        missing = {name for group in optimizer.param_groups for name in options if name not in group}
+        if missing:
+            raise ValueError(f"its groups have no {' and no '.join(sorted(map(repr, missing)))}")
+    except (KeyError, ValueError) as error:
+        raise ValueError(
+            f"state['optimizer'] does not fit this {type(optimizer).__name__}: {error}. Make network and optimiser as "
+            "they were when it was saved, schedulers after it is loaded. Nothing was loaded"
+        ) from error

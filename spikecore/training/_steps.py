@@ -1,10 +1,15 @@
-"""What a step of training or inference can do, on every backend."""
+"""A step of training or inference: its protocol and its options."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Protocol, Tuple
+from dataclasses import dataclass, fields
+from numbers import Real
+from typing import Any, Callable, ClassVar, Dict, Mapping, Optional, Protocol, Tuple
 
+import torch
 from torch import Tensor
+
+from spikecore._shell.misplaced import guided, written
 
 #: ``loss(outputs, targets)`` gives one number.
 Loss = Callable[[Any, Any], Tensor]
@@ -43,3 +48,112 @@ class InferenceStep(Protocol):
 
     def __call__(self, inputs: Any) -> Any:
         """The outputs for one batch, whose form is that of :meth:`TrainingStep.__call__`."""
+
+
+def options_of(unknown: Mapping[str, Any], name: str = "") -> str:
+    """The options that unknown arguments are, as a user writes them, behind ``name``; "" where they are none."""
+    eager = {field.name for field in fields(TrainingOptions)}
+    known = {option: value for option, value in unknown.items() if option in {f.name for f in fields(CudaOptions)}}
+    if not known:
+        return ""
+    kind = "TrainingOptions" if eager.issuperset(known) else "CudaOptions"
+    # what else was given is not known here
+    others = "" if name else ", with the other options"
+    return f"write {name}sc.{kind}({written(known)}){others}"
+
+
+def elsewhere(unknown: Mapping[str, Any]) -> str:
+    """What to write in place of arguments that a constructor of options does not take."""
+    if "backend" in unknown:
+        return "give backend= to sc.training_model or sc.inference_model"
+    return options_of(unknown)
+
+
+@guided("sc.TrainingOptions", elsewhere)
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How an eager step trains.
+
+    clip_norm: if given, gradients are scaled down to this total 2-norm before the update. Gradients that are not finite
+        raise FloatingPointError, which says where they began; in a captured step they count as 0.
+    autocast: if given, forward and loss run under ``torch.autocast`` with this dtype (float16 or bfloat16).
+    scaler: a gradient scaler (``torch.amp.GradScaler``) for float16; called around backward and update.
+    pack_spikes: if true, layers of the network that get spikes keep them for backward as bits, from then on:
+        :func:`spikecore.pack` is called on it. A network without such a layer raises Unsupported.
+    channels_last: if true, convolutions and their inputs have their channels last in memory.
+    compile: if true, the network is run by ``torch.compile``, whole and for fixed sizes. The first step of each kind of
+        batch compiles, which takes up to minutes. In a step that is captured the loss is compiled, too, and the update
+        of Adam, AdamW and SGD: not of a derived class, with hooks, with a ``step`` of its own, with ``fused`` or
+        ``foreach`` given, or once a hyperparameter that is a number has changed.
+
+    None is as False here; :class:`CudaOptions` may decide.
+    """
+
+    clip_norm: Optional[float] = None
+    autocast: Optional[torch.dtype] = None
+    scaler: Any = None
+    pack_spikes: Optional[bool] = None
+    channels_last: Optional[bool] = None
+    compile: Optional[bool] = None
+
+    #: Whether options that are None are to be as they are fastest.
+    fast: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        norm: Any = self.clip_norm
+        if norm is not None and (isinstance(norm, bool) or not isinstance(norm, Real)):
+            raise TypeError(f"clip_norm={norm!r} must be a number above 0, or None for no clipping")
+        if norm is not None and not float(norm) > 0:
+            raise ValueError(f"clip_norm={norm!r} must be above 0, or None for no clipping")
+        if self.autocast not in (None, torch.float16, torch.bfloat16):
+            raise ValueError(f"autocast={self.autocast!r} must be torch.float16, torch.bfloat16 or None")
+        needed = ("scale", "unscale_", "step", "update")
+        if self.scaler is not None and not all(hasattr(self.scaler, name) for name in needed):
+            raise TypeError(
+                f"scaler={self.scaler!r} must have the methods of torch.amp.GradScaler: {', '.join(needed)}"
+            )
+        for name in ("pack_spikes", "channels_last", "compile"):
+            _check_choice(name, getattr(self, name))
+
+
+def _check_choice(name: str, value: Any) -> None:
+    """Raise TypeError for an option that is neither chosen nor left open."""
+    if value is not None and not isinstance(value, bool):
+        raise TypeError(f"{name}={value!r} must be True or False, or None to leave it open")
+
+
+@guided("sc.CudaOptions", elsewhere)
+@dataclass(frozen=True)
+class CudaOptions(TrainingOptions):
+    """How a step on a GPU runs: :class:`TrainingOptions`, and whether it is captured in a CUDA graph.
+
+    graph: if true, forward, loss, backward and update are captured once for each kind of batch and replayed.
+    warmup: number of eager steps before a kind of batch is captured, 2 or more.
+    max_graphs: number of kinds of batches that get a graph; others run eagerly, with one warning.
+    fast: if true, each of ``channels_last``, ``compile`` and ``graph`` that is not given is done where it can be, and
+        left out with a warning that says why where it cannot; ``step.form`` says what became of each. The weights are
+        those of the plain step, to rounding. ``pack_spikes`` is for memory, and done where it is given.
+
+    Without ``graph`` and ``fast`` it is :class:`TrainingOptions`, on any device.
+    """
+
+    graph: Optional[bool] = None
+    warmup: int = 3
+    max_graphs: int = 4
+    fast: bool = False  # type: ignore[misc]  # a field here, a constant of the class above
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_choice("graph", self.graph)
+        if not isinstance(self.fast, bool):
+            raise TypeError(f"fast={self.fast!r} must be True or False")
+        # two: the first eager step makes what is made lazily, the last one is checked for what a graph cannot contain
+        for name, least in (("warmup", 2), ("max_graphs", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name}={value!r} must be a whole number, {least} or more")
+        if self.graph and self.scaler is not None:
+            raise ValueError(
+                f"scaler={self.scaler!r} decides on the host whether to update, which no CUDA graph can; "
+                "use autocast=torch.bfloat16, which needs no scaler, or graph=False"
+            )

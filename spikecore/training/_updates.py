@@ -44,7 +44,8 @@ class Updates:
         if self._clip_norm is not None:
             if self._scaler is not None:
                 self._scaler.unscale_(optimizer)
-            self._clip(self._clip_norm, _weights(optimizer), captured, batch)
+            weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+            self._clip(self._clip_norm, weights, captured, batch)
         if self._scaler is None:
             update(optimizer)
         else:
@@ -104,10 +105,6 @@ _BACKWARD = (
     "the backward pass, of the loss or of a layer, makes them, and torch.autograd.set_detect_anomaly(True) around the "
     "step names the operation"
 )
-
-
-def _weights(optimizer: Any) -> List[Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _origin(net: nn.Module, batch: Dict[str, Any], weights: List[Tensor]) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore.training import _compiling
+from spikecore.training import _form
 
 pytestmark = [
     pytest.mark.gpu,
@@ -107,13 +107,13 @@ def test_a_loss_that_cannot_be_compiled():
 def test_loss_and_update_are_compiled(monkeypatch):
     """No other kernels than those of the compiler and of the neuron are captured for them."""
     made = []
-    plain = _compiling.Compiled.__call__
+    plain = _form.CompiledPart.__call__
 
     def called(self, *arguments):
         made.append(self)
         return plain(self, *arguments)
 
-    monkeypatch.setattr(_compiling.Compiled, "__call__", called)
+    monkeypatch.setattr(_form.CompiledPart, "__call__", called)
     net = _net()
     _trained(net, torch.optim.Adam(net.parameters(), 0.01), sc.CudaOptions(fast=True), steps=5)
     assert len(set(made)) == 2
@@ -121,7 +121,7 @@ def test_loss_and_update_are_compiled(monkeypatch):
     assert not any(one.why for one in made)
 
 
-@pytest.mark.filterwarnings("ignore:fast=True. channels_last is left out, because this torch gives:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:fast=True. channels_last is left out, because torch before:RuntimeWarning")
 def test_pooling_with_padding_has_its_gradient_in_any_layout():
     """The kernel of torch before July 2026 gives gradients of padded pooling to the wrong pixels, channels-last."""
     torch.manual_seed(0)

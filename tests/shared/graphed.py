@@ -1,4 +1,4 @@
-"""A network and its training step with CUDA graphs, and a stand-in for the capture that needs no GPU."""
+"""A network and its training step with CUDA graphs, and stand-ins for the capture and the compiler."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore.training._cuda_graph import step
+from spikecore.training import _graphed, _models
 
 GRAPH = sc.CudaOptions(graph=True)
 
@@ -42,7 +42,7 @@ class Rerun:
             result = work()
             if not held:
                 held.append(result)
-            for mine, new in zip(step.flattened(held[0]), step.flattened(result)):
+            for mine, new in zip(_graphed.flattened(held[0]), _graphed.flattened(result)):
                 mine.copy_(new)
             return held[0]
 
@@ -50,6 +50,47 @@ class Rerun:
 
     def forget(self):
         self.forgotten += 1
+
+
+def without_a_gpu(monkeypatch):
+    """As if networks were on a GPU: a function that gives the stand-in for the capture of the step made last."""
+    monkeypatch.setattr(_models, "_check_cuda", lambda net, options: None)
+    monkeypatch.setattr(_graphed, "Capture", Rerun)
+    monkeypatch.setattr(_graphed, "gpu_of", lambda net: torch.device("cpu"))
+    monkeypatch.setattr(Rerun, "made", [])
+    return lambda: Rerun.made[-1]
+
+
+class Compiler:
+    """Stands for torch.compile: the names and options of what it was given, and what it raises, by these names."""
+
+    def __init__(self):
+        self.given, self.called, self.raises, self.raises_in_backward = [], [], {}, {}
+
+    def __call__(self, what, **options):
+        # the network alone is compiled for fixed sizes
+        name = "net" if "dynamic" in options else "update" if "optimizer" in what.__code__.co_freevars else "loss"
+        self.given.append((name, options))
+
+        def run(*arguments):
+            self.called.append(name)
+            if name in self.raises:
+                raise self.raises[name]
+            result = what(*arguments)
+            if name in self.raises_in_backward:
+                result.register_hook(lambda grad: self._raise(name))
+            return result
+
+        return run
+
+    def _raise(self, name):
+        raise self.raises_in_backward[name]
+
+
+def failure(text="no compiler here"):
+    from torch._dynamo.exc import TorchDynamoException
+
+    return TorchDynamoException(text)
 
 
 def net(device="cpu", backend="torch", seed=0):

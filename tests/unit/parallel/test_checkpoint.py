@@ -349,12 +349,10 @@ def test_a_sequence_that_does_more_than_to_call_its_parts(kind):
 class TestRefused:
     """What would be wrong numbers, or no policy at all, is refused in words."""
 
-    @pytest.mark.parametrize(
-        ("every", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)]
-    )
-    def test_every(self, every, error):
+    @pytest.mark.parametrize("every", [0, -1, 1.5, True])
+    def test_every(self, every):
         """every is a positive whole number or None."""
-        with pytest.raises(error, match=f"every={every} must be"):
+        with pytest.raises(ValueError, match=f"every={every} must be"):
             sc.checkpoint(net(), every=every)
 
     def test_no_network(self):
@@ -375,7 +373,6 @@ class TestRefused:
         [
             (["bodies"], ValueError, "Blocks has no module 'bodies'; it has 'two'"),
             ("body", TypeError, "modules='body' must be a list of names"),
-            ([], ValueError, r"modules=\[\] names none"),
         ],
     )
     def test_names(self, names, error, says):

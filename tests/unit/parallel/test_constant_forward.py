@@ -166,18 +166,11 @@ def test_several_outputs():
 class TestRefused:
     """What would not be the loop over time is refused, before anything runs."""
 
-    @pytest.mark.parametrize(
-        ("steps", "error"), [(0, ValueError), (2.0, TypeError), (True, TypeError), (None, TypeError)]
-    )
-    def test_no_number_of_steps(self, steps, error):
+    @pytest.mark.parametrize("steps", [0, 2.0, True, None])
+    def test_no_number_of_steps(self, steps):
         """T is a positive whole number."""
-        with pytest.raises(error, match="constant_forward: T="):
+        with pytest.raises(ValueError, match="constant_forward: T="):
             pipeline().constant_forward(images(), steps)
-
-    def test_reduce(self):
-        """reduce is a truth value, not a name of an operation."""
-        with pytest.raises(TypeError, match="reduce='mean' must be True"):
-            pipeline().constant_forward(images(), T, reduce="mean")
 
     def test_both_kinds_of_neurons(self):
         """Neurons of both modes have no common step."""
@@ -188,9 +181,9 @@ class TestRefused:
     def test_an_encoder(self):
         """An encoder repeats the input by itself."""
         many = sc.Pipeline([(nn.Sequential(sc.encode.Constant(3), sc.LIF()), "cpu")])
-        with pytest.raises(ValueError, match=r"'0\.0' is an encoder, Constant; leave it out"):
+        with pytest.raises(ValueError, match=r"'0\.0', Constant, makes time itself; leave an enc"):
             many.constant_forward(torch.rand(B, N), T)
-        with pytest.raises(ValueError, match=r"'0' is LIF with repeat=3; set repeat=None"):
+        with pytest.raises(ValueError, match=r"'0', LIF, makes time itself; .* set repeat=None"):
             sc.Pipeline([(sc.LIF(repeat=3), "cpu")]).constant_forward(torch.rand(B, N), T)
 
     def test_a_mean_over_time(self):

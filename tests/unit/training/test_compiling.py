@@ -5,56 +5,19 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from graphed import Rerun
-from spikecore.training import _models
-from spikecore.training._compiling import Compiled, Update, is_usual
-from spikecore.training._cuda_graph import facts, step
+from graphed import Compiler, Rerun, failure, without_a_gpu
+from spikecore.training._form import CompiledPart, CompiledUpdate, is_usual
 
 pytestmark = pytest.mark.skipif(
     not hasattr(getattr(torch, "compiler", None), "is_compiling"), reason="this torch is too old to compile neurons"
 )
-
-
-def _failure(text: str = "no compiler here") -> Exception:
-    from torch._dynamo.exc import TorchDynamoException
-
-    return TorchDynamoException(text)
-
-
-class Compiler:
-    """Stands for torch.compile: the names of what it was given, and what it raises, by these."""
-
-    def __init__(self) -> None:
-        self.given: List[str] = []
-        self.called: List[str] = []
-        self.raises: Any = {}
-        self.in_backward: Optional[str] = None
-
-    def __call__(self, what: Callable[..., Any], **options: Any) -> Any:
-        # the network alone is compiled for fixed sizes
-        name = "net" if "dynamic" in options else "update" if "optimizer" in what.__code__.co_freevars else "loss"
-        self.given.append(name)
-
-        def run(*arguments: Any) -> Any:
-            self.called.append(name)
-            if name in self.raises:
-                raise self.raises[name]
-            found = what(*arguments)
-            if name == self.in_backward:
-                found.register_hook(self._raise)
-            return found
-
-        return run
-
-    def _raise(self, grad: Tensor) -> None:
-        raise _failure("no backward here")
 
 
 @pytest.fixture
@@ -62,10 +25,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
     """As if the network were on a GPU, and everything could be compiled."""
     made = Compiler()
     monkeypatch.setattr(torch, "compile", made)
-    monkeypatch.setattr(_models, "_check_fast", lambda net, options: None)
-    monkeypatch.setattr(step, "Capture", Rerun)
-    monkeypatch.setattr(facts, "gpu_of", lambda net: torch.device("cpu"))
-    monkeypatch.setattr(Rerun, "made", [])
+    without_a_gpu(monkeypatch)
     return made
 
 
@@ -124,7 +84,7 @@ def test_they_are_compiled_with_the_network_in_a_captured_step(compiler: Compile
 @pytest.mark.parametrize("name", ["loss", "update"])
 def test_what_the_compiler_refuses_runs_as_it_is(compiler: Compiler, name: str) -> None:
     """Said once, with its reason, and the rest is compiled and captured."""
-    compiler.raises = {name: _failure("not this one\nmore")}
+    compiler.raises = {name: failure("not this one\nmore")}
     net, plain = _net(), _net()
     with pytest.warns(RuntimeWarning) as told:
         made = _trained(net, FAST)
@@ -144,7 +104,7 @@ def test_what_the_compiler_refuses_runs_as_it_is(compiler: Compiler, name: str) 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_where_the_warning_is_an_error_no_weight_has_moved(compiler: Compiler) -> None:
     """Of an update that the compiler refuses; the next step trains on."""
-    compiler.raises = {"update": _failure()}
+    compiler.raises = {"update": failure()}
     net, plain = _net(), _net()
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
     made = sc.training_model(net, sc.losses.ce_count, optimizer, options=FAST)
@@ -197,16 +157,7 @@ def test_what_a_loss_warns_of_is_heard(compiler: Compiler) -> None:
         return outputs.sum()
 
     with pytest.raises(UserWarning, match="mine"):
-        Compiled(loss)(torch.rand(2), torch.rand(2))
-
-
-def test_both_are_named(compiler: Compiler) -> None:
-    """In ``form``."""
-    compiler.raises = {"loss": _failure("one"), "update": _failure("two")}
-    with pytest.warns(RuntimeWarning):
-        made = _trained(_net(), FAST)
-    raised = "torch.compile raised TorchDynamoException"
-    assert made.form["compile"] == f"used, but for the loss: {raised}: one; the update: {raised}: two"
+        CompiledPart(loss, "the loss")(torch.rand(2), torch.rand(2))
 
 
 def test_an_error_of_the_loss_is_its_own(compiler: Compiler) -> None:
@@ -216,21 +167,10 @@ def test_an_error_of_the_loss_is_its_own(compiler: Compiler) -> None:
         _trained(_net(), FAST)
 
 
-def test_a_failure_in_backward_leaves_the_loss_out_first(compiler: Compiler) -> None:
-    """And the network compiled; running statistics move once."""
-    compiler.in_backward = "loss"
-    net, plain = _net(), _net()
-    with pytest.warns(RuntimeWarning, match="compile: the loss runs as it is, because .*no backward here"):
-        made = _trained(net, FAST)
-    _trained(plain)
-    _same(net, plain)
-    assert made.form["compile"].startswith("used, but for the loss")
-    assert compiler.called.count("net") > 2
-
-
-def test_a_network_that_is_not_compiled_takes_them_along(compiler: Compiler) -> None:
+@pytest.mark.parametrize("where", ["raises", "raises_in_backward"])
+def test_a_network_that_is_not_compiled_takes_them_along(compiler: Compiler, where: str) -> None:
     """Without compilation, loss and update run as they are, and one warning says so."""
-    compiler.raises = {"net": _failure()}
+    setattr(compiler, where, {"net": failure()})
     net, plain = _net(), _net()
     with pytest.warns(RuntimeWarning) as told:
         made = _trained(net, FAST)
@@ -322,12 +262,12 @@ def test_a_copy_of_a_step_trains_the_copy(compiler: Compiler) -> None:
     kept = copy.deepcopy(net.state_dict())
     compiled = first._form._update
     second = copy.deepcopy(compiled)
-    assert second.optimizer is not optimizer
-    for parameter in second.optimizer.param_groups[0]["params"]:
+    assert second.function is not optimizer
+    for parameter in second.function.param_groups[0]["params"]:
         parameter.grad = torch.ones_like(parameter)
     second()
     assert all(torch.equal(kept[name], value) for name, value in net.state_dict().items())
-    moved = second.optimizer.param_groups[0]["params"][0]
+    moved = second.function.param_groups[0]["params"][0]
     assert not torch.equal(moved, next(net.parameters()))
 
 
@@ -373,7 +313,7 @@ def test_an_update_compiled_by_torch_itself(kind: Any, scheduled: bool) -> None:
     weights = [nn.Parameter(torch.linspace(-1, 1, 7)) for _ in range(2)]
     optimizers = [kind([weight], lr=torch.tensor(0.1), weight_decay=0.01) for weight in weights]
     schedules = [torch.optim.lr_scheduler.StepLR(one, 2, 0.5) for one in optimizers] if scheduled else []
-    update = Update(optimizers[0])
+    update = CompiledUpdate(optimizers[0])
     assert is_usual(optimizers[0])
     for i in range(5):
         for weight in weights:
@@ -392,7 +332,7 @@ def test_a_loss_compiled_by_torch_itself() -> None:
     torch._dynamo.reset()
     layer, found = nn.Linear(4, 3), []
     x, targets = torch.rand(5, 8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
-    made = Compiled(sc.losses.ce_count)
+    made = CompiledPart(sc.losses.ce_count, "the loss")
     for loss in (made, sc.losses.ce_count):
         one = copy.deepcopy(layer)
         value = loss(one(x), targets)
@@ -414,7 +354,7 @@ def test_as_many_updates_as_one_likes_are_compiled(kind: Any, monkeypatch: pytes
     monkeypatch.setattr(torch, "compile", lambda function, **options: real(function, backend=counting, **options))
     for k in range(1, 11):
         weight = nn.Parameter(torch.ones(3))
-        update = Update(kind([weight]))
+        update = CompiledUpdate(kind([weight]))
         for _ in range(3):
             weight.grad = torch.ones(3)
             update()
@@ -452,7 +392,7 @@ def test_a_loss_whose_numbers_change_trains_on(monkeypatch: pytest.MonkeyPatch) 
     real = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function, **options: real(function, backend="eager", **options))
     changes = {"by": ""}
-    loss = Compiled(lambda outputs, targets: sc.losses.ce_count(outputs, targets) * len(changes["by"]))
+    loss = CompiledPart(lambda outputs, targets: sc.losses.ce_count(outputs, targets) * len(changes["by"]), "the loss")
     x, targets = torch.rand(5, 8, 3), torch.arange(8) % 3
 
     def train() -> None:
@@ -464,20 +404,3 @@ def test_a_loss_whose_numbers_change_trains_on(monkeypatch: pytest.MonkeyPatch) 
         train()
     assert len(told) == 1
     assert "FailOnRecompileLimitHit" in loss.why or "limit" in loss.why
-
-
-def test_a_batch_that_the_loss_refuses_is_no_matter_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its error comes as it is, and the loss stays compiled."""
-
-    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        if len(targets) == 3:
-            raise ValueError("no batches of three")
-        return outputs.sum()
-
-    made = Compiled(loss)
-    with pytest.raises(ValueError, match="no batches of three") as told:
-        made(torch.rand(2), torch.zeros(3))
-    assert told.value.__context__ is None
-    assert not made.why
-    made(torch.rand(2), torch.zeros(2))
-    assert not made.why

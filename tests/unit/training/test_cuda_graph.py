@@ -13,18 +13,15 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from graphed import GRAPH, Rerun, batch, net, same, training
+from graphed import GRAPH, Rerun, batch, net, same, training, without_a_gpu
 from spikecore._shell.state import keep
-from spikecore.training._cuda_graph import facts, step
+from spikecore.training import _graphed
 
 
 @pytest.fixture
 def capture(monkeypatch):
     """A function that gives the stand-in of the step made last."""
-    monkeypatch.setattr(step, "Capture", Rerun)
-    monkeypatch.setattr(facts, "gpu_of", lambda net: torch.device("cpu"))
-    monkeypatch.setattr(Rerun, "made", [])
-    return lambda: Rerun.made[-1]
+    return without_a_gpu(monkeypatch)
 
 
 class TestReplay:
@@ -63,9 +60,8 @@ class TestReplay:
         assert len({loss.data_ptr() for _, loss in results}) == 8
 
     @pytest.mark.parametrize("options", [GRAPH, sc.CudaOptions(fast=True, compile=False, channels_last=False)])
-    def test_gradients_that_are_not_finite_count_as_zero(self, capture, options, monkeypatch):
+    def test_gradients_that_are_not_finite_count_as_zero(self, capture, options):
         """The host cannot raise: a replay leaves the weights finite, and ``skipped`` counts it."""
-        monkeypatch.setattr("spikecore.training._models._check_fast", lambda net, options: None)
         model = net()
         model[1] = nn.Identity()  # averages of a batch normalisation would take the NaN of the input
         train, model, _ = training(
@@ -306,8 +302,8 @@ class TestChanges:
         # the stand-in's replays call modules, which a graph's do not
         monkeypatch.setattr(Rerun, "record", record)
         looked = []
-        plain = facts.of_module
-        monkeypatch.setattr(facts, "of_module", lambda module: looked.append(module) or plain(module))
+        plain = _graphed.of_module
+        monkeypatch.setattr(_graphed, "of_module", lambda module: looked.append(module) or plain(module))
         train, model, optimizer = training()
         for i in range(6):
             train(*batch(i))

@@ -14,18 +14,15 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from graphed import GRAPH, Rerun, batch, net, same, sgd, training
-from spikecore.training._cuda_graph import facts, step
-from spikecore.training._cuda_graph.capture import Capture
+from graphed import GRAPH, batch, net, same, sgd, training, without_a_gpu
+from spikecore.training import _graphed
+from spikecore.training._capture import Capture
 
 
 @pytest.fixture
 def capture(monkeypatch):
     """A function that gives the stand-in of the step made last."""
-    monkeypatch.setattr(step, "Capture", Rerun)
-    monkeypatch.setattr(facts, "gpu_of", lambda net: torch.device("cpu"))
-    monkeypatch.setattr(Rerun, "made", [])
-    return lambda: Rerun.made[-1]
+    return without_a_gpu(monkeypatch)
 
 
 class TestRefusals:
@@ -121,8 +118,8 @@ class TestRefusals:
         model = net()
         optimizer = torch.optim.Adagrad(model.parameters(), 0.1)
         training(model, optimizer=optimizer, options=None)[0](*batch())
-        assert facts.on_host(optimizer, torch.device("cuda", 0)) == ["step", "sum"]
-        assert facts.on_host(optimizer, torch.device("cpu")) == []
+        assert _graphed.on_host(optimizer, torch.device("cuda", 0)) == ["step", "sum"]
+        assert _graphed.on_host(optimizer, torch.device("cpu")) == []
 
     def test_lbfgs(self, capture):
         """An optimiser with a closure."""
@@ -138,7 +135,7 @@ class TestRefusals:
 
     def test_a_network_on_the_cpu(self):
         """The parameter and its device are named, and the way out."""
-        with pytest.raises(ValueError, match=r"graph=True needs the network on a GPU, and 0.weight is on cpu; move it"):
+        with pytest.raises(ValueError, match="needs the network on one GPU, and 0.weight is on cpu; move it"):
             training()
         with pytest.raises(ValueError, match="it has none; use graph=False"):
             sc.inference_model(nn.ReLU(), options=GRAPH)
@@ -150,16 +147,16 @@ class TestRefusals:
 
     def test_a_step_of_a_backend_of_its_own(self):
         """Only the eager step of spikecore can be captured."""
-        with pytest.raises(TypeError, match="this backend trains with its own, object; use graph=False"):
-            step.GraphedTraining(object(), GRAPH)
         with pytest.raises(TypeError, match="this backend has its own, object; use graph=False"):
-            step.GraphedInference(object(), GRAPH)
+            _graphed.GraphedTraining(object(), GRAPH)
+        with pytest.raises(TypeError, match="this backend has its own, object; use graph=False"):
+            _graphed.GraphedInference(object(), GRAPH)
 
     def test_a_learning_rate_on_the_cpu(self):
         """A graph would not read it again."""
         optimizer = sgd(net(), torch.tensor(0.5), foreach=False)
         with pytest.raises(ValueError, match="lr=0.5 of the optimiser is a tensor on cpu.*make it a tensor on cuda:0"):
-            facts.make_capturable(optimizer, torch.device("cuda", 0))
+            _graphed.make_capturable(optimizer, torch.device("cuda", 0))
 
 
 class TestOptimizers:
@@ -173,7 +170,7 @@ class TestOptimizers:
         if "capturable" not in optimizer.param_groups[0]:
             pytest.skip("this version of torch has no capturable form of it")
         training(model, optimizer=optimizer, options=None)[0](*batch())
-        facts.make_capturable(optimizer, torch.device("meta"))
+        _graphed.make_capturable(optimizer, torch.device("meta"))
         assert all(group["capturable"] for group in optimizer.param_groups)
         state = optimizer.state[model[0].weight]
         assert state["step"].device.type == "meta"
@@ -183,7 +180,7 @@ class TestOptimizers:
         """SGD has no counts."""
         optimizer = sgd(net())
         before = optimizer.state_dict()
-        facts.make_capturable(optimizer, torch.device("cuda", 0))
+        _graphed.make_capturable(optimizer, torch.device("cuda", 0))
         assert optimizer.state_dict() == before
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import warnings
 from typing import Any, Callable, List, Tuple
 
 import pytest
@@ -13,8 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore.training._cuda_graph.fallback import CapturedTraining
-from spikecore.training._eager import EagerTraining
 
 LOSSES = [
     nn.CrossEntropyLoss(),
@@ -63,13 +60,6 @@ class TestALossWithoutTime:
             _step(_mlp(), loss)(torch.rand(steps, 16, 5), _labels(16))
         assert caught.value.__cause__ is not None
 
-    def test_what_it_says_is_what_the_loss_computes(self) -> None:
-        """The mean over time, given to the loss itself."""
-        net, x, y = _mlp(), torch.rand(4, 16, 5), _labels(16)
-        expected = F.cross_entropy(net(x).mean(0), y)
-        step = _step(net, lambda outputs, targets: nn.CrossEntropyLoss()(outputs.mean(0), targets))
-        assert torch.equal(step(x, y)[1], expected)
-
     @pytest.mark.filterwarnings("ignore:Using a target size")  # before its error, torch warns of the same
     @pytest.mark.parametrize(
         ("loss", "shape", "said"),
@@ -97,13 +87,6 @@ class TestALossWithoutTime:
         assert "without time" not in str(caught.value)
 
 
-def _captured(net: nn.Module, loss: Any, optimizer: Any) -> CapturedTraining:
-    """A step as fast=True makes it, which runs without a graph, since there is no GPU."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        return CapturedTraining(EagerTraining(net, loss, optimizer), sc.CudaOptions(fast=True))
-
-
 class _Mean(nn.Module):
     """The mean over time, of ``[T, B, C]``."""
 
@@ -114,35 +97,6 @@ class _Mean(nn.Module):
 def _images() -> nn.Sequential:
     first = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.MaxPool2d(2))
     return nn.Sequential(first, sc.LIF(), nn.Flatten(), nn.Linear(8, 3))
-
-
-class _Spread(sc.LIF):
-    """A neuron whose own ``forward`` makes time and takes it away."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The rate of four steps."""
-        rate: Tensor = super().forward(x.expand(4, *x.shape)).mean(0)
-        return rate
-
-
-def _hooked() -> nn.Module:
-    net = _mlp()
-    net.register_forward_pre_hook(lambda _, args: (args[0].expand(4, *args[0].shape),))
-    net.register_forward_hook(lambda _, args, output: output.mean(0))
-    return net
-
-
-def _hooked_inside() -> nn.Module:
-    net = _mlp()
-    net[3].register_forward_hook(lambda _, args, output: output.mean(0))
-    return net
-
-
-def _of_an_object() -> nn.Module:
-    net = _mlp()
-    inner = net.forward
-    net.forward = lambda x: inner(x.expand(4, *x.shape)).mean(0)
-    return net
 
 
 def _many() -> nn.Sequential:
@@ -172,27 +126,21 @@ RIGHT = {
     "a mean over time": (lambda: nn.Sequential(sc.encode.Constant(4), _mlp(), _Mean()), (16, 5)),
     "a mean over as many steps as samples": (lambda: nn.Sequential(_mlp(), _Mean()), (16, 16, 5)),
     "time in a forward": (lambda: nn.Sequential(nn.Unflatten(0, (1, 16)), _mlp(), _Mean()), (16, 5)),
-    "time in hooks": (_hooked, (16, 5)),
-    "a hook of a layer": (_hooked_inside, (16, 16, 5)),
-    "a forward of an object": (_of_an_object, (16, 5)),
-    "a forward of a neuron": (lambda: nn.Sequential(nn.Linear(5, 3), _Spread()), (16, 5)),
     "one step a call": (lambda: nn.Sequential(nn.Linear(5, 3), sc.LIF(step="single")), (16, 5)),
     "no neuron": (lambda: nn.Sequential(nn.Linear(5, 3)), (16, 5)),
     "one sample": (_mlp, (1, 5)),
 }
-HOW = pytest.mark.parametrize("how", [sc.training_model, _captured], ids=["step", "captured step"])
 
 
 class TestABatchAsTime:
     """Inputs ``[B, ...]`` without an encoder."""
 
-    @HOW
     @pytest.mark.parametrize(("made", "shape", "within"), TAKEN.values(), ids=TAKEN.keys())
     def test_it_is_said_once_at_the_users_line(
-        self, made: Callable[[], nn.Module], shape: Tuple[int, ...], within: str, how: Any
+        self, made: Callable[[], nn.Module], shape: Tuple[int, ...], within: str
     ) -> None:
         net = made()
-        step = how(net, nn.CrossEntropyLoss(), torch.optim.SGD(net.parameters(), 0.1))
+        step = _step(net, nn.CrossEntropyLoss())
         sizes = ", ".join(map(str, shape))
         said = rf"dimension 0 of inputs \[{sizes}\] .* each of the 16 targets .* in front of the network{within}"
         with pytest.warns(UserWarning, match=said) as caught:
@@ -218,27 +166,6 @@ class TestABatchAsTime:
     def test_one_sequence_is_right(self, loss: Any, targets: Tensor) -> None:
         """With what its outputs should be at each step, and with one target."""
         _step(_mlp(), loss)(torch.rand(16, 5), targets)
-
-    def test_dimensions_that_are_merged_are_not_judged(self) -> None:
-        """What is dimension 0 behind them is not that of the inputs."""
-        _step(nn.Sequential(nn.Flatten(0, 1), _mlp()), nn.CrossEntropyLoss())(torch.rand(4, 4, 5), _labels(16))
-
-    def test_what_says_so_without_a_warning(self) -> None:
-        """One sequence, as the warning writes it."""
-        net, x, y = _mlp(), torch.rand(16, 5), _labels(16)
-        expected = F.cross_entropy(net(x), y)
-        step = _step(net, lambda outputs, targets: F.cross_entropy(outputs.squeeze(1), targets))
-        torch.testing.assert_close(step(x[:, None], y)[1], expected)
-
-    def test_the_first_batch_that_can_be_judged_counts(self) -> None:
-        """One sample, and chunks of a sequence, are followed by a batch."""
-        net = _mlp()
-        step = _step(net, nn.CrossEntropyLoss())
-        step(torch.rand(1, 5), _labels(1))
-        with sc.carry_state(net):
-            step(torch.rand(16, 5), _labels(16))
-        with pytest.warns(UserWarning, match="dimension 0 of inputs"):
-            step(torch.rand(16, 5), _labels(16))
 
     def test_where_a_warning_is_an_error_the_step_is_whole(self) -> None:
         """Weights were updated, and the next step is one without it."""
@@ -291,13 +218,6 @@ class TestLayersWithoutTime:
         with pytest.raises((RuntimeError, ValueError)) as caught:
             step(torch.rand(4, 16, 5), _labels(16))
         assert "Beside neurons" not in str(caught.value)
-
-    @pytest.mark.parametrize("layer", [nn.BatchNorm1d(16), nn.InstanceNorm1d(16), nn.GroupNorm(4, 16)], ids=_name)
-    def test_sizes_that_fit_by_chance_are_warned_of(self, layer: nn.Module) -> None:
-        net = nn.Sequential(sc.encode.Constant(4), layer, sc.LIF(), nn.Linear(5, 3))
-        kind = type(layer).__name__
-        with pytest.warns(UserWarning, match=rf"^1 \({kind}\) takes dimension 1 of \[T, B, C\], which is the batch"):
-            _step(net, sc.losses.ce_count)(torch.rand(16, 5), _labels(16))
 
     @pytest.mark.parametrize(
         "error",

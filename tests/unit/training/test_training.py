@@ -498,10 +498,8 @@ def test_a_wrong_backend_is_an_error_that_names_who_asked(ask, who):
     assert str(caught.value).startswith(f"unknown backend 'troch' (from {who}); did you mean 'torch'? Known: ")
 
 
-def test_an_optimiser_with_a_closure_is_refused_before_anything_changes() -> None:
+def test_an_optimiser_with_a_closure_is_refused() -> None:
     """LBFGS runs the network again within its step, which torch says as a missing argument."""
     net = nn.Linear(3, 2)
-    step = sc.training_model(net, nn.MSELoss(), torch.optim.LBFGS(net.parameters()))
     with pytest.raises(TypeError, match=r"optimizer=LBFGS runs the network several times.*optimizer\.step\(closure\)"):
-        step(torch.ones(4, 3), torch.ones(4, 2))
-    assert net.weight.grad is None
+        sc.training_model(net, nn.MSELoss(), torch.optim.LBFGS(net.parameters()))

@@ -1,0 +1,515 @@
+"""Whole steps replayed from CUDA graphs, on every backend that computes on a GPU inside PyTorch.
+
+- The step that is captured is the eager one. The first calls for a kind of batch are eager steps on a copy of the
+  caller's data, which lies as the one that a graph reads; the next one is captured and replayed, so that no step is
+  lost or made twice.
+- A graph has addresses and numbers in it. It holds for one kind of batch (structure, shapes, strides, dtypes, numbers,
+  carried states) and for everything else as it was: settings of modules, hyperparameters, where parameters and the
+  states of the optimiser lie. All of it is compared at every call, without asking the GPU; what differs is never
+  replayed.
+- Nothing that a step returns is memory of a graph.
+- What cannot be captured raises, and leaves the network and the optimiser as they were before the call; with
+  ``fast=True`` a warning says why, and the step goes on eagerly.
+- ``torch.cuda`` is met in ``_capture`` alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import warnings
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Callable, ClassVar, Dict, Hashable, Iterator, List, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from spikecore._base.batches import flattened, to_device, tree_map
+from spikecore._base.words import a_kind
+from spikecore._shell.binding import numbers_of
+from spikecore._shell.checks import is_device, shown
+from spikecore._shell.outside import outside
+from spikecore._shell.processes import is_shard
+from spikecore._shell.state import CALLS, check_replay, keep
+from spikecore.backend import Unsupported
+from spikecore.functional import stateful_modules, to_rest
+from spikecore.training._capture import Capture
+from spikecore.training._eager import EagerInference, EagerTraining
+from spikecore.training._saving import snapshot_of_tables
+from spikecore.training._steps import CudaOptions
+
+#: So many steps in a row without a graph, beyond the warm-up, are worth a warning.
+_PATIENCE = 20
+#: So many times in a row the quick comparison with what modules held before may fail; then it is no longer made.
+_MISSES = 8
+
+
+@dataclass
+class _Graph:
+    """One captured step: the buffers that its inputs are copied into, the function that replays it, and the gradients
+    that a replay computes.
+    """
+
+    inputs: List[Tensor]
+    replay: Callable[[], Any]
+    gradients: List[Tuple[nn.Parameter, Tensor]]
+
+
+class _Graphed:
+    """What training and inference share. A result is a copy, and gradients and carried states are those of the step."""
+
+    #: What is captured.
+    captures: ClassVar[Any]
+
+    def __init__(self, eager: Any, options: CudaOptions) -> None:
+        if not isinstance(eager, self.captures):
+            raise TypeError(
+                f"options={options!r}: graph=True captures the eager step, and this backend has its own, "
+                f"{type(eager).__name__}; use graph=False"
+            )
+        self.net: nn.Module = eager.net
+        self.options = options
+        self.loss = getattr(eager, "loss", None)
+        self.optimizer = getattr(eager, "optimizer", None)
+        self._eager = eager
+        self._graphs: Dict[Hashable, _Graph] = {}
+        self._runs: Dict[Hashable, int] = {}
+        self._without = 0
+        self._told = False
+        #: Why steps run eagerly, with fast=True; "" while they are captured.
+        self._why = ""
+        if options.scaler is not None:
+            self._leave_out("the scaler decides on the host whether to update; autocast=torch.bfloat16 needs none")
+            return
+        try:
+            self._capture = Capture(gpu_of(self.net))
+            self._prepare()
+        except (Unsupported, TypeError, ValueError) as error:
+            if options.graph:
+                raise
+            self._leave_out(str(error))
+
+    @property
+    def form(self) -> Dict[str, str]:
+        """Of the options ``channels_last``, ``compile``, ``pack_spikes`` and ``graph``, what became of each."""
+        return {**self._eager.form, "graph": f"left out: {self._why}" if self._why else "used"}
+
+    def _run(self, *batch: Any) -> Any:
+        """The step on a batch: from a graph, or eagerly."""
+        if not self._why:
+            try:
+                return self._run_captured(*batch)
+            except Unsupported as error:
+                if self.options.graph:
+                    raise
+                self._leave_out(str(error))
+        return self._eager(*batch)
+
+    def _leave_out(self, why: str) -> None:
+        self._why = why
+        self._drop_graphs()
+        warnings.warn(
+            f"fast=True: graph is left out, because {why}; graph=False says so without this warning",
+            RuntimeWarning,
+            stacklevel=outside(),
+        )
+
+    def _drop_graphs(self) -> None:
+        if self._graphs:
+            # waits for the GPU: the last replay may still run, in memory that goes with its graph
+            self._capture.forget()
+            self._graphs.clear()
+
+    def _prepare(self) -> None:
+        """Start anew with network and optimiser as they are: drop every graph, and what stood in the way of one."""
+        device = gpu_of(self.net)
+        if self.optimizer is not None:
+            make_capturable(self.optimizer, device)
+        self._drop_graphs()
+        if self._capture.device != device:
+            self._capture = Capture(device)
+        named = list(self.net.named_modules())
+        if isinstance(self.loss, nn.Module):
+            named += [(f"loss.{name}", module) for name, module in self.loss.named_modules()]
+        self._modules = [module for _, module in named]
+        self._names = [f"module {name!r} ({type(module).__name__})" for name, module in named] + ["the optimiser"]
+        self._stateful = stateful_modules(self.net)
+        self._runs.clear()
+        self._refusal = ""
+        self._see()
+
+    def _see(self) -> None:
+        """Note how everything is now."""
+        self._seen = self._circumstances()
+        #: What the modules held when all were at rest, and how many comparisons with that have failed in a row.
+        self._contents: Optional[Contents] = None
+        self._misses = 0
+
+    def _states(self) -> List[Any]:
+        """What each stateful module begins with. Everything is then as the graphs have it, or there are none."""
+        check_replay(self._stateful)
+        if self._contents is not None and self._contents.unchanged():
+            self._misses = 0
+            return []
+        if self._circumstances() != self._seen:
+            self._prepare()
+        to_rest(self._stateful)  # as the eager step does; what it begins with is part of the kind of batch
+        states = [module.state for module in self._stateful]
+        if not any(module.carrying or module.state is not None for module in self._stateful):
+            self._misses += 1
+            self._contents = Contents(self._modules, self.optimizer) if self._misses < _MISSES else None
+            return []
+        self._contents = None
+        return states
+
+    def _circumstances(self) -> List[List[Any]]:
+        """All that a graph takes for granted beside the kind of batch, in the order of ``_names``."""
+        of_modules = [of_module(module) for module in self._modules]
+        return [*of_modules, [] if self.optimizer is None else of_optimizer(self.optimizer)]
+
+    def _run_captured(self, *batch: Any) -> Any:
+        whole = (*batch, self._states())
+        kind = kind_of(whole)
+        graph = self._graphs.get(kind)
+        if graph is None:
+            if self._refusal:
+                # nothing has changed since: to go on eagerly would hide that there is no graph
+                raise Unsupported(self._refusal)
+            runs = self._runs.get(kind, 0)
+            if len(self._graphs) >= self.options.max_graphs:
+                return self._run_eagerly(to_device(batch, self._capture.device), kind, runs)
+            if runs < self.options.warmup:
+                # states, too, lie in warm-up steps as they will in the captured one
+                *copies, states = _copied(whole, self._capture.device)
+                self._keep(states)
+                return self._run_eagerly(copies, kind, runs)
+            graph = self._graphs[kind] = self._record(whole)
+        return self._replay(graph, whole)
+
+    def _run_eagerly(self, batch: Sequence[Any], kind: Hashable, runs: int) -> Any:
+        options = self.options
+        # in the last two: one compiles what is compiled in a captured step alone, and the other one is as that will be
+        soon = options.warmup - 2 <= runs < options.warmup
+
+        def run() -> Any:
+            with self._eager.as_captured() if soon else nullcontext():
+                return self._eager(*batch)
+
+        # the last step before the capture: earlier ones make things lazily, which may wait for the GPU
+        if runs + 1 == options.warmup:
+            result, waits = self._capture.watch(run)
+            if waits:
+                self._refused(
+                    f"it makes the host wait for the GPU at {', '.join(sorted(set(waits)))}, as .item(), .cpu(), a "
+                    "boolean mask or a printed value do; take that out of it"
+                )
+        else:
+            result = self._capture.run(run)
+        # what the step itself made or changed, such as new states of the optimiser, is no change between steps
+        self._see()
+        self._runs[kind] = runs + 1
+        self._without += 1
+        if runs >= options.warmup:
+            self._tell(
+                f"a kind of batch beyond max_graphs={options.max_graphs} runs eagerly; use batches of fewer shapes, "
+                "or raise max_graphs, at the price of memory"
+            )
+        elif self._without >= options.warmup + _PATIENCE:
+            self._tell(
+                f"{self._without} steps in a row ran eagerly, because shapes, settings of modules or hyperparameters "
+                "change between steps. A learning rate may change at each step if it is a tensor, "
+                f"lr=torch.tensor(0.001, device={str(self._capture.device)!r}), for SGD with fused=True"
+            )
+        return result
+
+    def _record(self, whole: Tuple[Any, ...]) -> _Graph:
+        device = self._capture.device
+        elsewhere = [] if self.optimizer is None else on_host(self.optimizer, device)
+        if elsewhere:
+            raise self._refused(
+                f"{type(self.optimizer).__name__} keeps {', '.join(elsewhere)} on the host; use an optimiser that does "
+                "not, such as SGD, Adam, AdamW or RMSprop"
+            )
+        # from now on the graph reads these copies: a replay writes a batch into them
+        inputs = _copied(whole, device)
+
+        def work() -> Any:
+            self._keep(inputs[-1])
+            with self._eager.as_captured():
+                result = self._eager(*inputs[:-1])
+            # of modules that began at rest none is kept
+            return result, [module.state for module in self._stateful] if inputs[-1] else []
+
+        put_back = snapshot(self._modules, self.optimizer)
+        generators = [
+            value
+            for module in self._modules
+            for value in vars(module).values()
+            if isinstance(value, torch.Generator) and is_device(value.device, device)
+        ]
+        try:
+            replay = self._capture.record(work, generators)
+        except Exception as error:
+            # capturing ran the step's Python, which set gradients and states to tensors that were never computed
+            put_back()
+            raise self._refused(f"{type(error).__name__}: {error}") from error
+        changed = [name for name, a, b in zip(self._names, self._seen, self._circumstances()) if a != b]
+        if changed:
+            put_back()
+            raise self._refused(
+                f"it sets attributes or replaces tensors of {', '.join(changed)}, which a replay would not do again; "
+                "change tensors in place, and keep state over time in spikecore neurons"
+            )
+        parameters = [p for module in self._modules for p in module._parameters.values() if p is not None]
+        gradients = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
+        return _Graph(flattened(inputs), replay, gradients)
+
+    def _replay(self, graph: _Graph, whole: Tuple[Any, ...]) -> Any:
+        for buffer, given in zip(graph.inputs, flattened(whole)):
+            buffer.copy_(given.detach() if given.requires_grad else given, non_blocking=True)
+        # clones: the next replay writes into the same tensors
+        result, states = tree_map(Tensor.clone, graph.replay())
+        self._keep(states)
+        # another graph, an eager step or zero_grad() came between
+        for parameter, gradient in graph.gradients:
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+        self._without = 0
+        return result
+
+    def _keep(self, states: List[Any]) -> None:
+        for module, state in zip(self._stateful, states):
+            keep(module, state)
+
+    def _refused(self, why: str) -> Unsupported:
+        self._refusal = f"the step cannot be captured in a CUDA graph: {why}; or use graph=False"
+        return Unsupported(self._refusal)
+
+    def _tell(self, text: str) -> None:
+        if not self._told:
+            self._told = True
+            warnings.warn(f"CudaOptions(graph=True): {text}", RuntimeWarning, stacklevel=outside())
+
+
+def _copied(whole: Tuple[Any, ...], device: torch.device) -> Tuple[Any, ...]:
+    """Copies of inputs and what goes with them, with the strides and the alignment of the buffers that the graph reads.
+
+    Which kernels a step loads depends on both (vectorised kernels need alignment). The warm-up must load the same
+    kernels as the capture, because none can be loaded during a capture.
+    """
+    copies: Tuple[Any, ...] = tree_map(lambda given: given.detach().to(device, non_blocking=True, copy=True), whole)
+    return copies
+
+
+class GraphedTraining(_Graphed):
+    """``step(inputs, targets) -> (outputs, loss)``, from a CUDA graph for each kind of batch."""
+
+    captures = EagerTraining
+    _eager: EagerTraining
+
+    def __call__(self, inputs: Any, targets: Any) -> Tuple[Any, Tensor]:
+        """Train on one batch; the outputs and the loss, detached, are those from before the update."""
+        outputs, loss = self._run(inputs, targets)
+        return outputs, loss
+
+    @property
+    def skipped(self) -> int:
+        """As that of the eager step: replays count."""
+        return self._eager.skipped
+
+    def state_dict(self) -> Dict[str, Any]:
+        """As that of the eager step."""
+        return self._eager.state_dict()
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        """As that of the eager step; graphs whose tensors this replaces are captured anew."""
+        self._eager.load_state_dict(state)
+
+
+class GraphedInference(_Graphed):
+    """``predict(inputs) -> outputs``, from a CUDA graph for each kind of batch."""
+
+    captures = EagerInference
+
+    def __call__(self, inputs: Any) -> Any:
+        """Outputs in eval mode, without gradients."""
+        return self._run(inputs)
+
+
+# -- what a graph takes for granted
+
+#: Settings are compared by value. No subclasses: comparing one may run any code, or ask the GPU.
+_SETTINGS = frozenset((bool, int, float, str))
+#: What is read of the attributes of a module; others are its tables, or what only Python sees.
+_WATCHED = _SETTINGS | {Tensor, torch.Generator}
+_values = operator.methodcaller("values")
+_PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+def kind_of(value: Any) -> Hashable:
+    """The part of a batch that is fixed in a graph: shapes, strides, dtypes, and values that are no tensors.
+
+    Raises TypeError for a value that can be neither copied nor compared.
+    """
+    if isinstance(value, Tensor):
+        # the values are no part of it: a replay copies them into the graph's buffers
+        return value.shape, value.stride(), value.dtype
+    if isinstance(value, dict):
+        return (type(value), *((key, kind_of(item)) for key, item in value.items()))
+    if isinstance(value, (tuple, list)):
+        return (type(value), *map(kind_of, value))
+    if value is None or type(value) in _SETTINGS:
+        # a number is written into the launches that were captured; with its type, because 1 == True == 1.0
+        return type(value), value
+    raise TypeError(
+        f"the batch holds {shown(value)}, {a_kind(value)}; with graph=True it is made of tensors, numbers, "
+        "strings and None in tuples, lists and dicts"
+    )
+
+
+def of_module(module: nn.Module) -> List[Any]:
+    """Settings of one module, its children, and where its tensors lie."""
+    facts = [
+        value if type(value) in _SETTINGS else _place(value)
+        for name, value in module.__dict__.items()
+        if type(value) in _WATCHED and name != CALLS
+    ]
+    facts += numbers_of(module).items()  # of a neuron: the surrogate's fields
+    # requires_grad: backward was captured for the gradients that were wanted then
+    for tensors in (module._parameters, module._buffers):
+        facts += [None if tensor is None else (tensor.data_ptr(), tensor.requires_grad) for tensor in tensors.values()]
+    if module._modules:
+        # a child in the place of another one is seen here alone: the list of modules is read when graphs are dropped
+        facts += map(id, module._modules.values())
+    return facts
+
+
+def of_optimizer(optimizer: torch.optim.Optimizer) -> List[Any]:
+    """Hyperparameters, and where parameters and states lie. A tensor's value is free to change, its place is not."""
+    facts: List[Any] = []
+    for group in optimizer.param_groups:
+        facts += [_place(value) for value in group.values()]
+        facts += [parameter.data_ptr() for parameter in group["params"]]
+    # numbers among the states are left out: a step count changes at every step, and on_host() refuses it
+    for state in optimizer.state.values():
+        facts += [value.data_ptr() for value in state.values() if isinstance(value, Tensor)]
+    return facts
+
+
+class Contents:
+    """What modules and an optimiser hold now, for a quick look whether all of it is still the same objects.
+
+    :meth:`unchanged` may be False where :func:`of_module` and :func:`of_optimizer` find nothing else, as after a number
+    was replaced by an equal one. It takes less than half of their time, which was 25 us for 784-1000-10, of whose step
+    a GPU needs 100 us. (A neuron whose surrogate has other numbers holds another cache.)
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], optimizer: Optional[torch.optim.Optimizer]) -> None:
+        attributes = [vars(module) for module in modules]
+        tables: List[Dict[Any, Any]] = []
+        tables += [table for module in modules for table in (module._parameters, module._buffers, module._modules)]
+        self._lists: List[List[Any]] = []
+        if optimizer is not None:
+            tables += [vars(optimizer), optimizer.state, *optimizer.state.values(), *optimizer.param_groups]
+            self._lists = [optimizer.param_groups, *(group["params"] for group in optimizer.param_groups)]
+        self._modules, self._attributes = modules, attributes
+        self._dicts: List[Dict[Any, Any]] = [*attributes, *tables]
+        self._sizes = self._lengths()
+        self._values = [*self._objects()]
+        tensors = [value for table in attributes for value in table.values() if type(value) is Tensor]
+        for values in (*map(_values, tables), *self._lists):
+            tensors += [value for value in values if isinstance(value, Tensor)]
+        # a parameter is met in a module and in a group
+        self._tensors = [*{id(tensor): tensor for tensor in tensors}.values()]
+        self._places = [(tensor.data_ptr(), tensor.requires_grad) for tensor in self._tensors]
+
+    def unchanged(self) -> bool:
+        """Whether each is the same object as before, and tensors have their memory where it was."""
+        return (
+            all(map(operator.is_, map(vars, self._modules), self._attributes))
+            and self._lengths() == self._sizes
+            and all(map(operator.is_, self._objects(), self._values))
+            and [(value.data_ptr(), value.requires_grad) for value in self._tensors] == self._places
+        )
+
+    def _lengths(self) -> List[int]:
+        return [*map(len, self._dicts), *map(len, self._lists)]
+
+    def _objects(self) -> Iterator[Any]:
+        return itertools.chain.from_iterable([*map(_values, self._dicts), *self._lists])
+
+
+def _place(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.data_ptr()
+    # a list, such as a group's parameters, by its identity: to compare tensors in it would ask the GPU
+    return id(value) if isinstance(value, (list, torch.Generator)) else value
+
+
+def on_host(optimizer: torch.optim.Optimizer, device: torch.device) -> List[str]:
+    """Names of the states that ``optimizer`` keeps elsewhere than on ``device``; a replay would not move them on."""
+    return sorted(
+        {
+            name
+            for state in optimizer.state.values()
+            for name, value in state.items()
+            if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.device != device)
+        }
+    )
+
+
+def snapshot(modules: Sequence[nn.Module], optimizer: Any) -> Callable[[], None]:
+    """A function that puts back which tensors and settings are held; their values are not touched."""
+    put_tables_back = snapshot_of_tables(modules, [] if optimizer is None else [optimizer])
+    parameters = [p for module in modules for p in module._parameters.values() if p is not None]
+    tensors = [(parameter, parameter.data, parameter.grad) for parameter in parameters]
+
+    def put_back() -> None:
+        put_tables_back()
+        for parameter, data, gradient in tensors:
+            parameter.data, parameter.grad = data, gradient
+
+    return put_back
+
+
+def gpu_of(net: nn.Module) -> torch.device:
+    """The one GPU that holds ``net``. Raises ValueError if there is none, Unsupported for a network that is spread."""
+    wrapped = next((module for module in net.modules() if isinstance(module, _PARALLEL)), None)
+    if wrapped is not None or any(is_shard(parameter) for parameter in net.parameters()):
+        what = "a network under fully_shard" if wrapped is None else a_kind(wrapped)
+        raise Unsupported(f"{what} cannot be captured in a CUDA graph here; train with graph=False")
+    device = None
+    for name, tensor in itertools.chain(net.named_parameters(), net.named_buffers()):
+        device = tensor.device if device is None else device
+        if tensor.device.type != "cuda" or tensor.device != device:
+            others = "" if tensor.device == device else f", others on {device}"
+            raise ValueError(
+                f"graph=True needs the network on one GPU, and {name} is on {tensor.device}{others}; move it with "
+                "net.to('cuda') before the optimiser is made, or use graph=False"
+            )
+    if device is None:
+        raise ValueError("graph=True takes the GPU from the network's parameters, and it has none; use graph=False")
+    return device
+
+
+def make_capturable(optimizer: Any, device: torch.device) -> None:
+    """Have ``optimizer`` keep its step counts on ``device``: ``capturable=True`` where torch has that.
+
+    Raises ValueError for a hyperparameter that is a tensor elsewhere.
+    """
+    for group in optimizer.param_groups:
+        for name, value in group.items():
+            if isinstance(value, Tensor) and value.device != device:
+                raise ValueError(
+                    f"{name}={value.tolist()} of the optimiser is a tensor on {value.device}, which a CUDA graph would "
+                    f"not read again; make it a tensor on {device} or a number"
+                )
+        if "capturable" in group:
+            group["capturable"] = True
+            # torch makes step counts on the host unless the group is capturable when the first step is made
+            for state in [optimizer.state[parameter] for parameter in group["params"] if parameter in optimizer.state]:
+                counts = {name: value for name, value in state.items() if isinstance(value, Tensor) and value.ndim == 0}
+                state.update({name: value.to(device) for name, value in counts.items()})
+    # torch warns of capturable=True in a step that runs eagerly, as those before the capture do
+    optimizer._warned_capturable_if_run_uncaptured = True
