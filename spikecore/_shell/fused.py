@@ -44,7 +44,7 @@ class Taken(NamedTuple):
 
 def kind_of(norm: Any, shortcut: str, asked: bool, x: Tensor, skip: Optional[Tensor]) -> Tuple[Any, ...]:
     """What decides the runner of a call at rest that asks for outputs alone, beside the neuron's own parameters. It
-    differs from what :func:`earlier.kind_of` gives for any call.
+    differs from what :func:`earlier.signature` gives for any call.
 
     ``asked``: whether one program was asked for. ``skip``: the shortcut, if one goes into the kernel.
     """

@@ -79,7 +79,7 @@ class FusedCalls(Ranged):
         call = direct_normalised(runner, [tuple(v.shape) if isinstance(v, Tensor) else None for v in places])
         if call is None:
             return None
-        found = fused.FusedCall(earlier.noted(runner, own, values, x, False, self, self._ranges), call, count)
+        found = fused.FusedCall(earlier.noted(runner, own, values, x, self), call, count)
         norm = prologue.norm
         results = self._straight(prologue, found, x, skip)
         quick[fused.kind_of(norm, prologue.shortcut, bool(prologue.fused), x, skip)] = found

@@ -15,8 +15,8 @@ from kernel_loop import LAYOUTS, SHAPE, Loop, bound, image, rows, same
 from spikecore._shell.prologued import prologue_of
 from spikecore.backend import Spec, Unsupported
 from spikecore.kernels import BackwardPlan, Geometry, KernelRunner
-from spikecore.kernels._normalised import Moments
-from spikecore.kernels._registered import SUPPORTED
+from spikecore.kernels._autograd import SUPPORTED
+from spikecore.kernels._batch_norm import Moments
 from spikecore.lang._normalised import corrected, normalised
 from spikecore.layers import NormNeuron, TimeBatched
 from spikecore.testing._loopback import installed
