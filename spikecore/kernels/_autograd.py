@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
+from contextlib import nullcontext
 from typing import Any, Callable, Dict, List, MutableMapping, NamedTuple, Optional, Sequence, Tuple, get_type_hints
 
 import torch
@@ -80,13 +81,12 @@ def _gradients(
     plan, numbers, instead = context
     further = plan.eager and torch.is_grad_enabled()
     try:
-        if not further:
+        with torch.no_grad() if further else nullcontext():
             found: Sequence[Optional[Tensor]] = plan.backward(numbers, saved, grads, wanted)
-            return found
-        with torch.no_grad():
-            found = plan.backward(numbers, saved, grads, wanted)
     except BackendError as error:
-        return Again(plan, numbers, instead, wanted).gradients(error, grads, saved[: plan.count])
+        found = Again(plan, numbers, instead, wanted).gradients(error, grads, saved[: plan.count])
+    if not further:
+        return found
     return Again(plan, numbers, instead, wanted).differentiable(found, grads, saved[: plan.count])
 
 
