@@ -31,12 +31,10 @@ from spikecore._base.errors import Unsupported as Unsupported
 from spikecore._base.host import host
 from spikecore._base.locking import Lock as Lock
 from spikecore._base.recent import RUNNERS, Recent
-from spikecore._base.running import DirectCall as DirectCall
 from spikecore._base.running import ParamValue as ParamValue
 from spikecore._base.running import Runner as Runner
 from spikecore._base.running import Tensors as Tensors
 from spikecore._base.running import by_call as by_call
-from spikecore._base.running import direct as direct
 from spikecore._base.running import one_step as one_step
 from spikecore.dtypes import compute_dtype as compute_dtype
 

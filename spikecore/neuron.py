@@ -16,14 +16,15 @@ from typing import Any, ClassVar, Collection, Dict, List, Mapping, Optional, Seq
 import torch
 from torch import Tensor
 
+from spikecore._base.recent import CALLS
 from spikecore._plugins.selection import asked_in_words, capture
 from spikecore._shell import checkpoints, checks, compiled, definition, earlier, parameters, processes, ranges
 from spikecore._shell.state import State, Stateful
 from spikecore._shell.watched import Watched
-from spikecore.backend import MAX_STATIC_STEPS, ParamValue, Tensors, one_step
+from spikecore.backend import MAX_STATIC_STEPS, BackendError, ParamValue, Tensors, one_step
 from spikecore.dtypes import compute_dtype
 from spikecore.lang import ops
-from spikecore.lang._plain import is_compiling, is_jit_tracing, with_traced_sizes
+from spikecore.lang._plain import is_compiling, is_followed, with_traced_sizes
 from spikecore.surrogate import ATan, Surrogate
 
 __all__ = ["Neuron", "Stateful"]
@@ -251,31 +252,32 @@ class Neuron(Watched):
 
         ``single``: inputs and outputs are those of one time step, ``[*N]``.
         """
-        x, repeat = None, None if single else self._repeat()
         if self._watchers:
             return self._recorded(inputs, state, (), final, single, self._execute)[:2]
-        if not is_compiling():
-            x = earlier.only_input(inputs)
+        x, repeat = earlier.only_input(inputs), None if single else self._repeat()
         one = single or repeat is not None  # whether x is one time step
         if x is None or not (one or x.ndim):
             return self._execute(inputs, state, (), final, single)[:2]
         start = None if state is None else earlier.state_as_before(self.states, state, x, one)
         if start is None and state is not None:
             return self._execute(inputs, state, (), final, single)[:2]
-        steps = 1 if single else x.shape[0] if repeat is None else repeat
-        found = self._cache.quick.get(earlier.kind_of(x, steps, start, final, repeat))
+        quick, signature = self._cache.quick, earlier.signature(x, start, final, 0 if single else repeat)
+        found = quick.get(signature)
         values = None if found is None else earlier.values_as_before(found, self, x, one)
         if found is None or values is None:
             return self._execute(inputs, state, (), final, single)[:2]
-        if single:
+        constant: Tensors = ()
+        if repeat is not None:
+            x, constant = over_time(x, repeat, found.constant)
+        if found.call is not None:
+            try:
+                outputs, end = found.call((x,), start, (*constant, *values) if constant else values)
+            except BackendError:  # the runner meets it, too, and does what is to be done then
+                quick.pop(signature, None)
+                return self._execute(inputs, state, (), final, single)[:2]
+        elif single:
             outputs, end = one_step(found.runner, (x,), start, earlier.placed(found, values))
         else:
-            constant: Tensors = ()
-            if repeat is not None:
-                x, constant = over_time(x, repeat, found.constant)
-            quickly = None if found.direct is None else found.direct(x, (*constant, *values))
-            if quickly is not None:
-                return quickly, None
             outputs, end = found.runner((x,), start, (*constant, *earlier.placed(found, values)), ())[:2]
         return outputs, dict(zip(self.states, end)) if end is not None else None
 
@@ -309,8 +311,8 @@ class Neuron(Watched):
         named, values, kinds = self._placed(x)
         start = checks.state(owner, self.states, state, x, carried=state is not None and state is self._state)
         gradients = grad and any(value.requires_grad for value in inputs)
-        every = (*zip(filter(None, names), constant), *named)
-        learn = tuple(name for name, value in every if grad and isinstance(value, Tensor) and value.requires_grad)
+        arguments = (*zip(filter(None, names), constant), *named)
+        learn = tuple(name for name, value in arguments if grad and isinstance(value, Tensor) and value.requires_grad)
         # a gradient may come in through a state that is handed out
         state_gradients = grad and (
             (start is not None and any(value.requires_grad for value in start))
@@ -325,22 +327,23 @@ class Neuron(Watched):
         self._settle()
         runner = self._cache.runners[kind]
         trace_: Tensors = ()
-        ordinary = len(inputs) == 1 and not (record or is_compiling() or is_jit_tracing())
-        outputs_alone = start is None and not (final or single)
-        found = earlier.noted(runner, named, values, x, outputs_alone, self, constant) if ordinary else None
         # as later calls are run: a checkpointed call must save the same tensors when it is recomputed
-        quickly = None
-        if found is not None and found.direct is not None:
-            quickly = found.direct(x, (*constant, *[value for _, value in named]))
+        found, quickly = None, None
+        taken = tuple([value.squeeze(0) for value in inputs]) if single else inputs
+        if len(inputs) == 1 and not (record or is_followed()):
+            found = earlier.noted(runner, named, values, x, self, bool(constant))
+            found, quickly = earlier.first_call(found, taken, start, constant, named, values, single)
         if quickly is not None:
-            outputs, end = quickly, None
+            outputs, end = quickly
         elif single and not (is_compiling() or record):
-            outputs, end = one_step(runner, tuple([value.squeeze(0) for value in inputs]), start, values)
+            outputs, end = one_step(runner, taken, start, values)
         else:
             outputs, end, trace_ = runner(inputs, start, (*constant, *values), record)
             outputs = tuple([out.squeeze(0) for out in outputs]) if single else outputs
         if found is not None:
-            quick[earlier.kind_of(given[0], x.shape[0], start, final, repeat)] = found
+            if len(quick) >= CALLS:
+                quick.clear()
+            quick[earlier.signature(given[0], start, final, 0 if single else repeat)] = found
         return outputs, dict(zip(self.states, end)) if end is not None else None, trace_
 
     def _placed(self, x: Tensor) -> Tuple[Sequence[Tuple[str, Any]], Tuple[ParamValue, ...], Tuple[str, ...]]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Sequence
 
-from spikecore.kernels import BackwardPlan
-from spikecore.kernels.cut import smallest_cut
+from spikecore.kernels import BackwardPlan, smallest_cut
 from spikecore.kernels.writing import (
     indented,
     output_cotangent,

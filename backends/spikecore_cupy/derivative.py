@@ -18,8 +18,7 @@ from collections import Counter
 from math import frexp
 from typing import Dict, FrozenSet, Mapping, NamedTuple, Sequence, Tuple, Union
 
-from spikecore.kernels import BackwardPlan, ForwardPlan, with_reciprocals
-from spikecore.kernels.cut import smallest_cut
+from spikecore.kernels import BackwardPlan, ForwardPlan, smallest_cut, with_reciprocals
 from spikecore.kernels.writing import input_leaf
 from spikecore.lang import Node, loop_invariant, topological
 

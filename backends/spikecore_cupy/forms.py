@@ -6,8 +6,7 @@ from typing import NamedTuple, Optional
 
 import torch
 
-from spikecore.kernels import BackwardPlan, ForwardPlan
-from spikecore.kernels.cut import smallest_cut
+from spikecore.kernels import BackwardPlan, ForwardPlan, smallest_cut
 from spikecore_cupy.chunks import longest
 from spikecore_cupy.derivative import Plan, derivative, inputs_in_halves, normalises
 from spikecore_cupy.lines import BLOCK

@@ -1,4 +1,4 @@
-"""What a runner of a backend is, and the ways to call one: for all steps, for one step, directly, and as an op."""
+"""What a runner of a backend is, and the ways to call one: for all steps, for one step, bound, and as an op."""
 
 from __future__ import annotations
 
@@ -31,26 +31,34 @@ def one_step(
     return found
 
 
-#: A direct call, ``call(x, params)``: see :func:`direct`.
-DirectCall = Callable[["Tensor", Tuple[ParamValue, ...]], Optional[Tensors]]
+#: ``call(inputs, state, params) -> (outputs, final states)`` for calls of one signature: see :func:`bound`.
+BoundCall = Callable[[Tensors, Optional[Tensors], Tuple[ParamValue, ...]], Tuple[Tensors, Optional[Tensors]]]
 
 
-def direct(runner: Runner, views: Sequence[Optional[Tuple[int, ...]]]) -> Optional[DirectCall]:
-    """The quick way of a runner for calls at rest with one input, of which the outputs alone are asked for.
+def bound(
+    runner: Runner,
+    inputs: Tensors,
+    state: Optional[Tensors],
+    params: Tuple[ParamValue, ...],
+    views: Sequence[Optional[Tuple[int, ...]]],
+    single: bool,
+) -> Optional[BoundCall]:
+    """What runs calls with the signature of this one: shapes, strides, dtypes and devices of its tensors, and what wants
+    gradients. None where such calls are the runner's.
 
-    ``views`` has for each parameter the shape that it is viewed as over the neurons of one time step, None for a
-    number. A runner may have a method ``direct(views)``, which gives a function ``call(x, params)``, or None. Its
-    ``params`` are as the neuron holds them: a number, or a tensor of any dtype that has the shape of the view or can be
-    viewed so. The function returns the outputs with the bits that the runner gives, or None for a call that is left to
-    the runner.
+    ``params`` are as the neuron holds them; ``views`` has for each the shape that it is viewed as over the neurons of
+    one time step, None for a number. ``single``: inputs and outputs are one step, ``[*N]``. A call may raise
+    :class:`~spikecore.backend.BackendError`; the runner then meets it, too.
+
+    Only runners of :mod:`spikecore.kernels` have the method ``bind``, which is no part of the contract.
     """
-    make = getattr(runner, "direct", None)
-    found: Optional[DirectCall] = None if make is None else make(views)
+    make = getattr(runner, "bind", None)
+    found: Optional[BoundCall] = None if make is None else make(inputs, state, params, views, single)
     return found
 
 
 class NormalisedCall(Protocol):
-    """Direct calls of a program with batch normalisation in front: see :func:`direct_normalised`."""
+    """Calls of a program with batch normalisation in front: see :func:`direct_normalised`."""
 
     def laid(self, x: Tensor, skip: Optional[Tensor], tensors: Sequence[Tensor]) -> Any:
         """How the tensors of a call lie; None for a call that is left to the runner. ``tensors`` are the parameters
@@ -71,7 +79,7 @@ class NormalisedCall(Protocol):
 
 def direct_normalised(runner: Runner, views: Sequence[Optional[Tuple[int, ...]]]) -> Optional[NormalisedCall]:
     """The quick way of a runner for calls at rest of a program with batch normalisation in front, of which the outputs
-    alone are asked for. ``views`` are as for :func:`direct`; tensors come in the shape of the view or as ``[C]``.
+    alone are asked for. ``views`` are as for :func:`bound`; tensors come in the shape of the view or as ``[C]``.
 
     Only runners of :mod:`spikecore.kernels` have the method, which is no part of the contract.
     """

@@ -21,21 +21,19 @@ from typing import Any, Callable, Hashable, Iterator, List, NamedTuple, Optional
 import torch
 
 from spikecore._base.recent import CALLS, Recent
-from spikecore._base.running import NormalisedCall, direct_normalised, in_graph
+from spikecore._base.running import BoundCall, NormalisedCall, bound, direct_normalised, in_graph
 from spikecore._plugins.registry import default_registry
 from spikecore._plugins.selection import Resolved, alternatives
 from spikecore._shell import checks
 from spikecore.backend import (
     BackendError,
     Capabilities,
-    DirectCall,
     ParamValue,
     Runner,
     Spec,
     Tensors,
     Unsupported,
     by_call,
-    direct,
     one_step,
 )
 from spikecore.lang import Program
@@ -171,10 +169,26 @@ class _Automatic:
         except BackendError:  # as above; before a kernel runs, so nothing was moved
             return None
 
-    def direct(self, views: Sequence[Optional[Tuple[int, ...]]]) -> Optional[DirectCall]:
-        """See :func:`spikecore.backend.direct`."""
-        call = direct(self._runner, views)
-        return None if call is None else _Direct(self, call)
+    def bind(
+        self,
+        inputs: Tensors,
+        state: Optional[Tensors],
+        params: Tuple[ParamValue, ...],
+        views: Sequence[Optional[Tuple[int, ...]]],
+        single: bool,
+    ) -> Optional[BoundCall]:
+        """See :func:`spikecore._base.running.bound`. For as long as this runner computes, and refused nothing."""
+        runner = self._runner
+        call = None if len(self._refused) else bound(runner, inputs, state, params, views, single)
+        if call is None:
+            return None
+
+        def automatic(inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]) -> Any:
+            if self._runner is not runner:
+                raise Unsupported("another backend computes by now")
+            return call(inputs, state, params)
+
+        return automatic
 
     def direct_normalised(self, views: Sequence[Optional[Tuple[int, ...]]]) -> Optional[NormalisedCall]:
         """See :func:`spikecore._base.running.direct_normalised`."""
@@ -194,19 +208,8 @@ class _Automatic:
         return self._other
 
 
-class _Direct:
-    """A direct call of a runner for as long as it is the runner of ``automatic``."""
-
-    def __init__(self, automatic: _Automatic, call: DirectCall) -> None:
-        self._automatic, self._call, self._runner = automatic, call, automatic._runner
-
-    def __call__(self, x: torch.Tensor, params: Tuple[ParamValue, ...]) -> Optional[Tensors]:
-        # the runner itself meets the error of a call that is refused
-        return self._call(x, params) if self._automatic._runner is self._runner else None
-
-
 class _DirectNormalised:
-    """The same of a program with batch normalisation in front."""
+    """A call that normalises, of a runner for as long as it is the runner of ``automatic``."""
 
     def __init__(self, automatic: _Automatic, call: NormalisedCall) -> None:
         self._automatic, self._call, self._runner = automatic, call, automatic._runner

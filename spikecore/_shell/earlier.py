@@ -1,7 +1,7 @@
-"""Calls that passed every check before: what lets the next one of the same kind go straight to its runner.
+"""Calls that passed every check: a later one of the same signature goes straight to its plan.
 
-A call is of a kind that passed (:func:`kind_of`) and its tensors are as those were (:func:`state_as_before`,
-:func:`values_as_before`), or it goes through every check again. Nothing here raises.
+A call has the signature of one that passed (:func:`signature`) and its parameters are as those were
+(:func:`values_as_before`), or it goes through every check again. Nothing here raises.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Any, Callable, Collection, List, Mapping, NamedTuple, Optiona
 import torch
 from torch import Tensor, nn
 
-from spikecore.backend import MAX_STATIC_STEPS, DirectCall, ParamValue, Runner, Tensors, direct
+from spikecore._base.running import BoundCall, bound
+from spikecore.backend import BackendError, ParamValue, Runner, Tensors
 from spikecore.dtypes import compute_dtype
-from spikecore.lang._plain import tracing_state
+from spikecore.lang._plain import is_followed
 
 
 class PlacedTensor(NamedTuple):
@@ -25,6 +26,7 @@ class PlacedTensor(NamedTuple):
     #: The table of its neuron that has it.
     table: str
     shape: torch.Size
+    strides: Tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
     learnt: bool
@@ -43,39 +45,36 @@ class Earlier(NamedTuple):
     tensors: Tuple[PlacedTensor, ...]
     #: One time step of the input, which tensors were placed on; None if all parameters are numbers.
     shape: Optional[torch.Size]
-    #: The quick way of a call at rest for its outputs alone, if its runner has one.
-    direct: Optional[DirectCall]
     #: Whether the input is the first parameter of the program, because it is the same at every step.
     constant: bool
+    #: What runs the call; None where that is the runner.
+    call: Optional[BoundCall] = None
 
 
-def kind_of(
-    x: Tensor, steps: int, start: Optional[Tensors], final: bool, repeat: Optional[int] = None
-) -> Tuple[Any, ...]:
-    """What decides the runner of a call with one input and without a record, beside the parameters.
+def signature(x: Tensor, start: Optional[Tensors], final: bool, steps: Optional[int]) -> Tuple[Any, ...]:
+    """What decides how a call with one input and without a record is computed, beside the parameters.
 
-    ``repeat``: for how many steps the input is repeated, if it is one step.
+    ``steps``: for how many the input is repeated, 0 for a call of one step, None where the input has time.
     """
     grad = torch.is_grad_enabled()
-    carried = None if start is None else grad and True in [value.requires_grad for value in start]
+    state = None if start is None else tuple([(value.stride(), grad and value.requires_grad) for value in start])
     return (
+        x.shape,
+        x.stride(),
         x.dtype,
-        steps if steps <= MAX_STATIC_STEPS else None,
         x.device,
         grad and x.requires_grad,
         grad,
         final,
-        carried,
-        repeat,
+        steps,
+        state,
     )
 
 
 def only_input(inputs: Sequence[Any]) -> Optional[Tensor]:
-    """The input of a call if it has one, a dense tensor whose sizes are numbers, which those of a trace are not; else
-    None.
-    """
+    """The input of a call if it has one, a dense tensor that nothing but reverse-mode autograd follows; else None."""
     x = inputs[0] if len(inputs) == 1 else None
-    if type(x) is not Tensor or x.layout is not torch.strided or x.is_nested or tracing_state() is not None:
+    if is_followed() or type(x) is not Tensor or x.layout is not torch.strided or x.is_nested:
         return None
     return x
 
@@ -102,21 +101,17 @@ def noted(
     named: Sequence[Tuple[str, ParamValue]],
     values: Tuple[ParamValue, ...],
     x: Tensor,
-    outputs_alone: bool,
     module: Any,
-    constant: Tensors = (),
+    constant: bool = False,
 ) -> Earlier:
-    """A call that passed every check, with its parameters as they are and as they were placed.
-
-    ``outputs_alone``: it began at rest, and nothing but its outputs was asked for. ``constant``: the input, if it is a
-    parameter of the program in front of these.
-    """
+    """A call that passed every check, with its parameters as they are and as they were placed."""
     tensors = tuple(
         PlacedTensor(
             position,
             name,
             "_parameters" if name in module._parameters else "_buffers",
             value.shape,
+            value.stride(),
             value.dtype,
             value.device,
             value.requires_grad,
@@ -128,10 +123,29 @@ def noted(
     own = [*module.configuration, *[name for name in module.params if not isinstance(getattr(module, name), Tensor)]]
     read = itemgetter(*[name for name in own if name in module.__dict__])
     numbers = tuple(None if isinstance(value, Tensor) else value for value in values)
-    views = [tuple(value.shape) if isinstance(value, Tensor) else None for value in (*constant, *values)]
-    quick = direct(runner, views) if outputs_alone else None
     shape = x.shape[1:] if tensors else None
-    return Earlier(runner, read, read(module.__dict__), numbers, tensors, shape, quick, bool(constant))
+    return Earlier(runner, read, read(module.__dict__), numbers, tensors, shape, constant)
+
+
+def first_call(
+    found: Earlier,
+    inputs: Tensors,
+    start: Optional[Tensors],
+    constant: Tensors,
+    named: Sequence[Tuple[str, ParamValue]],
+    values: Tuple[ParamValue, ...],
+    single: bool,
+) -> Tuple[Optional[Earlier], Optional[Tuple[Tensors, Optional[Tensors]]]]:
+    """The call bound to its plan, and its results; without them where it is the runner's. ``constant``: the input, if it
+    is a parameter of the program in front of these.
+    """
+    params = (*constant, *[value for _, value in named])
+    views = [tuple(value.shape) if isinstance(value, Tensor) else None for value in (*constant, *values)]
+    try:
+        call = bound(found.runner, inputs, start, params, views, single)
+        return (found, None) if call is None else (found._replace(call=call), call(inputs, start, params))
+    except BackendError:  # the runner meets it, too, and does what is to be done then
+        return None, None
 
 
 def values_as_before(found: Earlier, module: nn.Module, x: Tensor, single: bool) -> Optional[Tuple[ParamValue, ...]]:
@@ -150,11 +164,11 @@ def values_as_before(found: Earlier, module: nn.Module, x: Tensor, single: bool)
     if (x.shape if single else x.shape[1:]) != found.shape:
         return None
     values = list(found.values)
-    for position, name, table, own, dtype, device, learnt, _ in found.tensors:
+    for position, name, table, own, strides, dtype, device, learnt, _ in found.tensors:
         value: Optional[Tensor] = held[table].get(name)
         if value is None or value.shape != own or value.dtype is not dtype:
             return None
-        if value.device != device or value.requires_grad is not learnt:
+        if value.stride() != strides or value.device != device or value.requires_grad is not learnt:
             return None
         values[position] = value
     return tuple(values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Dict, Optional, Union
 
 from spikecore.backend import Backend, Runner, Spec
-from spikecore.kernels._launches import CorrectionLaunch, Launch, StatisticsLaunch
+from spikecore.kernels._layout import CorrectionLaunch, Launch, StatisticsLaunch
 from spikecore.kernels._plan import BackwardPlan, ForwardPlan
 from spikecore.kernels._recurrent import FedRunner
 from spikecore.kernels._runner import KernelRunner

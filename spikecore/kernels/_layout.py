@@ -1,4 +1,10 @@
-"""Where the numbers of a tensor lie.
+"""How the tensors of a call lie in memory, and what a launch is called with.
+
+A launch gets the sizes of a call and then the fields of :class:`ForwardBuffers` or :class:`BackwardBuffers`, one
+argument each, in their order. ``T`` below is the number of steps, ``*N`` the user's shape of one step with N numbers,
+``[K, *N]`` one state before each chunk of steps but the first. "stored" is ``plan.dtype``, "arithmetic"
+``plan.compute``. Of one step every tensor is dense in memory; all tensors share one order of neurons, whatever their
+shape. A group that a plan does not have is empty.
 
 A kernel sees steps of N neurons each, in the order of memory. Any tensor whose steps are dense is taken as it is:
 contiguous, channels-last, any permutation, part of a batch, one step expanded over time. A backend may also take
@@ -8,10 +14,117 @@ All tensors of a call share the layout of its first input.
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
+
+from spikecore.backend import Unsupported
+from spikecore.kernels._plan import Geometry
+from spikecore.lang._plain import is_batched_by_autograd
+
+#: Parameters as a launch gets them, one for each of the program: a float (kind "number"), or a tensor of arithmetic:
+#: one number of any shape ("scalar"), ``[C]`` ("channel"), ``[*N]`` in the order of neurons ("full").
+KernelParams = Tuple[Union[float, Tensor], ...]
+
+
+#: Tensors of one kind, such as one for each state.
+Group = Sequence[Tensor]
+
+
+class ForwardBuffers(NamedTuple):
+    """The groups of tensors of a forward launch. It fills the last four.
+
+    inputs: stored, ``[T, *N]``, with ``stride(0)`` numbers from step to step, 0 where one step stands for all.
+    state: arithmetic, ``[*N]`` for each state if ``plan.has_initial_state``.
+    params: see :data:`KernelParams`.
+    outputs: stored, ``[T, *N]``, dense.
+    final: arithmetic, ``[*N]`` for each state if ``plan.final``.
+    trace: arithmetic, ``[T, *N]``, dense, for each state of ``plan.record``.
+    checkpoints: arithmetic, ``[K, *N]``, dense, for each state of ``plan.saved``.
+    """
+
+    inputs: Group
+    state: Group
+    params: KernelParams
+    outputs: Group
+    final: Group
+    trace: Group
+    checkpoints: Group
+
+
+class BackwardBuffers(NamedTuple):
+    """The groups of tensors of a backward launch. It fills the last two and returns the gradients of parameters.
+
+    inputs, state, params: as in :class:`ForwardBuffers`.
+    checkpoints: as forward filled them, for each state of ``plan.saved``.
+    grad_outputs: stored, ``[T, *N]``, any ``stride(0)``, for each output whose cotangent arrives (``plan.outputs``).
+    grad_final: arithmetic, ``[*N]`` for each state if ``plan.final``.
+    grad_trace: arithmetic, ``[T, *N]``, any ``stride(0)``, for each state of ``plan.trace``.
+    grad_inputs: stored, ``[T, *N]``, dense, for each input whose gradient is wanted (``plan.inputs``).
+    grad_state: arithmetic, ``[*N]`` for each state if ``plan.state``.
+    """
+
+    inputs: Group
+    state: Group
+    params: KernelParams
+    checkpoints: Group
+    grad_outputs: Group
+    grad_final: Group
+    grad_trace: Group
+    grad_inputs: Group
+    grad_state: Group
+
+
+class ForwardResults(NamedTuple):
+    """What a forward launch of a backend with ``owns_outputs`` returns: groups as in :class:`ForwardBuffers`, flat.
+
+    outputs: stored, ``[T, N]``.
+    final: arithmetic, ``[N]``.
+    trace: arithmetic, ``[T, N]``.
+    checkpoints: arithmetic, ``[K, N]``.
+    """
+
+    outputs: Group
+    final: Group
+    trace: Group
+    checkpoints: Group
+
+
+class BackwardResults(NamedTuple):
+    """What a backward launch of a backend with ``owns_outputs`` returns.
+
+    grad_inputs: stored, ``[T, N]``, for each input whose gradient is wanted.
+    grad_state: arithmetic, ``[N]`` for each state if ``plan.state``.
+    grad_params: arithmetic, for each parameter of ``plan.learn``: partial sums of any number for kind "scalar", else
+        one number for each neuron, ``[N]``.
+    """
+
+    grad_inputs: Group
+    grad_state: Group
+    grad_params: Group
+
+
+#: Launches a forward kernel: the sizes, then the fields of :class:`ForwardBuffers`. What it returns is not read.
+ForwardLaunch = Callable[[Geometry, Group, Group, KernelParams, Group, Group, Group, Group], object]
+#: Launches a backward kernel: the sizes, then the fields of :class:`BackwardBuffers`. It returns the gradients of
+#: ``plan.learn`` as :class:`BackwardResults` has them; what it returns is not read where no parameter is learnt.
+BackwardLaunch = Callable[
+    [Geometry, Group, Group, KernelParams, Group, Group, Group, Group, Group, Group], Optional[Group]
+]
+#: The same of a backend with ``owns_outputs``: without the groups that are filled, which they return. All tensors are
+#: flat: ``[T, N]``, ``[N]``, ``[C]``.
+ReturningForwardLaunch = Callable[[Geometry, Group, Group, KernelParams], ForwardResults]
+ReturningBackwardLaunch = Callable[[Geometry, Group, Group, KernelParams, Group, Group, Group, Group], BackwardResults]
+#: Running mean and variance ``[C]`` that a call moves, how many calls there were (``[]`` of int64) if that is counted,
+#: and the share of the new ones.
+Moved = Tuple[Tensor, Tensor, Optional[Tensor], float]
+#: Statistics of an input ``[T, B, C, ...]``: ``launch(geometry, x, eps, running)``.
+StatisticsLaunch = Callable[[Geometry, Tensor, float, Optional[Moved]], Optional[Tuple[Tensor, Tensor]]]
+#: What statistics add to the gradient of an input: ``launch(geometry, x, grad, channels)``.
+CorrectionLaunch = Callable[[Geometry, Tensor, Tensor, Sequence[Tensor]], None]
+#: Any of the four. A backend annotates its own with the kind that it is.
+Launch = Callable[..., Any]
 
 
 class Layout(NamedTuple):
@@ -187,3 +300,45 @@ def _is_dense(shape: Sequence[int], order: Sequence[int], strides: Sequence[int]
             return False
         wanted *= shape[d]
     return True
+
+
+def resolved(tensors: Sequence[Any]) -> Sequence[Any]:
+    """The tensors (or None), each with memory that holds its values.
+
+    Raises ``ValueError`` for one that has no memory and no values either. Where a tensor is on another device than the
+    call, even "meta", is for others to say.
+    """
+    try:
+        if True not in [t is not None and (t.is_neg() or not t.data_ptr()) for t in tensors]:
+            return tensors
+    except RuntimeError:  # tensors wrapped by functorch raise on data_ptr()
+        pass
+    return [None if tensor is None else _with_memory(not_negated(tensor)) for tensor in tensors]
+
+
+def not_negated(tensor: Tensor) -> Tensor:
+    """The tensor, or what a lazily negated view stands for."""
+    return tensor.resolve_neg() if tensor.is_neg() else tensor
+
+
+def _with_memory(tensor: Tensor) -> Tensor:
+    if tensor.numel() == 0 or tensor.device.type == "meta":
+        return tensor
+    if tensor._is_zerotensor():
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    try:
+        there = tensor.data_ptr() != 0
+    except RuntimeError:
+        there = False
+    if not there and is_batched_by_autograd(tensor):
+        raise Unsupported(
+            "a kernel was given the gradients of several outputs at once (is_grads_batched=True of autograd.grad, "
+            "vectorize=True of jacobian) and takes those of one; ask for one after the other, or choose backend='torch'"
+        )
+    if not there:
+        raise ValueError(
+            f"a kernel was given a {tensor.dtype} tensor of shape {list(tensor.shape)} that has no memory: its storage "
+            "was freed (untyped_storage().resize_(0)), or it stands for another tensor (a FakeTensor, a tensor kept "
+            "from inside torch.func); give a tensor with values"
+        )
+    return tensor

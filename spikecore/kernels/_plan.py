@@ -8,19 +8,62 @@ program a kernel needs.
 
 from __future__ import annotations
 
+from collections import deque
 from functools import lru_cache
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Deque,
+    Dict,
+    FrozenSet,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Union,
+)
 
 import torch
 from torch import Tensor
 
-from spikecore.backend import Spec
-from spikecore.kernels._closure import closure, in_order, leaves_of
-from spikecore.kernels._geometry import Geometry
-from spikecore.kernels._steps import Functions, Step, split
-from spikecore.kernels.cut import smallest_cut
-from spikecore.lang import Adjoint, Node, Program
-from spikecore.lang.node import const
+from spikecore.backend import Spec, Unsupported
+from spikecore.lang import Adjoint, Expr, Node, Program, SpikeRule, topological
+from spikecore.lang.eager import StraightLine, number
+from spikecore.lang.node import const, substitute
+
+
+class Geometry(NamedTuple):
+    """Sizes of one call."""
+
+    #: Number of time steps.
+    steps: int
+    #: Number of neurons of one time step.
+    neurons: int
+    #: For each parameter of kind "channel": (neurons between neighbouring channels, channels); else (0, 0). Neuron
+    #: ``i`` belongs to channel ``(i // inner) % channels``. Empty where every parameter is a number.
+    channels: Tuple[Tuple[int, int], ...]
+
+
+class RowGeometry(Geometry):
+    """Sizes of one call whose tensors of all steps may lie in rows: for backends with ``rows``.
+
+    ``rows``: neurons of a row, and the dimension of such a tensor whose stride goes from row to row.
+    """
+
+    rows: Tuple[int, int]
+
+    def __new__(
+        cls, steps: int, neurons: int, channels: Tuple[Tuple[int, int], ...], rows: Tuple[int, int]
+    ) -> RowGeometry:
+        """The sizes, and how rows lie."""
+        made = super().__new__(cls, steps, neurons, channels)
+        made.rows = rows
+        return made
 
 
 class _OfSpec:
@@ -291,3 +334,238 @@ def every_gradient(program: Program, spec: Spec, has_initial_state: bool) -> Bac
         state=has_initial_state,
         learn=spec.learn,
     )
+
+
+#: op name -> function of a target's values, for every operation that a program uses. That of ``spike`` is called as
+#: ``spike(u, strict, derivative, *values)``, where ``derivative(u, *values)`` is its derivative; a target whose own
+#: differentiation does not see the step ignores the latter two. Numbers come as floats of Python.
+Functions = Mapping[str, Callable[..., Any]]
+
+
+class Step:
+    """Some expressions as a pure function of the values of their leaves."""
+
+    def __init__(self, leaves: Sequence[Node], roots: Sequence[Node]) -> None:
+        self.leaves, self.roots = tuple(leaves), tuple(roots)
+        self._straight: Optional[StraightLine] = None
+
+    def __call__(self, values: Sequence[Any], functions: Optional[Functions], like: Optional[Tensor]) -> List[Any]:
+        """The values of the roots. One that depends on no leaf is a number, or a tensor ``[]``.
+
+        ``like`` has the dtype and the device of tensors; by default they are those of the first tensor.
+        """
+        if len(values) != len(self.leaves):
+            names = ", ".join(f"{leaf.op} {leaf.attr!r}" for leaf in self.leaves)
+            raise ValueError(f"{len(values)} values for {len(self.leaves)} leaves; give one for each of: {names}")
+        if functions is not None:
+            return _evaluated(self.roots, dict(zip(self.leaves, values)), functions)
+        if any(isinstance(value, Expr) for value in values):
+            nodes = {leaf: _node_of(value) for leaf, value in zip(self.leaves, values)}
+            return [Expr(substitute(root, nodes)) for root in self.roots]
+        return self._tensors(values, like)
+
+    def _tensors(self, values: Sequence[Any], like: Optional[Tensor]) -> List[Tensor]:
+        if like is None:
+            like = next((value for value in values if isinstance(value, Tensor)), torch.empty(()))
+        if self._straight is None:
+            self._straight = StraightLine(self.leaves, self.roots)
+        # a bare number would be divided by through its reciprocal on some devices
+        return self._straight([v if isinstance(v, Tensor) else number(float(v), like) for v in values], like)
+
+
+def _node_of(value: Any) -> Node:
+    return value.node if isinstance(value, Expr) else const(float(value))
+
+
+def _evaluated(roots: Sequence[Node], values: Dict[Node, Any], functions: Functions) -> List[Any]:
+    """The values of the roots, each operation by its function in the table."""
+    found = dict(values)
+    for node in topological(roots, known=values):
+        if node.op == "const":
+            found[node] = float(node.attr)  # type: ignore[arg-type]  # of a constant it is a number
+            continue
+        function = functions.get(node.op)
+        if function is None:
+            raise Unsupported(f"the table of functions has none for the operation {node.op!r}; known: {[*functions]}")
+        args = [found[arg] for arg in node.args]
+        if isinstance(node.attr, SpikeRule):
+            args += [node.attr.strict, _derivative(node.attr, functions), *(found[p] for p in node.attr.params)]
+        found[node] = function(*args)
+    return [found[root] for root in roots]
+
+
+def _derivative(rule: SpikeRule, functions: Functions) -> Callable[..., Any]:
+    leaves = (Node("argument", (), "u"), *rule.params)
+
+    def derivative(*values: Any) -> Any:
+        return _evaluated([rule.derivative], dict(zip(leaves, values)), functions)[0]
+
+    return derivative
+
+
+def split(values: Sequence[Any], *counts: int) -> Tuple[List[Any], ...]:
+    """The values in groups of these sizes."""
+    ends = [sum(counts[: k + 1]) for k in range(len(counts))]
+    return tuple(list(values[end - count : end]) for count, end in zip(counts, ends))
+
+
+def leaves_of(op: str, roots: Iterable[Node]) -> Set[str]:
+    """Names of the leaves of one kind that the roots use."""
+    return {str(node.attr) for node in topological(roots) if node.op == op}
+
+
+def closure(names: Iterable[str], op: str, rule: Mapping[str, Node]) -> FrozenSet[str]:
+    """The names, and those of the leaves that their rules use, and so on."""
+    found: Set[str] = set()
+    waiting: List[str] = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting.extend(leaves_of(op, [rule[name]]))
+    return frozenset(found)
+
+
+def in_order(names: Sequence[str], chosen: Iterable[str]) -> Tuple[str, ...]:
+    """The chosen ones of the names, in their order."""
+    chosen = set(chosen)
+    return tuple(name for name in names if name in chosen)
+
+
+#: Time-varying leaves of a step, and those that belong to the backward pass.
+_MOVING, _ARRIVING = ("input", "state"), ("out_grad", "next_grad")
+#: A vertex of the flow network. Each node is split into its entrance (0) and its exit (1), with an edge between them
+#: whose capacity is the size of the node's value: to cut that edge is to keep the value.
+_Place = Tuple[Node, int]
+#: Capacity of the edge of a value, and of one that takes half the memory.
+_WHOLE, _HALF = 2, 1
+#: Units of flow on each edge.
+_Flow = Dict[Tuple[_Place, _Place], int]
+
+
+def smallest_cut(roots: Sequence[Node], halves: Collection[Node] = ()) -> Tuple[Node, ...]:
+    """The fewest nodes, each computed from inputs and states, from which and from parameters the roots can be computed
+    without any other input or state; in the order of computation, and as close to the roots as there is a choice.
+
+    A kernel that recomputes the states of a chunk before it runs backwards keeps such values for every step of the
+    chunk, so the fewer the better: for LIF one (the potential before the reset) and not two (input and state).
+    ``halves`` are nodes that count half, because their values take half the memory of others.
+    """
+    order = topological(roots)
+    forward = _varying(order)
+    users: Dict[Node, List[Node]] = {node: [] for node in forward}
+    last = {node for node in roots if node in forward}
+    for node in order:
+        for arg in node.args:
+            if arg in forward:
+                if node in forward:
+                    users[arg].append(node)
+                else:
+                    last.add(arg)
+    # a minimum cut between these and the last: every time-varying value is computed from these, so whatever lies behind
+    # the cut can be computed from it
+    starts = [node for node in order if node.op in _MOVING]
+    flow: _Flow = {}
+    sizes = {node: _HALF if node in halves else _WHOLE for node in users}
+    # max-flow min-cut: each augmenting path adds one unit, and when there is no further one, the nodes of a minimum cut
+    # are together as large as there are units of flow
+    while _augment(starts, last, users, sizes, flow):
+        pass
+    reaching = _reaching(last, users, sizes, flow)
+    # of all minimum cuts the one nearest to the roots: least is left for the adjoint to compute again
+    return tuple(node for node in order if (node, 1) in reaching and (node, 0) not in reaching)
+
+
+def _varying(order: Sequence[Node]) -> Set[Node]:
+    """The nodes that depend on inputs or states, and on nothing that arrives on the way back."""
+    moving: Set[Node] = set()
+    arriving: Set[Node] = set()
+    for node in order:
+        if node.op in _ARRIVING or any(arg in arriving for arg in node.args):
+            arriving.add(node)
+        elif node.op in _MOVING or any(arg in moving for arg in node.args):
+            moving.add(node)
+    return moving
+
+
+def _steps(place: _Place, users: Dict[Node, List[Node]], sizes: Dict[Node, int], flow: _Flow) -> List[_Place]:
+    """Where one more unit of flow can go from a place. A condition may be computed, but not kept."""
+    node, exit_ = place
+    found: List[_Place] = []
+    if exit_:
+        found += [(user, 0) for user in users[node]]
+        if flow.get(((node, 0), place)):
+            found.append((node, 0))
+    else:
+        # a condition has unlimited capacity, so that no minimum cut contains it: kernels keep numbers, no truth values
+        if node.is_bool or flow.get((place, (node, 1)), 0) < sizes[node]:
+            found.append((node, 1))
+        # residual edges: flow that came in from an argument can be sent another way
+        found += [(arg, 1) for arg in node.args if flow.get(((arg, 1), place))]
+    return found
+
+
+def _augment(
+    starts: Sequence[Node], last: Set[Node], users: Dict[Node, List[Node]], sizes: Dict[Node, int], flow: _Flow
+) -> bool:
+    """Send one more unit of flow from a start to one of the last, if there is a way."""
+    came: Dict[_Place, _Place] = {}
+    waiting: Deque[_Place] = deque((node, 0) for node in starts)
+    seen: Set[_Place] = set(waiting)
+    while waiting:
+        place = waiting.popleft()
+        if place[1] and place[0] in last:
+            while place in came:
+                before = came[place]
+                if flow.get((place, before)):
+                    # the path runs against flow that an earlier one sent here: the two cancel
+                    flow[place, before] -= 1
+                else:
+                    flow[before, place] = flow.get((before, place), 0) + 1
+                place = before
+            return True
+        for further in _steps(place, users, sizes, flow):
+            if further not in seen:
+                seen.add(further)
+                came[further] = place
+                waiting.append(further)
+    return False
+
+
+def _reaching(last: Set[Node], users: Dict[Node, List[Node]], sizes: Dict[Node, int], flow: _Flow) -> Set[_Place]:
+    """The places from which one more unit of flow could reach the last."""
+    # backwards from the last along residual edges, which _steps() gives forwards only
+    back: Dict[_Place, List[_Place]] = {}
+    for node in users:
+        for place in ((node, 0), (node, 1)):
+            for further in _steps(place, users, sizes, flow):
+                back.setdefault(further, []).append(place)
+    found: Set[_Place] = {(node, 1) for node in last}
+    waiting = list(found)
+    while waiting:
+        for place in back.get(waiting.pop(), ()):
+            if place not in found:
+                found.add(place)
+                waiting.append(place)
+    return found
+
+
+def with_reciprocals(order: Sequence[Node], exact: Collection[Node], fixed: Collection[Node]) -> Dict[Node, Node]:
+    """What takes the place of each of these nodes (arguments first): divisions by nodes in ``fixed``, which are the same
+    at every step, become products with reciprocals.
+
+    A kernel computes such a reciprocal once, before its first step. The product is off by two units in the last place
+    at most: lost where results are rounded to 16 bits, and there alone a kernel would wait for divisions instead of
+    memory.
+    The nodes in ``exact`` stay as they are: those of the program at least, which stands for spikes and states.
+    """
+    new: Dict[Node, Node] = {}
+    for node in order:
+        args = tuple(new[arg] for arg in node.args)
+        if node in exact or not args:
+            new[node] = node
+        elif node.op == "div" and node.args[1] in fixed:
+            new[node] = Node("mul", (args[0], Node("div", (const(1.0), args[1]))))  # this division stays exact
+        else:
+            new[node] = Node(node.op, args, node.attr)
+    return new

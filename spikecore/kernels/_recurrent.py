@@ -7,126 +7,189 @@ one product over all steps at the end.
 
 - Forward keeps ``u``, from which the states come again without a product, and the outputs where the weight is learnt.
 - A backend may have launches for all steps of a call (:meth:`~spikecore.kernels.KernelBackend.feeds_back`). For any
-  other, a step is one product and one launch, in either direction (:mod:`spikecore.kernels._feedback_steps`).
+  other, a step is one product and one launch, in either direction.
 """
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from dataclasses import replace
+from math import isqrt
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from spikecore._base.autocast import no_autocast
-from spikecore.backend import BackendError, ParamValue, Spec, Tensors
+from spikecore._base.recent import CALLS, Recent
+from spikecore.backend import MAX_STATIC_STEPS, ParamValue, Spec, Tensors
 from spikecore.dtypes import compute_dtype
-from spikecore.kernels._again import Again, Instead
-from spikecore.kernels._arguments import Arguments, Call
-from spikecore.kernels._feedback_call import FeedbackCall, Wanted
-from spikecore.kernels._feedback_launch import FeedbackLaunch
-from spikecore.kernels._feedback_steps import FeedbackSteps
-from spikecore.kernels._launches import Launcher, Moved
-from spikecore.kernels._layout import Layout
-from spikecore.kernels._memory import resolved
-from spikecore.kernels._parts import summed
+from spikecore.kernels._autograd import KernelCall
+from spikecore.kernels._call import Call, Kernels, fitted_param, summed
+from spikecore.kernels._exact_product import SpikesTimes, is_quicker
+from spikecore.kernels._layout import Launch, Layout, resolved
+from spikecore.kernels._plan import BackwardPlan, ForwardPlan, Geometry, saved_states
 from spikecore.kernels._runner import KernelRunner
 from spikecore.lang import Program
 
+if TYPE_CHECKING:
+    from spikecore.kernels._backend import KernelBackend
 
-class FeedbackArguments(Arguments):
-    """The arguments of a call with feedback: one more state, and weight and bias behind the parameters."""
 
-    def __init__(self, program: Program, spec: Spec) -> None:
-        super().__init__(program, spec)
+class FedKernels(Kernels):
+    """One program with feedback under one spec. Behind the states of a call stands the last output, behind its
+    parameters the weight and, if there is one, the bias.
+    """
+
+    def __init__(self, backend: KernelBackend, program: Program, spec: Spec) -> None:
+        learn = tuple([name for name in spec.learn if name in program.params])
+        super().__init__(backend, program, replace(spec, learn=learn, feedback=None))
+        self.n_own, count = len(self.tensor_params), len(program.params)
         self.n_states += 1
-
-
-class FeedbackExecution:
-    """One program with feedback under one spec, on raw tensors."""
-
-    def __init__(self, backend: Launcher, program: Program, spec: Spec) -> None:
-        self.backend, self.program, self.spec = backend, program, spec
-        self.arguments: Arguments = FeedbackArguments(program, spec)
-        self.n_final = self.arguments.n_states if spec.final else 0
+        self.n_final = self.n_states if spec.final else 0
+        self.tensor_params = (*self.tensor_params, count, count + 1)[: self.n_own + 2]
         self.steps, self.launches = FeedbackSteps(backend, program, spec), FeedbackLaunch(backend, program, spec)
+        self.feedback_spec = spec
 
-    def _way(self, fed: FeedbackCall) -> Any:
-        """All steps by one launch, or a launch for each."""
-        whole = fed.weight.dtype == self.spec.dtype and self.backend.feeds_back(
-            self.program, self.spec, fed.weight.shape[0]
-        )
-        return self.launches if whole else self.steps
 
-    def parts(self, call: Call, tensors: Sequence[Tensor]) -> FeedbackCall:
-        """The tensors of a call by what they are."""
-        moving = self.arguments.n_moving(call)
-        *state, first = [value.contiguous() for value in tensors[1:moving]]
-        own, (weight, *bias) = tensors[moving : moving + self.n_own], tensors[moving + self.n_own :]
-        shape = tuple(tensors[0].shape)
-        inner = Call(call.record, True, call.numbers[: len(self.spec.params)])
-        params: Any = inner.numbers
-        channels: Any = ()
-        if self.arguments.tensor_params:
-            params, channels = self.arguments.params(inner, own, Layout(shape[1:], None))
-            if self.backend.owns_outputs:
-                kinds = self.spec.params
-                params = [p.reshape(-1) if kind == "full" else p for p, kind in zip(params, kinds)]
-        return FeedbackCall(inner, shape, state, first, tuple(params), channels, weight, bias[0] if bias else None)
+class FedPlan:
+    """A call with feedback, as :class:`~spikecore.kernels._call.CallPlan` is one without.
 
-    @property
-    def n_own(self) -> int:
-        """How many of the program's parameters are tensors."""
-        return len(self.arguments.tensor_params)
+    wants: for each tensor, whether its gradient may be asked for. whole: whether the input itself is kept, which only
+    another runner reads that may have to compute the call anew.
+    """
 
-    def forward(self, call: Call, tensors: Sequence[Tensor], save: bool) -> Tuple[List[Tensor], List[Tensor]]:
-        """Output, final states, the last output and recorded states; and what is kept for backward."""
+    added, eager, drops = (), True, True
+
+    def __init__(
+        self, kernels: FedKernels, call: Call, tensors: Sequence[Tensor], wants: Sequence[bool], whole: bool
+    ) -> None:
+        self.kernels, self.call, self.whole, self.count = kernels, call, whole, len(tensors)
+        self.moving, self.n_results = kernels.n_moving(call), 1 + kernels.n_final + len(call.record)
+        self.views = [tuple(value.shape) for value in tensors[self.moving :]]
+        self.weight = self.moving + kernels.n_own
+        #: Whether the output is kept, for the gradient of the weight.
+        self.output = wants[self.weight]
+        self.save = True in wants
+
+    def forward(self, numbers: Sequence[Any], tensors: Sequence[Tensor]) -> List[Tensor]:
+        """Output, final states, the last output and recorded states; and, for backward, what is kept."""
         tensors = resolved(tensors)
-        fed = self.parts(call, tensors)
-        out, final, trace, kept = self._way(fed).forward(fed, tensors[0], save)
-        if self.spec.final:
+        fed = self._fed(numbers, tensors)
+        out, final, trace, kept = self._way(fed).forward(fed, tensors[0], self.save)
+        if self.kernels.n_final:
             final = [*final, out[-1].clone()]
-        return [out, *final, *trace], kept
+        return [out, *final, *trace, *kept]
+
+    def kept(self, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> Sequence[Tensor]:
+        """What autograd keeps."""
+        return (*tensors[not self.whole :], *results[: self.output], *results[self.n_results :])
+
+    def restored(self, kept: Sequence[Tensor]) -> Sequence[Tensor]:
+        """As many tensors as a call had. What stands in the place of the input has its shape, and nobody reads its
+        values.
+        """
+        return kept if self.whole else (kept[self.count - 1 + self.output], *kept)
 
     def backward(
-        self,
-        call: Call,
-        tensors: Sequence[Tensor],
-        out: Optional[Tensor],
-        kept: Sequence[Tensor],
-        grads: Sequence[Optional[Tensor]],
-        wanted: Sequence[bool],
+        self, numbers: Sequence[Any], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]], wanted: Sequence[bool]
     ) -> List[Optional[Tensor]]:
-        """Gradients of the tensors of a call, ``tensors`` without values for the input; None where not wanted.
+        """Gradients of the tensors of a call; None where not wanted."""
+        # within autocast a product of float32 would be one of half types, to which the sums behind it do not fit
+        with no_autocast(saved[0].device.type):
+            return self._found(numbers, resolved(saved), resolved(grads), wanted)
 
-        ``out`` is the output, which is needed where the gradient of the weight is wanted.
-        """
-        tensors, grads, kept = resolved(tensors), resolved(grads), resolved(kept)
-        fed = self.parts(call, tensors)
-        moving, n_final = self.arguments.n_moving(call), self.n_final
-        to_out = grads[0]
-        final = grads[1 : 1 + n_final]
+    def _found(
+        self, numbers: Sequence[Any], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]], wanted: Sequence[bool]
+    ) -> List[Optional[Tensor]]:
+        kernels, moving, n_final = self.kernels, self.moving, self.kernels.n_final
+        tensors, (*kept,) = saved[: self.count], saved[self.count :]
+        out = kept.pop(0) if self.output else None
+        fed = self._fed(numbers, tensors)
+        to_out, final = grads[0], grads[1 : 1 + n_final]
         if final and final[-1] is not None:
             # the last output is the state "feedback", too
             to_out = to_out.contiguous().clone() if to_out is not None else torch.zeros_like(kept[0])
             to_out[-1] += final[-1]
-        learn = tuple(wanted[moving : moving + self.n_own])
+        learn = tuple(wanted[moving : self.weight])
         asked = Wanted(to_out, tuple(final[:-1]), tuple(grads[1 + n_final :]), any(wanted[1:moving]), learn)
         gu, to_state, sums = self._way(fed).backward(fed, kept, asked)
         result: List[Optional[Tensor]] = [gu if wanted[0] else None]
         result += [*to_state, _through(gu[0], fed.weight)] if asked.state else [None] * (moving - 1)
-        for index, value, total in zip(self.arguments.tensor_params, tensors[moving:], sums):
+        for index, value, total in zip(kernels.tensor_params, tensors[moving:], sums):
             result.append(None if total is None else self._summed(index, total, value, fed.shape[1:]))
-        to_weight, *to_bias = wanted[moving + self.n_own :]
+        to_weight, *to_bias = wanted[self.weight :]
         rows = gu.reshape(-1, fed.shape[-1]).to(fed.weight.dtype)
         result.append(_of_weight(rows, fed, out) if to_weight else None)  # type: ignore[arg-type]  # kept for it
         return [*result, *[_of_bias(gu).to(fed.weight.dtype) if wants else None for wants in to_bias]]
 
+    def _way(self, fed: FeedbackCall) -> Any:
+        """All steps by one launch, or a launch for each."""
+        kernels, width = self.kernels, fed.weight.shape[0]
+        spec = kernels.feedback_spec
+        whole = fed.weight.dtype == spec.dtype and kernels.backend.feeds_back(kernels.program, spec, width)
+        return kernels.launches if whole else kernels.steps
+
+    def _fed(self, numbers: Sequence[Any], tensors: Sequence[Tensor]) -> FeedbackCall:
+        """The tensors of a call by what they are."""
+        kernels, spec, shape = self.kernels, self.kernels.spec, tuple(tensors[0].shape)
+        *state, first = [value.contiguous() for value in tensors[1 : self.moving]]
+        weight, *bias = tensors[self.weight :]
+        layout, params = Layout(shape[1:], None), [*numbers[: len(spec.params)]]
+        channels = [(0, 0)] * len(params) if kernels.n_own else []
+        for index, value in zip(kernels.tensor_params, tensors[self.moving : self.weight]):
+            kind = spec.params[index]
+            if kind == "channel":
+                channels[index] = layout.channels_along(value.shape)
+            params[index] = fitted_param(kind, value, value.shape, layout)
+            if kind == "full" and kernels.backend.owns_outputs:
+                params[index] = params[index].reshape(-1)
+        call = Call(self.call.record, True)
+        return FeedbackCall(
+            call, shape, state, first, tuple(params), tuple(channels), weight, bias[0] if bias else None
+        )
+
     def _summed(self, index: int, grad: Tensor, value: Tensor, shape: Tuple[int, ...]) -> Tensor:
-        kind = self.spec.params[index]
+        kind = self.kernels.spec.params[index]
         if kind == "full":
             return grad.reshape(shape).sum_to_size(value.shape).contiguous()
         layout = Layout(shape, None)
-        return summed(kind, grad, value, layout.channels_of(value) if kind == "channel" else (0, 0))
+        return summed(kind, grad, value, layout.channels_along(value.shape) if kind == "channel" else (0, 0))
+
+
+class FedRunner(KernelRunner):
+    """Runs one program with feedback under one spec."""
+
+    def __init__(self, backend: KernelBackend, program: Program, spec: Spec) -> None:
+        self.fed = FedKernels(backend, program, spec)
+        super().__init__(backend, program, self.fed.steps.spec)
+        #: What it inherits is of one step without feedback: there is no op of a whole call.
+        self.graph_key = ""
+
+    def bind(self, *arguments: Any) -> None:
+        """No call is bound: a product of every step takes longer than what that saves."""
+
+    def __call__(
+        self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
+    ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
+        """See :meth:`spikecore.backend.Backend.compile`."""
+        x, count, compute = inputs[0], len(self.program.params), self.spec.compute
+        own = tuple([value.to(compute) if isinstance(value, Tensor) else value for value in params[:count]])
+        if state is None:
+            shape = x.shape[1:]
+            # by autograd, since the start may depend on a parameter that is learnt
+            state = (*self._at_rest(x.device, shape, own), x.new_zeros(shape))
+        weights: Any = params[count:]
+        tensors = (x, *state, *[value for value in own if isinstance(value, Tensor)], *weights)
+        self._refuse(tensors)
+        wants = [torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors]
+        plan = FedPlan(self.fed, Call(tuple(record), True), tensors, wants, self.instead is not None)
+        every = (*own, *weights)
+        if plan.save:
+            results: Sequence[Tensor] = KernelCall.apply((plan, every, self.instead), *tensors)
+        else:
+            results = plan.forward(every, tensors)
+        n = 1 + self.fed.n_final
+        return (results[0],), tuple(results[1:n]) if self.fed.n_final else None, tuple(results[n:])
 
 
 def _through(step: Tensor, weight: Tensor) -> Tensor:
@@ -150,107 +213,334 @@ def _of_bias(gu: Tensor) -> Tensor:
     return total.reshape(-1, gu.shape[-1]).sum(0)
 
 
-class FedContext(NamedTuple):
-    """What backward knows of a call beside its tensors."""
+class FeedbackCall(NamedTuple):
+    """A call with feedback: its tensors, in natural layout."""
 
-    execution: FeedbackExecution
-    instead: Instead
+    #: The call of its steps, from a given state.
     call: Call
-    #: How many tensors the call has; whether the first of them, the input, is kept; whether the output is.
-    tensors: int
-    whole: bool
-    output: bool
+    #: ``[T, ..., H]``.
+    shape: Tuple[int, ...]
+    #: The first states of the program, and the output before the first step; contiguous.
+    state: Sequence[Tensor]
+    first: Tensor
+    #: As a kernel takes them.
+    params: Tuple[Any, ...]
+    channels: Sequence[Tuple[int, int]]
+    weight: Tensor
+    bias: Optional[Tensor]
+
+    def geometry(self, steps: int) -> Geometry:
+        """The sizes of a launch of so many steps."""
+        neurons = 1
+        for size in self.shape[1:]:
+            neurons *= size
+        return Geometry(steps, neurons, tuple(self.channels))
 
 
-class FedRunner(KernelRunner):
-    """Runs one program with feedback under one spec."""
+class Wanted(NamedTuple):
+    """The cotangents of a call, and which gradients are wanted."""
 
-    def __init__(self, backend: Launcher, program: Program, spec: Spec) -> None:
-        self.fed = FeedbackExecution(backend, program, spec)
-        super().__init__(backend, program, self.fed.steps.spec)
-        #: What it inherits is of one step without feedback: there is no op of a whole call.
-        self.graph_key = ""
+    output: Optional[Tensor]
+    #: Of the program's states, and of those that were recorded.
+    final: Tuple[Optional[Tensor], ...]
+    trace: Tuple[Optional[Tensor], ...]
+    #: Whether the gradients of the first states are wanted, and of which parameters that are tensors.
+    state: bool
+    learn: Tuple[bool, ...]
 
-    def direct(self, views: Sequence[Optional[Tuple[int, ...]]]) -> None:
-        """There is no quick way."""
-        return
 
-    def moments(self, x: Tensor) -> None:
-        """No input of a call with feedback is normalised."""
-        return
+#: Output, final states, recorded states, and what is kept for backward.
+Results = Tuple[Tensor, List[Tensor], List[Tensor], List[Tensor]]
+#: Gradients of the input, of the first states, and of the parameters that are learnt, in parts.
+Gradients = Tuple[Tensor, Sequence[Tensor], List[Optional[Tensor]]]
 
-    def input_statistics(self, x: Tensor, eps: float, running: Optional[Moved]) -> None:
-        """As ``moments``."""
-        return
 
-    def __call__(
-        self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
-    ) -> Tuple[Tensors, Optional[Tensors], Tensors]:
-        """See :meth:`spikecore.backend.Backend.compile`."""
-        x, count, compute = inputs[0], len(self.program.params), self.spec.compute
-        own = tuple([value.to(compute) if isinstance(value, Tensor) else value for value in params[:count]])
-        if state is None:
-            shape = x.shape[1:]
-            # by autograd, since the start may depend on a parameter that is learnt
-            state = (*self._at_rest(x.device, shape, own), x.new_zeros(shape))
-        call, tensors = self._call(inputs, state[:-1], own, record, x.shape[1:])
-        moving = len(state)
-        tensors = (*tensors[:moving], state[-1], *tensors[moving:])
-        weights: Any = params[count:]
-        call = call._replace(numbers=(*call.numbers, *[None] * len(weights)))
-        tensors = (*tensors, *weights)
-        self._refuse(tensors)
-        if torch.is_grad_enabled() and True in [tensor.requires_grad for tensor in tensors]:
-            results: Sequence[Tensor] = _Fed.apply(self.fed, self.instead, call, *tensors)
+def filling_forward(launch: Launch) -> Launch:
+    """A forward launch of a backend with ``owns_outputs``, as one that fills contiguous tensors."""
+
+    def fills(geometry: Geometry, inputs: Any, state: Any, params: Any, *filled: Any) -> None:
+        groups = launch(geometry, *_flat(geometry, inputs, state), params)
+        for targets, values in zip(filled, groups):
+            for target, value in zip(targets, values):
+                target.copy_(value.view_as(target))
+
+    return fills
+
+
+def filling_backward(launch: Launch, learnt: int) -> Launch:
+    """A backward launch of a backend with ``owns_outputs``, as one that fills contiguous tensors."""
+
+    def fills(geometry: Geometry, inputs: Any, state: Any, params: Any, kept: Any, *given: Any) -> Any:
+        outputs, final, trace, to_inputs, to_state = given
+        late = [*_flat(geometry, outputs, final), *_flat(geometry, trace, ())[:1]]
+        groups = launch(geometry, *_flat(geometry, inputs, state), params, kept, *late)
+        for targets, values in zip((to_inputs, to_state), groups):
+            for target, value in zip(targets, values):
+                target.copy_(value.view_as(target))
+        return groups[2] if learnt else ()
+
+    return fills
+
+
+def _flat(geometry: Geometry, moving: Any, state: Any) -> List[Any]:
+    """Contiguous tensors of all steps and of one, flat."""
+    steps, neurons = geometry.steps, geometry.neurons
+    return [tuple([x.view(steps, neurons) for x in moving]), tuple([x.view(neurons) for x in state])]
+
+
+class FeedbackLaunch:
+    """One launch for all steps, of a backend that feeds back by itself."""
+
+    def __init__(self, backend: KernelBackend, program: Program, spec: Spec) -> None:
+        self.backend, self.program = backend, program
+        learn = tuple([name for name in spec.learn if name in program.params])
+        self.final, self.spec = spec.final, replace(spec, learn=learn)
+        self._forwards: Recent[Any, Launch] = Recent(CALLS)
+        self._backwards: Recent[Any, Launch] = Recent(CALLS)
+
+    def forward(self, fed: FeedbackCall, x: Tensor, save: bool) -> Results:
+        """All steps of ``x``."""
+        key = (fed.call.record, save)
+        launch = self._forwards.get(key)
+        if launch is None:
+            plan = ForwardPlan(self.program, self.spec, fed.call.record, True, self.final, save)
+            launch = self._forwards.put(key, self.backend.forward(plan))
+        compute, shape = self.spec.compute, fed.shape
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        states = len(self.program.states) if self.final else 0
+        final = [x.new_empty(shape[1:], dtype=compute) for _ in range(states)]
+        trace = [x.new_empty(shape, dtype=compute) for _ in fed.call.record]
+        kept = [torch.empty_like(x), *self._checkpoints(x)] if save else []
+        bias = () if fed.bias is None else (fed.bias.contiguous(),)
+        params = (*fed.params, fed.weight.t().contiguous(), *bias)
+        launch(self._geometry(fed), (x,), (*fed.state, fed.first), params, (out,), final, trace, kept)
+        return out, final, trace, kept
+
+    def backward(self, fed: FeedbackCall, kept: Sequence[Tensor], asked: Wanted) -> Gradients:
+        """All steps, from the last to the first; ``kept`` is what :meth:`forward` kept."""
+        us, *checkpoints = kept
+        record = fed.call.record
+        trace = tuple([name for name, grad in zip(record, asked.trace) if grad is not None])
+        final = tuple([name for name, grad in zip(self.program.states, asked.final) if grad is not None])
+        tensors = [name for name, kind in zip(self.program.params, self.spec.params) if kind != "number"]
+        learn = tuple([name for name, wants in zip(tensors, asked.learn) if wants])
+        key = (trace, final, asked.state, learn)
+        launch = self._backwards.get(key)
+        if launch is None:
+            plan = BackwardPlan(
+                self.program,
+                self.spec,
+                has_initial_state=True,
+                outputs=(True,),
+                trace=trace,
+                final=final if len(final) < len(self.program.states) and final else bool(final),
+                inputs=(True,),
+                state=asked.state,
+                learn=learn,
+            )
+            launch = self._backwards.put(key, self.backend.backward(plan))
+        compute, step = self.spec.compute, fed.shape[1:]
+        new = us.new_empty
+        grad = new(step).zero_().expand(fed.shape) if asked.output is None else _steps(asked.output)
+        ends = [new(step, dtype=compute).zero_() if g is None else g.contiguous() for g in asked.final] if final else []
+        traces = [_steps(g) for g in asked.trace if g is not None]
+        gus = torch.empty_like(us, memory_format=torch.contiguous_format)
+        to_state = [new(step, dtype=compute) for _ in self.program.states] if asked.state else []
+        params = (*fed.params, fed.weight.contiguous())
+        sums = launch(
+            self._geometry(fed), (us.contiguous(),), fed.state, params, (None, *checkpoints), (grad,), ends, traces,
+            (gus,), to_state,
+        )  # fmt: skip
+        each = iter(sums if sums is not None else ())
+        return gus, to_state, [next(each) if wants else None for wants in asked.learn]
+
+    def _checkpoints(self, x: Tensor) -> List[Tensor]:
+        """Memory for the states before every chunk of steps but the first, of a backend with chunks."""
+        each = self.backend.chunk_of(self.program, self.spec)
+        count = -(-x.shape[0] // each) - 1 if each else 0
+        if not each:
+            return []
+        shape = (max(count, 0), *x.shape[1:])
+        return [x.new_empty(shape, dtype=self.spec.compute) for _ in saved_states(self.program, self.spec, True)]
+
+    def _geometry(self, fed: FeedbackCall) -> Geometry:
+        steps, neurons, channels = fed.geometry(fed.shape[0])
+        # behind the parameters stand weight and bias
+        return Geometry(steps, neurons, (*channels, (0, 0), (0, 0)) if channels else channels)
+
+
+def _steps(grad: Tensor) -> Tensor:
+    """A cotangent of all steps, each of them contiguous."""
+    return grad if grad.shape[0] and grad[0].is_contiguous() else grad.contiguous()
+
+
+class FeedbackSteps:
+    """One product and one launch for each step."""
+
+    def __init__(self, backend: KernelBackend, program: Program, spec: Spec) -> None:
+        self.backend, self.program = backend, program
+        learn = tuple([name for name in spec.learn if name in program.params])
+        #: What one step is compiled for.
+        self.spec = replace(spec, steps=1, final=True, learn=learn, feedback=None)
+        self.final = spec.final
+        self._kernels: Dict[Optional[int], Kernels] = {}
+
+    def kernels(self, steps: int) -> Kernels:
+        """What runs so many steps without feedback."""
+        fixed = steps if steps <= MAX_STATIC_STEPS else None
+        found = self._kernels.get(fixed)
+        if found is None:
+            made = Kernels(self.backend, self.program, replace(self.spec, steps=fixed))
+            found = self._kernels.setdefault(fixed, made)
+        return found
+
+    def _forward(self, fed: FeedbackCall, call: Call, steps: int) -> Launch:
+        kernels = self.kernels(steps)
+        launch = kernels.launch(kernels.forward_plan(call, False), fed.geometry(steps))
+        return filling_forward(launch) if self.backend.owns_outputs else launch
+
+    def forward(self, fed: FeedbackCall, x: Tensor, save: bool) -> Results:
+        """All steps of ``x``."""
+        compute, (steps, *shape) = self.spec.compute, fed.shape
+        new = x.new_empty
+        out = new(fed.shape)
+        us = new(fed.shape if save else [1, *shape])
+        trace = [new(fed.shape, dtype=compute) for _ in fed.call.record]
+        each = chunk_of(steps)
+        count = max(1, steps // each) - 1 if save else 0
+        states = range(len(self.program.states))
+        kept = [new([count, *shape], dtype=compute) for _ in states] if count else []
+        now: Sequence[Tensor] = fed.state
+        # states come and go in turns in two sets of tensors; the first is that of the caller
+        spare = [[new(shape, dtype=compute) for _ in states] for _ in range(min(2, steps))]
+        launch, geometry = self._forward(fed, fed.call, 1), fed.geometry(1)
+        product = _Product(fed, self.program.outputs[0].op == "spike")
+        last = fed.first
+        for t in range(steps):
+            u = us[t if save else 0]
+            torch.add(x[t], product(last), out=u)
+            chunk, inside = divmod(t + 1, each)
+            following = [one[chunk - 1] for one in kept] if kept and not inside and chunk <= count else spare[t % 2]
+            last = out[t]
+            traced = [one[t : t + 1] for one in trace]
+            launch(geometry, (u[None],), now, fed.params, (last[None],), following, traced, ())
+            now = following
+        return out, list(now) if self.final else [], trace, [us, *kept] if save else []
+
+    def backward(self, fed: FeedbackCall, kept: Sequence[Tensor], asked: Wanted) -> Gradients:
+        """All steps, from the last to the first; ``kept`` is what :meth:`forward` kept."""
+        compute, (steps, *shape) = self.spec.compute, fed.shape
+        us, *checkpoints = kept
+        new, program = us.new_empty, self.program
+        traced = [k for k, grad in enumerate(asked.trace) if grad is not None]
+        arrived = [name for name, grad in zip(program.states, asked.final) if grad is not None]
+        live = program.reach((True,), tuple([fed.call.record[k] for k in traced]), arrived).live
+        # a state that no cotangent reaches has none, at every step
+        present = (True, *[name in live for name in program.states], *[grad is not None for grad in asked.trace])
+        plan = self.kernels(1).backward_plan(fed.call, present, (True, *[True] * len(program.states), *asked.learn))
+        launch = self.kernels(1).launch(plan, fed.geometry(1))
+        launch = filling_backward(launch, len(plan.learn)) if self.backend.owns_outputs else launch
+        gus, to_out = new(us.shape), new([1, *shape])
+        sets = [[new(shape, dtype=compute).zero_() for _ in program.states] for _ in range(2)]
+        for first, grad in zip(sets[0], asked.final):
+            if grad is not None:
+                first.copy_(grad)
+        sums: List[Optional[Tensor]] = [None] * len(plan.learn)
+        geometry, back = fed.geometry(1), _Back(fed, to_out)
+        before: List[Sequence[Tensor]] = []
+        start = steps
+        for t in range(steps - 1, -1, -1):
+            if t < start:
+                start, before = self._again(fed, us, checkpoints, t)
+            back(gus[t + 1] if t + 1 < steps else None, None if asked.output is None else asked.output[t])
+            traces = [asked.trace[k][t : t + 1].contiguous() for k in traced]  # type: ignore[index]  # these are there
+            final, initial = sets[(steps - 1 - t) % 2], sets[(steps - t) % 2]
+            parts = launch(
+                geometry, (us[t : t + 1],), before[t - start], fed.params, (), (to_out,),
+                final if plan.final else (), traces, (gus[t : t + 1],), initial,
+            )  # fmt: skip
+            if sums:
+                sums = [part if total is None else total + part for total, part in zip(sums, parts)]
+        each = iter(sums)
+        return gus, sets[steps % 2], [next(each) if wants else None for wants in asked.learn]
+
+    def _again(
+        self, fed: FeedbackCall, us: Tensor, checkpoints: Sequence[Tensor], t: int
+    ) -> Tuple[int, List[Sequence[Tensor]]]:
+        """The first step of the chunk that step ``t`` ends, and the states before each of its steps."""
+        shape = fed.shape[1:]
+        each = chunk_of(fed.shape[0])
+        # the last chunk has what the others leave over, so that none is short
+        chunk = min(t // each, max(1, fed.shape[0] // each) - 1)
+        start, new = chunk * each, us.new_empty
+        first = [one[chunk - 1] for one in checkpoints] if chunk else fed.state
+        steps = t - start
+        if not steps:
+            return start, [first]
+        names, compute = self.program.states, self.spec.compute
+        trace = [new([steps, *shape], dtype=compute) for _ in names]
+        final = [new(shape, dtype=compute) for _ in names]
+        launch = self._forward(fed, Call(names, True), steps)
+        outputs = (new([steps, *shape]),)
+        launch(fed.geometry(steps), (us[start:t],), first, fed.params, outputs, final, trace, ())
+        return start, [first, *[[one[k] for one in trace] for k in range(steps)]]
+
+
+def chunk_of(steps: int) -> int:
+    """Steps between two checkpoints: the root of all, so that checkpoints and recomputed states are fewest together;
+    more than a kernel is compiled for, so that chunks of all lengths have one kernel.
+    """
+    return max(MAX_STATIC_STEPS + 2, isqrt(steps))
+
+
+class _Product:
+    """What one step gives to the next: ``y @ W.T + b``, with the bits of ``torch.nn.functional.linear``; where spikes
+    are multiplied as exact parts, with its accuracy (:mod:`spikecore.kernels._exact_product`).
+    """
+
+    def __init__(self, fed: FeedbackCall, spikes: bool) -> None:
+        self.quick: Optional[SpikesTimes] = None
+        batch = fed.first.shape[:-1].numel()
+        if spikes and fed.first.dtype == fed.weight.dtype and is_quicker(fed.weight, batch, fed.shape[0]):
+            self.quick = SpikesTimes(fed.weight, fed.bias, batch)
+        # the output before the first step may be no spike
+        self.first = fed.first
+        self.weight, self.bias = fed.weight.t(), fed.bias
+        self.shape, self.rows = fed.shape[1:], (-1, fed.shape[-1])
+        like = torch.empty(self.shape, dtype=fed.weight.dtype, device=fed.weight.device)
+        self.out = like.view(self.rows)
+
+    def __call__(self, last: Tensor) -> Tensor:
+        rows = last.view(self.rows).to(self.weight.dtype)
+        if self.quick is not None and last is not self.first:
+            return self.quick(rows).view(self.shape)
+        if self.bias is None:
+            torch.mm(rows, self.weight, out=self.out)
         else:
-            results = self.fed.forward(call, tensors, save=False)[0]
-        n = 1 + self.fed.n_final
-        return (results[0],), tuple(results[1:n]) if self.fed.n_final else None, tuple(results[n:])
+            torch.addmm(self.bias, rows, self.weight, out=self.out)
+        return self.out.view(self.shape)
 
 
-class _Fed(torch.autograd.Function):
-    """Where autograd ends and a call with feedback begins."""
+class _Back:
+    """The cotangent of an output: what arrives, and what comes back from the next step."""
 
-    #: See :data:`spikecore._shell.freed.PASSED`.
-    _spikecore_passed = False
+    def __init__(self, fed: FeedbackCall, out: Tensor) -> None:
+        self.weight, self.rows, self.out = fed.weight, (-1, fed.shape[-1]), out
 
-    @staticmethod
-    def forward(
-        ctx: Any, execution: FeedbackExecution, instead: Instead, call: Call, *tensors: Tensor
-    ) -> Tuple[Tensor, ...]:
-        results, kept = execution.forward(call, tensors, save=True)
-        moving = execution.arguments.n_moving(call)
-        needs = ctx.needs_input_grad[3:]
-        # the input itself is read only by another runner, if one may have to compute the call anew
-        whole, output = instead is not None, needs[moving + execution.n_own]
-        ctx.context = FedContext(execution, instead, call, len(tensors), whole, output)
-        held = tensors if whole else tensors[1:]
-        ctx.save_for_backward(*held, *results[:1] if output else (), *kept)
-        ctx.set_materialize_grads(False)
-        return tuple(results)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
-        ctx._spikecore_passed = True
-        return (None, None, None, *_derived(ctx.context, ctx.needs_input_grad[3:], ctx.saved_tensors, grads))
-
-
-def _derived(
-    context: FedContext, wanted: Sequence[bool], saved: Tensors, grads: Sequence[Optional[Tensor]]
-) -> Sequence[Optional[Tensor]]:
-    """Gradients of a call's tensors, with a graph of their own under ``create_graph=True``."""
-    execution, instead, call, count, whole, output = context
-    held = count if whole else count - 1
-    tensors, (*kept,) = saved[:held], saved[held:]
-    out = kept.pop(0) if output else None
-    # where the input is not kept, what stands in its place has its shape, and nobody reads its values
-    given = tensors if whole else (kept[0], *tensors)
-    arrived = tuple([grad is not None for grad in grads])
-    again = Again(execution, instead, call, arrived, wanted)
-    try:
-        # within autocast a product of float32 would be one of half types, to which the sums behind it do not fit
-        with torch.no_grad(), no_autocast(given[0].device.type):
-            found: Sequence[Optional[Tensor]] = execution.backward(call, given, out, kept, grads, wanted)
-    except BackendError as error:
-        return again.gradients(error, grads, given)
-    return again.differentiable(found, grads, given) if torch.is_grad_enabled() else found
+    def __call__(self, following: Optional[Tensor], arriving: Optional[Tensor]) -> None:
+        if following is None:
+            if arriving is None:
+                self.out.zero_()
+            else:
+                self.out.copy_(arriving)
+            return
+        rows, out = following.view(self.rows), self.out.view(self.rows)
+        if self.weight.dtype != out.dtype:
+            out.copy_(rows.to(self.weight.dtype) @ self.weight)
+            if arriving is not None:
+                self.out += arriving
+        elif arriving is None:
+            torch.mm(rows, self.weight, out=out)
+        else:
+            torch.addmm(arriving.reshape(self.rows), rows, self.weight, out=out)

@@ -1,76 +1,64 @@
-"""A runner: from a call's arguments to the autograd boundary and back.
+"""Runners of kernel backends: from the tensors of a call to its plan.
 
-The boundary has two entry points that share one implementation (:mod:`spikecore.kernels._execution`): an
-``autograd.Function`` (:mod:`spikecore.kernels._boundary`), which is quicker for small layers, and ops registered with
-torch (:mod:`spikecore.kernels._registered`), which ``torch.compile`` can look through.
+See :mod:`spikecore.kernels._call` for the path of a call.
 """
 
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from spikecore.backend import BackendError, ParamValue, Runner, Spec, Tensors, Unsupported, by_call
-from spikecore.kernels._again import Instead
-from spikecore.kernels._arguments import Call
-from spikecore.kernels._boundary import Boundary, OneStep, derived
-from spikecore.kernels._direct import Direct
-from spikecore.kernels._direct_normalised import DirectNormalised
-from spikecore.kernels._flat import is_flat, register_flat, run_flat
-from spikecore.kernels._geometry import Geometry
-from spikecore.kernels._launches import Launcher, Moved, StatisticsLaunch
-from spikecore.kernels._memory import resolved
-from spikecore.kernels._normalised import Moments, execution_of
-from spikecore.kernels._registered import key_of, register, run_registered
+from spikecore.backend import BackendError, ParamValue, Runner, Spec, Tensors, Unsupported
+from spikecore.kernels._autograd import Instead, KernelCall, apply, key_of, register, run_op
+from spikecore.kernels._batch_norm import Moments, NormalisedCalls, NormalisingKernels
+from spikecore.kernels._call import Call, CallPlan, Kernels
+from spikecore.kernels._layout import Moved, StatisticsLaunch, resolved
+from spikecore.kernels._plan import Geometry
 from spikecore.lang import Program
 from spikecore.lang._plain import (
     PLAIN,
     dispatch_modes,
     has_tangent,
     is_compiling,
+    is_followed,
     is_jit_tracing,
-    is_plain,
     is_transforming,
 )
 from spikecore.lang.eager import StraightLine
 from spikecore.lang.node import parameters
+
+if TYPE_CHECKING:
+    from spikecore.kernels._backend import KernelBackend
 
 #: Numbers of an input whose mean and variance are worth some further small operations.
 WORTHWHILE = 1 << 20
 #: A tensor of another type, be it a state or a parameter, goes through torch's dispatcher, which handles its type.
 #: A FakeTensor beside a plain input stands for no values, and is refused as a tensor without memory.
 _PLAIN = frozenset((*PLAIN, FakeTensor))
-
-
-def _plain(tensors: Tensors) -> bool:
-    return _PLAIN.issuperset([type(tensor) for tensor in tensors])
+#: ``call(inputs, state, params)`` for calls of one signature; it gives outputs and final states.
+BoundCall = Callable[[Tensors, Optional[Tensors], Sequence[ParamValue]], Tuple[Tensors, Optional[Tensors]]]
 
 
 class KernelRunner:
     """Runs one program under one spec, for any sizes and layouts."""
 
-    def __init__(self, backend: Launcher, program: Program, spec: Spec) -> None:
+    def __init__(self, backend: KernelBackend, program: Program, spec: Spec) -> None:
         self.program, self.spec = program, spec
-        self.execution = execution_of(backend, program, spec)
-        self.key = key_of(self.execution)
+        self.kernels = (NormalisingKernels if program.statistics else Kernels)(backend, program, spec)
+        self.key = key_of(self.kernels)
         register()
-        register_flat()
-        #: Whether calls at rest have registered ops of their own.
-        self.flat = is_flat(self.execution)
         #: Whether the initial state depends on a learnt parameter, so that autograd must see how.
         self.learnt_initial = any(node.attr in spec.learn for node in parameters(program.initial))
-        #: The key where calls at rest whose parameters are numbers are one op in a graph, else "".
-        self.graph_key = self.key if self.flat and not self.learnt_initial else ""
+        #: The key where a call at rest whose parameters are numbers is one op with one result, else "".
+        one = len(program.inputs) == 1 == len(program.outputs) and not (spec.final or self.learnt_initial)
+        self.graph_key = self.key if one and not backend.owns_outputs else ""
         self.initial = StraightLine(program.leaves[len(program.inputs) + len(program.states) :], program.initial)
-        self.n_outputs = len(program.outputs)
-        self.ends = self.n_outputs + self.execution.n_final
         self.instead: Instead = None
         self._moments: Optional[Moments] = None
-        self._statistics: Optional[StatisticsLaunch] = None
 
     def with_other(self, instead: Callable[[BackendError], Runner]) -> KernelRunner:
         """A copy of this runner. Where its backward fails, the runner ``instead(error)`` computes the gradients."""
@@ -78,61 +66,10 @@ class KernelRunner:
         twin.instead = instead
         return twin
 
-    def direct(self, views: Sequence[Optional[Tuple[int, ...]]]) -> Optional[Direct]:
-        """See :func:`spikecore.backend.direct`."""
-        one = len(self.program.inputs) == 1 == self.n_outputs
-        if not one or self.spec.final or self.learnt_initial or self.execution.backend.owns_outputs:
-            return None
-        # backward of a program with statistics is two launches
-        if self.program.statistics:
-            return None
-        if "full" in self.spec.params:
-            return Direct(self.execution, self.instead, views, derived)
-        other = DirectNormalised(self.execution, self.spec, self.instead, derived, None, views)
-        return Direct(self.execution, self.instead, views, derived, other.of_any_order)
-
-    def direct_normalised(self, views: Sequence[Optional[Tuple[int, ...]]]) -> Optional[DirectNormalised]:
-        """See :func:`spikecore._base.running.direct_normalised`."""
-        backend = self.execution.backend
-        if self.n_outputs > 1 or self.spec.final or self.learnt_initial or backend.owns_outputs:
-            return None
-        if "full" in self.spec.params:
-            return None
-        if self._statistics is None:
-            self._statistics = backend.statistics(self.spec)
-        return DirectNormalised(self.execution, self.spec, self.instead, derived, self._statistics, views)
-
-    def in_graph(self, x: Tensor, numbers: Sequence[float]) -> Optional[Tensor]:
-        """See :func:`spikecore._base.running.in_graph`."""
-        if not self.graph_key:
-            return None
-        out: Tensor = torch.ops.spikecore.rest(self.graph_key, x, [], numbers)
-        return out
-
-    def moments(self, x: Tensor) -> Optional[Tuple[Tensor, Tensor]]:
-        """Mean and variance of an input ``[T, B, C, ...]`` per channel; None where torch's own way is as quick."""
-        # on a GPU torch's kernels for channels innermost read at an eighth of the memory's speed
-        if not (x.is_cuda and x.numel() >= WORTHWHILE):
-            return None
-        if self._moments is None:
-            self._moments = Moments(self.execution.backend, self.spec)
-        return self._moments(x)
-
-    def input_statistics(self, x: Tensor, eps: float, running: Optional[Moved]) -> Optional[Tuple[Tensor, Tensor]]:
-        """Mean and 1 / sqrt(variance + eps) of an input ``[T, B, C, ...]`` per channel, by which the running ones were
-        moved; None where the backend has no kernel for that.
-        """
-        if self._statistics is None:
-            self._statistics = self.execution.backend.statistics(self.spec)
-        (x,) = resolved((x,))
-        layout = self.execution.layout((x,))
-        if self._statistics is None or layout.outer or not x.numel() or not layout.holds(x[0]):
-            return None
-        lies = (layout.inner_of(1), x.shape[2])
-        return self._statistics(Geometry(x.shape[0], x.numel() // x.shape[0], (lies,)), x, eps, running)
-
     def __deepcopy__(self, memo: Any) -> KernelRunner:
         return self  # torch.nn.utils.parametrize copies a neuron with its runners, which copies can share
+
+    # -- calls
 
     def __call__(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...], record: Tuple[str, ...]
@@ -140,69 +77,111 @@ class KernelRunner:
         """See :meth:`spikecore.backend.Backend.compile`."""
         if inputs[0].shape[0] == 0:
             return self._nothing(inputs[0], state, params, record)
-        call, tensors = self._call(inputs, state, params, record, inputs[0].shape[1:])
-        results = self._cross(call, tensors)
-        n, m = self.n_outputs, self.ends
-        if n == len(results) and not self.spec.final:  # most calls ask for outputs alone
-            return tuple(results), None, ()
-        final = tuple(results[n:m]) if self.spec.final else None
-        return tuple(results[:n]), final, tuple(results[m : m + len(record)])
+        call, tensors, params = self._arranged(inputs, state, params, Call(tuple(record)))
+        results = self._cross(call, tensors, params)
+        n, m = self.kernels.n_outputs, self.kernels.n_outputs + self.kernels.n_final
+        return tuple(results[:n]), tuple(results[n:m]) if self.spec.final else None, tuple(results[m:])
+
+    def bind(
+        self,
+        inputs: Tensors,
+        state: Optional[Tensors],
+        params: Sequence[ParamValue],
+        views: Sequence[Optional[Tuple[int, ...]]],
+        single: bool,
+    ) -> Optional[BoundCall]:
+        """See :func:`spikecore._base.running.bound`."""
+        if not inputs[0].numel() or is_followed():
+            return None
+        call, tensors, values = self._arranged(inputs, state, params, Call(single=single))
+        if not all(type(value) in PLAIN for value in tensors) or resolved(tensors) is not tensors:
+            return None
+        own = tuple([view for view in views if view is not None])
+        wants = (
+            tuple([value.requires_grad for value in tensors]) if torch.is_grad_enabled() else (False,) * len(tensors)
+        )
+        plan = self.kernels.plan(call, tensors, wants, own)
+        context: Any = (plan, values, self.instead)
+        return self._straight(plan) if len(tensors) == 1 and not self.spec.final else self._bound(plan, context)
+
+    def _straight(self, plan: CallPlan) -> BoundCall:
+        """Calls at rest with one input, parameters that are numbers, and outputs alone."""
+        instead = self.instead
+
+        def call(inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]) -> Any:
+            if plan.save:
+                return apply((plan, params, instead), *inputs), None
+            return tuple(plan.forward(params, inputs)), None
+
+        return call
+
+    def _bound(self, plan: CallPlan, context: Any) -> BoundCall:
+        n, instead, kind = self.kernels.n_outputs, self.instead, plan.call
+
+        def call(inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]) -> Any:
+            _, tensors, values = self._arranged(inputs, state, params, Call(single=kind.single))
+            results = apply((plan, values, instead), *tensors) if plan.save else tuple(plan.forward(values, tensors))
+            return results[:n], results[n:] if self.spec.final else None
+
+        return call
 
     def one_step(
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
     ) -> Tuple[Tensors, Optional[Tensors]]:
         """See :func:`spikecore.backend.one_step`."""
-        x = inputs[0]
-        # several inputs, an empty one or one in another layout need what a call with time does beforehand
-        if len(inputs) > 1 or not (is_plain(x) and x.numel() and x.is_contiguous()):
-            return by_call(self, inputs, state, params)
-        call, tensors = self._call(inputs, state, params, (), x.shape)
-        if not _plain(tensors):
-            return by_call(self, inputs, state, params)
-        if torch.is_grad_enabled() and True in [tensor.requires_grad for tensor in tensors]:
-            results: Sequence[Tensor] = OneStep.apply(self.execution, self.instead, call, *tensors)
-        else:
-            results = self.execution.one_step(call, tensors)
-        n = self.n_outputs
+        call, tensors, params = self._arranged(inputs, state, params, Call(single=True))
+        results = self._cross(call, tensors, params)
+        n = self.kernels.n_outputs
         return tuple(results[:n]), tuple(results[n:]) if self.spec.final else None
 
-    def _call(
-        self,
-        inputs: Tensors,
-        state: Optional[Tensors],
-        params: Tuple[ParamValue, ...],
-        record: Tuple[str, ...],
-        shape: torch.Size,
-    ) -> Tuple[Call, Tensors]:
-        """A call and its tensors; ``shape`` is that of one time step."""
-        if self.execution.arguments.tensor_params:
+    def in_graph(self, x: Tensor, numbers: Sequence[float]) -> Optional[Tensor]:
+        """See :func:`spikecore._base.running.in_graph`."""
+        if not self.graph_key:
+            return None
+        results: List[Tensor] = torch.ops.spikecore.forward(self.graph_key, [x], numbers, [], False, False)
+        return results[0]
+
+    def _arranged(
+        self, inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue], call: Call
+    ) -> Tuple[Call, Tensors, Sequence[ParamValue]]:
+        """A call, its tensors, and its parameters in the dtype of arithmetic."""
+        tensor_params = self.kernels.tensor_params
+        if tensor_params:
             # converted once for kernel and initial state, so that the gradients of a 16-bit parameter add up in float32
             compute = self.spec.compute
-            params = tuple([value.to(compute) if isinstance(value, Tensor) else value for value in params])
+            params = [value.to(compute) if isinstance(value, Tensor) else value for value in params]
         # a kernel that starts at rest gives no gradient of what it starts from, so autograd computes the start
         if state is None and self.learnt_initial:
-            state = self._at_rest(inputs[0].device, shape, params)
+            state = self._at_rest(inputs[0].device, inputs[0].shape[not call.single :], params)
+        if state is not None:
+            call = call._replace(has_initial_state=True)
         tensors = inputs if state is None else (*inputs, *state)
-        if not self.execution.arguments.tensor_params:
-            return Call(record, state is not None, params), tensors  # type: ignore[arg-type]  # numbers all
-        tensors = (*tensors, *[value for value in params if isinstance(value, Tensor)])
-        numbers = tuple([None if isinstance(value, Tensor) else value for value in params])
-        return Call(record, state is not None, numbers), tensors
+        if tensor_params:
+            tensors = (*tensors, *[params[index] for index in tensor_params])  # type: ignore[list-item]  # tensors all
+        return call, tensors, params
 
-    def _cross(self, call: Call, tensors: Tensors) -> Sequence[Tensor]:
+    def _cross(self, call: Call, tensors: Tensors, params: Sequence[ParamValue]) -> Sequence[Tensor]:
         self._refuse(tensors)
-        wanted = [tensor.requires_grad for tensor in tensors]
-        save = torch.is_grad_enabled() and True in wanted
         # a compiler, a dispatch mode or a tensor of another type follows ops of torch; a launch it would not see
-        if self.flat and is_compiling() and not (call.has_initial_state or call.record):
-            return run_flat(self.key, call, tensors)
-        if is_compiling() or dispatch_modes() or type(tensors[0]) not in PLAIN or not _plain(tensors):
-            passing = self.execution.passing
-            return run_registered(self.key, call, tensors, save and (passing is None or passing.reads(wanted)))
-        if save:
-            crossed: Sequence[Tensor] = Boundary.apply(self.execution, self.instead, call, *tensors)
+        kinds = [type(tensor) for tensor in tensors]
+        if is_compiling() or dispatch_modes() or kinds[0] not in PLAIN or not _PLAIN.issuperset(kinds):
+            return self._by_op(call, tensors, params)
+        grad = torch.is_grad_enabled()
+        wants = tuple([grad and tensor.requires_grad for tensor in tensors])
+        plan = self.kernels.plan(call, tensors, wants)
+        if plan.save:
+            crossed: Sequence[Tensor] = KernelCall.apply((plan, params, self.instead), *tensors)
             return crossed
-        return self.execution.forward(call, tensors, save=False)
+        return plan.forward(params, tensors)
+
+    def _by_op(self, call: Call, tensors: Tensors, params: Sequence[ParamValue]) -> Sequence[Tensor]:
+        numbers = [value for value, kind in zip(params, self.spec.params) if kind == "number"]
+        if not call.single:
+            return run_op(self.key, call, numbers, tensors)
+        n, m = self.kernels.n_inputs, self.kernels.n_outputs
+        timed = [*[x.unsqueeze(0) for x in tensors[:n]], *tensors[n:]]
+        results = run_op(self.key, call._replace(single=False), numbers, timed)
+        return [*[out.squeeze(0) for out in results[:m]], *results[m:]]
 
     def _refuse(self, tensors: Tensors) -> None:
         """Raise where torch would follow this call and could not: it would see memory allocated, and never filled."""
@@ -212,10 +191,10 @@ class KernelRunner:
         if has_tangent(tensors):
             what = "forward-mode differentiation"
         if what:
-            name = self.execution.backend.name
+            name = self.kernels.backend.name
             raise Unsupported(f"{what} cannot look through the kernels of backend {name!r}; choose backend='torch'")
 
-    def _at_rest(self, device: torch.device, shape: torch.Size, params: Tuple[ParamValue, ...]) -> Tensors:
+    def _at_rest(self, device: torch.device, shape: Sequence[int], params: Sequence[ParamValue]) -> Tensors:
         like = torch.empty((), dtype=self.spec.compute, device=device)
         values = [p.to(like.dtype) if isinstance(p, Tensor) else like.new_full((), p) for p in params]
         return tuple([value.expand(shape) for value in self.initial(values, like)])
@@ -227,7 +206,36 @@ class KernelRunner:
         state = self._at_rest(x.device, x.shape[1:], params) if state is None else state
         # copies: a caller may change a result in place, and must not change an argument with it
         return (
-            tuple([x.clone() for _ in range(self.n_outputs)]),
+            tuple([x.clone() for _ in range(self.kernels.n_outputs)]),
             tuple([value.clone(memory_format=torch.contiguous_format) for value in state]),
             tuple([x.to(self.spec.compute, copy=True) for _ in record]),
         )
+
+    # -- batch normalisation
+
+    def direct_normalised(self, views: Sequence[Optional[Tuple[int, ...]]]) -> Optional[NormalisedCalls]:
+        """See :func:`spikecore._base.running.direct_normalised`."""
+        if self.kernels.n_outputs > 1 or self.spec.final or self.learnt_initial or "full" in self.spec.params:
+            return None
+        return NormalisedCalls(self.kernels, self.spec, self.instead, views)
+
+    def moments(self, x: Tensor) -> Optional[Tuple[Tensor, Tensor]]:
+        """Mean and variance of an input ``[T, B, C, ...]`` per channel; None where torch's own way is as quick."""
+        # on a GPU torch's kernels for channels innermost read at an eighth of the memory's speed
+        if not (x.is_cuda and x.numel() >= WORTHWHILE):
+            return None
+        if self._moments is None:
+            self._moments = Moments(self.kernels.backend, self.spec)
+        return self._moments(x)
+
+    def input_statistics(self, x: Tensor, eps: float, running: Optional[Moved]) -> Optional[Tuple[Tensor, Tensor]]:
+        """Mean and 1 / sqrt(variance + eps) of an input ``[T, B, C, ...]`` per channel, by which the running ones were
+        moved; None where the backend has no kernel for that.
+        """
+        (x,) = resolved((x,))
+        launch: Optional[StatisticsLaunch] = self.kernels.backend.statistics(self.spec)
+        layout = self.kernels.layout(x)
+        if launch is None or layout.outer or not x.numel() or not layout.holds(x[0]):
+            return None
+        lies = (layout.inner_of(1), x.shape[2])
+        return launch(Geometry(x.shape[0], x.numel() // x.shape[0], (lies,)), x, eps, running)

@@ -443,7 +443,7 @@ class NormNeuron(nn.Module):
         if call is None:
             return None
         neuron = self.neuron
-        noted = earlier.noted(runner, named, values, x, False, neuron)
+        noted = earlier.noted(runner, named, values, x, neuron)
         known = quick[self._kind(x, skip)] = KnownCall(noted, call, before)
         return self._straight(known, x, skip)
 

@@ -101,8 +101,8 @@ class Witness:
             )
 
 
-#: What a runner may have beside being called; ``direct`` and what stands behind it are calls.
-_QUICK = ("moments", "input_statistics", "one_step", "direct", "direct_normalised")
+#: What a runner may have beside being called.
+_QUICK = ("moments", "input_statistics", "one_step", "bind", "direct_normalised")
 
 
 class _Counted:
@@ -127,7 +127,7 @@ class _Counted:
         if name not in _QUICK:
             raise AttributeError(name)
         found = getattr(self.runner, name)
-        if name == "direct":
+        if name == "bind":
             return lambda *given: self._counting(found(*given))
         if name == "direct_normalised":
             return lambda views: self._counting_normalised(found(views))

@@ -11,8 +11,7 @@ from torch import Tensor
 import spikecore as sc
 from spikecore.backend import Spec
 from spikecore.kernels import BackwardPlan, ForwardPlan, Geometry, layout_of
-from spikecore.kernels._arguments import Call
-from spikecore.kernels._normalised import execution_of
+from spikecore.kernels._call import Call, Kernels
 from spikecore.testing._loopback import installed
 from spikecore_cupy import launcher as cupy_launcher
 from spikecore_cupy.backend import CupyBackend
@@ -89,15 +88,12 @@ def test_forward_and_backward_have_the_same_chunks(make: Any, learn: Any, dtype:
     forward = ForwardPlan(program, spec, checkpoints=True)
     backward = BackwardPlan(program, spec, False, (True,), (), False, (True,), False, learn)
     assert {form_of(plan).length for plan in (forward, backward)} == {found}
-    execution = execution_of(CupyBackend(), program, spec)
+    kernels = Kernels(CupyBackend(), program, spec)
     for steps in (17, 25, 32, 33, 100, 129):
-        call, x = (
-            Call((), False, tuple(None if name in learn else 1.0 for name in program.params)),
-            torch.empty(steps, 4),
-        )
-        results = execution.results(call, layout_of(x), x, save=True)
+        x = torch.empty(steps, 4)
+        results = kernels.results(Call(), layout_of(x), x, save=True)
         between = -(-steps // chunk_length(steps, found)) - 1
-        assert [len(one) for one in results[1:]] == [between] * execution.n_checkpoints(call)
+        assert [len(one) for one in results[1:]] == [between] * len(forward.saved)
 
 
 def test_kernels_are_as_many_as_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,9 +124,9 @@ def test_sizes_in_turn_print_no_text_again(monkeypatch: pytest.MonkeyPatch) -> N
     program, values = sc.LIF().program, (2.0, 1.0, 0.0, 1.0, 1.0)
     count = len(program.params)
     assert len(values) == count
-    execution = execution_of(HostBackend(), program, Spec(torch.float32, None, ("number",) * count, (), False))
+    kernels = Kernels(HostBackend(), program, Spec(torch.float32, None, ("number",) * count, (), False))
     geometries = [Geometry(6, neurons, ((0, 0),) * count) for neurons in (16, 32, 64)]
-    launch = execution.forward_launch(Call((), False, values), False)
+    launch = kernels.launch(kernels.forward_plan(Call(), False), geometries[0])
     del printed[:]
     for geometry in geometries * 3:
         out, x = torch.empty(6, geometry.neurons), torch.ones(6, geometry.neurons)

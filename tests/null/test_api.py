@@ -28,7 +28,6 @@ OF_OTHERS = {
 FOR_TESTS = {
     "plugins/spikecore-numba/tests/test_automatic.py": ("spikecore._plugins.registry", "spikecore._plugins.selection"),
     "plugins/spikecore-numba/tests/test_explain.py": ("spikecore._plugins.selection",),
-    "plugins/spikecore-numba/tests/test_single_step.py": ("spikecore.kernels._execution",),
 }
 
 

@@ -11,8 +11,7 @@ import torch
 
 import spikecore as sc
 from spikecore.backend import Spec
-from spikecore.kernels import BackwardPlan
-from spikecore.kernels.cut import smallest_cut
+from spikecore.kernels import BackwardPlan, smallest_cut
 from spikecore.lang import Node, topological
 from spikecore.lang.node import const
 

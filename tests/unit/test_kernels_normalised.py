@@ -14,8 +14,8 @@ import spikecore as sc
 from kernel_loop import LAYOUTS, SHAPE, Loop, bound, image, rows, same
 from spikecore.backend import Spec, Unsupported
 from spikecore.kernels import BackwardPlan, Geometry, KernelRunner
-from spikecore.kernels._normalised import Moments
-from spikecore.kernels._registered import SUPPORTED
+from spikecore.kernels._autograd import SUPPORTED
+from spikecore.kernels._batch_norm import Moments
 from spikecore.lang._derived import corrected, normalised
 from spikecore.layers import NormNeuron, TimeBatched
 from spikecore.testing._loopback import installed

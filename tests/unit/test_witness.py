@@ -11,7 +11,7 @@ from torch import nn
 import spikecore as sc
 from kernel_loop import SHAPE, Loop, bound, image
 from spikecore.kernels import KernelRunner
-from spikecore.kernels._registered import SUPPORTED
+from spikecore.kernels._autograd import SUPPORTED
 from spikecore.layers import NormNeuron
 from spikecore.testing._context import Witness
 

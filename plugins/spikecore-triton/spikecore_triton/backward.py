@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Sequence
 
-from spikecore.kernels import BackwardPlan, with_reciprocals
-from spikecore.kernels.cut import smallest_cut
+from spikecore.kernels import BackwardPlan, smallest_cut, with_reciprocals
 from spikecore.kernels.writing import (
     indented,
     input_leaf,

@@ -14,16 +14,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import spikecore as sc
 from kernel_loop import LAYOUTS, SHAPE, Gated, Loop, bound, channels_last, gradients, image, same, twins
 from spikecore.backend import Spec, Unsupported
-from spikecore.kernels import KernelRunner, _registered, layout_of
+from spikecore.kernels import KernelRunner, _autograd, layout_of
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
-needs_ops = pytest.mark.skipif(not _registered.SUPPORTED, reason="torch.compile through kernels needs torch 2.4")
+needs_ops = pytest.mark.skipif(not _autograd.SUPPORTED, reason="torch.compile through kernels needs torch 2.4")
 
 
 compiled = pytest.mark.skipif(
-    not (_registered.SUPPORTED and sys.version_info < (3, 14)), reason="this torch does not compile"
+    not (_autograd.SUPPORTED and sys.version_info < (3, 14)), reason="this torch does not compile"
 )
 
 
@@ -43,7 +43,8 @@ def test_opcheck(chunk: int, layout: str) -> None:
             torch.library.opcheck(
                 torch.ops.spikecore.forward.default, (runner.key, tensors, numbers, record, given, True)
             )
-    outs = torch.ops.spikecore.forward(runner.key, [*xs, tau], numbers, ["w"], False, True)
+    with torch.no_grad():
+        outs = torch.ops.spikecore.forward(runner.key, [*xs, tau], numbers, ["w"], False, True)
     grads = [None, outs[1].detach() + 1, None, None, outs[4].detach()]
     saved = [out.detach() for out in outs[5:]]
     raw = [tensor.detach() for tensor in (*xs, tau)]
@@ -158,7 +159,7 @@ def test_a_used_parametrized_neuron_is_copied() -> None:
     assert torch.equal(copy.deepcopy(neuron)(x), expected)
 
 
-@pytest.mark.skipif(not _registered.SUPPORTED, reason="registered ops need torch 2.4")
+@pytest.mark.skipif(not _autograd.SUPPORTED, reason="registered ops need torch 2.4")
 def test_a_mode_that_watches_every_op_sees_the_kernel() -> None:
     """Recording a graph records the registered op, and not memory that nothing fills."""
     from torch.fx.experimental.proxy_tensor import make_fx

@@ -11,7 +11,7 @@ from torch import nn
 
 import spikecore as sc
 from kernel_loop import Loop
-from spikecore.kernels import _exact_product, _feedback_steps
+from spikecore.kernels import _exact_product, _recurrent
 from spikecore.testing._loopback import installed
 
 
@@ -32,7 +32,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> List[int]:
         return (a.double() @ b.double()).float()
 
     monkeypatch.setattr(_exact_product, "multiplied", multiplied)
-    monkeypatch.setattr(_feedback_steps, "is_quicker", lambda weight, rows, steps: weight.dtype == torch.float32)
+    monkeypatch.setattr(_recurrent, "is_quicker", lambda weight, rows, steps: weight.dtype == torch.float32)
     return calls
 
 

@@ -13,8 +13,8 @@ import spikecore as sc
 from kernel_loop import SHAPE, Loop, bound, image
 from spikecore.backend import Spec
 from spikecore.kernels import BackwardPlan
-from spikecore.kernels._passing import passing
-from spikecore.kernels._registered import SUPPORTED
+from spikecore.kernels._autograd import SUPPORTED
+from spikecore.kernels._call import added_inputs
 from spikecore.layers import NormNeuron
 from spikecore_torch.backend import TorchBackend
 
@@ -58,8 +58,7 @@ def test_which_inputs_pass(join: Any, added: Tuple[Tuple[int, int], ...]) -> Non
     """Those that are added as they are to one output and read nowhere else."""
     neuron = Two(join)
     spec = Spec(torch.float32, 4, ("number",) * len(neuron.program.params), (), False)
-    found = passing(neuron.program, spec)
-    assert (() if found is None else found.added) == added
+    assert added_inputs(neuron.program, spec) == added
     x, skip = (torch.rand(4, 2, 3, dtype=torch.float64).requires_grad_() for _ in range(2))
     its = copy.deepcopy(neuron)
     grads = []

@@ -13,9 +13,9 @@ from torch import Tensor
 import spikecore as sc
 from kernel_loop import LAYOUTS, Gated, Loop, bound, channels_last, gradients, image, same, twins
 from spikecore.backend import Spec
-from spikecore.kernels import BackwardPlan, ForwardPlan, KernelRunner, _registered
+from spikecore.kernels import BackwardPlan, ForwardPlan, KernelRunner, _autograd
 
-needs_ops = pytest.mark.skipif(not _registered.SUPPORTED, reason="torch.compile through kernels needs torch 2.4")
+needs_ops = pytest.mark.skipif(not _autograd.SUPPORTED, reason="torch.compile through kernels needs torch 2.4")
 
 
 def test_inference_saves_nothing() -> None:

@@ -1,4 +1,4 @@
-"""The registered ops of calls at rest: torch agrees with them, and compiled networks give the numbers of eager ones."""
+"""Compiled networks give the numbers of eager ones."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from torch import nn
 
 import spikecore as sc
 from kernel_loop import LAYOUTS, SHAPE, Loop, bound, image
-from spikecore.backend import Spec
-from spikecore.kernels import KernelRunner, _registered, layout_of
-from spikecore.kernels._straight import Straight
+from spikecore.kernels import _autograd
 
-pytestmark = pytest.mark.skipif(not _registered.SUPPORTED, reason="registered ops need torch 2.4")
+pytestmark = pytest.mark.skipif(not _autograd.SUPPORTED, reason="registered ops need torch 2.4")
 compiled = pytest.mark.skipif(sys.version_info >= (3, 14), reason="this torch does not compile")
 
 #: Whether this torch can leave out guards of modules; 2.0 has no torch.compiler.
@@ -29,50 +27,6 @@ NEURONS = {
     "full": lambda: sc.LIF(torch.linspace(2, 3, C).view(C, 1, 1).expand(SHAPE).clone(), learn=("tau",)),
     "not learnt": lambda: sc.LIF(torch.linspace(2, 3, C)),
 }
-
-
-@pytest.mark.parametrize("chunk", [0, 4])
-@pytest.mark.parametrize("layout", ["contiguous", "channels-last", "one step"])
-@pytest.mark.parametrize("kind", ["scalar", "channel", "full"])
-def test_opcheck(chunk: int, layout: str, kind: str) -> None:
-    """Each op has a schema, a fake and, where it needs one, a derivative that torch agrees with."""
-    program = sc.LIF(learn=("tau",)).program
-    spec = Spec(torch.float32, None, (kind, *["number"] * (len(program.params) - 1)), ("tau",), final=False)
-    runner = KernelRunner(Loop(chunk), program, spec)
-    numbers = [1.0] * (len(program.params) - 1)
-    shape = {"scalar": (), "channel": (1, C, 1, 1), "full": SHAPE}[kind]
-    x, tau = LAYOUTS[layout](image(6)), torch.full(shape, 2.0)
-    ops = torch.ops.spikecore
-    for learnt in (False, True):
-        given = x.clone(memory_format=torch.preserve_format).requires_grad_(), tau.clone().requires_grad_(learnt)
-        torch.library.opcheck(ops.rest.default, (runner.key, given[0], [given[1]], numbers))
-    out = ops.rest(runner.key, x, [tau], numbers)
-    kept = None
-    if chunk:
-        torch.library.opcheck(ops.rest_saving.default, (runner.key, x, [tau], numbers))
-        kept = ops.rest_saving(runner.key, x, [tau], numbers)[1]
-    order = layout_of(x).encoded
-    backward = (runner.key, x, torch.cos(out), kept, [tau], numbers, order)
-    torch.library.opcheck(ops.rest_backward.default, backward)
-    torch.library.opcheck(ops.rest_gradients.default, (*backward, [False, True]))
-
-
-def test_layers_of_sizes_in_turn(monkeypatch: Any) -> None:
-    """What follows from a size is found once, though layers of other sizes, with the same program, come between."""
-    sized, first = [], {}
-    real = Straight._sized
-    monkeypatch.setattr(Straight, "_sized", lambda self, shape: sized.append(shape) or real(self, shape))
-    program = sc.LIF().program
-    values = (2.0, 1.0, 0.0, 1.0, 1.0)
-    runner = KernelRunner(Loop(4), program, Spec(torch.float32, None, ("number",) * len(values), (), final=False))
-    shapes = [(T, 3, width) for T in (3, 6) for width in (17, 19)]  # as in no other test
-    for shape in shapes * 2:
-        x = torch.rand(shape, generator=torch.Generator().manual_seed(0)).mul_(3).requires_grad_()
-        out = torch.ops.spikecore.rest(runner.key, x, [], values)
-        assert torch.equal(out, sc.LIF(backend="torch")(x.detach()))
-        (gradient,) = torch.autograd.grad(out, x, torch.cos(x.detach()))
-        assert torch.equal(first.setdefault(shape, gradient), gradient)
-    assert sized == shapes
 
 
 def results(call: Any, neuron: nn.Module, x: torch.Tensor) -> Any:
@@ -103,7 +57,7 @@ def test_a_compiled_neuron_gives_the_bits_and_layouts_of_an_eager_one(kind: str,
 
 @compiled
 def test_what_a_compiled_graph_holds() -> None:
-    """One op each way, and none of those with lists of tensors."""
+    """One op each way."""
     from functorch.compile import aot_module_simplified, make_boxed_func
 
     torch._dynamo.reset()
@@ -116,7 +70,7 @@ def test_what_a_compiled_graph_holds() -> None:
     neuron = bound(sc.LIF(), Loop())
     call = torch.compile(neuron, backend=lambda g, x: aot_module_simplified(g, x, fw_compiler=seen), fullgraph=True)
     results(call, neuron, image(3))
-    assert graphs == [{"spikecore.rest.default"}, {"spikecore.rest_backward.default"}]
+    assert graphs == [{"spikecore.forward.default"}, {"spikecore.backward.default"}]
 
 
 @compiled
@@ -134,9 +88,8 @@ def test_a_compiled_cotangent_lies_as_the_kernels_read_it(final: bool) -> None:
 
     def keep(graph: Any, _: Any) -> Any:
         for node in graph.graph.nodes:
-            if node.target in (torch.ops.spikecore.rest_backward.default, torch.ops.spikecore.backward.default):
-                grad = node.args[3][0] if final else node.args[2]
-                strides.append(grad.meta["val"].stride())
+            if node.target is torch.ops.spikecore.backward.default:
+                strides.append(node.args[3][0].meta["val"].stride())
         return make_boxed_func(graph.forward)
 
     neuron = bound(sc.LIF(), Loop(4))

@@ -1,4 +1,4 @@
-"""Direct calls: those of one plain input at rest go past the runner, with the same bits, and others do not."""
+"""Bound calls: a later call of a signature goes to its plan, with the bits of the runner."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from torch import Tensor
 import spikecore as sc
 from kernel_loop import LAYOUTS, Loop, bound
 from spikecore.backend import BackendError
-from spikecore.kernels import KernelRunner, _runner
-from spikecore.kernels._execution import Execution
+from spikecore.kernels import KernelRunner
 
 C = 4
 NEURONS = {
@@ -42,14 +41,13 @@ def results(neuron: sc.Neuron, x: Tensor, cotangent: Any = None) -> Any:
     return [out.detach(), *grads]
 
 
-def only_direct(monkeypatch: Any) -> None:
+def only_bound(monkeypatch: Any) -> None:
     """Have the runner's own way fail."""
 
     def refused(*_: Any, **__: Any) -> Any:
         raise AssertionError("the runner was called")
 
-    for owner, name in ((KernelRunner, "__call__"), (Execution, "forward"), (Execution, "backward")):
-        monkeypatch.setattr(owner, name, refused)
+    monkeypatch.setattr(KernelRunner, "__call__", refused)
 
 
 @pytest.mark.parametrize("T", [3, 6])
@@ -59,15 +57,15 @@ class TestSame:
 
     def test_the_bits_are_those_of_the_runner(self, kind: str, T: int, monkeypatch: Any) -> None:
         """Outputs and gradients, with the shape, dtype and layout of each."""
-        direct = results(made(kind), drive(T))
-        monkeypatch.setattr(KernelRunner, "direct", lambda *_: None)
-        for ours, theirs in zip(direct, results(made(kind), drive(T))):
+        bound_ = results(made(kind), drive(T))
+        monkeypatch.setattr(KernelRunner, "bind", lambda *_: None)
+        for ours, theirs in zip(bound_, results(made(kind), drive(T))):
             assert torch.equal(ours, theirs)
             assert (ours.dtype, ours.stride()) == (theirs.dtype, theirs.stride())
 
     def test_neither_the_first_call_nor_a_later_one_takes_the_runner(self, kind: str, T: int, monkeypatch: Any) -> None:
         """Forward and backward; a checkpointed call so saves the same tensors each time."""
-        only_direct(monkeypatch)
+        only_bound(monkeypatch)
         neuron = made(kind)
         first = results(neuron, drive(T))
         assert all(torch.equal(a, b) for a, b in zip(first, results(neuron, drive(T))))
@@ -86,7 +84,7 @@ ORDERS = ("channels-last", "batch last", "batch first", "part of a batch", "ever
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("kind", sorted(NEURONS))
 class TestOtherOrders:
-    """Inputs that are not contiguous: without gaps they are direct calls of their own."""
+    """Inputs that are not contiguous have plans of their own."""
 
     @pytest.mark.parametrize("T", [3, 6])
     def test_the_bits_are_those_of_the_runner(self, kind: str, order: str, T: int, monkeypatch: Any) -> None:
@@ -95,27 +93,22 @@ class TestOtherOrders:
         cotangents = [torch.cos(inputs[k]) for k in (0, 1, 1, 0)]
         neuron = made(kind)
         found = [results(neuron, x, grad) for x, grad in zip(inputs, cotangents)]
-        monkeypatch.setattr(KernelRunner, "direct", lambda *_: None)
+        monkeypatch.setattr(KernelRunner, "bind", lambda *_: None)
         for ours, x, grad in zip(found, inputs, cotangents):
             for one, other in zip(ours, results(made(kind), x, grad)):
                 assert torch.equal(one, other)
                 assert (one.dtype, one.stride()) == (other.dtype, other.stride())
 
-    def test_the_runner_is_not_called_where_there_are_no_gaps(self, kind: str, order: str, monkeypatch: Any) -> None:
+    def test_the_runner_is_not_called(self, kind: str, order: str, monkeypatch: Any) -> None:
         """Forward and backward, with checkpoints and without."""
-        only_direct(monkeypatch)
+        only_bound(monkeypatch)
         neuron = made(kind)
         for T in (6, 6, 3):
-            x = LAYOUTS[order](images(T)).clone()
-            if order in ("channels-last", "batch last"):
-                results(neuron, x)
-            elif order == "batch first":
-                with pytest.raises(AssertionError, match="the runner was called"):
-                    results(neuron, x)
+            results(neuron, LAYOUTS[order](images(T)).clone())
 
 
-class TestLeftToTheRunner:
-    """What is unusual about a call goes the way of every call, with the right numbers."""
+class TestUnusual:
+    """What is unusual about a call does not change its numbers."""
 
     @pytest.mark.parametrize("kind", ["numbers", "channels"])
     def test_a_cotangent_of_any_layout(self, kind: str) -> None:
@@ -246,24 +239,10 @@ def test_a_launch_of_dense_tensors(T: int, takes: bool) -> None:
     assert counted == (["dense"] * 4 if takes else ["dense", "all"] * 4)
 
 
-def test_copies_share_direct_calls() -> None:
+def test_copies_share_bound_calls() -> None:
     """A deep copy of all that a neuron found out, which holds locks and kernels, is none of these."""
     neuron = made("scalar")
     neuron(drive())
     (kept,) = neuron._cache.quick.values()
-    assert kept.direct is not None
-    copied = copy.deepcopy(kept)
-    assert copied._replace(read=kept.read) == kept
-    assert copied.direct is kept.direct
-
-
-def test_no_direct_call_where_its_launches_return_results(monkeypatch: Any) -> None:
-    """Nor for several inputs, nor where a final state is asked for."""
-    made_of = []
-    monkeypatch.setattr(_runner, "Direct", lambda *args: made_of.append(args))
-    x = drive()
-    neuron = made("numbers")
-    neuron.run(x)
-    assert not made_of
-    neuron(x)
-    assert made_of
+    assert kept.call is not None
+    assert copy.deepcopy(kept).call is kept.call

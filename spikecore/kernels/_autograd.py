@@ -1,0 +1,372 @@
+"""Where autograd ends and kernels begin: one ``autograd.Function``, and the same call as an op of torch.
+
+Eager calls go through :class:`KernelCall`. Torch's compiler, its modes and tensors of other types follow ops of torch
+and would not see a launch: for them a call is the op ``spikecore::forward``, whose derivative is ``spikecore::backward``.
+Two ops serve every backend and every program. A string names what they run: a hash of backend, program and spec, so that
+it means the same in every process. They are defined when they are first used, by torch 2.4 or newer.
+
+Kernels give first derivatives. Another runner computes the call anew for a second one, and for a first one whose kernel
+cannot be had: it is compiled when backward first needs it. That runner is there where the backend was chosen
+automatically; a backend that was asked for by name refuses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from contextlib import nullcontext
+from typing import Any, Callable, Dict, List, MutableMapping, NamedTuple, Optional, Sequence, Tuple, get_type_hints
+
+import torch
+from torch import Tensor
+
+from spikecore._base.locking import Lock
+from spikecore._base.recent import RUNNERS, Recent
+from spikecore.backend import BackendError, ParamValue, Runner, Tensors, Unsupported
+from spikecore.kernels._call import Call, CallPlan, Kernels
+from spikecore.kernels._layout import Layout
+from spikecore.lang._plain import PLAIN, is_followed
+
+#: Gives the runner of another backend for the error of this one; None where this one was asked for by name.
+Instead = Optional[Callable[[BackendError], Runner]]
+
+
+class KernelCall(torch.autograd.Function):
+    """A call by kernels. Its first argument is all but tensors: the plan, the parameters (with any value in the place of
+    a tensor), and what computes the call anew.
+    """
+
+    #: See :data:`spikecore._shell.freed.PASSED`.
+    _spikecore_passed = False
+
+    @staticmethod
+    def forward(ctx: Any, context: Any, *tensors: Tensor) -> Tuple[Tensor, ...]:
+        # one argument beside the tensors: torch looks at each one, and wants a gradient back for it
+        plan, numbers, _ = ctx.context = context
+        results = plan.forward(numbers, tensors)
+        # tensors go through torch, which frees them after backward and finds those that were changed in place
+        if plan.drops or len(results) > plan.n_results:
+            ctx.save_for_backward(*plan.kept(tensors, results))
+        else:
+            ctx.save_for_backward(*tensors)
+        # a cotangent that does not arrive is None, and the backward kernel has no argument for it
+        ctx.set_materialize_grads(False)
+        return tuple(results[: plan.n_results])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
+        ctx._spikecore_passed = True
+        plan, wanted, saved = ctx.context[0], ctx.needs_input_grad[1:], ctx.saved_tensors
+        if plan.drops:
+            saved = plan.restored(saved)
+        if not plan.added:
+            return (None, *_gradients(ctx.context, wanted, saved, grads))
+        left = plan.left(wanted)
+        found: List[Optional[Tensor]] = [None] * len(left)
+        if True in left:
+            found = [*_gradients(ctx.context, left, saved, grads)]
+        for index, output in plan.added:
+            found[index] = grads[output] if wanted[index] else None
+        return (None, *found)
+
+
+#: ``KernelCall.apply`` without what torch does there for tensors of ended functorch transforms, which have no memory.
+apply = super(torch.autograd.Function, KernelCall).apply
+
+
+def _gradients(
+    context: Any, wanted: Sequence[bool], saved: Tensors, grads: Sequence[Optional[Tensor]]
+) -> Sequence[Optional[Tensor]]:
+    """Gradients of a call's tensors by its kernels, with a graph of their own under ``create_graph=True``."""
+    plan, numbers, instead = context
+    further = plan.eager and torch.is_grad_enabled()
+    try:
+        with torch.no_grad() if further else nullcontext():
+            found: Sequence[Optional[Tensor]] = plan.backward(numbers, saved, grads, wanted)
+    except BackendError as error:
+        found = Again(plan, numbers, instead, wanted).gradients(error, grads, saved[: plan.count])
+    if not further:
+        return found
+    return Again(plan, numbers, instead, wanted).differentiable(found, grads, saved[: plan.count])
+
+
+class Again(NamedTuple):
+    """A backward pass whose call another runner computes anew."""
+
+    plan: Any
+    numbers: Sequence[Any]
+    instead: Instead
+    #: For each tensor of the call, whether its gradient is wanted.
+    wanted: Sequence[bool]
+
+    def gradients(
+        self, error: BackendError, grads: Sequence[Optional[Tensor]], tensors: Sequence[Tensor]
+    ) -> List[Optional[Tensor]]:
+        """The wanted gradients of the call's tensors, from the cotangents that arrived, after an error of the kernel.
+
+        Raises that error where there is no other runner.
+        """
+        if self.instead is None:
+            raise error
+        runner = self.instead(error)
+        with torch.enable_grad():
+            # leaves of a graph of their own: what the tensors were computed from is not for this pass to differentiate
+            local = [tensor.detach().requires_grad_(wants) for tensor, wants in zip(tensors, self.wanted)]
+            results = self._results(runner, local)
+        pairs = [(a, b) for a, b in zip(results, grads) if b is not None]
+        found = iter(_grad(pairs, [tensor for tensor in local if tensor.requires_grad]))
+        # no path to an input gives None here; kernels give zeros
+        each = [(tensor, next(found) if tensor.requires_grad else None) for tensor in local]
+        return [torch.zeros_like(t) if t.requires_grad and grad is None else grad for t, grad in each]
+
+    def differentiable(
+        self, found: Sequence[Optional[Tensor]], grads: Sequence[Optional[Tensor]], tensors: Sequence[Tensor]
+    ) -> List[Optional[Tensor]]:
+        """The gradients that were found, as functions of the cotangents and of the call's tensors."""
+        # kernels compute the gradients of all states if that of any is wanted; drop the others
+        there = [grad for grad, wants in zip(found, self.wanted) if wants]
+        results = iter(_Gradients.apply(self, len(there), len(grads), *there, *grads, *tensors))
+        return [next(results) if wants else None for wants in self.wanted]
+
+    def derivatives(
+        self, grads: Sequence[Optional[Tensor]], tensors: Sequence[Tensor], cotangents: Sequence[Optional[Tensor]]
+    ) -> List[Optional[Tensor]]:
+        """Gradients of the call's cotangents and tensors, from those of the gradients that :meth:`differentiable` gave."""
+        name = self.plan.kernels.backend.name
+        error = Unsupported(f"backend {name!r} derives first derivatives only; for a second one choose backend='torch'")
+        if self.instead is None:
+            raise error
+        runner, further = self.instead(error), torch.is_grad_enabled()
+        with torch.enable_grad():
+            # views, so that derivatives end here even where one source was computed from another
+            local = [None if source is None else source.view_as(source) for source in (*grads, *tensors)]
+            arriving, values = local[: len(grads)], local[len(grads) :]
+            results = self._results(runner, values)  # type: ignore[arg-type]  # tensors all
+            pairs = [(result, grad) for result, grad in zip(results, arriving) if grad is not None]
+            first = _grad(pairs, [value for value, wants in zip(values, self.wanted) if wants], create_graph=True)
+            again = [(a, b) for a, b in zip(first, cotangents) if a is not None and b is not None]
+            moving = [source for source in local if source is not None and source.requires_grad]
+            second = iter(_grad(again, moving, create_graph=further))
+        return [next(second) if source is not None and source.requires_grad else None for source in local]
+
+    def _results(self, runner: Runner, tensors: Sequence[Tensor]) -> Tuple[Tensor, ...]:
+        """The results of the call by another runner."""
+        kernels, call = self.plan.kernels, self.plan.call
+        n, m = kernels.n_inputs, kernels.n_moving(call)
+        params: List[ParamValue] = [*self.numbers]
+        for index, value, view in zip(kernels.tensor_params, tensors[m:], self.plan.views):
+            params[index] = value.view(view)
+        inputs, state = tensors[:n], tuple(tensors[n:m]) if call.has_initial_state else None
+        if call.single:
+            inputs = [value.unsqueeze(0) for value in inputs]
+        outputs, final, trace = runner(tuple(inputs), state, tuple(params), call.record)
+        if call.single:
+            outputs = tuple([out.squeeze(0) for out in outputs])
+        return (*outputs, *((final or ()) if kernels.n_final else ()), *trace)
+
+
+def _grad(pairs: Sequence[Tuple[Tensor, Tensor]], of: Sequence[Tensor], create_graph: bool = False) -> Sequence[Any]:
+    """Gradients of these tensors, from (result, cotangent); None where no result has a graph."""
+    pairs = [(result, grad) for result, grad in pairs if result.requires_grad]
+    if not pairs:
+        return [None] * len(of)
+    results, grads = zip(*pairs)
+    return torch.autograd.grad(results, of, grads, create_graph=create_graph, allow_unused=True)
+
+
+class _Gradients(torch.autograd.Function):
+    """Gradients that a kernel found, and what they depend on: the first of ``tensors``, then the call's cotangents and
+    its tensors. A second derivative is computed from these.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, again: Again, found: int, grads: int, *tensors: Any) -> Tuple[Tensor, ...]:
+        ctx.again, ctx.found, ctx.grads = again, found, grads
+        ctx.save_for_backward(*tensors[found:])
+        return tuple([tensor.clone() for tensor in tensors[:found]])
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Tuple[Optional[Tensor], ...]:
+        saved, none = ctx.saved_tensors, [None] * (3 + ctx.found)
+        return (*none, *ctx.again.derivatives(saved[: ctx.grads], saved[ctx.grads :], cotangents))
+
+
+# -- ops of torch
+
+#: Whether this torch can look through registered ops with all that they need.
+SUPPORTED = hasattr(torch.library, "register_autograd")
+#: What a schema of torch calls the types of arguments.
+_TYPES: Dict[Any, str] = {
+    str: "str",
+    bool: "bool",
+    List[str]: "str[]",
+    List[bool]: "bool[]",
+    List[int]: "int[]",
+    List[float]: "float[]",
+    List[Tensor]: "Tensor[]",
+    List[Optional[Tensor]]: "Tensor?[]",
+}
+#: What stays as long as torch's ops do. A second import, after removal from ``sys.modules``, goes on with it.
+_LASTING: Dict[str, Any] = vars(torch.ops.spikecore)
+#: Kernels of this process by their keys: the last ones used, and those that a runner still holds.
+_recent: Recent[str, Kernels] = _LASTING.setdefault("recent kernels", Recent(RUNNERS))
+_held: MutableMapping[str, Kernels] = _LASTING.setdefault("held kernels", weakref.WeakValueDictionary())
+_library: List[Any] = _LASTING.setdefault("library of calls", [])
+_lock = Lock()
+
+
+def key_of(kernels: Kernels) -> str:
+    """The name of a program's kernels, the same wherever backend, program and spec are the same."""
+    parts = (kernels.backend.name, kernels.program.key, repr(kernels.spec))
+    key = hashlib.blake2b("|".join(parts).encode(), digest_size=16).hexdigest()
+    # kept for graphs that outlive their neuron; the weak table finds those that a runner still holds
+    _recent.put(key, kernels)
+    _held[key] = kernels
+    return key
+
+
+def find(key: str) -> Kernels:
+    """The kernels of this name in this process."""
+    kernels = _recent.get(key) or _held.get(key)
+    if kernels is None:
+        raise RuntimeError(
+            f"no program {key} in this process; build the neuron and call it once before the compiled graph"
+        )
+    return kernels
+
+
+def run_op(key: str, call: Call, numbers: Sequence[Any], tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The results of a call, through the op. ``numbers`` are the parameters that are none of ``tensors``."""
+    if not SUPPORTED:
+        raise Unsupported(f"torch.compile through a kernel needs torch 2.4 or newer; this is {torch.__version__}")
+    record, given = list(call.record), call.has_initial_state
+    results: Sequence[Tensor] = torch.ops.spikecore.forward(key, list(tensors), numbers, record, given, False)
+    return results
+
+
+def register() -> None:
+    """Define the ops, once, where torch is new enough."""
+    with _lock:
+        if _library or not SUPPORTED:
+            return
+        library = torch.library.Library("spikecore", "FRAGMENT")
+        for name, function, fake in (("forward", _forward, _forward_fake), ("backward", _backward, _backward_fake)):
+            arguments = [f"{_TYPES[kind]} {n}" for n, kind in get_type_hints(function).items() if n != "return"]
+            # kernels read strides, so a compiler must not hand over other strides than the shapes were computed from
+            tags = (torch.Tag.needs_fixed_stride_order,)
+            library.define(f"{name}({', '.join(arguments)}) -> Tensor[]", tags=tags)
+            # for every device, and without a derivative
+            library.impl(name, function, "CompositeExplicitAutograd")
+            torch.library.register_fake(f"spikecore::{name}", fake, lib=library)
+        library.impl("forward", _forward_autograd, "Autograd")
+        _library.append(library)
+
+
+class _Op(CallPlan):
+    """The plan of a call whose launches are the ops, for graphs."""
+
+    eager = False
+
+    def __init__(self, key: str, tensors: Sequence[Tensor], record: List[str], has_initial_state: bool) -> None:
+        self.key, self.kernels, self.arguments = key, find(key), (record, has_initial_state)
+        self.call, self.count, self.added = Call(tuple(record), has_initial_state), len(tensors), self.kernels.added
+        self.drops = bool(self.added)
+        self.n_results, self.layout = self.kernels.n_results(self.call), self.kernels.layout(tensors[0])
+        self.keeps = True in self.left([value.requires_grad for value in tensors])
+
+    def forward(self, numbers: Sequence[Any], tensors: Sequence[Tensor]) -> List[Tensor]:
+        """See :meth:`CallPlan.forward`; ``numbers`` are those of the op."""
+        with torch._C._AutoDispatchBelowAutograd():
+            results: List[Tensor] = torch.ops.spikecore.forward(
+                self.key, list(tensors), numbers, *self.arguments, self.keeps
+            )
+        return results
+
+    def backward(
+        self, numbers: Sequence[Any], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]], wanted: Sequence[bool]
+    ) -> List[Optional[Tensor]]:
+        """See :meth:`CallPlan.backward`."""
+        # copied here and not within the op, so that the compiler writes them as they are to be read: cotangents of a
+        # global average pooling, contiguous, were copied six times to channels-last, 1.5 % of a step of SEW-ResNet18
+        tensors, checkpoints, arriving = list(saved[: self.count]), list(saved[self.count :]), self.read(grads)
+        layout = self.layout.encoded
+        found = iter(
+            torch.ops.spikecore.backward(
+                self.key, tensors, checkpoints, arriving, numbers, *self.arguments, list(wanted), layout
+            )
+        )
+        return [next(found) if wants else None for wants in wanted]
+
+
+def _forward_autograd(
+    key: str, tensors: List[Tensor], numbers: List[float], record: List[str], has_initial_state: bool, save: bool
+) -> List[Tensor]:
+    """``spikecore::forward`` for torch's autograd keys: what a compiler traces is the op of each direction. When the
+    compiled graph runs, this goes straight to the launch.
+    """
+    if torch.is_grad_enabled() and True in [value.requires_grad for value in tensors]:
+        return list(KernelCall.apply((_Op(key, tensors, record, has_initial_state), numbers, None), *tensors))
+    if all(type(value) in PLAIN for value in tensors) and not is_followed():
+        return _forward(key, tensors, numbers, record, has_initial_state, save)
+    with torch._C._AutoDispatchBelowAutograd():
+        results: List[Tensor] = torch.ops.spikecore.forward(key, tensors, numbers, record, has_initial_state, save)
+    return results
+
+
+def _forward(
+    key: str, tensors: List[Tensor], numbers: List[float], record: List[str], has_initial_state: bool, save: bool
+) -> List[Tensor]:
+    kernels = find(key)
+    plan = kernels.plan(Call(tuple(record), has_initial_state), tensors, (save,) * len(tensors))
+    return plan.forward(kernels.placed(numbers), tensors)
+
+
+def _forward_fake(
+    key: str, tensors: List[Tensor], numbers: List[float], record: List[str], has_initial_state: bool, save: bool
+) -> List[Tensor]:
+    kernels, x = find(key), tensors[0]
+    return kernels.results(Call(tuple(record), has_initial_state), kernels.layout(x), x, save)
+
+
+def _backward(
+    key: str,
+    tensors: List[Tensor],
+    checkpoints: List[Tensor],
+    grads: List[Optional[Tensor]],
+    numbers: List[float],
+    record: List[str],
+    has_initial_state: bool,
+    wanted: List[bool],
+    order: List[int],
+) -> List[Tensor]:
+    kernels, layout = find(key), Layout.decoded(tensors[0].shape[1:], order)
+    # that of the forward pass, whose checkpoints lie in it
+    if kernels.layout(tensors[0]) != layout:
+        tensors = [layout.fit_steps(tensors[0]), *tensors[1:]]
+    plan = kernels.plan(Call(tuple(record), has_initial_state), tensors, (True,) * len(tensors))
+    found = plan.backward(kernels.placed(numbers), [*tensors, *checkpoints], grads, wanted)
+    # an op returns no None; the wanted ones are put back into their places by _Op
+    return [grad for grad, wants in zip(found, wanted) if wants and grad is not None]
+
+
+def _backward_fake(
+    key: str,
+    tensors: List[Tensor],
+    checkpoints: List[Tensor],
+    grads: List[Optional[Tensor]],
+    numbers: List[float],
+    record: List[str],
+    has_initial_state: bool,
+    wanted: List[bool],
+    order: List[int],
+) -> List[Tensor]:
+    kernels, x = find(key), tensors[0]
+    layout, moving = Layout.decoded(x.shape[1:], order), kernels.n_moving(Call(tuple(record), has_initial_state))
+    results = []
+    for i, value in enumerate(tensors):
+        if wanted[i] and i < kernels.n_inputs:
+            results.append(layout.empty_steps(x, kernels.spec.dtype))
+        elif wanted[i]:
+            is_step = i < moving or (tuple(value.shape) == layout.shape and layout.holds(value))
+            results.append(layout.empty((), x, kernels.spec.compute) if is_step else value.new_empty(value.shape))
+    return results

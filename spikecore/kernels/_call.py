@@ -1,0 +1,575 @@
+"""A call of a kernel backend: a plan that its signature decides, and one launch in each direction.
+
+The path of a tensor::
+
+    Neuron.forward -> call -> CallPlan -> launch
+
+- *Signature.* Whatever decides how a call is computed: shapes, strides and devices of its tensors, what wants gradients,
+  whether it begins with a given state, which states it records, whether it is one step. A neuron looks a call up by it
+  and skips all checks where there is a plan; a runner that is called with tensors does the same
+  (:mod:`spikecore.kernels._runner`).
+- *Bind.* :class:`CallPlan` is made once for a signature. It knows sizes and layout, what to allocate, which tensors a
+  kernel reads as they lie and which it copies first. Constant inputs, records, states, single steps and inputs that are
+  only added are fields of it; batch normalisation in training has a plan with two passes backward
+  (:mod:`spikecore.kernels._batch_norm`), feedback one of its own (:mod:`spikecore.kernels._recurrent`).
+- *Launch.* :class:`Kernels` are the launches of one program under one spec, compiled when they are first needed. A
+  backend sees :mod:`plans <spikecore.kernels._plan>` and :mod:`launches <spikecore.kernels._layout>` and nothing else.
+
+Autograd ends and begins again in :mod:`spikecore.kernels._autograd`: nothing here is differentiable, and nothing waits
+for a device.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
+
+import torch
+from torch import Tensor
+
+from spikecore._base.locking import Lock
+from spikecore._base.recent import CALLS, Recent
+from spikecore.backend import Spec
+from spikecore.kernels import _returned as returned
+from spikecore.kernels._layout import Launch, Layout, layout_of, resolved
+from spikecore.kernels._plan import (
+    BackwardPlan,
+    ForwardPlan,
+    Geometry,
+    RowGeometry,
+    every_gradient,
+    leaves_of,
+    saved_states,
+)
+from spikecore.lang import Program
+
+if TYPE_CHECKING:
+    from spikecore.kernels._backend import KernelBackend
+
+#: Shape, strides and dtype of a tensor.
+Form = Tuple[Tuple[int, ...], Tuple[int, ...], torch.dtype]
+#: A launch of dense tensors, ``launch(tensors, params)``. Those to be filled are among them. It returns the parts of the
+#: parameters' gradients, or None where these tensors take another launch.
+Dense = Callable[[Sequence[Tensor], Sequence[Any]], Optional[Sequence[Tensor]]]
+
+
+class Call(NamedTuple):
+    """What a call is, beside its tensors."""
+
+    record: Tuple[str, ...] = ()
+    #: Whether the initial states are among the tensors, behind the inputs.
+    has_initial_state: bool = False
+    #: Whether inputs and outputs are one step, ``[*N]``.
+    single: bool = False
+
+
+class Kernels:
+    """The launches of one program under one spec, and the plans of its calls.
+
+    The tensors of a call are its inputs, its initial states if they are given, and the parameters that are tensors.
+    """
+
+    #: The class of the plans.
+    plans: Type[CallPlan]
+
+    def __init__(self, backend: KernelBackend, program: Program, spec: Spec) -> None:
+        self.backend, self.program, self.spec = backend, program, spec
+        self.n_inputs, self.n_states, self.n_outputs = len(program.inputs), len(program.states), len(program.outputs)
+        self.n_final = self.n_states if spec.final else 0
+        #: Indices of the parameters that are tensors.
+        self.tensor_params = tuple(i for i, kind in enumerate(spec.params) if kind != "number")
+        self.chunk = backend.chunk_of(program, spec)
+        self.added = added_inputs(program, spec)
+        #: Whether a step is computed from an input.
+        self.reads = any(node.op == "input" for node in program.nodes)
+        # bounded: a network that asks for ever other records or gradients would keep its kernels for ever
+        self._launches: Recent[Union[ForwardPlan, BackwardPlan], Launch] = Recent(CALLS)
+        self._sizes: Recent[Any, List[Geometry]] = Recent(CALLS)
+        self._plans: Recent[Any, CallPlan] = Recent(CALLS)
+        self._lock = Lock()
+
+    def placed(self, numbers: Sequence[float]) -> Sequence[Any]:
+        """All parameters from those that are numbers, None in the place of a tensor."""
+        if not self.tensor_params:
+            return numbers
+        each = iter(numbers)
+        return [next(each) if kind == "number" else None for kind in self.spec.params]
+
+    def n_moving(self, call: Call) -> int:
+        """How many of a call's tensors are inputs or initial states; those behind them are parameters."""
+        return self.n_inputs + (self.n_states if call.has_initial_state else 0)
+
+    def n_results(self, call: Call) -> int:
+        """How many tensors a call gives: outputs, final states, recorded states."""
+        return self.n_outputs + self.n_final + len(call.record)
+
+    def plan(self, call: Call, tensors: Sequence[Tensor], wants: Tuple[bool, ...], views: Any = None) -> CallPlan:
+        """The plan of calls with this signature.
+
+        wants: for each tensor, whether its gradient may be asked for. views: the shapes that the parameters which are
+        tensors have over the neurons of one time step; None where they have them already.
+        """
+        key = (call, wants, views, *[(value.shape, value.stride(), value.device) for value in tensors])
+        plan = self._plans.get(key)
+        return self._plans.put(key, self.plans(self, call, tensors, wants, views)) if plan is None else plan
+
+    def layout(self, x: Tensor) -> Layout:
+        """The layout in which a call with this first input is computed, forward and backward."""
+        return layout_of(x, self.backend.rows)
+
+    def results(self, call: Call, layout: Layout, x: Tensor, save: bool) -> List[Tensor]:
+        """What a call fills, as allocated: its results and, to ``save`` for backward, checkpoints. ``x`` has time."""
+        compute, chunk, given = self.spec.compute, self.chunk, call.has_initial_state
+        results = [layout.empty_steps(x, self.spec.dtype) for _ in range(self.n_outputs)]
+        results += [layout.empty((), x, compute) for _ in range(self.n_final)]
+        results += [layout.empty_steps(x, compute) for _ in call.record]
+        # one chunk starts from what the call starts from: it needs no checkpoint
+        if save and chunk and x.shape[0] > chunk:
+            saved = saved_states(self.program, self.spec, given)
+            results += [layout.empty(((x.shape[0] - 1) // chunk,), x, compute) for _ in saved]
+        return results
+
+    def forward_plan(self, call: Call, checkpoints: bool) -> ForwardPlan:
+        """The forward kernel of such calls, with or without ``checkpoints``."""
+        return ForwardPlan(
+            self.program, self.spec, call.record, call.has_initial_state, self.spec.final, checkpoints=checkpoints
+        )
+
+    def backward_plan(self, call: Call, present: Sequence[bool], wanted: Sequence[bool]) -> BackwardPlan:
+        """The backward kernel for cotangents of the ``present`` results that finds the ``wanted`` gradients."""
+        n, m, moving = self.n_outputs, self.n_outputs + self.n_final, self.n_moving(call)
+        final = tuple([name for name, there in zip(self.program.states, present[n:m]) if there])
+        return BackwardPlan(
+            program=self.program,
+            spec=self.spec,
+            has_initial_state=call.has_initial_state,
+            outputs=tuple(present[:n]),
+            trace=tuple([name for name, there in zip(call.record, present[m:]) if there]),
+            final=final if 0 < len(final) < self.n_final else bool(final),
+            inputs=tuple(wanted[: self.n_inputs]),
+            state=any(wanted[self.n_inputs : moving]),
+            learn=tuple([self.program.params[i] for i, w in zip(self.tensor_params, wanted[moving:]) if w]),
+        )
+
+    def launch(self, plan: Union[ForwardPlan, BackwardPlan], geometry: Geometry) -> Launch:
+        """The launch of a plan, made now if there is none. A backend with ``sizes`` gets the first sizes of a plan each
+        as a plan of its own; none is dropped for another, since sizes that change with every batch would compile
+        forever.
+        """
+        make: Callable[[Any], Launch] = self.backend.forward if isinstance(plan, ForwardPlan) else self.backend.backward
+        if not self.backend.sizes:
+            return self._launches.get_or(plan, lambda: make(plan))
+        with self._lock:
+            sizes = self._sizes.get_or(plan, list)
+            if geometry not in sizes and len(sizes) < self.backend.sizes:
+                sizes.append(geometry)
+            sized = plan._replace(geometry=geometry if geometry in sizes else None)
+            return self._launches.get_or(sized, lambda: make(sized))
+
+
+class CallPlan:
+    """Calls of one signature, bound to their kernels."""
+
+    #: Whether it launches, and is not traced.
+    eager = True
+
+    def __init__(
+        self, kernels: Kernels, call: Call, tensors: Sequence[Tensor], wants: Tuple[bool, ...], views: Any = None
+    ) -> None:
+        self.kernels, self.call, self.added = kernels, call, kernels.added
+        #: Whether autograd keeps fewer tensors than a call has.
+        self.drops = bool(self.added)
+        self.count, self.moving, self.n_results = len(tensors), kernels.n_moving(call), kernels.n_results(call)
+        #: Whether the call is a node of autograd, and whether a kernel has to find any of its gradients.
+        self.save, self.keeps = True in wants, True in self.left(wants)
+        x = tensors[0].unsqueeze(0) if call.single else tensors[0]
+        self.layout = layout = kernels.layout(x)
+        self.views = [tuple(value.shape) for value in tensors[self.moving :]] if views is None else views
+        self.geometry = self._geometry(x)
+        # on "meta" a tensor has shape and strides, and no memory
+        like = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+        results = kernels.results(call, layout, like, self.keeps)
+        self.n_checkpoints = len(results) - self.n_results
+        #: Shapes, strides and dtypes of the results and checkpoints, of a step, and of the tensors as they came.
+        self.results = [form_of(value) for value in results]
+        if call.single:
+            self.results[: kernels.n_outputs] = [_step(form) for form in self.results[: kernels.n_outputs]]
+        self.step = form_of(layout.empty((), like, kernels.spec.compute))
+        self.tensors = [form_of(value) for value in tensors]
+        self.saved = [*self.tensors, *self.results[self.n_results :]]
+        self.is_empty = not x.numel()
+        #: Whether all results are like the first input.
+        self.alike = all(form == self.tensors[0] for form in self.results)
+        fitted = [] if self.is_empty else self.fitted(tensors)
+        #: Whether kernels read the tensors as they came, and whether inputs are dense from end to end.
+        self.as_is = all(one is other for one, other in zip(fitted, tensors))
+        # (an input that no step reads may be a view that repeats one step: another tensor stands in its place)
+        self.is_dense = not layout.outer and (
+            not kernels.reads
+            or x.shape[0] == 1
+            or all(value.stride(0) == self.geometry.neurons for value in fitted[: kernels.n_inputs])
+        )
+        self._forward: Optional[Tuple[Launch, Optional[Dense]]] = None
+        self._straight: Optional[Dense] = None
+        self._backward: Dict[Any, Pass] = {}
+
+    def __deepcopy__(self, memo: Any) -> CallPlan:
+        return self  # as runners, which copies of a neuron share
+
+    # -- forward
+
+    def forward(self, numbers: Sequence[Any], tensors: Sequence[Tensor]) -> List[Tensor]:
+        """Outputs, final states, recorded states and, for backward, checkpoints. ``numbers`` are all parameters, with
+        any value in the place of a tensor.
+        """
+        if self._straight is not None:  # the usual call: one input, which the output lies as, and numbers
+            x = tensors[0]
+            if not x.is_neg() and x.data_ptr():
+                out = torch.empty_like(x)
+                if self._straight((x, out), numbers) is None:
+                    self._launch(self._forward[0], tensors, numbers, [out])  # type: ignore[index]  # bound with the other
+                return [out]
+        values, owns_outputs = resolved(tensors), self.kernels.backend.owns_outputs
+        # there is nothing to compute, and CUDA refuses to launch no block
+        if self.is_empty or not owns_outputs:
+            if self.alike and values is tensors:
+                results = [torch.empty_like(tensors[0]) for _ in self.results]
+            else:
+                results = _empty(self.results, tensors[0].device)
+            if self.is_empty:
+                return results
+        is_dense = self.is_dense and values is tensors
+        if not (self.as_is and is_dense):
+            values = self.fitted(values)
+        launch, dense = self._forward or self._bind_forward()
+        moving, params = values[: self.moving], self.params(numbers, values) if self.views else numbers
+        if owns_outputs:
+            n = self.kernels.n_inputs
+            return returned.forward(self, launch, (self.timed(moving[:n]), moving[n:], params))
+        if not self.kernels.reads:
+            moving = results[:1]
+        if dense is None or not is_dense or dense((*moving, *results), params) is None:
+            self._launch(launch, moving, params, results)
+        return results
+
+    def _bind_forward(self) -> Tuple[Launch, Optional[Dense]]:
+        kernels, call = self.kernels, self.call
+        launch = kernels.launch(kernels.forward_plan(call, self.n_checkpoints > 0), self.geometry)
+        counts = (
+            kernels.n_inputs,
+            self.moving - kernels.n_inputs,
+            0,
+            kernels.n_outputs,
+            kernels.n_final,
+            len(call.record),
+            self.n_checkpoints,
+        )
+        dense = dense_of(launch, self.geometry, counts, kernels.backend.owns_outputs)
+        if self.count == len(self.results) == 1 and self.alike and self.as_is and self.is_dense and kernels.reads:
+            self._straight = dense
+        self._forward = launch, dense
+        return self._forward
+
+    def _launch(self, launch: Launch, moving: Sequence[Tensor], params: Any, results: List[Tensor]) -> None:
+        """Launch on tensors that may lie in any way a kernel reads."""
+        n_inputs, n, k = self.kernels.n_inputs, self.kernels.n_outputs, self.n_results
+        m = n + self.kernels.n_final
+        inputs, outputs = self.timed(moving[:n_inputs]), self.timed(results[:n])
+        launch(self.geometry, inputs, moving[n_inputs:], params, outputs, results[n:m], results[m:k], results[k:])
+
+    # -- backward
+
+    def kept(self, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> Sequence[Tensor]:
+        """What autograd keeps of a call for backward: its tensors but those that are only added, and checkpoints."""
+        if not self.added:
+            return (*tensors, *results[self.n_results :])
+        if not self.keeps:
+            return ()
+        dropped = [index for index, _ in self.added]
+        return (*[t for index, t in enumerate(tensors) if index not in dropped], *results[self.n_results :])
+
+    def restored(self, kept: Sequence[Tensor]) -> Sequence[Tensor]:
+        """As many tensors as a call had. In the place of a dropped one stands the first input, which has its shape and
+        dtype: whoever gets these tensors may look at shapes, and must not read its numbers.
+        """
+        tensors = [*kept]
+        for index, _ in self.added if kept else ():
+            tensors.insert(index, kept[0])
+        return tensors
+
+    def left(self, wanted: Sequence[bool]) -> Sequence[bool]:
+        """Which of the ``wanted`` gradients are no cotangent that is passed on."""
+        dropped = [index for index, _ in self.added]
+        return [wants and index not in dropped for index, wants in enumerate(wanted)] if dropped else wanted
+
+    def backward(
+        self, numbers: Sequence[Any], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]], wanted: Sequence[bool]
+    ) -> List[Optional[Tensor]]:
+        """The ``wanted`` gradients of the tensors of a call, from what was kept of it and the cotangents of its results.
+
+        Saved tensors may lie elsewhere by now, each in its own way: saved-tensor hooks, such as those that move tensors
+        to the host, give back tensors with other strides.
+        """
+        if self.is_empty:
+            return [torch.zeros_like(value) if wants else None for value, wants in zip(saved, wanted)]
+        there = (grads[0] is not None,) if len(grads) == 1 else tuple([grad is not None for grad in grads])
+        key = (*wanted, there)
+        found = self._backward.get(key)
+        if found is None:
+            found = self._backward[key] = Pass(self, tuple(wanted), there)
+        values, checkpoints = saved[: self.count], saved[self.count :]
+        is_dense = self.is_dense and self._as_planned(saved, grads)
+        if not is_dense:
+            values, checkpoints, grads = self._refitted(values, checkpoints, grads)
+        if not (is_dense and self.as_is):
+            values = self.fitted(values)
+        elif found.straight is not None:  # as in forward
+            out = torch.empty_like(values[0])
+            if found.straight((*saved, grads[0], out), numbers) is not None:
+                return [out]
+            is_dense = False
+        return found(numbers, values, saved, checkpoints, grads, is_dense)
+
+    def _as_planned(self, saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]]) -> bool:
+        """Whether saved tensors and cotangents lie as the call had them: hooks and users may give anything."""
+        for values, forms in ((saved, self.saved), (grads, self.results)):
+            for value, (shape, strides, dtype) in zip(values, forms):
+                if value is None:
+                    continue
+                if value.shape != shape or value.stride() != strides or value.dtype is not dtype:
+                    return False
+                try:
+                    if value.is_neg() or not value.data_ptr() or value.device != saved[0].device:
+                        return False
+                except RuntimeError:  # tensors wrapped by functorch raise on data_ptr()
+                    return False
+        return True
+
+    def _refitted(
+        self, tensors: Sequence[Tensor], checkpoints: Sequence[Tensor], grads: Sequence[Optional[Tensor]]
+    ) -> Tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Optional[Tensor]]]:
+        """Saved tensors and cotangents, with memory, where kernels read them."""
+        tensors, checkpoints, grads = resolved(tensors), resolved(checkpoints), resolved(grads)
+        device = next((grad for grad in grads if grad is not None), tensors[0]).device
+        for value, (shape, _, dtype) in zip((*tensors, *checkpoints), self.saved):
+            if value.shape != shape or value.dtype != dtype or value.device != device:
+                raise RuntimeError(
+                    f"{self.kernels.program.name}: a saved-tensor hook gave back {value.dtype} {list(value.shape)} on "
+                    f"{value.device}, where {dtype} {list(shape)} on {device} was saved; what a hook unpacks must have "
+                    "the dtype, shape and device of what it packed"
+                )
+        return tensors, [self.layout.fit_saved(value) for value in checkpoints], self.read(grads)
+
+    # -- tensors
+
+    def read(self, grads: Sequence[Optional[Tensor]]) -> List[Optional[Tensor]]:
+        """Cotangents of a call's results as kernels read them: copies where they lie in another way."""
+        n, m, layout = self.kernels.n_outputs, self.kernels.n_outputs + self.kernels.n_final, self.layout
+        steps = range(0 if self.call.single else n, m)
+        return [
+            grad if grad is None else layout.fit(grad) if k in steps else layout.fit_steps(grad)
+            for k, grad in enumerate(grads)
+        ]
+
+    def fitted(self, tensors: Sequence[Tensor]) -> List[Tensor]:
+        """The tensors of a call where kernels read them: those that lie elsewhere are copied."""
+        layout, n, spec = self.layout, self.kernels.n_inputs, self.kernels.spec
+        fit_input = layout.fit if self.call.single else layout.fit_steps
+        values = [fit_input(value) for value in tensors[:n]] if self.kernels.reads else [*tensors[:n]]
+        values += [layout.fit(value) for value in tensors[n : self.moving]]
+        params = zip(self.kernels.tensor_params, tensors[self.moving :], self.views)
+        return values + [fitted_param(spec.params[index], value, view, layout) for index, value, view in params]
+
+    def params(self, numbers: Sequence[Any], values: Sequence[Tensor]) -> Any:
+        """All parameters, as a kernel takes them."""
+        params = [*numbers]
+        for index, value in zip(self.kernels.tensor_params, values[self.moving :]):
+            params[index] = value
+        return params
+
+    def timed(self, values: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Inputs or outputs, with a dimension of time."""
+        return [value.unsqueeze(0) for value in values] if self.call.single else values
+
+    def gradient(self, index: int, part: Tensor, value: Tensor, view: Tuple[int, ...]) -> Tensor:
+        """The gradient of a parameter from its parts, as a backward launch gives them."""
+        kind, layout = self.kernels.spec.params[index], self.layout
+        if part.shape == value.shape and kind != "full":
+            return part
+        if kind == "full":
+            # a parameter of shape [1, C, H, W] is the same for a whole batch: its gradient is the sum over it
+            whole = layout.dense_in_order(part)
+            as_step = view == layout.shape
+            if as_step and layout.holds(value.view(view)):
+                return whole.view(value.shape)
+            return whole.sum_to_size(view).contiguous().view(value.shape)
+        return summed(kind, part, value, self.geometry.channels[index])
+
+    def _geometry(self, x: Tensor) -> Geometry:
+        kernels, layout = self.kernels, self.layout
+        channels: List[Tuple[int, int]] = []
+        if self.views:
+            channels = [(0, 0)] * len(kernels.spec.params)
+            for index, view in zip(kernels.tensor_params, self.views):
+                if kernels.spec.params[index] == "channel":
+                    channels[index] = layout.channels_along(view)
+        geometry = Geometry(x.shape[0], x.numel() // x.shape[0], tuple(channels))
+        return RowGeometry(*geometry, layout.rows) if layout.outer else geometry
+
+
+class Pass:
+    """One kind of backward pass of a plan: by which cotangents arrive, and which gradients are wanted."""
+
+    def __init__(self, plan: CallPlan, wanted: Tuple[bool, ...], present: Sequence[bool]) -> None:
+        kernels, call = plan.kernels, plan.call
+        self.plan, self.wanted = plan, wanted
+        backward = kernels.backward_plan(call, present, wanted)
+        self.final, self.state = bool(backward.final), backward.state
+        #: The parameters whose gradient is found, and their kinds.
+        self.learnt = [(name, backward.kinds[name]) for name in backward.learn]
+        self.launch = kernels.launch(backward, plan.geometry)
+        #: What is filled: gradients of inputs, and of all states if that of any is wanted.
+        self.forms = [plan.results[0]] * sum(backward.inputs) + [plan.step] * (kernels.n_states * backward.state)
+        self.n_inputs = sum(backward.inputs)
+        counts = (
+            kernels.n_inputs,
+            plan.moving - kernels.n_inputs,
+            0,
+            plan.n_checkpoints,
+            sum(backward.outputs),
+            kernels.n_final * self.final,
+            len(backward.trace),
+            self.n_inputs,
+            kernels.n_states * backward.state,
+        )
+        self.dense = dense_of(self.launch, plan.geometry, counts, kernels.backend.owns_outputs)
+        #: The launch where the gradient of one input, from the cotangent of an output that lies as it, is all.
+        is_one = plan.count == 1 == self.n_inputs and len(present) == 1 == sum(present)
+        self.straight = self.dense if is_one and plan.results[0] == plan.tensors[0] and kernels.reads else None
+
+    def __call__(
+        self,
+        numbers: Sequence[Any],
+        values: Sequence[Tensor],
+        saved: Sequence[Tensor],
+        checkpoints: Sequence[Tensor],
+        grads: Sequence[Optional[Tensor]],
+        is_dense: bool,
+    ) -> List[Optional[Tensor]]:
+        """The wanted gradients. ``values`` are the tensors as kernels read them, ``saved`` the tensors of the call."""
+        plan, kernels = self.plan, self.plan.kernels
+        n, m = kernels.n_outputs, kernels.n_outputs + kernels.n_final
+        moving, params = values[: plan.moving], plan.params(numbers, values) if plan.views else numbers
+        arriving: List[Tensor] = [grad for grad in grads if grad is not None]
+        if not kernels.reads:
+            moving = arriving[:1] or moving
+        ends: Sequence[Tensor] = ()
+        if self.final:
+            (zero,) = _empty([plan.step], saved[0].device)
+            ends = [zero.zero_() if grad is None else grad for grad in grads[n:m]]
+            arriving = [*[g for g in grads[:n] if g is not None], *ends, *[g for g in grads[m:] if g is not None]]
+        sums = None
+        if kernels.backend.owns_outputs:
+            results: List[Tensor] = []
+        else:
+            results = _empty(self.forms, saved[0].device)
+        if is_dense and self.dense is not None:
+            sums = self.dense((*moving, *checkpoints, *arriving, *results), params)
+        if sums is None:
+            inputs, outputs = plan.timed(moving[: kernels.n_inputs]), [grad for grad in grads[:n] if grad is not None]
+            trace = [grad for grad in grads[m:] if grad is not None]
+            groups = (inputs, moving[kernels.n_inputs :], params, checkpoints, plan.timed(outputs), ends, trace)
+            if kernels.backend.owns_outputs:
+                results, sums = returned.backward(self, groups)
+            else:
+                filled = plan.timed(results[: self.n_inputs]), results[self.n_inputs :]
+                sums = self.launch(plan.geometry, *groups, *filled)
+        return self._sorted(results, sums if self.learnt else (), saved)
+
+    def _sorted(
+        self, results: Sequence[Tensor], sums: Optional[Sequence[Tensor]], saved: Sequence[Tensor]
+    ) -> List[Optional[Tensor]]:
+        """The gradients of the tensors of the call, each in its place."""
+        plan, n = self.plan, self.plan.kernels.n_inputs
+        each = iter(results)
+        found: List[Optional[Tensor]] = [next(each) if wants else None for wants in self.wanted[:n]]
+        if plan.moving > n:
+            found += each if self.state else [None] * (plan.moving - n)
+        if plan.views:
+            parts = iter(sums or ())
+            where = zip(plan.kernels.tensor_params, saved[plan.moving :], plan.views, self.wanted[plan.moving :])
+            found += [
+                plan.gradient(index, next(parts), value, view) if wants else None for index, value, view, wants in where
+            ]
+        return found
+
+
+def form_of(value: Tensor) -> Form:
+    """Shape, strides and dtype of a tensor."""
+    return tuple(value.shape), value.stride(), value.dtype
+
+
+def _step(form: Form) -> Form:
+    shape, strides, dtype = form
+    return shape[1:], strides[1:], dtype
+
+
+def _empty(forms: Sequence[Form], device: torch.device) -> List[Tensor]:
+    return [torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in forms]
+
+
+def fitted_param(kind: str, value: Tensor, view: Sequence[int], layout: Layout) -> Tensor:
+    """A parameter where a kernel reads it; ``view`` is its shape over the neurons of one time step."""
+    if kind == "channel":
+        # a kernel finds a neuron's channel by division, so the channels must be dense
+        return value if value.ndim == 1 and value.is_contiguous() else value.reshape(-1).contiguous()
+    if kind == "full":
+        # one of shape [1, C, H, W] is the same for a whole batch, but a kernel reads a number per neuron
+        return layout.fit(value.view(view).expand(layout.shape) if value.shape != layout.shape else value)
+    return value
+
+
+def summed(kind: str, grad: Tensor, value: Tensor, channels: Tuple[int, int]) -> Tensor:
+    """The gradient of a parameter of kind "scalar" or "channel" from its parts.
+
+    ``channels``: how those of the parameter lie, see :attr:`spikecore.kernels.Geometry.channels`.
+    """
+    if kind == "channel":
+        # in the order of memory neurons lie as [outer, channels, inner]
+        inner, count = channels
+        if grad.numel() != count:  # else whole sums
+            grad = grad.reshape(-1, count, inner).sum((0, 2)) if inner != 1 else grad.reshape(-1, count).sum(0)
+    elif grad.numel() != 1:
+        # partial sums, one for each block or each neuron, as the backend likes
+        grad = grad.sum()
+    return grad if grad.shape == value.shape else grad.reshape(value.shape)
+
+
+def dense_of(launch: Any, geometry: Geometry, counts: Sequence[int], owns_outputs: bool) -> Optional[Dense]:
+    """A launch of dense tensors of these sizes, so many in each of the groups of :mod:`spikecore.kernels._layout`.
+
+    The launch of a backend may have a method ``dense(geometry, counts)`` that gives it. It takes tensors with time and
+    without, which are dense from end to end.
+    """
+    make = None if owns_outputs or isinstance(geometry, RowGeometry) else getattr(launch, "dense", None)
+    return None if make is None else make(geometry, counts)  # type: ignore[no-any-return]  # as documented
+
+
+@lru_cache(maxsize=256)
+def added_inputs(program: Program, spec: Spec) -> Tuple[Tuple[int, int], ...]:
+    """The inputs of a program that are only added to an output, as a shortcut is to spikes: for each its index among the
+    inputs, and the index of the output. Their gradient is that output's cotangent: autograd keeps nothing of them, and
+    kernels write nothing for them. The first input, whose shape a call has, is none of them.
+    """
+    if len(program.inputs) < 2:
+        return ()
+    plan = every_gradient(program, spec, True)
+    read = leaves_of("input", [*plan.roots, *plan.following.values()])
+    return tuple(
+        (index, int(grad.attr))  # type: ignore[arg-type]  # of this node it is a number
+        for index, (name, grad) in enumerate(zip(program.inputs, plan.adjoint.inputs))
+        if index and grad.op == "out_grad" and name not in read
+    )
+
+
+Kernels.plans = CallPlan

@@ -1,0 +1,390 @@
+"""What writers of kernel texts share, whatever language they write: names, arguments, leaves, values that are kept.
+
+A target subclasses :class:`KernelPrinter` for its expressions and :class:`KernelWriter` for its kernels. What it adds
+is what differs: how a value is loaded and stored, how steps and neurons are looped over, how a function is declared.
+A launch finds the values of a kernel's arguments with :class:`Places`.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Callable, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+import torch
+
+from spikecore.backend import Spec
+from spikecore.kernels._layout import BackwardBuffers, ForwardBuffers
+from spikecore.kernels._plan import BackwardPlan, ForwardPlan
+from spikecore.lang import Node, Program, loop_invariant, topological
+from spikecore.lang.render import ATOM, OPERATOR_TEMPLATES, PRODUCT, SUM, Printer, on_one_line
+
+__all__ = [
+    "BACKWARD_GROUPS",
+    "FILLED",
+    "FORWARD_GROUPS",
+    "PYTHON_TEMPLATES",
+    "STORED",
+    "Argument",
+    "ArgumentTable",
+    "KernelPrinter",
+    "KernelWriter",
+    "Places",
+    "PythonSyntax",
+    "commented",
+    "cotangent_leaves",
+    "dtype_name",
+    "filled",
+    "indented",
+    "input_leaf",
+    "named",
+    "negated_choice",
+    "output_cotangent",
+    "param_leaf",
+    "state_cotangent",
+    "state_leaf",
+]
+
+#: The groups of tensors that a launch gets, in its order. The gradients of parameters are not among its arguments: a
+#: launch allocates them, since how many partial sums there are depends on the kernel.
+FORWARD_GROUPS = ForwardBuffers._fields
+BACKWARD_GROUPS = (*BackwardBuffers._fields, "grad_params")
+#: Groups in the dtype of inputs and outputs; the others are in that of arithmetic.
+STORED = ("inputs", "outputs", "grad_outputs", "grad_inputs")
+#: Groups that a kernel fills; checkpoints are filled by forward kernels, and read by backward ones. They were allocated
+#: for it, so their steps are N numbers apart and need no stride.
+FILLED = ("outputs", "final", "trace", "checkpoints", "grad_inputs", "grad_state", "grad_params")
+
+
+class Argument(NamedTuple):
+    """One argument of a kernel.
+
+    ``kind`` says what its value is. Every target has: a ``"pointer"`` to tensor ``number`` of a group, that tensor's
+    ``"stride"`` from step to step, how a channel parameter lies (``"inner"``, ``"channels"``: see
+    ``Geometry.channels``), and the ``"number"`` that a parameter is. A target may have further kinds.
+    """
+
+    name: str
+    kind: str
+    group: str = ""
+    number: int = 0
+
+
+class ArgumentTable:
+    """The arguments that a kernel has so far, in the order in which they were asked for."""
+
+    def __init__(self, printer: Printer) -> None:
+        self._symbols = printer.symbols
+        self._found: Dict[Tuple[str, str, int], Argument] = {}
+
+    def name(self, name: str, kind: str, group: str = "", number: int = 0) -> str:
+        """The name of an argument, which the kernel has from now on; ``name`` is what it would like to be called."""
+        key = (kind, group, number)
+        if key not in self._found:
+            # an argument whose name is its kind, such as the number of neurons, is a word of the frame's text: that
+            # text has it as it is, so that users' values must give way to it
+            symbol = name if kind == name else self._symbols.of(key, name)
+            self._found[key] = Argument(symbol, kind, group, number)
+        return self._found[key].name
+
+    def all(self) -> Tuple[Argument, ...]:
+        """All arguments, in the order in which they were asked for."""
+        return tuple(self._found.values())
+
+    def ordered(self, kinds: Sequence[str]) -> List[Argument]:
+        """All arguments, in the order of these kinds."""
+        # sorted() is stable: arguments of one kind stay in the order in which they were asked for
+        return sorted(self.all(), key=lambda argument: kinds.index(argument.kind))
+
+
+def named(arguments: Iterable[Argument], write: Callable[[str], str]) -> Tuple[Argument, ...]:
+    """The arguments with names instead of symbols."""
+    return tuple(argument._replace(name=write(argument.name)) for argument in arguments)
+
+
+class Places:
+    """Where the values of a kernel's arguments are among the sizes and groups of tensors of a launch.
+
+    ``groups`` are the names of the groups that a launch gets, in its order.
+    """
+
+    def __init__(self, arguments: Iterable[Argument], groups: Sequence[str]) -> None:
+        self._arguments, self._groups = tuple(arguments), groups
+
+    def of(self, kind: str) -> List[Tuple[int, int]]:
+        """For each argument of a kind: which group its tensor or number is in, and which one of the group it is."""
+        return [(self._groups.index(a.group), a.number) for a in self._arguments if a.kind == kind]
+
+    def channels(self) -> List[Tuple[int, int]]:
+        """For each argument that says how a channel parameter lies: which parameter, and which number of its pair in
+        ``Geometry.channels``. First those of kind "inner", then those of kind "channels".
+        """
+        kinds = ("inner", "channels")
+        return [(a.number, which) for which, kind in enumerate(kinds) for a in self._arguments if a.kind == kind]
+
+
+def input_leaf(name: str) -> Node:
+    """An input of the step."""
+    return Node("input", (), name)
+
+
+def state_leaf(name: str) -> Node:
+    """A state before the step."""
+    return Node("state", (), name)
+
+
+def param_leaf(name: str) -> Node:
+    """A parameter."""
+    return Node("param", (), name)
+
+
+def output_cotangent(index: int) -> Node:
+    """The cotangent of an output of the step."""
+    return Node("out_grad", (), index)
+
+
+def state_cotangent(name: str) -> Node:
+    """The cotangent of a state after the step."""
+    return Node("next_grad", (), name)
+
+
+def cotangent_leaves(program: Program) -> List[Node]:
+    """The cotangents that a step of the adjoint may be computed from: of all outputs, then of all states."""
+    outputs = [output_cotangent(index) for index in range(len(program.outputs))]
+    return [*outputs, *map(state_cotangent, program.states)]
+
+
+#: Kinds of parameters that have one value for all neurons.
+UNIFORM_KINDS = ("number", "scalar")
+
+
+def hoisted(program: Program, spec: Spec, roots: Sequence[Node]) -> Tuple[Tuple[Node, ...], Tuple[Node, ...]]:
+    """What the roots use of the expressions of parameters alone: those that are one value, and one value per neuron.
+
+    Both are computed before the first step. What only another one of them uses is left out, and so is ``detach``: a
+    kernel has one symbol for a value and itself detached, which would be computed twice.
+    """
+    order = topological(roots)
+    fixed = loop_invariant(order)
+    inside = {node for node in fixed if node.op != "detach"}
+    used = {arg for node in order if node not in inside for arg in node.args} | set(roots)
+    varying = {Node("param", (), name) for name, kind in zip(program.params, spec.params) if kind not in UNIFORM_KINDS}
+    for node in fixed:
+        if any(arg in varying for arg in node.args):
+            varying.add(node)
+    front = [node for node in fixed if node in inside and node in used]
+    return tuple(n for n in front if n not in varying), tuple(n for n in front if n in varying)
+
+
+def is_choice(node: Node) -> bool:
+    """Whether a value is chosen among numbers: a spike, a sign, a choice between constants.
+
+    GPU compilers make integers of such values, and an integer has no -0, which the negation of 0 should be.
+    """
+    if node.op == "detach":
+        return is_choice(node.args[0])
+    chosen = node.args[1:] if node.op in ("where", "select") else ()
+    return node.op in ("spike", "sign") or (bool(chosen) and all(arg.op == "const" or is_choice(arg) for arg in chosen))
+
+
+def negated_choice(node: Node) -> Optional[int]:
+    """Which argument is a choice among numbers that this operation negates; None for others."""
+    if node.op == "neg" and is_choice(node.args[0]):
+        return 0
+    if node.op not in ("mul", "div"):
+        return None
+    a, b = node.args
+    if b.op == "const" and b.attr == -1.0 and is_choice(a):
+        return 0
+    return 1 if node.op == "mul" and a.op == "const" and a.attr == -1.0 and is_choice(b) else None
+
+
+_IN = "    "
+
+
+def indented(lines: Iterable[str]) -> List[str]:
+    """The lines, one level further in."""
+    return [f"{_IN}{line}" for line in lines]
+
+
+def filled(words: Iterable[str], width: int) -> List[str]:
+    """The words on as many indented lines as it takes. None is broken: a long name is longer than a line."""
+    # textwrap breaks at spaces, so those within a word are another character until it is done
+    text = " ".join(word.replace(" ", "\0") for word in words)
+    lines = textwrap.wrap(
+        text, width, initial_indent=_IN, subsequent_indent=_IN, break_long_words=False, break_on_hyphens=False
+    )
+    return [line.replace("\0", " ") for line in lines]
+
+
+def commented(text: str, mark: str) -> List[str]:
+    """The lines of a text as lines of comment, each behind the mark of a target's comments."""
+    return [f"{mark} {line}".rstrip() for line in text.splitlines()]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """What a comment calls a dtype: its name without the library's."""
+    return str(dtype).partition(".")[2]
+
+
+class KernelPrinter(Printer):
+    """A printer of expressions for kernels, forward and backward."""
+
+    def leaf(self, node: Node) -> str:
+        """What a leaf would like to be called: cotangents are called after what they belong to."""
+        return {"out_grad": "grad_out{}", "next_grad": "grad_{}"}.get(node.op, "{}").format(node.attr)
+
+
+#: What compilers of Python have in common; a target adds the other operations.
+PYTHON_TEMPLATES: Dict[str, Tuple[int, str]] = {
+    **OPERATOR_TEMPLATES,
+    # `and` and `or` would branch; these bind more tightly than comparisons, which therefore stand in parentheses
+    "and": (PRODUCT, "{0} & {1}"),
+    "or": (SUM, "{0} | {1}"),
+    # Python's min and max differ from the language in ties and NaNs, so these are small functions of the target
+    "minimum": (ATOM, "lesser({0}, {1})"),
+    "maximum": (ATOM, "greater({0}, {1})"),
+    "clamp": (ATOM, "lesser(greater({0}, {1}), {2})"),
+}
+
+
+class PythonSyntax:
+    """How Python declares, comments and spells, for a printer that derives from this class first."""
+
+    reserved: FrozenSet[str] = frozenset()
+    declaration = "{name} = {value}"
+    comment = "#"
+    wide = "{}"
+
+    def literal(self, digits: str) -> str:
+        """Plain digits."""
+        return digits
+
+    def legal(self, name: str) -> str:
+        """Python has no macros: any shape will do."""
+        return name
+
+
+class KernelWriter:
+    """Writes the lines of one kernel.
+
+    ``direction`` is ``"forward"`` or ``"backward"``; ``roots`` are the values that its steps compute. Together with
+    the initial values of the plan they say which parameters the kernel reads.
+    """
+
+    #: How the text of the target says where a tensor of one step has the neurons: ``{}`` is the tensor.
+    neurons_of = "{}"
+
+    def __init__(
+        self, plan: Union[ForwardPlan, BackwardPlan], direction: str, printer: Printer, roots: Sequence[Node]
+    ) -> None:
+        self.plan, self.program, self.direction, self.printer = plan, plan.program, direction, printer
+        # Symbols choose their names in the order in which they are made, and the kernel's own name comes first: a
+        # profiler shows it, so no value of the kernel may take it away.
+        self.name = self.free(f"{plan.program.name.lower()}_{direction}")
+        self.arguments = ArgumentTable(printer)
+        self.kinds = plan.kinds
+        #: The name of each leaf, and of values that are computed before the first step.
+        self.local: Dict[Node, str] = {}
+        for leaf in (*plan.program.leaves, *cotangent_leaves(plan.program)):
+            self.local[leaf] = printer.symbols.of(leaf, self.leaf_name(leaf))
+        self.uniform, self.varying = hoisted(plan.program, plan.spec, roots)
+        #: All that the kernel computes or reads.
+        self.used = frozenset(topological([*roots, *plan.initial]))
+
+    # -- names
+
+    def free(self, name: str) -> str:
+        """A symbol that would like this name, and is no other one."""
+        return self.printer.symbols.new(name)
+
+    def leaf_name(self, leaf: Node) -> str:
+        """What a leaf would like to be called."""
+        return self.printer.leaf(leaf)
+
+    def input(self, name: str) -> str:
+        """The symbol of an input."""
+        return self.local[input_leaf(name)]
+
+    def state(self, name: str) -> str:
+        """The symbol of a state."""
+        return self.local[state_leaf(name)]
+
+    def param(self, name: str) -> str:
+        """The symbol of a parameter."""
+        return self.local[param_leaf(name)]
+
+    def carried(self, name: str) -> str:
+        """The symbol of the cotangent of a state, which backward carries from step to step."""
+        return self.local[state_cotangent(name)]
+
+    def label(self, node: Node, otherwise: str) -> str:
+        """The symbol of a value: the definition's name for it, or another one."""
+        return self.printer.label(node, self.program.labels.get(node, otherwise))
+
+    def distinct_label(self, node: Node, otherwise: str, taken: Iterable[str]) -> str:
+        """The symbol of a value, or a new one of that name where the symbol is taken.
+
+        A value and itself detached have one symbol. Where a function takes both, they need two.
+        """
+        name = self.label(node, otherwise)
+        return self.free(self.program.labels.get(node, otherwise)) if name in taken else name
+
+    def kept_values(self, cut: Iterable[Node]) -> Dict[Node, str]:
+        """The names of what backward keeps of every recomputed step: the values of a cut but inputs, which are read
+        again instead.
+        """
+        kept: Dict[Node, str] = {}
+        for node in cut:
+            if node.op == "state":
+                # the state itself goes on to the next step while its value before this one is kept
+                kept[node] = self.free(f"{self.local[node]}_before")
+            elif node.op != "input":
+                kept[node] = self.distinct_label(node, "kept", kept.values())
+        return kept
+
+    def output_name(self, index: int) -> str:
+        """What the tensor of an output is called."""
+        return "outs" if len(self.program.outputs) == 1 else f"outs{index}"
+
+    # -- arguments
+
+    def argument(self, name: str, kind: str, group: str = "", number: int = 0) -> str:
+        """The name of an argument, which the kernel has from now on."""
+        return self.arguments.name(name, kind, group, number)
+
+    def one(self, name: str, group: str, index: int) -> str:
+        """Where a tensor of one step has the neurons that are computed."""
+        return self.neurons_of.format(self.argument(name, self.pointer_kind(group), group, index))
+
+    def pointer_kind(self, group: str) -> str:
+        """The kind of an argument that is a tensor of this group."""
+        return "pointer"
+
+    def params_of(self, *kinds: str) -> List[Node]:
+        """The leaves of the parameters of these kinds, in the program's order."""
+        return [param_leaf(name) for name, kind in self.kinds.items() if kind in kinds]
+
+    def param_place(self, leaf: Node) -> Tuple[str, int]:
+        """The group and the number of a parameter."""
+        return "params", self.program.params.index(str(leaf.attr))
+
+    def channel(self, leaf: Node) -> Tuple[str, str, str]:
+        """The arguments of a channel parameter: its tensor, neurons between neighbouring channels, channels."""
+        # all channel parameters of a call lie along one dimension: with one pair of arguments for all, the channel of a
+        # neuron is one value, which a compiler computes once
+        _, first = self.param_place(self.params_of("channel")[0])
+        return (
+            self.argument(f"{self.local[leaf]}s", "pointer", *self.param_place(leaf)),
+            self.argument("channel_inner", "inner", "params", first),
+            self.argument("channel_count", "channels", "params", first),
+        )
+
+    # -- text
+
+    def title(self, without: str = "") -> str:
+        """The first line of the text: whose kernel it is, and in which precision. Its name has no letter of
+        ``without``, which would end the target's comment.
+        """
+        name = on_one_line(self.program.name).translate({ord(letter): None for letter in without})
+        memory, arithmetic = dtype_name(self.plan.dtype), dtype_name(self.plan.compute)
+        return f"{name}, {self.direction}: {memory} in memory, {arithmetic} arithmetic."
