@@ -155,14 +155,19 @@ class Neuron(Watched):
         return outputs
 
     def _call(
-        self, inputs: Sequence[Tensor], state: Optional[Mapping[str, Tensor]], final: bool, single: bool = False
+        self,
+        inputs: Sequence[Tensor],
+        state: Optional[Mapping[str, Tensor]],
+        final: bool,
+        single: bool = False,
+        watched: bool = True,
     ) -> Tuple[Tensors, Optional[State]]:
         """A call without a record. If an earlier call of its kind passed the checks, this one skips them.
 
-        ``single``: inputs and outputs are those of one time step, ``[*N]``.
+        ``single``: inputs and outputs are those of one time step, ``[*N]``. ``watched``: whether watchers are told.
         """
         x, repeat = None, None if single else self._repeat()
-        if self._watchers:
+        if self._watchers and watched:
             return self._recorded(inputs, state, (), final, single)[:2]
         if self._prologue is not None:
             return self._behind_prologue(inputs, state, (), final, single)[:2]
