@@ -1,19 +1,11 @@
-"""``sc.energy``: operations of a network's forward pass, and an estimate of what they cost.
-
-- What is counted is what torch is called for: every matrix product, convolution and average pooling, in modules and in
-  a ``forward`` of one's own (the products of attention), with the tensors it gets. Nothing is inferred from shapes.
-- A product with a factor 0 is not computed, padding included. Weights count as other than 0, whatever they hold.
-- A product with a spike is an addition of the other factor, an accumulate; any other is a multiply-accumulate.
-- Spikes are 0 and whole multiples, 4 at most, of one number, whose sign may vary: a scale (1/4 of average pooling over
-  2 x 2, the threshold, dropout's) is folded into the weights behind it. A multiple of m counts m times.
-"""
+"""``sc.energy``: operations of a network's forward pass, counted in the tensors that torch gets, and what they cost."""
 
 from __future__ import annotations
 
 import math
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -53,6 +45,13 @@ class Operations:
     sums: int
     energy: float
     twin: float
+
+    def cells(self, samples: int) -> Tuple[str, ...]:
+        """The row of a table, per sample."""
+        there, done = self.products + self.sums, self.macs + self.acs
+        part = f"{100 * done / max(1, there):.1f} %" if self.kind else ""
+        counts = (_amount(self.macs / samples), _amount(self.acs / samples))
+        return (self.name or "(net)", self.kind, *counts, part, _joules(self.energy), _joules(self.twin))
 
 
 @dataclass(frozen=True)
@@ -96,14 +95,8 @@ class Energy:
         return html_table(_HEADINGS, self._rows()) + html_lines(self._legend())
 
     def _rows(self) -> List[Tuple[str, ...]]:
-        rows = []
-        for layer in self.layers:
-            there = layer.products + layer.sums
-            done = (layer.macs + layer.acs) / there if there else 0.0
-            counts = (_amount(layer.macs / self.samples), _amount(layer.acs / self.samples), f"{100 * done:.1f} %")
-            rows.append((layer.name or "(net)", layer.kind, *counts, _joules(layer.energy), _joules(layer.twin)))
-        macs, acs = (_amount(count / self.samples) for count in (self.macs, self.acs))
-        return [*rows, ("all", "", macs, acs, "", _joules(self.energy), _joules(self.twin))]
+        rows = [*self.layers, Operations("all", "", self.macs, self.acs, 0, 0, self.energy, self.twin)]
+        return [layer.cells(self.samples) for layer in rows]
 
     def _legend(self) -> Tuple[str, ...]:
         return (
@@ -162,30 +155,28 @@ def energy(net: nn.Module, x: Any, *, e_mac: float = E_MAC, e_ac: float = E_AC) 
             raise ValueError(f"{name}={value!r} must be picojoules of an operation, a number of 0 or more")
     net, inputs, tensors = copied(net, x)
     net.eval()
-    for module in net.modules():
+    firing = [module for module in net.modules() if isinstance(module, FIRING)]
+    for module in firing:
         if isinstance(module, Recurrent):
             module.fused = False  # products within a kernel are not seen
     with torch.no_grad(), torch.random.fork_rng(cuda_devices(tensors)), ExitStack() as stack:
-        watched = any(isinstance(module, FIRING) for module in net.modules())
-        seen = stack.enter_context(monitor(net)) if watched else None
-        counting = stack.enter_context(Counting(net))
+        layers = stack.enter_context(monitor(net)).layers if firing else ()
+        counting = stack.enter_context(_Counting(net))
         run_network(net, inputs)
-    called = [layer for layer in seen.layers if layer.calls] if seen is not None else []
+    called = [layer for layer in layers if layer.calls]
     steps = max((layer.steps for layer in called), default=1)
     samples = _samples(net, tensors[0], steps, called)
     rows = []
-    for one in counting.found.values():
-        products, sums = (
-            (total - once) / steps + once
-            for total, once in ((one.products, one.products_once), (one.sums, one.sums_once))
-        )
-        cost = (e_mac * one.macs + e_ac * one.acs) / samples
-        twin = (e_mac * products + e_ac * sums) / samples
-        rows.append(Operations(one.name, one.kind, one.macs, one.acs, one.products, one.sums, cost, twin))
+    for (name, kind), ((products, sums, macs, acs), once) in counting.found.items():
+        # the twin computes once what is computed once for all steps, and the rest once a step
+        cost = (e_mac * macs + e_ac * acs) / samples
+        twin = [(total - part) / steps + part for total, part in zip((products, sums), once)]
+        twin_cost = (e_mac * twin[0] + e_ac * twin[1]) / samples
+        rows.append(Operations(name, kind, macs, acs, products, sums, cost, twin_cost))
     return Energy(tuple(rows), samples, steps, float(e_mac), float(e_ac))
 
 
-def _samples(net: nn.Module, x: Tensor, steps: int, called: List[Layer]) -> int:
+def _samples(net: nn.Module, x: Tensor, steps: int, called: Sequence[Layer]) -> int:
     """The size of the batch: of ``[T, B, ...]`` the second dimension, of an input without time the first."""
     if x.ndim < 2 or makes_time(net) or x.shape[0] != steps:
         return max(1, x.shape[0]) if x.ndim else 1
@@ -193,8 +184,8 @@ def _samples(net: nn.Module, x: Tensor, steps: int, called: List[Layer]) -> int:
     if not multi and steps == 1:
         return 1
     # of as many samples as steps, the neurons say which: they have the batch, or the batch and its tokens in one
-    seen = {call.batch for layer in called for call in layer.calls}
-    for which in (lambda size: size in seen, lambda size: all(size and batch % size == 0 for batch in seen)):
+    sizes = {call.batch for layer in called for call in layer.calls}
+    for which in (lambda size: size in sizes, lambda size: all(size and batch % size == 0 for batch in sizes)):
         first, second = which(x.shape[0]), which(x.shape[1])
         if first != second:
             return int(x.shape[0] if first else max(1, x.shape[1]))
@@ -223,57 +214,26 @@ _MOST = 4
 _UNSEEN = frozenset(("_trilinear", "mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_sparse_addmm", "_sparse_mm"))
 _POOLS = tuple(getattr(nn, f"AdaptiveAvgPool{n}d") for n in (1, 2, 3))
 
-
-@dataclass
-class Counted:
-    """Operations of one layer. ``products``, ``sums``: all that there are, of products and of pooling, whatever the
-    numbers are; ``products_once``, ``sums_once``: those among them that were computed once for all steps.
-    """
-
-    name: str
-    kind: str
-    macs: int = 0
-    acs: int = 0
-    products: int = 0
-    sums: int = 0
-    products_once: int = 0
-    sums_once: int = 0
+#: All products, all sums of pooling, multiply-accumulates and accumulates.
+_Counts = Tuple[int, int, int, int]
 
 
-class _Factor(NamedTuple):
-    """One side of products: how often each number counts, and whether the numbers are spikes."""
-
-    counts: Tensor
-    spikes: bool
-
-
-class Counting(TorchDispatchMode):
-    """Counts within a block what the modules of ``net`` compute."""
+class _Counting(TorchDispatchMode):
+    """Counts within a block what the modules of ``net`` compute. The network keeps its hooks."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
-        self.found: Dict[str, Counted] = {}
-        self._weights: Set[int] = {_storage(value) for value in (*net.parameters(), *net.buffers())}
+        #: Of a layer, by name and class: what it computed, and products and sums that were computed once for all steps.
+        self.found: Dict[Tuple[str, str], Tuple[_Counts, Tuple[int, int]]] = {}
+        self._weights = {_storage(value) for value in (*net.parameters(), *net.buffers())}
         #: What runs, from the outside in: module and name.
         self._stack: List[Tuple[nn.Module, str]] = []
-        self._handles: List[Any] = []
         #: What makes time, and whether there is time yet: layers before the first of these compute once for all steps.
         self._makers = time_makers(net)
         self._timed = not self._makers
-        self._net = net
-
-    def __enter__(self) -> Counting:
-        for name, module in self._net.named_modules():
-            self._handles.append(module.register_forward_pre_hook(self._begins(name)))
-            self._handles.append(module.register_forward_hook(observing(lambda *_: self._ends())))
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        for handle in self._handles:
-            handle.remove()
-        self._stack.clear()
+        for name, module in net.named_modules():
+            module.register_forward_pre_hook(self._begins(name))
+            module.register_forward_hook(observing(lambda *_: self._ends()))
 
     def _begins(self, name: str) -> Callable[..., None]:
         def begins(module: nn.Module, args: Any) -> None:
@@ -287,162 +247,73 @@ class Counting(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else ""
-        within = self._stack[-1][0] if self._stack else None
+        operation = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else ""
+        module, name = self._stack[-1] if self._stack else (None, "")
         # what a neuron computes within a step is no synapse
-        if isinstance(within, Neuron) or within is None:
+        if module is None or isinstance(module, Neuron):
             return out
-        if name in _UNSEEN or ("attention" in name and not name.endswith("_math")):
+        if operation in _UNSEEN or ("attention" in operation and not operation.endswith("_math")):
             raise Unsupported(
-                f"sc.energy: layer {self._stack[-1][1]!r} calls torch's {name}, whose products cannot be seen; write "
+                f"sc.energy: layer {name!r} calls torch's {operation}, whose products cannot be seen; write "
                 "them out: of attention q @ k.transpose(-2, -1), and its product with v"
             )
-        rule = _RULES.get(name)
-        if rule is not None and (name != "mean" or isinstance(within, _POOLS) or _pools(args)):
-            self._note(rule(self, args, kwargs or {}))
+        rule = _RULES.get(operation)
+        # F.adaptive_avg_pool2d(x, 1) is a mean of the last dimensions, kept; other means are not counted as pooling
+        pools = isinstance(module, _POOLS) or args[1:] in (([-1, -2], True), ([-1, -2, -3], True))
+        if rule is not None and (operation != "mean" or pools):
+            counts = rule(self, args)
+            before, once = self.found.get((name, type(module).__name__), ((0, 0, 0, 0), (0, 0)))
+            more = (0, 0) if self._timed else counts[:2]
+            total: Any = tuple(map(sum, zip(before, counts)))
+            self.found[name, type(module).__name__] = total, (once[0] + more[0], once[1] + more[1])
         return out
 
-    def _note(self, counts: Tuple[int, int, int, int]) -> None:
-        module, name = self._stack[-1]
-        counted = self.found.setdefault(name, Counted(name, type(module).__name__))
-        macs, acs, products, sums = counts
-        counted.macs += macs
-        counted.acs += acs
-        counted.products += products
-        counted.sums += sums
-        if not self._timed:
-            counted.products_once += products
-            counted.sums_once += sums
+    def counts_of(self, a: Tensor, b: Tensor) -> Tuple[Tensor, Tensor, bool]:
+        """How often the numbers of the two sides of products count, and whether one side is spikes."""
+        one, other = self._spikes(a), self._spikes(b)
+        if one is not None and other is not None and one.numel() and other.numel():
+            # that of smaller multiples says how often the numbers of the other are added
+            if float(one.max()) > float(other.max()):
+                one = None
+            else:
+                other = None
+        spikes = one is not None or other is not None
+        return self._counts(a) if one is None else one, self._counts(b) if other is None else other, spikes
 
-    def factors(self, a: Tensor, b: Tensor) -> Tuple[_Factor, _Factor]:
-        """The two sides of products. Of two tensors of spikes that of smaller multiples says how often the numbers of
-        the other are added.
-        """
-        one, other = self._factor(a), self._factor(b)
-        if one.spikes and other.spikes and one.counts.numel() and other.counts.numel():
-            if float(one.counts.max()) > float(other.counts.max()):
-                return _Factor(_numbers(a), False), other
-            return one, _Factor(_numbers(b), False)
-        return one, other
+    def _counts(self, value: Tensor) -> Tensor:
+        """1 for each number that is not 0, and for every weight."""
+        return torch.ones_like(_wide(value)) if _storage(value) in self._weights else _numbers(value)
+
+    def _spikes(self, value: Tensor) -> Optional[Tensor]:
+        """How many spikes each number stands for; None for a tensor of other numbers."""
+        size = _wide(value.detach()).abs()
+        if _storage(value) in self._weights or not bool(torch.isfinite(size).all()):
+            return None
+        most = float(size.max()) if size.numel() else 0.0
+        if most == 0.0:
+            return size
+        least = float(size[size > 0].min())
+        if most > (_MOST + 0.5) * least:
+            return None
+        times = size / least
+        # a scale is rounded in the dtype of the numbers
+        rounding = 8 * torch.finfo(value.dtype).eps if value.is_floating_point() else 0.0
+        return times.round() if bool(((times - times.round()).abs() <= rounding * times).all()) else None
 
     def lags(self, weight: Tensor) -> int:
         """How many weights a connection has among these: a :class:`spikecore.Delay` may be computed with one for each
         number of steps, of which one is not 0.
         """
         module = self._stack[-1][0]
-        if isinstance(module, Recurrent):
-            module = module.linear
+        module = module.linear if isinstance(module, Recurrent) else module
         if not isinstance(module, Delay):
             return 1
-        every, size = weight.numel(), module.linear.weight.numel()
-        return module.max_delay + 1 if every == size * (module.max_delay + 1) else 1
-
-    def _factor(self, value: Tensor) -> _Factor:
-        """How often the numbers of a tensor count."""
-        if _storage(value) in self._weights:
-            return _Factor(torch.ones_like(_wide(value)), False)
-        spikes = _levels(value)
-        return _Factor(_numbers(value), False) if spikes is None else _Factor(spikes, True)
-
-
-def _levels(x: Tensor) -> Optional[Tensor]:
-    """How many spikes each number stands for; None for a tensor of other numbers."""
-    size = _wide(x.detach()).abs()
-    if not size.numel() or not bool(torch.isfinite(size).all()):
-        return size if not size.numel() else None
-    most = float(size.max())
-    if most == 0.0:
-        return size
-    least = float(size[size > 0].min())
-    if most > (_MOST + 0.5) * least:
-        return None
-    times = size / least
-    whole = times.round()
-    # a scale is rounded in the dtype of x
-    rounding = 8 * torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0
-    return whole if bool(((times - whole).abs() <= rounding * times).all()) else None
+        every = module.linear.weight.numel() * (module.max_delay + 1)
+        return module.max_delay + 1 if weight.numel() == every else 1
 
 
 def _storage(value: Tensor) -> int:
     return value.untyped_storage().data_ptr() if value.layout is torch.strided else id(value)
-
-
-def _sorted(spikes: bool, counted: Tensor, dense: int) -> Tuple[int, int, int, int]:
-    number = int(counted.sum().round())
-    return (0, number, dense, 0) if spikes else (number, 0, dense, 0)
-
-
-def _product(a: Tensor, b: Tensor, of: Counting) -> Tuple[int, int, int, int]:
-    """``[..., m, k] @ [..., k, n]``."""
-    one, other = of.factors(a, b)
-    counted = one.counts.sum(-2) * other.counts.sum(-1)
-    dense = a.numel() * b.shape[-1]
-    return _sorted(one.spikes or other.spikes, counted, dense // of.lags(b) if b.ndim == 2 else dense)
-
-
-def _matrices(first: int) -> Callable[..., Tuple[int, int, int, int]]:
-    return lambda of, args, kwargs: _product(args[first], args[first + 1], of)
-
-
-def _vector(first: int) -> Callable[..., Tuple[int, int, int, int]]:
-    return lambda of, args, kwargs: _product(args[first], args[first + 1].unsqueeze(-1), of)
-
-
-def _dot(of: Counting, args: Any, kwargs: Any) -> Tuple[int, int, int, int]:
-    return _product(args[0].unsqueeze(0), args[1].unsqueeze(-1), of)
-
-
-def _convolution(of: Counting, args: Any, kwargs: Any) -> Tuple[int, int, int, int]:
-    x, weight, _, stride, padding, dilation, transposed, extra, groups = args[:9]
-    one, other = of.factors(x, weight)
-    # a product for each output channel of a group: one channel of their sums has as many
-    if transposed:
-        summed = other.counts.sum(1, keepdim=True)
-    else:
-        summed = other.counts.unflatten(0, (groups, weight.shape[0] // groups)).sum(1)
-    how = (None, stride, padding, dilation, transposed, extra, groups)
-    counted = torch.convolution(one.counts, summed, *how)
-    every = torch.ones_like(summed) * (weight.shape[1] if transposed else weight.shape[0] // groups)
-    dense = torch.convolution(torch.ones_like(one.counts[:1]), every, *how).sum()
-    return _sorted(one.spikes or other.spikes, counted, int(dense.round()) * x.shape[0] // of.lags(weight))
-
-
-def _pooled(of: Counting, args: Any, kwargs: Any) -> Tuple[int, int, int, int]:
-    x, window = args[:2]
-    usual: Tuple[Any, ...] = ([], 0, False)
-    stride, padding, up = tuple(args[2:5]) + usual[len(args[2:5]) :]
-    pool: Any = F.avg_pool3d if len(window) == 3 else F.avg_pool2d
-    counts = _numbers(x)
-
-    def add(value: Tensor) -> int:
-        found = pool(value, window, stride or None, padding, up, True, 1)
-        return int(found.sum().round())
-
-    return 0, add(counts), 0, add(torch.ones_like(counts))
-
-
-def _pooled_to_size(of: Counting, args: Any, kwargs: Any) -> Tuple[int, int, int, int]:
-    x, sizes = args[:2]
-    counts = _numbers(x)
-    windows = torch.ones((), dtype=torch.float64, device=counts.device)
-    for length, wanted in zip(x.shape[-len(sizes) :], sizes):
-        found = torch.zeros(length, dtype=torch.float64, device=counts.device)
-        for place in range(wanted):
-            found[place * length // wanted : -(-(place + 1) * length // wanted)] += 1
-        windows = windows.unsqueeze(-1) * found
-    return 0, int((counts * windows).sum()), 0, int((torch.ones_like(counts) * windows).sum())
-
-
-def _pools(mean: Tuple[Any, ...]) -> bool:
-    """Whether arguments of ``mean`` are those that ``F.adaptive_avg_pool2d(x, 1)`` calls it with, or 3d: the last
-    dimensions, from the last on, kept. Other means, of time or written otherwise, are not counted as pooling.
-    """
-    return mean[1:] in (([-1, -2], True), ([-1, -2, -3], True))
-
-
-def _meant(of: Counting, args: Any, kwargs: Any) -> Tuple[int, int, int, int]:
-    """Adaptive pooling to one number, which torch computes as a mean."""
-    return 0, int(_numbers(args[0]).sum()), 0, args[0].numel()
 
 
 def _numbers(x: Tensor) -> Tensor:
@@ -454,15 +325,62 @@ def _wide(x: Tensor) -> Tensor:
     return (x if has_float64(x.device.type) else x.cpu()).double()
 
 
-_RULES: Dict[str, Callable[..., Tuple[int, int, int, int]]] = {
-    **dict.fromkeys(("mm", "bmm"), _matrices(0)),
-    **dict.fromkeys(("addmm", "baddbmm", "addbmm"), _matrices(1)),
-    "linear": lambda of, args, kwargs: _product(args[0], args[1].t(), of),
-    "mv": _vector(0),
-    "addmv": _vector(1),
-    "dot": _dot,
+def _multiplied(products: int, computed: Tensor, spikes: bool) -> _Counts:
+    number = int(computed.sum().round())
+    return (products, 0, 0, number) if spikes else (products, 0, number, 0)
+
+
+def _product(of: _Counting, a: Tensor, b: Tensor) -> _Counts:
+    """``[..., m, k] @ [..., k, n]``."""
+    one, other, spikes = of.counts_of(a, b)
+    products = a.numel() * b.shape[-1]
+    return _multiplied(products // of.lags(b) if b.ndim == 2 else products, one.sum(-2) * other.sum(-1), spikes)
+
+
+def _convolution(of: _Counting, args: Any) -> _Counts:
+    x, weight, _, stride, padding, dilation, transposed, extra, groups = args[:9]
+    one, other, spikes = of.counts_of(x, weight)
+    # a product for each output channel of a group: one channel of their sums has as many
+    each = weight.shape[1] if transposed else weight.shape[0] // groups
+    summed = other.sum(1, keepdim=True) if transposed else other.unflatten(0, (groups, each)).sum(1)
+    how = (None, stride, padding, dilation, transposed, extra, groups)
+    every = torch.convolution(torch.ones_like(one[:1]), torch.full_like(summed, each), *how).sum()
+    products = int(every.round()) * x.shape[0] // of.lags(weight)
+    return _multiplied(products, torch.convolution(one, summed, *how), spikes)
+
+
+def _pooled(of: _Counting, args: Any) -> _Counts:
+    """Average pooling: an addition for each number in a window."""
+    x, window = args[:2]
+    stride, padding, up = (list(args[2:5]) + [[], 0, False][len(args[2:5]) :])[:3]
+    pool: Any = F.avg_pool3d if len(window) == 3 else F.avg_pool2d
+    counts = _numbers(x)
+    sums = [pool(one, window, stride or None, padding, up, True, 1).sum() for one in (torch.ones_like(counts), counts)]
+    return 0, int(sums[0].round()), 0, int(sums[1].round())
+
+
+def _pooled_to_size(of: _Counting, args: Any) -> _Counts:
+    """Adaptive average pooling: in how many windows each number is."""
+    x, sizes = args[:2]
+    counts = _numbers(x)
+    windows = torch.ones((), dtype=torch.float64, device=counts.device)
+    for length, wanted in zip(x.shape[-len(sizes) :], sizes):
+        line = torch.zeros(length, dtype=torch.float64, device=counts.device)
+        for place in range(wanted):
+            line[place * length // wanted : -(-(place + 1) * length // wanted)] += 1
+        windows = windows.unsqueeze(-1) * line
+    return 0, int((torch.ones_like(counts) * windows).sum()), 0, int((counts * windows).sum())
+
+
+_RULES: Dict[str, Callable[[_Counting, Any], _Counts]] = {
+    **dict.fromkeys(("mm", "bmm"), lambda of, args: _product(of, args[0], args[1])),
+    **dict.fromkeys(("addmm", "baddbmm", "addbmm"), lambda of, args: _product(of, args[1], args[2])),
+    "linear": lambda of, args: _product(of, args[0], args[1].t()),
+    "mv": lambda of, args: _product(of, args[0], args[1].unsqueeze(-1)),
+    "addmv": lambda of, args: _product(of, args[1], args[2].unsqueeze(-1)),
+    "dot": lambda of, args: _product(of, args[0].unsqueeze(0), args[1].unsqueeze(-1)),
     **dict.fromkeys(("convolution", "_convolution"), _convolution),
     **dict.fromkeys(("avg_pool2d", "avg_pool3d"), _pooled),
     **dict.fromkeys(("_adaptive_avg_pool2d", "_adaptive_avg_pool3d"), _pooled_to_size),
-    "mean": _meant,
+    "mean": lambda of, args: (0, args[0].numel(), 0, int(_numbers(args[0]).sum())),
 }

@@ -1,14 +1,9 @@
-"""``sc.monitor``: rates and states of the neurons of a network, seen while it runs.
-
-A call that is watched is computed as any other. A watcher takes sums of what came out, and no number to the host: the
-host waits where a rate is read.
-"""
+"""``sc.monitor``: rates and states of the neurons of a network, seen while it runs."""
 
 from __future__ import annotations
 
 import math
 import sys
-import threading
 from collections import Counter
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -100,20 +95,18 @@ class Layer(Watcher):
     def __init__(self, name: str, kind: str, record: Tuple[str, ...], spikes: bool, grad: bool) -> None:
         self.name, self.kind, self.record = name, kind, record
         self._spikes, self._grad = spikes, grad
-        self._lock = threading.Lock()
         self.clear()
 
     def clear(self) -> None:
         """Forget every call."""
-        with self._lock:
-            self._calls: List[Call] = []
-            #: Whether every call continues from the one before it, unless that was reset.
-            self._continued = True
-            #: Sums over time and batch, by the device and the shape of a sample.
-            self._sums: Dict[Tuple[torch.device, torch.Size], Tensor] = {}
-            self._samples = 0
-            #: Whether all outputs that could be other numbers were whole ones, for each device.
-            self._whole: Dict[torch.device, Tensor] = {}
+        self._calls: List[Call] = []
+        #: Whether every call continues from the one before it, unless that was reset.
+        self._continued = True
+        #: Sums over time and batch, by the shape of a sample, and over how many samples.
+        self._sums: Dict[torch.Size, Tensor] = {}
+        self._samples = 0
+        #: Whether all outputs that could be other numbers were whole ones; None where none could.
+        self._whole: Optional[Tensor] = None
 
     def take(
         self, module: nn.Module, inputs: Tensors, outputs: Tensors, trace: Mapping[str, Tensor], single: bool
@@ -139,21 +132,18 @@ class Layer(Watcher):
             tuple([_sizes(x.detach()) for x in inputs if x.numel() and x.is_floating_point()]),
             single,
         )
-        with self._lock:
-            self._continued = self._continued and (single or bool(module.carrying))
-            self._calls.append(call)
-            if total is not None:
-                self._add(total, (y.device, y.shape[2:]), steps * batch)
-            if added and total is not None:
-                whole = (y == y.detach().round()).all()
-                self._whole[y.device] = whole & self._whole.get(y.device, whole)
-
-    def _add(self, total: Tensor, key: Tuple[torch.device, torch.Size], samples: int) -> None:
-        """Add the sums of a call to those of all calls, which float32 would count no further than 2**24."""
-        before = self._sums.get(key)
-        wide = torch.float64 if has_float64(total.device.type) else torch.float32
-        self._sums[key] = total.to(wide) if before is None else before + total
-        self._samples += samples
+        self._continued = self._continued and (single or bool(module.carrying))
+        self._calls.append(call)
+        if total is None:
+            return
+        self._samples += steps * batch
+        before = self._sums.get(y.shape[2:])
+        # float32 counts no further than 2**24, which all calls together may pass; not all devices have float64
+        wide = torch.float64 if has_float64(y.device.type) else torch.float32
+        self._sums[y.shape[2:]] = total.to(wide) if before is None else before + total
+        if added:
+            whole = (y == y.detach().round()).all()
+            self._whole = whole if self._whole is None else whole & self._whole
 
     @property
     def calls(self) -> Tuple[Call, ...]:
@@ -169,7 +159,7 @@ class Layer(Watcher):
     @property
     def fires(self) -> bool:
         """Whether what came out were spikes: of a shortcut that was added, whether all sums were whole numbers."""
-        return bool(self._sums) and all(map(bool, self._whole.values()))
+        return bool(self._sums) and (self._whole is None or bool(self._whole))
 
     @property
     def rate(self) -> Optional[float]:
@@ -183,16 +173,13 @@ class Layer(Watcher):
         if not self.fires:
             what = "its output is no spike" if self._calls else "it was not called in the block"
             raise ValueError(f"layer {self.name!r} ({self.kind}) has no rates: {what}")
-        shapes = {shape for _, shape in self._sums}
-        if len(shapes) > 1:
-            listed = ", ".join(str(list(shape)) for shape in sorted(shapes))
+        if len(self._sums) > 1:
+            listed = ", ".join(str(list(shape)) for shape in sorted(self._sums))
             raise ValueError(
                 f"layer {self.name!r} ({self.kind}) had neurons of shapes {listed}; see its calls one by one"
             )
-        first, *others = self._sums.values()
-        for value in others:
-            first = first + value.to(first.device)
-        return (first / self._samples).float()
+        (total,) = self._sums.values()
+        return (total / self._samples).float()
 
     @property
     def not_finite(self) -> str:
@@ -447,14 +434,12 @@ def _eager(net: nn.Module) -> ContextManager[Any]:
     if "torch._dynamo.eval_frame" not in sys.modules:
         return ExitStack()
     set_stance = getattr(getattr(torch, "compiler", None), "set_stance", None)
-    if set_stance is not None:
-        return set_stance("force_eager")  # type: ignore[no-any-return]  # a context manager
-    if any("_orig_mod" in module._modules for module in net.modules()):
+    if set_stance is None and any("_orig_mod" in module._modules for module in net.modules()):
         raise RuntimeError(
             f"torch {torch.__version__} cannot run a compiled network eagerly, and its graph calls no module; give and "
             "call the network itself, compiled._orig_mod"
         )
-    return ExitStack()
+    return ExitStack() if set_stance is None else set_stance("force_eager")
 
 
 def _sizes(x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ axis is in milliseconds.
 from __future__ import annotations
 
 import math
-from typing import Any, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -39,10 +39,9 @@ def raster(
     """Which neuron fired when: a tick for each spike, time steps on the horizontal axis, neurons on the vertical one.
 
     ``spikes``: ``[T, N]``, or ``[T, B, ...]`` of which ``sample`` is drawn. Whatever is not 0 is a spike; one below 0
-    (of ternary neurons) is red. Of more than 400 neurons, or 6 steps for
-    each point of width (1/72 inch), means over neighbouring neurons and steps are
-    drawn in grey, spikes per time step and neuron, with a scale beside them: 10,000 neurons stay quick and readable.
-    ``label`` names the vertical axis.
+    (of ternary neurons) is red. Of more than 400 neurons, or 6 steps for each point of width (1/72 inch), means over
+    neighbouring neurons and steps are drawn in grey, spikes per time step and neuron, with a scale beside them: 10,000
+    neurons stay quick and readable. ``label`` names the vertical axis.
 
     Raises TypeError for something that is no tensor, ValueError for fewer than two dimensions, and ImportError without
     matplotlib.
@@ -50,7 +49,7 @@ def raster(
     x, unit = _sequence("spikes", spikes, sample), _step(dt)
     ax = _axes(ax)
     steps, neurons = x.shape
-    points = _width(ax)
+    points = float(72 * ax.figure.get_size_inches()[0] * ax.get_position().width)
     if neurons > _ROWS or steps > _STEPS_OF_POINT * points:
         _draw_means(ax, x, unit)
     else:
@@ -94,11 +93,9 @@ def traces(
     fired = None if spikes is None else _sequence("spikes", spikes, sample)
     ax = _axes(ax)
     times = unit * torch.arange(x.shape[0], dtype=torch.float64, device="cpu")
-    shown = (
-        [float(value) for value in (x[:, chosen].min(), x[:, chosen].max())] if x.shape[0] and chosen else [0.0, 1.0]
-    )
-    top = max(shown[1], shown[1] if threshold is None else threshold)
-    height = (top - min(shown[0], top)) or 1.0
+    least, top = (float(end) for end in x[:, chosen].aminmax()) if x.shape[0] and chosen else (0.0, 1.0)
+    top = top if threshold is None else max(top, threshold)
+    height = (top - min(least, top)) or 1.0
     for row, one in enumerate(chosen):
         (line,) = ax.plot(times.numpy(), x[:, one].numpy(), linewidth=1, label=f"neuron {one}")
         if fired is not None:
@@ -127,11 +124,13 @@ def rates(seen: Any, *, ax: Any = None) -> Any:
     """
     if isinstance(seen, Tensor):
         return _draw_histogram(_plain(seen).flatten(), _axes(ax))
-    found = seen if isinstance(seen, Mapping) else {name: seen[name].rates for name in _rated(seen)}
-    if not all(isinstance(value, Tensor) for value in found.values()):
+    if not isinstance(seen, Mapping) and not hasattr(seen, "layers"):
+        raise TypeError(f"rates takes what sc.monitor gave, or tensors of rates, got {type(seen).__name__}")
+    named = seen if isinstance(seen, Mapping) else {name: seen[name].rates for name in seen.rates}
+    if not all(isinstance(value, Tensor) for value in named.values()):
         raise TypeError("rates takes what sc.monitor gave, a mapping of names to tensors, or a tensor of rates")
-    ax = _axes(ax, _WIDTH, max(_HEIGHT, 0.7 + 0.28 * len(found)))
-    for row, value in enumerate(found.values()):
+    ax = _axes(ax, _WIDTH, max(_HEIGHT, 0.7 + 0.28 * len(named)))
+    for row, value in enumerate(named.values()):
         each = _plain(value).flatten().double()
         if not each.numel():
             continue
@@ -141,10 +140,9 @@ def rates(seen: Any, *, ax: Any = None) -> Any:
         silent = float((each == 0).double().mean())
         text = f"{100 * silent:.0f} % silent" if silent else "none silent"
         ax.annotate(text, (max(high, float(each.mean())), row), (4, 0), textcoords="offset points", va="center", size=7)
-    ax.set(xlabel="spikes per time step", ylim=(max(1, len(found)) - 0.5, -0.5))
-    ax.set_yticks(range(len(found)), list(found))
+    ax.set(xlabel="spikes per time step", ylabel="layer", ylim=(max(1, len(named)) - 0.5, -0.5))
+    ax.set_yticks(range(len(named)), list(named))
     ax.set_xlim(0, 1.25 * ax.get_xlim()[1])  # room for the words
-    ax.set_ylabel("layer")
     return ax
 
 
@@ -172,9 +170,9 @@ def surrogates(*which: Surrogate, ax: Any = None, span: Tuple[float, float] = (-
     u = torch.linspace(float(span[0]), float(span[1]), points, dtype=torch.float64, device="cpu")
     styles = ("-", "--", ":", "-.")
     for place, one in enumerate(which):
-        value = one.derivative(u)
-        height = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach().expand_as(u)
-        ax.plot(u.numpy(), height.numpy(), styles[place // 10 % len(styles)], linewidth=1.2, label=_named(one))
+        height = torch.as_tensor(one.derivative(u), dtype=torch.float64, device="cpu").detach().expand_as(u)
+        label = type(one).__name__ if repr(one).startswith("<") else repr(one)
+        ax.plot(u.numpy(), height.numpy(), styles[place // 10 % len(styles)], linewidth=1.2, label=label)
     ax.set(xlabel="potential minus threshold, u", ylabel="surrogate derivative", xlim=span)
     ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))
     _legend(ax, "center left" if many else "lower center", (1.0, 0.5) if many else (0.5, 1.0))
@@ -191,17 +189,10 @@ def _draw_means(ax: Any, x: Tensor, unit: float) -> None:
     shape = (padded.shape[0] // columns, columns, padded.shape[1] // rows, rows)
     means = padded.reshape(shape).sum((1, 3)) / real.reshape(shape).sum((1, 3))
     extent = (-0.5 * unit, (padded.shape[0] - 0.5) * unit, -0.5, padded.shape[1] - 0.5)
-    image = ax.imshow(
-        means.T.numpy(),
-        aspect="auto",
-        origin="lower",
-        cmap="Greys",
-        extent=extent,
-        interpolation="nearest",
-        vmin=0,
-        # a few bursts must not make all others invisible
-        vmax=float(torch.quantile(_thinned(means.flatten().double()), 0.995)) or 1.0,
-    )
+    # a few bursts must not make all others invisible
+    most = float(torch.quantile(_thinned(means.flatten().double()), 0.995)) or 1.0
+    grey = {"cmap": "Greys", "vmin": 0, "vmax": most, "interpolation": "nearest"}
+    image = ax.imshow(means.T.numpy(), aspect="auto", origin="lower", extent=extent, **grey)
     ax.figure.colorbar(image, ax=ax, label="spikes per step and neuron")
 
 
@@ -229,11 +220,6 @@ def _axes(ax: Any, width: float = _WIDTH, height: float = _HEIGHT) -> Any:
 def _legend(ax: Any, corner: str, place: Tuple[float, float], columns: int = 1) -> None:
     """A legend beside the curves, which it would hide."""
     ax.legend(fontsize="x-small", frameon=False, ncol=columns, loc=corner, bbox_to_anchor=place)
-
-
-def _width(ax: Any) -> float:
-    """The width of axes, in points."""
-    return float(72 * ax.figure.get_size_inches()[0] * ax.get_position().width)
 
 
 def _sequence(argument: str, value: Any, sample: int) -> Tensor:
@@ -269,15 +255,3 @@ def _name_time(ax: Any, dt: Optional[float]) -> None:
     ax.set_xlabel("time step" if dt is None else "time (ms)")
     if dt is None:
         ax.xaxis.get_major_locator().set_params(integer=True)
-
-
-def _named(surrogate: Surrogate) -> str:
-    text = repr(surrogate)
-    return type(surrogate).__name__ if text.startswith("<") else text
-
-
-def _rated(seen: Any) -> List[str]:
-    found = getattr(seen, "rates", None)
-    if not isinstance(found, Iterable) or not hasattr(seen, "layers"):
-        raise TypeError(f"rates takes what sc.monitor gave, or tensors of rates, got {type(seen).__name__}")
-    return list(found)
