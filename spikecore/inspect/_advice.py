@@ -20,10 +20,8 @@ from spikecore._packed import packable
 from spikecore._plugins.selection import REFERENCE, automatic_order
 from spikecore._shell.in_turn import calls_as, makes_time
 from spikecore._shell.norms import can_defer, is_watched
-from spikecore._shell.prologued import prologue_of
 from spikecore._shell.ranges import Interval
-from spikecore._shell.state import Stateful
-from spikecore.inspect._monitor import adds_behind, neuron_of
+from spikecore.inspect._monitor import adds_behind, neuron_of, normalisation_of, stateful_of
 from spikecore.inspect._report import Layer, size
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
@@ -52,7 +50,8 @@ class Row(NamedTuple):
     @property
     def goes_on(self) -> bool:
         """Whether each call is one step, or continues from the last call."""
-        return isinstance(self.module, Stateful) and (self.module.step == "single" or self.module.carrying)
+        stateful = stateful_of(self.module)
+        return stateful is not None and (stateful.step == "single" or stateful.carrying)
 
 
 class Run(NamedTuple):
@@ -82,7 +81,7 @@ def advice(run: Run) -> Tuple[str, ...]:
 
 def _batch_as_time(run: Run) -> str:
     """Neurons that may be called in a loop over time, and take the batch for time."""
-    rows = [row for row in run.rows if isinstance(row.module, Stateful) and not row.goes_on]
+    rows = [row for row in run.rows if stateful_of(row.module) is not None and not row.goes_on]
     rows = [row for row in rows if row.layer.calls > 1 and row.layer.shape[:1] != (1,)]
     if not rows:
         return ""
@@ -177,7 +176,8 @@ def _single_steps(run: Run) -> str:
     """Neurons that are called for each step."""
     rows = run.where(
         lambda layer, module: (
-            isinstance(module, Stateful) and (module.step == "single" or (layer.calls > 1 and layer.shape[:1] == (1,)))
+            stateful_of(module) is not None
+            and (stateful_of(module).step == "single" or (layer.calls > 1 and layer.shape[:1] == (1,)))
         )
     )
     if not rows:
@@ -285,7 +285,7 @@ def _behind_norms(run: Run) -> List[Row]:
         if row.source not in modules or repeated or not isinstance(neuron, Neuron) or len(neuron.inputs) != 1:
             continue
         resolved = neuron.bound.get(run.device_type)
-        if prologue_of(neuron) is None and resolved is not None and resolved.backend.name != REFERENCE:
+        if normalisation_of(neuron) is None and resolved is not None and resolved.backend.name != REFERENCE:
             rows += [row] if resolved.backend.capabilities_on(run.device_type).normalisation else []
     return rows
 
@@ -326,8 +326,8 @@ def _packed(run: Run) -> str:
 def _learnt(run: Run) -> str:
     """Parameters of neurons that are learnt for each channel or neuron."""
     names: List[str] = []
-    for row in run.where(lambda layer, module: isinstance(module, Neuron) and run.training):
-        own = [name for name, value in row.module.named_parameters(recurse=False) if value.numel() > 1]
+    for row in run.where(lambda layer, module: run.training and neuron_of(module) is not None):
+        own = [name for name, value in neuron_of(row.module).named_parameters(recurse=False) if value.numel() > 1]
         names += [f"{name} of {row.layer.name or row.layer.kind}" for name in own]
     if not names:
         return ""
@@ -450,8 +450,9 @@ def _moved(value: float, low: float, high: float, change: float) -> float:
     return end + (value - end) * factor
 
 
-def sequences(module: Any, calls: Calls) -> Iterator[Tuple[Tensor, ...]]:
+def sequences(layer: Any, calls: Calls) -> Iterator[Tuple[Tensor, ...]]:
     """The inputs of each call of ``run``: calls that continue one another are one sequence."""
+    module = stateful_of(layer)
     at_once = [[x.unsqueeze(0) for x in inputs] if module.step == "single" else list(inputs) for inputs in calls]
     if module.continues and len({tuple(x.shape[1:] for x in inputs) for inputs in at_once}) == 1:
         return iter([tuple(torch.cat(parts) for parts in zip(*at_once))])

@@ -29,11 +29,10 @@ from spikecore._shell.checks import shown
 from spikecore._shell.misplaced import guided
 from spikecore._shell.norms import Deferred
 from spikecore._shell.processes import unwrapped
-from spikecore._shell.prologued import prologue_of
-from spikecore._shell.state import Stateful, carry
+from spikecore._shell.state import carry
 from spikecore.functional import stateful_modules, to_rest
 from spikecore.inspect._advice import Row, Run, advice
-from spikecore.inspect._monitor import neuron_of
+from spikecore.inspect._monitor import neuron_of, normalisation_of, stateful_of
 from spikecore.inspect._report import Explanation, Layer
 from spikecore.inspect._watching import ASIDE, RANGE, Seen, Watching
 from spikecore.kernels import KernelBackend
@@ -167,16 +166,13 @@ def cuda_devices(tensors: Sequence[Tensor]) -> List[int]:
 
 @contextmanager
 def _silent_profiler() -> Iterator[None]:
-    """Without the lines that torch's profiler writes to stderr when it starts and stops.
-
-    It reads the variable when it is used for the first time in a process.
-    """
-    before = os.environ.get("KINETO_LOG_LEVEL")
-    os.environ["KINETO_LOG_LEVEL"] = before or "99"
+    """Without the lines that torch's profiler writes to stderr; it reads the variable when it is first used."""
+    before = dict(os.environ)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     try:
         yield
     finally:
-        if before is None:
+        if "KINETO_LOG_LEVEL" not in before:
             del os.environ["KINETO_LOG_LEVEL"]
 
 
@@ -220,8 +216,7 @@ def _gradients(net: nn.Module, inputs: Sequence[Tensor], outputs: Any, loss: Los
             what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else a_kind(value)
             raise ValueError(f"loss must give one number with a gradient from the outputs of net, got {what}")
         ends = [value]
-    named = [*net.named_parameters(), *[("x", one) for one in inputs]]
-    named = [(name, one) for name, one in named if one.requires_grad]
+    named = [pair for pair in (*net.named_parameters(), *[("x", x) for x in inputs]) if pair[1].requires_grad]
     ones = [torch.ones_like(one) for one in ends]
     found = torch.autograd.grad(ends, [one for _, one in named], ones, allow_unused=True)
     return [(name, gradient) for (name, _), gradient in zip(named, found) if gradient is not None]
@@ -231,17 +226,15 @@ def _gradients(net: nn.Module, inputs: Sequence[Tensor], outputs: Any, loss: Los
 
 
 def _explanation(
-    net: nn.Module, watching: Watching, moved: Mapping[int, Traffic], device: torch.device, training: bool
+    net: nn.Module, watching: Watching, moved: Traffic, device: torch.device, training: bool
 ) -> Explanation:
-    times: Set[int] = set()
-    for seen in watching.order:
-        if isinstance(seen.module, Stateful) and seen.module.step == "multi" and seen.steps:
-            times.add(seen.steps)
+    neurons = [seen for seen in watching.order if seen.stateful is not None]
+    times = {seen.steps for seen in neurons if seen.stateful.step == "multi" and seen.steps}
     rows: List[Row] = []
     for seen in watching.order:
-        layer = _layer(seen, moved.get(seen.number, Traffic()), times, training)
+        layer = _layer(seen, moved, times, training)
         # what only holds others has a row where it has something to say of its own
-        if _computes(seen.module) or layer.copied or layer.converted or layer.saved:
+        if _computes(seen.module) or layer.copied or layer.saved:
             rows.append(Row(layer, seen.module, seen.source, seen.sample))
     spoilt = watching.spoilt_in_words(times)
     run = Run(net, rows, device.type, training, torch.is_autocast_enabled(), spoilt)
@@ -251,14 +244,15 @@ def _explanation(
 def _computes(module: nn.Module) -> bool:
     """Whether a module computes by itself, and not by the modules that it holds alone."""
     own = any(True for _ in module.parameters(recurse=False))
-    return isinstance(module, Stateful) or own or not any(True for _ in module.children())
+    return stateful_of(module) is not None or own or not any(True for _ in module.children())
 
 
 def _layer(seen: Seen, moved: Traffic, times: Set[int], training: bool) -> Layer:
     first, last, module = seen.inputs[0] if seen.inputs else None, seen.output, seen.module
     backend, reason, compiles = _backend(seen)
-    words, floor = _words(seen, moved.words, compiles, training)
-    stateful = isinstance(module, Stateful)
+    read_and_written = moved.words.get(seen.number, 0)
+    words, floor = _words(seen, read_and_written, compiles, training)
+    stateful = seen.stateful is not None
     width = 0 if last is None else torch.empty((), dtype=last.dtype).element_size()
     return Layer(
         name=seen.name,
@@ -270,12 +264,11 @@ def _layer(seen: Seen, moved: Traffic, times: Set[int], training: bool) -> Layer
         layout_out=last.layout if last is not None else "",
         backend=backend,
         reason=reason,
-        copied=width * sum(_counted(seen, moved.copied, compiles)),
-        converted=width * sum(_counted(seen, moved.converted, compiles)),
+        copied=width * _copied(seen, moved.copies.get(seen.number, []), compiles),
         words=words,
         floor=floor,
         steps=seen.steps if seen.steps in times else 0,
-        repeated=_computes(module) and not stateful and seen.repeated and seen.steps in times and moved.words > 0,
+        repeated=_computes(module) and not stateful and seen.repeated and seen.steps in times and read_and_written > 0,
         products=_products(seen),
         saved=seen.saved,
         saved_spikes=seen.saved_spikes,
@@ -287,12 +280,12 @@ def _layer(seen: Seen, moved: Traffic, times: Set[int], training: bool) -> Layer
 def _backend(seen: Seen) -> Tuple[str, str, bool]:
     """What computed a neuron, why that, and whether it launches kernels, which are no operations of torch."""
     neuron = neuron_of(seen.module)
-    resolved = neuron.bound.get(seen.inputs[0].device_type) if isinstance(neuron, Neuron) and seen.inputs else None
+    resolved = neuron.bound.get(seen.inputs[0].device_type) if neuron is not None and seen.inputs else None
     if resolved is None:
         return "", "", False
-    reason, prologue = resolved.reason, prologue_of(neuron)
-    if prologue is not None:
-        apart = f"normalised before it: {prologue.reason}" if prologue.reason else ""
+    reason, normalisation = resolved.reason, normalisation_of(seen.module)
+    if normalisation is not None:
+        apart = f"normalised before it: {normalisation.reason}" if normalisation.reason else ""
         reason += "; " + (apart or "normalises its input in the same kernel")
     looped = getattr(seen.module, "looped", None)
     if looped is not None:
@@ -304,27 +297,25 @@ def _backend(seen: Seen) -> Tuple[str, str, bool]:
     return name, reason, isinstance(resolved.backend, KernelBackend)
 
 
-def _counted(seen: Seen, copies: Sequence[int], compiles: bool) -> List[int]:
-    """The copies, in numbers, that a layout of the data would take away.
+def _copied(seen: Seen, copies: Sequence[int], compiles: bool) -> int:
+    """The numbers of the copies that a layout of the data would take away.
 
     Those of a neuron that runs as operations of torch are among these operations, which its words count. In Recurrent
     those of the weight and of one step's state, and by a Delay all, are its own.
     """
-    if isinstance(seen.module, Stateful) and not compiles:
-        return []
     if isinstance(seen.module, Recurrent):
         whole = [] if isinstance(seen.module.linear, Delay) else [one.numbers for one in seen.inputs]
-        return [numbers for numbers in copies if numbers in whole]
-    return list(copies)
+        copies = [numbers for numbers in copies if numbers in whole]
+    return sum(copies) if compiles or seen.stateful is None else 0
 
 
 def _notes(seen: Seen) -> Tuple[str, ...]:
     """Sentences without a full stop, for the lines under the row of a layer."""
     notes: List[str] = []
-    prologue = prologue_of(seen.module)
-    if prologue is not None:
-        adds = _ADDS[prologue.shortcut] if len(seen.inputs) > 1 else ""
-        apart = f"; not in one kernel: {prologue.reason}" if prologue.reason else ""
+    normalisation = normalisation_of(seen.module)
+    if normalisation is not None:
+        adds = _ADDS[normalisation.shortcut or ""] if len(seen.inputs) > 1 else ""
+        apart = f"; not in one kernel: {normalisation.reason}" if normalisation.reason else ""
         notes.append(f"normalises its input{adds}{apart}")
     if isinstance(seen.module, Deferred):
         notes.append("the neuron behind it normalises")
@@ -387,35 +378,35 @@ def _words(seen: Seen, moved: int, compiles: bool, training: bool) -> Tuple[Opti
     Each input is read at one word per time step and neuron, or 1/T where it is one step repeated; its gradient, where
     one is asked for, takes as many.
     """
-    neuron = seen.module
-    if not isinstance(neuron, Neuron) or not seen.elements:
+    neuron = neuron_of(seen.module)
+    if neuron is None or isinstance(seen.module, Recurrent) or not seen.elements:
         return None, None
     steps = neuron.repeat if neuron.repeat is not None and neuron.step == "multi" else 1
     elements = seen.elements * steps
     reads = [1.0 / (one.shape[0] if one.layout.startswith("one step repeated") else steps) for one in seen.inputs]
     gradients = [read if one.requires_grad else 0.0 for read, one in zip(reads, seen.inputs)]
-    backward = training and (any(gradients) or any(parameter.requires_grad for parameter in neuron.parameters()))
+    backward = training and (any(gradients) or any(parameter.requires_grad for parameter in seen.module.parameters()))
     taken, outputs = len(neuron.program.inputs), len(neuron.program.outputs)  # a shortcut is no input of the neuron
     floor = sum(reads[:taken]) + outputs
     if backward:
         floor += outputs + sum(gradients[:taken]) + (sum(reads[:taken]) if _reads_again(neuron) else 0.0)
-    by_kernels, prologue = floor, prologue_of(neuron)
-    if prologue is not None:
-        norm, beside = prologue.norm, 0.0
+    by_kernels, normalisation = floor, normalisation_of(seen.module)
+    if normalisation is not None:
+        norm, beside = normalisation.norm, 0.0
         takes = norm.training or getattr(norm, "running_mean", None) is None
         # Statistics read the input. So does the backward pass once more, with the cotangent, for the sums that its
         # gradient needs; of one step repeated the cotangent summed over time is written and read instead.
         if takes and backward:
             beside = min(1 + reads[0], 3 * reads[0])
         # a shortcut is read, and the gradient of one before the neuron written
-        beside += sum(reads[1:]) + (sum(gradients[1:]) if backward and prologue.shortcut == "before" else 0.0)
+        beside += sum(reads[1:]) + (sum(gradients[1:]) if backward and normalisation.shortcut == "before" else 0.0)
         floor += beside + (reads[0] if takes else 0.0)
-        by_kernels += 0.0 if prologue.reason else beside
+        by_kernels += 0.0 if normalisation.reason else beside
     per_element = moved / elements
     if compiles or per_element < floor:  # its kernels are no operations of torch
         per_element += by_kernels + 2 * seen.checkpoints / elements
     # statistics are an operation of torch, or of kernels, which nobody saw
-    within = prologue is not None and not prologue.reason
+    within = normalisation is not None and not normalisation.reason
     return max(per_element, floor) if within else per_element, floor
 
 
@@ -432,7 +423,7 @@ _STILL = frozenset(
         "unsqueeze unsqueeze_ view view_as view_as_complex view_as_real zeros_like"
     ).split()
 )
-#: Operations that call ``copy_`` to lay numbers out anew, or to convert them; those that read and write little.
+#: Operations that call ``copy_`` to lay numbers out anew, or to convert them; those that write little.
 _LAYS_OUT = frozenset(f"aten::{name}" for name in "clone contiguous flatten ravel repeat reshape tile".split())
 _CONVERTS = frozenset(("aten::to", "aten::_to_copy"))
 _SUMS = frozenset(
@@ -446,17 +437,15 @@ _ASIDE = frozenset({ASIDE, "spikecore::pack_spikes", "spikecore::unpack_spikes"}
 _BACKWARD = "autograd::engine::evaluate_function: "
 
 
-class Traffic:
-    """What one layer did through operations of torch: numbers read and written, and those of each copy."""
+class Traffic(NamedTuple):
+    """What layers did through operations of torch, by their numbers: words read and written, and numbers of copies."""
 
-    def __init__(self) -> None:
-        self.words = 0
-        self.copied: List[int] = []
-        self.converted: List[int] = []
+    words: Dict[int, int]
+    copies: Dict[int, List[int]]
 
 
-def traffic(events: Sequence[Any]) -> Dict[int, Traffic]:
-    """What each layer did, by its number.
+def traffic(events: Sequence[Any]) -> Traffic:
+    """What each layer did.
 
     An operation of the backward pass belongs to the layer whose operation made its node, which has the same number in
     torch's sequence. An operation that makes no node has the number of the next one: the last to begin made it.
@@ -466,7 +455,7 @@ def traffic(events: Sequence[Any]) -> Dict[int, Traffic]:
         layer = _layer_of(_around(event), {})
         if layer is not None and event.sequence_nr >= 0:
             makers[event.sequence_nr] = layer
-    found: Dict[int, Traffic] = {}
+    moved = Traffic({}, {})
     for event in events:
         # what an operation is made of counts, and not the operation as well
         if not _moves(event) or any(map(_moves_within, event.cpu_children)):
@@ -475,15 +464,11 @@ def traffic(events: Sequence[Any]) -> Dict[int, Traffic]:
         layer = _layer_of(around, makers)
         if layer is None or not sizes:
             continue
-        into = found.setdefault(layer, Traffic())
-        into.words += _words_of(event.name, sizes)
-        if event.name == "aten::copy_" and sizes[0] > 1:
-            names = {one.name for one in around}
-            if not names.isdisjoint(_CONVERTS):
-                into.converted.append(sizes[0])
-            elif not names.isdisjoint(_LAYS_OUT):
-                into.copied.append(sizes[0])
-    return found
+        moved.words[layer] = moved.words.get(layer, 0) + _words_of(event.name, sizes)
+        names = {one.name for one in around}
+        if event.name == "aten::copy_" and sizes[0] > 1 and names.isdisjoint(_CONVERTS) and names & _LAYS_OUT:
+            moved.copies.setdefault(layer, []).append(sizes[0])
+    return moved
 
 
 def _around(event: Any) -> List[Any]:

@@ -407,15 +407,26 @@ def _watchable(net: nn.Module) -> Dict[str, Stateful]:
     return found
 
 
-def neuron_of(module: Any) -> Any:
-    """The neuron of a layer, itself or that of Recurrent."""
-    return module.neuron if isinstance(module, Recurrent) else module
+def neuron_of(layer: Any) -> Any:
+    """The neuron of a layer of neurons, itself or that of Recurrent; None for another module."""
+    return layer.neuron if isinstance(layer, Recurrent) else layer if isinstance(layer, Neuron) else None
 
 
-def adds_behind(module: nn.Module, inputs: Sequence[Tensor]) -> bool:
-    """Whether a call of a neuron with these inputs adds a shortcut to its spikes."""
-    prologue = prologue_of(module)
-    return prologue is not None and prologue.shortcut == "after" and len(inputs) > 1
+def stateful_of(layer: Any) -> Any:
+    """What has the state of a layer over time, and its mode ``step``; None for a layer without state."""
+    return layer if isinstance(layer, Stateful) else None
+
+
+def normalisation_of(layer: Any) -> Any:
+    """What a layer of neurons normalises its input by: ``norm``, ``shortcut``, and ``reason``, why not in one kernel;
+    None for one that does not.
+    """
+    return prologue_of(layer)
+
+
+def adds_behind(layer: Any, inputs: Sequence[Tensor]) -> bool:
+    """Whether a call of a layer with these inputs adds a shortcut to its spikes."""
+    return getattr(normalisation_of(layer), "shortcut", None) == "after" and len(inputs) > 1
 
 
 def _names(argument: str, value: Any) -> Tuple[str, ...]:

@@ -21,9 +21,8 @@ class Layer:
     ``shape``, ``dtype``: of the output. ``layout_in``, ``layout_out``: where the numbers of its first input and of its
     output lie ("contiguous", "channels-last", "batch before time", "one step repeated, ...", or strides).
     ``backend``, ``reason``: what computed a neuron, and why that; "" for any other layer.
-    ``copied``: bytes that it laid out anew, forward and backward. ``converted``: bytes that it converted to another
-    dtype or moved to another device. ``words``, ``floor``: numbers that its neurons moved through
-    memory per time step and neuron, forward and backward, and the least possible; None for any other layer.
+    ``copied``: bytes that it laid out anew, forward and backward. ``words``, ``floor``: numbers that its neurons moved
+    through memory per time step and neuron, forward and backward, and the least possible; None for any other layer.
     ``steps``: time steps that the layer had at once; 0 where that is not known. ``repeated``: true where all of them
     held the same, so that all but one were computed for nothing. ``products``: multiplications of its weights in linear
     layers and convolutions, forward.
@@ -43,7 +42,6 @@ class Layer:
     backend: str = ""
     reason: str = ""
     copied: int = 0
-    converted: int = 0
     words: Optional[float] = None
     floor: Optional[float] = None
     steps: int = 0
@@ -157,8 +155,6 @@ def _cells(layer: Layer) -> Tuple[str, ...]:
 def _remarks(layer: Layer) -> List[str]:
     """What stands under the row of a layer."""
     found = [f"copied {size(layer.copied)}"] if layer.copied else []
-    if layer.converted:
-        found.append(f"converted {size(layer.converted)} to another dtype or device")
     if layer.repeated:
         found.append(f"computed {layer.steps} times for nothing: all time steps hold the same")
     return [*found, *layer.notes]

@@ -15,9 +15,8 @@ from spikecore._base.batches import flattened, run_network
 from spikecore._delay import Delay
 from spikecore._shell.hooks import observing
 from spikecore._shell.in_turn import time_makers
-from spikecore._shell.state import Stateful
 from spikecore.inspect._advice import is_extreme, sequences
-from spikecore.inspect._monitor import adds_behind, neuron_of
+from spikecore.inspect._monitor import adds_behind, neuron_of, stateful_of
 from spikecore.layers import TimeBatched
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
@@ -83,6 +82,11 @@ class Seen:
     refusals: List[Tuple[str, str, str]] = field(default_factory=list)
 
     @property
+    def stateful(self) -> Any:
+        """What has its state over time; None without state."""
+        return stateful_of(self.module)
+
+    @property
     def title(self) -> str:
         """Name and class."""
         kind = type(self.module).__name__
@@ -145,15 +149,9 @@ class Watching:
         for number, (name, module) in enumerate(net.named_modules()):
             if module in within:
                 continue  # what a neuron holds, such as the layer of Recurrent, is part of it
-            if isinstance(module, Stateful):
+            if stateful_of(module) is not None:
                 within.update(module.modules())
-            seen = Seen(number, name, module)
-            self._handles += [
-                module.register_forward_pre_hook(self._begins(seen), with_kwargs=True),
-                module.register_forward_hook(self._ends(seen), with_kwargs=True),
-            ]
-            if isinstance(module, (Neuron, Recurrent, Delay)):
-                vars(module)["run"] = self._watched(seen, module.run)  # which no hook sees
+            self._hook(Seen(number, name, module))
 
     @property
     def top(self) -> Optional[Seen]:
@@ -179,11 +177,19 @@ class Watching:
         for seen in self.order:
             vars(seen.module).pop("run", None)
 
-    def _begins(self, seen: Seen) -> Callable[..., None]:
-        return observing(lambda module, args, kwargs: self._begin(seen, [*flattened(args), *flattened(kwargs)]))
+    def _hook(self, seen: Seen) -> None:
+        """Tell :meth:`_begin` and :meth:`_end` of every call of a module."""
 
-    def _ends(self, seen: Seen) -> Callable[..., None]:
-        return observing(lambda module, args, kwargs, output: self._end(seen, flattened(output)))
+        def begins(module: nn.Module, args: Any, kwargs: Any) -> None:
+            self._begin(seen, [*flattened(args), *flattened(kwargs)])
+
+        def ends(module: nn.Module, args: Any, output: Any) -> None:
+            self._end(seen, flattened(output))
+
+        self._handles.append(seen.module.register_forward_pre_hook(observing(begins), with_kwargs=True))
+        self._handles.append(seen.module.register_forward_hook(observing(ends)))
+        if isinstance(seen.module, (Neuron, Recurrent, Delay)):
+            vars(seen.module)["run"] = self._watched(seen, seen.module.run)  # which no hook sees
 
     def _watched(self, seen: Seen, run: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -218,7 +224,7 @@ class Watching:
             self._look(
                 f"the input of {seen.title}, which no layer gave:", [("it", one) for one in inputs], _LAYER, True, seen
             )
-            if isinstance(seen.module, Stateful) and all(one is not seen for one, _ in self.reached):
+            if seen.stateful is not None and all(one is not seen for one, _ in self.reached):
                 spoilt = next((one for one in inputs if not finite.is_finite(one)), None)
                 if spoilt is not None and self.origin is None:
                     seen.infinite = True
@@ -259,7 +265,7 @@ class Watching:
             seen.once = not any(True for _ in seen.module.children())
         elif steps and x.shape[0] == steps * batch:
             seen.steps, seen.repeated = steps, _is_repeated(x.unflatten(0, folded))
-        elif not (isinstance(seen.module, Stateful) and seen.module.step == "single"):
+        elif seen.stateful is None or seen.stateful.step != "single":
             seen.steps, seen.repeated = x.shape[0], _is_repeated(x)
 
     def _note_spikes(self, seen: Seen, value: Tensor, inputs: List[Tensor]) -> None:
@@ -359,7 +365,7 @@ class Watching:
 
     def _spoilt(self, place: str, x: Tensor, seen: Optional[Seen]) -> Spoilt:
         folded = self._stack[-1].folded if self._stack else (0, 0)
-        single = seen is not None and isinstance(seen.module, Stateful) and seen.module.step == "single"
+        single = seen is not None and seen.stateful is not None and seen.stateful.step == "single"
         call = seen.calls if seen is not None and single else 0
         return Spoilt(place, finite.in_words(x), finite.first_index(x) or (), tuple(x.shape), folded, call)
 
@@ -385,7 +391,7 @@ def _kind(infinite: bool) -> str:
 
 def _may_fire(module: nn.Module) -> bool:
     """Whether outputs of 0 and 1 are spikes of this module."""
-    return isinstance(module, Stateful) and not isinstance(module, Delay)
+    return stateful_of(module) is not None and not isinstance(module, Delay)
 
 
 def storage_of(tensor: Tensor) -> int:
