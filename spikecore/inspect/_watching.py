@@ -110,7 +110,7 @@ class Spoilt(NamedTuple):
         steps, batch = self.folded
         if self.call:
             return f", in call {self.call}"
-        if steps and self.shape[0] == steps * batch:
+        if steps and self.shape[:1] == (steps * batch,):
             return f", time step {self.first[0] // batch}"
         return f", time step {self.first[0]}" if len(self.shape) > 1 and self.shape[0] in times else ""
 
@@ -361,7 +361,9 @@ class Watching:
         """Note the first tensor that is not finite, or that has NaN, as the origin."""
         spoilt = None if self.origin is not None else (finite.first_nan if nan else finite.first)(named)
         if spoilt is not None:
-            self.origin = self._spoilt(f"{place} {spoilt[0]} has", spoilt[1], seen)._replace(way_out=way_out)
+            origin = self._spoilt(f"{place} {spoilt[0]} has", spoilt[1], seen)
+            has_time = way_out in (_DATA, _LAYER)
+            self.origin = origin._replace(way_out=way_out, shape=origin.shape if has_time else ())
 
     def _spoilt(self, place: str, x: Tensor, seen: Optional[Seen]) -> Spoilt:
         folded = self._stack[-1].folded if self._stack else (0, 0)
