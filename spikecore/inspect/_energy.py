@@ -258,9 +258,7 @@ class _Counting(TorchDispatchMode):
                 "them out: of attention q @ k.transpose(-2, -1), and its product with v"
             )
         rule = _RULES.get(operation)
-        # F.adaptive_avg_pool2d(x, 1) is a mean of the last dimensions, kept; other means are not counted as pooling
-        pools = isinstance(module, _POOLS) or args[1:] in (([-1, -2], True), ([-1, -2, -3], True))
-        if rule is not None and (operation != "mean" or pools):
+        if rule is not None and (operation != "mean" or isinstance(module, _POOLS) or _pools(args)):
             counts = rule(self, args)
             before, once = self.found.get((name, type(module).__name__), ((0, 0, 0, 0), (0, 0)))
             more = (0, 0) if self._timed else counts[:2]
@@ -310,6 +308,11 @@ class _Counting(TorchDispatchMode):
             return 1
         every = module.linear.weight.numel() * (module.max_delay + 1)
         return module.max_delay + 1 if weight.numel() == every else 1
+
+
+def _pools(mean: Tuple[Any, ...]) -> bool:
+    """Whether arguments of ``mean`` are those of ``F.adaptive_avg_pool2d(x, 1)``, or 3d; no other mean is pooling."""
+    return mean[1:] in (([-1, -2], True), ([-1, -2, -3], True))
 
 
 def _storage(value: Tensor) -> int:
