@@ -4,13 +4,10 @@ from spikecore import encode, functional, layers, losses, metrics, models, nir, 
 from spikecore._carried import load_state_dict_of_state, state_dict_of_state
 from spikecore._convert import Conversion, convert, load_state
 from spikecore._delay import Delay
-from spikecore._explain import Explanation, explain
-from spikecore._looking import Energy, Seen, energy, monitor
 from spikecore._packed import pack, unpack
 from spikecore._plugins.hookspecs import hookimpl
 from spikecore._plugins.registry import BackendStatus
 from spikecore._plugins.selection import backends, use_backend
-from spikecore._source import kernel_source
 from spikecore._streaming import set_step
 from spikecore._transforms import fuse, hoist, unfuse
 from spikecore._version import __version__ as __version__
@@ -25,6 +22,7 @@ from spikecore.backend import (
     Unsupported,
 )
 from spikecore.functional import carry_state, detach, project, reset, set_backend
+from spikecore.inspect import Energy, Explanation, Seen, energy, explain, kernel_source, monitor
 from spikecore.lang import Program, TraceError, ops
 from spikecore.neuron import Neuron
 from spikecore.neurons import (

@@ -236,7 +236,7 @@ class Neuron(Watched):
         if not names:
             outputs, final = self._call(inputs, state, final=True)
             return outputs[0] if len(outputs) == 1 else outputs, final
-        outputs, final, trace_ = self._recorded(inputs, state, names, True, False, self._execute)
+        outputs, final, trace_ = self._recorded(inputs, state, names, True, False, self._compute)
         return outputs[0] if len(outputs) == 1 else outputs, final, dict(zip(names, trace_))
 
     def _continue(self, inputs: Sequence[Tensor]) -> Tensors:
@@ -246,14 +246,19 @@ class Neuron(Watched):
         return outputs
 
     def _call(
-        self, inputs: Sequence[Tensor], state: Optional[Mapping[str, Tensor]], final: bool, single: bool = False
+        self,
+        inputs: Sequence[Tensor],
+        state: Optional[Mapping[str, Tensor]],
+        final: bool,
+        single: bool = False,
+        watched: bool = True,
     ) -> Tuple[Tensors, Optional[State]]:
         """A call without a record. If an earlier call of its kind passed the checks, this one skips them.
 
-        ``single``: inputs and outputs are those of one time step, ``[*N]``.
+        ``single``: inputs and outputs are those of one time step, ``[*N]``. ``watched``: whether watchers are told.
         """
-        if self._watchers:
-            return self._recorded(inputs, state, (), final, single, self._execute)[:2]
+        if self._watchers and watched:
+            return self._recorded(inputs, state, (), final, single, self._compute)[:2]
         x, repeat = earlier.only_input(inputs), None if single else self._repeat()
         one = single or repeat is not None  # whether x is one time step
         if x is None or not (one or x.ndim):
@@ -280,6 +285,19 @@ class Neuron(Watched):
         else:
             outputs, end = found.runner((x,), start, (*constant, *earlier.placed(found, values)), ())[:2]
         return outputs, dict(zip(self.states, end)) if end is not None else None
+
+    def _compute(
+        self,
+        inputs: Sequence[Tensor],
+        state: Optional[Mapping[str, Tensor]],
+        record: Tuple[str, ...],
+        final: bool,
+        single: bool,
+    ) -> Tuple[Tensors, Optional[State], Tensors]:
+        """A call of which watchers are told; without a record it is as quick as one that is not watched."""
+        if record:
+            return self._execute(inputs, state, record, final, single)
+        return (*self._call(inputs, state, final, single, watched=False), ())
 
     @with_traced_sizes
     def _execute(

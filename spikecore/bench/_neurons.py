@@ -1,7 +1,7 @@
 """Neuron rows: a layer that fills the device, beside a copy of its input. Time, fraction of the roofline, memory.
 
 The roofline is the copy. A fraction of 1 is a call that takes as long as copying the words that no implementation can
-do without (:func:`spikecore._explain._floor.words`).
+do without (:func:`spikecore.inspect._explain.words`).
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Dict, List, Optional, Union
 
 import torch
 
-from spikecore._explain._floor import words
 from spikecore.bench._cases import Bench, Case, Inputs, Job, admit, contained, first_failure, quietly, timed
 from spikecore.bench._implementations import REFERENCE
 from spikecore.bench._report import Row
 from spikecore.bench._settings import Settings
 from spikecore.bench._timing import Call, Failure, HostClock, Timing, failure, interleave
 from spikecore.dtypes import DTYPES
+from spikecore.inspect._explain import words
 
 COPY = "copy"
 #: Bytes of the input where no size is asked for: 134 million float32 on a GPU, 17 million on a CPU.

@@ -20,9 +20,9 @@ import typer
 from torch import Tensor, nn
 
 from spikecore._base.words import a_kind
-from spikecore._explain import explain as explain_network
 from spikecore.backend import BackendError
 from spikecore.dtypes import DTYPES, NARROW
+from spikecore.inspect import explain as explain_network
 
 
 def explain(

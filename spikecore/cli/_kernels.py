@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.syntax import Syntax
 
 from spikecore import neurons, surrogate
-from spikecore._source import kernel_source
 from spikecore.backend import BackendError
 from spikecore.dtypes import DTYPES
+from spikecore.inspect import kernel_source
 from spikecore.neuron import Neuron
 
 DIRECTIONS = ("forward", "backward")

@@ -43,7 +43,7 @@ def test_spikes_that_are_packed_are_counted_as_bits() -> None:
     assert after.notes == ("keeps its input as bits",)
     assert has(whole, "sc.pack(net), or sc.TrainingOptions(pack_spikes=True)")
     assert not has(found, "pack")
-    assert [layer.copies for layer in found.layers] == [layer.copies for layer in whole.layers]
+    assert [layer.copied for layer in found.layers] == [layer.copied for layer in whole.layers]
 
 
 def test_in_a_forward_of_ones_own_the_layers_are_advised() -> None:

@@ -201,6 +201,36 @@ def test_a_clipped_training_step_says_it_at_once(network: str, place: str) -> No
     assert text in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("tensor", "value", "text"),
+    [
+        (
+            "1.norm.running_var",
+            NAN,
+            "NaN begins in a buffer: 1.norm.running_var has 1 NaN among 8 numbers, the first at",
+        ),
+        ("1.norm.weight", NAN, "NaN begins in a parameter: 1.norm.weight has 1 NaN among 8 numbers, the first at"),
+        ("2.linear.weight", float("inf"), "an infinity begins in a parameter: 2.linear.weight has 1 infinity among 64"),
+        (
+            "0.bias",
+            -float("inf"),
+            "an infinity begins in a parameter: 0.bias has 1 infinity among 8 numbers, the first",
+        ),
+    ],
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_weights_and_statistics_are_named(tensor: str, value: float, text: str, training: bool) -> None:
+    """Of a normalisation that a neuron takes over, and of a feedback, whose neurons hide it."""
+    norm = sc.layers.NormNeuron(nn.BatchNorm1d(8), sc.LIF())
+    net = nn.Sequential(nn.Linear(6, 8), norm, sc.Recurrent(sc.LIF(), nn.Linear(8, 8)))
+    state = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+    state[tensor].data.view(-1)[3] = value
+    # as many steps as the weight has rows, which are no steps
+    found = sc.explain(net, torch.rand(8, BATCH, 6), training=training).advice[0]
+    assert found.startswith(f"Numbers are not finite: {text}")
+    assert "time step" not in found.partition("]")[2].partition(".")[0]
+
+
 class Growing(sc.Neuron):
     """A potential that is squared at each step, until it is infinite, and NaN after that."""
 

@@ -13,7 +13,6 @@ from torch import nn
 
 import spikecore as sc
 from bench_runs import TINY, Mutant, only, ran
-from spikecore._explain._floor import words
 from spikecore.bench import _beside as beside
 from spikecore.bench import _implementations as implementations
 from spikecore.bench._cases import Bench
@@ -28,6 +27,7 @@ from spikecore.bench._timing import CudaClock, Failure, HostClock, Plan, Timing,
 from spikecore.bench._workloads import CHANNELS, IN_LAYOUTS, WORKLOADS, Hat, hat_spike
 from spikecore.bench.models import EXAMPLES
 from spikecore.cli._bench_tables import tables
+from spikecore.inspect._explain import words
 from spikecore.lang._plain import number
 from spikecore.testing._custom import Gated, Probe
 from spikecore.testing._loopback import EVERYTHING, Loopback, installed

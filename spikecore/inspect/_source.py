@@ -1,11 +1,8 @@
-"""The text of a neuron's kernels, for people.
-
-Printing needs no device and no compiler, so a backend that cannot compute here still shows what it would compile.
-"""
+"""The text of a neuron's kernels. Printing needs no device and no compiler."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any, Dict
 
 import torch
 from torch import Tensor
@@ -17,6 +14,7 @@ from spikecore._shell.graphed import values_of
 from spikecore._shell.needs import lacking
 from spikecore.backend import MAX_STATIC_STEPS, Backend, BackendError, Spec, Unsupported
 from spikecore.dtypes import DTYPES
+from spikecore.kernels import KernelBackend
 from spikecore.neuron import Neuron
 
 _ASKER = "kernel_source()"
@@ -53,7 +51,7 @@ def kernel_source(
     )
     printer: Any = default_registry().unprobed(backend, _ASKER)
     if not _prints(printer):
-        able = ", ".join(_that_print()) or "none"
+        able = ", ".join(filter(_can_print, default_registry().names())) or "none"
         raise Unsupported(f"backend {backend!r} (from {_ASKER}) has no kernels to show; those that have: {able}")
     # text is printed for no particular device, so these are the capabilities on any device
     lacks = lacking(printer.capabilities, program, spec, gradients=True)
@@ -65,24 +63,15 @@ def kernel_source(
 
 def _kind(value: Any) -> str:
     """What kind of parameter a value is (see ``Spec.params``), without a time step to lie over."""
-    if not isinstance(value, Tensor):
-        return "number"
-    return {0: "scalar", 1: "channel"}.get(value.ndim, "full")
+    return {0: "scalar", 1: "channel"}.get(value.ndim, "full") if isinstance(value, Tensor) else "number"
 
 
 def _prints(backend: Backend) -> bool:
-    from spikecore.kernels import KernelBackend
-
     return isinstance(backend, KernelBackend) and type(backend).text is not KernelBackend.text
 
 
-def _that_print() -> List[str]:
-    """Names of the backends that have text."""
-    found, registry = [], default_registry()
-    for name in registry.names():
-        try:
-            if _prints(registry.unprobed(name, _ASKER)):
-                found.append(name)
-        except BackendError:
-            continue
-    return found
+def _can_print(name: str) -> bool:
+    try:
+        return _prints(default_registry().unprobed(name, _ASKER))
+    except BackendError:
+        return False

@@ -1,0 +1,461 @@
+"""What would make a network learn, and what would make it faster or smaller, the most valuable first.
+
+A setting of a neuron is advised for a layer that never fires, or always, only with the rate that it gave when it was
+tried: a copy of the layer, with that setting changed, runs on the input that the layer had.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from math import prod
+from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from spikecore._packed import packable
+from spikecore._plugins.selection import REFERENCE, automatic_order
+from spikecore._shell.hooks import is_watched_itself
+from spikecore._shell.in_turn import calls_as, makes_time
+from spikecore._shell.ranges import Interval
+from spikecore._transforms import pairs
+from spikecore.inspect._monitor import adds_behind, neuron_of, normalisation_of, stateful_of
+from spikecore.inspect._report import Layer, size
+from spikecore.layers._batch_norm_stats import is_plain_norm
+from spikecore.neuron import Neuron
+from spikecore.neurons import Recurrent
+
+#: Bytes that are fewer than this part of what the layers keep, or of the largest output, are not worth a sentence.
+_SMALL = 0.01
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_IMAGES = (nn.Conv2d, nn.ConvTranspose2d)
+
+#: Rates within which a layer says something about its input, and learns; the least that is looked for; next to nothing.
+USABLE, _AIM, _HARDLY = (0.01, 0.4), 0.05, 0.001
+#: Changes that are tried, in factors of two; how often one that is too large is halved; settings that are named.
+_CHANGES, _HALVED, _MOST = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0), 4, 3
+#: What a layer was given in each call of a run: its inputs, ``[T, *N]``, or ``[*N]`` of a single-step one.
+Calls = Sequence[Sequence[Tensor]]
+
+
+class Row(NamedTuple):
+    """A layer, its module, the module that computed its first input, and its inputs if it never fires, or always."""
+
+    layer: Layer
+    module: nn.Module
+    source: Optional[nn.Module]
+    sample: Optional[Calls]
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether each call is one step, or continues from the last call."""
+        stateful = stateful_of(self.module)
+        return stateful is not None and (stateful.step == "single" or stateful.carrying)
+
+
+class Run(NamedTuple):
+    """What a run was like: the rows in the order of their calls, and where numbers stop being finite, "" if nowhere."""
+
+    net: nn.Module
+    rows: Sequence[Row]
+    device_type: str
+    training: bool
+    autocast: bool
+    spoilt: str
+
+    def where(self, has: Callable[[Layer, Any], Any]) -> List[Row]:
+        """The rows for which ``has(layer, module)`` holds."""
+        return [row for row in self.rows if has(row.layer, row.module)]
+
+
+def advice(run: Run) -> Tuple[str, ...]:
+    """Sentences, the most valuable first: what is wrong, then what is slow."""
+    rules = (_batch_as_time, _silent, _reference, _repeated, _single_steps, _recurrent, _copied, _channels_last)
+    later = (_autocast, _fusable, _by_hand, _whole_steps, _packed, _learnt)
+    return tuple(text for text in (run.spoilt, *[rule(run) for rule in (*rules, *later)]) if text)
+
+
+# -- what is wrong
+
+
+def _batch_as_time(run: Run) -> str:
+    """Neurons that may be called in a loop over time, and take the batch for time."""
+    rows = [row for row in run.rows if stateful_of(row.module) is not None and not row.goes_on]
+    rows = [row for row in rows if row.layer.calls > 1 and row.layer.shape[:1] != (1,)]
+    if not rows:
+        return ""
+    return (
+        f"{_named(rows)} {_verb(rows, 'was', 'were')} called {rows[0].layer.calls} times, each time with dimension "
+        f"0, of size {rows[0].layer.shape[0]}, as time. If these calls are the time steps, that is the batch, and "
+        "the numbers are wrong: give all steps in one call, [T, B, ...], or take one step a call, after "
+        "sc.set_step(net, 'single')"
+    )
+
+
+def _silent(run: Run) -> str:
+    """Layers that never fire, or always: the network learns nothing there, at whatever speed."""
+    rows = [] if run.spoilt else run.where(lambda layer, module: layer.rate is not None and is_extreme(layer.rate))
+    if not rows:
+        return ""
+    texts = []
+    # the kind of the first layer comes first
+    for silent in dict.fromkeys([_is_silent(row) for row in rows]):
+        who = _listed([f"{_named([row])} {_how_often(row)}" for row in rows if _is_silent(row) is silent])
+        means = "next to nothing comes out" if silent else "the spikes say nothing about the input"
+        texts.append(f"{who} on this batch, so that {means}")
+    texts.append(_way_out(rows[0]))
+    if len(rows) > 1:
+        texts.append("Then explain the network again: the layers behind it get other spikes")
+    return ". ".join(texts)
+
+
+def _is_silent(row: Row) -> bool:
+    return (row.layer.rate or 0.0) < 0.5
+
+
+def _how_often(row: Row) -> str:
+    rate = row.layer.rate or 0.0
+    return {0.0: "never fired", 1.0: "fired at every step"}.get(rate) or f"fired at {100 * rate:.3g} % of all steps"
+
+
+def _way_out(row: Row) -> str:
+    """What brings the rate of a layer into a usable range, as it was tried."""
+    name = _named([row])
+    if not row.sample:
+        return f"Nothing was tried for {name}, because its calls do not begin at rest"
+    trials = tried(row.module, row.sample, _is_silent(row))
+    if trials:
+        settings = "; ".join(f"{trial.setting} gives a rate of {trial.rate:.2f}" for trial in trials)
+        return f"Tried for {name}, one at a time, on the input that it had: {settings}"
+    x = row.sample[0][0].float()
+    if not bool(x.any()):
+        return f"The input of {name} is 0 at every step, so that no setting helps: look at what lies in front of it"
+    return (
+        f"None of the parameters and settings of {name}, and no larger or smaller input, changed alone, gives a rate "
+        f"of {USABLE[0]:g} to {USABLE[1]:g}; its input lies between {float(x.min()):.3g} and {float(x.max()):.3g}, and "
+        f"is {float(x.mean()):.3g} on average"
+    )
+
+
+# -- what is slow
+
+
+def _reference(run: Run) -> str:
+    """Neurons that run as operations of torch, though a kernel could compute them."""
+    rows = run.where(lambda layer, module: layer.backend == REFERENCE)
+    faster = next((name for name in automatic_order(run.device_type) if name != REFERENCE), "")
+    plugin = {"cpu": "the plugin spikecore-numba", "cuda": "spikecore[cuda12] or spikecore[cuda13]"}
+    if not rows or not (faster or run.device_type in plugin):
+        return ""
+    words = max((row.layer.words / row.layer.floor for row in rows if row.layer.words and row.layer.floor), default=0)
+    moved = f", where {words:.0f} times the least possible was moved" if words > 2 else ""
+    way = (
+        f"backend {faster!r}, which is installed, computes all steps in one kernel"
+        if faster
+        else f"{plugin[run.device_type]} has kernels that compute all steps at once"
+    )
+    return f"{_named(rows)} ran step by step on the reference backend {REFERENCE!r}{moved}: {way}"
+
+
+def _repeated(run: Run) -> str:
+    """Layers that compute the same for every time step."""
+    rows = run.where(lambda layer, module: layer.repeated)
+    if not rows:
+        return ""
+    steps, products = rows[0].layer.steps, sum(row.layer.products for row in run.rows)
+    share = sum(row.layer.products for row in rows) / max(1, products)
+    part = f", {100 * share:.0f} % of the multiplications of linear layers and convolutions" if share else ""
+    return (
+        f"{_named(rows)} computed the same {steps} times{part}: sc.hoist(net) moves sc.encode.Constant({steps}) "
+        f"behind layers that see no time; elsewhere give them x without time, and the neuron behind them repeat={steps}"
+    )
+
+
+def _single_steps(run: Run) -> str:
+    """Neurons that are called for each step."""
+    rows = run.where(
+        lambda layer, module: (
+            stateful_of(module) is not None
+            and (stateful_of(module).step == "single" or (layer.calls > 1 and layer.shape[:1] == (1,)))
+        )
+    )
+    if not rows:
+        return ""
+    calls = max(row.layer.calls for row in rows)
+    often = f", {calls} times in this run" if calls > 1 else ""
+    return (
+        f"{_named(rows)} {_verb(rows, 'was', 'were')} called for one time step at a time{often}, each with the cost "
+        "of a call: with step='multi' and input [T, B, ...] all steps are one kernel, and sc.layers.TimeBatched takes "
+        "all of them through the other layers at once"
+    )
+
+
+def _recurrent(run: Run) -> str:
+    """Loops over time that nothing can take away, but whose launches a graph can."""
+    rows = run.where(lambda layer, module: isinstance(module, Recurrent) and run.device_type == "cuda")
+    if not rows:
+        return ""
+    return (
+        f"{_named(rows)} {_verb(rows, 'runs its', 'run their')} steps one after the other, several kernels each, "
+        "which the host launches: sc.training_model with sc.CudaOptions(graph=True) records the step once and replays "
+        "it"
+    )
+
+
+def _copied(run: Run) -> str:
+    """Copies of whole activations that another layout would take away."""
+    largest = max((4 * prod(row.layer.shape) for row in run.rows), default=0)
+    rows = [row for row in run.rows if row.layer.copied > _SMALL * largest > 0 and not _copies_anyway(row)]
+    rows.sort(key=lambda row: -row.layer.copied)
+    if not rows:
+        return ""
+    return (
+        f"{size(sum(row.layer.copied for row in rows))} were copied to lay them out anew, in {_named(rows)}. Make the "
+        "data lie as [T, B, ...] once, before the network, and let all layers keep one memory format"
+    )
+
+
+def _copies_anyway(row: Row) -> bool:
+    """Whether a layer writes out a step that is repeated, or is a convolution that copies its weight or output."""
+    repeats = makes_time(row.module) or row.layer.layout_in.startswith("one step repeated")
+    return repeats or (isinstance(row.module, _CONVOLUTIONS) and row.layer.layout_in == "contiguous")
+
+
+def _channels_last(run: Run) -> str:
+    """Convolutions of images on a GPU that are not given channels-last images."""
+    rows = run.where(lambda layer, module: isinstance(module, _IMAGES) and layer.layout_in != "empty")
+    rows = [row for row in rows if "channels-last" not in row.layer.layout_in]
+    if not rows or run.device_type != "cuda":
+        return ""
+    return (
+        f"{_named(rows)} got images that are not channels-last, which the convolutions of a GPU are made for: "
+        "net.to(memory_format=torch.channels_last), and the images as well; neurons take either without a copy"
+    )
+
+
+def _autocast(run: Run) -> str:
+    """Products in float32 on a GPU."""
+    rows = run.where(lambda layer, module: layer.products and layer.dtype == "float32")
+    if not rows or run.autocast or run.device_type != "cuda":
+        return ""
+    return (
+        f"{_named(rows)} computed in float32: sc.TrainingOptions(autocast=torch.bfloat16), or torch.autocast, halves "
+        "what is moved and uses the tensor cores; states of neurons stay float32"
+    )
+
+
+def _fusable(run: Run) -> str:
+    """Batch normalisation that :func:`spikecore.fuse` has a neuron's kernel compute."""
+    taken = {(pair.norm.module, pair.neuron.module) for pair in pairs(run.net)}
+    return _fused([row for row in _behind_norms(run) if (row.source, row.module) in taken], run, "sc.fuse(net)")
+
+
+def _by_hand(run: Run) -> str:
+    """Batch normalisation in front of a neuron in a ``forward`` of one's own, which ``sc.fuse`` cannot see through."""
+    layers = {row.module: row.layer for row in run.rows}
+    taken = {(pair.norm.module, pair.neuron.module) for pair in pairs(run.net)}
+    rows = []
+    for row in _behind_norms(run):
+        norm: Any = row.source
+        behind = 1 if row.module.step == "single" else 2  # the channels are behind time and batch
+        if (
+            (norm, row.module) not in taken
+            and is_plain_norm(norm)
+            and calls_as(row.module, Neuron)
+            and not is_watched_itself(row.module)
+            # one of them that is called more often stands beside something else, too
+            and layers[norm].calls == row.layer.calls
+            and prod(layers[norm].shape) == prod(row.layer.shape)
+            and row.layer.shape[behind : behind + 1] == (norm.num_features,)
+        ):
+            rows.append(row)
+    way = "sc.layers.NormNeuron(norm, neuron) in the place of both, where a forward of your own calls them"
+    return _fused(rows, run, way)
+
+
+def _behind_norms(run: Run) -> List[Row]:
+    """Neurons behind another layer, of a backend that has one kernel for normalisation and neuron.
+
+    Left out is one whose input is one step repeated: it is normalised once, and no kernel of both is used.
+    """
+    modules, rows = {row.module for row in run.rows}, []
+    for row in run.rows:
+        neuron = row.module
+        repeated = row.layer.layout_in.startswith("one step repeated")
+        if row.source not in modules or repeated or not isinstance(neuron, Neuron) or len(neuron.inputs) != 1:
+            continue
+        resolved = neuron.bound.get(run.device_type)
+        if normalisation_of(neuron) is None and resolved is not None and resolved.backend.name != REFERENCE:
+            rows += [row] if resolved.backend.capabilities_on(run.device_type).normalisation else []
+    return rows
+
+
+def _fused(rows: Sequence[Row], run: Run, way: str) -> str:
+    if not rows or not run.training:
+        return ""
+    brings = " (on a CPU that saves memory, and no time)" if run.device_type == "cpu" else ""
+    return (
+        f"{_named(rows)} {_verb(rows, 'follows', 'follow')} a batch normalisation, which one kernel can compute as "
+        f"well, so that nothing normalised is kept for backward{brings}: {way}"
+    )
+
+
+def _whole_steps(run: Run) -> str:
+    """What a compiler and a graph can do on a GPU."""
+    if run.device_type != "cuda" or not run.training or len(run.rows) < 3:
+        return ""
+    return (
+        "sc.training_model with sc.CudaOptions(fast=True) compiles the network, which makes normalisation, pooling and "
+        "what lies between the layers cheap, and captures the step, which takes the host out of it; it is "
+        "channels-last, too, and its attribute form says what could not be"
+    )
+
+
+def _packed(run: Run) -> str:
+    """Spikes that layers keep for the gradients of their weights."""
+    spikes = sum(row.layer.saved_spikes for row in run.rows if type(row.module) in (nn.Linear, nn.Conv2d))
+    saved = sum(row.layer.saved for row in run.rows)
+    if not spikes or spikes < _SMALL * saved:
+        return ""
+    way = "sc.layers.PackedLinear and sc.layers.PackedConv2d in the place of torch's"
+    if packable(run.net):
+        way = "sc.pack(net), or sc.TrainingOptions(pack_spikes=True)"
+    return f"{size(spikes)} of the {size(saved)} kept for backward are spikes, for which a bit each is enough: {way}"
+
+
+def _learnt(run: Run) -> str:
+    """Parameters of neurons that are learnt for each channel or neuron."""
+    names: List[str] = []
+    for row in run.where(lambda layer, module: run.training and neuron_of(module) is not None):
+        own = [name for name, value in neuron_of(row.module).named_parameters(recurse=False) if value.numel() > 1]
+        names += [f"{name} of {row.layer.name or row.layer.kind}" for name in own]
+    if not names:
+        return ""
+    return (
+        f"{_listed(names)} {_verb(names, 'is', 'are')} learnt for each channel or neuron, so that backward adds up "
+        "gradients over all steps and the batch; one number for all (as PLIF has) costs less where it will do"
+    )
+
+
+def _named(rows: Sequence[Row]) -> str:
+    return _listed([f"{row.layer.name} ({row.layer.kind})" if row.layer.name else row.layer.kind for row in rows])
+
+
+def _verb(subjects: Sequence[Any], one: str, several: str) -> str:
+    return one if len(subjects) == 1 else several
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+# -- what brings the rate of a layer into a usable range
+
+
+class Trial(NamedTuple):
+    """A setting as a user writes it, the rate that it gave, and by how many factors of two it differs."""
+
+    setting: str
+    rate: float
+    change: float
+
+
+def is_extreme(rate: float) -> bool:
+    """Whether a layer hardly ever fires, or at nearly every step."""
+    return not _HARDLY <= rate <= 1.0 - _HARDLY
+
+
+def tried(module: Any, calls: Calls, silent: bool) -> List[Trial]:
+    """The settings that bring a layer into the range, the smallest change first, and the size of its input."""
+    neuron = neuron_of(module)
+    numbers = [name for name in neuron.params if not parametrize.is_parametrized(neuron, name)]
+    flags = [name for name in neuron.configuration if isinstance(getattr(neuron, name), bool)]
+    settings = [(name, sign) for name in numbers for sign in (-1, 1)]
+    settings += [(name, 1) for name in flags if name not in Neuron.configuration]
+    trials = [_along(module, calls, name, sign, silent) for name, sign in (*settings, ("", -1), ("", 1))]
+    own = sorted([trial for trial in trials[:-2] if trial is not None], key=lambda trial: trial.change)
+    return own[:_MOST] + [trial for trial in trials[-2:] if trial is not None]
+
+
+def _along(module: Any, calls: Calls, name: str, sign: int, silent: bool) -> Optional[Trial]:
+    """The smallest change of one setting that brings the rate into the range; None where none does."""
+    best: Optional[Trial] = None
+    less, more = 0.0, math.inf
+    changes = list(_CHANGES)
+    for _ in range(len(_CHANGES) + _HALVED):
+        # upwards, until a change is too large; then between it and the last one that was too small
+        change = changes.pop(0) if changes and more == math.inf else (less + more) / 2
+        trial = _trial(module, calls, name, sign * change) if change < math.inf else None
+        if trial is None:
+            return best
+        too_much = trial.rate > USABLE[1] if silent else trial.rate < _AIM
+        too_little = trial.rate < _AIM if silent else trial.rate > USABLE[1]
+        if USABLE[0] <= trial.rate <= USABLE[1]:
+            best = trial
+        if not (too_much or too_little):
+            return trial
+        less, more = (less, change) if too_much else (change, more)
+    return best
+
+
+def _trial(module: Any, calls: Calls, name: str, change: float) -> Optional[Trial]:
+    """A run of a copy with one setting changed; None where the neuron has no such value, or refuses it."""
+    other, factor = copy.deepcopy(module), float(f"{2.0**change:.2g}")
+    try:
+        text = _set(neuron_of(other), name, change, factor)
+    except ValueError:  # outside of its range, which may depend on other parameters
+        return None
+    if not name:
+        calls = [[inputs[0] * factor, *inputs[1:]] for inputs in calls]
+    spikes = outputs = 0
+    with torch.no_grad():
+        for inputs in sequences(other, calls):
+            y = other.run(*inputs)[0]
+            y = y[0] if isinstance(y, tuple) else y
+            spikes += int(((y - inputs[1] if adds_behind(other, inputs) else y) != 0).sum())
+            outputs += y.numel()
+    return Trial(text, spikes / max(1, outputs), abs(change)) if text else None
+
+
+def _set(neuron: Any, name: str, change: float, factor: float) -> str:
+    """Change a setting by ``2 ** change``: what a user writes for it, "" where there is no such value."""
+    if not name:
+        return f"its input times {factor:g} (weights and bias of the layer before)"
+    value, within = getattr(neuron, name), neuron.bounds.get(name, Interval())
+    if isinstance(value, bool):
+        setattr(neuron, name, not value)
+        return f"{name}={not value}" if change == 1.0 else ""  # there is no larger change
+    if isinstance(value, Tensor) and value.numel() > 1:
+        inside = within.holds(value.detach().mul_(factor))
+        return f"{name} times {factor:g}" if bool(torch.as_tensor(inside).all()) else ""
+    number = value.item() if isinstance(value, Tensor) else float(value)
+    moved = _moved(number, within.low, within.high, change)
+    new = float(f"{moved:.2g}")
+    if new == float(f"{number:.2g}") or not within.holds(new):
+        new = float(f"{moved:.4g}")
+    setattr(neuron, name, new)
+    return f"{name}={new:g}" if new != number else ""
+
+
+def _moved(value: float, low: float, high: float, change: float) -> float:
+    """A value whose distance to the end of its range grows or shrinks by ``2 ** change``."""
+    factor = math.pow(2.0, change)
+    if high < math.inf and (change > 0 or low == -math.inf):
+        return high - (high - value) / factor
+    if value == low and change > 0:  # it has no distance to its end yet
+        return low + factor / 16 * max(1.0, abs(low))
+    end = 0.0 if low == -math.inf else low
+    return end + (value - end) * factor
+
+
+def sequences(layer: Any, calls: Calls) -> Iterator[Tuple[Tensor, ...]]:
+    """The inputs of each call of ``run``: calls that continue one another are one sequence."""
+    module = stateful_of(layer)
+    at_once = [[x.unsqueeze(0) for x in inputs] if module.step == "single" else list(inputs) for inputs in calls]
+    if module.continues and len({tuple(x.shape[1:] for x in inputs) for inputs in at_once}) == 1:
+        return iter([tuple(torch.cat(parts) for parts in zip(*at_once))])
+    return iter([tuple(inputs) for inputs in at_once])

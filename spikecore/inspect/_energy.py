@@ -1,0 +1,389 @@
+"""``sc.energy``: operations of a network's forward pass, counted in the tensors that torch gets, and what they cost."""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from spikecore._base.batches import run_network
+from spikecore._shell.hooks import observing
+from spikecore._shell.in_turn import makes_time, time_makers
+from spikecore.backend import Unsupported
+from spikecore.dtypes import has_float64
+from spikecore.inspect._explain import copied, cuda_devices
+from spikecore.inspect._monitor import FIRING, Layer, monitor, stateful_of
+from spikecore.inspect._report import html_lines, html_table, table
+from spikecore.layers import Delay, NormNeuron
+from spikecore.neuron import Neuron
+from spikecore.neurons import Recurrent
+
+#: Picojoules of a 32-bit floating-point multiplication and addition, of the addition alone.
+E_MAC, E_AC = 4.6, 0.9
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Operations of one layer, over the batch and all time steps.
+
+    ``macs``: multiply-accumulates, products of two numbers of which neither is a spike. ``acs``: accumulates, additions
+    for spikes and in average pooling. ``products``, ``sums``: those that the layer has for whatever input, of products
+    and of average pooling. ``energy``, ``twin``: picojoules per sample, of this layer and of its ReLU twin.
+    """
+
+    name: str
+    kind: str
+    macs: int
+    acs: int
+    products: int
+    sums: int
+    energy: float
+    twin: float
+
+    def cells(self, samples: int) -> Tuple[str, ...]:
+        """The row of a table, per sample."""
+        there, done = self.products + self.sums, self.macs + self.acs
+        part = f"{100 * done / max(1, there):.1f} %" if self.kind else ""
+        counts = (_amount(self.macs / samples), _amount(self.acs / samples))
+        return (self.name or "(net)", self.kind, *counts, part, _joules(self.energy), _joules(self.twin))
+
+
+@dataclass(frozen=True)
+class Energy:
+    """What :func:`spikecore.energy` found. ``str()`` gives a table; notebooks show the same.
+
+    ``layers``: an :class:`Operations` for each layer that computes products or sums. ``samples``, ``steps``: B and T.
+    ``e_mac``, ``e_ac``: picojoules of an operation.
+    """
+
+    layers: Tuple[Operations, ...]
+    samples: int
+    steps: int
+    e_mac: float
+    e_ac: float
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of all layers, over the batch."""
+        return sum(layer.macs for layer in self.layers)
+
+    @property
+    def acs(self) -> int:
+        """Accumulates of all layers, over the batch."""
+        return sum(layer.acs for layer in self.layers)
+
+    @property
+    def energy(self) -> float:
+        """Picojoules per sample."""
+        return math.fsum(layer.energy for layer in self.layers)
+
+    @property
+    def twin(self) -> float:
+        """Picojoules per sample of the ReLU twin: the same layers, once, on numbers that are not 0."""
+        return math.fsum(layer.twin for layer in self.layers)
+
+    def __str__(self) -> str:
+        return "\n".join([*table(_HEADINGS, self._rows(), left=2), "", *self._legend()])
+
+    def _repr_html_(self) -> str:
+        return html_table(_HEADINGS, self._rows()) + html_lines(self._legend())
+
+    def _rows(self) -> List[Tuple[str, ...]]:
+        rows = [*self.layers, Operations("all", "", self.macs, self.acs, 0, 0, self.energy, self.twin)]
+        return [layer.cells(self.samples) for layer in rows]
+
+    def _legend(self) -> Tuple[str, ...]:
+        return (
+            f"per sample, mean of {self.samples}, over {self.steps} time steps; {self.e_mac:g} pJ a MAC, {self.e_ac:g} "
+            "pJ an AC; computed: MACs and ACs of all that the layer has, above 100 % where spikes are multiples",
+            "ReLU twin: the same layers once, without time steps, every product a MAC",
+        )
+
+
+_HEADINGS = ("layer", "kind", "MACs", "ACs", "computed", "energy", "ReLU twin")
+
+
+def energy(net: nn.Module, x: Any, *, e_mac: float = E_MAC, e_ac: float = E_AC) -> Energy:
+    """Run ``net`` once on ``x``, count the operations that its numbers ask for, and estimate the energy that they take.
+
+    ::
+
+        E = e_mac * MACs + e_ac * ACs                        of the network, per sample
+        E_twin = e_mac * products + e_ac * sums              of its ReLU twin: the same layers, once
+
+        print(sc.energy(net, images))
+
+    Counted are the products of ``nn.Linear``, of convolutions (dilated, grouped, strided and transposed ones, too) and
+    of matrices anywhere in the network (attention, ``torch.einsum``), and the additions of average pooling, from the
+    very tensors that torch computes with. A product whose input is 0 is not counted, and one that padding would make
+    is none. An input of spikes counts an accumulate (AC) for each product that is left, any other input a
+    multiply-accumulate (MAC): so a first layer that gets an image is MACs, and one that gets events is ACs, without
+    being told. Spikes are 0 and multiples of one number by whole numbers up to 4: the scale of average pooling, of a
+    threshold or of dropout is folded into the weights behind it, and a multiple of m counts m accumulates. So a layer
+    behind neurons that give several spikes in a step, or behind added spikes, may have more accumulates than products,
+    and ``computed`` in its row of the table is then above 100 %.
+    Of a product of two tensors that are no weights both factors must not be 0.
+
+    Not counted: batch normalisation, which is folded into the layer before it; biases; maximum pooling, additions of
+    shortcuts, and other functions of each number; what neurons compute within a step; and memory, which takes far more
+    energy than arithmetic on most hardware. A layer that is computed once for all steps (behind ``sc.encode.Constant``)
+    is counted once. It is an estimate of arithmetic for comparisons, and no measurement of any chip.
+
+    net: a network, with or without neurons; it runs in eval mode, without gradients, from rest, and is afterwards as it
+        was. What wraps it (``torch.compile``, ``DistributedDataParallel``) is left out.
+    x: a batch, as for ``training_model``: ``[T, B, ...]``, or ``[B, ...]`` where an encoder makes time, where neurons
+        take single steps, and without neurons; ``[B, T, ...]`` where the network itself puts time first. Neurons in
+        single steps are called as the network calls them: one that takes one step counts one step, one whose
+        ``forward`` loops over ``[T, B, ...]`` counts T.
+    e_mac, e_ac: picojoules of an operation. The defaults are those of 32-bit floating point in 45 nm at 0.9 V, 3.7 pJ a
+        multiplication and 0.9 pJ an addition: M. Horowitz, "Computing's energy problem (and what we can do about it)",
+        IEEE International Solid-State Circuits Conference (ISSCC), 2014, pp. 10-14, Figure 1.1.9,
+        doi:10.1109/ISSCC.2014.6757323.
+
+    Raises TypeError for a ``net`` that is no module and an ``x`` without tensors, ValueError for energies that are no
+    finite numbers of 0 or more, :class:`spikecore.Unsupported` for a layer whose products torch computes unseen (its
+    fused attention, ``nn.LSTM`` on some devices), and what the network raises.
+    """
+    for name, value in (("e_mac", e_mac), ("e_ac", e_ac)):
+        if isinstance(value, bool) or not (isinstance(value, (int, float)) and 0 <= value < math.inf):
+            raise ValueError(f"{name}={value!r} must be picojoules of an operation, a number of 0 or more")
+    net, inputs, tensors = copied(net, x)
+    net.eval()
+    firing = [module for module in net.modules() if isinstance(module, FIRING)]
+    for module in firing:
+        if isinstance(module, Recurrent):
+            module.fused = False  # products within a kernel are not seen
+    with torch.no_grad(), torch.random.fork_rng(cuda_devices(tensors)), ExitStack() as stack:
+        layers = stack.enter_context(monitor(net)).layers if firing else ()
+        counting = stack.enter_context(_Counting(net))
+        run_network(net, inputs)
+    called = [layer for layer in layers if layer.calls]
+    steps = max((layer.steps for layer in called), default=1)
+    samples = _samples(net, tensors[0], steps, called)
+    rows = []
+    for (name, kind), ((products, sums, macs, acs), once) in counting.found.items():
+        # the twin computes once what is computed once for all steps, and the rest once a step
+        cost = (e_mac * macs + e_ac * acs) / samples
+        twin = [(total - part) / steps + part for total, part in zip((products, sums), once)]
+        twin_cost = (e_mac * twin[0] + e_ac * twin[1]) / samples
+        rows.append(Operations(name, kind, macs, acs, products, sums, cost, twin_cost))
+    return Energy(tuple(rows), samples, steps, float(e_mac), float(e_ac))
+
+
+def _samples(net: nn.Module, x: Tensor, steps: int, called: Sequence[Layer]) -> int:
+    """The size of the batch: of ``[T, B, ...]`` the second dimension, of an input without time the first."""
+    if x.ndim < 2 or makes_time(net) or x.shape[0] != steps:
+        return max(1, x.shape[0]) if x.ndim else 1
+    multi = any(isinstance(module, (Neuron, Recurrent)) and module.step == "multi" for module in net.modules())
+    if not multi and steps == 1:
+        return 1
+    # of as many samples as steps, the neurons say which: they have the batch, or the batch and its tokens in one
+    sizes = {call.batch for layer in called for call in layer.calls}
+    for which in (lambda size: size in sizes, lambda size: all(size and batch % size == 0 for batch in sizes)):
+        first, second = which(x.shape[0]), which(x.shape[1])
+        if first != second:
+            return int(x.shape[0] if first else max(1, x.shape[1]))
+    return max(1, x.shape[1])
+
+
+def _amount(count: float) -> str:
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count:.0f}" if count == round(count) else f"{count:.1f}"
+
+
+def _joules(picojoules: float) -> str:
+    for unit, size in (("mJ", 1e9), ("uJ", 1e6), ("nJ", 1e3)):
+        if picojoules >= size:
+            return f"{picojoules / size:.2f} {unit}"
+    return f"{picojoules:.2f} pJ" if picojoules else "0"
+
+
+# -- counting
+
+#: Spikes are at most so many times one number.
+_MOST = 4
+#: Operations that hold products of their own.
+_UNSEEN = frozenset(("_trilinear", "mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_sparse_addmm", "_sparse_mm"))
+_POOLS = tuple(getattr(nn, f"AdaptiveAvgPool{n}d") for n in (1, 2, 3))
+
+#: All products, all sums of pooling, multiply-accumulates and accumulates.
+_Counts = Tuple[int, int, int, int]
+
+
+class _Counting(TorchDispatchMode):
+    """Counts within a block what the modules of ``net`` compute. The network keeps its hooks."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        #: Of a layer, by name and class: what it computed, and products and sums that were computed once for all steps.
+        self.found: Dict[Tuple[str, str], Tuple[_Counts, Tuple[int, int]]] = {}
+        self._weights = {_storage(value) for value in (*net.parameters(), *net.buffers())}
+        #: What runs, from the outside in: module and name.
+        self._stack: List[Tuple[nn.Module, str]] = []
+        #: What makes time, and whether there is time yet: layers before the first of these compute once for all steps.
+        self._makers = time_makers(net)
+        self._timed = not self._makers
+        for name, module in net.named_modules():
+            module.register_forward_pre_hook(self._begins(name))
+            module.register_forward_hook(observing(lambda *_: self._ends()))
+
+    def _begins(self, name: str) -> Callable[..., None]:
+        def begins(module: nn.Module, args: Any) -> None:
+            self._timed = self._timed or module in self._makers or stateful_of(module) in self._makers
+            self._stack.append((module, name))
+
+        return observing(begins)
+
+    def _ends(self) -> None:
+        self._stack.pop()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        operation = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else ""
+        module, name = self._stack[-1] if self._stack else (None, "")
+        # what a neuron computes within a step is no synapse
+        if module is None or isinstance(module, (Neuron, NormNeuron)):
+            return out
+        if operation in _UNSEEN or ("attention" in operation and not operation.endswith("_math")):
+            raise Unsupported(
+                f"sc.energy: layer {name!r} calls torch's {operation}, whose products cannot be seen; write "
+                "them out: of attention q @ k.transpose(-2, -1), and its product with v"
+            )
+        rule = _RULES.get(operation)
+        if rule is not None and (operation != "mean" or isinstance(module, _POOLS) or _pools(args)):
+            counts = rule(self, args)
+            before, once = self.found.get((name, type(module).__name__), ((0, 0, 0, 0), (0, 0)))
+            more = (0, 0) if self._timed else counts[:2]
+            total: Any = tuple(map(sum, zip(before, counts)))
+            self.found[name, type(module).__name__] = total, (once[0] + more[0], once[1] + more[1])
+        return out
+
+    def counts_of(self, a: Tensor, b: Tensor) -> Tuple[Tensor, Tensor, bool]:
+        """How often the numbers of the two sides of products count, and whether one side is spikes."""
+        one, other = self._spikes(a), self._spikes(b)
+        if one is not None and other is not None and one.numel() and other.numel():
+            # that of smaller multiples says how often the numbers of the other are added
+            if float(one.max()) > float(other.max()):
+                one = None
+            else:
+                other = None
+        spikes = one is not None or other is not None
+        return self._counts(a) if one is None else one, self._counts(b) if other is None else other, spikes
+
+    def _counts(self, value: Tensor) -> Tensor:
+        """1 for each number that is not 0, and for every weight."""
+        return torch.ones_like(_wide(value)) if _storage(value) in self._weights else _numbers(value)
+
+    def _spikes(self, value: Tensor) -> Optional[Tensor]:
+        """How many spikes each number stands for; None for a tensor of other numbers."""
+        size = _wide(value.detach()).abs()
+        if _storage(value) in self._weights or not bool(torch.isfinite(size).all()):
+            return None
+        most = float(size.max()) if size.numel() else 0.0
+        if most == 0.0:
+            return size
+        least = float(size[size > 0].min())
+        if most > (_MOST + 0.5) * least:
+            return None
+        times = size / least
+        # a scale is rounded in the dtype of the numbers
+        rounding = 8 * torch.finfo(value.dtype).eps if value.is_floating_point() else 0.0
+        return times.round() if bool(((times - times.round()).abs() <= rounding * times).all()) else None
+
+    def lags(self, weight: Tensor) -> int:
+        """How many weights a connection has among these: a :class:`spikecore.Delay` may be computed with one for each
+        number of steps, of which one is not 0.
+        """
+        module = self._stack[-1][0]
+        module = module.linear if isinstance(module, Recurrent) else module
+        if not isinstance(module, Delay):
+            return 1
+        every = module.linear.weight.numel() * (module.max_delay + 1)
+        return module.max_delay + 1 if weight.numel() == every else 1
+
+
+def _pools(mean: Tuple[Any, ...]) -> bool:
+    """Whether arguments of ``mean`` are those of ``F.adaptive_avg_pool2d(x, 1)``, or 3d; no other mean is pooling."""
+    return mean[1:] in (([-1, -2], True), ([-1, -2, -3], True))
+
+
+def _storage(value: Tensor) -> int:
+    return value.untyped_storage().data_ptr() if value.layout is torch.strided else id(value)
+
+
+def _numbers(x: Tensor) -> Tensor:
+    return _wide(x != 0)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In float64, whose sums of counts are exact: on the CPU if the device has none."""
+    return (x if has_float64(x.device.type) else x.cpu()).double()
+
+
+def _multiplied(products: int, computed: Tensor, spikes: bool) -> _Counts:
+    number = int(computed.sum().round())
+    return (products, 0, 0, number) if spikes else (products, 0, number, 0)
+
+
+def _product(of: _Counting, a: Tensor, b: Tensor) -> _Counts:
+    """``[..., m, k] @ [..., k, n]``."""
+    one, other, spikes = of.counts_of(a, b)
+    products = a.numel() * b.shape[-1]
+    return _multiplied(products // of.lags(b) if b.ndim == 2 else products, one.sum(-2) * other.sum(-1), spikes)
+
+
+def _convolution(of: _Counting, args: Any) -> _Counts:
+    x, weight, _, stride, padding, dilation, transposed, extra, groups = args[:9]
+    one, other, spikes = of.counts_of(x, weight)
+    # a product for each output channel of a group: one channel of their sums has as many
+    each = weight.shape[1] if transposed else weight.shape[0] // groups
+    summed = other.sum(1, keepdim=True) if transposed else other.unflatten(0, (groups, each)).sum(1)
+    how = (None, stride, padding, dilation, transposed, extra, groups)
+    every = torch.convolution(torch.ones_like(one[:1]), torch.full_like(summed, each), *how).sum()
+    products = int(every.round()) * x.shape[0] // of.lags(weight)
+    return _multiplied(products, torch.convolution(one, summed, *how), spikes)
+
+
+def _pooled(of: _Counting, args: Any) -> _Counts:
+    """Average pooling: an addition for each number in a window."""
+    x, window = args[:2]
+    stride, padding, up = (list(args[2:5]) + [[], 0, False][len(args[2:5]) :])[:3]
+    pool: Any = F.avg_pool3d if len(window) == 3 else F.avg_pool2d
+    counts = _numbers(x)
+    sums = [pool(one, window, stride or None, padding, up, True, 1).sum() for one in (torch.ones_like(counts), counts)]
+    return 0, int(sums[0].round()), 0, int(sums[1].round())
+
+
+def _pooled_to_size(of: _Counting, args: Any) -> _Counts:
+    """Adaptive average pooling: in how many windows each number is."""
+    x, sizes = args[:2]
+    counts = _numbers(x)
+    windows = torch.ones((), dtype=torch.float64, device=counts.device)
+    for length, wanted in zip(x.shape[-len(sizes) :], sizes):
+        line = torch.zeros(length, dtype=torch.float64, device=counts.device)
+        for place in range(wanted):
+            line[place * length // wanted : -(-(place + 1) * length // wanted)] += 1
+        windows = windows.unsqueeze(-1) * line
+    return 0, int((torch.ones_like(counts) * windows).sum()), 0, int((counts * windows).sum())
+
+
+_RULES: Dict[str, Callable[[_Counting, Any], _Counts]] = {
+    **dict.fromkeys(("mm", "bmm"), lambda of, args: _product(of, args[0], args[1])),
+    **dict.fromkeys(("addmm", "baddbmm", "addbmm"), lambda of, args: _product(of, args[1], args[2])),
+    "linear": lambda of, args: _product(of, args[0], args[1].t()),
+    "mv": lambda of, args: _product(of, args[0], args[1].unsqueeze(-1)),
+    "addmv": lambda of, args: _product(of, args[1], args[2].unsqueeze(-1)),
+    "dot": lambda of, args: _product(of, args[0].unsqueeze(0), args[1].unsqueeze(-1)),
+    **dict.fromkeys(("convolution", "_convolution"), _convolution),
+    **dict.fromkeys(("avg_pool2d", "avg_pool3d"), _pooled),
+    **dict.fromkeys(("_adaptive_avg_pool2d", "_adaptive_avg_pool3d"), _pooled_to_size),
+    "mean": lambda of, args: (0, args[0].numel(), 0, int(_numbers(args[0]).sum())),
+}

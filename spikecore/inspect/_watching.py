@@ -1,0 +1,453 @@
+"""Hooks on a network that note what each layer is given, gives, and keeps for backward, and where NaN begins."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import Any, Callable, Collection, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.profiler import record_function
+
+from spikecore._base import finite
+from spikecore._base.batches import flattened, run_network
+from spikecore._delay import Delay
+from spikecore._shell.hooks import observing
+from spikecore._shell.in_turn import time_makers
+from spikecore.inspect._advice import is_extreme, sequences
+from spikecore.inspect._monitor import adds_behind, neuron_of, stateful_of
+from spikecore.layers import NormNeuron, TimeBatched
+from spikecore.neuron import Neuron
+from spikecore.neurons import Recurrent
+
+#: Begins the names of the profiler's ranges, which the number of a layer follows; the range of what is no layer's.
+RANGE, ASIDE = "spikecore.explain layer ", "spikecore.explain aside"
+
+_DATA = "Leave such samples out, or put a number in their place by torch.nan_to_num"
+_WEIGHT = "Go on from a checkpoint with finite weights, or make the network anew"
+_LAYER = "Look for a division by 0, a logarithm or root of 0 or less, or numbers too large for their dtype there"
+_BACKWARD = "torch.autograd.set_detect_anomaly(True) around the step names the operation"
+
+
+class Given(NamedTuple):
+    """A tensor of a layer's first call."""
+
+    shape: Tuple[int, ...]
+    dtype: torch.dtype
+    device_type: str
+    layout: str
+    requires_grad: bool
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers it has."""
+        return torch.Size(self.shape).numel()
+
+
+@dataclass(eq=False)
+class Seen:
+    """What was seen of one module."""
+
+    number: int
+    name: str
+    module: nn.Module
+    calls: int = 0
+    #: What computed the first input of the first call, if it was the layer before.
+    source: Optional[nn.Module] = None
+    #: Inputs and output of the first call.
+    inputs: Tuple[Given, ...] = ()
+    output: Optional[Given] = None
+    #: Numbers of the first input, of all calls; and those of it and of the output, a step that is repeated once.
+    elements: int = 0
+    taken: int = 0
+    given: int = 0
+    #: Time steps at once in the first call, 0 if unknown; whether they held the same; whether one was computed for all.
+    steps: int = 0
+    repeated: bool = False
+    once: bool = False
+    #: Spikes and outputs, if all outputs are 0 or 1.
+    spikes: int = 0
+    outputs: int = 0
+    only_spikes: bool = True
+    #: Copies of the inputs of each call, of a layer that hardly fires, or nearly always; None of any other.
+    sample: Optional[List[List[Tensor]]] = field(default_factory=list)
+    #: Bytes that it keeps for backward, spikes among them, and numbers that are not its inputs: states at checkpoints.
+    saved: int = 0
+    saved_spikes: int = 0
+    checkpoints: int = 0
+    #: Whether its input had infinities before anything was wrong, as a mask has.
+    infinite: bool = False
+    #: Which backends refused, and what they said: (refusing, computing, why).
+    refusals: List[Tuple[str, str, str]] = field(default_factory=list)
+
+    @property
+    def stateful(self) -> Any:
+        """What has its state over time; None without state."""
+        return stateful_of(self.module)
+
+    @property
+    def title(self) -> str:
+        """Name and class."""
+        kind = type(self.module).__name__
+        return f"{self.name} ({kind})" if self.name else kind
+
+
+class Spoilt(NamedTuple):
+    """A tensor that is not finite: where it is, what it has, and what to do about it."""
+
+    place: str
+    counts: str
+    first: Tuple[int, ...] = ()
+    shape: Tuple[int, ...] = ()
+    #: Steps and samples that are one dimension; the number of the call of a module that takes one step at a time.
+    folded: Tuple[int, int] = (0, 0)
+    call: int = 0
+    way_out: str = ""
+
+    def when(self, times: Collection[int]) -> str:
+        """The time step, where one can tell; ``times``: how many steps the neurons of the network take at once."""
+        steps, batch = self.folded
+        if self.call:
+            return f", in call {self.call}"
+        if steps and self.shape[:1] == (steps * batch,):
+            return f", time step {self.first[0] // batch}"
+        return f", time step {self.first[0]}" if len(self.shape) > 1 and self.shape[0] in times else ""
+
+
+class _Running(NamedTuple):
+    """A module that runs now: what it was given, the memory of that and of its parameters, steps that are folded."""
+
+    seen: Seen
+    entered: record_function
+    inputs: List[Tensor]
+    memory: Set[int]
+    folded: Tuple[int, int]
+
+
+class Watching:
+    """Runs a network, and notes what happens to its modules. The network keeps the hooks until :meth:`let_go`."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.net = net
+        #: What was called, in order.
+        self.order: List[Seen] = []
+        #: Where numbers stop being finite, None while all are; and the neurons that were given such numbers.
+        self.origin: Optional[Spoilt] = None
+        self.reached: List[Tuple[Seen, Spoilt]] = []
+        #: What makes time, and whether there is time yet: layers before the first of these compute once for all steps.
+        self._makers = time_makers(net)
+        self._timed = not self._makers
+        self._stack: List[_Running] = []
+        #: The output of the last layer that computed one, with its memory's version.
+        self._last: Optional[Tuple[nn.Module, Tensor, int]] = None
+        self._spikes: Dict[int, int] = {}
+        #: What layers had autograd keep: (it, by whom, whether it is none of what the layer got, whether spikes).
+        self._held: List[Tuple[weakref.ReferenceType[Tensor], Seen, bool, bool]] = []
+        self._handles: List[Any] = []
+        within: Set[nn.Module] = set()
+        for number, (name, module) in enumerate(net.named_modules()):
+            if module in within:
+                continue  # what a neuron holds, such as the layer of Recurrent, is part of it
+            if stateful_of(module) is not None:
+                within.update(module.modules())
+            self._hook(Seen(number, name, module))
+
+    @property
+    def top(self) -> Optional[Seen]:
+        """What runs now."""
+        return self._stack[-1].seen if self._stack else None
+
+    def run(self, inputs: Any) -> Any:
+        """The outputs of the network."""
+        with record_function(ASIDE), torch.no_grad():
+            self._look("the input:", finite.named_leaves("x", inputs), _DATA, nan=True)
+            self._look_at_weights()
+        with torch.autograd.graph.saved_tensors_hooks(self._keep, lambda held: held):
+            outputs = run_network(self.net, inputs)
+        with record_function(ASIDE), torch.no_grad():
+            known = (*flattened(inputs), *self.net.parameters(), *self.net.buffers())
+            self._note_kept({storage_of(one) for one in known})
+        return outputs
+
+    def let_go(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+        for seen in self.order:
+            vars(seen.module).pop("run", None)
+
+    def _hook(self, seen: Seen) -> None:
+        """Tell :meth:`_begin` and :meth:`_end` of every call of a module."""
+
+        def begins(module: nn.Module, args: Any, kwargs: Any) -> None:
+            self._begin(seen, [*flattened(args), *flattened(kwargs)])
+
+        def ends(module: nn.Module, args: Any, output: Any) -> None:
+            self._end(seen, flattened(output))
+
+        self._handles.append(seen.module.register_forward_pre_hook(observing(begins), with_kwargs=True))
+        self._handles.append(seen.module.register_forward_hook(observing(ends)))
+        if isinstance(seen.module, (Neuron, NormNeuron, Recurrent, Delay)):
+            vars(seen.module)["run"] = self._watched(seen, seen.module.run)  # which no hook sees
+
+    def _watched(self, seen: Seen, run: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if self.top is seen:  # Recurrent.forward, or an override of forward
+                return run(*args, **kwargs)
+            if kwargs.get("state") is not None:
+                seen.sample = None  # it does not begin at rest, as a layer that runs again does
+            self._begin(seen, flattened(args))
+            results = run(*args, **kwargs)
+            self._end(seen, flattened(results[0]))
+            return results
+
+        return watched
+
+    def _begin(self, seen: Seen, inputs: List[Tensor]) -> None:
+        folded = self._stack[-1].folded if self._stack else (0, 0)
+        x = inputs[0] if inputs else None
+        seen.calls += 1
+        if seen.calls == 1:
+            self.order.append(seen)
+        with record_function(ASIDE), torch.no_grad():
+            if x is not None:
+                seen.elements += x.numel()
+                seen.taken += _computed(x)
+            if seen.calls == 1:
+                seen.inputs = tuple(map(_described, inputs))
+                seen.source = self._source(x)
+                if x is not None and x.ndim:
+                    self._note_steps(seen, x, folded)
+            if isinstance(seen.module, TimeBatched) and x is not None and x.ndim > 1:
+                folded = x.shape[0], x.shape[1]
+            self._look(
+                f"the input of {seen.title}, which no layer gave:", [("it", one) for one in inputs], _LAYER, True, seen
+            )
+            if seen.stateful is not None and all(one is not seen for one, _ in self.reached):
+                spoilt = next((one for one in inputs if not finite.is_finite(one)), None)
+                if spoilt is not None and self.origin is None:
+                    seen.infinite = True
+                elif spoilt is not None:
+                    self.reached.append((seen, self._spoilt("its input has", spoilt, seen)))
+        entered = record_function(f"{RANGE}{seen.number}")
+        entered.__enter__()
+        memory = {storage_of(one) for one in (*inputs, *seen.module.parameters(recurse=False))}
+        self._stack.append(_Running(seen, entered, inputs, memory, folded))
+
+    def _end(self, seen: Seen, results: List[Tensor]) -> None:
+        running = self._stack.pop()
+        running.entered.__exit__(None, None, None)
+        with record_function(ASIDE), torch.no_grad():
+            self._look_at_results(seen, running.inputs, results)
+            for value in results[:1]:
+                if self._source(value) is None:  # what gives back its input, or a view of it, computed nothing
+                    self._last = seen.module, value.detach(), value._version
+                seen.given += _computed(value)
+                if seen.output is None:
+                    seen.output = _described(value)
+                if _may_fire(seen.module):
+                    self._note_spikes(seen, value, running.inputs)
+
+    def _source(self, value: Optional[Tensor]) -> Optional[nn.Module]:
+        """The last layer, if ``value`` is its output, or a view of it, to which nothing was written since."""
+        if value is None or self._last is None or storage_of(value) != storage_of(self._last[1]):
+            return None
+        return self._last[0] if value._version == self._last[2] else None
+
+    def _note_steps(self, seen: Seen, x: Tensor, folded: Tuple[int, int]) -> None:
+        """How many time steps the first input has, and whether they are all the same."""
+        steps, batch = folded
+        if seen.module in self._makers or seen.stateful in self._makers:
+            self._timed = True
+            seen.steps = getattr(seen.stateful, "repeat", None) or 0
+        elif not self._timed:
+            seen.once = not any(True for _ in seen.module.children())
+        elif steps and x.shape[0] == steps * batch:
+            seen.steps, seen.repeated = steps, _is_repeated(x.unflatten(0, folded))
+        elif seen.stateful is None or seen.stateful.step != "single":
+            seen.steps, seen.repeated = x.shape[0], _is_repeated(x)
+
+    def _note_spikes(self, seen: Seen, value: Tensor, inputs: List[Tensor]) -> None:
+        added = adds_behind(seen.module, inputs)
+        spikes = value - inputs[1] if added else value  # of whole numbers the difference is exact
+        fires = spikes == 1
+        if not bool((fires | (spikes == 0)).all()):
+            seen.only_spikes, seen.sample = False, None
+            return
+        seen.spikes += int(fires.sum())
+        seen.outputs += value.numel()
+        if seen.outputs and not is_extreme(seen.spikes / seen.outputs):
+            seen.sample = None
+        if seen.sample is not None:
+            seen.sample.append([x.detach().clone() for x in inputs])
+        if not added and value.is_floating_point() and value.numel():
+            self._spikes[storage_of(value)] = value.element_size() * value.numel()
+
+    # -- what autograd keeps
+
+    def _keep(self, value: Tensor) -> Tensor:
+        """The hook of tensors that are saved for backward."""
+        with record_function(ASIDE):
+            # a result that its own node saves would keep that node alive, which keeps the result
+            held = value.detach()
+        if self._stack and value.layout is torch.strided:
+            storage, seen = storage_of(value), self._stack[-1].seen
+            spikes = self._spikes.get(storage) == value.untyped_storage().nbytes() and not _may_fire(seen.module)
+            self._held.append((weakref.ref(held), seen, storage not in self._stack[-1].memory, spikes))
+        return held
+
+    def _note_kept(self, known: Set[int]) -> None:
+        """Add up what autograd keeps, now that the forward pass is over: a part whose outputs nobody took is gone, and
+        other numbers may have got its memory, or that of spikes. ``known``: the memory of inputs and parameters.
+        """
+        for held, seen, made, spikes in self._held:
+            value = held()
+            if value is None:
+                continue
+            seen.checkpoints += value.numel() if made else 0
+            if storage_of(value) not in known:
+                known.add(storage_of(value))
+                count = value.untyped_storage().nbytes()
+                seen.saved += count
+                seen.saved_spikes += count if spikes and bool(((value == 1) | (value == 0)).all()) else 0
+        self._held.clear()
+
+    # -- where numbers stop being finite
+
+    def note_states(self, seen: Seen) -> None:
+        """A neuron that hardly fires, or nearly always, may do so because its states are not finite: it runs again."""
+        if self.origin is not None or not seen.sample:
+            return
+        module: Any = seen.module
+        names = tuple(neuron_of(module).states)
+        with torch.no_grad():
+            traces = (
+                [module.run(*inputs, record=names)[2] for inputs in sequences(module, seen.sample)] if names else []
+            )
+        spoilt = finite.first([pair for trace in traces for pair in trace.items()])
+        if spoilt is None or (seen.infinite and not finite.has_nan(spoilt[1])):
+            return
+        step = (finite.first_index(spoilt[1]) or (0,))[0]
+        place = f"{seen.title}, whose input {_kind(seen.infinite)}: its state {spoilt[0]!r} has"
+        self.origin = Spoilt(place, f"{finite.in_words(spoilt[1])}, time step {step}", way_out=_LAYER)
+
+    def note_gradients(self, gradients: Sequence[Tuple[str, Tensor]]) -> None:
+        """Gradients of parameters, after a forward pass in which nothing was wrong."""
+        spoilt = finite.first(gradients)
+        if spoilt is not None:
+            self._look("the backward pass:", [(f"the gradient of {spoilt[0]}", spoilt[1])], _BACKWARD)
+
+    def _look_at_results(self, seen: Seen, inputs: List[Tensor], results: List[Tensor]) -> None:
+        """Results of a layer; an infinity begins there if its inputs had none."""
+        if self.origin is not None or all(map(finite.is_finite, results)):
+            return
+        infinite = not all(map(finite.is_finite, inputs))
+        place = f"the output of {seen.title}, whose input {_kind(infinite)}:"
+        self._look(place, [("it", one) for one in results], _LAYER, infinite, seen)
+
+    def _look_at_weights(self) -> None:
+        """An infinity is meant in a neuron, such as in a threshold, and in a mask that is not learnt."""
+        named = dict(self.net.named_parameters())
+        meant = {id(one) for part in self.net.modules() if isinstance(part, Neuron) for one in part.parameters()}
+        weights = {name: one for name, one in named.items() if one.requires_grad and id(one) not in meant}
+        self._look("a parameter:", weights.items(), _WEIGHT)
+        self._look("a parameter:", named.items(), _WEIGHT, nan=True)
+        self._look("a buffer:", self.net.named_buffers(), _WEIGHT, nan=True)
+
+    def _look(
+        self, place: str, named: Iterable[Tuple[str, Tensor]], way_out: str, nan: bool = False, seen: Any = None
+    ) -> None:
+        """Note the first tensor that is not finite, or that has NaN, as the origin."""
+        spoilt = None if self.origin is not None else (finite.first_nan if nan else finite.first)(named)
+        if spoilt is not None:
+            origin = self._spoilt(f"{place} {spoilt[0]} has", spoilt[1], seen)
+            has_time = way_out in (_DATA, _LAYER)
+            self.origin = origin._replace(way_out=way_out, shape=origin.shape if has_time else ())
+
+    def _spoilt(self, place: str, x: Tensor, seen: Optional[Seen]) -> Spoilt:
+        folded = self._stack[-1].folded if self._stack else (0, 0)
+        single = seen is not None and seen.stateful is not None and seen.stateful.step == "single"
+        call = seen.calls if seen is not None and single else 0
+        return Spoilt(place, finite.in_words(x), finite.first_index(x) or (), tuple(x.shape), folded, call)
+
+    def spoilt_in_words(self, times: Collection[int]) -> str:
+        """Where numbers stop being finite and what they reached, as a piece of advice; "" where they are finite."""
+        origin = self.origin
+        if origin is None:
+            return ""
+        what = "NaN" if "NaN" in origin.counts else "an infinity"
+        names = [seen.title + spoilt.when(times) for seen, spoilt in self.reached[:3]]
+        more = f" and {len(self.reached) - 3} more" if len(self.reached) > 3 else ""
+        reached = f" It reaches {'; '.join(names)}{more}." if names else ""
+        return (
+            f"Numbers are not finite: {what} begins in {origin.place} {origin.counts}{origin.when(times)}.{reached} A "
+            "neuron whose potential is NaN never fires again, and gradients behind it are NaN, so that no other "
+            f"advice on rates is given. {origin.way_out}"
+        )
+
+
+def _kind(infinite: bool) -> str:
+    return "has infinities and no NaN" if infinite else "is finite"
+
+
+def _may_fire(module: nn.Module) -> bool:
+    """Whether outputs of 0 and 1 are spikes of this module."""
+    return stateful_of(module) is not None and not isinstance(module, Delay)
+
+
+def storage_of(tensor: Tensor) -> int:
+    """What tells storages apart while their tensors are alive: sparse and other tensors have none of their own."""
+    try:
+        return tensor.untyped_storage().data_ptr() or id(tensor)
+    except (NotImplementedError, RuntimeError):
+        return id(tensor)
+
+
+def _computed(x: Tensor) -> int:
+    """How many numbers a tensor has; a step that is repeated counts once."""
+    repeated = x.layout is torch.strided and x.ndim > 0 and x.stride(0) == 0 and x.shape[0] > 1
+    return x.numel() // x.shape[0] if repeated else x.numel()
+
+
+def _is_repeated(x: Tensor) -> bool:
+    """Whether ``x [T, ...]`` is one step repeated: by its stride, or because its steps hold the same numbers.
+
+    A step that is one number everywhere, such as the zeros of a layer that is silent, does not count: it says nothing
+    about other inputs.
+    """
+    if x.shape[0] < 2 or not x.numel() or x.stride(0) == 0:
+        return x.shape[0] > 1 and x.numel() > 0
+    if not torch.equal(x[0], x[1]) or bool((x[0] == x[0].reshape(-1)[0]).all()):
+        return False
+    return all(torch.equal(x[0], step) for step in x[2:])
+
+
+def _described(x: Tensor) -> Given:
+    return Given(tuple(x.shape), x.dtype, x.device.type, memory_layout(x), x.requires_grad)
+
+
+def memory_layout(x: Tensor) -> str:
+    """How the numbers of a tensor lie in memory, in a word or two."""
+    if x.layout is not torch.strided:
+        return str(x.layout).replace("torch.", "")
+    if x.numel() == 0:
+        return "empty"
+    if x.ndim and x.stride(0) == 0 and x.shape[0] > 1:
+        return f"one step repeated, {memory_layout(x[0])}"
+    if x.is_contiguous():
+        return "contiguous"
+    if _is_channels_last(x):
+        return "channels-last"
+    if x.ndim > 1 and x.transpose(0, 1).is_contiguous():
+        return "batch before time"
+    if x.ndim > 1 and _is_channels_last(x.transpose(0, 1), (2,)):
+        return "batch before time, channels-last"
+    order = sorted(range(x.ndim), key=lambda dim: (-x.stride()[dim], dim))
+    dense = x.permute(order).is_contiguous()
+    return f"dimensions in the order {', '.join(map(str, order))}" if dense else f"strided {tuple(x.stride())}"
+
+
+def _is_channels_last(x: Tensor, channels: Sequence[int] = (1, 2)) -> bool:
+    """Whether images or volumes, ``[B, C, ...]`` or ``[T, B, C, ...]``, have their channels innermost in memory."""
+    return any(x.ndim - dim in (3, 4) and x.movedim(dim, -1).is_contiguous() for dim in channels)
