@@ -346,3 +346,19 @@ def test_a_loaded_network_is_a_module(tmp_path) -> None:
     with sc.carry_state(loaded):
         whole = torch.cat([loaded(x[:2]), loaded(x[2:])])
     assert torch.equal(whole, net(x))
+
+
+def test_sums_keep_the_order_of_the_edges(tmp_path) -> None:
+    """Also where one of them is the output of a subgraph: the sum of three numbers depends on it."""
+
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.out = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+            self.r = sc.Recurrent(sc.LIF(), nn.Linear(4, 4))
+
+        def forward(self, x):
+            return self.out(self.a(x) + self.b(x) + self.r(x))
+
+    sc.nir.save(Sum(), tmp_path / "net.nir", dt=1e-3)
+    assert dict(sc.nir.load(tmp_path / "net.nir").wiring)["out"] == ("a", "b", "r")
