@@ -43,8 +43,8 @@ def bound(
     views: Sequence[Optional[Tuple[int, ...]]],
     single: bool,
 ) -> Optional[BoundCall]:
-    """What runs calls with the signature of this one: shapes, strides, dtypes and devices of its tensors, and what wants
-    gradients. None where such calls are the runner's.
+    """What runs calls with the signature of this one: shapes, strides, dtypes and devices of its tensors, and what
+    wants gradients. None where such calls are the runner's.
 
     ``params`` are as the neuron holds them; ``views`` has for each the shape that it is viewed as over the neurons of
     one time step, None for a number. ``single``: inputs and outputs are one step, ``[*N]``. A call may raise

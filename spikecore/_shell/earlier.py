@@ -136,8 +136,8 @@ def first_call(
     values: Tuple[ParamValue, ...],
     single: bool,
 ) -> Tuple[Optional[Earlier], Optional[Tuple[Tensors, Optional[Tensors]]]]:
-    """The call bound to its plan, and its results; without them where it is the runner's. ``constant``: the input, if it
-    is a parameter of the program in front of these.
+    """The call bound to its plan, and its results; without them where it is the runner's. ``constant``: the input, if
+    it is a parameter of the program in front of these.
     """
     params = (*constant, *[value for _, value in named])
     views = [tuple(value.shape) if isinstance(value, Tensor) else None for value in (*constant, *values)]

@@ -1,9 +1,10 @@
 """Where autograd ends and kernels begin: one ``autograd.Function``, and the same call as an op of torch.
 
 Eager calls go through :class:`KernelCall`. Torch's compiler, its modes and tensors of other types follow ops of torch
-and would not see a launch: for them a call is the op ``spikecore::forward``, whose derivative is ``spikecore::backward``.
-Two ops serve every backend and every program. A string names what they run: a hash of backend, program and spec, so that
-it means the same in every process. They are defined when they are first used, by torch 2.4 or newer.
+and would not see a launch: for them a call is the op ``spikecore::forward``, whose derivative is
+``spikecore::backward``. The two serve every backend and every program. A string names what they run: a hash of backend,
+program and spec, so that it means the same in every process. They are defined when they are first used, by torch 2.4 or
+newer.
 
 Kernels give first derivatives. Another runner computes the call anew for a second one, and for a first one whose kernel
 cannot be had: it is compiled when backward first needs it. That runner is there where the backend was chosen
@@ -32,8 +33,8 @@ Instead = Optional[Callable[[BackendError], Runner]]
 
 
 class KernelCall(torch.autograd.Function):
-    """A call by kernels. Its first argument is all but tensors: the plan, the parameters (with any value in the place of
-    a tensor), and what computes the call anew.
+    """A call by kernels. Its first argument is all but tensors: the plan, the parameters (with any value in the place
+    of a tensor), and what computes the call anew.
     """
 
     #: See :data:`spikecore._shell.freed.PASSED`.
@@ -131,7 +132,7 @@ class Again(NamedTuple):
     def derivatives(
         self, grads: Sequence[Optional[Tensor]], tensors: Sequence[Tensor], cotangents: Sequence[Optional[Tensor]]
     ) -> List[Optional[Tensor]]:
-        """Gradients of the call's cotangents and tensors, from those of the gradients that :meth:`differentiable` gave."""
+        """Gradients of the call's cotangents and tensors, from those of what :meth:`differentiable` gave."""
         name = self.plan.kernels.backend.name
         error = Unsupported(f"backend {name!r} derives first derivatives only; for a second one choose backend='torch'")
         if self.instead is None:
@@ -139,9 +140,9 @@ class Again(NamedTuple):
         runner, further = self.instead(error), torch.is_grad_enabled()
         with torch.enable_grad():
             # views, so that derivatives end here even where one source was computed from another
-            local = [None if source is None else source.view_as(source) for source in (*grads, *tensors)]
+            local: List[Any] = [None if source is None else source.view_as(source) for source in (*grads, *tensors)]
             arriving, values = local[: len(grads)], local[len(grads) :]
-            results = self._results(runner, values)  # type: ignore[arg-type]  # tensors all
+            results = self._results(runner, values)
             pairs = [(result, grad) for result, grad in zip(results, arriving) if grad is not None]
             first = _grad(pairs, [value for value, wants in zip(values, self.wanted) if wants], create_graph=True)
             again = [(a, b) for a, b in zip(first, cotangents) if a is not None and b is not None]

@@ -2,9 +2,9 @@
 
 Backward takes one launch in which mean and standard deviation are given, and what the statistics add to the gradient of
 the input: by a launch of the backend (:meth:`~spikecore.kernels.KernelBackend.correction`), or by a second backward
-launch. The first one then finds the gradients of weight and bias, which are sums over a channel, and writes nothing else
-of the size of the input; the second takes them as parameters (:mod:`spikecore.lang._derived`). A backend has no part
-in it: both are plans as it knows them.
+launch. The first one then finds the gradients of weight and bias, which are sums over a channel, and writes nothing
+else of the size of the input; the second takes them as parameters (:mod:`spikecore.lang._derived`). A backend has no
+part in it: both are plans as it knows them.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ class Lie(NamedTuple):
 class NormalisedCalls:
     """Calls at rest of neurons with batch normalisation in front, whose parameters have one form.
 
-    spec: that of the runner. views: for each parameter of the program the shape that it has over the neurons of one time
-    step; None for a number.
+    spec: that of the runner. views: for each parameter of the program the shape that it has over the neurons of one
+    time step; None for a number.
     """
 
     def __init__(

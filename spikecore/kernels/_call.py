@@ -4,9 +4,9 @@ The path of a tensor::
 
     Neuron.forward -> call -> CallPlan -> launch
 
-- *Signature.* Whatever decides how a call is computed: shapes, strides and devices of its tensors, what wants gradients,
-  whether it begins with a given state, which states it records, whether it is one step. A neuron looks a call up by it
-  and skips all checks where there is a plan; a runner that is called with tensors does the same
+- *Signature.* Whatever decides how a call is computed: shapes, strides and devices of its tensors, what wants
+  gradients, whether it begins with a given state, which states it records, whether it is one step. A neuron looks a
+  call up by it and skips all checks where there is a plan; a runner that is called with tensors does the same
   (:mod:`spikecore.kernels._runner`).
 - *Bind.* :class:`CallPlan` is made once for a signature. It knows sizes and layout, what to allocate, which tensors a
   kernel reads as they lie and which it copies first. Constant inputs, records, states, single steps and inputs that are
@@ -31,7 +31,7 @@ from spikecore._base.locking import Lock
 from spikecore._base.recent import CALLS, Recent
 from spikecore.backend import Spec
 from spikecore.kernels import _returned as returned
-from spikecore.kernels._layout import Launch, Layout, layout_of, resolved
+from spikecore.kernels._layout import Launch, Layout, has_memory, layout_of, resolved
 from spikecore.kernels._plan import (
     BackwardPlan,
     ForwardPlan,
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
 #: Shape, strides and dtype of a tensor.
 Form = Tuple[Tuple[int, ...], Tuple[int, ...], torch.dtype]
-#: A launch of dense tensors, ``launch(tensors, params)``. Those to be filled are among them. It returns the parts of the
-#: parameters' gradients, or None where these tensors take another launch.
+#: A launch of dense tensors, ``launch(tensors, params)``. Those to be filled are among them. It returns the parts of
+#: the parameters' gradients, or None where these tensors take another launch.
 Dense = Callable[[Sequence[Tensor], Sequence[Any]], Optional[Sequence[Tensor]]]
 
 
@@ -224,20 +224,16 @@ class CallPlan:
         """
         if self._straight is not None:  # the usual call: one input, which the output lies as, and numbers
             x = tensors[0]
-            if not x.is_neg() and x.data_ptr():
+            if has_memory(tensors):
                 out = torch.empty_like(x)
                 if self._straight((x, out), numbers) is None:
                     self._launch(self._forward[0], tensors, numbers, [out])  # type: ignore[index]  # bound with the other
                 return [out]
         values, owns_outputs = resolved(tensors), self.kernels.backend.owns_outputs
         # there is nothing to compute, and CUDA refuses to launch no block
-        if self.is_empty or not owns_outputs:
-            if self.alike and values is tensors:
-                results = [torch.empty_like(tensors[0]) for _ in self.results]
-            else:
-                results = _empty(self.results, tensors[0].device)
-            if self.is_empty:
-                return results
+        results = _empty(self.results, tensors[0].device) if self.is_empty or not owns_outputs else []
+        if self.is_empty:
+            return results
         is_dense = self.is_dense and values is tensors
         if not (self.as_is and is_dense):
             values = self.fitted(values)
@@ -247,7 +243,7 @@ class CallPlan:
             n = self.kernels.n_inputs
             return returned.forward(self, launch, (self.timed(moving[:n]), moving[n:], params))
         if not self.kernels.reads:
-            moving = results[:1]
+            moving = [*results[:1] * self.kernels.n_inputs, *moving[self.kernels.n_inputs :]]
         if dense is None or not is_dense or dense((*moving, *results), params) is None:
             self._launch(launch, moving, params, results)
         return results
@@ -305,7 +301,7 @@ class CallPlan:
     def backward(
         self, numbers: Sequence[Any], saved: Sequence[Tensor], grads: Sequence[Optional[Tensor]], wanted: Sequence[bool]
     ) -> List[Optional[Tensor]]:
-        """The ``wanted`` gradients of the tensors of a call, from what was kept of it and the cotangents of its results.
+        """The ``wanted`` gradients of a call's tensors, from what was kept of it and the cotangents of its results.
 
         Saved tensors may lie elsewhere by now, each in its own way: saved-tensor hooks, such as those that move tensors
         to the host, give back tensors with other strides.
@@ -325,7 +321,7 @@ class CallPlan:
             values = self.fitted(values)
         elif found.straight is not None:  # as in forward
             out = torch.empty_like(values[0])
-            if found.straight((*saved, grads[0], out), numbers) is not None:
+            if found.straight((*saved, grads[0], out), numbers) is not None:  # type: ignore[arg-type]  # it is there
                 return [out]
             is_dense = False
         return found(numbers, values, saved, checkpoints, grads, is_dense)
@@ -461,8 +457,8 @@ class Pass:
         n, m = kernels.n_outputs, kernels.n_outputs + kernels.n_final
         moving, params = values[: plan.moving], plan.params(numbers, values) if plan.views else numbers
         arriving: List[Tensor] = [grad for grad in grads if grad is not None]
-        if not kernels.reads:
-            moving = arriving[:1] or moving
+        if not kernels.reads and grads[0] is not None:
+            moving = [*[grads[0]] * kernels.n_inputs, *moving[kernels.n_inputs :]]
         ends: Sequence[Tensor] = ()
         if self.final:
             (zero,) = _empty([plan.step], saved[0].device)
@@ -552,14 +548,14 @@ def dense_of(launch: Any, geometry: Geometry, counts: Sequence[int], owns_output
     without, which are dense from end to end.
     """
     make = None if owns_outputs or isinstance(geometry, RowGeometry) else getattr(launch, "dense", None)
-    return None if make is None else make(geometry, counts)  # type: ignore[no-any-return]  # as documented
+    return None if make is None else make(geometry, counts)
 
 
 @lru_cache(maxsize=256)
 def added_inputs(program: Program, spec: Spec) -> Tuple[Tuple[int, int], ...]:
-    """The inputs of a program that are only added to an output, as a shortcut is to spikes: for each its index among the
-    inputs, and the index of the output. Their gradient is that output's cotangent: autograd keeps nothing of them, and
-    kernels write nothing for them. The first input, whose shape a call has, is none of them.
+    """The inputs of a program that are only added to an output, as a shortcut is to spikes: for each its index among
+    the inputs, and the index of the output. Their gradient is that output's cotangent: autograd keeps nothing of them,
+    and kernels write nothing for them. The first input, whose shape a call has, is none of them.
     """
     if len(program.inputs) < 2:
         return ()

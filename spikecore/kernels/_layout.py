@@ -308,17 +308,25 @@ def resolved(tensors: Sequence[Any]) -> Sequence[Any]:
     Raises ``ValueError`` for one that has no memory and no values either. Where a tensor is on another device than the
     call, even "meta", is for others to say.
     """
+    return (
+        tensors
+        if has_memory(tensors)
+        else [
+            None if tensor is None else _with_memory(tensor.resolve_neg() if tensor.is_neg() else tensor)
+            for tensor in tensors
+        ]
+    )
+
+
+def has_memory(tensors: Sequence[Any]) -> bool:
+    """Whether the memory of each of the tensors (or None) holds its values."""
     try:
-        if True not in [t is not None and (t.is_neg() or not t.data_ptr()) for t in tensors]:
-            return tensors
+        for value in tensors:
+            if value is not None and (value.is_neg() or not value.data_ptr()):
+                return False
     except RuntimeError:  # tensors wrapped by functorch raise on data_ptr()
-        pass
-    return [None if tensor is None else _with_memory(not_negated(tensor)) for tensor in tensors]
-
-
-def not_negated(tensor: Tensor) -> Tensor:
-    """The tensor, or what a lazily negated view stands for."""
-    return tensor.resolve_neg() if tensor.is_neg() else tensor
+        return False
+    return True
 
 
 def _with_memory(tensor: Tensor) -> Tensor:

@@ -551,13 +551,12 @@ def _reaching(last: Set[Node], users: Dict[Node, List[Node]], sizes: Dict[Node, 
 
 
 def with_reciprocals(order: Sequence[Node], exact: Collection[Node], fixed: Collection[Node]) -> Dict[Node, Node]:
-    """What takes the place of each of these nodes (arguments first): divisions by nodes in ``fixed``, which are the same
-    at every step, become products with reciprocals.
+    """What takes the place of each of these nodes (arguments first): divisions by nodes in ``fixed``, which are the
+    same at every step, become products with reciprocals.
 
     A kernel computes such a reciprocal once, before its first step. The product is off by two units in the last place
     at most: lost where results are rounded to 16 bits, and there alone a kernel would wait for divisions instead of
-    memory.
-    The nodes in ``exact`` stay as they are: those of the program at least, which stands for spikes and states.
+    memory. The nodes in ``exact`` stay as they are: those of the program at least, which stands for spikes and states.
     """
     new: Dict[Node, Node] = {}
     for node in order:

@@ -16,7 +16,7 @@ from spikecore.backend import BackendError, ParamValue, Runner, Spec, Tensors, U
 from spikecore.kernels._autograd import Instead, KernelCall, apply, key_of, register, run_op
 from spikecore.kernels._batch_norm import Moments, NormalisedCalls, NormalisingKernels
 from spikecore.kernels._call import Call, CallPlan, Kernels
-from spikecore.kernels._layout import Moved, StatisticsLaunch, resolved
+from spikecore.kernels._layout import Moved, StatisticsLaunch, has_memory, resolved
 from spikecore.kernels._plan import Geometry
 from spikecore.lang import Program
 from spikecore.lang._plain import (
@@ -77,8 +77,7 @@ class KernelRunner:
         """See :meth:`spikecore.backend.Backend.compile`."""
         if inputs[0].shape[0] == 0:
             return self._nothing(inputs[0], state, params, record)
-        call, tensors, params = self._arranged(inputs, state, params, Call(tuple(record)))
-        results = self._cross(call, tensors, params)
+        results = self._cross(*self._arranged(inputs, state, params, Call(tuple(record))))
         n, m = self.kernels.n_outputs, self.kernels.n_outputs + self.kernels.n_final
         return tuple(results[:n]), tuple(results[n:m]) if self.spec.final else None, tuple(results[m:])
 
@@ -93,16 +92,12 @@ class KernelRunner:
         """See :func:`spikecore._base.running.bound`."""
         if not inputs[0].numel() or is_followed():
             return None
-        call, tensors, values = self._arranged(inputs, state, params, Call(single=single))
-        if not all(type(value) in PLAIN for value in tensors) or resolved(tensors) is not tensors:
+        call, tensors, _ = self._arranged(inputs, state, params, Call(single=single))
+        if not (all(type(value) in PLAIN for value in tensors) and has_memory(tensors)):
             return None
-        own = tuple([view for view in views if view is not None])
-        wants = (
-            tuple([value.requires_grad for value in tensors]) if torch.is_grad_enabled() else (False,) * len(tensors)
-        )
-        plan = self.kernels.plan(call, tensors, wants, own)
-        context: Any = (plan, values, self.instead)
-        return self._straight(plan) if len(tensors) == 1 and not self.spec.final else self._bound(plan, context)
+        own, grad = tuple([view for view in views if view is not None]), torch.is_grad_enabled()
+        plan = self.kernels.plan(call, tensors, tuple([grad and value.requires_grad for value in tensors]), own)
+        return self._straight(plan) if len(tensors) == 1 and not self.spec.final else self._bound(plan)
 
     def _straight(self, plan: CallPlan) -> BoundCall:
         """Calls at rest with one input, parameters that are numbers, and outputs alone."""
@@ -115,11 +110,12 @@ class KernelRunner:
 
         return call
 
-    def _bound(self, plan: CallPlan, context: Any) -> BoundCall:
-        n, instead, kind = self.kernels.n_outputs, self.instead, plan.call
+    def _bound(self, plan: CallPlan) -> BoundCall:
+        """Any other call of one signature."""
+        n, instead, kind = self.kernels.n_outputs, self.instead, Call(single=plan.call.single)
 
         def call(inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]) -> Any:
-            _, tensors, values = self._arranged(inputs, state, params, Call(single=kind.single))
+            _, tensors, values = self._arranged(inputs, state, params, kind)
             results = apply((plan, values, instead), *tensors) if plan.save else tuple(plan.forward(values, tensors))
             return results[:n], results[n:] if self.spec.final else None
 
@@ -129,8 +125,7 @@ class KernelRunner:
         self, inputs: Tensors, state: Optional[Tensors], params: Tuple[ParamValue, ...]
     ) -> Tuple[Tensors, Optional[Tensors]]:
         """See :func:`spikecore.backend.one_step`."""
-        call, tensors, params = self._arranged(inputs, state, params, Call(single=True))
-        results = self._cross(call, tensors, params)
+        results = self._cross(*self._arranged(inputs, state, params, Call(single=True)))
         n = self.kernels.n_outputs
         return tuple(results[:n]), tuple(results[n:]) if self.spec.final else None
 
@@ -152,12 +147,12 @@ class KernelRunner:
             params = [value.to(compute) if isinstance(value, Tensor) else value for value in params]
         # a kernel that starts at rest gives no gradient of what it starts from, so autograd computes the start
         if state is None and self.learnt_initial:
-            state = self._at_rest(inputs[0].device, inputs[0].shape[not call.single :], params)
+            state = self._at_rest(inputs[0].device, inputs[0].shape[0 if call.single else 1 :], params)
         if state is not None:
-            call = call._replace(has_initial_state=True)
-        tensors = inputs if state is None else (*inputs, *state)
+            call = Call(call.record, True, call.single)
+        tensors: Any = inputs if state is None else (*inputs, *state)
         if tensor_params:
-            tensors = (*tensors, *[params[index] for index in tensor_params])  # type: ignore[list-item]  # tensors all
+            tensors = (*tensors, *[params[index] for index in tensor_params])
         return call, tensors, params
 
     def _cross(self, call: Call, tensors: Tensors, params: Sequence[ParamValue]) -> Sequence[Tensor]:
@@ -180,7 +175,7 @@ class KernelRunner:
             return run_op(self.key, call, numbers, tensors)
         n, m = self.kernels.n_inputs, self.kernels.n_outputs
         timed = [*[x.unsqueeze(0) for x in tensors[:n]], *tensors[n:]]
-        results = run_op(self.key, call._replace(single=False), numbers, timed)
+        results = run_op(self.key, Call(call.record, call.has_initial_state), numbers, timed)
         return [*[out.squeeze(0) for out in results[:m]], *results[m:]]
 
     def _refuse(self, tensors: Tensors) -> None:

@@ -87,9 +87,8 @@ def test_a_compiled_cotangent_lies_as_the_kernels_read_it(final: bool) -> None:
     strides: List[Sequence[int]] = []
 
     def keep(graph: Any, _: Any) -> Any:
-        for node in graph.graph.nodes:
-            if node.target is torch.ops.spikecore.backward.default:
-                strides.append(node.args[3][0].meta["val"].stride())
+        nodes = [node for node in graph.graph.nodes if node.target is torch.ops.spikecore.backward.default]
+        strides.extend(node.args[3][0].meta["val"].stride() for node in nodes)
         return make_boxed_func(graph.forward)
 
     neuron = bound(sc.LIF(), Loop(4))
