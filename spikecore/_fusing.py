@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from typing import Any, Iterator, List, Mapping, NamedTuple, Tuple
+from typing import Iterator, List, NamedTuple, Tuple
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -14,10 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from spikecore import _pooling
 from spikecore._base.words import a_kind
 from spikecore._shell.checks import shown
-from spikecore._shell.in_turn import calls_as, in_turn
-from spikecore._shell.misplaced import guided
+from spikecore._shell.modules import calls_as, in_turn
 from spikecore._shell.norms import can_defer, check_restorable, defer, is_watched, restore
-from spikecore._shell.outside import outside
 from spikecore._shell.prologue import Prologue
 from spikecore._shell.prologued import prologue_of, set_prologue
 from spikecore.layers import NormNeuron, TimeBatched
@@ -33,13 +31,6 @@ class Part(NamedTuple):
     folded: bool
 
 
-def _elsewhere(unknown: Mapping[str, Any]) -> str:
-    if "backend" not in unknown:
-        return ""
-    return f"the neurons have a backend: sc.set_backend(net, {unknown['backend']!r}), before or after sc.fuse(net)"
-
-
-@guided("sc.fuse", _elsewhere)
 def fuse(net: nn.Module) -> nn.Module:
     """Let every neuron of ``net`` that follows a batch normalisation normalise its own input; gives ``net`` back.
 
@@ -90,7 +81,7 @@ def _warn_of_nothing(net: nn.Module) -> None:
             "TimeBatched unless the neuron has step='single'. In a forward of your own, write "
             "sc.layers.NormNeuron(norm, neuron); sc.explain(net, x) says where that helps. Pooling keeps less for "
             "backward all the same",
-            stacklevel=outside(),
+            stacklevel=3,
         )
 
 

@@ -14,9 +14,8 @@ from spikecore._base.words import a_kind
 from spikecore._packed import PackedConv2d, PackedLinear
 from spikecore._pooling import CompactAvgPool2d, CompactMaxPool2d
 from spikecore._shell.checks import shown
-from spikecore._shell.in_turn import calls_as, in_turn
+from spikecore._shell.modules import calls_as, in_turn
 from spikecore._shell.norms import Deferred
-from spikecore._shell.outside import outside
 from spikecore.encode import Constant
 from spikecore.layers import TimeBatched, Voting
 from spikecore.neuron import Neuron
@@ -83,7 +82,7 @@ def hoist(net: nn.Module) -> nn.Module:
             "sc.hoist(net) found no encode.Constant with a layer behind it that sees no time: it takes those that an "
             "nn.Sequential calls. In a forward of your own, give the layers x without time, and the neuron behind them "
             "repeat=T",
-            stacklevel=outside(),
+            stacklevel=2,
         )
     return net
 

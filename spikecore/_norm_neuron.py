@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from spikecore._base.bits import Whole
 from spikecore._packed import Follow
-from spikecore._shell.in_turn import calls_as
+from spikecore._shell.modules import calls_as
 from spikecore._shell.norms import check_norm
 from spikecore._shell.prologue import Prologue
 from spikecore._shell.prologued import prologue_of, set_prologue

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from spikecore._plugins.selection import asked_in_words, capture
-from spikecore._shell import checkpoints, checks, compiled, definition, earlier, parameters, processes, ranges
+from spikecore._shell import checkpoints, checks, compiled, definition, earlier, modules, observe, parameters, ranges
+from spikecore._shell.prologued import Prologued
 from spikecore._shell.state import State, Stateful
-from spikecore._shell.watched import Watched
 from spikecore.backend import MAX_STATIC_STEPS, Tensors, one_step
 from spikecore.dtypes import compute_dtype
 from spikecore.lang import ops
@@ -29,7 +29,7 @@ from spikecore.surrogate import ATan, Surrogate
 __all__ = ["Neuron", "Stateful"]
 
 
-class Neuron(Watched):
+class Neuron(Prologued):
     """Base class of every neuron. A subclass declares states and parameters and writes one step as arithmetic::
 
         class AdaptiveLIF(sc.Neuron):
@@ -77,7 +77,7 @@ class Neuron(Watched):
         "detach_reset": checks.flag,
         "channel_dim": checks.whole,
         "repeat": checks.steps_or_none,
-        **Watched.configuration,
+        **Prologued.configuration,
     }
     #: The ranges now, which ``bounds`` shows, and ``bounds`` as it was given, which stays when ranges follow values.
     _ranges: Dict[str, ranges.Interval]
@@ -241,7 +241,7 @@ class Neuron(Watched):
     def _continue(self, inputs: Sequence[Tensor]) -> Tensors:
         """Outputs of a call that goes on from the state of the last one."""
         outputs, state = self._call(inputs, self._begin(), final=True, single=self.step == "single")
-        self._end(outputs, state)
+        self._end(state)
         return outputs
 
     def _call(
@@ -281,6 +281,20 @@ class Neuron(Watched):
             outputs, end = found.runner((x,), start, (*constant, *earlier.placed(found, values)), ())[:2]
         return outputs, dict(zip(self.states, end)) if end is not None else None
 
+    def _recorded(
+        self,
+        inputs: Sequence[Tensor],
+        state: Optional[Mapping[str, Tensor]],
+        record: Tuple[str, ...],
+        final: bool,
+        single: bool = False,
+    ) -> Tuple[Tensors, Optional[State], Tensors]:
+        """A call with a record; what watches the neuron is told of it."""
+        execute = self._execute if self._prologue is None else self._behind_prologue
+        if self._watchers:
+            return observe.recorded(self, execute, inputs, state, record, final, single)  # type: ignore[no-any-return]  # as here
+        return execute(inputs, state, record, final, single)
+
     @with_traced_sizes
     def _execute(
         self,
@@ -311,7 +325,7 @@ class Neuron(Watched):
         named = self._values()
         checks.same_device(owner, x.device, named)
         if not is_compiling():
-            processes.check_gathered(owner, x, named)
+            modules.check_gathered(owner, x, named)
         values, kinds = parameters.place(owner, named, x.shape[1:], self.channel_dim)
         start = checks.state(owner, self.states, state, x, carried=state is not None and state is self._state)
         gradients = grad and any(value.requires_grad for value in inputs)
@@ -383,7 +397,8 @@ class Neuron(Watched):
         return dict.fromkeys(self.states, True)
 
     def _constant_states(self) -> Collection[str]:
-        return self.program.constant_states()
+        program = self._cache.program
+        return () if program is None else program.constant_states()
 
     def extra_repr(self) -> str:
         """Parameters, configuration, and which backend was asked for and bound."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spikecore._convert._swapped import Carrying, Named, Swapped
-from spikecore._shell.hooks import is_watched_itself
+from spikecore._shell.modules import is_watched_itself
 
 Memories = Tuple[Any, ...]
 FIXED = {"v_reset": "set neuron.reset and neuron.v_reset", "surrogate_function": "set neuron.surrogate"}

@@ -11,7 +11,7 @@ from spikecore._explain._layers import Layer
 from spikecore._fusing import pairs
 from spikecore._plugins.selection import REFERENCE
 from spikecore._shell.binding import backend_on
-from spikecore._shell.in_turn import calls_as
+from spikecore._shell.modules import calls_as
 from spikecore._shell.norms import can_defer, is_watched
 from spikecore._shell.prologued import prologue_of
 from spikecore.neuron import Neuron

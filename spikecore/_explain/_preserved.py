@@ -13,7 +13,7 @@ from spikecore._shell.state import Stateful
 from spikecore.training._rehearsal import tensors_of, versions_kept
 
 #: What a call changes of what is known of a neuron's state.
-_STATE = ("_state", "_passed", "_calls")
+_STATE = ("_state", "_calls")
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack, contextmanager
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +26,7 @@ from spikecore._explain._watching import Seen, Watching
 from spikecore._shell.automatic import told_of_refusals
 from spikecore._shell.binding import chosen_anew, request
 from spikecore._shell.checks import shown
-from spikecore._shell.misplaced import guided
-from spikecore._shell.processes import unwrapped
+from spikecore._shell.modules import unwrapped
 from spikecore._shell.prologue import Prologue
 from spikecore._shell.prologued import prologue_of
 from spikecore._shell.state import Stateful
@@ -37,17 +36,6 @@ from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 
 
-def _around(unknown: Mapping[str, Any]) -> str:
-    """What to write in place of an option of training."""
-    ways = {"autocast": "with torch.autocast(...): sc.explain(net, x)", "pack_spikes": "sc.explain(sc.pack(net), x)"}
-    found = [way for name, way in ways.items() if name in unknown]
-    if found:
-        return f"write {found[0]}"
-    options = ("options", "channels_last", "compile", "fast", "graph")
-    return "it explains the network as it runs eagerly, without options" if any(n in unknown for n in options) else ""
-
-
-@guided("sc.explain", _around)
 def explain(
     net: nn.Module,
     x: Any,

@@ -18,8 +18,7 @@ from spikecore._explain._held import Held, storage_of
 from spikecore._explain._results import Results
 from spikecore._explain._traffic import ASIDE, RANGE
 from spikecore._explain._trials import is_saturated, is_silent
-from spikecore._shell.hooks import observing
-from spikecore._shell.in_turn import time_makers
+from spikecore._shell.modules import observing, time_makers
 from spikecore._shell.prologued import prologue_of
 from spikecore._shell.state import Stateful
 from spikecore.layers import TimeBatched

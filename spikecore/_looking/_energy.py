@@ -17,8 +17,7 @@ from spikecore._looking._operations import Counting
 from spikecore._looking._seen import Layer
 from spikecore._looking._table import html_table, table
 from spikecore._shell.checks import shown
-from spikecore._shell.in_turn import makes_time
-from spikecore._shell.processes import unwrapped
+from spikecore._shell.modules import makes_time, unwrapped
 from spikecore.functional import stateful_modules, to_rest
 from spikecore.neurons import Recurrent
 

@@ -11,8 +11,9 @@ from torch import nn
 
 from spikecore._looking._seen import Layer, Seen
 from spikecore._shell.checks import shown
-from spikecore._shell.processes import unwrapped
-from spikecore._shell.state import Stateful, unwatch, watch
+from spikecore._shell.modules import unwrapped
+from spikecore._shell.observe import unwatch, watch
+from spikecore._shell.state import Stateful
 from spikecore.functional import stateful_modules
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent

@@ -20,8 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spikecore._shell.hooks import observing
-from spikecore._shell.in_turn import time_makers
+from spikecore._shell.modules import observing, time_makers
 from spikecore.backend import Unsupported
 from spikecore.dtypes import has_float64
 from spikecore.layers import Delay

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from spikecore._base.locking import Lock
 from spikecore._looking._logged import log
 from spikecore._looking._table import as_html, as_text
+from spikecore._shell.observe import Watcher
 from spikecore._shell.prologued import prologue_of
 from spikecore._shell.state import Stateful
-from spikecore._shell.watchers import Watcher
 from spikecore.backend import Tensors
 from spikecore.dtypes import has_float64
 from spikecore.lang import Node, Program

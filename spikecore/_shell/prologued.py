@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from spikecore._base.batches import folded, unfolded
 from spikecore._plugins.registry import AUTO_NAME
 from spikecore._plugins.selection import REFERENCE
-from spikecore._shell import checks, earlier, norms, parameters, processes
+from spikecore._shell import checks, earlier, modules, norms, parameters
 from spikecore._shell.automatic import Calls, automatic_runner
 from spikecore._shell.binding import SpecKey
+from spikecore._shell.checks import lacking
 from spikecore._shell.fused_calls import FusedCalls, Results
-from spikecore._shell.needs import lacking
 from spikecore._shell.prologue import Prologue, added, lie_alike
 from spikecore.backend import MAX_STATIC_STEPS, Spec, Tensors
 from spikecore.dtypes import NAMES
@@ -140,7 +140,7 @@ class Prologued(FusedCalls):
         own = self._values()
         checks.same_device(owner, steps.device, own)
         if not is_compiling():
-            processes.check_gathered(owner, steps, own)
+            modules.check_gathered(owner, steps, own)
         values, kinds = parameters.place(owner, own, steps.shape[1:], self.channel_dim)
         start = checks.state(owner, self.states, state, steps, carried=state is not None and state is self._state)
         learnt = [name for name, value in own if isinstance(value, Tensor) and value.requires_grad]

@@ -23,9 +23,6 @@ Context = Tuple[Execution, Instead, Call, int, Layout]
 class Boundary(torch.autograd.Function):
     """Where autograd ends and kernels begin."""
 
-    #: See :data:`spikecore._shell.freed.PASSED`.
-    _spikecore_passed = False
-
     @staticmethod
     def forward(ctx: Any, execution: Execution, instead: Instead, call: Call, *tensors: Tensor) -> Tuple[Tensor, ...]:
         passing = execution.passing
@@ -42,7 +39,6 @@ class Boundary(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
-        ctx._spikecore_passed = True
         saved, passing = ctx.saved_tensors, ctx.context[0].passing
         saved = saved if passing is None else passing.restored(saved)
         return (None, None, None, *derived(ctx.context, ctx.needs_input_grad[3:], saved, grads))
@@ -61,7 +57,6 @@ class OneStep(Boundary):
 
     @staticmethod
     def backward(ctx: Any, *grads: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
-        ctx._spikecore_passed = True
         n, m = ctx.context[0].arguments.n_inputs, ctx.context[0].n_outputs
         saved = _timed(ctx.saved_tensors, n)
         found = derived(ctx.context, ctx.needs_input_grad[3:], saved, _timed(grads, m))

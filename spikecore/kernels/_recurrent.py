@@ -211,9 +211,6 @@ class FedRunner(KernelRunner):
 class _Fed(torch.autograd.Function):
     """Where autograd ends and a call with feedback begins."""
 
-    #: See :data:`spikecore._shell.freed.PASSED`.
-    _spikecore_passed = False
-
     @staticmethod
     def forward(
         ctx: Any, execution: FeedbackExecution, instead: Instead, call: Call, *tensors: Tensor
@@ -231,7 +228,6 @@ class _Fed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
-        ctx._spikecore_passed = True
         return (None, None, None, *_derived(ctx.context, ctx.needs_input_grad[3:], ctx.saved_tensors, grads))
 
 

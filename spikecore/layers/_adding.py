@@ -6,10 +6,9 @@ from typing import Callable, Optional
 
 from torch import Tensor, nn
 
-from spikecore._shell.hooks import is_watched
-from spikecore._shell.in_turn import in_turn
+from spikecore._shell.modules import in_turn, is_watched
+from spikecore._shell.observe import has_watchers
 from spikecore._shell.prologued import prologue_of
-from spikecore._shell.state import has_watchers
 from spikecore.neuron import Neuron
 
 

@@ -15,10 +15,9 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from spikecore._delay import Delay
 from spikecore._norm_neuron import NormNeuron
-from spikecore._shell.hooks import is_watched_itself
+from spikecore._shell.modules import is_watched_itself
 from spikecore._shell.prologued import prologue_of
-from spikecore._shell.state import Stateful
-from spikecore._shell.stepped import Stepped
+from spikecore._shell.state import Stateful, Stepped
 from spikecore.encode import Encoder
 from spikecore.layers import TimeBatched
 from spikecore.neuron import Neuron

@@ -14,7 +14,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from spikecore._base.files import replacing
 from spikecore._shell import checks
-from spikecore._shell.processes import unwrapped
+from spikecore._shell.modules import unwrapped
 from spikecore._shell.state import Stateful
 from spikecore.nir import _kept
 from spikecore.nir._conventions import check_discretization, check_dt

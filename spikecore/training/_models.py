@@ -5,7 +5,7 @@ What stands in :mod:`spikecore.training._eager` serves every backend that runs i
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping, Optional
+from typing import Any, Iterable, Optional
 
 from torch import nn
 
@@ -13,7 +13,6 @@ from spikecore._base.words import a_kind
 from spikecore._plugins.selection import backend_named, capture, resolve
 from spikecore._shell.binding import ask, backend_on, request
 from spikecore._shell.checks import shown
-from spikecore._shell.misplaced import guided
 from spikecore.backend import Backend
 from spikecore.functional import check_places, stateful_modules
 from spikecore.neuron import Neuron
@@ -21,15 +20,9 @@ from spikecore.parallel import Pipeline
 from spikecore.training._cuda_graph.fallback import CapturedInference, CapturedTraining
 from spikecore.training._cuda_graph.options import CudaOptions
 from spikecore.training._cuda_graph.step import GraphedInference, GraphedTraining
-from spikecore.training._options import options_of
 from spikecore.training._steps import InferenceStep, Loss, TrainingStep
 
 
-def _as_options(unknown: Mapping[str, Any]) -> str:
-    return options_of(unknown, "options=")
-
-
-@guided("sc.training_model", _as_options)
 def training_model(
     net: nn.Module, loss: Loss, optimizer: Any, *, backend: Optional[str] = None, options: Any = None
 ) -> TrainingStep:
@@ -49,7 +42,6 @@ def training_model(
     return CapturedTraining(step, options) if _tries_graph(options) else step
 
 
-@guided("sc.inference_model", _as_options)
 def inference_model(net: nn.Module, *, backend: Optional[str] = None, options: Any = None) -> InferenceStep:
     """A callable ``predict(inputs) -> outputs`` that runs ``net`` in eval mode and without gradients.
 

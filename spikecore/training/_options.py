@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from numbers import Real
-from typing import Any, ClassVar, Mapping, Optional
+from typing import Any, ClassVar, Optional
 
 import torch
-
-from spikecore._shell.misplaced import guided, written
 
 #: Options that :class:`CudaOptions` adds.
 _OF_CUDA = ("graph", "warmup", "max_graphs", "fast")
 
 
-def options_of(unknown: Mapping[str, Any], name: str = "") -> str:
-    """The options that unknown arguments are, as a user writes them, behind ``name``; "" where they are none."""
-    eager = [one.name for one in fields(TrainingOptions)]
-    found = {option: value for option, value in unknown.items() if option in (*eager, *_OF_CUDA)}
-    kind = "CudaOptions" if any(option in _OF_CUDA for option in found) else "TrainingOptions"
-    if not found:
-        return ""
-    # what else was given is not known here
-    others = "" if name else ", with the other options"
-    return f"write {name}sc.{kind}({written(found)}){others}"
-
-
-def elsewhere(unknown: Mapping[str, Any]) -> str:
-    """What to write in place of arguments that a constructor of options does not take."""
-    if "backend" in unknown:
-        return "give backend= to sc.training_model or sc.inference_model"
-    return options_of(unknown)
-
-
-@guided("sc.TrainingOptions", elsewhere)
 @dataclass(frozen=True)
 class TrainingOptions:
     """How an eager step trains.

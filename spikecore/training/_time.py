@@ -22,10 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spikecore._norm_neuron import NormNeuron
-from spikecore._shell.hooks import is_watched
-from spikecore._shell.in_turn import calls_as, in_turn, makes_time
-from spikecore._shell.outside import outside
-from spikecore._shell.processes import unwrapped
+from spikecore._shell.modules import calls_as, in_turn, is_watched, makes_time, unwrapped
 from spikecore._shell.state import Stateful
 from spikecore.layers._time_batched import TimeBatched
 from spikecore.neuron import Neuron
@@ -106,7 +103,7 @@ def warn_of_time(net: nn.Module, loss: Any, inputs: Any, outputs: Any, targets: 
             "spikecore.losses.ce_count. For one sequence with a target for each step this is right, and inputs "
             "[T, 1, ...], with outputs.squeeze(1) in the loss, say so without this warning",
             UserWarning,
-            stacklevel=outside(),
+            stacklevel=3,
         )
     if outputs.ndim == 3 and outputs.shape[1] == targets.shape[0]:
         for name, layer in _without_time(layers):
@@ -116,7 +113,7 @@ def warn_of_time(net: nn.Module, loss: Any, inputs: Any, outputs: Any, targets: 
                     f"{name} ({kind}) takes dimension 1 of [T, B, C], which is the batch, for channels, so that the "
                     f"numbers are wrong: write sc.layers.TimeBatched(nn.{kind}(...))",
                     UserWarning,
-                    stacklevel=outside(),
+                    stacklevel=3,
                 )
     return True
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from spikecore._base.words import a_kind
 from spikecore._shell.binding import numbers_of
 from spikecore._shell.checks import shown
-from spikecore._shell.processes import is_shard
+from spikecore._shell.modules import is_shard
 from spikecore._shell.state import CALLS
 from spikecore.backend import Unsupported
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Optional
 
-from spikecore._shell.misplaced import guided
-from spikecore.training._options import TrainingOptions, check_choice, elsewhere
+from spikecore.training._options import TrainingOptions, check_choice
 
 
-@guided("sc.CudaOptions", elsewhere)
 @dataclass(frozen=True)
 class CudaOptions(TrainingOptions):
     """How a step on a GPU runs: :class:`TrainingOptions`, and whether it is captured in a CUDA graph.

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from spikecore._base.batches import flattened, to_device, tree_map
 from spikecore._shell.checks import is_device
-from spikecore._shell.state import check_replay, keep
+from spikecore._shell.observe import check_replay
+from spikecore._shell.state import keep
 from spikecore.backend import Unsupported
 from spikecore.functional import stateful_modules, to_rest
 from spikecore.training._cuda_graph import facts
