@@ -12,8 +12,8 @@ from spikecore._base.autocast import autocast_dtype
 from spikecore._base.words import a_kind
 from spikecore._delayed import Delayed, all_steps, following, whole
 from spikecore._positions import PARAMS, PER, Positions
-from spikecore._shell import checks, parameters, processes
-from spikecore._shell.hooks import is_watched_itself
+from spikecore._shell import checks, modules, parameters
+from spikecore._shell.modules import is_watched_itself
 from spikecore._shell.state import State
 from spikecore.lang._plain import is_compiling, with_traced_sizes
 
@@ -93,7 +93,7 @@ class Delay(Positions):
         before = self._begin()
         at_once = x.unsqueeze(0) if single and isinstance(x, Tensor) else x
         out, state = self._steps(at_once, before)
-        self._end((out,), state)
+        self._end(state)
         return out.squeeze(0) if single else out
 
     def run(self, x: Tensor, *, state: Optional[Mapping[str, Tensor]] = None) -> Tuple[Tensor, State]:
@@ -125,7 +125,7 @@ class Delay(Positions):
         weight, bias = linear.weight, linear.bias  # once: a parametrisation computes it whenever it is read
         every = [*named, ("linear.weight", weight)]
         checks.same_device("Delay", x.device, every)
-        processes.check_gathered("Delay", x, every)
+        modules.check_gathered("Delay", x, every)
         self._check_weight(x, weight)
         values = {
             name: within[name].equation(value, value.dtype) if name in self.learn else value for name, value in named

@@ -28,7 +28,7 @@ from spikecore._base.words import a_kind
 from spikecore._plugins.registry import AUTO_NAME, Registry, default_registry
 from spikecore._plugins.selection import Request, Resolved, resolve
 from spikecore._shell.checks import shown
-from spikecore._shell.in_turn import calls_as, in_turn
+from spikecore._shell.modules import calls_as, in_turn
 from spikecore.backend import BackendError, Unsupported
 from spikecore.dtypes import NAMES
 from spikecore.lang._plain import is_compiling, is_exporting, is_plain

@@ -9,8 +9,7 @@ from torch import nn
 from spikecore._base.words import a_kind
 from spikecore._shell import checks
 from spikecore._shell.checks import shown
-from spikecore._shell.state import Stateful, keep
-from spikecore._shell.stepped import Stepped
+from spikecore._shell.state import Stateful, Stepped, keep
 
 #: What has a step mode.
 Timed = Union[Stateful, Stepped]

@@ -19,10 +19,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from spikecore._base.words import a_kind
 from spikecore._packed import PackedConv2d, PackedLinear, replace_modules
 from spikecore._shell.checks import shown
-from spikecore._shell.hooks import is_watched_itself
-from spikecore._shell.in_turn import calls_as, in_turn
-from spikecore._shell.misplaced import guided
-from spikecore._shell.outside import outside
+from spikecore._shell.modules import calls_as, in_turn, is_watched_itself
 from spikecore.encode import Constant
 from spikecore.layers import NormNeuron, TimeBatched, Voting
 from spikecore.layers._adding import Adding
@@ -56,13 +53,6 @@ class Pair(NamedTuple):
     chain: nn.Module
 
 
-def _elsewhere(unknown: Mapping[str, Any]) -> str:
-    if "backend" not in unknown:
-        return ""
-    return f"the neurons have a backend: sc.set_backend(net, {unknown['backend']!r}), before or after sc.fuse(net)"
-
-
-@guided("sc.fuse", _elsewhere)
 def fuse(net: nn.Module) -> nn.Module:
     """Put a :class:`spikecore.layers.NormNeuron` in the place of every neuron of ``net`` that follows a batch
     normalisation; gives ``net`` back.
@@ -116,7 +106,7 @@ def _warn_of_nothing(net: nn.Module) -> None:
             "TimeBatched unless the neuron has step='single'. In a forward of your own, write "
             "sc.layers.NormNeuron(norm, neuron); sc.explain(net, x) says where that helps. Pooling keeps less for "
             "backward all the same",
-            stacklevel=outside(),
+            stacklevel=3,
         )
 
 
@@ -289,7 +279,7 @@ def hoist(net: nn.Module) -> nn.Module:
             "sc.hoist(net) found no encode.Constant with a layer behind it that sees no time: it takes those that an "
             "nn.Sequential calls. In a forward of your own, give the layers x without time, and the neuron behind them "
             "repeat=T",
-            stacklevel=outside(),
+            stacklevel=3,
         )
     return net
 

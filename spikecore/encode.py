@@ -15,14 +15,13 @@ Rules of this module:
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Dict, Mapping, Optional, Tuple
+from typing import Any, ClassVar, Dict, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from spikecore._shell import checks
-from spikecore._shell.misplaced import guided, written
-from spikecore._shell.stepped import Stepped
+from spikecore._shell.state import Stepped
 from spikecore.backend import Unsupported
 from spikecore.dtypes import compute_dtype
 from spikecore.lang._plain import is_compiling
@@ -30,15 +29,6 @@ from spikecore.lang._plain import is_compiling
 __all__ = ["Constant", "Delta", "Encoder", "Latency", "Poisson"]
 
 _STEPS = ("T", "num_steps", "n_steps", "time_steps", "timesteps", "length")  # in other libraries
-
-
-def _meant(unknown: Mapping[str, Any]) -> str:
-    """What an unknown argument of an encoder is called here."""
-    for name, value in unknown.items():
-        if name in _STEPS:
-            return f"the number of time steps is {written({'steps': value})}"
-    on_input = "it computes on the device, and in the dtype, of its input"
-    return on_input if {"device", "dtype"} & {*unknown} else ""
 
 
 class Encoder(Stepped):
@@ -99,7 +89,6 @@ class Encoder(Stepped):
         nn.Module.__setstate__(self, state)
 
 
-@guided("sc.encode.Poisson", _meant)
 class Poisson(Encoder):
     """Each step spikes with probability ``clamp(gain * x + offset, 0, 1)``, independently of all others.
 
@@ -151,7 +140,6 @@ class Poisson(Encoder):
         return (drawn < probability).to(x.dtype)
 
 
-@guided("sc.encode.Latency", _meant)
 class Latency(Encoder):
     r"""One spike per element, the earlier the larger the value.
 
@@ -253,7 +241,6 @@ class Delta(Encoder):
         return spikes - (change <= -self.threshold).to(x.dtype) if self.off_spikes else spikes
 
 
-@guided("sc.encode.Constant", _meant)
 class Constant(Encoder):
     """The value itself at every step: direct, or current, coding; the first layer of neurons makes the spikes.
 

@@ -23,7 +23,7 @@ from spikecore._delay import Delay
 from spikecore._shell import parameters
 from spikecore._shell.binding import ask, request
 from spikecore._shell.checks import shown
-from spikecore._shell.in_turn import in_turn
+from spikecore._shell.modules import in_turn
 from spikecore._shell.state import Stateful, carry, carry_no_more, cut_graph, keep
 from spikecore.lang._plain import is_compiling, is_plain
 from spikecore.neuron import Neuron

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from spikecore._base.recent import CALLS
 from spikecore._plugins.selection import asked_in_words, capture
-from spikecore._shell import checkpoints, checks, compiled, definition, earlier, parameters, processes, ranges
+from spikecore._shell import checkpoints, checks, compiled, definition, earlier, modules, observe, parameters, ranges
+from spikecore._shell.graphed import Graphed
 from spikecore._shell.state import State, Stateful
-from spikecore._shell.watched import Watched
 from spikecore.backend import MAX_STATIC_STEPS, BackendError, ParamValue, Tensors, one_step
 from spikecore.dtypes import compute_dtype
 from spikecore.lang import ops
@@ -30,7 +30,7 @@ from spikecore.surrogate import ATan, Surrogate
 __all__ = ["Neuron", "Stateful"]
 
 
-class Neuron(Watched):
+class Neuron(Graphed):
     """Base class of every neuron. A subclass declares states and parameters and writes one step as arithmetic::
 
         class AdaptiveLIF(sc.Neuron):
@@ -78,7 +78,7 @@ class Neuron(Watched):
         "detach_reset": checks.flag,
         "channel_dim": checks.whole,
         "repeat": checks.steps_or_none,
-        **Watched.configuration,
+        **Graphed.configuration,
     }
     #: The ranges now, which ``bounds`` shows, and ``bounds`` as it was given, which stays when ranges follow values.
     _ranges: Dict[str, ranges.Interval]
@@ -236,13 +236,14 @@ class Neuron(Watched):
         if not names:
             outputs, final = self._call(inputs, state, final=True)
             return outputs[0] if len(outputs) == 1 else outputs, final
-        outputs, final, trace_ = self._recorded(inputs, state, names, True, False, self._compute)
+        call = (self, self._compute, inputs, state, names, True, False)
+        outputs, final, trace_ = observe.recorded(*call) if self._watchers else self._execute(*call[2:])
         return outputs[0] if len(outputs) == 1 else outputs, final, dict(zip(names, trace_))
 
     def _continue(self, inputs: Sequence[Tensor]) -> Tensors:
         """Outputs of a call that goes on from the state of the last one."""
         outputs, state = self._call(inputs, self._begin(), final=True, single=self.step == "single")
-        self._end(outputs, state)
+        self._end(state)
         return outputs
 
     def _call(
@@ -258,7 +259,7 @@ class Neuron(Watched):
         ``single``: inputs and outputs are those of one time step, ``[*N]``. ``watched``: whether watchers are told.
         """
         if self._watchers and watched:
-            return self._recorded(inputs, state, (), final, single, self._compute)[:2]
+            return observe.recorded(self, self._compute, inputs, state, (), final, single)[:2]  # type: ignore[no-any-return]  # of a neuron
         x, repeat = earlier.only_input(inputs), None if single else self._repeat()
         one = single or repeat is not None  # whether x is one time step
         if x is None or not (one or x.ndim):
@@ -369,7 +370,7 @@ class Neuron(Watched):
         owner, named = type(self).__name__, self._values()
         checks.same_device(owner, x.device, named)
         if not is_compiling():
-            processes.check_gathered(owner, x, named)
+            modules.check_gathered(owner, x, named)
         values, kinds = parameters.place(owner, named, x.shape[1:], self.channel_dim)
         return named, values, kinds
 
@@ -407,7 +408,8 @@ class Neuron(Watched):
         return dict.fromkeys(self.states, True)
 
     def _constant_states(self) -> Collection[str]:
-        return self.program.constant_states()
+        program = self._cache.program
+        return () if program is None else program.constant_states()
 
     def extra_repr(self) -> str:
         """Parameters, configuration, and which backend was asked for and bound."""

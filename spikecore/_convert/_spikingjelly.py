@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from spikecore import surrogate
 from spikecore._convert._swapped import Carrying, Left, Named, Swapped, become, swapped
-from spikecore._shell.hooks import is_watched_itself
+from spikecore._shell.modules import is_watched_itself
 from spikecore.neuron import Neuron
 from spikecore.neurons import EIF, IF, KLIF, LI, LIF, PLIF, QIF, Izhikevich, Synaptic
 

@@ -27,8 +27,8 @@ from spikecore._plugins.registry import AUTO_NAME
 from spikecore._plugins.selection import REFERENCE, Request, Resolved, capture, resolve
 from spikecore._shell import checks, compiled
 from spikecore._shell.automatic import Calls, automatic_runner
+from spikecore._shell.checks import lacking
 from spikecore._shell.definition import Traced
-from spikecore._shell.needs import lacking
 from spikecore._shell.state import Stateful
 from spikecore.backend import Backend, Feedback, Runner, Spec, Unsupported
 from spikecore.lang import Program

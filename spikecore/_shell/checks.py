@@ -17,8 +17,9 @@ from spikecore._base.words import a_kind, no_tensor
 from spikecore._plugins.registry import AUTO_NAME, default_registry
 from spikecore._plugins.selection import Resolved
 from spikecore._shell import misnamed
-from spikecore.backend import BackendError, Tensors
+from spikecore.backend import BackendError, Capabilities, Spec, Tensors
 from spikecore.dtypes import NAMES, compute_dtype
+from spikecore.lang._program import Program
 from spikecore.surrogate import Surrogate
 from spikecore.surrogate._base import is_given
 
@@ -265,6 +266,32 @@ def state(
         if value.device != x.device:
             raise ValueError(f"{owner}: {what} has {name} on {value.device}, the input is on {x.device}; {way_out}")
     return tuple(given[name].to(dtype) for name in names)
+
+
+def lacking(
+    capabilities: Capabilities,
+    program: Program,
+    spec: Spec,
+    *,
+    gradients: bool = False,
+    state_gradients: bool = False,
+    record: bool = False,
+) -> Tuple[str, ...]:
+    """Names of the capabilities that running ``program`` under ``spec`` takes and these do not have."""
+    wanted: Sequence[Tuple[str, bool]] = (
+        (NAMES[spec.dtype], True),
+        ("gradients", gradients),
+        ("parameter_gradients", bool(spec.learn)),
+        ("state_gradients", state_gradients),
+        ("channel_parameters", "channel" in spec.params),
+        ("full_parameters", "full" in spec.params),
+        ("record", record),
+        ("normalisation", bool(program.statistics)),
+        ("recurrent", spec.feedback is not None),
+        ("several_inputs", len(program.inputs) > 1),
+        ("several_outputs", len(program.outputs) > 1),
+    )
+    return tuple(name for name, wants in wanted if wants and not getattr(capabilities, name))
 
 
 def unsupported(resolved: Resolved, owner: str, lacks: Sequence[str], device_type: str = "") -> str:

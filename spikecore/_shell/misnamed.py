@@ -1,22 +1,16 @@
 """Names that a neuron does not have: which one is meant.
 
-A misspelt attribute, or one of another library, would be kept by Python and change nothing. Rules for a new attribute:
-
-- A name that begins with an underscore is free, and so is one that the class declares, by a value or an annotation.
-- Methods of the neuron itself, its constructor among them, and torch set what they like.
-- The name of a state, or a name that another library has for one of ours, raises AttributeError, whatever the value.
-- Anybody may add tensors, parameters and modules, and the names that frameworks use (:data:`FRAMEWORKS`). An installed
-  library may add other names, unless they are close to one of the neuron's own.
-- Any other value under a new name raises AttributeError.
+A misspelt attribute, or one of another library, would be kept by Python and change nothing. Where the name tells what
+is meant, a neuron of spikecore refuses it: the name of a state, one that another library has for ours, one that is
+close to one of ours, or one that another neuron has. Any other name, and a class of the user's own, is as free as in
+every module.
 """
 
 from __future__ import annotations
 
 import difflib
-import inspect
 import sys
-from types import CodeType, FrameType, FunctionType
-from typing import Any, Collection, Dict, Iterable, List, Optional, Set, Type
+from typing import Any, Collection, Dict, Iterable, List, Set, Type
 
 from torch import Tensor, nn
 
@@ -71,20 +65,6 @@ _OF_TORCH: Dict[str, str] = {
     "dtype": "the output has the dtype of the input, and net.to(dtype) converts parameters",
     "compile": "use torch.compile(net), or compile=True in sc.TrainingOptions or sc.CudaOptions",
 }
-#: Names that frameworks and their users set on modules of any kind -> where.
-FRAMEWORKS: Dict[str, str] = {
-    "qconfig": "torch.ao.quantization; None by hand for a module that stays as it is",
-    "name": "labels, as those of Keras and of torch.fx nodes",
-    "label": "labels",
-    "i": "Ultralytics YOLO, parse_model: the index of a layer",
-    "f": "Ultralytics YOLO, parse_model: where its input comes from",
-    "np": "Ultralytics YOLO, parse_model: how many parameters it has",
-    "layer_idx": "Hugging Face Transformers: the index of a layer",
-    "gradient_checkpointing": "Hugging Face Transformers: gradient_checkpointing_enable",
-    "module_name": "NNI and DeepSpeed's profilers",
-}
-#: How names begin that DeepSpeed's ZeRO sets: ds_id, ds_inflight_param_registry, ...
-_FRAMEWORK_PREFIXES = ("ds_",)
 #: Name -> values of these libraries -> ours.
 _VALUES: Dict[str, Dict[Any, str]] = {
     "reset": {"subtract": "'soft'", "zero": "'hard'"},
@@ -112,24 +92,21 @@ def hint_of_value(name: str, value: Any) -> str:
 
 
 def check_new(module: nn.Module, name: str, value: Any, own: Collection[str]) -> None:
-    """Raise AttributeError if nothing would read this new attribute of the module."""
-    held = module.__dict__
-    if name in own or any(name in held.get(kind, ()) for kind in ("_parameters", "_buffers", "_modules")):
-        return
+    """Raise AttributeError for a new attribute of the module whose name says that another one is meant."""
     cls = type(module)
-    if any(name in getattr(base, "__annotations__", ()) for base in cls.__mro__) or _is_own(module):
+    if name in own or cls.__module__.partition(".")[0] != "spikecore":
         return
-    states = getattr(module, "states", ())
-    if name not in PEERS and name not in states:
-        if isinstance(value, (Tensor, nn.Module)) or name in FRAMEWORKS or name.startswith(_FRAMEWORK_PREFIXES):
-            return
-        if _is_set_by_library() and not difflib.get_close_matches(name, list(own), n=1):
-            return
-    meant = f"it is {_STATE}. " if name in states else hint(name, own) or of_others(cls, name)
-    raise AttributeError(
-        f"{cls.__name__} has no attribute {name!r}, and setting it would change nothing; {meant}There are: "
-        f"{', '.join(own)}. For data of your own use a name that begins with an underscore, or declare it in the class"
-    )
+    if name in getattr(module, "states", ()):
+        meant = f"it is {_STATE}. "
+    elif name in PEERS or not isinstance(value, (Tensor, nn.Module)):
+        meant = hint(name, own) or of_others(cls, name)
+    else:  # anybody may add tensors and modules
+        return
+    if meant:
+        raise AttributeError(
+            f"{cls.__name__} has no attribute {name!r}, and setting it would change nothing; {meant}There are: "
+            f"{', '.join(own)}. For data of your own use a name that begins with an underscore, or a class of your own"
+        )
 
 
 def of_others(cls: Type[nn.Module], name: str) -> str:
@@ -144,45 +121,3 @@ def of_others(cls: Type[nn.Module], name: str) -> str:
         if named is base and (name in base.params or name in base.configuration):
             found.add(f"sc.{base.__name__}")
     return f"{', '.join(sorted(found))} {'has' if len(found) == 1 else 'have'} it. " if found else ""
-
-
-def _is_set_by_library() -> bool:
-    """Whether the nearest code that is not spikecore's is that of an installed library."""
-    frame: Optional[FrameType] = sys._getframe(2)
-    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "spikecore":
-        frame = frame.f_back
-    file = "" if frame is None else frame.f_code.co_filename
-    return "site-packages" in file or "dist-packages" in file
-
-
-def _is_own(module: nn.Module) -> bool:
-    """Whether torch or a method of ``module`` sets the attribute."""
-    frame: Optional[FrameType] = sys._getframe(1)
-    first = True
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name != "__setattr__" and frame.f_globals.get("__name__") != __name__:
-            if first and str(frame.f_globals.get("__name__")).partition(".")[0] == "torch":
-                return True
-            first = False
-            if (
-                code.co_argcount
-                and frame.f_locals.get(code.co_varnames[0]) is module
-                and code in _methods(type(module))
-            ):
-                return True
-        frame = frame.f_back
-    return False
-
-
-def _methods(cls: Type[nn.Module]) -> Set[CodeType]:
-    """The code of the methods of a class, but for torch's: ``net.apply(function)`` would make any function one."""
-    found: Set[CodeType] = set()
-    for base in cls.__mro__:
-        if base.__module__.partition(".")[0] != "torch":
-            for value in vars(base).values():
-                accessors = (value.fget, value.fset) if isinstance(value, property) else (value,)
-                for function in map(inspect.unwrap, filter(callable, accessors)):
-                    if isinstance(function, FunctionType):
-                        found.add(function.__code__)
-    return found

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from spikecore._shell import processes, ranges
+from spikecore._shell import modules, ranges
 from spikecore._shell.misnamed import hint_of_value
 
 Value = Union[float, Tensor]
@@ -96,7 +96,7 @@ def set_parameter(neuron: Any, name: str, value: Any) -> None:
     held = neuron._parameters.get(name, neuron._buffers.get(name))
     if isinstance(value, nn.Parameter):
         # FSDP puts its gathered copy in the place of a shard before a call, and the shard back: nobody's new value
-        if processes.is_shard(value) or processes.is_shard(held):
+        if modules.is_shard(value) or modules.is_shard(held):
             value = checked(type(neuron).__name__, name, value)
             nn.Module.__setattr__(neuron, name, value)
             return

@@ -15,22 +15,20 @@ Rules of this module:
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable, ClassVar, Collection, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, ClassVar, Collection, Dict, Mapping, Optional, Tuple
 
+import torch
 from torch import Tensor, nn
 
 from spikecore._base.words import a_kind
-from spikecore._shell import checks, compiled, freed, misnamed, watchers
+from spikecore._shell import checks, compiled, misnamed
 from spikecore.backend import BackendError
 from spikecore.lang._plain import is_batched, is_compiling, is_transforming
 
 State = Dict[str, Tensor]
 
 
-#: What is known of a state, and holds for one that no call has made. ``_passed``: whether backward came through the
-#: call that made it, see :mod:`spikecore._shell.freed`. ``_calls``: how many calls continued since the last reset.
-_AT_REST: Dict[str, Any] = {"_passed": None, "_calls": 0}
-#: The attribute that counts calls, on which no result depends.
+#: The attribute that counts calls that continued since the last reset, on which no result depends.
 CALLS = "_calls"
 
 
@@ -43,15 +41,15 @@ class Stateful(nn.Module):
 
     #: Whether it may be without a state although the network runs, as a dropout in ``eval()``.
     may_rest: ClassVar[bool] = False
-    #: What is told of every call, see :mod:`spikecore._shell.watchers`.
-    _watchers: Tuple[watchers.Watcher, ...] = ()
+    #: What is told of every call, see :mod:`spikecore._shell.observe`.
+    _watchers: Tuple[Any, ...] = ()
 
     def __init__(self, step: str = "multi") -> None:
         super().__init__()
         self.step = step
         self._state: Optional[State] = None
         self._carrying = 0
-        self.__dict__.update(_AT_REST)
+        self._calls = 0
 
     @property
     def state(self) -> Optional[State]:
@@ -74,12 +72,11 @@ class Stateful(nn.Module):
         if is_compiling():
             compiled.check_exported(type(self).__name__, state)
             self._check_traced(state is None)
-            return state
-        if self.__dict__["_passed"] is not None:
-            # past nn.Module.__setattr__, which would look for parameters and modules on every step
-            state = self.__dict__["_state"] = freed.guarded(
-                type(self).__name__, state, self.__dict__["_passed"], self._constant_states
-            )
+        elif state is not None and torch.is_grad_enabled():
+            constant = self._constant_states()
+            if constant:  # backward would come through a graph that it has freed, for a gradient that is 0
+                state = {name: value.detach() if name in constant else value for name, value in state.items()}
+                self.__dict__["_state"] = state
         return state
 
     def _check_traced(self, at_rest: bool) -> None:
@@ -90,7 +87,7 @@ class Stateful(nn.Module):
     # torch.compile calls it when it traces, rather than tracing it: it asks for the state of now
     _check_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes
 
-    def _end(self, outputs: Sequence[Tensor], state: Optional[State]) -> None:
+    def _end(self, state: Optional[State]) -> None:
         """Keep the state after a call."""
         if not is_compiling() and is_transforming() and any(is_batched(value) for value in (state or {}).values()):
             raise RuntimeError(
@@ -98,9 +95,9 @@ class Stateful(nn.Module):
                 "hides from later calls; give the state and take it: out, state = neuron.run(x, state=state), where "
                 "x has time first"
             )
+        # past nn.Module.__setattr__, which would look for parameters and modules on every step
         self.__dict__["_state"] = state
         if not is_compiling():
-            self.__dict__["_passed"] = freed.watched(outputs, state)
             self.__dict__["_calls"] += 1
 
     def _state_names(self) -> Optional[Mapping[str, bool]]:
@@ -141,7 +138,7 @@ class Stateful(nn.Module):
         )
 
     def __getstate__(self) -> Dict[str, Any]:
-        content = {**self.__dict__, **_AT_REST, "_carrying": 0}
+        content = {**self.__dict__, "_calls": 0, "_carrying": 0}
         content.pop("_watchers", None)  # nobody asked to watch a copy
         if self.step == "multi":
             content["_state"] = None  # a copy made inside carry_state is not in its block, which could never end for it
@@ -160,10 +157,6 @@ class Stateful(nn.Module):
         copied.__setstate__(copy.deepcopy(content, memo))
         return copied
 
-    def __setstate__(self, state: Dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.__dict__.update(_AT_REST)
-
 
 def _moved(converted: Tensor, value: Tensor) -> Tensor:
     return converted if converted.dtype == value.dtype else value.to(converted.device)
@@ -176,14 +169,12 @@ def keep(module: Stateful, state: Optional[State]) -> None:
     """Have the next call of ``module`` continue from ``state``; None: from rest."""
     # past nn.Module.__setattr__, which would look for parameters and modules on every step
     module.__dict__["_state"] = state
-    if not is_compiling():
-        module.__dict__["_passed"] = None
-        if state is None:
-            module.__dict__["_calls"] = 0
+    if state is None and not is_compiling():
+        module.__dict__["_calls"] = 0
 
 
 #: What a call that continues reads and writes of a module.
-_CARRIED = ("_state", "_carrying", "_passed", "_calls")
+_CARRIED = ("_state", "_carrying", "_calls")
 
 
 def carried(module: Stateful) -> Dict[str, Any]:
@@ -193,12 +184,12 @@ def carried(module: Stateful) -> Dict[str, Any]:
 
 def put_back(module: Stateful, before: Mapping[str, Any], state: Optional[State]) -> None:
     """Have ``module`` carry what it carried before, but with this state, whose graph is that of no call."""
-    module.__dict__.update(before, _passed=before["_passed"] if state is before["_state"] else None, _state=state)
+    module.__dict__.update(before, _state=state)
 
 
 def put(module: Stateful, state: Optional[State]) -> None:
     """Another state in the place of that of ``module``, of another part of the batch; calls stay counted."""
-    module.__dict__.update(_state=state, _passed=None)
+    module.__dict__.update(_state=state)
 
 
 def cut_graph(module: Stateful) -> None:
@@ -222,34 +213,6 @@ def carry_no_more(module: Stateful) -> None:
         keep(module, None)
 
 
-def watch(module: Stateful, watcher: watchers.Watcher) -> None:
-    """Tell ``watcher`` of every call of ``module`` until :func:`unwatch`."""
-    module.__dict__["_watchers"] = (*module._watchers, watcher)
-    watchers.count(1)
-
-
-def unwatch(module: Stateful, watcher: watchers.Watcher) -> None:
-    """End one :func:`watch`."""
-    left = tuple([one for one in module._watchers if one is not watcher])
-    if left:
-        module.__dict__["_watchers"] = left
-    else:
-        module.__dict__.pop("_watchers", None)
-    watchers.count(-1)
-
-
-def has_watchers(module: Stateful) -> bool:
-    """Whether anything watches the calls of a module."""
-    return bool(module._watchers)
-
-
-def check_replay(modules: Sequence[Stateful]) -> None:
-    """Raise RuntimeError if one of ``modules`` is watched: a CUDA graph that is replayed calls none of them."""
-    for module in modules if watchers.active else ():
-        if module._watchers:
-            watchers.refuse_graph(type(module).__name__)
-
-
 def own_names(module: Stateful) -> Collection[str]:
     """The attributes of ``module`` that are for others to set."""
     return module._own_names()
@@ -258,3 +221,26 @@ def own_names(module: Stateful) -> Collection[str]:
 def names_of_state(module: Stateful) -> Optional[Mapping[str, bool]]:
     """The names of the states of ``module``, and whether each has the shape of one time step; None: not declared."""
     return module._state_names()
+
+
+class Stepped(nn.Module):
+    """A module whose input is ``[T, ...]`` with ``step="multi"``, and that of one step with ``step="single"``."""
+
+    #: Why this module takes no single steps, and what to do; "" if it does.
+    only_multi: ClassVar[str] = ""
+    #: Whether its output at one step depends on which step it is or on the others, so that it cannot stand where time
+    #: and batch are one dimension.
+    mixes_time: ClassVar[bool] = False
+    _step = "multi"
+
+    @property
+    def step(self) -> str:
+        """``"multi"`` or ``"single"``."""
+        return self._step
+
+    @step.setter
+    def step(self, value: str) -> None:
+        value = checks.step(type(self).__name__, "step", value)
+        if value == "single" and self.only_multi:
+            raise ValueError(f"{type(self).__name__}: step='single' is not possible: {self.only_multi}")
+        self._step = value

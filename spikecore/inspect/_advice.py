@@ -17,8 +17,7 @@ from torch.nn.utils import parametrize
 
 from spikecore._packed import packable
 from spikecore._plugins.selection import REFERENCE, automatic_order
-from spikecore._shell.hooks import is_watched_itself
-from spikecore._shell.in_turn import calls_as, makes_time
+from spikecore._shell.modules import calls_as, is_watched_itself, makes_time
 from spikecore._shell.ranges import Interval
 from spikecore._transforms import pairs
 from spikecore.inspect._monitor import adds_behind, neuron_of, normalisation_of, stateful_of

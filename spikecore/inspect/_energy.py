@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spikecore._base.batches import run_network
-from spikecore._shell.hooks import observing
-from spikecore._shell.in_turn import makes_time, time_makers
+from spikecore._shell.modules import makes_time, observing, time_makers
 from spikecore.backend import Unsupported
 from spikecore.dtypes import has_float64
 from spikecore.inspect._explain import copied, cuda_devices

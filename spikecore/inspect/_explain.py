@@ -25,8 +25,7 @@ from spikecore._packed import PackedConv2d, PackedLinear
 from spikecore._shell.automatic import told_of_refusals
 from spikecore._shell.binding import ask, request
 from spikecore._shell.checks import shown
-from spikecore._shell.misplaced import guided
-from spikecore._shell.processes import unwrapped
+from spikecore._shell.modules import unwrapped
 from spikecore._shell.state import carry
 from spikecore.functional import stateful_modules, to_rest
 from spikecore.inspect._advice import Row, Run, advice
@@ -54,18 +53,6 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
-def _instead(unknown: Mapping[str, Any]) -> str:
-    """What to write in place of an option of training."""
-    ways = {
-        "autocast": "write with torch.autocast(...): sc.explain(net, x)",
-        "pack_spikes": "write sc.explain(sc.pack(net), x)",
-    }
-    eager = "it explains the network as it runs eagerly, without options"
-    ways.update(dict.fromkeys(("options", "channels_last", "compile", "fast", "graph"), eager))
-    return next((way for name, way in ways.items() if name in unknown), "")
-
-
-@guided("sc.explain", _instead)
 def explain(
     net: nn.Module,
     x: Any,

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from spikecore._base.words import a_kind
 from spikecore._shell.checks import shown
-from spikecore._shell.processes import unwrapped
-from spikecore._shell.state import Stateful, unwatch, watch
-from spikecore._shell.watchers import Watcher
+from spikecore._shell.modules import unwrapped
+from spikecore._shell.observe import Watcher, unwatch, watch
+from spikecore._shell.state import Stateful
 from spikecore.backend import Tensors
 from spikecore.dtypes import has_float64
 from spikecore.functional import stateful_modules

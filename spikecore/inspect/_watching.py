@@ -13,8 +13,7 @@ from torch.autograd.profiler import record_function
 from spikecore._base import finite
 from spikecore._base.batches import flattened, run_network
 from spikecore._delay import Delay
-from spikecore._shell.hooks import observing
-from spikecore._shell.in_turn import time_makers
+from spikecore._shell.modules import observing, time_makers
 from spikecore.inspect._advice import is_extreme, sequences
 from spikecore.inspect._monitor import adds_behind, neuron_of, stateful_of
 from spikecore.layers import NormNeuron, TimeBatched

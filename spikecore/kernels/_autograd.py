@@ -37,9 +37,6 @@ class KernelCall(torch.autograd.Function):
     of a tensor), and what computes the call anew.
     """
 
-    #: See :data:`spikecore._shell.freed.PASSED`.
-    _spikecore_passed = False
-
     @staticmethod
     def forward(ctx: Any, context: Any, *tensors: Tensor) -> Tuple[Tensor, ...]:
         # one argument beside the tensors: torch looks at each one, and wants a gradient back for it
@@ -56,7 +53,6 @@ class KernelCall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
-        ctx._spikecore_passed = True
         plan, wanted, saved = ctx.context[0], ctx.needs_input_grad[1:], ctx.saved_tensors
         if plan.drops:
             saved = plan.restored(saved)

@@ -323,7 +323,7 @@ class Program:
 
     def constant_states(self) -> FrozenSet[str]:
         """The states that no gradient passes from one step to the next."""
-        return constant_states(self.states, self.next, self.outputs, self.initial)
+        return _constant_states(self)
 
     def _finals(self, final: Union[bool, Sequence[str]]) -> Tuple[str, ...]:
         if isinstance(final, str):
@@ -411,6 +411,12 @@ def _adjoint(
     leaves = [*program.leaves[: inputs + states], *(Node("param", (), name) for name in learn)]
     found = reverse(roots, leaves)
     return Adjoint(tuple(found[:inputs]), tuple(found[inputs : inputs + states]), tuple(found[inputs + states :]))
+
+
+@lru_cache(maxsize=256)
+def _constant_states(program: Program) -> FrozenSet[str]:
+    """See :meth:`Program.constant_states`."""
+    return constant_states(program.states, program.next, program.outputs, program.initial)
 
 
 @lru_cache(maxsize=1024)

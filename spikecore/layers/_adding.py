@@ -6,8 +6,7 @@ from typing import Callable, Optional
 
 from torch import Tensor, nn
 
-from spikecore._shell.hooks import is_watched
-from spikecore._shell.in_turn import in_turn
+from spikecore._shell.modules import in_turn, is_watched
 from spikecore.layers.norm_neuron import NormNeuron
 
 

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from spikecore._base.batches import folded, unfolded
 from spikecore._base.words import a_kind
-from spikecore._shell.hooks import is_watched_itself
+from spikecore._shell.modules import is_watched_itself
 from spikecore.dtypes import compute_dtype
 from spikecore.lang._plain import is_compiling
 

@@ -68,7 +68,7 @@ class SequenceDropout(Stateful):
         state = self._begin()
         mask = self._drawn(one) if state is None else self._checked(state, one)
         y = x * mask.to(x.dtype)
-        self._end((y,), {MASK: mask})
+        self._end({MASK: mask})
         return y
 
     def _drawn(self, one: Tensor) -> Tensor:

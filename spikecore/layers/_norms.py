@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from spikecore._base.batches import folded, unfolded
 from spikecore._shell.checks import shown
-from spikecore._shell.stepped import Stepped
+from spikecore._shell.state import Stepped
 from spikecore.layers._arguments import counts
 from spikecore.layers._time_batched import TimeBatched
 

@@ -15,13 +15,13 @@ from spikecore._base.words import a_kind
 from spikecore._packed import Follow
 from spikecore._plugins.registry import AUTO_NAME
 from spikecore._plugins.selection import REFERENCE
-from spikecore._shell import checks, earlier
+from spikecore._shell import checks, earlier, observe
 from spikecore._shell.automatic import Calls, automatic_runner
 from spikecore._shell.binding import SpecKey
-from spikecore._shell.in_turn import calls_as
-from spikecore._shell.needs import lacking
+from spikecore._shell.checks import lacking
+from spikecore._shell.modules import calls_as
+from spikecore._shell.observe import Results
 from spikecore._shell.state import Stateful
-from spikecore._shell.watched import Results
 from spikecore.backend import MAX_STATIC_STEPS, ParamValue, Spec, Unsupported
 from spikecore.dtypes import NAMES
 from spikecore.lang._derived import normalised as normalised_program
@@ -170,7 +170,7 @@ class NormNeuron(nn.Module):
         )
         given = (x,) if skip is None or behind is not None else (x, skip)
         if watched:
-            results = neuron._recorded(given, state, record, final, single, self._execute)
+            results = observe.recorded(neuron, self._execute, given, state, record, final, single)
         else:
             results = self._execute(given, state, record, final, single)
         return results if behind is None else _added(results, behind)

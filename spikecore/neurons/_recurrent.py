@@ -12,11 +12,10 @@ from spikecore._base.words import a_kind
 from spikecore._delay import PAST, Delay
 from spikecore._delayed import following, one_by_one
 from spikecore._packed import Follow
-from spikecore._shell import checks, watchers
+from spikecore._shell import checks, observe
 from spikecore._shell.feedback import Matrix, fed_back, under_autocast, why_not
-from spikecore._shell.hooks import is_watched, is_watched_itself
-from spikecore._shell.state import State, Stateful
-from spikecore._shell.stepped import Stepped
+from spikecore._shell.modules import is_watched, is_watched_itself
+from spikecore._shell.state import State, Stateful, Stepped
 from spikecore.backend import Tensors, Unsupported
 from spikecore.lang._plain import is_compiling, with_traced_sizes
 from spikecore.neuron import Neuron
@@ -121,7 +120,7 @@ class Recurrent(Stateful):
         before = self._begin()
         at_once = (x.unsqueeze(0) if isinstance(x, Tensor) else x) if single else self._over_time(x)
         out, state, _ = self._steps(at_once, before, ())
-        self._end((out,), state)
+        self._end(state)
         return out.squeeze(0) if single else out
 
     def run(self, x: Tensor, *, state: Optional[Mapping[str, Tensor]] = None, record: Sequence[str] = ()) -> Any:
@@ -151,9 +150,9 @@ class Recurrent(Stateful):
         told = self._watchers
         if not told:
             return self._computed(x, state, record, final)
-        names = watchers.wanted("Recurrent", told, self.neuron.states, record)
+        names = observe.wanted("Recurrent", told, self.neuron.states, record)
         out, end, trace = self._computed(x, state, names, final)
-        watchers.tell(self, told, (x,), (out,), trace, self.step == "single")
+        observe.tell(self, told, (x,), (out,), trace, self.step == "single")
         return out, end, {name: trace[name] for name in record}
 
     @with_traced_sizes

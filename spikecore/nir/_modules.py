@@ -224,7 +224,7 @@ class DelaySteps(Stateful):
         if not (single or self._carrying):
             return self._delayed(x, None)[0]
         y, state = self._delayed(x.unsqueeze(0) if single else x, self._begin())
-        self._end((y,), state)
+        self._end(state)
         return y.squeeze(0) if single else y
 
     def _delayed(self, x: Tensor, state: Optional[State]) -> Tuple[Tensor, State]:

@@ -20,10 +20,8 @@ from torch.nn.utils.parametrize import is_parametrized
 from spikecore._base.files import replacing
 from spikecore._delay import Delay
 from spikecore._shell import checks
-from spikecore._shell.hooks import is_watched_itself
-from spikecore._shell.processes import unwrapped
-from spikecore._shell.state import Stateful
-from spikecore._shell.stepped import Stepped
+from spikecore._shell.modules import is_watched_itself, unwrapped
+from spikecore._shell.state import Stateful, Stepped
 from spikecore.encode import Encoder
 from spikecore.layers import TimeBatched
 from spikecore.layers.norm_neuron import NormNeuron

@@ -25,8 +25,7 @@ from spikecore._base import regions
 from spikecore._base.batches import flattened
 from spikecore._base.words import a_kind
 from spikecore._shell.checks import shown
-from spikecore._shell.in_turn import in_turn
-from spikecore._shell.processes import is_shard
+from spikecore._shell.modules import in_turn, is_shard
 from spikecore._shell.state import State, Stateful, carried, put_back
 from spikecore.backend import Unsupported
 from spikecore.lang._plain import is_compiling
@@ -113,7 +112,7 @@ class Checkpointed(nn.Module):
     network itself, whose names, attributes and layers this one has.
     """
 
-    #: See :func:`spikecore._shell.processes.unwrapped`.
+    #: See :func:`spikecore._shell.modules.unwrapped`.
     is_checkpointed = True
 
     def __init__(self, module: nn.Module, every: int, preserve_rng_state: bool) -> None:

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from spikecore._base.batches import flattened, to_device, tree_map
-from spikecore._shell.in_turn import makes_time
-from spikecore._shell.outside import outside
+from spikecore._shell.modules import makes_time
 from spikecore._shell.state import Stateful, carry, carry_no_more
 from spikecore.functional import check_places, stateful_modules, to_rest
 from spikecore.lang._plain import is_compiling
@@ -263,7 +262,7 @@ def _warned_of_statistics(net: nn.Module, sizes: Sequence[int]) -> bool:
                 f"{len(sizes)} times a call: other numbers than on one device. Larger parts come closer; nn.GroupNorm "
                 "has no such statistics",
                 UserWarning,
-                stacklevel=outside(),
+                stacklevel=5,
             )
             return True
     return False

@@ -14,9 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spikecore._shell.checks import shown
-from spikecore._shell.in_turn import in_turn, makes_time
-from spikecore._shell.outside import outside
-from spikecore._shell.processes import unwrapped
+from spikecore._shell.modules import in_turn, makes_time, unwrapped
 from spikecore.layers._time_batched import TimeBatched
 
 #: Modules of torch.nn with layers that take ``[B, ...]``, and no further dimension in front.
@@ -113,7 +111,7 @@ def warn_of_batch_as_time(net: nn.Module, loss: Any, inputs: Any, outputs: Any, 
         "spikecore.losses.ce_count. For one sequence with a target for each step this is right, and inputs "
         "[T, 1, ...], with outputs.squeeze(1) in the loss, say so without this warning",
         UserWarning,
-        stacklevel=outside(),
+        stacklevel=3,
     )
 
 

@@ -29,9 +29,9 @@ from spikecore._base.batches import flattened, to_device, tree_map
 from spikecore._base.words import a_kind
 from spikecore._shell.binding import numbers_of
 from spikecore._shell.checks import is_device, shown
-from spikecore._shell.outside import outside
-from spikecore._shell.processes import is_shard
-from spikecore._shell.state import CALLS, check_replay, keep
+from spikecore._shell.modules import is_shard
+from spikecore._shell.observe import check_replay
+from spikecore._shell.state import CALLS, keep
 from spikecore.backend import Unsupported
 from spikecore.functional import stateful_modules, to_rest
 from spikecore.training._capture import Capture
@@ -112,7 +112,7 @@ class _Graphed:
         warnings.warn(
             f"fast=True: graph is left out, because {why}; graph=False says so without this warning",
             RuntimeWarning,
-            stacklevel=outside(),
+            stacklevel=3,
         )
 
     def _drop_graphs(self) -> None:
@@ -289,7 +289,7 @@ class _Graphed:
     def _tell(self, text: str) -> None:
         if not self._told:
             self._told = True
-            warnings.warn(f"CudaOptions(graph=True): {text}", RuntimeWarning, stacklevel=outside())
+            warnings.warn(f"CudaOptions(graph=True): {text}", RuntimeWarning, stacklevel=3)
 
 
 def _copied(whole: Tuple[Any, ...], device: torch.device) -> Tuple[Any, ...]:

@@ -5,7 +5,6 @@ What stands in :mod:`spikecore.training._eager` serves every backend that runs i
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Iterable, Optional
 
 from torch import nn
@@ -14,19 +13,14 @@ from spikecore._base.words import a_kind
 from spikecore._plugins.selection import backend_named, capture, resolve
 from spikecore._shell.binding import ask, backend_on, request
 from spikecore._shell.checks import shown
-from spikecore._shell.misplaced import guided
 from spikecore.backend import Backend
 from spikecore.functional import check_places, stateful_modules
 from spikecore.neuron import Neuron
 from spikecore.parallel import Pipeline
 from spikecore.training._graphed import GraphedInference, GraphedTraining
-from spikecore.training._steps import CudaOptions, InferenceStep, Loss, TrainingStep, options_of
-
-#: Where arguments go that belong to the options.
-_as_options = functools.partial(options_of, name="options=")
+from spikecore.training._steps import CudaOptions, InferenceStep, Loss, TrainingStep
 
 
-@guided("sc.training_model", _as_options)
 def training_model(
     net: nn.Module, loss: Loss, optimizer: Any, *, backend: Optional[str] = None, options: Any = None
 ) -> TrainingStep:
@@ -42,7 +36,6 @@ def training_model(
     return GraphedTraining(step, options) if _is_captured(options) else step
 
 
-@guided("sc.inference_model", _as_options)
 def inference_model(net: nn.Module, *, backend: Optional[str] = None, options: Any = None) -> InferenceStep:
     """A callable ``predict(inputs) -> outputs`` that runs ``net`` in eval mode and without gradients.
 

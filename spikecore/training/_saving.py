@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from spikecore._base.files import replacing
 from spikecore._base.words import a_kind
 from spikecore._shell.checks import shown
-from spikecore._shell.processes import is_shard
+from spikecore._shell.modules import is_shard
 
 #: Under this name the settings are in the file.
 _SETTINGS = "settings"

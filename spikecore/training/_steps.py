@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Callable, ClassVar, Dict, Mapping, Optional, Protocol, Tuple
+from typing import Any, Callable, ClassVar, Dict, Optional, Protocol, Tuple
 
 import torch
 from torch import Tensor
-
-from spikecore._shell.misplaced import guided, written
 
 #: ``loss(outputs, targets)`` gives one number.
 Loss = Callable[[Any, Any], Tensor]
@@ -50,26 +48,6 @@ class InferenceStep(Protocol):
         """The outputs for one batch, whose form is that of :meth:`TrainingStep.__call__`."""
 
 
-def options_of(unknown: Mapping[str, Any], name: str = "") -> str:
-    """The options that unknown arguments are, as a user writes them, behind ``name``; "" where they are none."""
-    eager = {field.name for field in fields(TrainingOptions)}
-    known = {option: value for option, value in unknown.items() if option in {f.name for f in fields(CudaOptions)}}
-    if not known:
-        return ""
-    kind = "TrainingOptions" if eager.issuperset(known) else "CudaOptions"
-    # what else was given is not known here
-    others = "" if name else ", with the other options"
-    return f"write {name}sc.{kind}({written(known)}){others}"
-
-
-def elsewhere(unknown: Mapping[str, Any]) -> str:
-    """What to write in place of arguments that a constructor of options does not take."""
-    if "backend" in unknown:
-        return "give backend= to sc.training_model or sc.inference_model"
-    return options_of(unknown)
-
-
-@guided("sc.TrainingOptions", elsewhere)
 @dataclass(frozen=True)
 class TrainingOptions:
     """How an eager step trains.
@@ -122,7 +100,6 @@ def _check_choice(name: str, value: Any) -> None:
         raise TypeError(f"{name}={value!r} must be True or False, or None to leave it open")
 
 
-@guided("sc.CudaOptions", elsewhere)
 @dataclass(frozen=True)
 class CudaOptions(TrainingOptions):
     """How a step on a GPU runs: :class:`TrainingOptions`, and whether it is captured in a CUDA graph.

@@ -17,7 +17,7 @@ from spikecore._plugins import registry, selection
 from spikecore._plugins.hookspecs import hookimpl
 from spikecore._plugins.registry import Registry
 from spikecore._shell import checks
-from spikecore._shell.needs import lacking
+from spikecore._shell.checks import lacking
 from spikecore.backend import Backend, BackendInfo, Capabilities, Spec, Unsupported
 from spikecore_torch import CAPABILITIES, spikecore_backends
 from spikecore_torch.backend import TorchBackend

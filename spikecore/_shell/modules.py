@@ -1,0 +1,115 @@
+"""What can be known of a module from outside: its hooks, whether its parts run in turn, what wraps it, its shards.
+
+``DistributedDataParallel`` wraps a network, whose names then have a prefix. ``fully_shard`` turns parameters into
+shards (``DTensor``), and into plain tensors while the module it was given runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Mapping, Sequence, Set, Tuple, Type, TypeVar, Union
+
+from torch import Tensor, nn
+from torch.nn.modules import module as _module
+
+from spikecore.lang._plain import PLAIN
+
+_Hook = TypeVar("_Hook", bound=Callable[..., Any])
+#: The attribute of a hook that takes a layer as it is computed.
+_OBSERVES = "_spikecore_observes"
+_GLOBAL = tuple(
+    f"_global_{kind}" for kind in ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+)
+
+
+def observing(hook: _Hook) -> _Hook:
+    """Says of a forward hook that it takes a layer as it is computed; it changes nothing."""
+    setattr(hook, _OBSERVES, True)
+    return hook
+
+
+def has_forward_hooks(module: nn.Module) -> bool:
+    """Whether a module has forward hooks, but for those that only observe."""
+    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    return any(not hasattr(hook, _OBSERVES) for hook in hooks)
+
+
+def is_watched_itself(module: nn.Module) -> bool:
+    """Whether a hook of this module, or a ``forward`` of its own, sees what it computes."""
+    backward: Union[Any, bool] = module._backward_hooks or getattr(module, "_backward_pre_hooks", None)
+    return bool(backward) or "forward" in vars(module) or has_forward_hooks(module)
+
+
+def is_watched(module: nn.Module) -> bool:
+    """The same, with hooks of all modules."""
+    return is_watched_itself(module) or any(getattr(_module, name, ()) for name in _GLOBAL)
+
+
+def calls_as(module: nn.Module, base: Type[nn.Module]) -> bool:
+    """Whether the class of ``module`` has the ``forward`` of ``base``, and no ``__call__`` of its own."""
+    kind, plain = type(module), nn.Module
+    same = kind.__call__ is plain.__call__ and kind._call_impl is plain._call_impl
+    return isinstance(module, base) and kind.forward is base.forward and same
+
+
+def in_turn(module: nn.Module) -> bool:
+    """Whether a module calls what it holds one after the other, as ``nn.Sequential`` does.
+
+    ``nn.Sequential.forward`` iterates over the module, so a class with an ``__iter__`` of its own may call other parts,
+    or in another order.
+    """
+    return calls_as(module, nn.Sequential) and type(module).__iter__ is nn.Sequential.__iter__  # type: ignore[attr-defined]
+
+
+def makes_time(net: Any) -> bool:
+    """Whether the network makes time itself, so that dimension 0 of its input is the batch.
+
+    A module that does so has a true attribute ``makes_time``: the encoders of :mod:`spikecore.encode`, neurons with
+    ``repeat``, and networks whose own ``forward`` repeats or transposes their input, which nobody can tell from
+    outside.
+    """
+    return isinstance(net, nn.Module) and any(
+        getattr(module, "makes_time", False) and getattr(module, "step", "multi") == "multi" for module in net.modules()
+    )
+
+
+def time_makers(net: nn.Module) -> Set[nn.Module]:
+    """The encoders and neurons of a network that make time: before the first of them is called, there is none."""
+    return {module for module in net.modules() if makes_time(module) and not any(True for _ in module.children())}
+
+
+_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+def unwrapped(net: nn.Module) -> nn.Module:
+    """The network itself, within ``DistributedDataParallel``, ``torch.compile`` and ``sc.checkpoint``."""
+    inner: Any = net
+    while True:
+        if isinstance(inner, _WRAPPERS) or getattr(type(inner), "is_checkpointed", False):
+            inner = inner._modules["module"]
+        elif "_orig_mod" in inner._modules:
+            inner = inner._modules["_orig_mod"]
+        else:
+            break
+    return inner  # type: ignore[no-any-return]  # a module holds modules
+
+
+def named_as(net: nn.Module, state: Mapping[str, Any]) -> nn.Module:
+    """``net``, if ``state`` names its values as this wrapped network does, else the network within."""
+    return net if state.keys() == net.state_dict().keys() else unwrapped(net)
+
+
+def is_shard(value: Any) -> bool:
+    """Whether it is a ``DTensor``, of which each process may hold a part only."""
+    return isinstance(value, Tensor) and type(value) not in PLAIN and hasattr(value, "full_tensor")
+
+
+def check_gathered(owner: str, x: Tensor, named: Sequence[Tuple[str, Any]]) -> None:
+    """Raise RuntimeError for a parameter that is a shard beside an input that is none."""
+    for name, value in named:
+        if is_shard(value) and not is_shard(x):
+            raise RuntimeError(
+                f"{owner}: {name} is sharded over processes (fully_shard), and gathered only while the forward of the "
+                "module that was given to fully_shard runs. Call the neuron within that; where it is called as "
+                "neuron.run(...), after torch.distributed.fsdp.register_fsdp_forward_method(neuron, 'run'); or gather "
+                "by hand: unshard() of the module that was given to fully_shard before, reshard() after"
+            )
