@@ -100,7 +100,7 @@ class NormNeuron(nn.Module):
         neuron = self._checked_neuron()
         if neuron.step == "single" or neuron._carrying:
             outputs, state, _ = self._call((x, *skip), neuron._begin(), (), True, neuron.step == "single")
-            neuron._end(outputs, state)
+            neuron._end(state)
         else:
             outputs = self._call((x, *skip), None, (), False, False)[0]
         return outputs[0] if len(outputs) == 1 else outputs
