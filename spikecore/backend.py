@@ -14,6 +14,7 @@ Rules of this module:
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Optional, Tuple
 
 import torch
@@ -28,7 +29,6 @@ from spikecore._base.errors import BackendLoadError as BackendLoadError
 from spikecore._base.errors import BackendUnavailable as BackendUnavailable
 from spikecore._base.errors import UnknownBackend as UnknownBackend
 from spikecore._base.errors import Unsupported as Unsupported
-from spikecore._base.host import host
 from spikecore._base.locking import Lock as Lock
 from spikecore._base.recent import RUNNERS, Recent
 from spikecore._base.running import DirectCall as DirectCall
@@ -253,12 +253,12 @@ class Backend(Packing):
 
         The default runs eagerly, for any backend that runs inside PyTorch.
         """
-        step: TrainingStep = host().training_model(net, loss, optimizer, options)
+        step: TrainingStep = _above("training._eager").EagerTraining(net, loss, optimizer, options)
         return step
 
     def inference_model(self, net: nn.Module, options: Any) -> InferenceStep:
         """A callable ``predict(inputs) -> outputs`` without gradients."""
-        predict: InferenceStep = host().inference_model(net, options)
+        predict: InferenceStep = _above("training._eager").EagerInference(net, options)
         return predict
 
     def data_loader(self, dataset: Any, options: Any, **kwargs: Any) -> Iterable[Any]:
@@ -267,5 +267,10 @@ class Backend(Packing):
 
 
 def _by_name(name: str) -> Backend:
-    found: Backend = host().backend_named(name)
-    return found
+    backend: Backend = _above("_plugins.registry").default_registry().get(name, "pickle")
+    return backend
+
+
+def _above(module: str) -> Any:
+    """A module of spikecore that stands above this one, and serves every backend: imported when it is first used."""
+    return import_module(f"spikecore.{module}")

@@ -1,7 +1,4 @@
-"""``spikecore explain`` from the shell.
-
-Options are default values, not ``Annotated``: see :mod:`spikecore.cli`, which registers the command.
-"""
+"""``spikecore explain``: what a network does with its tensors."""
 
 from __future__ import annotations
 
