@@ -13,19 +13,14 @@ from spikecore._version import __version__ as __version__
 
 if TYPE_CHECKING:  # the same names once more, for type checkers and editors
     from spikecore import encode, functional, layers, losses, metrics, models, nir, plot, stochastic, surrogate
-    from spikecore._carried import load_state_dict_of_state, state_dict_of_state
     from spikecore._convert import Conversion, convert, load_state
-    from spikecore._delay import Delay
     from spikecore._explain import Explanation, explain
     from spikecore._fusing import fuse, unfuse
     from spikecore._hoisting import hoist
     from spikecore._looking import Energy, Seen, energy, monitor
-    from spikecore._packed import pack, unpack
-    from spikecore._plugins.hookspecs import hookimpl
-    from spikecore._plugins.registry import BackendStatus
+    from spikecore._plugins.registry import BackendStatus, hookimpl
     from spikecore._plugins.selection import backends, use_backend
     from spikecore._source import kernel_source
-    from spikecore._streaming import set_step
     from spikecore.backend import (
         Backend,
         BackendError,
@@ -36,8 +31,19 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and editors
         UnknownBackend,
         Unsupported,
     )
-    from spikecore.functional import carry_state, detach, project, reset, set_backend
+    from spikecore.functional import (
+        carry_state,
+        detach,
+        load_state_dict_of_state,
+        project,
+        reset,
+        set_backend,
+        set_step,
+        state_dict_of_state,
+    )
     from spikecore.lang import Program, TraceError, ops
+    from spikecore.layers._delay import Delay
+    from spikecore.layers._packed import pack, unpack
     from spikecore.neuron import Neuron
     from spikecore.neurons import (
         ALIF,
@@ -167,23 +173,22 @@ __all__ = [
 
 #: Module -> names of ``sc`` that it has.
 _NAMES: Mapping[str, str] = {
-    "spikecore._carried": "load_state_dict_of_state state_dict_of_state",
     "spikecore._convert": "Conversion convert load_state",
-    "spikecore._delay": "Delay",
+    "spikecore.layers._delay": "Delay",
     "spikecore._explain": "Explanation explain",
     "spikecore._fusing": "fuse unfuse",
     "spikecore._hoisting": "hoist",
     "spikecore._looking": "Energy Seen energy monitor",
-    "spikecore._packed": "pack unpack",
-    "spikecore._plugins.hookspecs": "hookimpl",
-    "spikecore._plugins.registry": "BackendStatus",
+    "spikecore.layers._packed": "pack unpack",
+    "spikecore._plugins.registry": "BackendStatus hookimpl",
     "spikecore._plugins.selection": "backends use_backend",
     "spikecore._source": "kernel_source",
-    "spikecore._streaming": "set_step",
     "spikecore.backend": (
         "Backend BackendError BackendInfo BackendLoadError BackendUnavailable Capabilities UnknownBackend Unsupported"
     ),
-    "spikecore.functional": "carry_state detach project reset set_backend",
+    "spikecore.functional": (
+        "carry_state detach load_state_dict_of_state project reset set_backend set_step state_dict_of_state"
+    ),
     "spikecore.lang": "Program TraceError ops",
     "spikecore.neuron": "Neuron",
     "spikecore.neurons": (

@@ -10,15 +10,14 @@ from typing import Any, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional
 from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
-from spikecore._base.words import a_kind
-from spikecore._packed import PackedConv2d, PackedLinear
+from spikecore._base.errors import a_kind
 from spikecore._pooling import CompactAvgPool2d, CompactMaxPool2d
 from spikecore._shell.checks import shown
 from spikecore._shell.in_turn import calls_as, in_turn
 from spikecore._shell.norms import Deferred
 from spikecore._shell.outside import outside
 from spikecore.encode import Constant
-from spikecore.layers import TimeBatched, Voting
+from spikecore.layers import PackedConv2d, PackedLinear, TimeBatched, Voting
 from spikecore.neuron import Neuron
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from torch import Tensor, nn
 
 from spikecore._base.bits import Whole
-from spikecore._packed import Follow
 from spikecore._shell.in_turn import calls_as
 from spikecore._shell.norms import check_norm
 from spikecore._shell.prologue import Prologue
 from spikecore._shell.prologued import prologue_of, set_prologue
 from spikecore.neuron import Neuron
+
+if TYPE_CHECKING:
+    from spikecore.layers._packed import Follow
 
 _SHORTCUTS = ("before", "after")
 

@@ -27,8 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spikecore._base.bits import Whole
-from spikecore._packed import Follow, of_average
 from spikecore.lang._plain import is_batched_by_autograd, is_compiling, is_jit_tracing, is_plain
+from spikecore.layers._packed import Follow, of_average
 
 #: Largest maximum pooling: each place of a window is a pass over a part of the input.
 MOST = 16

@@ -10,9 +10,9 @@ from spikecore._explain._layers import OWN, REPEATED, Layer
 from spikecore._explain._normalised import behind_norms
 from spikecore._explain._shown import size
 from spikecore._explain._trials import USABLE, Calls, is_saturated, is_silent, tried
-from spikecore._packed import packable
 from spikecore._plugins.selection import REFERENCE, automatic_order
 from spikecore._shell.state import Stateful
+from spikecore.layers._packed import packable
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 

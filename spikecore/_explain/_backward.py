@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base.batches import flattened
-from spikecore._base.words import a_kind
+from spikecore._base.errors import a_kind
 from spikecore._shell.checks import shown
 
 #: From outputs to the number to go backward from; None for their sum.

@@ -6,12 +6,11 @@ from typing import List, Mapping, Set, Tuple, Type
 
 from torch import nn
 
-from spikecore._delay import Delay
 from spikecore._explain._watching import Seen
-from spikecore._packed import PackedConv2d, PackedLinear
 from spikecore._pooling import CompactAvgPool2d, CompactMaxPool2d
 from spikecore._shell.norms import Deferred
 from spikecore._shell.prologued import prologue_of
+from spikecore.layers import Delay, PackedConv2d, PackedLinear
 from spikecore.neurons import Recurrent
 
 #: What layers keep for backward.

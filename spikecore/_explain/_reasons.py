@@ -6,12 +6,11 @@ from typing import Dict, List, Tuple
 
 import torch
 
-from spikecore._delay import Delay
 from spikecore._explain._layers import OWN, REPEATED, Copy
 from spikecore._explain._traffic import Moved, Traffic
 from spikecore._explain._watching import Given, Seen
 from spikecore._shell.state import Stateful
-from spikecore.layers import TimeBatched
+from spikecore.layers import Delay, TimeBatched
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 

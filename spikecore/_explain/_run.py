@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.autograd import profiler
 
 from spikecore._base.batches import device_of, flattened, run_network, to_device, tree_map
-from spikecore._delay import Delay
 from spikecore._explain._advice import Setting, advice
 from spikecore._explain._backward import Loss, check_loss, go_backward
 from spikecore._explain._finite import in_words
@@ -33,6 +32,7 @@ from spikecore._shell.prologued import prologue_of
 from spikecore._shell.state import Stateful
 from spikecore.functional import stateful_modules, to_rest
 from spikecore.kernels import KernelBackend
+from spikecore.layers import Delay
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
 from spikecore._base.batches import flattened
-from spikecore._delay import Delay
 from spikecore._explain._described import is_channels_last, is_repeated, memory_layout
 from spikecore._explain._finite import Finite
 from spikecore._explain._held import Held, storage_of
@@ -22,7 +21,7 @@ from spikecore._shell.hooks import observing
 from spikecore._shell.in_turn import time_makers
 from spikecore._shell.prologued import prologue_of
 from spikecore._shell.state import Stateful
-from spikecore.layers import TimeBatched
+from spikecore.layers import Delay, TimeBatched
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Iterator, Optional, Tuple
 from torch import Tensor
 
 from spikecore import plot
-from spikecore._base.words import a_kind
+from spikecore._base.errors import a_kind
 
 if TYPE_CHECKING:
     from spikecore._looking._seen import Call, Layer, Seen

@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.locking import Lock
+from spikecore._base.caches import Lock
 from spikecore._looking._logged import log
 from spikecore._looking._table import as_html, as_text
 from spikecore._shell.prologued import prologue_of

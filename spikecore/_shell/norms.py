@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from spikecore._base.words import a_kind
+from spikecore._base.errors import a_kind
 from spikecore._shell.moved import Statistics, by_backend, counted, move
 from spikecore.dtypes import compute_dtype
 from spikecore.lang._plain import is_compiling

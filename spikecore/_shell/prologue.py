@@ -17,7 +17,7 @@ from typing import Any, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.words import a_kind
+from spikecore._base.errors import a_kind
 from spikecore._shell.fused_calls import Results
 from spikecore.backend import Unsupported
 from spikecore.lang._plain import is_compiling, is_jit_tracing, is_plain

@@ -16,7 +16,7 @@ import torch
 import typer
 from torch import Tensor, nn
 
-from spikecore._base.words import a_kind
+from spikecore._base.errors import a_kind
 from spikecore._explain import explain as explain_network
 from spikecore.backend import BackendError
 from spikecore.dtypes import DTYPES, NARROW

@@ -11,8 +11,7 @@ Modules from low to high: ``cut``, ``_closure``, ``_steps``, ``_geometry``, ``_p
 ``cache`` needs none of them.
 """
 
-from spikecore._base.locking import Lock
-from spikecore._base.recent import KERNELS, Recent
+from spikecore._base.caches import KERNELS, Lock, Recent
 from spikecore.kernels._backend import KernelBackend
 from spikecore.kernels._geometry import Geometry, RowGeometry
 from spikecore.kernels._launches import (

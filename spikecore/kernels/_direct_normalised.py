@@ -13,7 +13,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spikecore._base.recent import CALLS, Recent
+from spikecore._base.caches import CALLS, Recent
 from spikecore.backend import BackendError, ParamValue, Range, Spec, Tensors
 from spikecore.kernels._arguments import Call
 from spikecore.kernels._direct import Derive

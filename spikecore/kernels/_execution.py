@@ -11,7 +11,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spikecore._base.recent import CALLS, Recent
+from spikecore._base.caches import CALLS, Recent
 from spikecore.backend import Range, Spec, Tensors
 from spikecore.kernels._arguments import Arguments, Call, Channels
 from spikecore.kernels._geometry import Geometry

@@ -8,7 +8,7 @@ from typing import Any, List, Sequence
 import torch
 from torch import Tensor
 
-from spikecore._base.recent import CALLS, Recent
+from spikecore._base.caches import CALLS, Recent
 from spikecore.backend import Spec
 from spikecore.kernels._feedback_call import FeedbackCall, Gradients, Results, Wanted
 from spikecore.kernels._geometry import Geometry

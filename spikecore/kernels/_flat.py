@@ -14,8 +14,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spikecore._base.locking import Lock
-from spikecore._base.recent import RUNNERS
+from spikecore._base.caches import RUNNERS, Lock
 from spikecore.kernels._arguments import Call
 from spikecore.kernels._execution import Execution
 from spikecore.kernels._layout import Layout

@@ -17,7 +17,7 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spikecore._base.autocast import no_autocast
+from spikecore._base.context import no_autocast
 from spikecore.backend import BackendError, ParamValue, Range, Spec, Tensors
 from spikecore.dtypes import compute_dtype
 from spikecore.kernels._again import Again, Instead

@@ -25,8 +25,7 @@ from typing import (
 import torch
 from torch import Tensor
 
-from spikecore._base.locking import Lock
-from spikecore._base.recent import RUNNERS, Recent
+from spikecore._base.caches import RUNNERS, Lock, Recent
 from spikecore.backend import Unsupported
 from spikecore.kernels._arguments import Call
 from spikecore.kernels._execution import Execution

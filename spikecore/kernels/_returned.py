@@ -17,7 +17,7 @@ from typing import Any, List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spikecore._base.words import a_kind
+from spikecore._base.errors import a_kind
 from spikecore.backend import BackendError, Tensors
 from spikecore.kernels._arguments import Call, Prepared
 from spikecore.kernels._execution import Arrays, Execution, Gradients

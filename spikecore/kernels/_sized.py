@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, Generic, Optional, TypeVar
 
-from spikecore._base.locking import Lock
+from spikecore._base.caches import Lock
 from spikecore.kernels._geometry import Geometry
 from spikecore.kernels._launches import Launch
 from spikecore.kernels._plan import BackwardPlan, ForwardPlan

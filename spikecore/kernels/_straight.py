@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spikecore._base.recent import CALLS, Recent
+from spikecore._base.caches import CALLS, Recent
 from spikecore.backend import Range, Tensors
 from spikecore.kernels._arguments import Call
 from spikecore.kernels._execution import Execution

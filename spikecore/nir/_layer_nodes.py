@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from spikecore._packed import PackedConv2d, PackedLinear
+from spikecore.layers import PackedConv2d, PackedLinear
 from spikecore.nir import _kept
 from spikecore.nir._forms import Unsaid
 from spikecore.nir._layers import DelaySteps, Scale, SumPool2d, Threshold

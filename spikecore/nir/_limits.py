@@ -7,7 +7,7 @@ from typing import Any, Dict
 import numpy as np
 from torch import Tensor
 
-from spikecore._base.words import a_kind
+from spikecore._base.errors import a_kind
 from spikecore.neuron import Neuron
 from spikecore.nir._conventions import Convention
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from spikecore._base.words import a_kind
-from spikecore._delay import Delay
+from spikecore._base.errors import a_kind
+from spikecore.layers import Delay
 from spikecore.neurons import Recurrent
 from spikecore.nir import _file, _kept
 from spikecore.nir._conventions import CONVENTIONS, Convention, check_discretization, check_dt

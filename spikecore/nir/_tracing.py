@@ -13,14 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from spikecore._delay import Delay
-from spikecore._norm_neuron import NormNeuron
 from spikecore._shell.hooks import is_watched_itself
 from spikecore._shell.prologued import prologue_of
 from spikecore._shell.state import Stateful
 from spikecore._shell.stepped import Stepped
 from spikecore.encode import Encoder
-from spikecore.layers import TimeBatched
+from spikecore.layers import Delay, NormNeuron, TimeBatched
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 from spikecore.nir._forms import FORMS

@@ -21,9 +21,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.utils import checkpoint as torch_checkpoint
 
-from spikecore._base import regions
+from spikecore._base import context
 from spikecore._base.batches import flattened
-from spikecore._base.words import a_kind
+from spikecore._base.errors import a_kind
 from spikecore._shell.checks import shown
 from spikecore._shell.in_turn import in_turn
 from spikecore._shell.norms import Deferred
@@ -299,7 +299,7 @@ class _Region:
         self._states = [(carried(neuron), neuron.state) for neuron in self._neurons]
         norms = set(self._norms)
         self._held = _held([part for part in self._parts if part not in norms], "buffer")
-        with regions.running(regions.FIRST):
+        with context.running(context.FIRST):
             yield
         for held, _ in _changed(self._held):
             raise RuntimeError(
@@ -330,7 +330,7 @@ class _Region:
         for norm, buffers in zip(self._norms, statistics):
             norm._buffers.update({name: value if value is None else value.clone() for name, value in buffers.items()})
         try:
-            with regions.running(regions.AGAIN):
+            with context.running(context.AGAIN):
                 yield
         finally:
             _set_modes(self._parts, modes)

@@ -14,7 +14,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 import torch
 from torch import Tensor, nn
 
-from spikecore._base import structure
+from spikecore._base import batches
 from spikecore._base.batches import flattened, tree_map
 from spikecore._shell.checks import shown
 from spikecore._shell.state import State, Stateful, put
@@ -161,7 +161,7 @@ def joined(outputs: Sequence[Any], dim: int, sizes: Sequence[int]) -> Any:
     """The outputs of all parts as one. Raises TypeError or ValueError where they cannot be put together."""
     first = outputs[0]
     leaves = [flattened(output) for output in outputs]
-    if any(len(list(structure.leaves(output, object))) != len(leaves[0]) for output in outputs) or not leaves[0]:
+    if any(len(list(batches.leaves(output, object))) != len(leaves[0]) for output in outputs) or not leaves[0]:
         raise TypeError(
             f"the last stage gives {shown(first)}, of which not everything is a tensor; the outputs of parts can be "
             "put together only if they are tensors: use chunks=1, or return tensors"

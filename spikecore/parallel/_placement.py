@@ -7,7 +7,7 @@ from typing import Any, Dict, Iterable, List, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.words import a_kind
+from spikecore._base.errors import a_kind
 from spikecore._shell.checks import shown
 
 Stages = List[Tuple[nn.Module, torch.device]]

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from spikecore._base.batches import flattened, run_network
-from spikecore._packed import is_packed, pack
 from spikecore._shell.norms import is_average
 from spikecore._shell.processes import is_shard
 from spikecore._shell.prologued import prologue_of
 from spikecore.backend import Unsupported
+from spikecore.layers._packed import is_packed, pack
 from spikecore.parallel import Pipeline
 from spikecore.training import _averages as averages
 from spikecore.training import _graph_passes

@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterator, List, Mapping, Sequence
 import torch
 from torch import nn
 
-from spikecore._base.words import a_kind
+from spikecore._base.errors import a_kind
 from spikecore._shell.checks import shown
 from spikecore.training._rehearsal import can_be_rehearsed, rehearse, tensors_of, uninterrupted, versions_kept
 

@@ -16,8 +16,8 @@ from typing import Any, BinaryIO, Dict, Iterator, Mapping, Sequence, Tuple, Unio
 import torch
 from torch import Tensor, nn
 
+from spikecore._base.errors import a_kind
 from spikecore._base.files import replacing
-from spikecore._base.words import a_kind
 from spikecore._shell.checks import shown
 from spikecore._shell.processes import is_shard
 

@@ -21,12 +21,12 @@ from typing import Any, Callable, Iterator, List, Tuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spikecore._norm_neuron import NormNeuron
 from spikecore._shell.hooks import is_watched
 from spikecore._shell.in_turn import calls_as, in_turn, makes_time
 from spikecore._shell.outside import outside
 from spikecore._shell.processes import unwrapped
 from spikecore._shell.state import Stateful
+from spikecore.layers import NormNeuron
 from spikecore.layers._time_batched import TimeBatched
 from spikecore.neuron import Neuron
 from spikecore.neurons._recurrent import Recurrent

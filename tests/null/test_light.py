@@ -18,7 +18,7 @@ WINGS = (
     "bench cli kernels models nir parallel plot testing training _convert _explain _looking _scaffold _source".split()
 )
 #: As many modules of spikecore may be imported for everything that a network is built of.
-MOST = 125
+MOST = 110
 
 
 def loaded(code: str) -> List[str]:

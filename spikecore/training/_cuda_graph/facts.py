@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Hashable, Iterator, List, Optional, Sequ
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.words import a_kind
+from spikecore._base.errors import a_kind
 from spikecore._shell.binding import numbers_of
 from spikecore._shell.checks import shown
 from spikecore._shell.processes import is_shard
