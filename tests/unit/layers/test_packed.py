@@ -15,7 +15,8 @@ import spikecore as sc
 from spikecore._base.bits import Packing, added, averaged, multiplied
 from spikecore._plugins.selection import Resolved
 from spikecore.backend import BackendError, Whole
-from spikecore.layers import PackedConv2d, PackedLinear, SEWBlock, TimeBatched, packed
+from spikecore.layers import PackedConv2d, PackedLinear, SEWBlock, TimeBatched
+from spikecore.layers import _packed as packed
 
 HALF = torch.bfloat16
 pytestmark = pytest.mark.skipif(not packed.SUPPORTED, reason="spikes are kept as bits with torch 2.6 or newer")
