@@ -95,3 +95,8 @@ def test_a_name_that_is_not_there_is_said() -> None:
         sc.nothing  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(AttributeError, match=r"sc\.pack\(net\)"):
         sc.packed_spikes  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_neuron_needs_no_compiler() -> None:
+    """``torch._dynamo``, which takes seconds to import, is imported by nobody who does not compile."""
+    assert "torch._dynamo" not in loaded("import torch, spikecore as sc; sc.LIF(backend='torch')(torch.rand(3, 2, 4))")
