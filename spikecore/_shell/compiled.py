@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any, Callable, Mapping, Optional, TypeVar
+from typing import Any, Callable, Mapping, Optional
 
 import torch
 
 from spikecore.lang._plain import PLAIN, is_dynamo_compiling, is_exporting
 
-F = TypeVar("F", bound=Callable[..., Any])
 
-
-def uncompiled(function: F) -> F:
+def uncompiled(function: Callable[..., Any]) -> Any:
     """Keep torch.compile out of a function, without an import of the compiler, which takes seconds."""
     guarded = getattr(torch, "_disable_dynamo", lambda same: same)(function)  # imports it when it is called
 
@@ -21,7 +19,7 @@ def uncompiled(function: F) -> F:
     def call(*args: Any, **kwargs: Any) -> Any:
         return (guarded if "torch._dynamo" in sys.modules else function)(*args, **kwargs)
 
-    return call  # type: ignore[return-value]  # of the same arguments
+    return call
 
 
 def check_exported(owner: str, state: Optional[Mapping[str, Any]]) -> None:
