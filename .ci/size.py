@@ -9,7 +9,8 @@ Lines are lines of Python files, blank ones and comments included. *The library*
 
 - lines and files of the library, of ``spikecore/`` as a whole, of the backends, of the plugins without their tests, and
   of all tests; bytes of pages (``*.md`` and ``docs/**/*.md``);
-- modules at import: those of spikecore that ``import spikecore`` puts into ``sys.modules``, in a process of its own;
+- modules at import: those of spikecore that ``import spikecore`` and a first use of ``spikecore.LIF`` put into
+  ``sys.modules``, in a process of its own;
 - base classes of ``sc.LIF``: classes before ``nn.Module`` in its method resolution order, without itself;
 - autograd routes: classes of the library with a base named ``Function`` or ``autograd.Function``, and calls of
   ``register_autograd``. Those of ``lang``, which are derivatives of single operations, are counted, too;
@@ -59,9 +60,9 @@ IMPORTED = """
 import sys
 sys.path[:0] = sys.argv[1:]
 import spikecore
+classes = spikecore.LIF.__mro__
 modules = [name for name in sys.modules if name.partition(".")[0] == "spikecore"]
 from torch import nn
-classes = spikecore.LIF.__mro__
 print(spikecore.__file__, len(modules), classes.index(nn.Module) - 1, sep="\\n")
 """
 

@@ -16,14 +16,14 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import type_before_parametrizations
 
-from spikecore._base.words import a_kind
-from spikecore._packed import PackedConv2d, PackedLinear, replace_modules
+from spikecore._base.errors import a_kind
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import calls_as, in_turn, is_watched_itself
 from spikecore.encode import Constant
 from spikecore.layers import NormNeuron, TimeBatched, Voting
 from spikecore.layers._adding import Adding
 from spikecore.layers._batch_norm_stats import is_plain_norm
+from spikecore.layers._packed import PackedConv2d, PackedLinear, replace_modules
 from spikecore.layers._pooling import CompactAvgPool2d, CompactMaxPool2d, compact, plain
 from spikecore.layers.norm_neuron import neuron_of
 from spikecore.neuron import Neuron

@@ -14,23 +14,21 @@ Rules of this module:
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Optional, Tuple
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Optional, Tuple, Union
 
 import torch
 
 from spikecore._base.bits import Bits as Bits
 from spikecore._base.bits import Packing
 from spikecore._base.bits import Whole as Whole
-from spikecore._base.contract import BACKEND_API as BACKEND_API
-from spikecore._base.contract import Api
+from spikecore._base.caches import RUNNERS, Recent
+from spikecore._base.caches import Lock as Lock
 from spikecore._base.errors import BackendError as BackendError
 from spikecore._base.errors import BackendLoadError as BackendLoadError
 from spikecore._base.errors import BackendUnavailable as BackendUnavailable
 from spikecore._base.errors import UnknownBackend as UnknownBackend
 from spikecore._base.errors import Unsupported as Unsupported
-from spikecore._base.host import host
-from spikecore._base.locking import Lock as Lock
-from spikecore._base.recent import RUNNERS, Recent
 from spikecore._base.running import ParamValue as ParamValue
 from spikecore._base.running import Runner as Runner
 from spikecore._base.running import Tensors as Tensors
@@ -44,6 +42,15 @@ if TYPE_CHECKING:
     from spikecore.lang._program import Program
     from spikecore.testing._expected import Excuse
     from spikecore.training import InferenceStep, TrainingStep
+
+#: A version of this contract as a plugin states it: ``(major, minor)``, or an integer N for ``(N, 0)``.
+Api = Union[int, Tuple[int, int]]
+#: Version of the contract of this spikecore, and the oldest one whose plugins it takes. A minor version adds what a
+#: right plugin may ignore: attributes, methods and fields with a default that changes nothing, capabilities that are
+#: off. A major version may ask something new of every plugin, or take something away. A plugin of a newer version is
+#: refused: what it relies on would be ignored.
+BACKEND_API: Tuple[int, int] = (1, 4)
+OLDEST_API: Tuple[int, int] = (1, 0)
 
 #: Step counts up to this one are a compile-time constant of a runner; longer runs share one runner.
 MAX_STATIC_STEPS = 16
@@ -146,7 +153,7 @@ class BackendInfo:
     capabilities: Capabilities
     #: None when usable here, else the reason in words. May touch the driver; must not raise.
     probe: Callable[[], Optional[str]]
-    #: Lowest version of this contract that has all the plugin uses; see :mod:`spikecore._base.contract`. State it.
+    #: Lowest version of this contract that has all the plugin uses. State it.
     api: Api = BACKEND_API
     #: How to get what ``probe`` misses, for example ``"pip install 'spikecore[cuda12]'"``.
     install_hint: str = ""
@@ -250,12 +257,12 @@ class Backend(Packing):
 
         The default runs eagerly, for any backend that runs inside PyTorch.
         """
-        step: TrainingStep = host().training_model(net, loss, optimizer, options)
+        step: TrainingStep = _above("training._eager").EagerTraining(net, loss, optimizer, options)
         return step
 
     def inference_model(self, net: nn.Module, options: Any) -> InferenceStep:
         """A callable ``predict(inputs) -> outputs`` without gradients."""
-        predict: InferenceStep = host().inference_model(net, options)
+        predict: InferenceStep = _above("training._eager").EagerInference(net, options)
         return predict
 
     def data_loader(self, dataset: Any, options: Any, **kwargs: Any) -> Iterable[Any]:
@@ -264,5 +271,10 @@ class Backend(Packing):
 
 
 def _by_name(name: str) -> Backend:
-    found: Backend = host().backend_named(name)
-    return found
+    backend: Backend = _above("_plugins.registry").default_registry().get(name, "pickle")
+    return backend
+
+
+def _above(module: str) -> Any:
+    """A module of spikecore that stands above this one, and serves every backend: imported when it is first used."""
+    return import_module(f"spikecore.{module}")

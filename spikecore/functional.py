@@ -1,4 +1,4 @@
-"""What one does to the neurons of a network: reset, detach, keep in ranges, carry state, choose a backend.
+"""Functions that act on every neuron of a network: reset, detach, project, carry and save state, set step or backend.
 
 Each function takes any module and reaches the neurons inside it, nested ones included, and no others. A module without
 neurons is warned of: it is the wrong one, or its neurons are another library's. ``mask_of`` stands beside them: it says
@@ -13,23 +13,34 @@ import warnings
 import weakref
 from collections import Counter
 from contextlib import contextmanager
-from typing import Dict, Iterator, List, MutableMapping, Optional, Sequence, Tuple, Union
+from typing import Any, Collection, Dict, Iterator, List, Mapping, MutableMapping, Optional, Sequence, Set, Tuple, Union
 
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.words import a_kind
-from spikecore._delay import Delay
-from spikecore._shell import parameters
+from spikecore._base.errors import a_kind
+from spikecore._shell import checks, parameters
 from spikecore._shell.binding import ask, request
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import in_turn
-from spikecore._shell.state import Stateful, carry, carry_no_more, cut_graph, keep
+from spikecore._shell.state import Stateful, Stepped, carry, carry_no_more, cut_graph, keep, names_of_state
 from spikecore.lang._plain import is_compiling, is_plain
+from spikecore.layers import Delay
 from spikecore.neuron import Neuron
 
 #: Networks that were searched for neurons at two places: how many neurons they had, and what was found.
 _searched: MutableMapping[nn.Module, Tuple[int, Dict[nn.Module, Tuple[str, str]]]] = weakref.WeakKeyDictionary()
+#: What has a step mode.
+Timed = Union[Stateful, Stepped]
+
+#: Kinds of torch.nn that compute along one dimension; None counts from the front, too.
+_ALONG = (nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.GLU)
+#: Kinds of torch.nn whose meaning depends on whether there is a time dimension, and what to do.
+_OF_TIME = {
+    nn.RNNBase: "it is recurrent itself, and takes all steps in one call",
+    nn.MultiheadAttention: "it attends over the dimension that time is in",
+}
+_CONTINUES = "sc.set_step(net, 'single'), or call it within sc.carry_state(net), where multi-step calls continue"
 
 
 def stateful_modules(net: nn.Module) -> List[Stateful]:
@@ -224,6 +235,184 @@ def set_backend(net: nn.Module, backend: Optional[str]) -> None:
     """
     asked = request(backend, "set_backend()")
     ask(_neurons(net, "set_backend"), asked)
+
+
+def set_step(net: nn.Module, step: str) -> nn.Module:
+    """Have ``net`` take one time step a call (``"single"``) or all of them (``"multi"``); gives ``net`` back.
+
+    ::
+
+        sc.set_step(net, "single")
+        net.eval()
+        for x_t in stream:  # [B, ...] each
+            y_t = net(x_t)
+        sc.reset(net)  # before the next stream
+
+    It sets ``step`` of every neuron, of :class:`spikecore.Delay`, :class:`spikecore.Recurrent` and the layers of
+    :mod:`spikecore.layers` that know of time, of encoders, and of :class:`spikecore.layers.TimeBatched`, whose modules
+    then get ``[B, ...]`` as they are. Parameters, buffers, backends and names stay. All states are dropped: the next
+    call begins at rest, and in single steps the state is carried from then on, as :func:`spikecore.reset` says.
+
+    T calls of one step compute what a call of T steps does. Neurons give the same bits; torch's convolutions and matrix
+    products may round otherwise for another number of samples. What sees all steps at once in training sees one of them
+    then: batch normalisation takes the statistics of a single step, a dropout within ``TimeBatched`` draws in other
+    order. So train with ``"multi"``, and stream in ``eval()``.
+
+    Nothing is changed if something in ``net`` cannot follow. ValueError, with its name, for an encoder that makes all
+    steps together (``Latency``, ``Delta``), for ``nn.Flatten``, ``nn.Unflatten``, ``nn.GLU`` and softmaxes outside
+    ``TimeBatched`` that count dimensions from the front, for torch's recurrent layers and attention, and for another
+    ``step``; RuntimeError within
+    :func:`spikecore.carry_state`; TypeError for what is no module. What a module's own ``forward`` does with time, such
+    as a mean over it, is not seen.
+    """
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"sc.set_step: net={shown(net)} is {a_kind(net)}; give the network itself (an nn.Module)")
+    checks.step("sc.set_step", "step", step)
+    every = list(_outermost(net))
+    timed: List[Tuple[str, Timed]] = [
+        (name, module) for name, module in every if isinstance(module, (Stateful, Stepped))
+    ]
+    turned = [(name, module) for name, module in timed if module.step != step]
+    for name, module in timed:
+        _check_step(repr(name) if name else "net", module, step)
+    for name, other in every if turned else ():
+        reason = _reason(other)
+        if reason:
+            raise ValueError(
+                f"sc.set_step: {name!r} is {other}, which would mean something else for step={step!r}: {reason}"
+            )
+    for _, module in turned:
+        module.step = step
+    for _, module in timed:
+        if isinstance(module, Stateful):
+            keep(module, None)
+    return net
+
+
+def _check_step(where: str, module: Timed, step: str) -> None:
+    if isinstance(module, Stateful) and module.carrying:
+        raise RuntimeError(
+            f"sc.set_step: {where} is within sc.carry_state(net); leave the block first, it drops the state that it "
+            "carries"
+        )
+    if isinstance(module, Stepped) and step == "single" and module.only_multi:
+        raise ValueError(
+            f"sc.set_step: {where} is {type(module).__name__}, which takes no single steps: {module.only_multi}"
+        )
+
+
+def _reason(module: nn.Module) -> Optional[str]:
+    if isinstance(module, nn.Flatten) and (module.start_dim >= 0 or module.end_dim >= 0):
+        return "it counts dimensions from the front; put it into sc.layers.TimeBatched(nn.Flatten()), or count from -1"
+    if isinstance(module, nn.Unflatten) and isinstance(module.dim, int) and module.dim >= 0:
+        return "it counts dimensions from the front; put it into sc.layers.TimeBatched, or count from -1"
+    if isinstance(module, _ALONG) and (module.dim is None or module.dim >= 0):
+        return "it counts dimensions from the front; put it into sc.layers.TimeBatched, or count from -1"
+    return next((why for kind, why in _OF_TIME.items() if isinstance(module, kind)), None)
+
+
+def _outermost(net: nn.Module, name: str = "") -> Iterator[Tuple[str, nn.Module]]:
+    """Modules with their names, without what lies within one that knows of time: it is called by that one alone."""
+    yield name, net
+    if isinstance(net, (Stateful, Stepped)):
+        return
+    for key, part in net.named_children():
+        yield from _outermost(part, f"{name}.{key}" if name else key)
+
+
+def state_dict_of_state(net: nn.Module) -> Dict[str, Tensor]:
+    """The state that the next call of ``net`` continues from, by name, as a flat dict of tensors for ``torch.save``.
+
+    The keys are ``"<name of the module>.<name of the state>"``, such as ``"1.v"``, with names as ``state_dict()`` has
+    them; the values are copies without a graph, on the device of the state. A neuron at rest has no entry, so that a
+    network after ``sc.reset(net)`` gives ``{}``. Parameters are not among them: ``net.state_dict()`` has those.
+    :func:`load_state_dict_of_state` puts them back.
+
+    Raises RuntimeError if nothing in ``net`` would continue from its state, ValueError for a neuron at two places of
+    the network, TypeError for what is no module.
+    """
+    found: Dict[str, Tensor] = {}
+    for prefix, module in _carriers("state_dict_of_state", net).items():
+        for name, value in (module.state or {}).items():
+            found[prefix + name] = value.detach().clone()
+    return found
+
+
+def load_state_dict_of_state(net: nn.Module, state: Mapping[str, Tensor], strict: bool = True) -> None:
+    """Have the next call of ``net`` continue from ``state``, as :func:`state_dict_of_state` gave it.
+
+    Tensors are copied, and stay on their device (``torch.load(file, map_location=...)``); the next call says if it is
+    another one than that of its input, or if the shapes do not fit it. ``{}`` puts every neuron to rest. With
+    ``strict=False`` neurons without any entry begin at rest.
+
+    Nothing is changed if something does not fit. KeyError names the keys that are missing, and those that ``net`` has
+    no state for; ValueError names states of one neuron whose shapes differ; TypeError what is no floating-point tensor,
+    or no dict. Otherwise raises as :func:`state_dict_of_state`.
+    """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state={shown(state)} is {a_kind(state)}; give what sc.state_dict_of_state(net) gave")
+    carriers = _carriers("load_state_dict_of_state", net)
+    missing: List[str] = []
+    taken: Dict[str, Dict[str, Tensor]] = {}
+    for prefix, module in carriers.items():
+        known = _known(module, prefix, state)
+        given = {name: state[prefix + name] for name in known if prefix + name in state}
+        if given or (strict and state and not module.may_rest):
+            missing += [prefix + name for name in known if name not in given]
+        taken[prefix] = given
+    used = {prefix + name for prefix, given in taken.items() for name in given}
+    unexpected = [key for key in state if key not in used]
+    if missing or unexpected:
+        lacks = f"missing: {', '.join(missing)}" if missing else ""
+        more = f"unexpected: {', '.join(map(str, unexpected))}" if unexpected else ""
+        raise KeyError(
+            f"the state does not fit the network, {'; '.join(filter(None, (lacks, more)))}. Give the state of a "
+            "network with these modules, or strict=False if those without any entry are to begin at rest"
+        )
+    for prefix, given in taken.items():
+        _check(prefix, given, names_of_state(carriers[prefix]) or {})
+    for prefix, module in carriers.items():
+        keep(module, {name: value.detach().clone() for name, value in taken[prefix].items()} or None)
+
+
+def _carriers(function: str, net: nn.Module) -> Dict[str, Stateful]:
+    """The modules that carry a state of their own, by the prefix of their keys."""
+    check_places(net)
+    found: Dict[str, Stateful] = {}
+    inner: Set[nn.Module] = set()
+    for name, module in net.named_modules():
+        if isinstance(module, Stateful):
+            inner.update(part for part in module.modules() if part is not module)
+            found[f"{name}." if name else ""] = module
+    found = {prefix: module for prefix, module in found.items() if module not in inner}
+    if not any(module.continues for module in found.values()):
+        raise RuntimeError(
+            f"sc.{function}: no neuron of net={shown(net)} continues from its last state: each call begins at rest. "
+            f"Use {_CONTINUES}"
+        )
+    return {prefix: module for prefix, module in found.items() if module.continues}
+
+
+def _known(module: Stateful, prefix: str, state: Mapping[str, Any]) -> Collection[str]:
+    """The names of the states of a module; of a class that does not declare them, those that are given."""
+    names = names_of_state(module)
+    if names is not None:
+        return names
+    keys = [str(key) for key in state]
+    return [key[len(prefix) :] for key in keys if key.startswith(prefix) and "." not in key[len(prefix) :]]
+
+
+def _check(prefix: str, given: Mapping[str, Any], of_step: Mapping[str, bool]) -> None:
+    shapes = {}
+    for name, value in given.items():
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            what = value.dtype if isinstance(value, Tensor) else type(value).__name__
+            raise TypeError(f"{prefix}{name} must be a floating-point tensor, got {what}")
+        if of_step.get(name):
+            shapes[name] = tuple(value.shape)
+    if len(set(shapes.values())) > 1:
+        told = ", ".join(f"{prefix}{name} {shape}" for name, shape in shapes.items())
+        raise ValueError(f"the states of one neuron must have one shape, that of a time step, got {told}")
 
 
 def mask_of(lengths: Union[Tensor, Sequence[int]], T: int) -> Tensor:

@@ -7,9 +7,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from spikecore._padding import Steps
-from spikecore._readout import check_readout, pool
-from spikecore._targets import left_out
+from spikecore.losses import Steps, check_readout, left_out, pool
 
 __all__ = ["accuracy"]
 

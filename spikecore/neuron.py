@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Collection, Dict, List, Mapping, Optional, Seq
 import torch
 from torch import Tensor
 
-from spikecore._base.recent import CALLS
+from spikecore._base.caches import CALLS
 from spikecore._plugins.selection import asked_in_words, capture
 from spikecore._shell import checkpoints, checks, compiled, definition, earlier, modules, observe, parameters, ranges
 from spikecore._shell.graphed import Graphed

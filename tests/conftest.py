@@ -11,7 +11,7 @@ import pytest
 from each_test import pytest_pycollect_makemodule, pytest_pyfunc_call, pytest_runtest_setup  # noqa: F401
 from shares import pytest_collection_modifyitems  # noqa: F401
 from spikecore._plugins import selection
-from spikecore._plugins.candidates import OWN
+from spikecore._plugins.registry import PLUGINS
 
 # There is no IPU and no SDK here. Asked for before anything looks for backends, and for the whole process: the registry
 # remembers what it found, so a variable that only some tests set made results depend on the order of tests.
@@ -36,6 +36,6 @@ def pytest_unconfigure() -> None:
 def _no_plugin_unasked() -> Iterator[None]:
     """A neuron that names no backend is computed by a built-in. Processes that tests start are theirs to set up."""
     before = selection.AUTO
-    selection.AUTO = {device: tuple(n for n in names if n not in OWN) for device, names in before.items()}
+    selection.AUTO = {device: tuple(n for n in names if n not in PLUGINS) for device, names in before.items()}
     yield
     selection.AUTO = before

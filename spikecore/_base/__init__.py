@@ -1,1 +1,1 @@
-"""What needs nothing else of spikecore: locks, bounded caches, nested structures."""
+"""What needs nothing else of spikecore: locks and caches, batches, bits, errors, files, autocast."""

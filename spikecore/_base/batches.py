@@ -1,29 +1,53 @@
-"""What goes into a network and comes out of it: tensors, and tuples, lists and dicts of them.
+"""Batches and outputs of networks: tensors, and nested tuples, named tuples, lists and dictionaries of them.
 
-A batch is a tensor, a tuple or list for ``net(*inputs)``, or a dict for ``net(**inputs)``.
+A batch is a tensor, a tuple or list for ``net(*inputs)``, or a dict for ``net(**inputs)``. Anything else is a leaf.
+Types and the order of keys are kept.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, Iterator, List, Optional, Type, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from spikecore._base import structure
+Leaf = TypeVar("Leaf")
+
+
+def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
+    """The same structure with ``function`` of each leaf in its place."""
+    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
+        return type(structure)(*(map_leaves(function, item) for item in structure))
+    if isinstance(structure, (tuple, list)):
+        return type(structure)(map_leaves(function, item) for item in structure)
+    if not isinstance(structure, dict):
+        return function(structure)
+    items = [(key, map_leaves(function, value)) for key, value in structure.items()]
+    if type(structure) is dict:
+        return dict(items)
+    copy = structure.copy()  # an OrderedDict for one
+    copy.update(items)
+    return copy
+
+
+def leaves(structure: Any, kind: Type[Leaf]) -> Iterator[Leaf]:
+    """The leaves of one type, from left to right."""
+    if isinstance(structure, (tuple, list, dict)):
+        for item in structure.values() if isinstance(structure, dict) else structure:
+            yield from leaves(item, kind)
+    elif isinstance(structure, kind):
+        yield structure
 
 
 def tree_map(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """The same structure of tuples, lists and dicts with its tensors changed."""
+    """The same structure with its tensors changed."""
     # isinstance() runs Python where it is asked of a tensor's class
-    return structure.tree_map(
-        lambda leaf: change(leaf) if type(leaf) is Tensor or isinstance(leaf, Tensor) else leaf, value
-    )
+    return map_leaves(lambda leaf: change(leaf) if type(leaf) is Tensor or isinstance(leaf, Tensor) else leaf, value)
 
 
 def flattened(value: Any) -> List[Tensor]:
     """The tensors of a structure, in the order in which :func:`tree_map` meets them."""
-    return list(structure.leaves(value, Tensor))
+    return list(leaves(value, Tensor))
 
 
 def device_of(net: nn.Module) -> Optional[torch.device]:

@@ -1,6 +1,10 @@
-"""What goes wrong with a backend, as exceptions. :mod:`spikecore.backend` names them for users."""
+"""Exceptions of backends, which :mod:`spikecore.backend` names for users, and words for sentences of errors."""
 
 from __future__ import annotations
+
+from typing import Any
+
+from torch.nn.utils.rnn import PackedSequence
 
 
 class BackendError(RuntimeError):
@@ -31,3 +35,19 @@ class Unsupported(BackendError, NotImplementedError):
     """The backend works here but does not do what this call needs."""
 
     __module__ = "spikecore.backend"
+
+
+def a_kind(value: Any) -> str:
+    """The class of ``value`` with its article: a LIF, an int."""
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in tuple('aeio') else 'a'} {name}"
+
+
+def no_tensor(name: str, value: Any) -> str:
+    """What is said of an input ``name`` that is no tensor, and what to give."""
+    if isinstance(value, PackedSequence):
+        return (
+            f"{name} is a PackedSequence; give a padded tensor, as torch.nn.utils.rnn.pad_sequence or "
+            "pad_packed_sequence makes it, and a mask to losses and metrics, sc.functional.mask_of(lengths, T)"
+        )
+    return f"{name} is {a_kind(value)}; give a tensor"

@@ -7,7 +7,7 @@ from typing import Any, Iterable, List, Optional, Tuple
 import torch
 from torch import Tensor
 
-from spikecore._base import structure
+from spikecore._base.batches import leaves
 
 #: Others, such as whole numbers and 8-bit floats, are taken to be finite: torch has no ``isfinite`` for all of them.
 _KINDS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -68,7 +68,7 @@ def named_leaves(what: str, value: Any) -> List[Tuple[str, Tensor]]:
         return [pair for key, part in value.items() for pair in named_leaves(f"{what}[{key!r}]", part)]
     if isinstance(value, (tuple, list)):
         return [pair for i, part in enumerate(value) for pair in named_leaves(f"{what}[{i}]", part)]
-    return [(what, one) for one in structure.leaves(value, Tensor)]
+    return [(what, one) for one in leaves(value, Tensor)]
 
 
 def _is_looked_at(x: Tensor) -> bool:

@@ -1,1 +1,1 @@
-"""Which backends there are, how they are loaded, and which of them a neuron gets."""
+"""Backends: which there are and how they are loaded (``registry``), and which of them a neuron gets (``selection``)."""

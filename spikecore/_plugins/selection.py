@@ -18,22 +18,13 @@ import logging
 import os
 import warnings
 from contextvars import ContextVar, Token
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
+from typing import Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
 
+from spikecore._plugins.registry import AUTO as AUTO
 from spikecore._plugins.registry import AUTO_NAME, BackendStatus, Registry, default_registry
+from spikecore._plugins.registry import REFERENCE as REFERENCE
 from spikecore.backend import ANY_DEVICE, Backend, BackendError, BackendUnavailable, UnknownBackend
-
-#: The backend that defines what is right; automatic choice on every device type that :data:`AUTO` does not name.
-REFERENCE = "torch"
-#: Device type -> the backends that automatic choice tries there, best first: built-ins, and plugins of this project
-#: (:data:`spikecore._plugins.candidates.OWN`).
-AUTO: Mapping[str, Tuple[str, ...]] = {
-    "cpu": ("numba", REFERENCE),
-    "cuda": ("cupy", "triton", REFERENCE),
-    "ipu": ("ipu",),
-}
 
 _context: ContextVar[Optional[str]] = ContextVar("spikecore_backend", default=None)
 _log = logging.getLogger("spikecore")
@@ -66,16 +57,14 @@ class use_backend:  # noqa: N801 - a statement more than a class, as torch.no_gr
         return f"use_backend({self.name!r})"
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """What was asked for, and where: ``Request(None, "")`` when nothing was."""
 
     name: Optional[str]
     source: str
 
 
-@dataclass(frozen=True)
-class Resolved:
+class Resolved(NamedTuple):
     """The backend that was chosen, by whom, and why, in words."""
 
     backend: Backend

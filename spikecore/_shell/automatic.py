@@ -20,7 +20,7 @@ from typing import Any, Callable, Hashable, Iterator, List, NamedTuple, Optional
 
 import torch
 
-from spikecore._base.recent import CALLS, Recent
+from spikecore._base.caches import CALLS, Recent
 from spikecore._base.running import BoundCall, NormalisedCall, bound, direct_normalised, in_graph
 from spikecore._plugins.registry import default_registry
 from spikecore._plugins.selection import Resolved, alternatives

@@ -13,7 +13,7 @@ from typing import Any, Callable, Collection, Iterable, Mapping, Optional, Seque
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.words import a_kind, no_tensor
+from spikecore._base.errors import a_kind, no_tensor
 from spikecore._plugins.registry import AUTO_NAME, default_registry
 from spikecore._plugins.selection import Resolved
 from spikecore._shell import misnamed

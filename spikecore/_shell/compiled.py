@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from typing import Any, Callable, Mapping, Optional
 
 import torch
 
 from spikecore.lang._plain import PLAIN, is_dynamo_compiling, is_exporting
 
-#: Keeps torch.compile out of a function. torch.compiler.disable would import the compiler.
-uncompiled: Callable[[Any], Any] = getattr(torch, "_disable_dynamo", lambda function: function)
+
+def uncompiled(function: Callable[..., Any]) -> Any:
+    """Keep torch.compile out of a function, without an import of the compiler, which takes seconds."""
+    guarded = getattr(torch, "_disable_dynamo", lambda same: same)(function)  # imports it when it is called
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (guarded if "torch._dynamo" in sys.modules else function)(*args, **kwargs)
+
+    return call
 
 
 def check_exported(owner: str, state: Optional[Mapping[str, Any]]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spikecore._base.autocast import autocast_dtype
+from spikecore._base.context import autocast_dtype
 from spikecore._shell import checks, modules, parameters
 from spikecore.backend import FEEDBACK_BIAS, FEEDBACK_WEIGHT, Feedback, Tensors
 from spikecore.lang._plain import PLAIN, is_plain

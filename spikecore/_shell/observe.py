@@ -16,8 +16,8 @@ from typing import Any, Callable, Collection, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from spikecore._base import regions
-from spikecore._base.locking import Lock
+from spikecore._base import context
+from spikecore._base.caches import Lock
 from spikecore._shell.state import State, Stateful
 from spikecore.backend import Tensors
 from spikecore.lang._plain import is_compiling, is_jit_tracing, is_transforming
@@ -73,7 +73,7 @@ def wanted(
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         refuse_graph(owner)
     asked = [name for watcher in watchers for name in watcher.record if name in states and name not in record]
-    if asked and regions.current():
+    if asked and context.region():
         raise RuntimeError(
             f"{owner}: sc.monitor is to record {', '.join(dict.fromkeys(asked))} of a call within activation "
             "checkpointing, which computes the call again in backward, where the record would be lacking; record "
@@ -99,7 +99,7 @@ def tell(
             f"{type(module).__name__} is watched by sc.monitor, and PopTorch compiles the call for an IPU: there "
             "are no values to look at; call the network itself within the block, net(x), which runs on the host"
         )
-    if regions.current() == regions.AGAIN:
+    if context.region() == context.AGAIN:
         return
     for watcher in watchers:
         own = {name: trace[name] for name in watcher.record if name in trace}

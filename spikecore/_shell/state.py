@@ -20,7 +20,7 @@ from typing import Any, Callable, ClassVar, Collection, Dict, Mapping, Optional,
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.words import a_kind
+from spikecore._base.errors import a_kind
 from spikecore._shell import checks, compiled, misnamed
 from spikecore.backend import BackendError
 from spikecore.lang._plain import is_batched, is_compiling, is_transforming

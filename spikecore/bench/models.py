@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from spikecore._base.bits import Whole, added
-from spikecore._packed import Follow
 from spikecore.layers import SEWBlock, SpikingSelfAttention
+from spikecore.layers._packed import Follow
 
 #: Makes the neuron of one layer.
 Activation = Callable[[], nn.Module]

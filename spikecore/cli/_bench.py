@@ -1,25 +1,27 @@
-"""``spikecore bench`` from the shell.
-
-Options are default values, not ``Annotated``: see :mod:`spikecore.cli`, which registers the command. What measures is
-imported when the command runs, so that the other commands start as fast as before.
-"""
+"""``spikecore bench``: options, a progress bar, and the exit status."""
 
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, List, Optional, Sequence, Tuple, TypeVar
+from typing import Callable, List, Optional, Sequence, Tuple, TypeVar
 
+import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from spikecore.bench._cases import Job
-    from spikecore.bench._report import Report
+from spikecore.bench import _run as run
+from spikecore.bench._cases import Job
+from spikecore.bench._plot import check_suffix
+from spikecore.bench._plot import plot as draw
+from spikecore.bench._report import Report, from_json
+from spikecore.bench._settings import SUITES, Settings
+from spikecore.cli._bench_tables import show
 
 _Value = TypeVar("_Value")
 #: The exit status of what SIGINT (2) ends: 128 + 2.
@@ -76,16 +78,6 @@ def bench(
     Spikes and gradients are checked first. Exits with 1 if a backend computes something else than the reference.
     Ctrl-C ends it with 130, after what was measured by then is shown.
     """
-    import logging
-
-    import torch
-
-    from spikecore.bench._plot import check_suffix
-    from spikecore.bench._plot import plot as draw
-    from spikecore.bench._run import prepare
-    from spikecore.bench._settings import Settings
-    from spikecore.cli._bench_tables import show
-
     try:
         for path in (json, plot):
             if path is not None and not path.parent.is_dir():
@@ -124,7 +116,7 @@ def bench(
         settings.check_use()
         if given is not None:
             settings.check_shown()
-        report, jobs = prepare(settings) if given is None else (_read(given), [])
+        report, jobs = run.prepare(settings) if given is None else (_read(given), [])
     except (OSError, ValueError, RuntimeError, ModuleNotFoundError) as error:
         raise typer.BadParameter(str(error)) from error
     logging.getLogger("torch._library").setLevel(logging.ERROR)  # says on a CPU that there is no Triton
@@ -143,8 +135,6 @@ def bench(
 
 def _suites(named: Sequence[str]) -> Tuple[str, ...]:
     """The suites to measure; names beside ``all`` are checked, too."""
-    from spikecore.bench._settings import SUITES
-
     if "all" not in named:
         return _each_once(named)
     return _each_once([*SUITES, *(name for name in named if name != "all")])
@@ -157,8 +147,6 @@ def _each_once(values: Sequence[_Value]) -> Tuple[_Value, ...]:
 
 def _read(path: Path) -> Report:
     """The report in a file. Raises ValueError, naming the file, for one that holds something else."""
-    from spikecore.bench._report import from_json
-
     try:
         return from_json(path.read_text(encoding="utf-8"))
     except (KeyError, TypeError, ValueError) as error:
@@ -167,9 +155,6 @@ def _read(path: Path) -> Report:
 
 def _measure(report: Report, jobs: List[Job], json: Optional[Path]) -> bool:
     """Measure under a progress bar, or line by line into a file. Ctrl-C ends it and keeps what there is: False then."""
-    from spikecore.bench._report import Report
-    from spikecore.bench._run import measure
-
     gc.freeze()  # what is there now stays: a collection between two cases then takes milliseconds
     console = Console(stderr=True)
     save = None if json is None else partial(Report.write, path=json)
@@ -179,7 +164,7 @@ def _measure(report: Report, jobs: List[Job], json: Optional[Path]) -> bool:
         def say(label: str, done: int, of: int) -> None:
             console.print(Text(f"{time.perf_counter() - began:7.1f} s  {done + 1} of {of}  {label}"), soft_wrap=True)
 
-        return _to_the_end(partial(measure, report, jobs, say, save))
+        return _to_the_end(partial(run.measure, report, jobs, say, save))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=len(jobs))
@@ -187,7 +172,7 @@ def _measure(report: Report, jobs: List[Job], json: Optional[Path]) -> bool:
         def show(label: str, done: int, of: int) -> None:
             progress.update(task, completed=done, description=label)
 
-        return _to_the_end(partial(measure, report, jobs, show, save))
+        return _to_the_end(partial(run.measure, report, jobs, show, save))
 
 
 def _to_the_end(work: Callable[[], None]) -> bool:

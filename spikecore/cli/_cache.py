@@ -1,7 +1,4 @@
-"""``spikecore cache`` from the shell.
-
-Options are default values, not ``Annotated``: see :mod:`spikecore.cli`, which registers the command.
-"""
+"""``spikecore cache``: the folder of compiled kernels."""
 
 from __future__ import annotations
 
@@ -9,10 +6,10 @@ import json
 
 import typer
 
-from spikecore.kernels import cache
+from spikecore.kernels import cache as kept
 
 
-def show_cache(
+def cache(
     clear: bool = typer.Option(False, "--clear", help="Remove all compiled kernels; they are compiled again."),
     as_json: bool = typer.Option(
         False, "--json", help="Print JSON: folder, limit, files and bytes by kind; or the reason why none are kept."
@@ -20,19 +17,19 @@ def show_cache(
 ) -> None:
     """Show where compiled kernels are kept, how many and how large; or remove them."""
     try:
-        limit = cache.limit()
+        limit = kept.limit()
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    reason = cache.reason()
-    folder = None if reason else str(cache.folder())
+    reason = kept.reason()
+    folder = None if reason else str(kept.folder())
     if clear:
-        files, size = cache.clear()
+        files, size = kept.clear()
         if as_json:
             typer.echo(json.dumps({"folder": folder, "removed": {"files": files, "bytes": size}}, indent=2))
         else:
             typer.echo(f"removed {files} files, {_mib(size)}, from {folder}" if folder else _unusable(reason))
         return
-    kinds = cache.kinds()
+    kinds = kept.kinds()
     if as_json:
         by_kind = {name: {"files": kind.files, "bytes": kind.size} for name, kind in kinds.items()}
         why = {"reason": reason} if reason else {}
@@ -47,7 +44,7 @@ def show_cache(
 
 def _unusable(reason: str) -> str:
     # those in a folder that cannot be written to are read
-    new = "new " if cache.kinds() else ""
+    new = "new " if kept.kinds() else ""
     return f"no {new}kernels are kept: {reason}; SPIKECORE_CACHE_DIR names another folder"
 
 

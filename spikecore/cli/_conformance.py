@@ -1,7 +1,4 @@
-"""``spikecore conformance``: the suite from the shell.
-
-Options are default values, not ``Annotated``: see :mod:`spikecore.cli`, which registers the command.
-"""
+"""``spikecore conformance``: the suite from the shell."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ _TIER_HELP = f"Run this tier; may be repeated. {', '.join(TIERS)}."
 _STDOUT = "-"
 
 
-class ConformanceCommand(TyperCommand):
+class Command(TyperCommand):
     """Takes ``--json`` with and without a file. A word after it is a file if it is ``-`` or ends in ``.json``: else
     ``--json mine`` would write a file of the name of the backend.
     """

@@ -1,7 +1,4 @@
-"""``spikecore explain`` from the shell.
-
-Options are default values, not ``Annotated``: see :mod:`spikecore.cli`, which registers the command.
-"""
+"""``spikecore explain``: what a network does with its tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ import torch
 import typer
 from torch import Tensor, nn
 
-from spikecore._base.words import a_kind
+from spikecore._base.errors import a_kind
 from spikecore.backend import BackendError
 from spikecore.dtypes import DTYPES, NARROW
 from spikecore.inspect import explain as explain_network

@@ -1,7 +1,4 @@
-"""``spikecore new-backend``: a project for a backend, from the shell.
-
-Options are default values, not ``Annotated``: see :mod:`spikecore.cli`, which registers the command.
-"""
+"""``spikecore new-backend``: a project for a backend."""
 
 from __future__ import annotations
 

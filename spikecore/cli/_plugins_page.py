@@ -1,7 +1,4 @@
-"""``spikecore plugins-page``: the list of plugins from the shell.
-
-Options are default values, not ``Annotated``: see :mod:`spikecore.cli`, which registers the command.
-"""
+"""``spikecore plugins-page``: the list of plugins."""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from spikecore._packed import packable
 from spikecore._plugins.selection import REFERENCE, automatic_order
 from spikecore._shell.modules import calls_as, is_watched_itself, makes_time
 from spikecore._shell.ranges import Interval
@@ -23,6 +22,7 @@ from spikecore._transforms import pairs
 from spikecore.inspect._monitor import adds_behind, neuron_of, normalisation_of, stateful_of
 from spikecore.inspect._report import Layer, size
 from spikecore.layers._batch_norm_stats import is_plain_norm
+from spikecore.layers._packed import packable
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent
 

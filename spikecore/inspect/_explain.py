@@ -19,9 +19,7 @@ from torch.autograd import profiler
 from torch.nn.parameter import is_lazy
 
 from spikecore._base.batches import device_of, flattened, to_device, tree_map
-from spikecore._base.words import a_kind
-from spikecore._delay import Delay
-from spikecore._packed import PackedConv2d, PackedLinear
+from spikecore._base.errors import a_kind
 from spikecore._shell.automatic import told_of_refusals
 from spikecore._shell.binding import ask, request
 from spikecore._shell.checks import shown
@@ -34,6 +32,8 @@ from spikecore.inspect._report import Explanation, Layer
 from spikecore.inspect._watching import ASIDE, RANGE, Seen, Watching
 from spikecore.kernels import KernelBackend
 from spikecore.lang import topological
+from spikecore.layers._delay import Delay
+from spikecore.layers._packed import PackedConv2d, PackedLinear
 from spikecore.layers._pooling import CompactAvgPool2d, CompactMaxPool2d
 from spikecore.neuron import Neuron
 from spikecore.neurons import Recurrent

@@ -13,7 +13,7 @@ from typing import Any, ContextManager, Dict, Iterator, List, Mapping, Optional,
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.words import a_kind
+from spikecore._base.errors import a_kind
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import unwrapped
 from spikecore._shell.observe import Watcher, unwatch, watch

@@ -8,8 +8,7 @@ Modules from low to high: ``_plan`` (what a kernel is compiled for), ``_layout``
 ``_autograd``, ``_batch_norm``, ``_runner``, ``_recurrent``, ``_backend``. ``cache`` needs none of them.
 """
 
-from spikecore._base.locking import Lock
-from spikecore._base.recent import KERNELS, Recent
+from spikecore._base.caches import KERNELS, Lock, Recent
 from spikecore.kernels._backend import KernelBackend
 from spikecore.kernels._layout import (
     BackwardBuffers,

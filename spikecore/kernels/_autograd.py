@@ -21,8 +21,7 @@ from typing import Any, Callable, Dict, List, MutableMapping, NamedTuple, Option
 import torch
 from torch import Tensor
 
-from spikecore._base.locking import Lock
-from spikecore._base.recent import RUNNERS, Recent
+from spikecore._base.caches import RUNNERS, Lock, Recent
 from spikecore.backend import BackendError, ParamValue, Runner, Tensors, Unsupported
 from spikecore.kernels._call import Call, CallPlan, Kernels
 from spikecore.kernels._layout import Layout

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequenc
 import torch
 from torch import Tensor
 
-from spikecore._base.recent import CALLS, Recent
+from spikecore._base.caches import CALLS, Recent
 from spikecore.backend import BackendError, ParamValue, Spec, Tensors
 from spikecore.kernels._autograd import Instead, apply
 from spikecore.kernels._call import Call, CallPlan, Kernels

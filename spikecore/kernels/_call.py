@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optiona
 import torch
 from torch import Tensor
 
-from spikecore._base.locking import Lock
-from spikecore._base.recent import CALLS, Recent
+from spikecore._base.caches import CALLS, Lock, Recent
 from spikecore.backend import Spec
 from spikecore.kernels import _returned as returned
 from spikecore.kernels._layout import Launch, Layout, has_memory, layout_of, resolved

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequenc
 import torch
 from torch import Tensor
 
-from spikecore._base.autocast import no_autocast
-from spikecore._base.recent import CALLS, Recent
+from spikecore._base.caches import CALLS, Recent
+from spikecore._base.context import no_autocast
 from spikecore.backend import MAX_STATIC_STEPS, ParamValue, Spec, Tensors
 from spikecore.dtypes import compute_dtype
 from spikecore.kernels._autograd import KernelCall

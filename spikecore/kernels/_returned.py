@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from spikecore._base.words import a_kind
+from spikecore._base.errors import a_kind
 from spikecore.backend import BackendError
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import Optional
 from torch import Tensor, nn
 
 from spikecore._base.bits import Whole
-from spikecore._packed import Follow
 from spikecore.layers._arguments import counts, makers
 from spikecore.layers._blocks import MakeNeuron, MakeNorm
 from spikecore.layers._norms import normalised
+from spikecore.layers._packed import Follow
 
 
 class SpikingSelfAttention(nn.Module):

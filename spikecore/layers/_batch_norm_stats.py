@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from spikecore._base.batches import folded, unfolded
-from spikecore._base.words import a_kind
+from spikecore._base.errors import a_kind
 from spikecore._shell.modules import is_watched_itself
 from spikecore.dtypes import compute_dtype
 from spikecore.lang._plain import is_compiling

@@ -7,10 +7,10 @@ from typing import Callable, List, Optional
 from torch import Tensor, nn
 
 from spikecore._base.bits import Whole, added, multiplied
-from spikecore._packed import Follow
 from spikecore.layers._adding import Adding
 from spikecore.layers._arguments import counts, makers
 from spikecore.layers._norms import normalised, silenced
+from spikecore.layers._packed import Follow
 from spikecore.layers._time_batched import TimeBatched
 
 #: Makes the neuron of one place, and the normalisation of so many channels.

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spikecore._packed import Follow, as_kind, of_average
 from spikecore.lang._plain import is_batched_by_autograd, is_compiling, is_jit_tracing, is_plain
+from spikecore.layers._packed import Follow, as_kind, of_average
 
 #: Largest maximum pooling: each place of a window is a pass over a part of the input.
 MOST = 16

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from spikecore._base.batches import folded, unfolded
 from spikecore._base.bits import Whole
-from spikecore._base.words import no_tensor
-from spikecore._packed import Follow
+from spikecore._base.errors import no_tensor
 from spikecore._shell.state import Stateful, Stepped
 from spikecore.lang._plain import is_compiling
+from spikecore.layers._packed import Follow
 
 
 class TimeBatched(Stepped):

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base.bits import Whole
+from spikecore._base.errors import a_kind
 from spikecore._base.running import NormalisedCall, Runner, direct_normalised
-from spikecore._base.words import a_kind
-from spikecore._packed import Follow
 from spikecore._plugins.registry import AUTO_NAME
 from spikecore._plugins.selection import REFERENCE
 from spikecore._shell import checks, earlier, observe
@@ -27,6 +26,7 @@ from spikecore.dtypes import NAMES
 from spikecore.lang._derived import normalised as normalised_program
 from spikecore.lang._plain import is_compiling, is_exporting, is_jit_tracing, is_plain, is_transforming
 from spikecore.layers import _batch_norm_stats as stats
+from spikecore.layers._packed import Follow
 from spikecore.neuron import Neuron
 
 

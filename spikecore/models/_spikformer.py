@@ -7,12 +7,12 @@ from typing import List, Optional
 from torch import Tensor, nn
 
 from spikecore._base.bits import Whole, added
-from spikecore._packed import Follow
 from spikecore.layers import SpikingSelfAttention, TimeBatched
 from spikecore.layers._adding import Adding
 from spikecore.layers._arguments import counts, makers
 from spikecore.layers._attention import linear
 from spikecore.layers._norms import normalised
+from spikecore.layers._packed import Follow
 from spikecore.models._parts import MakeNeuron, MakeNorm, beginning, lif, made
 from spikecore.neurons import LIF
 

@@ -8,16 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base.bits import Whole
-from spikecore._base.words import a_kind
-from spikecore._delay import PAST, Delay
-from spikecore._delayed import following, one_by_one
-from spikecore._packed import Follow
+from spikecore._base.errors import a_kind
 from spikecore._shell import checks, observe
 from spikecore._shell.feedback import Matrix, fed_back, under_autocast, why_not
 from spikecore._shell.modules import is_watched, is_watched_itself
 from spikecore._shell.state import State, Stateful, Stepped
 from spikecore.backend import Tensors, Unsupported
 from spikecore.lang._plain import is_compiling, with_traced_sizes
+from spikecore.layers._delay import PAST, Delay, following, one_by_one
+from spikecore.layers._packed import Follow
 from spikecore.neuron import Neuron
 
 #: Name of the fed-back output in the state.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore import surrogate as surrogates
-from spikecore._base.words import a_kind
+from spikecore._base.errors import a_kind
 from spikecore._shell.checks import shown
 from spikecore._shell.ranges import Interval
 from spikecore.dtypes import compute_dtype

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from spikecore._base.words import a_kind
-from spikecore._packed import PackedConv2d, PackedLinear
+from spikecore._base.errors import a_kind
+from spikecore.layers._packed import PackedConv2d, PackedLinear
 from spikecore.nir._file import Refused, content_of, metadata_of, metadata_of_neuron, package, rebuilt
 from spikecore.nir._modules import DelaySteps, Scale, SumPool2d, Threshold
 from spikecore.nir._neuron_nodes import Reading, Unsaid, Writing

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spikecore._base.words import a_kind
+from spikecore._base.errors import a_kind
 from spikecore._shell import parameters
 from spikecore.neuron import Neuron
 from spikecore.neurons import IF, LI, LIF, PLIF, Leaky, Synaptic, SynapticLeaky

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from spikecore._base.words import a_kind
-from spikecore._delay import Delay
+from spikecore._base.errors import a_kind
 from spikecore._shell.checks import shown
+from spikecore.layers._delay import Delay
 from spikecore.neurons import Recurrent
 from spikecore.nir import _file
 from spikecore.nir._conventions import CONVENTIONS, Convention, check_discretization, check_dt

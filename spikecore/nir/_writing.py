@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from spikecore._base.files import replacing
-from spikecore._delay import Delay
 from spikecore._shell import checks
 from spikecore._shell.modules import is_watched_itself, unwrapped
 from spikecore._shell.state import Stateful, Stepped
 from spikecore.encode import Encoder
 from spikecore.layers import TimeBatched
+from spikecore.layers._delay import Delay
 from spikecore.layers.norm_neuron import NormNeuron
 from spikecore.neurons import Recurrent
 from spikecore.nir._conventions import check_discretization, check_dt

@@ -21,9 +21,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.utils import checkpoint as torch_checkpoint
 
-from spikecore._base import regions
+from spikecore._base import context
 from spikecore._base.batches import flattened
-from spikecore._base.words import a_kind
+from spikecore._base.errors import a_kind
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import in_turn, is_shard
 from spikecore._shell.state import State, Stateful, carried, put_back
@@ -284,7 +284,7 @@ class _Region:
         self._begun = self._now()
         norms = set(self._norms)
         buffers = _noted([part for part in self._parts if part not in norms], "buffer")
-        with regions.running(regions.FIRST):
+        with context.running(context.FIRST):
             yield
         for buffer in buffers:
             if buffer.change():
@@ -318,7 +318,7 @@ class _Region:
         states = [(carries, _as_leaves(state)) for carries, state in self._begun.carried]
         self._begin(self._begun._replace(carried=states))
         try:
-            with regions.running(regions.AGAIN):
+            with context.running(context.AGAIN):
                 yield
         finally:
             self._begin(now)
@@ -343,7 +343,7 @@ class _Region:
 
 
 class _Again:
-    """The block of a run in backward, of which there may be several: ``retain_graph=True``, regions within regions."""
+    """The block of a run in backward, of which there may be several: ``retain_graph=True``, regions within context."""
 
     def __init__(self, region: _Region) -> None:
         self._region = region

@@ -14,9 +14,9 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Se
 import torch
 from torch import Tensor, nn
 
-from spikecore._base import structure
+from spikecore._base import batches
 from spikecore._base.batches import flattened, tree_map
-from spikecore._base.words import a_kind
+from spikecore._base.errors import a_kind
 from spikecore._shell.checks import shown
 from spikecore._shell.state import State, Stateful, put
 from spikecore.backend import Unsupported
@@ -231,7 +231,7 @@ def joined(outputs: Sequence[Any], dim: int, sizes: Sequence[int]) -> Any:
     """The outputs of all parts as one. Raises TypeError or ValueError where they cannot be put together."""
     first = outputs[0]
     leaves = [flattened(output) for output in outputs]
-    if any(len(list(structure.leaves(output, object))) != len(leaves[0]) for output in outputs) or not leaves[0]:
+    if any(len(list(batches.leaves(output, object))) != len(leaves[0]) for output in outputs) or not leaves[0]:
         raise TypeError(
             f"the last stage gives {shown(first)}, of which not everything is a tensor; the outputs of parts can be "
             "put together only if they are tensors: use chunks=1, or return tensors"

@@ -17,9 +17,7 @@ import sys
 from functools import partial
 from typing import Any, List
 
-from spikecore._plugins.candidates import normal_name
-from spikecore._plugins.containing import contained, described
-from spikecore._plugins.registry import default_registry
+from spikecore._plugins.registry import contained, default_registry, described, normal_name
 from spikecore.backend import BackendLoadError
 from spikecore.testing._case import Collection
 from spikecore.testing._cases import CASES

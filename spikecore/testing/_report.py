@@ -11,9 +11,8 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 
 import spikecore
-from spikecore._base.contract import BACKEND_API, shown
 from spikecore._plugins.registry import default_registry
-from spikecore.backend import BackendError, BackendUnavailable
+from spikecore.backend import BACKEND_API, BackendError, BackendUnavailable
 from spikecore.testing._case import TIERS
 from spikecore.testing._context import device_name
 from spikecore.testing._expected import Excuse
@@ -176,5 +175,5 @@ def versions(name: str) -> Dict[str, str]:
         "distribution": provider,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
-        "contract": shown(BACKEND_API),
+        "contract": ".".join(map(str, BACKEND_API)),
     }

@@ -6,10 +6,7 @@ checks and the handling of batches that every step needs.
 """
 
 from spikecore._base.batches import device_of, flattened, run_network, tree_map
-from spikecore._base.host import set_host
-from spikecore._plugins.registry import default_registry
 from spikecore.training._checks import check_loss, check_optimizer
-from spikecore.training._eager import EagerInference, EagerTraining
 from spikecore.training._models import DataLoader, inference_model, training_model
 from spikecore.training._saving import all_or_nothing, check_parts, load_checkpoint, save_checkpoint
 from spikecore.training._steps import CudaOptions, InferenceStep, Loss, TrainingOptions, TrainingStep
@@ -34,6 +31,3 @@ __all__ = [
     "training_model",
     "tree_map",
 ]
-
-# the contract of a backend is below this package, and its defaults train eagerly
-set_host(EagerTraining, EagerInference, lambda name: default_registry().get(name, "pickle"))

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base.batches import beside, device_of, to_device, tree_map
-from spikecore._delay import Delay
 from spikecore._shell import parameters
 from spikecore._shell.modules import named_as, unwrapped
 from spikecore.functional import own_state, stateful_modules
+from spikecore.layers import Delay
 from spikecore.neuron import Neuron
 from spikecore.training._checks import (
     check_loss,

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.optim import optimizer as _torch_optimizer
 
 from spikecore._base.batches import flattened, run_network, tree_map
-from spikecore._packed import is_packed, pack
 from spikecore._shell.modules import is_shard
 from spikecore.backend import Unsupported
+from spikecore.layers._packed import is_packed, pack
 from spikecore.parallel import Pipeline
 from spikecore.training._steps import TrainingOptions
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base.batches import flattened, to_device, tree_map
-from spikecore._base.words import a_kind
+from spikecore._base.errors import a_kind
 from spikecore._shell.binding import numbers_of
 from spikecore._shell.checks import is_device, shown
 from spikecore._shell.modules import is_shard

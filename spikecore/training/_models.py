@@ -9,7 +9,7 @@ from typing import Any, Iterable, Optional
 
 from torch import nn
 
-from spikecore._base.words import a_kind
+from spikecore._base.errors import a_kind
 from spikecore._plugins.selection import backend_named, capture, resolve
 from spikecore._shell.binding import ask, backend_on, request
 from spikecore._shell.checks import shown

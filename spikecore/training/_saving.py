@@ -18,8 +18,8 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
+from spikecore._base.errors import a_kind
 from spikecore._base.files import replacing
-from spikecore._base.words import a_kind
 from spikecore._shell.checks import shown
 from spikecore._shell.modules import is_shard
 

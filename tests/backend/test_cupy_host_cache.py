@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import spikecore as sc
-from spikecore._base.recent import Recent
+from spikecore._base.caches import Recent
 from spikecore.testing._loopback import installed
 from spikecore_cupy import device, host
 

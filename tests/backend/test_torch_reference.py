@@ -14,8 +14,7 @@ import torch
 import spikecore as sc
 from spikecore import functional
 from spikecore._plugins import registry, selection
-from spikecore._plugins.hookspecs import hookimpl
-from spikecore._plugins.registry import Registry
+from spikecore._plugins.registry import Registry, hookimpl
 from spikecore._shell import checks
 from spikecore._shell.checks import lacking
 from spikecore.backend import Backend, BackendInfo, Capabilities, Spec, Unsupported

@@ -20,8 +20,8 @@ from typing import Any, Dict, Optional
 import pytest
 
 import warm
-from spikecore._base.contract import BACKEND_API
 from spikecore._scaffold.project import project, rendered
+from spikecore.backend import BACKEND_API
 
 ROOT = Path(__file__).parents[2]
 PIP = ["pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-build-isolation"]

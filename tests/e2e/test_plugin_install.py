@@ -16,7 +16,7 @@ import pytest
 
 import spikecore
 import warm
-from spikecore._base.contract import BACKEND_API
+from spikecore.backend import BACKEND_API
 
 PYPROJECT = """
 [build-system]
@@ -37,7 +37,7 @@ py-modules = ["{module}"]
 # it says on standard output that it was imported: the proof that blocking and listing come before
 PLUGIN = """
 print("imported {module}")
-import spikecore._plugins.hookspecs
+import spikecore._plugins.registry
 from spikecore.backend import Backend, BackendInfo, Capabilities
 
 CAN = Capabilities(float32=True)
@@ -54,7 +54,7 @@ class Fake(Backend):
         return TorchRunner(program, spec)
 
 
-@spikecore._plugins.hookspecs.hookimpl
+@spikecore._plugins.registry.hookimpl
 def spikecore_backends():
     return [BackendInfo("{name}", "{module}:Fake", ("cpu",), CAN, lambda: None, api={api})]
 """

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore._base.recent import KERNELS, Recent
+from spikecore._base.caches import KERNELS, Recent
 from spikecore._plugins import registry
 from spikecore.backend import Spec
 from spikecore.lang import Program

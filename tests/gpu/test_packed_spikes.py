@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import spikecore as sc
-from spikecore import _packed
 from spikecore._base import bits
 from spikecore.backend import Whole
+from spikecore.layers import _packed as packed
 
 pytestmark = pytest.mark.gpu
 
@@ -80,10 +80,10 @@ def test_kernels_pack(monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = _network(), torch.rand(8, 3, 32, 32, device="cuda")
     _step(net, x, True, True)
     monkeypatch.setenv("SPIKECORE_BACKEND", "torch")
-    _packed._chosen.cache_clear()
+    packed._chosen.cache_clear()
     with pytest.raises(RuntimeError, match="packed by operations of PyTorch"):
         _step(net, x, True, True)
-    _packed._chosen.cache_clear()
+    packed._chosen.cache_clear()
 
 
 def test_places_go_beyond_32_bits() -> None:

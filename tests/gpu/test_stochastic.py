@@ -7,8 +7,8 @@ import torch
 
 import spikecore as sc
 from escape import check_escape
-from spikecore._base.philox import uniform
 from spikecore.backend import Unsupported
+from spikecore.stochastic import uniform
 
 pytestmark = pytest.mark.gpu
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import spikecore as sc
 from spikecore import Capabilities
 from spikecore._plugins.registry import default_registry
-from spikecore.cli._conformance import ConformanceCommand, conformance
+from spikecore.cli._conformance import Command, conformance
 from spikecore.testing import CASES, DEFAULT_TIERS, TIERS, BackendConformance, check_backend
 from spikecore.testing import _support as support
 from spikecore.testing._case import Case
@@ -281,7 +281,7 @@ class TestShell:
     def run(self, *arguments):
         """What the command gives."""
         app = Typer()
-        app.command(cls=ConformanceCommand)(conformance)
+        app.command(cls=Command)(conformance)
         return CliRunner().invoke(app, list(arguments))
 
     @pytest.mark.parametrize(

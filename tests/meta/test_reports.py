@@ -12,7 +12,7 @@ import pytest
 from typer import Typer
 from typer.testing import CliRunner
 
-from spikecore.cli._conformance import ConformanceCommand, conformance
+from spikecore.cli._conformance import Command, conformance
 from spikecore.testing import CASES, Report, Result
 from spikecore.testing._badge import badge
 from spikecore.testing._changes import changes
@@ -63,7 +63,7 @@ def report(**outcomes: str) -> Report:
 def run(*arguments: str) -> Any:
     """What the command gives."""
     app = Typer()
-    app.command(cls=ConformanceCommand)(conformance)
+    app.command(cls=Command)(conformance)
     return CliRunner().invoke(app, list(arguments))
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import spikecore as sc
 from spikecore import Capabilities
 from spikecore._plugins.registry import default_registry
-from spikecore.cli._conformance import ConformanceCommand, conformance
+from spikecore.cli._conformance import Command, conformance
 from spikecore.testing import CASES, DEFAULT_TIERS, Result, check_backend, conforms, examine, judge
 from spikecore.testing._loopback import Loop, Loopback, installed
 
@@ -22,7 +22,7 @@ from spikecore.testing._loopback import Loop, Loopback, installed
 def run(*arguments: str) -> Any:
     """What the command gives."""
     app = Typer()
-    app.command(cls=ConformanceCommand)(conformance)
+    app.command(cls=Command)(conformance)
     return CliRunner().invoke(app, list(arguments))
 
 

@@ -11,8 +11,7 @@ from typing import Any, Dict, List
 import pytest
 import torch
 
-from spikecore._base.contract import BACKEND_API, OLDEST_API
-from spikecore.backend import MAX_STATIC_STEPS, Capabilities, Spec
+from spikecore.backend import BACKEND_API, MAX_STATIC_STEPS, OLDEST_API, Capabilities, Spec
 from spikecore.kernels import BackwardPlan, ForwardPlan
 from spikecore.lang.eager import TORCH
 from spikecore.lang.node import ARITHMETIC, CHOICE, COMPARISONS, LEAVES, LOGIC, OPERATIONS

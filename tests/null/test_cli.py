@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import subprocess
 import sys
 from dataclasses import asdict, replace
 from typing import Any, List
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 import spikecore
 from spikecore import Capabilities, cli
 from spikecore._plugins.registry import BackendStatus
+from spikecore.cli import _backends
 
 ROWS = [
     BackendStatus("torch", "ready", "spikecore", "0.1.0", 1, ("*",), ("float32", "gradients"), ""),
@@ -32,7 +34,7 @@ def probes(monkeypatch: pytest.MonkeyPatch) -> List[bool]:
         asked.append(probe)
         return ROWS
 
-    monkeypatch.setattr(cli, "list_backends", listed)
+    monkeypatch.setattr(_backends, "list_backends", listed)
     monkeypatch.setenv("COLUMNS", "200")
     return asked
 
@@ -60,7 +62,7 @@ def test_table_has_a_line_per_backend(probes: List[bool]) -> None:
 def test_narrow_screen_cuts_no_word(probes: List[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     """On eighty columns, and on fifty, every word of every field is whole, in lines that fit."""
     long = replace(ROWS[0], capabilities=tuple(Capabilities.__dataclass_fields__), detail="the emulator serves " * 9)
-    monkeypatch.setattr(cli, "list_backends", lambda probe: [long, *ROWS[1:]])
+    monkeypatch.setattr(_backends, "list_backends", lambda probe: [long, *ROWS[1:]])
     for columns in (80, 50):
         monkeypatch.setenv("COLUMNS", str(columns))
         output = invoke("backends")
@@ -75,7 +77,7 @@ def test_narrow_screen_cuts_no_word(probes: List[bool], monkeypatch: pytest.Monk
 
 def test_the_order_of_automatic_choice_is_shown(probes: List[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     """Under the list stands what is chosen where nobody asks, for each device."""
-    monkeypatch.setattr(cli, "automatic_order", lambda device: (f"best of {device}", "torch"))
+    monkeypatch.setattr(_backends, "automatic_order", lambda device: (f"best of {device}", "torch"))
     assert "cpu: best of cpu, torch; cuda: best of cuda, torch; " in invoke("backends")
 
 
@@ -86,7 +88,7 @@ def test_what_a_plugin_prints_does_not_spoil_the_json(monkeypatch: pytest.Monkey
         print("imported")
         return ROWS
 
-    monkeypatch.setattr(cli, "list_backends", loud)
+    monkeypatch.setattr(_backends, "list_backends", loud)
     # before version 8.2 click's runner puts what goes to standard error into the standard output
     apart: Any = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
     result = CliRunner(**apart).invoke(cli.app, ["backends", "--json", "--probe"])
@@ -127,6 +129,24 @@ def test_help_names_the_command() -> None:
     assert "backends" in invoke("--help")
 
 
+def test_each_command_has_its_line() -> None:
+    """The list of commands says what a command's own help begins with."""
+    for name, line in cli.COMMANDS.items():
+        assert " ".join(cli.load(name).help.split()).startswith(line), name
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_the_command_starts_without_torch(option: str) -> None:
+    """Nothing of it is needed to list commands, or to say a version."""
+    code = (
+        "import sys; from spikecore.cli import app; "
+        f"app([{option!r}], standalone_mode=False); "
+        "sys.exit('torch' in sys.modules or 'spikecore.backend' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_main_runs_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The console script's function reads the command line."""
     monkeypatch.setattr(sys, "argv", ["spikecore", "--version"])
@@ -139,8 +159,8 @@ def test_main_runs_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 def test_options_with_a_metavar_say_their_names() -> None:
     """Typer 0.27 calls an option that is given a metavar and no name by the metavar: ``--DEVICE`` for ``--device``."""
     unnamed = []
-    for command in cli.app.registered_commands:
-        for name, parameter in inspect.signature(command.callback or inspect).parameters.items():
+    for command in map(cli.load, cli.COMMANDS):
+        for name, parameter in inspect.signature(command.callback).parameters.items():
             option: Any = parameter.default
             if isinstance(option, OptionInfo) and option.metavar and not option.param_decls:
                 unnamed.append(f"{command.name}: {name}")

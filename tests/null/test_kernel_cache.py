@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from spikecore import cli
-from spikecore._base.recent import Recent
+from spikecore._base.caches import Recent
 from spikecore.kernels import cache
 
 KEY = "kernel-0123456789abcdef01234567.o"

@@ -8,11 +8,16 @@ from typing import Any, Callable, Dict, Iterable
 import pytest
 
 from registry_world import Point, World, hooked, states
-from spikecore._base.contract import BACKEND_API, OLDEST_API, Api
-from spikecore._plugins.candidates import entry_point_candidate
-from spikecore._plugins.hookspecs import hookimpl
-from spikecore._plugins.loading import Probed, load_info, make_backend, probe
-from spikecore.backend import BackendInfo, BackendLoadError, BackendUnavailable, Capabilities
+from spikecore._plugins.registry import hookimpl
+from spikecore.backend import (
+    BACKEND_API,
+    OLDEST_API,
+    Api,
+    BackendInfo,
+    BackendLoadError,
+    BackendUnavailable,
+    Capabilities,
+)
 
 
 @pytest.fixture
@@ -21,39 +26,15 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World(monkeypatch)
 
 
-class TestSteps:
-    def test_each_step_gives_what_the_next_one_takes(self, world: World) -> None:
-        """A description, what the probe says, and a backend of that name; only the last one calls the factory."""
-        candidate = entry_point_candidate(Point("foo", world.plugin("foo")))
-        info = load_info(candidate)
-        assert (info.name, probe(info), world.made) == ("foo", Probed(None, None), [])
-        assert make_backend(candidate, info).name == "foo"
-        assert world.made == ["foo"]
-
-    def test_nothing_is_remembered(self, world: World) -> None:
-        """A step that runs again does its work again: to remember is for the registry."""
-        point = Point("foo", world.plugin("foo"))
-        candidate = entry_point_candidate(point)
-        first, second = (make_backend(candidate, load_info(candidate)) for _ in range(2))
-        assert first is not second
-        assert (point.loads, world.made) == (2, ["foo", "foo"])
-
-    def test_the_note_is_asked_for_where_the_backend_is_usable(self, world: World) -> None:
-        """What serves in place of what the name says is asked after the probe, and only if that found nothing."""
-        note = {"note": lambda: "an emulator"}
-        assert probe(world.info("foo", **note)) == Probed(None, None, "an emulator")
-        assert probe(world.info("foo", probe=lambda: "no device", **note)) == Probed("no device", None, "")
-
-    def test_an_exit_of_a_plugin_is_a_load_error(self, world: World) -> None:
-        """A plugin that ends the process on import, as some native libraries do, fails to load and ends nothing."""
-
-        def leave() -> object:
-            raise SystemExit(3)
-
-        candidate = entry_point_candidate(Point("foo", hooked(leave)))
-        with pytest.raises(BackendLoadError, match="failed to load: SystemExit: 3") as caught:
-            load_info(candidate)
-        assert isinstance(caught.value.__cause__, SystemExit)
+def test_the_note_is_asked_for_where_the_backend_is_usable(world: World) -> None:
+    """What serves in place of what the name says is asked after the probe, and only if that found nothing."""
+    note = {"note": lambda: "an emulator"}
+    registry = world.registry(
+        Point("foo", world.plugin("foo", **note)),
+        Point("bar", world.plugin("bar", probe=lambda: "no device", **note)),
+    )
+    details = {row.name: (row.state, row.detail) for row in registry.status(probe=True)}
+    assert (details["foo"], details["bar"]) == (("ready", "an emulator"), ("unavailable", "no device"))
 
 
 class TestDescription:

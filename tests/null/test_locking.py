@@ -11,8 +11,8 @@ import pytest
 
 import spikecore
 import warm
-from spikecore._base import locking
-from spikecore._base.locking import Lock
+from spikecore._base import caches
+from spikecore._base.caches import Lock
 
 ROOT = Path(spikecore.__file__).parents[1]
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
@@ -27,7 +27,7 @@ def run(code: str) -> str:
 def test_there_is_one_kind_of_lock() -> None:
     """Every lock of spikecore, its backends and plugins is one that a fork leaves free."""
     files = [path for folder in ("spikecore", "backends", "plugins") for path in (ROOT / folder).rglob("*.py")]
-    of_ours = [path for path in files if "tests" not in path.parts and path.name not in ("locking.py", "_lock.py")]
+    of_ours = [path for path in files if "tests" not in path.parts and path.name not in ("caches.py", "_lock.py")]
     words = ("threading.Lock(", "threading.RLock(", "Condition(", "Semaphore(")
     assert [str(path) for path in of_ours if any(word in path.read_text(encoding="utf-8") for word in words)] == []
 
@@ -47,12 +47,12 @@ def test_a_lock_excludes_other_threads_and_not_its_own() -> None:
 def test_locks_that_nobody_has_are_forgotten() -> None:
     """A fork does not meet the locks of objects that are gone."""
     gc.collect()
-    before = len(locking._all)
+    before = len(caches._locks)
     lock = Lock()
-    assert len(locking._all) == before + 1
+    assert len(caches._locks) == before + 1
     del lock
     gc.collect()
-    assert len(locking._all) == before
+    assert len(caches._locks) == before
 
 
 @forks
@@ -61,7 +61,7 @@ def test_a_fork_waits_for_the_holder_and_the_child_is_free() -> None:
     assert (
         run("""
 import os, threading
-from spikecore._base.locking import Lock
+from spikecore._base.caches import Lock
 lock, inside, work = Lock(), threading.Event(), []
 
 def hold():
@@ -91,7 +91,7 @@ with lock:
 HELD = """
 import os, threading
 {before}
-from spikecore._base.locking import Lock
+from spikecore._base.caches import Lock
 lock, second, inside, go = Lock(patience={patience}), Lock(), threading.Event(), threading.Event()
 
 def hold():
@@ -152,7 +152,7 @@ def test_a_thread_that_forks_inside_keeps_its_locks() -> None:
     """A fork within the block of a lock leaves the block valid in both processes."""
     assert run("""
 import os
-from spikecore._base.locking import Lock
+from spikecore._base.caches import Lock
 lock = Lock()
 with lock:
     child = os.fork()

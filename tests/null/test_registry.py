@@ -13,9 +13,8 @@ import pytest
 
 import spikecore
 from registry_world import Point, World, states
-from spikecore._base.contract import BACKEND_API
 from spikecore._plugins.registry import BUILTINS, Registry, default_registry
-from spikecore.backend import Backend, BackendLoadError, BackendUnavailable
+from spikecore.backend import BACKEND_API, Backend, BackendLoadError, BackendUnavailable
 
 
 @pytest.fixture

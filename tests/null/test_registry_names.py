@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from registry_world import Point, World, hooked, states
-from spikecore._plugins.registry import BUILTINS, Registry
-from spikecore._plugins.selection import AUTO, REFERENCE
-from spikecore._plugins.unknown import PLUGINS
+from spikecore._plugins.registry import AUTO, BUILTINS, PLUGINS, REFERENCE, Registry
 from spikecore.backend import BackendError, BackendLoadError, BackendUnavailable, UnknownBackend
 
 DEVICE = (
@@ -77,7 +75,7 @@ class TestNames:
     def test_the_plugins_of_the_repository_are_known(self) -> None:
         """Each by the name of its backend."""
         folders = (Path(__file__).parents[2] / "plugins").glob("spikecore-*")
-        assert {f"spikecore-{name}": folder for name, folder in PLUGINS.items()} == {f.name: f.name for f in folders}
+        assert {f"spikecore-{name}" for name in PLUGINS} == {folder.name for folder in folders}
 
     def test_guessing_survives_a_broken_built_in(self, world: World) -> None:
         """The list of known names comes even when a built-in fails to describe itself; plugins are not loaded."""

@@ -9,8 +9,7 @@ from typing import Any, Callable, Dict, List
 
 import pytest
 
-from spikecore._plugins.hookspecs import hookimpl
-from spikecore._plugins.registry import Registry
+from spikecore._plugins.registry import Registry, hookimpl
 from spikecore.backend import Backend, BackendInfo, Capabilities
 
 CAN = Capabilities(float32=True, gradients=True)

@@ -9,8 +9,7 @@ from typing import Any, Dict, List, Sequence
 import pytest
 
 from spikecore._plugins import selection
-from spikecore._plugins.hookspecs import hookimpl
-from spikecore._plugins.registry import Registry
+from spikecore._plugins.registry import Registry, hookimpl
 from spikecore._plugins.selection import Request, resolve
 from spikecore.backend import Backend, BackendInfo, Capabilities
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import spikecore as sc
 from kernel_loop import Loop as KernelLoop
-from spikecore._packed import SUPPORTED
+from spikecore.layers._packed import SUPPORTED
 from spikecore.testing._loopback import installed
 
 

@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 import spikecore as sc
 from escape import check_escape
-from spikecore._base.philox import MOST, philox, uniform
 from spikecore.backend import Unsupported
+from spikecore.stochastic import MOST, philox, uniform
 
 ONES = 0xFFFFFFFF
 #: Counter, key and words: the known answers that Random123 ships for philox4x32 with 10 rounds.
@@ -67,7 +67,7 @@ class TestPhilox:
     def test_blocks_change_nothing(self, monkeypatch):
         """A CPU makes them in blocks of steps, which no number shows."""
         whole = uniform(KEY, 7, (9,), 0, torch.float32)
-        monkeypatch.setattr("spikecore._base.philox._BLOCK", 20)
+        monkeypatch.setattr("spikecore.stochastic._BLOCK", 20)
         assert torch.equal(uniform(KEY, 7, (9,), 0, torch.float32), whole)
 
     @pytest.mark.parametrize(("steps", "shape"), [(0, (3,)), (2, (0,)), (0, (0, 2))])

@@ -12,10 +12,9 @@ import pytest
 import torch
 
 import spikecore as sc
-from spikecore._base.recent import SAID
+from spikecore._base.caches import SAID
 from spikecore._plugins import registry, selection
-from spikecore._plugins.hookspecs import hookimpl
-from spikecore._plugins.registry import BUILTINS, Registry
+from spikecore._plugins.registry import BUILTINS, Registry, hookimpl
 from spikecore.backend import Backend, BackendError, BackendInfo, BackendUnavailable, Capabilities, Unsupported
 from spikecore.kernels import KernelBackend, _autograd
 from spikecore.testing._loopback import EVERYTHING, Loop

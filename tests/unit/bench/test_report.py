@@ -14,7 +14,6 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-import warm
 from bench_runs import TINY, Mutant, ran
 from spikecore import cli
 from spikecore.bench import _machine as machine
@@ -274,16 +273,6 @@ def test_command_without_matplotlib_says_how_to_get_it(monkeypatch: pytest.Monke
     result = invoke("--plot", str(tmp_path / "bench.png"))
     assert result.exit_code == 2
     assert "pip install 'spikecore[train]'" in " ".join(result.output.replace("│", " ").split())
-
-
-def test_importing_spikecore_imports_no_bench() -> None:
-    """Nor does the command line, before the command runs, import what measures."""
-    code = (
-        "import sys, spikecore; assert 'spikecore.bench' not in sys.modules; import spikecore.cli; "
-        "assert 'spikecore.bench._run' not in sys.modules; assert 'matplotlib' not in sys.modules"
-    )
-    done = warm.run("-c", code, timeout=120)
-    assert done.returncode == 0, done.stderr
 
 
 def test_what_is_long_is_said_below_the_table() -> None:

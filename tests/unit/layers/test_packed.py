@@ -12,23 +12,23 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import spikecore as sc
-from spikecore import _packed
 from spikecore._base.bits import Packing, added, averaged, multiplied
 from spikecore._plugins.selection import Resolved
 from spikecore.backend import BackendError, Whole
 from spikecore.layers import PackedConv2d, PackedLinear, SEWBlock, TimeBatched
+from spikecore.layers import _packed as packed
 
 HALF = torch.bfloat16
-pytestmark = pytest.mark.skipif(not _packed.SUPPORTED, reason="spikes are kept as bits with torch 2.6 or newer")
+pytestmark = pytest.mark.skipif(not packed.SUPPORTED, reason="spikes are kept as bits with torch 2.6 or newer")
 ORDERS = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}
 
 
 @pytest.fixture(autouse=True)
 def _afresh() -> Any:
     """Which backend packs is found out once a process."""
-    _packed._chosen.cache_clear()
+    packed._chosen.cache_clear()
     yield
-    _packed._chosen.cache_clear()
+    packed._chosen.cache_clear()
 
 
 def zeros_and_ones(*shape: int, largest: int = 1) -> Tensor:
@@ -176,7 +176,7 @@ def test_other_numbers_of_a_layer_are_refused(options: Any, text: str) -> None:
 
 
 def test_an_older_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_packed, "SUPPORTED", False)
+    monkeypatch.setattr(packed, "SUPPORTED", False)
     for make in (lambda: PackedLinear(5, 7), lambda: PackedConv2d(5, 7, 3), lambda: sc.pack(network())):
         with pytest.raises(sc.Unsupported, match=r"torch 2\.6 or newer; this is"):
             make()
@@ -232,7 +232,7 @@ class Broken(Packing):
 def test_a_backend_that_cannot_pack(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chosen automatically, torch's operations do, with one warning; asked for by name, it raises."""
     chosen = Resolved(Broken(fails), "auto", "")  # type: ignore[arg-type]  # of a backend this part alone is asked
-    monkeypatch.setattr(_packed, "_chosen", lambda device_type, registry: chosen)
+    monkeypatch.setattr(packed, "_chosen", lambda device_type, registry: chosen)
     layer, x = PackedLinear(5, 7), zeros_and_ones(3, 5)
     with pytest.warns(RuntimeWarning, match="keep spikes as bits instead of backend 'broken': no"):
         layer(x).sum().backward()

@@ -1,7 +1,4 @@
-"""``spikecore kernel`` from the shell.
-
-Options are default values, not ``Annotated``: see :mod:`spikecore.cli`, which registers the command.
-"""
+"""``spikecore kernel``: the texts of generated kernels."""
 
 from __future__ import annotations
 

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from spikecore._base import bits
-from spikecore._base.autocast import autocast_dtype, no_autocast
 from spikecore._base.bits import Bits, Packing, Whole
-from spikecore._base.words import a_kind
+from spikecore._base.context import autocast_dtype, no_autocast
+from spikecore._base.errors import a_kind
 from spikecore._plugins.registry import AUTO_NAME, Registry, default_registry
 from spikecore._plugins.selection import Request, Resolved, resolve
 from spikecore._shell.checks import shown
@@ -40,7 +40,24 @@ SUPPORTED = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2,
 Form = Sequence[int]
 
 
-class PackedLinear(nn.Linear):
+class _Packed(nn.Module):
+    """What both layers have beside torch's."""
+
+    #: What the input holds.
+    spikes: Whole
+
+    def __init__(self, *args: Any, largest: int = 1, unit: float = 1.0, **keywords: Any) -> None:
+        _check_torch()
+        super().__init__(*args, **keywords)
+        self.spikes = Whole(largest, unit)
+
+    def extra_repr(self) -> str:
+        """As torch's, and what the input holds."""
+        unit = f", unit={self.spikes.unit}" if self.spikes.unit != 1.0 else ""
+        return f"{super().extra_repr()}, largest={self.spikes.largest}{unit}"
+
+
+class PackedLinear(_Packed, nn.Linear):
     """``nn.Linear`` that keeps its input as bits for backward: ``[..., C] -> [..., D]``, with gradients of torch's.
 
     The input must hold whole numbers from 0 to ``largest``, times ``unit``: with the defaults spikes, 0 or 1, which
@@ -59,40 +76,19 @@ class PackedLinear(nn.Linear):
     128, and :class:`spikecore.Unsupported` for torch before 2.6.
     """
 
-    #: What the input holds.
-    spikes: Whole
-
-    def __init__(self, *args: Any, largest: int = 1, unit: float = 1.0, **keywords: Any) -> None:
-        _check_torch()
-        super().__init__(*args, **keywords)
-        self.spikes = Whole(largest, unit)
-
     def forward(self, input: Tensor) -> Tensor:
         """``[..., C] -> [..., D]``."""
-        weight, bias = self.weight, self.bias
-        if not _keeps(input, weight):
+        if not _keeps(input, self.weight):
             return super().forward(input)
-        return _kept(input, weight, bias, self.spikes, [])
-
-    def extra_repr(self) -> str:
-        """As torch's, and what the input holds."""
-        return f"{super().extra_repr()}, {_in_words(self.spikes)}"
+        return _kept(input, self.weight, self.bias, self.spikes, [])
 
 
-class PackedConv2d(nn.Conv2d):
+class PackedConv2d(_Packed, nn.Conv2d):
     """``nn.Conv2d`` that keeps its input as bits for backward, in every way as :class:`PackedLinear`.
 
     With ``padding="same"`` and a kernel of an even size gradients are torch's to rounding. On a GPU the gradient of the
     weight is computed before that of the input, so that the spikes, unpacked, are gone before the latter is there.
     """
-
-    #: What the input holds.
-    spikes: Whole
-
-    def __init__(self, *args: Any, largest: int = 1, unit: float = 1.0, **keywords: Any) -> None:
-        _check_torch()
-        super().__init__(*args, **keywords)
-        self.spikes = Whole(largest, unit)
 
     def forward(self, input: Tensor) -> Tensor:
         """``[B, C, H, W] -> [B, D, H', W']``, or ``[C, H, W] -> [D, H', W']``."""
@@ -108,19 +104,10 @@ class PackedConv2d(nn.Conv2d):
             return _kept(input.unsqueeze(0), weight, bias, self.spikes, form).squeeze(0)
         return _kept(input, weight, bias, self.spikes, form)
 
-    def extra_repr(self) -> str:
-        """As torch's, and what the input holds."""
-        return f"{super().extra_repr()}, {_in_words(self.spikes)}"
-
 
 def _check_torch() -> None:
     if not SUPPORTED:
         raise Unsupported(f"spikes are kept as bits with torch 2.6 or newer; this is {torch.__version__}")
-
-
-def _in_words(spikes: Whole) -> str:
-    more = f", unit={spikes.unit}" if spikes.unit != 1.0 else ""
-    return f"largest={spikes.largest}{more}"
 
 
 def _keeps(x: Tensor, weight: Tensor) -> bool:

@@ -1,0 +1,102 @@
+"""``import spikecore`` is light: a name is imported when it is first used, with what it needs and no more."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, List
+
+import pytest
+
+import spikecore as sc
+import warm
+
+#: Parts that no neuron, layer, encoder or loss needs.
+WINGS = (
+    "bench cli kernels models nir parallel plot testing training _convert _explain _looking _scaffold _source".split()
+)
+#: As many modules of spikecore may be imported for everything that a network is built of.
+MOST = 110
+
+
+def loaded(code: str) -> List[str]:
+    """The modules of spikecore, and torch, that a program imports."""
+    names = "sorted(n for n in sys.modules if n.partition('.')[0] in ('spikecore', 'torch') and n.count('.') < 3)"
+    command = [sys.executable, "-c", f"import sys; {code}; print(*{names})"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def imported_for_checkers() -> Dict[str, List[str]]:
+    """What ``spikecore/__init__.py`` imports where a type checker reads it: module -> names."""
+    (block,) = (
+        node
+        for node in ast.parse(Path(sc.__file__).read_text(encoding="utf-8")).body
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name)
+    )
+    return {
+        node.module or "": [alias.name for alias in node.names]
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+    }
+
+
+def test_the_import_alone_imports_nothing() -> None:
+    """Neither torch, nor a module of spikecore beside its version."""
+    assert loaded("import spikecore") == ["spikecore", "spikecore._version"]
+
+
+def test_a_network_needs_no_wing() -> None:
+    """Neurons, layers, encoders, losses and what acts on networks import at most so many modules, and no wing."""
+    names = "LIF Recurrent layers encode losses functional stochastic reset set_backend use_backend pack fuse hoist"
+    there = loaded(f"import spikecore as sc; [getattr(sc, name) for name in {names.split()}]")
+    own = [name for name in there if name.partition(".")[0] == "spikecore"]
+    assert len(own) <= MOST, own
+    assert [wing for wing in WINGS if f"spikecore.{wing}" in own] == []
+
+
+def test_checkers_see_the_names_that_the_table_has() -> None:
+    """The imports for type checkers, the table and ``__all__`` name the same."""
+    seen = imported_for_checkers()
+    public = seen.pop("spikecore")
+    assert {module: sorted(names) for module, names in seen.items()} == {
+        module: sorted(names.split()) for module, names in sc._NAMES.items()
+    }
+    assert sorted([*public, *sc._MODULES]) == sorted(sc.__all__)
+    assert set(public) <= sc._PUBLIC
+
+
+def test_dir_names_everything() -> None:
+    """Also what was not used yet."""
+    code = "import spikecore as sc; assert {*sc.__all__, 'kernels'} <= set(dir(sc)); assert 'LIF' not in vars(sc)"
+    assert warm.run("-c", code, timeout=120).returncode == 0
+
+
+@pytest.mark.parametrize("name", sorted(sc._PUBLIC))
+def test_public_modules_are_attributes(name: str) -> None:
+    """``sc.training`` needs no import of its own."""
+    done = warm.run("-c", f"import spikecore as sc; assert sc.{name}.__name__ == 'spikecore.{name}'", timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_star_imports_every_name() -> None:
+    """``from spikecore import *`` has what ``__all__`` has."""
+    names: Dict[str, object] = {}
+    exec("from spikecore import *", names)
+    assert set(sc.__all__) <= set(names)
+
+
+def test_a_name_that_is_not_there_is_said() -> None:
+    """As Python says it; names that are gone say what to write now."""
+    with pytest.raises(AttributeError, match=r"module 'spikecore' has no attribute 'nothing'"):
+        sc.nothing  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"sc\.pack\(net\)"):
+        sc.packed_spikes  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_neuron_needs_no_compiler() -> None:
+    """``torch._dynamo``, which takes seconds to import, is imported by nobody who does not compile."""
+    assert "torch._dynamo" not in loaded("import torch, spikecore as sc; sc.LIF(backend='torch')(torch.rand(3, 2, 4))")
