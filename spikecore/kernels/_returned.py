@@ -4,8 +4,8 @@ Every tensor comes and goes flat, in one order of neurons: ``[T, N]`` of all ste
 ``[K, N]``. A parameter of kind "scalar" is ``[]``, of kind "channel" ``[C]``, of kind "full" ``[N]``. What arrives may
 have any distance between its steps, 0 included. What is returned has these shapes, in ``spec.dtype`` (outputs,
 gradients of inputs) or ``spec.compute`` (all others), on the device of the call, in memory of its own: a user may
-change any of them, and any argument, in place. Number, shape, dtype and device are checked; the conformance suite finds memory
-that is shared.
+change any of them, and any argument, in place. Number, shape, dtype and device are checked; the conformance suite finds
+memory that is shared.
 """
 
 from __future__ import annotations

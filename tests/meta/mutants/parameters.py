@@ -291,26 +291,3 @@ class ParametersAreFinite(Loop):
 
     def parameter(self, value, kind, like):
         return torch.nan_to_num(super().parameter(value, kind, like))
-
-
-def put_outside(backend: str) -> object:
-    """A learnt parameter that an optimiser takes out of its range, between two calls."""
-    neuron, x = sc.LIF(2.0, learn=("tau",), backend=backend), drawn((4, 3, 5))
-    neuron(x)
-    neuron.tau.data.fill_(0.25)
-    return neuron(x).detach(), neuron.tau.detach().clone()
-
-
-@mutant("parameters/ranges", "parameters/ranges-channel", says=("LIF",), shows=put_outside)
-class LeftOutside(Loop):
-    """A direct call says that it puts parameters into their ranges, and does not."""
-
-    takes_ranges = True
-
-    def direct(self, views, ranges):
-        def call(x, params):
-            placed = [p.view(view) if isinstance(p, torch.Tensor) else p for p, view in zip(params, views)]
-            return self((x,), None, tuple(placed), ())[0]
-
-        call.projects = any(ranges)
-        return call
