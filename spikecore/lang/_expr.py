@@ -16,8 +16,8 @@ from typing import Any, Callable, Dict, Iterator, NoReturn, Optional, Tuple, Uni
 import torch
 
 from spikecore.lang._numbers import numerator_of, parameter_of
+from spikecore.lang._operations import OPERATION, ROWS
 from spikecore.lang.node import ARITY, CHOICE, LOGIC, Attribute, Node, const
-from spikecore.lang.operations import OPERATION, ROWS
 
 
 class TraceError(TypeError):

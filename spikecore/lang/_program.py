@@ -13,13 +13,13 @@ from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Op
 
 from spikecore.lang._expr import Expr, record
 from spikecore.lang._graph import topological
+from spikecore.lang._operations import OPERATION, ROWS
 from spikecore.lang.node import Flat, Node, SpikeRule, const, flat, loop_invariant, parameters, substitute, unflat
-from spikecore.lang.operations import OPERATION, ROWS
 from spikecore.lang.render import TextPrinter, on_one_line
 
 # -- reverse rules, and which cotangents there are
 #
-# The rules are those of :mod:`spikecore.lang.operations`: each is one line of calculus, with torch's convention where a
+# The rules are those of ``ROWS`` of operations: each is one line of calculus, with torch's convention where a
 # function has no derivative: half to each at a tie of ``minimum`` and ``maximum``, 1 at the bounds of ``clamp``, 0 for
 # ``abs`` at 0. The forward values that a rule needs are the program's own nodes, so an adjoint shares them with the
 # recomputed step.

@@ -61,7 +61,7 @@ def test_the_formula_of_a_neuron(monkeypatch: pytest.MonkeyPatch) -> None:
     """States before the step have the index t-1, inputs and states after it t; a fraction has its parts."""
     text = extension("formulas", monkeypatch).of_neuron(str(sc.LIF().program), frozenset({"v"}))
     words = re.sub(r"<[^>]+>", "", text).replace("\xa0", " ").replace("&#xA0;", " ")
-    assert words == "h=vt−1+xt−(vt−1−vreset)τz=[h−ϑ≥0]vt=vreset  where z=1h  elsewhere "
+    assert words == "t1=vt−1+xt−(vt−1−vreset)τz=[t1−ϑ≥0]vt=vreset  where z=1t1  elsewhere "
     assert text.count("<mfrac>") == 1
 
 

@@ -158,7 +158,7 @@ OPERATION_PLACES: Dict[str, Place] = {
 
 
 class TestOperations:
-    """An operation is a row of :data:`spikecore.lang.operations.ROWS`."""
+    """An operation is a row of :data:`spikecore.lang._operations.ROWS`."""
 
     @every(OPERATION_PLACES)
     def test_every_operation_is_in(self, place: str) -> None:
@@ -207,7 +207,7 @@ class TestOperations:
                 parts = back(np.ones_like(grid[0]), rules.VALUE[op](*args), *args)
             if any(part is not None and not np.isfinite(part).all() for part in parts):
                 found.add(op)
-        check("spikecore/lang/operations.py: unbounded", found, UNBOUNDED)
+        check("spikecore/lang/_operations.py: unbounded", found, UNBOUNDED)
 
     def test_an_operation_without_a_text_is_refused_by_name(self) -> None:
         """A printer that does not know an operation raises Unsupported, which names both."""
