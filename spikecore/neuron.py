@@ -178,23 +178,11 @@ class Neuron(Graphed):
         unexpected_keys: List[str],
         error_msgs: List[str],
     ) -> None:
-        after = parameters.ranges_with(self, checkpoints.values_after(self, state_dict, prefix))
-        refused = checkpoints.refused(self, state_dict, prefix, after, self._foreign)
-        if refused:
-            error_msgs.extend(refused)
-            return
-        parameters.adopt(self, after)
-        self.__dict__["_loading"] = True
-        try:
-            taken = checkpoints.take(self, state_dict, prefix, self._foreign)
-            state_dict = checkpoints.spread(self, state_dict, prefix)
-            args = (state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-            super()._load_from_state_dict(*args)
-        finally:
-            del self.__dict__["_loading"]
-        parameters.adopt(self, parameters.ranges_with(self, parameters.now(self)))
-        self._follow_limits()
-        unexpected_keys[:] = [key for key in unexpected_keys if key not in taken]
+        def load(entries: Mapping[str, Any]) -> None:
+            args = (prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+            super(Neuron, self)._load_from_state_dict(entries, *args)
+
+        checkpoints.load(self, state_dict, prefix, load, unexpected_keys, error_msgs)
 
     def _foreign(self, name: str, value: Tensor) -> Optional[str]:
         """What an entry of another library's checkpoint means here: None if nothing is known of it, "" if this neuron

@@ -12,17 +12,13 @@ Rules of this module:
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, Optional, Set
+from typing import Any, Callable, List, Mapping, Optional, Set
 
 import torch
 from torch import Tensor, nn
 
-from spikecore._shell import ranges
+from spikecore._shell import parameters, ranges
 from spikecore._shell.ranges import Interval
-
-#: What a neuron says of an entry that is no parameter of it: None if it does not know it, "" if it agrees, else why it
-#: refuses it.
-Foreign = Callable[[str, Tensor], Optional[str]]
 
 #: Buffers that every neuron of snnTorch has.
 SNNTORCH = ("reset_mechanism_val", "graded_spikes_factor")
@@ -30,15 +26,35 @@ SNNTORCH = ("reset_mechanism_val", "graded_spikes_factor")
 STATES_OF_SNNTORCH = ("spk", "syn", "syn_exc", "syn_inh", "mem")
 
 
-def values_after(neuron: Any, state_dict: Mapping[str, Any], prefix: str) -> Dict[str, Any]:
-    """The values of a neuron's parameters once a checkpoint is loaded, as far as ranges follow them."""
+def load(
+    neuron: Any,
+    state_dict: Mapping[str, Any],
+    prefix: str,
+    load_others: Callable[[Mapping[str, Any]], None],
+    unexpected: List[str],
+    errors: List[str],
+) -> None:
+    """Load a neuron's entries, or none of them; ``load_others`` is what ``nn.Module`` does."""
     entries = {name: _entry(state_dict, prefix + name) for name in neuron.params}
-    return {name: getattr(neuron, name) if value is None else value for name, value in entries.items()}
+    values = {name: getattr(neuron, name) if value is None else value for name, value in entries.items()}
+    after = parameters.ranges_with(neuron, values)
+    refused = _refused(neuron, state_dict, prefix, after)
+    if refused:
+        errors.extend(refused)
+        return
+    parameters.adopt(neuron, after)
+    neuron.__dict__["_loading"] = True
+    try:
+        taken = _take(neuron, state_dict, prefix)
+        load_others(_spread(neuron, state_dict, prefix))
+    finally:
+        del neuron.__dict__["_loading"]
+    parameters.adopt(neuron, parameters.ranges_with(neuron, parameters.now(neuron)))
+    neuron._follow_limits()
+    unexpected[:] = [key for key in unexpected if key not in taken]
 
 
-def refused(
-    neuron: Any, state_dict: Mapping[str, Any], prefix: str, after: Mapping[str, Interval], foreign: Foreign
-) -> List[str]:
+def _refused(neuron: Any, state_dict: Mapping[str, Any], prefix: str, after: Mapping[str, Interval]) -> List[str]:
     """What one neuron refuses of a checkpoint, with the ranges ``after`` it is loaded, one sentence for each entry."""
     found: List[str] = []
     for name in neuron.params:
@@ -53,13 +69,13 @@ def refused(
             except ValueError as error:
                 found.append(f"{prefix}{name} is not in the checkpoint, and does not fit the rest of it: {error}")
     for name, value in _foreign(neuron, state_dict, prefix).items():
-        why = foreign(name, value)
+        why = neuron._foreign(name, value)
         if why:
             found.append(f"{prefix}{name} {why}")
     return found
 
 
-def take(neuron: Any, state_dict: Mapping[str, Any], prefix: str, foreign: Foreign) -> Set[str]:
+def _take(neuron: Any, state_dict: Mapping[str, Any], prefix: str) -> Set[str]:
     """Set the parameters that are plain numbers, which ``nn.Module`` cannot load, and return the keys of these."""
     taken: Set[str] = set()
     for name in neuron.params:
@@ -76,12 +92,12 @@ def take(neuron: Any, state_dict: Mapping[str, Any], prefix: str, foreign: Forei
         elif held.shape != value.shape and value.numel() != 1:
             setattr(neuron, name, _inside(value.to(held, copy=True), held_to))
     for name, value in _foreign(neuron, state_dict, prefix).items():
-        if foreign(name, value) is not None:
+        if neuron._foreign(name, value) is not None:
             taken.add(prefix + name)
     return taken
 
 
-def spread(neuron: Any, state_dict: Mapping[str, Any], prefix: str) -> Mapping[str, Any]:
+def _spread(neuron: Any, state_dict: Mapping[str, Any], prefix: str) -> Mapping[str, Any]:
     """The entries; a single value for a parameter of which the neuron has several is expanded to that many."""
     found = {}
     for name in neuron.params:

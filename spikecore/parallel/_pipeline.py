@@ -262,7 +262,7 @@ def _warned_of_statistics(net: nn.Module, sizes: Sequence[int]) -> bool:
                 f"{len(sizes)} times a call: other numbers than on one device. Larger parts come closer; nn.GroupNorm "
                 "has no such statistics",
                 UserWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
             return True
     return False
