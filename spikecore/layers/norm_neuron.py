@@ -117,7 +117,8 @@ class NormNeuron(nn.Module):
 
     def follow_spikes(self, known: Optional[Whole], follow: Follow) -> Optional[Whole]:
         """What comes out, for :func:`spikecore.pack`."""
-        return follow(self.neuron, None) if self.shortcut != "after" else None
+        # what a block adds to the spikes, it follows itself
+        return follow(self.neuron, None) if self.shortcut != "after" or self.adds_for_block else None
 
     def extra_repr(self) -> str:
         """The shortcut, if there is one."""
