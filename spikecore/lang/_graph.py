@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, Protocol, Set, Tuple, TypeVar
+from typing import Any, Iterable, List, Protocol, Set, Tuple, TypeVar
 
 
 class _HasArguments(Protocol):
@@ -15,16 +15,22 @@ _N = TypeVar("_N", bound=_HasArguments)
 
 def topological(roots: Iterable[_N], known: Iterable[_N] = ()) -> Tuple[_N, ...]:
     """Every node the roots need, arguments before users, in order of first need; ``known`` ones left out."""
-    order: Dict[_N, None] = {}
+    order: List[_N] = []
     seen: Set[_N] = set(known)
     for root in roots:
-        stack = [(root, False)]
+        # None says that the arguments of the node beneath it are done
+        stack: List[Any] = [root]
         while stack:
-            node, ready = stack.pop()
-            if ready:
-                order[node] = None
-            elif node not in seen:
-                seen.add(node)
-                stack.append((node, True))
-                stack.extend((arg, False) for arg in reversed(node.args))
+            node = stack.pop()
+            if node is None:
+                order.append(stack.pop())
+                continue
+            count = len(seen)
+            seen.add(node)  # the one time that it is hashed
+            if len(seen) == count:
+                continue
+            if node.args:
+                stack += (node, None, *node.args[::-1])
+            else:
+                order.append(node)
     return tuple(order)
