@@ -23,9 +23,9 @@ from spikecore.encode import Constant
 from spikecore.layers import NormNeuron, TimeBatched, Voting
 from spikecore.layers._adding import Adding
 from spikecore.layers._batch_norm_stats import is_plain_norm
+from spikecore.layers._norm_neuron import neuron_of
 from spikecore.layers._packed import PackedConv2d, PackedLinear, replace_modules
 from spikecore.layers._pooling import CompactAvgPool2d, CompactMaxPool2d, compact, plain
-from spikecore.layers.norm_neuron import neuron_of
 from spikecore.neuron import Neuron
 
 

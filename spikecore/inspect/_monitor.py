@@ -19,7 +19,7 @@ from spikecore._shell.modules import unwrapped
 from spikecore._shell.observe import Watcher, unwatch, watch
 from spikecore._shell.state import Stateful
 from spikecore.backend import Tensors
-from spikecore.dtypes import has_float64
+from spikecore.dtypes import compute_dtype, has_float64
 from spikecore.functional import stateful_modules
 from spikecore.inspect import _plot
 from spikecore.inspect._report import html_lines, html_table, table
@@ -453,8 +453,8 @@ def _sizes(x: Tensor) -> Tensor:
     """The largest absolute value at each time step."""
     if x.ndim < 2:
         return x
-    dtype = None if x.dtype in (torch.float32, torch.float64) else torch.float32  # torch 2.0 has none of float16
-    sizes: Tensor = torch.linalg.vector_norm(x, math.inf, tuple(range(1, x.ndim)), dtype=dtype)
+    # torch 2.0 has none of float16
+    sizes: Tensor = torch.linalg.vector_norm(x, math.inf, tuple(range(1, x.ndim)), dtype=compute_dtype(x.dtype))
     return sizes
 
 

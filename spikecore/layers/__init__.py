@@ -6,11 +6,11 @@ from spikecore.layers._attention import SpikingSelfAttention
 from spikecore.layers._blocks import MSBlock, SEWBlock
 from spikecore.layers._delay import Delay
 from spikecore.layers._dropout import SequenceDropout
+from spikecore.layers._norm_neuron import NormNeuron
 from spikecore.layers._norms import TEBN, tdbn
 from spikecore.layers._packed import PackedConv2d, PackedLinear
 from spikecore.layers._time_batched import TimeBatched
 from spikecore.layers._voting import Voting
-from spikecore.layers.norm_neuron import NormNeuron
 
 __all__ = [
     "TEBN",

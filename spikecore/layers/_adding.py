@@ -7,7 +7,7 @@ from typing import Callable, Optional
 from torch import Tensor, nn
 
 from spikecore._shell.modules import in_turn, is_watched
-from spikecore.layers.norm_neuron import NormNeuron
+from spikecore.layers._norm_neuron import NormNeuron
 
 
 class Adding(nn.Module):

@@ -11,7 +11,7 @@ before the first step is the ``past``, ``[*N, longest]``, the newest last; None 
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -278,6 +278,9 @@ class Delay(Stateful):
     def _check_shape(self, name: str, value: Tensor, shape: Any) -> None:
         if value.shape != shape:
             raise ValueError(f"Delay: {name} has shape {list(value.shape)}, wanted is {list(shape)} or one number")
+
+    def _own_names(self) -> Collection[str]:
+        return (*super()._own_names(), *PARAMS)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("max_delay", "learn") and name in self.__dict__:

@@ -24,7 +24,7 @@ from spikecore._shell.state import Stateful, Stepped
 from spikecore.encode import Encoder
 from spikecore.layers import TimeBatched
 from spikecore.layers._delay import Delay
-from spikecore.layers.norm_neuron import NormNeuron
+from spikecore.layers._norm_neuron import NormNeuron
 from spikecore.neurons import Recurrent
 from spikecore.nir._conventions import check_discretization, check_dt
 from spikecore.nir._file import metadata_of, package

@@ -409,7 +409,6 @@ ERRORS = {
     "attribute deleted": (gained(), removed("gain"), sc.TraceError, "Gained.dynamics: .* no attribute 'gain'"),
     "no channels": (LEARNT, put(channel_dim=7), ValueError, "tau has 4 values, which does not fit dimension channel_d"),
     "another length": (LEARNT, tables(tau=parameter(1.0, 2.0)), ValueError, "tau has 2 values, which does not fit"),
-    "outside": (lif(OTHERS), lambda n: n.tau.fill_(0.5), ValueError, "LIF: tau=tensor.* must be at least 1"),
     "elsewhere": (LEARNT, lambda n: n.to("meta"), ValueError, "tau is on meta and the input is on cpu"),
 }
 
