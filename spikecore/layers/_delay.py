@@ -280,7 +280,7 @@ class Delay(Stateful):
             raise ValueError(f"Delay: {name} has shape {list(value.shape)}, wanted is {list(shape)} or one number")
 
     def _own_names(self) -> Collection[str]:
-        return (*super()._own_names(), *PARAMS, "linear", "max_delay", "learn", "per")
+        return (*super()._own_names(), *PARAMS, "linear", "max_delay", "learn")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("max_delay", "learn") and name in self.__dict__:
