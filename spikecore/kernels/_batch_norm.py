@@ -67,6 +67,7 @@ class NormalisingPlan(CallPlan):
         if self.is_empty or not wanted[0]:
             return super().backward(numbers, saved, grads, wanted)
         kernels, moving = self.kernels, self.moving
+        grads = self.read(resolved(grads))  # both passes read one copy
         params, learns = kernels.tensor_params, wanted[moving:]
         # the gradient of the input needs those of weight and bias, whether or not they are learnt
         first = [wants or index in kernels.statistics[2:] for index, wants in zip(params, learns)]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore.layers import norm_neuron
+from spikecore.layers import _norm_neuron as norm_neuron
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda"

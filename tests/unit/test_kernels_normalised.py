@@ -282,7 +282,7 @@ def test_statistics_of_the_backend_move_the_running_ones(monkeypatch: pytest.Mon
 
     def found(self: KernelRunner, x: Tensor) -> Any:
         calls.append(x.shape)
-        return Moments(self.execution.backend, self.spec)(x)
+        return Moments(self.kernels.backend, self.spec)(x)
 
     monkeypatch.setattr(KernelRunner, "moments", found)
     for options in ({}, {"momentum": None}):
