@@ -19,7 +19,7 @@ from torch import Tensor
 from spikecore._base.caches import CALLS
 from spikecore._plugins.selection import asked_in_words, capture
 from spikecore._shell import checkpoints, checks, compiled, definition, earlier, modules, observe, parameters, ranges
-from spikecore._shell.graphed import Graphed
+from spikecore._shell.binding import Bound
 from spikecore._shell.state import State, Stateful
 from spikecore.backend import MAX_STATIC_STEPS, BackendError, ParamValue, Tensors, one_step
 from spikecore.dtypes import compute_dtype
@@ -30,7 +30,7 @@ from spikecore.surrogate import ATan, Surrogate
 __all__ = ["Neuron", "Stateful"]
 
 
-class Neuron(Graphed):
+class Neuron(Bound):
     """Base class of every neuron. A subclass declares states and parameters and writes one step as arithmetic::
 
         class AdaptiveLIF(sc.Neuron):
@@ -78,7 +78,7 @@ class Neuron(Graphed):
         "detach_reset": checks.flag,
         "channel_dim": checks.whole,
         "repeat": checks.steps_or_none,
-        **Graphed.configuration,
+        **Bound.configuration,
     }
     #: The ranges now, which ``bounds`` shows, and ``bounds`` as it was given, which stays when ranges follow values.
     _ranges: Dict[str, ranges.Interval]

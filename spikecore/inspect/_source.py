@@ -10,8 +10,8 @@ from torch import Tensor
 from spikecore._plugins.registry import default_registry
 from spikecore._plugins.selection import Resolved
 from spikecore._shell import checks
+from spikecore._shell.binding import values_of
 from spikecore._shell.checks import lacking
-from spikecore._shell.graphed import values_of
 from spikecore.backend import MAX_STATIC_STEPS, Backend, BackendError, Spec, Unsupported
 from spikecore.dtypes import DTYPES
 from spikecore.kernels import KernelBackend
