@@ -260,13 +260,13 @@ def test_what_is_infinite_on_purpose_is_no_cause() -> None:
     """A threshold that is never reached, and a masked input; what comes of them is named where it begins."""
     x = torch.rand(STEPS, BATCH, 6)
     x[1, 0, 2] = -float("inf")
-    net = nn.Sequential(nn.Identity(), Masked(), sc.LIF(threshold=float("inf"), learn=("threshold",)))
+    net = nn.Sequential(nn.Identity(), Masked(), sc.LIF(threshold=float("inf")))
     assert not any("not finite" in text for text in sc.explain(net, x).advice)
     silent = sc.IF(threshold=100.0, reset="none", backend="torch")  # its potential is infinite, and was given that
     assert not any("not finite" in text for text in sc.explain(silent, x).advice)
     text = sc.explain(sc.LIF(backend="torch"), x).advice[0]
     assert "NaN begins in LIF, whose input has infinities and no NaN: its state 'v' has 3 NaN" in text
-    spoiling = nn.Sequential(nn.Identity(), nn.Linear(6, 3), sc.LIF(threshold=float("inf"), learn=("threshold",)))
+    spoiling = nn.Sequential(nn.Identity(), nn.Linear(6, 3), sc.LIF(threshold=float("inf")))
     nn.init.zeros_(spoiling[1].weight)
     text = sc.explain(spoiling, x).advice[0]
     assert "NaN begins in the output of 1 (Linear), whose input has infinities and no NaN: it has 3 NaN" in text

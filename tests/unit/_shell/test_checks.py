@@ -130,7 +130,7 @@ class TestWrongArguments:
         with pytest.raises(TypeError, match=r"^LI has no parameter 'threshold'; (.*) have it\.") as caught:
             sc.LI(threshold=1.0)
         named = re.findall(r"sc\.(\w+)", str(caught.value).partition(" have it.")[0])
-        assert {"EscapeNoise", "LIF"} < {*named}
+        assert {"IF", "LIF"} < {*named}
         assert [name for name in named if not hasattr(sc, name)] == []
 
     @pytest.mark.parametrize("value", ["1", 1.0, None, True])
