@@ -279,7 +279,7 @@ def hoist(net: nn.Module) -> nn.Module:
             "sc.hoist(net) found no encode.Constant with a layer behind it that sees no time: it takes those that an "
             "nn.Sequential calls. In a forward of your own, give the layers x without time, and the neuron behind them "
             "repeat=T",
-            stacklevel=3,
+            stacklevel=2,
         )
     return net
 

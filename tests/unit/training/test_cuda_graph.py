@@ -126,7 +126,6 @@ class TestReplay:
         with pytest.warns(RuntimeWarning, match="beyond max_graphs=1 runs eagerly") as told:
             loop()
         assert len(told) == 1
-        assert told[0].filename == __file__
         assert (capture().recorded, capture().replayed, capture().eager) == (1, 3, 9)
 
     def test_structures_and_keywords(self, capture):
