@@ -221,13 +221,12 @@ class CallPlan:
         """Outputs, final states, recorded states and, for backward, checkpoints. ``numbers`` are all parameters, with
         any value in the place of a tensor.
         """
-        if self._straight is not None:  # the usual call: one input, which the output lies as, and numbers
+        if self._straight is not None and has_memory(tensors):  # the usual call: one input, which the output lies as
             x = tensors[0]
-            if has_memory(tensors):
-                out = torch.empty_like(x)
-                if self._straight((x, out), numbers) is None:
-                    self._launch(self._forward[0], tensors, numbers, [out])  # type: ignore[index]  # bound with the other
-                return [out]
+            out, params = torch.empty_like(x), self.params(numbers, tensors) if self.views else numbers
+            if self._straight((x, out), params) is None:
+                self._launch(self._forward[0], (x,), params, [out])  # type: ignore[index]  # bound with the other
+            return [out]
         values, owns_outputs = resolved(tensors), self.kernels.backend.owns_outputs
         # there is nothing to compute, and CUDA refuses to launch no block
         results = _empty(self.results, tensors[0].device) if self.is_empty or not owns_outputs else []
@@ -260,7 +259,8 @@ class CallPlan:
             self.n_checkpoints,
         )
         dense = dense_of(launch, self.geometry, counts, kernels.backend.owns_outputs)
-        if self.count == len(self.results) == 1 and self.alike and self.as_is and self.is_dense and kernels.reads:
+        is_one = self.moving == len(self.results) == 1
+        if is_one and self.alike and self.as_is and self.is_dense and kernels.reads:
             self._straight = dense
         self._forward = launch, dense
         return self._forward

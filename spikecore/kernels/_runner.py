@@ -97,16 +97,23 @@ class KernelRunner:
             return None
         own, grad = tuple([view for view in views if view is not None]), torch.is_grad_enabled()
         plan = self.kernels.plan(call, tensors, tuple([grad and value.requires_grad for value in tensors]), own)
-        return self._straight(plan) if len(tensors) == 1 and not self.spec.final else self._bound(plan)
+        places = self.kernels.tensor_params
+        as_is = all(params[index].dtype is self.spec.compute for index in places)  # type: ignore[union-attr]  # tensors
+        if call.has_initial_state or self.spec.final or not as_is:
+            return self._bound(plan)
+        return self._straight(plan, places)
 
-    def _straight(self, plan: CallPlan) -> BoundCall:
-        """Calls at rest with one input, parameters that are numbers, and outputs alone."""
+    def _straight(self, plan: CallPlan, places: Tuple[int, ...]) -> BoundCall:
+        """Calls at rest for outputs alone, whose parameters have the dtype of arithmetic. ``places``: where those that
+        are tensors stand.
+        """
         instead = self.instead
 
         def call(inputs: Tensors, state: Optional[Tensors], params: Sequence[ParamValue]) -> Any:
+            tensors: Any = (*inputs, *[params[index] for index in places]) if places else inputs
             if plan.save:
-                return apply((plan, params, instead), *inputs), None
-            return tuple(plan.forward(params, inputs)), None
+                return apply((plan, params, instead), *tensors), None
+            return tuple(plan.forward(params, tensors)), None
 
         return call
 
