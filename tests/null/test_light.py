@@ -14,9 +14,7 @@ import spikecore as sc
 import warm
 
 #: Parts that no neuron, layer, encoder or loss needs.
-WINGS = (
-    "bench cli kernels models nir parallel plot testing training _convert _explain _looking _scaffold _source".split()
-)
+WINGS = "bench cli kernels models nir parallel plot testing training _convert inspect _scaffold".split()
 #: As many modules of spikecore may be imported for everything that a network is built of.
 MOST = 110
 
@@ -100,3 +98,9 @@ def test_a_name_that_is_not_there_is_said() -> None:
 def test_a_neuron_needs_no_compiler() -> None:
     """``torch._dynamo``, which takes seconds to import, is imported by nobody who does not compile."""
     assert "torch._dynamo" not in loaded("import torch, spikecore as sc; sc.LIF(backend='torch')(torch.rand(3, 2, 4))")
+
+
+@pytest.mark.parametrize("name", ["ops", "functional", "nir", "LIF", "explain", "fuse", "Delay", "training_model"])
+def test_a_name_by_itself(name: str) -> None:
+    """In a process that uses nothing else of spikecore."""
+    loaded(f"import spikecore as sc; sc.{name}")
