@@ -183,7 +183,7 @@ _NAMES: Mapping[str, str] = {
     "spikecore.functional": (
         "carry_state detach load_state_dict_of_state project reset set_backend set_step state_dict_of_state"
     ),
-    "spikecore.lang": "Program TraceError",
+    "spikecore.lang": "Program TraceError ops",
     "spikecore.neuron": "Neuron",
     "spikecore.neurons": (
         "ALIF BRF CLIF EIF GLIF IF KLIF LI LIF PLIF QIF TCLIF Alpha Izhikevich Lapicque Leaky Recurrent "
@@ -216,8 +216,8 @@ if not TYPE_CHECKING:  # a checker would take every name for one of these
     def __getattr__(name: str) -> object:
         if name in _PUBLIC:
             return import_module(f"{__name__}.{name}")
-        if name == "ops":
-            return import_module(f"{__name__}.lang.ops")
+        if name == "ops":  # a module of its package
+            import_module(f"{__name__}.lang.ops")
         if name not in _MODULES:
             raise AttributeError(_GONE.get(name, f"module {__name__!r} has no attribute {name!r}"))
         value = globals()[name] = getattr(import_module(_MODULES[name]), name)
@@ -225,4 +225,4 @@ if not TYPE_CHECKING:  # a checker would take every name for one of these
 
 
 def __dir__() -> List[str]:
-    return sorted({*globals(), *_MODULES, *_PUBLIC, "ops"})
+    return sorted({*globals(), *_MODULES, *_PUBLIC})
