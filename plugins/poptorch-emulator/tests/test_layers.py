@@ -171,8 +171,10 @@ def test_this_torch_only(monkeypatch):
         lambda p: torch.distributions.Uniform(p - 1, p).sample(),
     ],
 )
-def test_distributions(draw):
+def test_distributions(draw, monkeypatch):
     """Their arguments are not checked while a model is compiled: that would read them. Afterwards they are."""
+    # torch.compile turns the checks of a process off
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
     p = torch.full((100,), 0.5)
     executor = poptorch.inferenceModel(Apply(draw))
     drawn = executor(p)
