@@ -224,8 +224,10 @@ class Neuron(Bound):
         if not names:
             outputs, final = self._call(inputs, state, final=True)
             return outputs[0] if len(outputs) == 1 else outputs, final
-        call = (self, self._compute, inputs, state, names, True, False)
-        outputs, final, trace_ = observe.recorded(*call) if self._watchers else self._execute(*call[2:])
+        if self._watchers:
+            outputs, final, trace_ = observe.recorded(self, self._compute, inputs, state, names, True, False)
+        else:
+            outputs, final, trace_ = self._execute(inputs, state, names, final=True)
         return outputs[0] if len(outputs) == 1 else outputs, final, dict(zip(names, trace_))
 
     def _continue(self, inputs: Sequence[Tensor]) -> Tensors:

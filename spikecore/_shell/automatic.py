@@ -22,7 +22,7 @@ import torch
 
 from spikecore._base.caches import CALLS, Recent
 from spikecore._base.running import BoundCall, NormalisedCall, bound, direct_normalised, in_graph
-from spikecore._plugins.registry import default_registry
+from spikecore._plugins.registry import AUTO_NAME, default_registry
 from spikecore._plugins.selection import Resolved, alternatives
 from spikecore._shell import checks
 from spikecore.backend import (
@@ -62,6 +62,20 @@ class Calls(NamedTuple):
     spec: Spec
     #: Names of the capabilities that these calls need and a backend does not have.
     lacks: Callable[[Capabilities], Tuple[str, ...]]
+
+
+def runner_of(resolved: Resolved, calls: Calls, owner: str) -> Runner:
+    """The runner of calls of one kind.
+
+    Where a backend was asked for by name and lacks what they need, :class:`Unsupported` names ``owner``; a backend that
+    was chosen automatically leaves such calls to the next one.
+    """
+    if resolved.source == AUTO_NAME:
+        return automatic_runner(resolved, calls)
+    missing = calls.lacks(resolved.backend.capabilities_on(calls.device_type))
+    if missing:
+        raise Unsupported(checks.unsupported(resolved, owner, missing, calls.device_type))
+    return resolved.backend.runner(calls.program, calls.spec)
 
 
 def automatic_runner(resolved: Resolved, calls: Calls) -> Runner:

@@ -25,10 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from spikecore._base.running import in_graph
-from spikecore._plugins.registry import AUTO_NAME
 from spikecore._plugins.selection import REFERENCE, Request, Resolved, capture, resolve
 from spikecore._shell import checks, compiled
-from spikecore._shell.automatic import Calls, automatic_runner
+from spikecore._shell.automatic import Calls, runner_of
 from spikecore._shell.checks import lacking
 from spikecore._shell.definition import Traced
 from spikecore._shell.state import Stateful
@@ -305,15 +304,8 @@ class Bound(Stateful):
                 state_gradients=state_gradients,
                 record=record,
             )
-            runner: Runner
-            if resolved.source == AUTO_NAME:
-                runner = automatic_runner(resolved, Calls(device_type, program, wanted, lacks))
-            elif lacks(resolved.backend.capabilities_on(device_type)):
-                missing = lacks(resolved.backend.capabilities_on(device_type))
-                raise Unsupported(checks.unsupported(resolved, type(self).__name__, missing, device_type))
-            else:
-                runner = resolved.backend.runner(program, wanted)
-            cache.runners[key] = runner
+            calls = Calls(device_type, program, wanted, lacks)
+            cache.runners[key] = runner_of(resolved, calls, type(self).__name__)
         return key
 
     def _constant_names(self, device_type: str, gradients: bool, stamp: str) -> Tuple[str, ...]:
@@ -434,11 +426,6 @@ def backend_on(neuron: Bound, device_type: str) -> Backend:
 def numbers_of(module: nn.Module) -> Dict[str, float]:
     """The numbers of a neuron's surrogates, by name; empty for another module, and before its definition is traced."""
     return module._cache.numbers if isinstance(module, Bound) else {}
-
-
-def traced_program(module: nn.Module) -> Optional[Program]:
-    """A neuron's program if its definition was traced, whether or not it has changed since."""
-    return module._cache.program if isinstance(module, Bound) else None
 
 
 def values_of(neuron: Bound) -> List[Tuple[str, Any]]:

@@ -130,11 +130,6 @@ def unwatch(module: Stateful, watcher: Watcher) -> None:
     _count(-1)
 
 
-def has_watchers(module: Stateful) -> bool:
-    """Whether anything watches the calls of a module."""
-    return bool(module._watchers)
-
-
 def check_replay(modules: Sequence[Stateful]) -> None:
     """Raise RuntimeError if one of ``modules`` is watched: a CUDA graph that is replayed calls none of them."""
     for module in modules if active else ():

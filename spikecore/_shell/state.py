@@ -213,11 +213,6 @@ def carry_no_more(module: Stateful) -> None:
         keep(module, None)
 
 
-def own_names(module: Stateful) -> Collection[str]:
-    """The attributes of ``module`` that are for others to set."""
-    return module._own_names()
-
-
 def names_of_state(module: Stateful) -> Optional[Mapping[str, bool]]:
     """The names of the states of ``module``, and whether each has the shape of one time step; None: not declared."""
     return module._state_names()

@@ -142,7 +142,7 @@ def rates(seen: Any, *, ax: Any = None) -> Any:
         ax.annotate(text, (max(high, float(each.mean())), row), (4, 0), textcoords="offset points", va="center", size=7)
     ax.set(xlabel="spikes per time step", ylabel="layer", ylim=(max(1, len(named)) - 0.5, -0.5))
     ax.set_yticks(range(len(named)), list(named))
-    ax.set_xlim(0, 1.25 * ax.get_xlim()[1])  # room for the words
+    ax.set_xlim(0, 1.25 * ax.get_xlim()[1])  # space for the labels
     return ax
 
 

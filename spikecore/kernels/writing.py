@@ -16,13 +16,12 @@ from spikecore.backend import Spec
 from spikecore.kernels._layout import BackwardBuffers, ForwardBuffers
 from spikecore.kernels._plan import BackwardPlan, ForwardPlan
 from spikecore.lang import Node, Program, loop_invariant, topological
-from spikecore.lang.render import ATOM, OPERATOR_TEMPLATES, PRODUCT, SUM, Printer, on_one_line
+from spikecore.lang.render import Printer, on_one_line
 
 __all__ = [
     "BACKWARD_GROUPS",
     "FILLED",
     "FORWARD_GROUPS",
-    "PYTHON_TEMPLATES",
     "STORED",
     "Argument",
     "ArgumentTable",
@@ -232,19 +231,6 @@ class KernelPrinter(Printer):
     def leaf(self, node: Node) -> str:
         """What a leaf would like to be called: cotangents are called after what they belong to."""
         return {"out_grad": "grad_out{}", "next_grad": "grad_{}"}.get(node.op, "{}").format(node.attr)
-
-
-#: What compilers of Python have in common; a target adds the other operations.
-PYTHON_TEMPLATES: Dict[str, Tuple[int, str]] = {
-    **OPERATOR_TEMPLATES,
-    # `and` and `or` would branch; these bind more tightly than comparisons, which therefore stand in parentheses
-    "and": (PRODUCT, "{0} & {1}"),
-    "or": (SUM, "{0} | {1}"),
-    # Python's min and max differ from the language in ties and NaNs, so these are small functions of the target
-    "minimum": (ATOM, "lesser({0}, {1})"),
-    "maximum": (ATOM, "greater({0}, {1})"),
-    "clamp": (ATOM, "lesser(greater({0}, {1}), {2})"),
-}
 
 
 class PythonSyntax:

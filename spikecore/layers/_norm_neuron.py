@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from spikecore._base.bits import Whole
 from spikecore._base.errors import a_kind
 from spikecore._base.running import NormalisedCall, Runner, direct_normalised
-from spikecore._plugins.registry import AUTO_NAME
 from spikecore._plugins.selection import REFERENCE
 from spikecore._shell import checks, earlier, observe
-from spikecore._shell.automatic import Calls, automatic_runner
+from spikecore._shell.automatic import Calls, runner_of
 from spikecore._shell.binding import SpecKey
 from spikecore._shell.checks import lacking
 from spikecore._shell.modules import calls_as
@@ -361,10 +360,8 @@ class NormNeuron(nn.Module):
         missing = (*lacks(has),) or (() if has.normalisation else ("normalisation",))
         if missing:
             return checks.unsupported(resolved, type(neuron).__name__, missing, device_type)
-        if resolved.source == AUTO_NAME:
-            cache.derived[key] = automatic_runner(resolved, Calls(device_type, program, wanted, lacks))
-        else:
-            cache.derived[key] = resolved.backend.runner(program, wanted)
+        calls = Calls(device_type, program, wanted, lacks)
+        cache.derived[key] = runner_of(resolved, calls, type(neuron).__name__)
         return ""
 
     _can_add._dynamo_marked_constant = True  # type: ignore[attr-defined]  # functions take attributes

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import spikecore as sc
-from spikecore._shell.binding import ask, backend_on, numbers_of, request, traced_program
+from spikecore._shell.binding import ask, backend_on, numbers_of, request
 
 X = torch.linspace(0.0, 2.0, 12).view(4, 3)
 
@@ -77,23 +77,22 @@ def test_a_copy_has_derived_nothing():
     neuron = sc.LIF(backend="torch")
     neuron(X)
     for other in (copy.deepcopy(neuron), pickle.loads(pickle.dumps(neuron))):
-        assert (other.bound, traced_program(other), other.backend) == ({}, None, "torch")
+        assert (other.bound, other._cache.program, other.backend) == ({}, None, "torch")
         assert torch.equal(other(X), neuron(X))
 
 
 def test_a_program_is_traced_when_it_is_needed():
     """Not when a neuron is made; after a change of what it reads the old one is gone, and the next call traces."""
     neuron = Leaky()
-    assert traced_program(neuron) is None
+    assert neuron._cache.program is None
     neuron(X)
-    before = traced_program(neuron)
+    before = neuron._cache.program
     assert before == neuron.program
     neuron.label = "another"
-    assert traced_program(neuron) is before
+    assert neuron._cache.program is before
     neuron.gain = 3.0
     assert neuron.program != before
     assert torch.equal(neuron(X), Leaky(3.0)(X))
-    assert traced_program(nn.Linear(1, 1)) is None
 
 
 def test_an_attribute_that_is_deleted_is_missed():

@@ -37,6 +37,8 @@ NUMPY: Dict[str, Any] = {
     "sigmoid": lambda x: 1.0 / (1.0 + np.exp(-x)),
     "abs": np.abs,
     "sign": np.sign,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
     "where": np.where,
     "select": lambda z, a, b: np.where(z != 0.0, a, b),
     "detach": lambda x: x,
