@@ -199,14 +199,11 @@ class CallPlan:
         self.is_empty = not x.numel()
         #: Whether all results are like the first input.
         self.alike = all(form == self.tensors[0] for form in self.results)
-        fitted = [] if self.is_empty else self.fitted(tensors)
         #: Whether kernels read the tensors as they came, and whether inputs are dense from end to end.
-        self.as_is = all(one is other for one, other in zip(fitted, tensors))
+        self.as_is = self.is_empty or self._holds(tensors)
         # (an input that no step reads may be a view that repeats one step: another tensor stands in its place)
         self.is_dense = not layout.outer and (
-            not kernels.reads
-            or x.shape[0] == 1
-            or all(value.stride(0) == self.geometry.neurons for value in fitted[: kernels.n_inputs])
+            not kernels.reads or x.shape[0] == 1 or all(map(self._becomes_dense, tensors[: kernels.n_inputs]))
         )
         self._forward: Optional[Tuple[Launch, Optional[Dense]]] = None
         self._straight: Optional[Dense] = None
@@ -375,6 +372,21 @@ class CallPlan:
         params = zip(self.kernels.tensor_params, tensors[self.moving :], self.views)
         return values + [fitted_param(spec.params[index], value, view, layout) for index, value, view in params]
 
+    def _holds(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether kernels read all tensors of a call where they lie, so that :meth:`fitted` copies none."""
+        layout, n, kinds = self.layout, self.kernels.n_inputs, self.kernels.spec.params
+        holds_input = layout.holds if self.call.single else layout.holds_steps
+        if self.kernels.reads and not all(map(holds_input, tensors[:n])):
+            return False
+        return all(map(layout.holds, tensors[n : self.moving])) and all(
+            fits_param(kinds[index], value, layout)
+            for index, value in zip(self.kernels.tensor_params, tensors[self.moving :])
+        )
+
+    def _becomes_dense(self, value: Tensor) -> bool:
+        """Whether an input is dense from end to end where kernels read it; a copy is, but of one step repeated."""
+        return value.stride(0) == self.geometry.neurons if self.layout.holds_steps(value) else value.stride(0) != 0
+
     def params(self, numbers: Sequence[Any], values: Sequence[Tensor]) -> Any:
         """All parameters, as a kernel takes them."""
         params = [*numbers]
@@ -513,15 +525,22 @@ def _empty(forms: Sequence[Form], device: torch.device) -> List[Tensor]:
     return [torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in forms]
 
 
+def fits_param(kind: str, value: Tensor, layout: Layout) -> bool:
+    """Whether a kernel reads a parameter where it lies: see :func:`fitted_param`."""
+    if kind == "channel":
+        return value.ndim == 1 and value.is_contiguous()
+    return kind != "full" or (value.shape == layout.shape and layout.holds(value))
+
+
 def fitted_param(kind: str, value: Tensor, view: Sequence[int], layout: Layout) -> Tensor:
     """A parameter where a kernel reads it; ``view`` is its shape over the neurons of one time step."""
+    if fits_param(kind, value, layout):
+        return value
     if kind == "channel":
         # a kernel finds a neuron's channel by division, so the channels must be dense
-        return value if value.ndim == 1 and value.is_contiguous() else value.reshape(-1).contiguous()
-    if kind == "full":
-        # one of shape [1, C, H, W] is the same for a whole batch, but a kernel reads a number per neuron
-        return layout.fit(value.view(view).expand(layout.shape) if value.shape != layout.shape else value)
-    return value
+        return value.reshape(-1).contiguous()
+    # one of shape [1, C, H, W] is the same for a whole batch, but a kernel reads a number per neuron
+    return layout.fit(value.view(view).expand(layout.shape) if value.shape != layout.shape else value)
 
 
 def summed(kind: str, grad: Tensor, value: Tensor, channels: Tuple[int, int]) -> Tensor:

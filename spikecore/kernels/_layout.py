@@ -173,15 +173,20 @@ class Layout(NamedTuple):
         """The tensor ``[*shape]``, or a copy of it, dense in this layout."""
         return step if self.holds(step) else self._copied(step, 0)
 
+    def holds_steps(self, steps: Tensor) -> bool:
+        """Whether each step of a tensor ``[T, *shape]`` lies as kernels read it."""
+        strides = steps.stride()[1:]
+        if (self.order is None and steps.is_contiguous()) or self._dense(strides):
+            return True
+        order = self.order or range(len(self.shape))
+        return bool(self.outer) and _outer(self.shape, order, strides) in (0, self.outer)
+
     def fit_steps(self, steps: Tensor) -> Tensor:
         """The tensor ``[T, *shape]``, or a copy of it, with each step dense in this layout.
 
         Steps may lie at any distance ``stride(0)``, which is 0 where one step stands for all.
         """
-        strides = steps.stride()[1:]
-        if (self.order is None and steps.is_contiguous()) or self._dense(strides):
-            return steps
-        if self.outer and _outer(self.shape, self.order or range(len(self.shape)), strides) in (0, self.outer):
+        if self.holds_steps(steps):
             return steps
         # copy the one step, not T copies of it
         if steps.stride(0) == 0:

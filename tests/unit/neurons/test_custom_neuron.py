@@ -251,13 +251,13 @@ class TestConfiguration:
         assert neuron(self.x).flatten().tolist() == [0, 6, 4]
 
     def test_python_decision_on_a_value(self):
-        """On a traced value it is refused, with the line and the way out."""
+        """On a traced value it is refused, with the definition and the way out."""
 
         class Deciding(Choosing):
             def dynamics(self, x, s, p):
                 return (x if x > 0 else -x), {"v": s.v}
 
-        with pytest.raises(TraceError, match=r"`return \(x if x > 0 else -x\).*sc\.ops\.where\(condition, a, b\)"):
+        with pytest.raises(TraceError, match=r"in Deciding\.dynamics; .*sc\.ops\.where\(condition, a, b\)"):
             Deciding()(self.x)
 
     def test_no_states_and_no_parameters(self):
