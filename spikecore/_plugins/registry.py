@@ -252,7 +252,7 @@ class Registry:
         nothing yet; neurons made in the block use it. For tests, from one thread. Raises as :meth:`get` does.
         """
         before, plugin = self.get(name, source), self._pick(name, source)
-        plugin.backend = made = _made(plugin)
+        plugin.backend = made = contained(partial(_made, plugin), plugin.failed)
         try:
             yield made
         finally:

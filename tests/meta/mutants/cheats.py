@@ -10,7 +10,7 @@ import torch
 import spikecore as sc
 from mutants.registry import mutant
 from mutants.tape import Tape, Taped
-from mutants.use import at, call, drawn, lif
+from mutants.use import at, call, drawn, lif, of
 from spikecore import Unsupported
 from spikecore._plugins.registry import default_registry
 from spikecore.testing._loopback import Loop, Loopback
@@ -169,7 +169,7 @@ class CompiledForOneLength(Loopback):
     loop = Fixed
 
 
-@mutant("*gradient?lif-hard", shows=lambda backend: [call(lif(learn=n))(backend) for n in ((), ("tau",))])
+@mutant("*gradient?glif", shows=lambda backend: [call(of(sc.GLIF, learn=n))(backend) for n in ((), ("w_tau",))])
 class CompiledWithoutLearn(Loopback):
     """Runners are told apart by program and dtype, not by what is learnt."""
 
