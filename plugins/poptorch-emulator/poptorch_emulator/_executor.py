@@ -57,7 +57,7 @@ class Executable:
 
     def __init__(self, model: nn.Module, arguments: Arguments, options: Options, training: bool) -> None:
         self.arguments = arguments
-        self.batching = Batching.of(options)
+        self.batching = Batching(options)
         self._mean = options.Training.accumulation_and_replication_reduction_type == ReductionType.Mean
         for tensor in arguments.tensors():
             self._check_input(tensor)
@@ -91,7 +91,7 @@ class Executable:
             ".".join(filter(None, (name, attribute)))
             for name, module in model.named_modules()
             for attribute, value in vars(module).items()
-            if attribute not in ("_parameters", "_buffers", "_modules") and any(True for _ in leaves(value, IpuTensor))
+            if attribute not in ("_parameters", "_buffers", "_modules") and leaves(value, IpuTensor)
         ]
         if not kept:
             return

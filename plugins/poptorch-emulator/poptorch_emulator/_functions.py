@@ -203,7 +203,7 @@ class Functions(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if not self.trace.listens or not any(True for _ in leaves([list(args), kwargs], IpuTensor)):
+        if not self.trace.listens or not leaves([list(args), kwargs], IpuTensor):
             return func(*args, **kwargs)
         if name in REFUSED:
             self.trace.refuse(name)
@@ -235,7 +235,7 @@ class Functions(TorchFunctionMode):
         """The index with its lists as constants of the graph: torch would make device tensors without values."""
         if isinstance(index, tuple):
             return tuple(self._index(item) for item in index)
-        if isinstance(index, list) and not any(True for _ in leaves(index, Tensor)):
+        if isinstance(index, list) and not leaves(index, Tensor):
             return self.trace.constant(torch.as_tensor(index))
         return index
 
@@ -251,7 +251,7 @@ def no_custom_backward(trace: Trace) -> Iterator[None]:
     original = utils.unwrap_dead_wrappers
 
     def refused(args: Tuple[Any, ...]) -> Any:
-        if trace.listens and any(True for _ in leaves(list(args), IpuTensor)):
+        if trace.listens and leaves(list(args), IpuTensor):
             name = getattr(sys._getframe(1).f_locals.get("cls"), "__name__", "this")
             raise py_error(
                 f"{name} is an autograd.Function: PopTorch would record its forward and never call its backward, so "
@@ -340,7 +340,7 @@ def _forced(trace: Trace, name: str, original: Callable[..., Any]) -> Callable[.
     def factory(*args: Any, **kwargs: Any) -> Any:
         if not trace.listens:
             return original(*args, **kwargs)
-        from_tensors = name == "normal" and any(True for _ in leaves([list(args), kwargs], Tensor))
+        from_tensors = name == "normal" and leaves([list(args), kwargs], Tensor)
         if "device" not in kwargs and not from_tensors:
             _log.warning("No device set in torch.%s(): forcing to IPU", name)
             kwargs["device"] = DEVICE

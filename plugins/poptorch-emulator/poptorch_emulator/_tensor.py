@@ -148,9 +148,7 @@ class IpuTensor(Tensor):
         tensor.recorder, tensor.number, tensor.laid, tensor.fake, tensor.base = recorder, number, laid, fake, base
         return tensor
 
-    def __init__(
-        self, recorder: Trace, number: int, laid: Layout, fake: Optional[Tensor], base: Optional[IpuTensor]
-    ) -> None:
+    def __init__(self, *arguments: Any) -> None:
         super().__init__()
 
     def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]  # torch names a keyword

@@ -25,29 +25,12 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from . import _functions as functions
 from ._arguments import leaves, tree_map
 from ._blocks import check_blocks, current
 from ._compute import base_name, in_float32, widened
 from ._devices import Lock
 from ._errors import cpp_error, not_modelled, py_error
-from ._functions import (
-    EXPLICIT,
-    MIXED,
-    NOT_MODELLED,
-    RANDOM,
-    SHAPED,
-    Functions,
-    check_arguments,
-    check_shape,
-    composed,
-    no_custom_backward,
-    no_shape,
-    not_taken,
-    of_poptorch,
-    on_device_by_default,
-    supported,
-    unsupported,
-)
 from ._graph import RECORDED, Graph, Node, Ref, reduced
 from ._tensor import (
     DEVICE,
@@ -182,7 +165,7 @@ class Inference:
             return given[id(leaf)] if id(leaf) in given else Inferred(layout(leaf), leaf)
 
         found = tree_map(of_device, results)
-        if key is not None and not any(True for _ in leaves(found, IpuTensor)):
+        if key is not None and not leaves(found, IpuTensor):
             if len(_known) >= _MOST:
                 _known.clear()
             _known[key] = tree_map(lambda leaf: leaf.laid if isinstance(leaf, Inferred) else leaf, found)
@@ -209,11 +192,11 @@ class Inference:
             except DataDependentOutputException as error:
                 raise cpp_error(READ) from error
             except DynamicOutputShapeException as error:
-                if name in NOT_MODELLED:
+                if name in functions.NOT_MODELLED:
                     raise not_modelled(f"aten::{name}", "torch infers no shape without values") from error
                 raise
             except NotImplementedError as error:
-                raise no_shape(name) from error
+                raise functions.no_shape(name) from error
         if any(tensor.fake is not None and tensor.shape != tensor.fake.shape for tensor in tensors):
             raise py_error(f"aten::{name} changes the shape of a tensor in place, which the emulator does not model")
         for result in leaves(results[:1] if isinstance(results, tuple) else results, Tensor):
@@ -299,10 +282,10 @@ class Trace(TorchDispatchMode):
             # what stands around the call says nothing of what forward does
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
-            stack.enter_context(on_device_by_default(self))
-            stack.enter_context(Functions(self))
+            stack.enter_context(functions.on_device_by_default(self))
+            stack.enter_context(functions.Functions(self))
             if self.training:
-                stack.enter_context(no_custom_backward(self))
+                stack.enter_context(functions.no_custom_backward(self))
             stack.enter_context(self)
             _thread.trace = self
             try:
@@ -310,7 +293,7 @@ class Trace(TorchDispatchMode):
             finally:
                 _thread.trace = None
         if self._unsupported:
-            raise unsupported(list(self._unsupported))
+            raise functions.unsupported(list(self._unsupported))
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -403,14 +386,14 @@ class Trace(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        of_device = any(True for _ in leaves((args, kwargs), IpuTensor))
+        of_device = leaves((args, kwargs), IpuTensor)
         if not self.listens or not (of_device or on_ipu(kwargs.get("device"))):
             return func(*args, **kwargs)
-        if composed(func):  # torch decomposes them before this point, except in inference_mode
+        if functions.composed(func):  # torch decomposes them before this point, except in inference_mode
             with self:
                 return func.decompose(*args, **kwargs)
         name = base_name(func)
-        if name in EXPLICIT:
+        if name in functions.EXPLICIT:
             with self:
                 return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
         if name in RESHAPES_IN_PLACE:
@@ -449,14 +432,14 @@ class Trace(TorchDispatchMode):
             raise py_error(f"aten::{name}: the device draws its own random numbers, and takes no torch.Generator")
         kwargs = {name: value for name, value in kwargs.items() if name not in ("device", "pin_memory")}
         if not self._constant(name, tensors):  # what is constant is evaluated on the host
-            check_arguments(func, args, kwargs)
-            if not supported(func) and not self._whole:
-                if not of_poptorch(name, self.function):
-                    raise not_taken(name, self.function)
+            functions.check_arguments(func, args, kwargs)
+            if not functions.supported(func) and not self._whole:
+                if not functions.of_poptorch(name, self.function):
+                    raise functions.not_taken(name, self.function)
                 self.refuse(name)
-        check_shape(name)
-        if name in MIXED and len({tensor.dtype for tensor in tensors}) > 1:
-            dtype = args[MIXED[name]].dtype
+        functions.check_shape(name)
+        if name in functions.MIXED and len({tensor.dtype for tensor in tensors}) > 1:
+            dtype = args[functions.MIXED[name]].dtype
             return self.record(name, partial(in_float32, func, dtype), args, kwargs, tensors=tensors)
         results = self.record(name, func, args, kwargs, tensors=tensors)
         if name not in RECORDED:
@@ -480,7 +463,7 @@ class Trace(TorchDispatchMode):
     ) -> Any:
         """Add a node; its results, as tensors of the device. ``tensors`` are those among the arguments, if known."""
         if tensors is None:
-            tensors = list(leaves((args, kwargs), IpuTensor))
+            tensors = leaves((args, kwargs), IpuTensor)
         bases = viewed(target, args, kwargs)
         base = next((tensor for tensor in tensors if bases and tensor.number == bases[0]), None)
 
@@ -513,9 +496,9 @@ class Trace(TorchDispatchMode):
 
     def _constant(self, name: str, tensors: Sequence[IpuTensor]) -> bool:
         """Whether PopTorch knows the results when it compiles, and has the host evaluate them."""
-        if name in SHAPED:
+        if name in functions.SHAPED:
             return True
-        if name.rstrip("_") in RANDOM:
+        if name.rstrip("_") in functions.RANDOM:
             return False
         return all(self._views.constant(tensor.number) for tensor in tensors)
 

@@ -295,7 +295,7 @@ def _check_kinds(function: str, *values: Tuple[Any, type]) -> None:
 def _recorded(name: str, function: Callable[..., Any], *args: Any) -> Any:
     """The function of tensors, as one operation of the device."""
     trace = running()
-    if trace is None or not any(True for _ in leaves(list(args), IpuTensor)):
+    if trace is None or not leaves(list(args), IpuTensor):
         return function(*args)
     return trace.record(name, function, args, {})
 
