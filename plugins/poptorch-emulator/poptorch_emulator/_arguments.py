@@ -135,12 +135,10 @@ class Arguments:
     kwargs: Dict[str, Any] = field(default_factory=dict)
 
     def add(self, name: str, value: Any) -> None:
-        """One more positional argument."""
         self.names.append(name)
         self.args.append(value)
 
     def tensors(self) -> List[Tensor]:
-        """All tensors, from left to right."""
         return leaves([self.args, self.kwargs], Tensor)
 
     def tensors_of(self, call: Arguments) -> List[Tensor]:
@@ -206,8 +204,11 @@ class Parser:
                     parsed.kwargs[name] = value
                 else:
                     parsed.add(name, value)
-        if compiling:
-            _warn_of_dictionaries(parsed)
+        if compiling and any(isinstance(value, dict) for value in (*parsed.args, *parsed.kwargs.values())):
+            logger.warning(
+                "Dicts as inputs only have partial support, they can be accessed using literal keys, but full Python "
+                "functionality is not enabled. Consider changing dict inputs to tuple."
+            )
         return parsed.map_tensors(self._contiguous)
 
     def _check(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
@@ -229,14 +230,6 @@ class Parser:
             self._warned = True
             logger.warning("At least one input tensor is not contiguous: non-contiguous tensors will be converted.")
         return tensor.contiguous()
-
-
-def _warn_of_dictionaries(parsed: Arguments) -> None:
-    if any(isinstance(value, dict) for value in (*parsed.args, *parsed.kwargs.values())):
-        logger.warning(
-            "Dicts as inputs only have partial support, they can be accessed using literal keys, but full Python "
-            "functionality is not enabled. Consider changing dict inputs to tuple."
-        )
 
 
 def _compare(name: str, compiled: Any, given: Any, named: bool = False) -> None:

@@ -16,8 +16,7 @@ from __future__ import annotations
 import functools
 import threading
 from contextlib import contextmanager
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple, Type, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple, TypeVar, cast
 
 from torch import nn
 
@@ -44,11 +43,9 @@ class Stage:
 
     @property
     def blocks(self) -> Tuple[str, ...]:
-        """The blocks of this stage."""
         return self._blocks
 
     def ipu(self, ipu: int) -> Stage:
-        """Run this stage there."""
         if not isinstance(ipu, int):
             raise AssertionError(f"ipu must be an int, got {ipu!r}")
         self._ipu = ipu
@@ -125,7 +122,6 @@ class Placement:
         return str(self._auto_ids - 1)
 
     def resetAutoId(self) -> None:
-        """Count from 0 again."""
         self._auto_ids = 0
 
     def beginStage(self, user_id: Optional[str], ipu_id: Optional[int]) -> None:
@@ -264,7 +260,6 @@ class Block(nn.Module, metaclass=_WithManager):
 
     @staticmethod
     def start(user_id: Optional[str] = None, ipu_id: Optional[int] = None) -> None:
-        """Begin a block here."""
         placement = current()
         if placement is not None:
             placement.beginStage(user_id, ipu_id)
@@ -272,9 +267,7 @@ class Block(nn.Module, metaclass=_WithManager):
     def __enter__(self) -> None:
         Block.start(self._user_id, self._ipu_id)
 
-    def __exit__(
-        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """End the block: what comes next needs another one."""
         placement = current()
         if placement is not None:

@@ -99,7 +99,6 @@ class DataLoader(torch.utils.data.DataLoader):  # type: ignore[type-arg]  # not 
 
     @property
     def options(self) -> Options:
-        """The options it was made with."""
         return self._options
 
     def terminate(self) -> None:

@@ -45,9 +45,6 @@ from .options import Options
 #: Dtypes that an input may have on the device.
 _INPUTS = (torch.float32, torch.float16, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
-#: Receives the gradients of one device iteration by name of the parameter; None where the loss does not depend on it.
-Update = Callable[[Dict[str, Optional[Tensor]]], None]
-
 
 class Executable:
     """``model`` compiled for calls with these arguments. ``forward`` runs here, once, and never again.
@@ -62,14 +59,15 @@ class Executable:
         for tensor in arguments.tensors():
             self._check_input(tensor)
         trace = Trace(training)
-        inputs = arguments.map_tensors(lambda tensor: trace.input(self.batching.slice(tensor, 0, 0, 0)))
         host = host_weights(model)
         check_layout(host)
-        with placing(options, training) as blocks, trace.recording(), on_device(model, trace):
-            returned = model(*inputs.args, **inputs.kwargs)
+        with placing(options, training) as blocks:
+            returned = self._recorded(model, arguments, trace)
         #: How many IPUs the model takes.
         self.ipus = (max(blocks.values(), default=0) + 1) * options.replication_factor
-        _warn_of_host_tensors(returned)
+        for tensor in leaves(returned, Tensor):
+            if not isinstance(tensor, IpuTensor):
+                warnings.warn(f"Output expected to be on the IPU but is on {tensor.device.type}", stacklevel=2)
         self._check_kept(model, arguments, training)
         self.graph = trace.finish(returned)
         self.loss = final_loss(self.graph) if training else None
@@ -81,6 +79,11 @@ class Executable:
         seed = torch.initial_seed() if options.random_seed is None else options.random_seed
         self._random_state = torch.Generator().manual_seed(seed).get_state()
         self._unreached: Optional[List[str]] = None
+
+    def _recorded(self, model: nn.Module, arguments: Arguments, trace: Trace) -> Any:
+        inputs = arguments.map_tensors(lambda tensor: trace.input(self.batching.slice(tensor, 0, 0, 0)))
+        with trace.recording(), on_device(model, trace):
+            return model(*inputs.args, **inputs.kwargs)
 
     def _check_kept(self, model: nn.Module, arguments: Arguments, training: bool) -> None:
         """Raise if ``forward`` left a tensor on a module and would begin with it: PopTorch would start every call from
@@ -95,11 +98,8 @@ class Executable:
         ]
         if not kept:
             return
-        again = Trace(training)
-        inputs = arguments.map_tensors(lambda tensor: again.input(self.batching.slice(tensor, 0, 0, 0)))
         try:
-            with again.recording(), on_device(model, again):
-                model(*inputs.args, **inputs.kwargs)
+            self._recorded(model, arguments, Trace(training))
         except Error as error:
             if STALE in str(error):
                 raise py_error(
@@ -119,7 +119,7 @@ class Executable:
             )
         self.batching.check(tensor.shape)
 
-    def run(self, arguments: Arguments, update: Update) -> Any:
+    def run(self, arguments: Arguments, updater: Optional[Updater]) -> Any:
         """One call: what ``forward`` returned, with the results of this batch as fresh tensors of the host."""
         given = [tensor.detach() for tensor in self.arguments.tensors_of(arguments)]
         on_ipu = [narrow(tensor) for tensor in given]
@@ -137,8 +137,8 @@ class Executable:
                         for index, tensor, result in zip(self.graph.inputs, given, micro):
                             if index in changed:
                                 self.batching.slice(tensor, iteration, step, replica).copy_(result.detach())
-                if self.loss is not None:
-                    update(self._reduced(gradients))
+                if updater is not None:
+                    updater.update(self._reduced(gradients))
         return self.graph.rebuilt({index: _guarded(self.batching.joined(each)) for index, each in outputs.items()})
 
     def _micro_batch(
@@ -172,12 +172,6 @@ class Executable:
             torch.set_rng_state(self._random_state)
             yield
             self._random_state = torch.get_rng_state()
-
-
-def _warn_of_host_tensors(returned: Any) -> None:
-    for tensor in leaves(returned, Tensor):
-        if not isinstance(tensor, IpuTensor):
-            warnings.warn(f"Output expected to be on the IPU but is on {tensor.device.type}", stacklevel=2)
 
 
 def _guarded(tensor: Tensor) -> Tensor:
@@ -318,7 +312,6 @@ class PoplarExecutor:
 
     @property
     def model(self) -> nn.Module:
-        """The user's module."""
         return self._user_model
 
     @property
@@ -340,7 +333,7 @@ class PoplarExecutor:
         if not self._training:
             self._follow_the_trainer()
         executable.arguments.check(arguments)
-        result = executable.run(arguments, self._update)
+        result = executable.run(arguments, self._updater)
         self._stale_host = self._training
         return result
 
@@ -376,12 +369,7 @@ class PoplarExecutor:
             acquire(self, executable.ipus, getattr(self._options, "ipu_id", None))
         self._attached = True
 
-    def _update(self, gradients: Dict[str, Optional[Tensor]]) -> None:
-        if self._updater is not None:
-            self._updater.update(gradients)
-
     def isCompiled(self) -> bool:
-        """Whether there is an executable."""
         return self._executable is not None
 
     def destroy(self) -> None:
@@ -447,7 +435,6 @@ class PoplarExecutor:
         self._optimizer, self._hyperparameters = optimizer, hyperparameters
 
     def isAttachedToDevice(self) -> bool:
-        """Whether the device is held."""
         return self._attached
 
     def attachToDevice(self) -> None:
@@ -501,7 +488,6 @@ class ReplicaGroupingWrapper:
         self._parameter = parameter
 
     def replicaGrouping(self, comm_group_type: Any, shards: int, variable_retrieval_mode: Any) -> None:
-        """Refused: groups of replicas with weights of their own."""
         raise not_modelled(f"{self._name}.replicaGrouping", "all replicas have the same weights")
 
     def __getattr__(self, name: str) -> Any:

@@ -39,11 +39,9 @@ class VariableAttributes:
         self._allowed_attributes = allowed_attributes
 
     def isConstant(self, attr: str) -> bool:
-        """Whether it is compiled in."""
         return attr not in self._variable_attributes
 
     def markAsConstant(self, attr: str) -> None:
-        """Compile it in."""
         self._check(attr)
         self._variable_attributes = [name for name in self._variable_attributes if name != attr]
 
@@ -53,7 +51,6 @@ class VariableAttributes:
         self._variable_attributes.append(attr)
 
     def allow(self, attr: str) -> None:
-        """Accept one more attribute."""
         self._allowed_attributes.append(attr)
 
     def _check(self, attr: str) -> None:
@@ -102,7 +99,6 @@ class Optimizer(torch.optim.Optimizer):
         self.variable_attrs = VariableAttributes(list(given), [*self.defaults, "loss_scaling"])
 
     def _init_torch(self, **arguments: Any) -> None:
-        """Call the constructor of torch's."""
         super().__init__(**arguments)
 
     def attach(self, device: Any) -> None:

@@ -57,7 +57,6 @@ class OptionsDict:
             raise AttributeError(FROZEN)
 
     def exists(self, option: str) -> bool:
-        """Whether there is a value of this name."""
         return option in self._values
 
     def set(self, **values: Any) -> None:
@@ -74,23 +73,17 @@ class OptionsDict:
     def createOrSet(self, **values: Any) -> None:
         """Set values, new names included."""
         self.checkIsFrozen()
-        for option, value in values.items():
-            if self.exists(option):
-                self.set(**{option: value})
-            else:
-                self._values[option] = value
+        self.set(**{option: value for option, value in values.items() if self.exists(option)})
+        self._values.update(values)
 
     def deleteIfExists(self, option: str) -> None:
-        """Forget a value."""
         self.checkIsFrozen()
         self._values.pop(option, None)
 
     def toDict(self) -> Dict[str, Any]:
-        """The values by name."""
         return dict(self._values)
 
     def freeze(self) -> None:
-        """Allow no more changes."""
         self._set_frozen(True)
 
     def _unfreeze(self) -> None:
@@ -274,17 +267,8 @@ class DistributedOptions(OptionsDict):
             raise not_modelled("distributed execution", f"Distributed has {num_processes} processes; run one")
         self.set(distributed_process_id=process_id, num_distributed_processes=num_processes)
 
-    @property
-    def processId(self) -> int:
-        """The number of this process."""
-        number: int = self.distributed_process_id
-        return number
-
-    @property
-    def numProcesses(self) -> int:
-        """The number of processes."""
-        number: int = self.num_distributed_processes
-        return number
+    processId = property(lambda self: self.distributed_process_id)
+    numProcesses = property(lambda self: self.num_distributed_processes)
 
 
 class TensorLocationSettings(OptionsDict):
@@ -390,17 +374,10 @@ class Options(OptionsDict):
             _relax_optimizer_checks=False,
         )
 
-    @property
-    def random_seed(self) -> Optional[int]:
-        """The seed that was set; None if none was, where PopTorch has no such attribute."""
-        seed: Optional[int] = self.toDict().get("random_seed")
-        return seed
-
-    @property
-    def execution_strategy(self) -> ExecutionStrategy:
-        """What :meth:`setExecutionStrategy` was given; in PopTorch a private attribute."""
-        strategy: ExecutionStrategy = self._execution_strategy
-        return strategy
+    #: The seed that was set; None if none was, where PopTorch has no such attribute.
+    random_seed = property(lambda self: self._values.get("random_seed"))
+    #: What setExecutionStrategy() was given; in PopTorch a private attribute.
+    execution_strategy = property(lambda self: self._execution_strategy)
 
     # what a call takes, computes and returns
 
