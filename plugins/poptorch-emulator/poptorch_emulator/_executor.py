@@ -189,20 +189,6 @@ def _no_backward(*args: Any, **kwargs: Any) -> None:
 
 
 VERSION = "3.4.0"
-#: PopTorch would read a null pointer here.
-LOST_DEVICE = (
-    "An earlier attachToDevice() found no device, and PopTorch's executable has none since then: another attempt would "
-    "end the process. Call destroy() and compile again; detach the other executors before attaching."
-)
-NO_EXECUTABLE = "Model has not been compiled or has been destroyed."
-INFERENCE_ACCUMULATION = (
-    "You must set poptorch.Options().Training.gradientAccumulation to 1 or leave it as its default value (1) when "
-    "running a poptorch.inferenceModel()."
-)
-PIPELINED_INFERENCE = (
-    " Use poptorch.Options().deviceIterations to process a sufficient number of batches each run for pipelined "
-    "execution instead."
-)
 #: Attributes of PopTorch's executor that the emulator has no answer for.
 NOT_MODELLED = frozenset(
     (
@@ -270,7 +256,14 @@ def _own_options(options: Optional[Options], training: bool) -> Options:
         raise py_error(f"Invalid type: 'options' is of type {type(options)} (Expected poptorch.Options)")
     options.freeze()
     if not training and options.Training.gradient_accumulation != 1:
-        raise py_error(INFERENCE_ACCUMULATION + PIPELINED_INFERENCE * options.execution_strategy.pipelined)
+        pipelined = (
+            " Use poptorch.Options().deviceIterations to process a sufficient number of batches each run for pipelined "
+            "execution instead."
+        )
+        raise py_error(
+            "You must set poptorch.Options().Training.gradientAccumulation to 1 or leave it as its default value (1) "
+            f"when running a poptorch.inferenceModel().{pipelined * options.execution_strategy.pipelined}"
+        )
     own = options.clone()
     if own.output_mode == OutputMode.Default:
         own.outputMode(OutputMode.Final if training else OutputMode.All)
@@ -310,14 +303,9 @@ class PoplarExecutor:
             self._hyperparameters = read(self._optimizer)
             wrap(self._user_model, self.copyWeightsToHostIfNeeded)
 
-    @property
-    def model(self) -> nn.Module:
-        return self._user_model
-
-    @property
-    def options(self) -> Options:
-        """The options, which can no longer be changed."""
-        return self._options
+    #: The user's module, and the options, which can no longer be changed.
+    model = property(lambda self: self._user_model)
+    options = property(lambda self: self._options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on the batch of one call; compiles at the first."""
@@ -386,7 +374,7 @@ class PoplarExecutor:
 
     def _compiled(self) -> Executable:
         if self._executable is None:
-            raise py_error(NO_EXECUTABLE)
+            raise py_error("Model has not been compiled or has been destroyed.")
         return self._executable
 
     def copyWeightsToHost(self) -> None:
@@ -443,7 +431,11 @@ class PoplarExecutor:
         if self._attached:
             raise py_error("Device is already attached")
         if self._lost_device:
-            raise py_error(LOST_DEVICE)
+            raise py_error(  # PopTorch would read a null pointer
+                "An earlier attachToDevice() found no device, and PopTorch's executable has none since then: another "
+                "attempt would end the process. Call destroy() and compile again; detach the other executors before "
+                "attaching."
+            )
         self._lost_device = True
         self._acquire(executable)
         self._lost_device = False

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import numbers
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 import torch
 from torch import nn
@@ -167,9 +167,12 @@ def read(optimizer: torch.optim.Optimizer) -> Hyperparameters:
     _check_settings(optimizer, kind)
     variable = getattr(optimizer, "variable_attrs", None)
     groups = optimizer.param_groups
-    if kind.name == "RMSprop":
-        _check_centered(groups)
-    for group in groups:
+    for number, group in enumerate(groups):
+        if kind.name == "RMSprop" and group["centered"] != groups[0]["centered"]:
+            raise AssertionError(
+                "All parameter groups must have the same value for the 'centered' attribute (Group 0: "
+                f"{groups[0]['centered']} / Group {number}: {group['centered']})"
+            )
         _check_group(group, kind, variable)
     scaling = getattr(optimizer, "loss_scaling", 1.0)
     constant = variable.isConstant("loss_scaling") if variable else scaling == 1.0
@@ -202,16 +205,6 @@ def _check_settings(optimizer: Any, kind: Kind) -> None:
         raise not_modelled(f"max_grad_norm={norm}")
     if getattr(optimizer, "loss_scaling", 1.0) == 0:
         raise popart_error("Loss scaling cannot be 0")
-
-
-def _check_centered(groups: List[Dict[str, Any]]) -> None:
-    centered = groups[0]["centered"]
-    for number, group in enumerate(groups):
-        if group["centered"] != centered:
-            raise AssertionError(
-                "All parameter groups must have the same value for the 'centered' attribute (Group 0: "
-                f"{centered} / Group {number}: {group['centered']})"
-            )
 
 
 def _check_group(group: Dict[str, Any], kind: Kind, variable: Optional[optim.VariableAttributes]) -> None:

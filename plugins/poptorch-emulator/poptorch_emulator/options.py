@@ -398,10 +398,8 @@ class Options(OptionsDict):
         if input_group_type != CommGroupType.Consecutive:
             raise not_modelled(f"inputReplicaGrouping({input_group_size}, {input_group_type!r})", "use Consecutive")
 
-    @_setter
-    def broadcastBuffers(self, broadcast_buffers: bool = True) -> None:
-        """Whether replicas are to share buffers, which PopTorch cannot do for buffers that a model changes."""
-        self.set(broadcast_buffers=broadcast_buffers)
+    #: Whether replicas are to share buffers, which PopTorch cannot do for buffers that a model changes.
+    broadcastBuffers = _setter(lambda self, broadcast_buffers=True: self.set(broadcast_buffers=broadcast_buffers))
 
     @_setter
     def outputMode(self, output_mode: OutputMode, output_return_period: Optional[int] = None) -> None:
@@ -445,15 +443,10 @@ class Options(OptionsDict):
         _check_kind("strategy", strategy, ExecutionStrategy, "an execution strategy")
         self._execution_strategy = strategy
 
-    @_setter
-    def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> None:
-        """Whether a number of IPUs that is not a power of two is rounded up; otherwise it is an error."""
-        self.set(auto_round_num_ipus=auto_round_num_ipus)
-
-    @_setter
-    def useIpuModel(self, use_model: bool) -> None:
-        """Take no device of the machine."""
-        self.createOrSet(use_model=use_model)
+    #: Whether a number of IPUs that is not a power of two is rounded up; otherwise it is an error.
+    autoRoundNumIPUs = _setter(lambda self, auto_round_num_ipus=True: self.set(auto_round_num_ipus=auto_round_num_ipus))
+    #: Take no device of the machine.
+    useIpuModel = _setter(lambda self, use_model: self.createOrSet(use_model=use_model))
 
     @_setter
     def useIpuId(self, ipu_id: int) -> None:
@@ -468,10 +461,8 @@ class Options(OptionsDict):
         """Whether attributes that an optimiser has too many are logged as DEBUG rather than as WARNING."""
         self._relax_optimizer_checks = relax
 
-    @_setter
-    def updatableNamedBuffers(self, buffers: List[str]) -> None:
-        """The buffers that ``copyNamedBuffersToDevice`` copies; of the model's floating-point buffers."""
-        self.createOrSet(updatable_named_buffers=buffers)
+    #: The buffers that ``copyNamedBuffersToDevice`` copies; of the model's floating-point buffers.
+    updatableNamedBuffers = _setter(lambda self, buffers: self.createOrSet(updatable_named_buffers=buffers))
 
     def loadFromFile(self, filepath: str) -> NoReturn:
         """Refused: set the options by their methods."""
