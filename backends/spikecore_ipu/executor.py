@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from typing import Any, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Iterator, List, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -219,12 +219,17 @@ def check_sharing(net: nn.Module) -> None:
     PopTorch gives each its own memory on the device, trains them apart, and copies both back to the same place.
     """
     with torch._C.DisableTorchFunctionSubclass():
-        for one, other in overlapping(_named(net)):
-            if one.tensor.requires_grad or other.tensor.requires_grad:
+        tensors = {name: tensor for name, tensor in _named(net) if tensor.numel()}
+        spans = [(t.data_ptr(), t.data_ptr() + t.numel() * t.element_size(), name) for name, t in tensors.items()]
+        end, last = 0, ""  # of the tensor that ends last, of those that begin before
+        for begin, stop, name in sorted(spans):
+            if begin < end and (tensors[last].requires_grad or tensors[name].requires_grad):
                 raise ValueError(
-                    f"net.{one.name} and net.{other.name} are two tensors in the same memory; PopTorch would train "
-                    "them apart without a word; share the nn.Parameter itself, b.weight = a.weight, or clone() one"
+                    f"net.{last} and net.{name} are two tensors in the same memory; PopTorch would train them apart "
+                    "without a word; share the nn.Parameter itself, b.weight = a.weight, or clone() one"
                 )
+            if stop > end:
+                end, last = stop, name
 
 
 def scattered(net: nn.Module) -> List[str]:
@@ -236,27 +241,3 @@ def scattered(net: nn.Module) -> List[str]:
 def _named(net: nn.Module) -> Iterator[Tuple[str, Tensor]]:
     yield from net.named_parameters()
     yield from net.named_buffers()
-
-
-class Span(NamedTuple):
-    """The memory of a contiguous tensor: its first address, and the one after its last number."""
-
-    begin: int
-    end: int
-    name: str
-    tensor: Tensor
-
-
-def overlapping(named: Iterable[Tuple[str, Tensor]]) -> Iterator[Tuple[Span, Span]]:
-    """Pairs of contiguous tensors that overlap: each with the one before it in memory that ends last."""
-    spans = [
-        Span(tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size(), name, tensor)
-        for name, tensor in named
-        if tensor.numel()
-    ]
-    spans.sort(key=lambda span: (span.begin, span.end))
-    last = None
-    for span in spans:
-        if last is not None and span.begin < last.end:
-            yield last, span
-        last = span if last is None or span.end > last.end else last
