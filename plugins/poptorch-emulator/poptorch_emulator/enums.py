@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import enum
 
+__all__ = [
+    "AutoStage", "CommGroupType", "ConnectionType", "DataLoaderMode", "HalfFloatCastingBehavior", "Liveness",
+    "MatMulSerializationMode", "MeanReductionStrategy", "MultiConvPlanType", "OutputMode", "OverlapMode",
+    "ReductionType", "SharingStrategy", "SyncPattern", "VariableRetrievalMode",
+]  # fmt: skip
+
 
 class OutputMode(enum.IntEnum):
     """Which of a call's outputs come back. ``Default`` is ``Final`` in training, ``All`` in inference."""

@@ -25,6 +25,12 @@ from ._tensor import IpuTensor
 from ._trace import running
 from .enums import MatMulSerializationMode, MultiConvPlanType, OverlapMode
 
+__all__ = [
+    "CPU", "MultiConv", "NameScope", "cond", "custom_op", "dynamic_slice", "dynamic_update", "for_loop",
+    "identity_loss", "ipuHardwareIsAvailable", "ipuHardwareVersion", "ipu_print_tensor", "isRunningOnIpu", "nearest",
+    "nop", "recomputationCheckpoint", "serializedMatMul", "set_available_memory", "set_overlap_for_input",
+    "set_overlap_for_output",
+]  # fmt: skip
 #: How a number is written, by ``float_format``.
 FORMATS = ("auto", "fixed", "scientific", "none")
 
