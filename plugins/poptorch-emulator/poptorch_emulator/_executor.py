@@ -25,9 +25,10 @@ from ._blocks import placing
 from ._devices import acquire, release
 from ._errors import Error, cpp_error, logger, not_modelled, py_error
 from ._graph import check_no_grad, final_loss
+from ._hyperparameters import read
 from ._tensor import STALE, IpuTensor, narrow, narrowed
 from ._trace import Trace
-from ._update import Updater, read
+from ._update import Updater
 from ._weights import (
     DeviceWeights,
     check_changes,
